@@ -1,0 +1,256 @@
+//! The commands: arguments in, lines of measures out.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dray_bench::args::Args;
+use dray_bench::field::Fields;
+use dray_bench::load::{Daemons, Sample, Until};
+use dray_bench::measure::Measure;
+use dray_bench::syscalls::Counter;
+use dray_bench::target::Place;
+use dray_bench::tcp::Mode;
+use dray_bench::workload::{self, Run};
+use dray_bench::{Outcome, counters, idle, inetd, layers, plot, report, sessions, tcp, told};
+
+/// Runs one command. An empty error asks for the usage.
+pub fn run(command: &str, args: &Args) -> Outcome {
+    match command {
+        "load" => load(args),
+        "fill" => fill(args),
+        "tcp" => raw_tcp(args),
+        "tcp-serve" => tcp::serve(args.get("pin").and_then(|cpu| cpu.parse().ok())),
+        "idle" => idle_cost(args),
+        "sessions" => idle_sessions(args),
+        "counters" => count(args),
+        "inetd" => inetd::run(args.number("port", 0)?, args.plain()),
+        "report" => report::run(args),
+        "plot" => plot::run(args),
+        _ => Err(String::new()),
+    }
+}
+
+/// Names the measures of one command: `--bench`, `--arm`, `--round`.
+struct Printer {
+    bench: String,
+    arm: String,
+    round: u32,
+}
+
+impl Printer {
+    fn new(args: &Args) -> Outcome<Printer> {
+        let text = |name, default: &str| args.get(name).unwrap_or(default).to_owned();
+        let round = args.number("round", 0)?;
+        Ok(Printer { bench: text("bench", "serial"), arm: text("arm", "native"), round })
+    }
+
+    fn put(&self, metric: &str, value: f64, unit: &str) {
+        let measure = Measure {
+            bench: self.bench.clone(),
+            arm: self.arm.clone(),
+            metric: metric.to_owned(),
+            value,
+            unit: unit.to_owned(),
+            round: self.round,
+        };
+        println!("{}", measure.line());
+    }
+
+    /// Rates and CPU time of a run. GB are 10^9 bytes, MiB 2^20.
+    fn sample(&self, name: &str, sample: &Sample) {
+        let (wall, ops) = (sample.wall.as_secs_f64().max(1e-9), sample.ops.max(1) as f64);
+        let us = |time: Duration| time.as_secs_f64() * 1e6 / ops;
+        self.put(&format!("{name}.per_s"), sample.ops as f64 / wall, "1/s");
+        self.put(&format!("{name}.cpu_us"), us(sample.cpu()), "us");
+        self.put(&format!("{name}.cpu_app_us"), us(sample.app_cpu), "us");
+        self.put(&format!("{name}.cpu_client_us"), us(sample.client_cpu), "us");
+        self.put(&format!("{name}.cpu_server_us"), us(sample.server_cpu), "us");
+        self.put(&format!("{name}.cpu_kernel_threads_us"), us(sample.kernel_cpu), "us");
+        self.put(&format!("{name}.cpu_machine_us"), us(sample.machine_cpu), "us");
+        if sample.bytes > 0 {
+            let bytes = sample.bytes as f64;
+            let ms_per_gb = sample.cpu().as_secs_f64() * 1e3 / (bytes / 1e9);
+            self.put(&format!("{name}.mib_per_s"), bytes / wall / f64::from(1 << 20), "MiB/s");
+            self.put(&format!("{name}.cpu_ms_per_gb"), ms_per_gb, "ms/GB");
+        }
+    }
+}
+
+fn place(args: &Args) -> Outcome<Place> {
+    match (args.get("dir"), args.get("nfs")) {
+        (Some(dir), None) => Ok(Place::Directory(PathBuf::from(dir))),
+        (None, Some(url)) => Ok(Place::Nfs(url.to_owned())),
+        _ => Err("one of --dir and --nfs is needed".to_owned()),
+    }
+}
+
+fn file_bytes(args: &Args) -> Outcome<u64> {
+    Ok(args.number::<u64>("file-mib", 256)?.saturating_mul(1 << 20))
+}
+
+/// `load --dir DIR|--nfs URL [--secs S | --count N] [--names N] [--file-mib M]
+/// [--client PIDS] [--server PIDS] [--status COMMAND --fields NAME=PATH,...] WORKLOAD[:JOBS]...`
+///
+/// With `--count` the counters are read and not the clocks: round trips and whatever else
+/// `--status` tells, and system calls of the daemons.
+fn load(args: &Args) -> Outcome {
+    let (printer, place, file_bytes) = (Printer::new(args)?, place(args)?, file_bytes(args)?);
+    let daemons = Daemons { client: args.pids("client")?, server: args.pids("server")? };
+    let until = Until::Time(Duration::from_secs_f64(args.number("secs", 2.0)?));
+    let names = args.number("names", 4000)?;
+    for spec in args.plain() {
+        let (name, jobs) = spec.split_once(':').unwrap_or((spec, "1"));
+        let jobs = jobs.parse().map_err(|_| format!("{spec}: no number of jobs"))?;
+        let run = Run { place: &place, jobs, until, file_bytes, names, daemons: &daemons };
+        let label = if jobs == 1 { name.to_owned() } else { format!("{name}_j{jobs}") };
+        match args.get("count") {
+            Some(_) => count_load(args, &printer, run, name).map_err(told(&label))?,
+            None => printer.sample(&label, &run.workload(name).map_err(told(&label))?),
+        }
+    }
+    Ok(())
+}
+
+/// What is counted around a run, in this order.
+struct Counts {
+    fields: Vec<Option<f64>>,
+    client_calls: Option<u64>,
+    server_calls: Option<u64>,
+}
+
+/// Runs the workload with n and with 2n operations; what the second cost more is the cost
+/// of n operations, without preparation or idle noise that both have.
+fn count_load(args: &Args, printer: &Printer, run: Run, name: &str) -> Outcome {
+    let count: u64 = args.number("count", 200)?;
+    let fields = Fields::new(args.get("status").unwrap_or(""), args.get("fields").unwrap_or(""));
+    let listing = name.starts_with("readdir");
+    let once = |count: u64| -> Outcome<Counts> {
+        workload::prepare_names(run.place, name, count)?;
+        count_once(&Run { until: Until::Count(count), names: count, ..run }, name, &fields)
+    };
+    // A listing is one operation; the empty run before it takes off what status costs.
+    let (less, more) = (once(if listing { 0 } else { count })?, once(count * 2)?);
+    let ops = if listing { 1.0 } else { count as f64 };
+    let each = |less: Option<f64>, more: Option<f64>| Some((more? - less?) / ops);
+    for ((field, _), (less, more)) in fields.paths.iter().zip(less.fields.iter().zip(&more.fields))
+    {
+        if let Some(value) = each(*less, *more) {
+            printer.put(&format!("{name}.{field}"), value, "1/op");
+        }
+    }
+    let calls = [
+        ("client_system_calls", less.client_calls, more.client_calls),
+        ("server_system_calls", less.server_calls, more.server_calls),
+    ];
+    for (label, less, more) in calls {
+        if let Some(value) = each(less.map(|n| n as f64), more.map(|n| n as f64)) {
+            printer.put(&format!("{name}.{label}"), value, "1/op");
+        }
+    }
+    Ok(())
+}
+
+/// Time for releases and other late calls to arrive.
+const SETTLE_TIME: Duration = Duration::from_millis(200);
+
+fn count_once(run: &Run, name: &str, fields: &Fields) -> Outcome<Counts> {
+    let read = || {
+        // A mount that does not say how it is leaves gaps in the table, and no more.
+        fields.read().unwrap_or_else(|error| {
+            eprintln!("dray-bench: {error}");
+            vec![None; fields.paths.len()]
+        })
+    };
+    std::thread::sleep(SETTLE_TIME);
+    let before = read();
+    let client = Counter::start(&run.daemons.client);
+    let server = Counter::start(&run.daemons.server);
+    if run.names > 0 {
+        run.workload(name)?;
+    }
+    std::thread::sleep(SETTLE_TIME);
+    let (client_calls, server_calls) =
+        (client.and_then(Counter::stop), server.and_then(Counter::stop));
+    let after = read();
+    let fields = before.iter().zip(&after).map(|(before, after)| Some((*after)? - (*before)?));
+    Ok(Counts { fields: fields.collect(), client_calls, server_calls })
+}
+
+/// `fill --dir DIR|--nfs URL [--jobs N] [--file-mib M] [--with-names yes]`
+fn fill(args: &Args) -> Outcome {
+    let place = place(args)?;
+    workload::fill(&place, args.number("jobs", 4)?, file_bytes(args)?)?;
+    match (&place, args.get("with-names")) {
+        (Place::Directory(dir), Some(_)) => workload::fill_names(dir),
+        _ => Ok(()),
+    }
+}
+
+/// `tcp [--secs S]`: streams both ways, and ping-pong with and without a CPU shared.
+fn raw_tcp(args: &Args) -> Outcome {
+    let printer = Printer::new(args)?;
+    let time = Duration::from_secs_f64(args.number("secs", 2.0)?);
+    let runs = [
+        ("stream_write", Mode::StreamWrite, false),
+        ("stream_read", Mode::StreamRead, false),
+        ("pingpong", Mode::PingPong, false),
+        ("pingpong_same_cpu", Mode::PingPong, true),
+    ];
+    for (name, mode, share_cpu) in runs {
+        printer.sample(name, &tcp::run(mode, time, share_cpu)?);
+    }
+    Ok(())
+}
+
+/// `idle [--secs S] [--client PIDS] [--server PIDS]`
+fn idle_cost(args: &Args) -> Outcome {
+    let printer = Printer::new(args)?;
+    let time = Duration::from_secs_f64(args.number("secs", 10.0)?);
+    let client = args.pids("client")?;
+    let wakeups = idle::wakeups(&client, time);
+    printer.put("idle_wakeups_10s", wakeups as f64 * 10.0 / time.as_secs_f64(), "1/10s");
+    printer.put("idle_rss_mib", idle::resident_kib(&client) as f64 / 1024.0, "MiB");
+    let server = args.pids("server")?;
+    if !server.is_empty() {
+        printer.put("server_rss_mib", idle::resident_kib(&server) as f64 / 1024.0, "MiB");
+    }
+    Ok(())
+}
+
+/// `sessions --address tcp://HOST:PORT --export NAME --server PIDS [--count N]`
+fn idle_sessions(args: &Args) -> Outcome {
+    let printer = Printer::new(args)?;
+    let address = args.need("address")?.parse().map_err(told("--address"))?;
+    let (count, server) = (args.number("count", 200)?, args.pids("server")?);
+    let kib = sessions::kib_per_session(&address, args.need("export")?, count, &server)?;
+    printer.put("server_kib_per_idle_conn", kib, "KiB");
+    Ok(())
+}
+
+/// `counters [--dir DIR]`: single calls over a Unix socket, and five boxed layers.
+fn count(args: &Args) -> Outcome {
+    let printer = Printer { bench: "counters".into(), arm: "socket".into(), round: 0 };
+    let five = layers::five(1_000_000);
+    printer.put("five_layers.time_ns", five.time.as_nanos() as f64, "ns");
+    printer.put("five_layers.allocations", five.allocations, "1/op");
+    let dir = args.get("dir").map_or_else(std::env::temp_dir, PathBuf::from);
+    for cost in counters::all(Path::new(&dir))? {
+        let op = cost.op;
+        let mut figures = vec![
+            ("client_allocations", cost.client_allocations, "1/op"),
+            ("server_allocations", cost.server_allocations, "1/op"),
+            ("client_allocated_bytes", cost.client_allocated_bytes, "B/op"),
+            ("server_allocated_bytes", cost.server_allocated_bytes, "B/op"),
+            ("copied_bytes", cost.copied_bytes, "B/op"),
+            ("round_trips", cost.round_trips, "1/op"),
+        ];
+        if let Some((client, server)) = cost.system_calls {
+            figures.push(("client_system_calls", client, "1/op"));
+            figures.push(("server_system_calls", server, "1/op"));
+        }
+        for (figure, value, unit) in figures {
+            printer.put(&format!("{op}.{figure}"), value, unit);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! What one call costs in allocations, bytes, system calls and round trips: client and
+//! server on a thread each in this process, a Unix socket between, a file system in
+//! memory below. Nothing here depends on how fast or busy the machine is (system calls
+//! a little, where two wake-ups fall together), so upper bounds can be gated.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use dray_backends::memory::{MemoryFs, MemoryOptions};
+use dray_core::{
+    Buf, BufMut, Context, CreateHow, FileId, FileSystem, Name, OpenFile, OpenHow, RemoveKind, Write,
+};
+use dray_fabric::{Address, Listener, StreamConnection};
+use dray_rpc::client::RemoteFs;
+use dray_rpc::server::{Export, FileJournal, Server, ServerOptions};
+use dray_rt::{DriverKind, Executor};
+
+use crate::alloc::{Part, counted, play};
+use crate::syscalls_here::{ThreadCounter, thread_id};
+use crate::{Outcome, sessions, told};
+
+/// Repetitions before counting: pools, tables and vectors have grown then.
+const WARM: u64 = 200;
+/// Repetitions counted.
+const COUNTED: u64 = 1000;
+
+/// What one operation costs on average.
+#[derive(Clone, Debug)]
+pub struct Cost {
+    /// Which operation.
+    pub op: &'static str,
+    /// Allocations on the client's thread.
+    pub client_allocations: f64,
+    /// Allocations on the server's thread.
+    pub server_allocations: f64,
+    /// Bytes allocated on the client's thread.
+    pub client_allocated_bytes: f64,
+    /// Bytes allocated on the server's thread.
+    pub server_allocated_bytes: f64,
+    /// Bytes copied between buffers, both ends and the backend together.
+    pub copied_bytes: f64,
+    /// Calls sent over the wire.
+    pub round_trips: f64,
+    /// System calls of client and server thread, where they can be counted.
+    pub system_calls: Option<(f64, f64)>,
+}
+
+/// Counts them all. `dir` is where the socket goes.
+pub fn all(dir: &Path) -> Outcome<Vec<Cost>> {
+    let address = Address::Unix(dir.join("counters.socket"));
+    let (ready, started) = mpsc::channel();
+    let (listen, sessions) = (address.clone(), dir.join("sessions"));
+    // The server's thread ends with the process: an executor has no other end.
+    std::thread::spawn(move || {
+        play(Part::Server);
+        let outcome = serve(listen, sessions, &ready);
+        drop(ready.send(outcome)); // only after a failure; nobody may listen any more
+    });
+    let server_tid = started.recv().map_err(told("server"))??;
+    let client = std::thread::spawn(move || {
+        play(Part::Client);
+        let mut executor = Executor::new(DriverKind::Epoll).map_err(told("executor"))?;
+        executor.block_on(count_all(address, server_tid))
+    });
+    client.join().map_err(|_| "the client thread failed".to_owned())?
+}
+
+fn serve(address: Address, sessions: PathBuf, ready: &mpsc::Sender<Outcome<i32>>) -> Outcome<i32> {
+    let mut executor = Executor::new(DriverKind::Epoll).map_err(told("executor"))?;
+    executor.block_on(async {
+        let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
+        let export = Export::new("data", fs, Vec::new());
+        let journal = FileJournal::open(&sessions).map_err(told("journal"))?;
+        let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal));
+        let listener = Listener::bind(&address).await.map_err(told("bind"))?;
+        drop(ready.send(Ok(thread_id()))); // whoever started us waits
+        loop {
+            let (socket, peer) = listener.accept().await.map_err(told("accept"))?;
+            let connection = StreamConnection::new(socket, peer).map_err(told("socket"))?;
+            let server = server.clone();
+            dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
+        }
+    })
+}
+
+struct Counters {
+    fs: RemoteFs,
+    system_calls: Option<(ThreadCounter, ThreadCounter)>,
+}
+
+struct Snapshot {
+    client: (u64, u64),
+    server: (u64, u64),
+    copied: u64,
+    calls: u64,
+    system_calls: Option<(u64, u64)>,
+}
+
+impl Counters {
+    fn now(&mut self) -> Snapshot {
+        let system_calls = self.system_calls.as_mut();
+        let calls = self.fs.session().status().channels.iter().map(|channel| channel.calls).sum();
+        Snapshot {
+            calls,
+            system_calls: system_calls.map(|(client, server)| (client.count(), server.count())),
+            copied: dray_core::copied_bytes(),
+            client: counted(Part::Client),
+            server: counted(Part::Server),
+        }
+    }
+
+    fn cost(op: &'static str, before: &Snapshot, after: &Snapshot) -> Cost {
+        let each = |after: u64, before: u64| (after - before) as f64 / COUNTED as f64;
+        let system_calls = before.system_calls.zip(after.system_calls);
+        Cost {
+            op,
+            client_allocations: each(after.client.0, before.client.0),
+            server_allocations: each(after.server.0, before.server.0),
+            client_allocated_bytes: each(after.client.1, before.client.1),
+            server_allocated_bytes: each(after.server.1, before.server.1),
+            copied_bytes: each(after.copied, before.copied),
+            round_trips: each(after.calls, before.calls),
+            system_calls: system_calls
+                .map(|(before, after)| (each(after.0, before.0), each(after.1, before.1))),
+        }
+    }
+}
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+
+/// The operations counted, by name.
+const OPERATIONS: [&str; 9] = [
+    "lookup",
+    "getattr",
+    "read_4k",
+    "read_1m",
+    "write_4k",
+    "write_1m",
+    "open_close",
+    "create_close",
+    "remove",
+];
+
+/// What the operations work on, made once.
+struct Scene {
+    cx: Context,
+    root: FileId,
+    id: FileId,
+    file: Arc<dyn OpenFile>,
+    data: Buf,
+    /// A small buffer and a large one.
+    into: [Option<BufMut>; 2],
+}
+
+async fn count_all(address: Address, server_tid: i32) -> Outcome<Vec<Cost>> {
+    let fs = sessions::client(&address, "data").await?;
+    let system_calls = ThreadCounter::new(thread_id()).zip(ThreadCounter::new(server_tid));
+    let mut counters = Counters { fs, system_calls };
+    let cx = Context::system();
+    let root = counters.fs.info().root;
+    let name = Name::new(b"file").map_err(told("name"))?;
+    let (entry, file) = counters.fs.create(&cx, root, name, NEW).await.map_err(told("create"))?;
+    let data = Buf::from(vec![1; 1 << 20]);
+    file.write(&cx, Write::at(0), data.clone()).await.map_err(told("write"))?;
+    let into = [Some(BufMut::heap(4096)), Some(BufMut::heap(1 << 20))];
+    let mut scene = Scene { cx, root, id: entry.id, file, data, into };
+    let mut costs = Vec::new();
+    for op in OPERATIONS {
+        for index in 0..WARM {
+            scene.once(&counters.fs, op, index).await?;
+        }
+        let before = counters.now();
+        for index in WARM..WARM + COUNTED {
+            scene.once(&counters.fs, op, index).await?;
+        }
+        let after = counters.now();
+        costs.push(Counters::cost(op, &before, &after));
+    }
+    Ok(costs)
+}
+
+impl Scene {
+    /// Does `op` once. What the counting itself allocates (a name for `create_close` and
+    /// `remove`) is on the stack.
+    async fn once(&mut self, fs: &RemoteFs, op: &str, index: u64) -> Outcome {
+        let numbered = *b"f0000000";
+        let numbered = numbered_name(numbered, index);
+        let new_name = Name::new(&numbered).map_err(told("name"))?;
+        let (cx, root) = (&self.cx, self.root);
+        match op {
+            "lookup" => {
+                let name = Name::new(b"file").map_err(told("name"))?;
+                fs.lookup(cx, root, name).await.map(drop).map_err(told(op))
+            }
+            "getattr" => fs.getattr(cx, self.id).await.map(drop).map_err(told(op)),
+            "read_4k" => self.read(4096).await,
+            "read_1m" => self.read(1 << 20).await,
+            "write_4k" => self.write(4096).await,
+            "write_1m" => self.write(1 << 20).await,
+            "open_close" => {
+                let file = fs.open(cx, self.id, OpenHow::READ).await.map_err(told(op))?;
+                file.close(cx).await.map_err(told(op))
+            }
+            "create_close" => {
+                let (_, file) = fs.create(cx, root, new_name, NEW).await.map_err(told(op))?;
+                file.close(cx).await.map_err(told(op))
+            }
+            "remove" => fs.remove(cx, root, new_name, RemoveKind::File).await.map_err(told(op)),
+            _ => Err(format!("no operation is called {op}")),
+        }
+    }
+
+    /// Reads into the same buffer every time, as a FUSE payload is used again.
+    async fn read(&mut self, bytes: usize) -> Outcome {
+        let place = usize::from(bytes > 4096);
+        let mut into = self.into[place].take().ok_or("the buffer is lost")?;
+        into.clear();
+        let into = self.file.read(&self.cx, 0, into).await;
+        let into = into.map_err(|error| format!("read: {error:?}"))?;
+        if into.len() != bytes {
+            return Err(format!("read {} of {bytes} bytes", into.len()));
+        }
+        self.into[place] = Some(into);
+        Ok(())
+    }
+
+    async fn write(&mut self, bytes: usize) -> Outcome {
+        let data = self.data.slice(0..bytes);
+        self.file.write(&self.cx, Write::at(0), data).await.map(drop).map_err(told("write"))
+    }
+}
+
+fn numbered_name(mut name: [u8; 8], index: u64) -> [u8; 8] {
+    let mut rest = index;
+    for digit in name[1..].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    name
+}

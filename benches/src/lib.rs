@@ -1,0 +1,36 @@
+//! What the benchmarks of dray are made of: load generators, the raw denominators that
+//! their figures are held against, counters per operation, and the reports.
+//!
+//! `script/bench` starts servers, mounts and peers; this crate loads them and reads the
+//! clocks. It must not know how dray is built inside: it sees a mount as any other
+//! directory, a daemon as a process id, and `dray status --json` as text. Only
+//! [`counters`] and [`sessions`] speak the wire themselves, as a client would.
+
+pub mod alloc;
+pub mod args;
+pub mod counters;
+pub mod cpu;
+pub mod field;
+pub mod idle;
+pub mod inetd;
+pub mod json;
+pub mod layers;
+pub mod load;
+pub mod measure;
+pub mod nfs;
+pub mod plot;
+pub mod report;
+pub mod sessions;
+pub mod syscalls;
+pub mod syscalls_here;
+pub mod target;
+pub mod tcp;
+pub mod workload;
+
+/// What any command of this crate answers: an error is text for people.
+pub type Outcome<T = ()> = Result<T, String>;
+
+/// Turns any error into text that says what was being done.
+pub fn told<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> String + '_ {
+    move |error| format!("{what}: {error}")
+}

@@ -1,0 +1,51 @@
+//! `dray-bench`: the tool behind `script/bench`. See the crate's documentation.
+
+mod commands;
+
+use dray_bench::alloc::Counting;
+use dray_bench::args::Args;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const USAGE: &str = "usage: dray-bench COMMAND ...
+  load      one or more workloads on a directory or an NFS export
+  fill      makes the files and names that workloads use
+  tcp       the raw TCP denominators
+  idle      wake-ups and resident memory of processes
+  sessions  resident memory that idle connections cost a server
+  counters  allocations, bytes, system calls and round trips of single calls
+  inetd     gives each connection on a port to a new process
+  report    medians, ratios and targets of a run, as JSON lines and as a table
+  plot      figures and the README's table from a run
+Each is explained where it is defined; script/bench calls them.";
+
+/// `open` keeps every file open: the soft limit on descriptors is raised to the hard one.
+fn allow_many_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is ours to be read and written.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
+fn main() {
+    allow_many_files();
+    let mut args = std::env::args().skip(1);
+    let command = args.next().unwrap_or_default();
+    let outcome = Args::new(args).and_then(|args| commands::run(&command, &args));
+    match outcome {
+        Ok(()) => {}
+        Err(error) if error.is_empty() => {
+            eprintln!("{USAGE}");
+            std::process::exit(2);
+        }
+        Err(error) => {
+            eprintln!("dray-bench {command}: {error}");
+            std::process::exit(1);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The metrics of `script/bench serial`, and what they have to reach.
+
+use crate::measure::Measure;
+use crate::report::Measures;
+use crate::report::table::{figure, figure_or_dash, markdown};
+
+/// What a metric has to reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// At least this much.
+    AtLeast(f64),
+    /// At most this much.
+    AtMost(f64),
+}
+
+/// How a figure stands to its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Reached.
+    Pass,
+    /// Not reached.
+    Miss,
+}
+
+impl Target {
+    /// Whether `value` reaches it. Counts per operation carry a little noise of theirs
+    /// (a late release): a hundredth above is still the count.
+    pub fn judge(self, value: f64) -> Verdict {
+        let reached = match self {
+            Target::AtLeast(least) => value >= least,
+            Target::AtMost(most) => value <= most + 0.01,
+        };
+        if reached { Verdict::Pass } else { Verdict::Miss }
+    }
+
+    /// For people: `>= 0.50`.
+    pub fn text(self) -> String {
+        match self {
+            Target::AtLeast(least) => format!(">= {}", figure(least)),
+            Target::AtMost(most) => format!("<= {}", figure(most)),
+        }
+    }
+}
+
+/// Metrics, their units, and their targets.
+pub const TARGETS: [(&str, &str, Target); 21] = [
+    ("stream_read_vs_tcp", "ratio", Target::AtLeast(0.5)),
+    ("stream_write_vs_tcp", "ratio", Target::AtLeast(0.5)),
+    ("stream_cpu_ms_per_gb", "ms/GB", Target::AtMost(450.0)),
+    ("stream4_read_vs_tmpfs", "ratio", Target::AtLeast(0.27)),
+    ("stream4_write_vs_tmpfs", "ratio", Target::AtLeast(0.5)),
+    ("rand4k_cpu_us", "us", Target::AtMost(31.0)),
+    ("rand4k_vs_pingpong", "ratio", Target::AtLeast(0.4)),
+    ("rand4k_t4_per_s", "1/s", Target::AtLeast(90_000.0)),
+    ("create_write_close_round_trips", "1/op", Target::AtMost(3.0)),
+    ("stat_cached_round_trips", "1/op", Target::AtMost(0.0)),
+    ("open_cached_round_trips", "1/op", Target::AtMost(1.0)),
+    ("open_strict_round_trips", "1/op", Target::AtMost(2.0)),
+    ("open_strict_4_components_round_trips", "1/op", Target::AtMost(5.0)),
+    ("readdir_round_trips_per_64_kib", "ratio", Target::AtMost(1.0)),
+    ("warm_read_vs_native", "ratio", Target::AtLeast(0.9)),
+    ("idle_wakeups_10s", "1/10s", Target::AtMost(0.0)),
+    ("idle_rss_mib", "MiB", Target::AtMost(24.0)),
+    ("server_kib_per_idle_conn", "KiB", Target::AtMost(32.0)),
+    ("create_per_s", "1/s", Target::AtLeast(10_000.0)),
+    ("open_close_per_s", "1/s", Target::AtLeast(12_000.0)),
+    ("unlink_per_s", "1/s", Target::AtLeast(14_000.0)),
+];
+
+/// What the kernel is given for a listing of `many`: 10,000 records of
+/// `fuse_direntplus` with names of 13 bytes (128 + 24 + 13, rounded up to 8), in 64 KiB.
+const LISTING_64_KIB: f64 = 10_000.0 * 168.0 / 65_536.0;
+
+/// One metric of one transport, from the raw lines.
+fn value(m: &Measures, arm: &str, metric: &str) -> Option<f64> {
+    let cto = &format!("{arm}.cto")[..];
+    let (read, write) = ("stream_read.mib_per_s", "stream_write.mib_per_s");
+    let (read4, write4) = ("stream_read_j4.mib_per_s", "stream_write_j4.mib_per_s");
+    match metric {
+        "stream_read_vs_tcp" => m.ratio((arm, read), ("tcp", read)),
+        "stream_write_vs_tcp" => m.ratio((arm, write), ("tcp", write)),
+        // One name for both directions: the dearer one counts.
+        "stream_cpu_ms_per_gb" => {
+            let read = m.median(arm, "stream_read.cpu_ms_per_gb")?;
+            Some(read.max(m.median(arm, "stream_write.cpu_ms_per_gb")?))
+        }
+        "stream4_read_vs_tmpfs" => m.ratio((arm, read4), ("native", read4)),
+        "stream4_write_vs_tmpfs" => m.ratio((arm, write4), ("native", write4)),
+        "rand4k_cpu_us" => m.median(arm, "rand4k.cpu_us"),
+        // Both sides on one CPU or as they fall: the faster ping-pong counts.
+        "rand4k_vs_pingpong" => {
+            let (rand, tcp) = ((arm, "rand4k.per_s"), "tcp");
+            let free = m.ratio(rand, (tcp, "pingpong.per_s"))?;
+            Some(free.min(m.ratio(rand, (tcp, "pingpong_same_cpu.per_s"))?))
+        }
+        "rand4k_t4_per_s" => m.median(arm, "rand4k_j4.per_s"),
+        "create_write_close_round_trips" => m.median(arm, "create_write_close.round_trips"),
+        "stat_cached_round_trips" => m.median(cto, "stat.round_trips"),
+        "open_cached_round_trips" => m.median(cto, "open.round_trips"),
+        "open_strict_round_trips" => m.median(arm, "open.round_trips"),
+        "open_strict_4_components_round_trips" => m.median(arm, "open_deep.round_trips"),
+        "readdir_round_trips_per_64_kib" => {
+            Some(m.median(arm, "readdir.round_trips")? / LISTING_64_KIB.ceil())
+        }
+        "warm_read_vs_native" => {
+            m.ratio((cto, "warm_read.mib_per_s"), ("native", "warm_read.mib_per_s"))
+        }
+        "server_kib_per_idle_conn" => m.median("server", metric),
+        "create_per_s" | "open_close_per_s" | "unlink_per_s" => {
+            m.median(arm, &metric.replace("_per_s", ".per_s"))
+        }
+        _ => m.median(arm, metric),
+    }
+}
+
+/// The derived lines, and the table.
+pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
+    let arms: Vec<&str> =
+        ["classic", "uring"].into_iter().filter(|arm| measures.arms().contains(arm)).collect();
+    let mut lines = Vec::new();
+    let mut head = vec!["metric".to_owned()];
+    head.extend(arms.iter().flat_map(|arm| [(*arm).to_owned(), String::new()]));
+    head.extend(["target".to_owned(), "unit".to_owned()]);
+    let mut rows = vec![head];
+    for (metric, unit, target) in TARGETS {
+        let mut row = vec![metric.to_owned()];
+        for arm in &arms {
+            let value = value(measures, arm, metric);
+            row.push(figure_or_dash(value));
+            row.push(value.map_or("", |value| verdict(target, value)).to_owned());
+            lines.extend(value.map(|value| line(arm, metric, value, unit)));
+        }
+        row.extend([target.text(), unit.to_owned()]);
+        rows.push(row);
+    }
+    let mut text = markdown(&rows);
+    text.push_str(&format!("\n{}", absolute(measures, &arms)));
+    text.push_str(&format!("\nPer operation:\n\n{}", counters(measures, &arms)));
+    (lines, text)
+}
+
+fn verdict(target: Target, value: f64) -> &'static str {
+    match target.judge(value) {
+        Verdict::Pass => "pass",
+        Verdict::Miss => "MISS",
+    }
+}
+
+fn line(arm: &str, metric: &str, value: f64, unit: &str) -> Measure {
+    Measure {
+        bench: "serial".to_owned(),
+        arm: arm.to_owned(),
+        metric: metric.to_owned(),
+        value,
+        unit: unit.to_owned(),
+        round: 0,
+    }
+}
+
+/// What was measured, without ratios.
+fn absolute(measures: &Measures, arms: &[&str]) -> String {
+    let metrics = [
+        "stream_read.mib_per_s",
+        "stream_write.mib_per_s",
+        "stream_read.cpu_ms_per_gb",
+        "stream_write.cpu_ms_per_gb",
+        "stream_read_j4.mib_per_s",
+        "stream_write_j4.mib_per_s",
+        "pingpong.per_s",
+        "pingpong_same_cpu.per_s",
+        "rand4k.per_s",
+        "rand4k.cpu_us",
+        "rand4k_j4.per_s",
+        "create.per_s",
+        "stat_cold.per_s",
+        "open_close.per_s",
+        "unlink.per_s",
+        "create_write_close.per_s",
+    ];
+    let columns: Vec<&str> = ["tcp", "native"].iter().chain(arms).copied().collect();
+    let mut rows = vec![vec!["median".to_owned()]];
+    rows[0].extend(columns.iter().map(|arm| (*arm).to_owned()));
+    for metric in metrics {
+        let mut row = vec![metric.to_owned()];
+        row.extend(columns.iter().map(|arm| figure_or_dash(measures.median(arm, metric))));
+        rows.push(row);
+    }
+    markdown(&rows)
+}
+
+/// Round trips, system calls, allocations and copies: through the mounts, and of single
+/// calls over a socket.
+fn counters(measures: &Measures, arms: &[&str]) -> String {
+    let figures = [
+        "round_trips",
+        "client_system_calls",
+        "server_system_calls",
+        "client_allocations",
+        "server_allocations",
+        "client_copied_bytes",
+        "copied_bytes",
+    ];
+    let mut rows = vec![vec!["arm".to_owned(), "operation".to_owned()]];
+    rows[0].extend(figures.iter().map(|figure| figure.replace('_', " ")));
+    let all: Vec<String> =
+        arms.iter().flat_map(|arm| [(*arm).to_owned(), format!("{arm}.cto")]).collect();
+    for arm in all.iter().map(String::as_str).chain(["socket"]) {
+        for op in operations(measures, arm) {
+            let value = |figure: &&str| measures.median(arm, &format!("{op}.{figure}"));
+            let values: Vec<Option<f64>> = figures.iter().map(value).collect();
+            if values.iter().any(Option::is_some) {
+                let mut row = vec![arm.to_owned(), op.to_owned()];
+                row.extend(values.into_iter().map(figure_or_dash));
+                rows.push(row);
+            }
+        }
+    }
+    markdown(&rows)
+}
+
+fn operations<'a>(measures: &'a Measures, arm: &str) -> Vec<&'a str> {
+    let mut operations = Vec::new();
+    for measure in measures.0.iter().filter(|measure| measure.arm == arm) {
+        if let Some((op, _)) = measure.metric.split_once('.')
+            && !operations.contains(&op)
+        {
+            operations.push(op);
+        }
+    }
+    operations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_judged_from_the_right_side() {
+        assert_eq!(Target::AtLeast(0.5).judge(0.5), Verdict::Pass);
+        assert_eq!(Target::AtLeast(0.5).judge(0.49), Verdict::Miss);
+        assert_eq!(Target::AtMost(0.0).judge(0.0), Verdict::Pass);
+        assert_eq!(Target::AtMost(0.0).judge(1.0), Verdict::Miss);
+    }
+
+    #[test]
+    fn the_dearer_direction_counts() {
+        let raw = |metric, value| line("uring", metric, value, "ms/GB");
+        let measures = Measures::new(vec![
+            raw("stream_read.cpu_ms_per_gb", 400.0),
+            raw("stream_write.cpu_ms_per_gb", 460.0),
+        ]);
+        let (lines, table) = report(&measures);
+        let found = lines.iter().find(|line| line.metric == "stream_cpu_ms_per_gb").unwrap();
+        assert_eq!(found.value, 460.0);
+        assert!(table.contains("MISS"), "{table}");
+    }
+}

@@ -1,0 +1,74 @@
+//! Clients of the wire without a mount: to count what a call costs, and what a connection
+//! on which nothing happens costs the server.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_core::Fut;
+use dray_fabric::{Address, Connect, Connection};
+use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rt::{DriverKind, Executor};
+
+use crate::{Outcome, idle, told};
+
+/// Connects to an address by sockets.
+pub struct Sockets(pub Address);
+
+impl Connect for Sockets {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(async {
+            let connection = dray_fabric::connect(&self.0).await?;
+            Ok(Arc::new(connection) as Arc<dyn Connection>)
+        })
+    }
+
+    fn target(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// A session of its own on `address`.
+pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {
+    let options = ClientOptions {
+        export: export.to_owned(),
+        key: None,
+        timeout: Some(Duration::from_secs(10)),
+        host: "dray-bench".to_owned(),
+    };
+    let session =
+        Session::connect(Arc::new(Sockets(address.clone())), options, SessionMemory::heap()).await;
+    session.map(RemoteFs::new).map_err(told("connect"))
+}
+
+/// Sessions opened first, so that what the server allocates once is in no figure.
+const FIRST: usize = 32;
+/// Time for the server to settle.
+const SETTLE_TIME: Duration = Duration::from_millis(500);
+
+/// Resident memory that one more idle session, connected, costs the processes `server`,
+/// KiB (kernel memory of sockets not counted).
+pub fn kib_per_session(
+    address: &Address,
+    export: &str,
+    count: usize,
+    server: &[i32],
+) -> Outcome<f64> {
+    let mut executor = Executor::new(DriverKind::Epoll).map_err(told("executor"))?;
+    executor.block_on(async {
+        let mut sessions = Vec::new();
+        for _ in 0..FIRST {
+            sessions.push(client(address, export).await?);
+        }
+        dray_rt::sleep(SETTLE_TIME).await;
+        let before = idle::resident_kib(server);
+        for _ in 0..count {
+            sessions.push(client(address, export).await?);
+        }
+        dray_rt::sleep(SETTLE_TIME).await;
+        let after = idle::resident_kib(server);
+        sessions.iter().for_each(|fs| fs.session().goodbye());
+        dray_rt::sleep(SETTLE_TIME).await; // the goodbyes are sent
+        Ok(after.saturating_sub(before) as f64 / count.max(1) as f64)
+    })
+}

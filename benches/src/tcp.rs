@@ -1,0 +1,146 @@
+//! The raw denominators: two plain blocking processes and one loopback TCP connection.
+//!
+//! - stream: one side writes 1 MiB messages, the other reads them whole; nothing comes
+//!   back but one byte at the end, so that what was counted has arrived.
+//! - ping-pong: 64 bytes there, 4 KiB back, as a small read over a wire would be.
+//!
+//! The server is this program started again. Both sides set `TCP_NODELAY`, touch the
+//! same buffer over and over, and choose no CPU unless asked to share one.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::load::Sample;
+use crate::{Outcome, cpu, told};
+
+/// One message of a stream.
+const MESSAGE_BYTES: usize = 1 << 20;
+/// What a ping-pong asks with.
+const QUESTION_BYTES: usize = 64;
+/// What it is answered with.
+const ANSWER_BYTES: usize = 4096;
+
+/// What a connection is used for; its first byte says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// The client writes messages.
+    StreamWrite,
+    /// The server writes messages.
+    StreamRead,
+    /// Question and answer.
+    PingPong,
+}
+
+impl Mode {
+    fn byte(self) -> u8 {
+        match self {
+            Mode::StreamWrite => b'w',
+            Mode::StreamRead => b'r',
+            Mode::PingPong => b'p',
+        }
+    }
+}
+
+/// The server's side: prints its port, serves one connection, ends.
+pub fn serve(pin_cpu: Option<usize>) -> Outcome {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(told("bind"))?;
+    println!("{}", listener.local_addr().map_err(told("address"))?.port());
+    if let Some(cpu) = pin_cpu {
+        cpu::pin(cpu);
+    }
+    let (mut socket, _) = listener.accept().map_err(told("accept"))?;
+    socket.set_nodelay(true).map_err(told("nodelay"))?;
+    let mut mode = [0];
+    socket.read_exact(&mut mode).map_err(told("read"))?;
+    let mut buffer = vec![1; MESSAGE_BYTES];
+    // The client ends each mode by closing its side, which shows as an error here.
+    match mode[0] {
+        b'r' => while socket.write_all(&buffer).is_ok() {},
+        b'p' => {
+            while socket.read_exact(&mut buffer[..QUESTION_BYTES]).is_ok()
+                && socket.write_all(&buffer[..ANSWER_BYTES]).is_ok()
+            {}
+        }
+        _ => {
+            while socket.read_exact(&mut buffer).is_ok() {}
+            let _ = socket.write_all(&[0]); // a client that is gone needs no answer
+        }
+    }
+    // Stay until the client has read this process's clock.
+    std::io::stdin().read_to_end(&mut Vec::new()).map(drop).map_err(told("stdin"))
+}
+
+/// Starts a server and loads it for `time`. With `share_cpu` both sides run on CPU 0.
+pub fn run(mode: Mode, time: Duration, share_cpu: bool) -> Outcome<Sample> {
+    let this = std::env::current_exe().map_err(told("own path"))?;
+    let mut command = Command::new(this);
+    command.arg("tcp-serve").stdin(Stdio::piped()).stdout(Stdio::piped());
+    if share_cpu {
+        command.args(["--pin", "0"]);
+    }
+    let mut child = command.spawn().map_err(told("tcp-serve"))?;
+    // The client runs on a thread of its own: its binding to a CPU ends with it.
+    let client = std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            if share_cpu {
+                cpu::pin(0);
+            }
+            drive(&mut child, mode, time)
+        });
+        client.join().unwrap_or_else(|_| Err("the TCP client failed".into()))
+    });
+    if client.is_err() {
+        let _ = child.kill(); // it may have ended by itself
+    }
+    child.wait().map_err(told("tcp-serve"))?;
+    client
+}
+
+fn drive(child: &mut Child, mode: Mode, time: Duration) -> Outcome<Sample> {
+    let pid = child.id() as i32;
+    let out = child.stdout.take().ok_or("tcp-serve has no output")?;
+    let mut port = String::new();
+    BufReader::new(out).read_line(&mut port).map_err(told("tcp-serve"))?;
+    let address = format!("127.0.0.1:{}", port.trim());
+    let mut socket = TcpStream::connect(&address).map_err(told(&address))?;
+    socket.set_nodelay(true).map_err(told("nodelay"))?;
+    socket.write_all(&[mode.byte()]).map_err(told("write"))?;
+    let mut buffer = vec![1; MESSAGE_BYTES];
+    for _ in 0..8 {
+        step(&mut socket, &mut buffer, mode).map_err(told("raw TCP"))?; // windows have opened
+    }
+    let clocks = (Instant::now(), cpu::of_this_process(), cpu::of_process(pid));
+    let mut ops = 0u64;
+    while clocks.0.elapsed() < time {
+        step(&mut socket, &mut buffer, mode).map_err(told("raw TCP"))?;
+        ops += 1;
+    }
+    if mode == Mode::StreamWrite {
+        socket.shutdown(std::net::Shutdown::Write).map_err(told("shutdown"))?;
+        socket.read_exact(&mut [0]).map_err(told("raw TCP"))?;
+    }
+    let wall = clocks.0.elapsed();
+    let served = cpu::of_process(pid).zip(clocks.2).map(|(after, before)| after - before);
+    let message_bytes = if mode == Mode::PingPong { ANSWER_BYTES } else { MESSAGE_BYTES };
+    Ok(Sample {
+        ops,
+        bytes: ops * message_bytes as u64,
+        wall,
+        app_cpu: cpu::of_this_process() - clocks.1,
+        server_cpu: served.unwrap_or_default(),
+        ..Sample::default()
+    })
+}
+
+fn step(socket: &mut TcpStream, buffer: &mut [u8], mode: Mode) -> std::io::Result<()> {
+    match mode {
+        Mode::StreamWrite => socket.write_all(buffer),
+        Mode::StreamRead => socket.read_exact(buffer),
+        Mode::PingPong => {
+            socket.write_all(&buffer[..QUESTION_BYTES])?;
+            socket.read_exact(&mut buffer[..ANSWER_BYTES])
+        }
+    }
+}

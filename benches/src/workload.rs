@@ -1,0 +1,283 @@
+//! The workloads, each defined in one place.
+//!
+//! | name | what one operation is | caches |
+//! |---|---|---|
+//! | `stream_write`, `stream_read` | 1 MiB at the next offset of the job's own existing file, `O_DIRECT`, from the beginning again at the end | none used |
+//! | `rand4k` | pread of 4 KiB at a random aligned offset of the job's own existing file, `O_DIRECT` | none used |
+//! | `warm_read` | pread of 1 MiB at the next offset, buffered | the file was read once through another descriptor, closed, and opened again |
+//! | `create` | open(`O_CREAT\|O_EXCL\|O_WRONLY`) of a new name in the root, close | directory known |
+//! | `create_write_close` | as `create`, with a write of 4 KiB between | directory known |
+//! | `stat_cold` | stat of a name that exists | dentries and inodes dropped before |
+//! | `stat` | stat of the same name again and again | it was stat'ed once |
+//! | `open_close` | open(`O_RDONLY`) of a name that exists, close | names known |
+//! | `open` | open(`O_RDONLY`) of the same name, closed when the process ends | it was opened, closed and stat'ed once |
+//! | `open_deep` | as `open`, of a file three directories deep | as `open` |
+//! | `unlink` | unlink of a name that exists | names known |
+//! | `readdir` | whole listing of the directory `many` of 10,000 names | none |
+//! | `readdir_stat` | as `readdir`, with a stat of each name | what the listing brought |
+//!
+//! Jobs are threads of one process. Files are made by `fill`, 1 MiB buffers are aligned
+//! to 4 KiB and filled with bytes that are not zero.
+
+use std::ffi::CString;
+use std::fs;
+use std::path::Path;
+
+use crate::load::{Daemons, Prepare, Sample, Until, run};
+use crate::target::{How, Place, Target};
+use crate::{Outcome, told};
+
+/// One request of a stream.
+pub const BLOCK_BYTES: usize = 1 << 20;
+/// One request of `rand4k`, and what `create_write_close` writes.
+pub const PAGE_BYTES: usize = 4096;
+/// Names in the directory that `readdir` lists.
+pub const MANY_NAMES: usize = 10_000;
+
+const NAME_PREFIX: &str = "bench-name";
+
+/// What a run needs to know.
+pub struct Run<'a> {
+    /// Where.
+    pub place: &'a Place,
+    /// Threads.
+    pub jobs: usize,
+    /// How long.
+    pub until: Until,
+    /// Size of each job's file, bytes; whole MiB.
+    pub file_bytes: u64,
+    /// Files of the metadata workloads.
+    pub names: u64,
+    /// Whose CPU time counts.
+    pub daemons: &'a Daemons,
+}
+
+/// Memory aligned as `O_DIRECT` wants it.
+struct Aligned {
+    memory: Vec<u8>,
+    offset: usize,
+}
+
+impl Aligned {
+    fn new(bytes: usize) -> Aligned {
+        let memory = vec![0xd5; bytes + PAGE_BYTES];
+        let offset = memory.as_ptr().align_offset(PAGE_BYTES);
+        Aligned { memory, offset }
+    }
+
+    fn bytes(&mut self, bytes: usize) -> &mut [u8] {
+        &mut self.memory[self.offset..self.offset + bytes]
+    }
+}
+
+fn short() -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "fewer bytes than asked for")
+}
+
+fn whole(moved: usize, asked: usize) -> std::io::Result<usize> {
+    if moved == asked { Ok(moved) } else { Err(short()) }
+}
+
+fn file_name(job: usize) -> String {
+    format!("bench-data-{job}")
+}
+
+fn names(target: &dyn Target, prefix: &str, count: u64) -> Vec<CString> {
+    (0..count).map(|index| target.path(&format!("{prefix}-{index:06}"))).collect()
+}
+
+/// Makes the jobs' files, where they are not there in this size, and the small ones.
+pub fn fill(place: &Place, jobs: usize, file_bytes: u64) -> Outcome {
+    let target = place.target()?;
+    let mut block = Aligned::new(BLOCK_BYTES);
+    for job in 0..jobs {
+        let path = target.path(&file_name(job));
+        if target.stat(&path).ok() == Some(file_bytes) {
+            continue;
+        }
+        let file = target.open(&path, How::Fill).map_err(told("fill"))?;
+        for at in (0..file_bytes).step_by(BLOCK_BYTES) {
+            let moved = file.write_at(block.bytes(BLOCK_BYTES), at).map_err(told("fill"))?;
+            whole(moved, BLOCK_BYTES).map_err(told("fill"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes sure that the names that `workload` works on are there, or are not.
+pub fn prepare_names(place: &Place, workload: &str, count: u64) -> Outcome {
+    let target = place.target()?;
+    for path in names(&*target, NAME_PREFIX, count) {
+        match workload {
+            "create" | "create_write_close" => {
+                let _ = target.unlink(&path); // most are not there
+            }
+            "stat_cold" | "open_close" | "unlink" => {
+                target.open(&path, How::Fill).map(drop).map_err(told("prepare"))?;
+            }
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// Makes the directories that `readdir` and `open_deep` use.
+pub fn fill_names(dir: &Path) -> Outcome {
+    fs::create_dir_all(dir.join("many")).map_err(told("many"))?;
+    fs::create_dir_all(dir.join("a/b/c")).map_err(told("a/b/c"))?;
+    fs::write(dir.join("a/b/c/file"), b"deep").map_err(told("a/b/c/file"))?;
+    fs::write(dir.join("known"), b"known").map_err(told("known"))?;
+    for index in 0..MANY_NAMES {
+        fs::write(dir.join(many_name(index)), b"").map_err(told("many"))?;
+    }
+    Ok(())
+}
+
+fn many_name(index: usize) -> String {
+    format!("many/name-{index:08}")
+}
+
+/// Drops what the kernel remembers of names and attributes; false where that is not allowed.
+pub fn drop_names() -> bool {
+    fs::write("/proc/sys/vm/drop_caches", "2").is_ok()
+}
+
+impl Run<'_> {
+    /// Runs one workload by name.
+    pub fn workload(&self, name: &str) -> Outcome<Sample> {
+        match name {
+            "stream_write" => self.stream(How::WriteDirect),
+            "stream_read" => self.stream(How::ReadDirect),
+            "warm_read" => self.warm().and_then(|()| self.stream(How::Read)),
+            "rand4k" => self.random_reads(),
+            "create" => self.create(0),
+            "create_write_close" => self.create(PAGE_BYTES),
+            "stat_cold" => {
+                if matches!(self.place, Place::Directory(_)) && !drop_names() {
+                    eprintln!("dray-bench: may not drop caches: stat_cold may be warm");
+                }
+                self.each_name(&|target, path| target.stat(path).map(drop))
+            }
+            "open_close" => self.each_name(&|target, path| target.open(path, How::Read).map(drop)),
+            "unlink" => self.each_name(&|target, path| target.unlink(path)),
+            "stat" => self.again("known", false),
+            "open" => self.again("known", true),
+            "open_deep" => self.again("a/b/c/file", true),
+            "readdir" => self.readdir(false),
+            "readdir_stat" => self.readdir(true),
+            _ => Err(format!("no workload is called {name}")),
+        }
+    }
+
+    fn stream(&self, how: How) -> Outcome<Sample> {
+        let blocks = (self.file_bytes / BLOCK_BYTES as u64).max(1);
+        run(self.place, self.jobs, self.until, self.daemons, &|target, job| {
+            let path = target.path(&file_name(job));
+            let file = target.open(&path, how).map_err(told("open"))?;
+            let mut block = Aligned::new(BLOCK_BYTES);
+            Ok(Box::new(move |op| {
+                let (block, at) = (block.bytes(BLOCK_BYTES), op % blocks * BLOCK_BYTES as u64);
+                let moved = match how {
+                    How::WriteDirect => file.write_at(block, at)?,
+                    _ => file.read_at(block, at)?,
+                };
+                whole(moved, BLOCK_BYTES)
+            }))
+        })
+    }
+
+    fn warm(&self) -> Outcome {
+        let target = self.place.target()?;
+        let mut block = Aligned::new(BLOCK_BYTES);
+        for job in 0..self.jobs {
+            let file =
+                target.open(&target.path(&file_name(job)), How::Read).map_err(told("warm"))?;
+            for at in (0..self.file_bytes).step_by(BLOCK_BYTES) {
+                file.read_at(block.bytes(BLOCK_BYTES), at).map_err(told("warm"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn random_reads(&self) -> Outcome<Sample> {
+        let pages = (self.file_bytes / PAGE_BYTES as u64).max(1);
+        run(self.place, self.jobs, self.until, self.daemons, &|target, job| {
+            let path = target.path(&file_name(job));
+            let file = target.open(&path, How::ReadDirect).map_err(told("open"))?;
+            let mut page = Aligned::new(PAGE_BYTES);
+            let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(job as u64 + 1);
+            Ok(Box::new(move |_| {
+                // xorshift64: cheap, and the same offsets in every arm.
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let moved =
+                    file.read_at(page.bytes(PAGE_BYTES), state % pages * PAGE_BYTES as u64)?;
+                whole(moved, PAGE_BYTES)
+            }))
+        })
+    }
+
+    fn create(&self, write_bytes: usize) -> Outcome<Sample> {
+        self.counted(&|target, _| {
+            let paths = names(&*target, NAME_PREFIX, self.names);
+            let mut page = Aligned::new(PAGE_BYTES);
+            target.stat(&target.path("")).map_err(told("root"))?;
+            Ok(Box::new(move |op| {
+                let file = target.open(&paths[op as usize], How::Create)?;
+                match write_bytes {
+                    0 => Ok(0),
+                    bytes => whole(file.write_at(page.bytes(bytes), 0)?, bytes),
+                }
+            }))
+        })
+    }
+
+    fn each_name(
+        &self,
+        act: &(dyn Fn(&dyn Target, &std::ffi::CStr) -> std::io::Result<()> + Sync),
+    ) -> Outcome<Sample> {
+        self.counted(&|target, _| {
+            let paths = names(&*target, NAME_PREFIX, self.names);
+            Ok(Box::new(move |op| act(&*target, &paths[op as usize]).map(|()| 0)))
+        })
+    }
+
+    /// Stats or opens the same name again and again.
+    fn again(&self, name: &str, open: bool) -> Outcome<Sample> {
+        self.counted(&|target, _| {
+            let path = target.path(name);
+            drop(target.open(&path, How::Read).map_err(told(name))?);
+            target.stat(&path).map_err(told(name))?;
+            Ok(Box::new(move |_| match open {
+                // Left open, so that no close falls into what is counted.
+                true => target.open(&path, How::Read).map(std::mem::forget).map(|()| 0),
+                false => target.stat(&path).map(|_| 0),
+            }))
+        })
+    }
+
+    fn readdir(&self, stat: bool) -> Outcome<Sample> {
+        let Place::Directory(dir) = self.place else {
+            return Err("readdir is for directories".into());
+        };
+        let many = dir.join("many");
+        let list = || {
+            let mut names = 0;
+            for entry in fs::read_dir(&many)? {
+                let entry = entry?;
+                if stat {
+                    entry.metadata()?;
+                }
+                names += 1;
+            }
+            whole(names, MANY_NAMES).map(|_| 0)
+        };
+        run(self.place, 1, Until::Count(1), self.daemons, &|_, _| Ok(Box::new(|_| list())))
+    }
+
+    /// One thread, `names` operations.
+    fn counted<'e>(&self, prepare: Prepare<'_, 'e>) -> Outcome<Sample> {
+        run(self.place, 1, Until::Count(self.names), self.daemons, prepare)
+    }
+}

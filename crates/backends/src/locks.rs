@@ -1,0 +1,20 @@
+//! Advisory locks of an export: fcntl(2) ranges and flock(2), over all clients.
+//!
+//! The table knows ids and owners, no files and no clients, so that every backend can use
+//! it. Blocked requests are granted in the order of their arrival.
+
+mod file;
+mod table;
+
+pub use table::{LockTable, Locked};
+
+use dray_core::{LockOwner, NodeId};
+
+/// Who holds a lock: an owner within a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner {
+    /// The node whose process asked.
+    pub node: NodeId,
+    /// The owner as that node's kernel numbers it.
+    pub owner: LockOwner,
+}

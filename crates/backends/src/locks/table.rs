@@ -1,0 +1,411 @@
+//! All locks of an export.
+
+use std::collections::{HashMap, HashSet};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use dray_core::{Context, Errno, Error, FileId, Lock, LockFamily, LockKind, NodeId, Result};
+
+use super::Owner;
+use super::file::{FileLocks, Held, Waiter};
+
+/// Steps that the search for a dead-lock takes before it gives up and lets the caller wait.
+const SEARCH_STEPS_MAX: usize = 4096;
+
+/// A table of locks.
+pub struct LockTable {
+    state: Mutex<State>,
+    /// Locks held and waited for, so that most closes need no mutex.
+    count: AtomicUsize,
+    locks_max: usize,
+}
+
+/// A lock held or waited for, for status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Locked {
+    /// The file.
+    pub file: FileId,
+    /// Who holds it, or waits.
+    pub owner: Owner,
+    /// What it is.
+    pub lock: Lock,
+    /// It is waited for, not held.
+    pub waiting: bool,
+}
+
+#[derive(Default)]
+struct State {
+    files: HashMap<FileId, FileLocks>,
+    /// Locks held by an owner.
+    holdings: HashMap<Owner, usize>,
+    /// Files at which an owner waits for fcntl locks.
+    waits: HashMap<Owner, Vec<FileId>>,
+    /// How waits ended that nobody has looked at since.
+    ended: HashMap<u64, Ended>,
+    waiting: usize,
+    held: usize,
+    next_number: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Granted,
+    /// Its node was given up.
+    Dropped,
+}
+
+impl LockTable {
+    /// An empty table for at most `locks_max` locks held and waited for.
+    pub fn new(locks_max: usize) -> LockTable {
+        LockTable { state: Mutex::default(), count: AtomicUsize::new(0), locks_max }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a change: grants what can be granted at `file`, and wakes those outside of the
+    /// mutex.
+    fn settle(&self, mut state: MutexGuard<'_, State>, file: FileId) {
+        let wakers = state.grant(file);
+        self.count.store(state.held + state.waiting, Ordering::Relaxed);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes, changes or gives back a lock of `cx`'s node, as
+    /// [`OpenFile::lock`](dray_core::OpenFile::lock) has it. Errors: `EAGAIN` if somebody is
+    /// in the way and `wait` is false; `EINTR` once the context is cancelled; `EDEADLK` if
+    /// waiting for an fcntl lock would never end; `ENOLCK` past the limit of the table.
+    pub async fn lock(&self, cx: &Context, file: FileId, lock: Lock, wait: bool) -> Result<()> {
+        let owner = Owner { node: cx.node, owner: lock.owner };
+        if lock.range.start > lock.range.end {
+            return Err(Errno::EINVAL.into());
+        }
+        let number = match self.try_lock(file, owner, lock, wait)? {
+            None => return Ok(()),
+            Some(number) => number,
+        };
+        let mut waiting = Waiting { table: self, file, owner, lock, number, done: false };
+        poll_fn(|task| {
+            let ended = waiting.table.poll_ended(file, number, task.waker());
+            match ended {
+                Some(Ended::Granted) => {
+                    waiting.done = true;
+                    return Poll::Ready(Ok(()));
+                }
+                Some(Ended::Dropped) => {
+                    waiting.done = true;
+                    return Poll::Ready(Err(interrupted()));
+                }
+                None => {}
+            }
+            match &cx.cancel {
+                // The wait is withdrawn when `waiting` is dropped.
+                Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(interrupted())),
+                _ => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// None: done. A number: it waits under this number.
+    fn try_lock(&self, file: FileId, owner: Owner, lock: Lock, wait: bool) -> Result<Option<u64>> {
+        let mut state = self.state();
+        if lock.kind == LockKind::Unlock {
+            state.set(file, owner, lock);
+            self.settle(state, file);
+            return Ok(None);
+        }
+        if state.held + state.waiting >= self.locks_max {
+            return Err(Error::new(Errno::ENOLCK).because("the export's limit of locks"));
+        }
+        if lock.family == LockFamily::Flock {
+            // A change of kind gives the old lock back first, as flock(2) does: two that
+            // hold it shared and both want it alone would wait for each other for ever.
+            let held = state.kind_held(file, owner);
+            if held == Some(lock.kind) {
+                return Ok(None);
+            }
+            if held.is_some() {
+                state.set(file, owner, Lock { kind: LockKind::Unlock, ..lock });
+            }
+        }
+        if !state.bars(file, owner, &lock, wait) {
+            state.set(file, owner, lock);
+            self.settle(state, file);
+            return Ok(None);
+        }
+        if !wait {
+            self.settle(state, file);
+            return Err(Error::new(Errno::EAGAIN));
+        }
+        if lock.family == LockFamily::Posix && state.would_deadlock(file, owner, &lock) {
+            return Err(Error::new(Errno::EDEADLK));
+        }
+        let number = state.wait(file, owner, lock);
+        self.settle(state, file);
+        Ok(Some(number))
+    }
+
+    fn poll_ended(&self, file: FileId, number: u64, waker: &Waker) -> Option<Ended> {
+        let mut state = self.state();
+        if let Some(ended) = state.ended.remove(&number) {
+            return Some(ended);
+        }
+        let waiters = &mut state.files.get_mut(&file)?.waiters;
+        let waiter = waiters.iter_mut().find(|waiter| waiter.number == number)?;
+        match &mut waiter.waker {
+            Some(old) => old.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+        None
+    }
+
+    /// The first lock that stands in the way of `lock` of an owner of `node`.
+    pub fn test(&self, node: NodeId, file: FileId, lock: Lock) -> Option<Lock> {
+        let owner = Owner { node, owner: lock.owner };
+        let state = self.state();
+        state.files.get(&file)?.barrier(owner, &lock).map(|held| held.lock)
+    }
+
+    /// Gives back all locks of a kind that `owner` has on `file`.
+    pub fn release(&self, file: FileId, family: LockFamily, owner: Owner) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return; // the usual close
+        }
+        let mut state = self.state();
+        state.retain(file, |held| held.owner != owner || held.lock.family != family);
+        self.settle(state, file);
+    }
+
+    /// Gives back all locks of a node that has gone, and ends its waits. Answers how many
+    /// locks were held.
+    pub fn release_node(&self, node: NodeId) -> usize {
+        let mut released = 0;
+        let files: Vec<FileId> = self.state().files.keys().copied().collect();
+        for file in files {
+            let mut state = self.state();
+            released += state.retain(file, |held| held.owner.node != node);
+            let wakers = state.drop_waiters(file, node);
+            self.settle(state, file);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+        released
+    }
+
+    /// Locks held.
+    pub fn len(&self) -> usize {
+        self.state().held
+    }
+
+    /// Whether none is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Up to `max` locks held and waited for, in no order.
+    pub fn list(&self, max: usize) -> Vec<Locked> {
+        let state = self.state();
+        let of_file = |(file, locks): (&FileId, &FileLocks)| {
+            let file = *file;
+            let held = locks.held.iter().map(move |held| Locked {
+                file,
+                owner: held.owner,
+                lock: held.lock,
+                waiting: false,
+            });
+            let waiting = locks.waiters.iter().map(move |waiter| Locked {
+                file,
+                owner: waiter.owner,
+                lock: waiter.lock,
+                waiting: true,
+            });
+            held.chain(waiting).collect::<Vec<_>>()
+        };
+        state.files.iter().flat_map(of_file).take(max).collect()
+    }
+}
+
+/// A wait that has not been answered: withdrawn when it is dropped.
+struct Waiting<'a> {
+    table: &'a LockTable,
+    file: FileId,
+    owner: Owner,
+    lock: Lock,
+    number: u64,
+    done: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let mut state = self.table.state();
+        if state.ended.remove(&self.number) == Some(Ended::Granted) {
+            // Granted between the last look and the cancellation: nobody will know.
+            state.set(self.file, self.owner, Lock { kind: LockKind::Unlock, ..self.lock });
+        }
+        state.withdraw(self.file, self.number);
+        self.table.settle(state, self.file);
+    }
+}
+
+fn interrupted() -> Error {
+    Error::retry(Errno::EINTR).because("the wait for a lock was given up")
+}
+
+impl State {
+    /// Changes what `owner` holds and keeps the counts.
+    fn set(&mut self, file: FileId, owner: Owner, lock: Lock) {
+        let locks = self.files.entry(file).or_default();
+        let before = locks.held.len();
+        locks.set(owner, lock);
+        let after = locks.held.len();
+        self.count_held(owner, before, after);
+        self.drop_if_empty(file);
+    }
+
+    fn count_held(&mut self, owner: Owner, before: usize, after: usize) {
+        self.held = self.held + after - before;
+        let holding = self.holdings.entry(owner).or_default();
+        *holding = (*holding + after).saturating_sub(before);
+        if *holding == 0 {
+            self.holdings.remove(&owner);
+        }
+    }
+
+    fn drop_if_empty(&mut self, file: FileId) {
+        if self.files.get(&file).is_some_and(FileLocks::is_empty) {
+            self.files.remove(&file);
+        }
+    }
+
+    /// Keeps the locks of `file` for which `keep` holds; answers how many went.
+    fn retain(&mut self, file: FileId, keep: impl Fn(&Held) -> bool) -> usize {
+        let Some(locks) = self.files.get_mut(&file) else { return 0 };
+        let gone: Vec<Held> = locks.held.iter().filter(|held| !keep(held)).copied().collect();
+        locks.held.retain(keep);
+        for held in &gone {
+            self.count_held(held.owner, 1, 0);
+        }
+        self.drop_if_empty(file);
+        gone.len()
+    }
+
+    fn kind_held(&self, file: FileId, owner: Owner) -> Option<LockKind> {
+        let held = self.files.get(&file)?.held.iter();
+        let mut ours =
+            held.filter(|held| held.owner == owner && held.lock.family == LockFamily::Flock);
+        ours.next().map(|held| held.lock.kind)
+    }
+
+    /// Whether the request must wait. One that may wait stands behind those that wait
+    /// already, unless its owner holds locks, which they may be waiting for.
+    fn bars(&self, file: FileId, owner: Owner, lock: &Lock, wait: bool) -> bool {
+        let Some(locks) = self.files.get(&file) else { return false };
+        let queued = wait && !self.holdings.contains_key(&owner);
+        locks.barrier(owner, lock).is_some()
+            || queued
+                && locks
+                    .waiters
+                    .iter()
+                    .any(|waiter| waiter.owner != owner && waiter.lock.conflicts(lock))
+    }
+
+    fn wait(&mut self, file: FileId, owner: Owner, lock: Lock) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        let waiter = Waiter { number, owner, lock, waker: None };
+        self.files.entry(file).or_default().waiters.push_back(waiter);
+        self.waiting += 1;
+        if lock.family == LockFamily::Posix {
+            self.waits.entry(owner).or_default().push(file);
+        }
+        number
+    }
+
+    /// Takes a waiter out of the queue and of the graph of waits.
+    fn withdraw(&mut self, file: FileId, number: u64) -> Option<Waiter> {
+        let waiter = self.files.get_mut(&file)?.withdraw(number)?;
+        self.waiting -= 1;
+        if waiter.lock.family == LockFamily::Posix
+            && let Some(files) = self.waits.get_mut(&waiter.owner)
+        {
+            if let Some(at) = files.iter().position(|other| *other == file) {
+                files.swap_remove(at);
+            }
+            if files.is_empty() {
+                self.waits.remove(&waiter.owner);
+            }
+        }
+        self.drop_if_empty(file);
+        Some(waiter)
+    }
+
+    /// Gives waiters at `file` what has become free; whom to wake.
+    fn grant(&mut self, file: FileId) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        while let Some(number) = self.files.get(&file).and_then(FileLocks::next_grantable) {
+            let Some(waiter) = self.withdraw(file, number) else { break };
+            self.set(file, waiter.owner, waiter.lock);
+            self.ended.insert(number, Ended::Granted);
+            wakers.extend(waiter.waker);
+        }
+        wakers
+    }
+
+    fn drop_waiters(&mut self, file: FileId, node: NodeId) -> Vec<Waker> {
+        let Some(locks) = self.files.get(&file) else { return Vec::new() };
+        let theirs = locks.waiters.iter().filter(|waiter| waiter.owner.node == node);
+        let numbers: Vec<u64> = theirs.map(|waiter| waiter.number).collect();
+        let mut wakers = Vec::new();
+        for number in numbers {
+            if let Some(waiter) = self.withdraw(file, number) {
+                self.ended.insert(number, Ended::Dropped);
+                wakers.extend(waiter.waker);
+            }
+        }
+        wakers
+    }
+
+    /// Whether somebody in the way waits, over any number of others, for `owner`.
+    fn would_deadlock(&self, file: FileId, owner: Owner, lock: &Lock) -> bool {
+        let mut seen = HashSet::new();
+        let mut next: Vec<Owner> = self.holders_against(file, owner, lock).collect();
+        while let Some(other) = next.pop() {
+            if other == owner {
+                return true;
+            }
+            if !seen.insert(other) {
+                continue;
+            }
+            if seen.len() > SEARCH_STEPS_MAX {
+                return false;
+            }
+            for file in self.waits.get(&other).into_iter().flatten() {
+                let Some(locks) = self.files.get(file) else { continue };
+                for waiter in locks.waiters.iter().filter(|waiter| waiter.owner == other) {
+                    next.extend(self.holders_against(*file, other, &waiter.lock));
+                }
+            }
+        }
+        false
+    }
+
+    fn holders_against(
+        &self,
+        file: FileId,
+        owner: Owner,
+        lock: &Lock,
+    ) -> impl Iterator<Item = Owner> {
+        let held = self.files.get(&file).into_iter().flat_map(|locks| &locks.held);
+        held.filter(move |held| held.bars(owner, lock)).map(|held| held.owner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+use std::sync::Arc;
+
+use dray_core::{Cancel, Identity, LockOwner, LockRange, Pid, RequestId};
+use dray_rt::{DriverKind, Executor, Join, spawn_join, yield_now};
+
+use super::*;
+
+const FILE: FileId = FileId { ino: 1, generation: 1 };
+const OTHER: FileId = FileId { ino: 2, generation: 1 };
+
+fn cx(node: u64) -> Context {
+    Context::new(NodeId(node), RequestId(0), Arc::new(Identity::default()), Pid(1))
+}
+
+fn posix(owner: u64, kind: LockKind, start: u64, end: u64) -> Lock {
+    let range = LockRange { start, end };
+    Lock { family: LockFamily::Posix, kind, range, owner: LockOwner(owner), pid: Pid(owner as u32) }
+}
+
+fn flock(owner: u64, kind: LockKind) -> Lock {
+    let lock = posix(owner, kind, 0, u64::MAX);
+    Lock { family: LockFamily::Flock, ..lock }
+}
+
+fn errno(result: Result<()>) -> Errno {
+    result.unwrap_err().errno()
+}
+
+/// Runs a test in the simulator, where a wait that never ends is a failure.
+fn run<F: Future<Output = ()> + Send + 'static>(test: impl FnOnce(Arc<LockTable>) -> F) {
+    let table = Arc::new(LockTable::new(100));
+    let mut executor = Executor::new(DriverKind::Simulated { seed: 3 }).unwrap();
+    executor.block_on(test(table.clone()));
+    assert!(table.state().ended.is_empty(), "an end that nobody has looked at");
+    assert!(table.state().waits.is_empty() && table.state().waiting == 0);
+    let state = table.state();
+    assert_eq!(state.holdings.values().sum::<usize>(), state.held);
+}
+
+fn waits(table: &Arc<LockTable>, node: u64, file: FileId, lock: Lock) -> Join<Result<()>> {
+    let table = table.clone();
+    spawn_join(async move { table.lock(&cx(node), file, lock, true).await })
+}
+
+async fn settle() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+#[test]
+fn owners_exclude_each_other_by_node_and_number() {
+    run(async |table: Arc<LockTable>| {
+        table.lock(&cx(1), FILE, posix(1, LockKind::Shared, 0, 9), false).await.unwrap();
+        table.lock(&cx(2), FILE, posix(1, LockKind::Shared, 5, 14), false).await.unwrap();
+        let wanted = posix(1, LockKind::Exclusive, 9, 9);
+        assert_eq!(errno(table.lock(&cx(2), FILE, wanted, false).await), Errno::EAGAIN);
+        assert_eq!(table.test(NodeId(2), FILE, wanted).unwrap().range.end, 9);
+        table.lock(&cx(2), FILE, posix(1, LockKind::Exclusive, 10, 14), false).await.unwrap();
+        table.lock(&cx(3), OTHER, wanted, false).await.unwrap();
+        table.lock(&cx(3), FILE, flock(1, LockKind::Exclusive), false).await.unwrap();
+        assert_eq!(table.list(100).len(), 5);
+        table.release(FILE, LockFamily::Posix, Owner { node: NodeId(2), owner: LockOwner(1) });
+        assert!(table.test(NodeId(4), FILE, posix(1, LockKind::Exclusive, 10, 14)).is_none());
+    });
+}
+
+#[test]
+fn waiters_are_served_in_order_of_arrival() {
+    run(async |table: Arc<LockTable>| {
+        table.lock(&cx(1), FILE, posix(1, LockKind::Shared, 0, 9), false).await.unwrap();
+        let writer = waits(&table, 2, FILE, posix(2, LockKind::Exclusive, 0, 9));
+        settle().await;
+        let reader = waits(&table, 3, FILE, posix(3, LockKind::Shared, 0, 9));
+        settle().await;
+        assert_eq!(table.list(100).iter().filter(|locked| locked.waiting).count(), 2);
+        table.lock(&cx(1), FILE, posix(1, LockKind::Unlock, 0, 9), false).await.unwrap();
+        writer.await.unwrap().unwrap();
+        assert_eq!(table.test(NodeId(9), FILE, posix(9, LockKind::Shared, 0, 0)).unwrap().pid.0, 2);
+        table.lock(&cx(2), FILE, posix(2, LockKind::Unlock, 0, 9), false).await.unwrap();
+        reader.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_cycle_of_waits_is_refused() {
+    run(async |table: Arc<LockTable>| {
+        for owner in 1..=3 {
+            let own = posix(owner, LockKind::Exclusive, owner, owner);
+            table.lock(&cx(owner), FILE, own, false).await.unwrap();
+        }
+        let first = waits(&table, 1, FILE, posix(1, LockKind::Exclusive, 2, 2));
+        let second = waits(&table, 2, FILE, posix(2, LockKind::Exclusive, 3, 3));
+        settle().await;
+        let third = posix(3, LockKind::Exclusive, 1, 1);
+        assert_eq!(errno(table.lock(&cx(3), FILE, third, true).await), Errno::EDEADLK);
+        table.release_node(NodeId(3));
+        second.await.unwrap().unwrap();
+        table.release_node(NodeId(2));
+        first.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn two_that_upgrade_are_a_cycle_for_fcntl_and_none_for_flock() {
+    run(async |table: Arc<LockTable>| {
+        for owner in 1..=2 {
+            let shared = posix(owner, LockKind::Shared, 0, 0);
+            table.lock(&cx(owner), FILE, shared, false).await.unwrap();
+            table.lock(&cx(owner), FILE, flock(owner, LockKind::Shared), false).await.unwrap();
+        }
+        let first = waits(&table, 1, FILE, posix(1, LockKind::Exclusive, 0, 0));
+        settle().await;
+        let second = posix(2, LockKind::Exclusive, 0, 0);
+        assert_eq!(errno(table.lock(&cx(2), FILE, second, true).await), Errno::EDEADLK);
+        table.lock(&cx(2), FILE, posix(2, LockKind::Unlock, 0, 0), false).await.unwrap();
+        first.await.unwrap().unwrap();
+
+        let first = waits(&table, 1, FILE, flock(1, LockKind::Exclusive));
+        settle().await;
+        let second = waits(&table, 2, FILE, flock(2, LockKind::Exclusive));
+        settle().await;
+        first.await.unwrap().unwrap();
+        table.release(FILE, LockFamily::Flock, Owner { node: NodeId(1), owner: LockOwner(1) });
+        second.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_cancelled_wait_ends_and_lets_others_pass() {
+    run(async |table: Arc<LockTable>| {
+        table.lock(&cx(1), FILE, posix(1, LockKind::Shared, 0, 9), false).await.unwrap();
+        let mut cancelled = cx(2);
+        let cancel = Arc::new(Cancel::default());
+        cancelled.cancel = Some(cancel.clone());
+        let their_table = table.clone();
+        let writer = spawn_join(async move {
+            let wanted = posix(2, LockKind::Exclusive, 0, 9);
+            their_table.lock(&cancelled, FILE, wanted, true).await
+        });
+        settle().await;
+        let reader = waits(&table, 3, FILE, posix(3, LockKind::Shared, 0, 9));
+        settle().await;
+        cancel.set();
+        assert_eq!(errno(writer.await.unwrap()), Errno::EINTR);
+        reader.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_node_that_goes_takes_its_locks_and_waits_along() {
+    run(async |table: Arc<LockTable>| {
+        table.lock(&cx(1), FILE, posix(1, LockKind::Exclusive, 0, 9), false).await.unwrap();
+        table.lock(&cx(1), OTHER, flock(1, LockKind::Exclusive), false).await.unwrap();
+        let theirs = waits(&table, 2, FILE, posix(2, LockKind::Exclusive, 0, 9));
+        settle().await;
+        assert_eq!(table.release_node(NodeId(2)), 0);
+        assert_eq!(errno(theirs.await.unwrap()), Errno::EINTR);
+        assert_eq!(table.release_node(NodeId(1)), 2);
+        assert!(table.is_empty() && table.state().files.is_empty());
+    });
+}
+
+#[test]
+fn the_table_is_bounded() {
+    run(async |table: Arc<LockTable>| {
+        for start in 0..100 {
+            let lock = posix(1, LockKind::Exclusive, start * 2, start * 2);
+            table.lock(&cx(1), FILE, lock, false).await.unwrap();
+        }
+        let more = posix(1, LockKind::Exclusive, 1000, 1000);
+        assert_eq!(errno(table.lock(&cx(1), FILE, more, false).await), Errno::ENOLCK);
+        table.lock(&cx(1), FILE, posix(1, LockKind::Unlock, 0, 0), false).await.unwrap();
+        table.lock(&cx(1), FILE, more, false).await.unwrap();
+    });
+}
+
+#[test]
+fn backwards_ranges_are_refused() {
+    run(async |table: Arc<LockTable>| {
+        let lock = posix(1, LockKind::Exclusive, 5, 4);
+        assert_eq!(errno(table.lock(&cx(1), FILE, lock, true).await), Errno::EINVAL);
+    });
+}

@@ -1,0 +1,193 @@
+//! Attributes and extended attributes.
+
+use std::os::fd::BorrowedFd;
+
+use dray_core::{Access, Attr, Errno, Error, FileId, FileType, Gid, Result, SetAttr, XattrSet};
+
+use super::core::{Caller, Core};
+use super::{cred, sys};
+
+/// What [`apply`] changes: an inode found by its id, or an open file.
+pub(crate) enum Target<'a> {
+    Path(BorrowedFd<'a>),
+    Open(BorrowedFd<'a>),
+}
+
+impl Core {
+    /// Changes attributes. None if the size is to change while somebody reads or writes
+    /// there, and it may not wait.
+    pub(crate) fn set_attr(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        target: &Target<'_>,
+        set: SetAttr,
+        may_block: bool,
+    ) -> Option<Result<Attr>> {
+        let inode = set.size.and_then(|_| self.files.find(id));
+        let _range = match (&inode, set.size) {
+            (Some(inode), Some(size)) => {
+                Some(inode.ranges.take(size, u64::MAX, true, may_block)?)
+            }
+            _ => None,
+        };
+        Some(self.writable().and_then(|()| apply(self, caller, target, set)))
+    }
+
+    pub(crate) fn check_access(&self, caller: &Caller, id: FileId, want: Access) -> Result<()> {
+        if want.0 & !7 != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let node = self.node(id)?;
+        if want.0 & libc::W_OK as u32 != 0
+            && matches!(node.kind, FileType::Regular | FileType::Directory | FileType::Symlink)
+        {
+            self.writable()?;
+        }
+        match sys::access(node.fd(), want) {
+            Err(Errno::ENOSYS) => by_mode(caller, &sys::stat(node.fd())?.attr, want),
+            result => Ok(result?),
+        }
+    }
+
+    pub(crate) fn get_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> Result<Vec<u8>> {
+        let node = self.node(id)?;
+        let c_name = sys::xattr_name(name)?;
+        guarded(caller, name, || Ok(sys::get_xattr(node.fd(), &c_name)?))
+    }
+
+    pub(crate) fn list_xattr(&self, caller: &Caller, id: FileId) -> Result<Vec<u8>> {
+        let node = self.node(id)?;
+        // Names of trusted attributes are listed to whoever may read them.
+        guarded(caller, b"trusted.", || Ok(sys::list_xattr(node.fd())?))
+    }
+
+    pub(crate) fn set_xattr(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        name: &[u8],
+        value: &[u8],
+        how: XattrSet,
+    ) -> Result<()> {
+        self.writable()?;
+        refuse_foreign(caller, name)?;
+        if value.len() > dray_core::XATTR_MAX_BYTES {
+            return Err(Errno::E2BIG.into());
+        }
+        let node = self.node(id)?;
+        let c_name = sys::xattr_name(name)?;
+        guarded(caller, name, || Ok(sys::set_xattr(node.fd(), &c_name, value, how)?))
+    }
+
+    pub(crate) fn remove_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> Result<()> {
+        self.writable()?;
+        refuse_foreign(caller, name)?;
+        let node = self.node(id)?;
+        let c_name = sys::xattr_name(name)?;
+        guarded(caller, name, || Ok(sys::remove_xattr(node.fd(), &c_name)?))
+    }
+}
+
+fn is_privileged(name: &[u8]) -> bool {
+    name.starts_with(b"security.") || name.starts_with(b"trusted.")
+}
+
+/// An ordinary user could give a program of its own capabilities by such an attribute. The
+/// kernel refuses as well, for want of capabilities; twice is better than never.
+fn refuse_foreign(caller: &Caller, name: &[u8]) -> Result<()> {
+    if is_privileged(name) && !caller.who.is_root() {
+        return Err(Error::new(Errno::EPERM).because("an attribute of the super-user's"));
+    }
+    Ok(())
+}
+
+/// Runs `call`, with more rights if the super-user's attributes are concerned and it is the
+/// super-user who asks.
+fn guarded<T>(caller: &Caller, name: &[u8], call: impl FnOnce() -> Result<T>) -> Result<T> {
+    if is_privileged(name) && caller.who.is_root() {
+        cred::with_xattr_rights(call)?
+    } else {
+        call()
+    }
+}
+
+/// Changes owner, mode, size and times, in this order: a change of the owner clears set-id
+/// bits, and a change of the size sets times.
+fn apply(core: &Core, caller: &Caller, target: &Target<'_>, set: SetAttr) -> Result<Attr> {
+    let (Target::Path(fd) | Target::Open(fd)) = *target;
+    if set.kill_set_id && set.mode.is_none() {
+        clear_set_id(core, fd, caller)?;
+    }
+    if set.uid.is_some() || set.gid.is_some() {
+        sys::chown(fd, set.uid, set.gid)?;
+    }
+    if let Some(mode) = set.mode {
+        sys::chmod(core.proc_fd(), fd, mode)?;
+    }
+    match (set.size, target) {
+        (Some(size), Target::Path(fd)) => sys::truncate_path(*fd, size)?,
+        (Some(size), Target::Open(fd)) => sys::truncate_open(*fd, size)?,
+        (None, _) => {}
+    }
+    if set.atime.is_some() || set.mtime.is_some() {
+        sys::set_times(core.proc_fd(), fd, set.atime, set.mtime)?;
+    }
+    Ok(sys::stat(fd)?.attr)
+}
+
+/// Clears set-id bits as a change by an unprivileged user does. For such users the kernel
+/// does it by itself; what is left is the super-user of a container at the client, who is
+/// all-powerful here.
+pub(crate) fn clear_set_id(core: &Core, fd: BorrowedFd<'_>, caller: &Caller) -> Result<()> {
+    if !caller.who.is_root() {
+        return Ok(());
+    }
+    let attr = sys::stat(fd)?.attr;
+    let mode = attr.mode & 0o7777;
+    let mut cleared = mode & !libc::S_ISUID;
+    if mode & libc::S_IXGRP != 0 {
+        cleared &= !libc::S_ISGID;
+    }
+    if cleared != mode && attr.file_type() == FileType::Regular {
+        sys::chmod(core.proc_fd(), fd, cleared)?;
+    }
+    Ok(())
+}
+
+/// The rights by mode bits alone, for kernels that cannot check an open file for another
+/// user. ACLs are not seen; every later operation is checked by the kernel anyway.
+fn by_mode(caller: &Caller, attr: &Attr, want: Access) -> Result<()> {
+    let who = &caller.who;
+    if who.is_root() {
+        let runs = attr.mode & 0o111 != 0 || attr.file_type() == FileType::Directory;
+        let ok = want.0 & libc::X_OK as u32 == 0 || runs;
+        return if ok { Ok(()) } else { Err(Errno::EACCES.into()) };
+    }
+    let shift = match (who.uid == attr.uid, who.in_group(Gid(attr.gid.0))) {
+        (true, _) => 6,
+        (false, true) => 3,
+        (false, false) => 0,
+    };
+    if want.0 & !(attr.mode >> shift) & 7 == 0 { Ok(()) } else { Err(Errno::EACCES.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_core::{Identity, Uid};
+
+    #[test]
+    fn mode_bits_go_by_owner_then_group_then_others() {
+        let attr =
+            Attr { mode: libc::S_IFREG | 0o640, uid: Uid(5), gid: Gid(6), ..Attr::default() };
+        let may = |uid: u32, gid: u32, want: u32| {
+            let who = Identity { uid: Uid(uid), gid: Gid(gid), ..Identity::default() };
+            by_mode(&Caller::of(who), &attr, Access(want)).is_ok()
+        };
+        assert!(may(5, 1, 6) && !may(5, 1, 7));
+        assert!(may(7, 6, 4) && !may(7, 6, 2));
+        assert!(!may(7, 7, 4) && may(7, 7, 0));
+        assert!(may(0, 0, 6) && !may(0, 0, 1));
+    }
+}

@@ -1,0 +1,283 @@
+//! Which user a thread is to the file system.
+//!
+//! Linux keeps credentials per thread, so a thread becomes the caller before it does the
+//! caller's work, with raw system calls (the C library's wrappers change every thread). It
+//! stays that user until a call for another comes, since a change costs more than most
+//! operations. **Whatever else a thread does with files after an operation, it does as that
+//! user**: code that opens files of the server's own wraps itself in [`as_server`].
+
+use std::cell::RefCell;
+
+use dray_core::{Errno, Error, Gid, Identity, Result};
+
+const CAP_CHOWN: u32 = 0;
+const CAP_DAC_OVERRIDE: u32 = 1;
+const CAP_DAC_READ_SEARCH: u32 = 2;
+const CAP_FOWNER: u32 = 3;
+const CAP_FSETID: u32 = 4;
+const CAP_SETGID: u32 = 6;
+const CAP_SETUID: u32 = 7;
+const CAP_LINUX_IMMUTABLE: u32 = 9;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_MKNOD: u32 = 27;
+const CAP_SETFCAP: u32 = 31;
+
+/// What a thread may hold in its effective set while it serves. The first group goes and
+/// comes with the file system user id by itself. `SYS_RESOURCE` is not among them, so that
+/// quotas and reserved blocks hold.
+const SERVING: u64 = 1 << CAP_CHOWN
+    | 1 << CAP_DAC_OVERRIDE
+    | 1 << CAP_DAC_READ_SEARCH
+    | 1 << CAP_FOWNER
+    | 1 << CAP_FSETID
+    | 1 << CAP_LINUX_IMMUTABLE
+    | 1 << CAP_MKNOD
+    | 1 << CAP_SETUID
+    | 1 << CAP_SETGID;
+
+/// What the super-user's `security.*` and `trusted.*` attributes take.
+const XATTR: u64 = 1 << CAP_SETFCAP | 1 << CAP_SYS_ADMIN;
+
+/// Supplementary groups of one caller that are passed on (`NGROUPS_MAX` of Linux).
+const GROUPS_MAX: usize = 65_536;
+
+#[derive(Default)]
+struct Thread {
+    /// The thread has file system attributes (umask) of its own and few capabilities.
+    prepared: bool,
+    /// The ids below are what the kernel has.
+    known: bool,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    umask: u32,
+    /// As they were before we touched them, for [`release`].
+    first_umask: u32,
+    first_groups: Vec<u32>,
+}
+
+thread_local! {
+    static THREAD: RefCell<Thread> = RefCell::default();
+}
+
+/// Makes this thread the caller: what it does from now on is checked against `who`.
+/// Errors: `EPERM` if the server may not do that; then nothing must be done for the caller.
+pub(crate) fn assume(who: &Identity, umask: u32) -> Result<()> {
+    THREAD.with_borrow_mut(|thread| {
+        thread.prepare()?;
+        thread.set_umask(umask & 0o777);
+        thread.become_user(who)
+    })
+}
+
+/// Runs `call` with the super-user's file system id, then becomes the caller again.
+///
+/// Only for what says nothing to the caller about files it may not see: opening `O_PATH`
+/// by handle, and opening again what the caller had opened already. Errors: `EPERM` if the
+/// way back is barred; the operation must end then.
+pub(crate) fn as_root<T>(call: impl FnOnce() -> T) -> Result<T> {
+    let uid = THREAD.with_borrow(|thread| if thread.known { thread.uid } else { 0 });
+    if uid == 0 {
+        return Ok(call());
+    }
+    struct Back(u32);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            if set_fsuid(self.0).is_err() {
+                THREAD.with_borrow_mut(|thread| thread.known = false);
+            }
+        }
+    }
+    set_fsuid(0)?;
+    let back = Back(uid);
+    let value = call();
+    drop(back);
+    if !THREAD.with_borrow(|thread| thread.known) {
+        return Err(lost());
+    }
+    Ok(value)
+}
+
+/// Runs `call` with the capabilities for security and trusted attributes. Only for a caller
+/// who is the super-user after squashing.
+pub(crate) fn with_xattr_rights<T>(call: impl FnOnce() -> T) -> Result<T> {
+    struct Lower(u64);
+    impl Drop for Lower {
+        fn drop(&mut self) {
+            if set_effective(self.0).is_err() {
+                // The next caller's `assume` prepares the thread anew or fails.
+                THREAD.with_borrow_mut(|thread| thread.prepared = false);
+            }
+        }
+    }
+    let caps = capabilities()?;
+    let _lower = Lower(caps.effective);
+    set_effective(caps.effective | (XATTR & caps.permitted))?;
+    Ok(call())
+}
+
+/// Gives this thread back the server's own credentials, capabilities and umask.
+pub fn release() -> Result<()> {
+    THREAD.with_borrow_mut(|thread| {
+        if !thread.prepared {
+            return Ok(());
+        }
+        thread.known = false;
+        set_fsuid(0)?;
+        set_fsgid(0)?;
+        set_groups(&thread.first_groups)?;
+        set_effective(capabilities()?.permitted)?;
+        thread.set_umask(thread.first_umask);
+        thread.prepared = false;
+        Ok(())
+    })
+}
+
+/// Runs `call` with the server's own credentials. The thread becomes a caller again when
+/// the next operation on it needs that.
+pub fn as_server<T>(call: impl FnOnce() -> T) -> Result<T> {
+    release()?;
+    Ok(call())
+}
+
+impl Thread {
+    fn prepare(&mut self) -> Result<()> {
+        if self.prepared {
+            return Ok(());
+        }
+        self.known = false;
+        // A thread inherits the ids of the one that started it: begin at a known state.
+        set_fsuid(0)?;
+        self.first_groups = groups()?;
+        // SAFETY: no memory is involved.
+        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+            return Err(Error::from(Errno::last()).because("a umask of the thread's own"));
+        }
+        // SAFETY: umask cannot fail.
+        self.first_umask = unsafe { libc::umask(0) };
+        self.umask = 0;
+        let caps = capabilities()?;
+        set_effective(caps.permitted & SERVING)?;
+        self.prepared = true;
+        Ok(())
+    }
+
+    fn set_umask(&mut self, umask: u32) {
+        if self.umask != umask {
+            // SAFETY: umask cannot fail.
+            unsafe { libc::umask(umask) };
+            self.umask = umask;
+        }
+    }
+
+    fn become_user(&mut self, who: &Identity) -> Result<()> {
+        if self.known && self.is(who) {
+            return Ok(());
+        }
+        if who.groups.len() > GROUPS_MAX {
+            return Err(Error::new(Errno::EINVAL).because("more groups than Linux has"));
+        }
+        let known = std::mem::replace(&mut self.known, false);
+        if !known || !same_groups(&self.groups, &who.groups) {
+            self.groups.clear();
+            self.groups.extend(who.groups.iter().map(|gid| gid.0));
+            set_groups(&self.groups)?;
+        }
+        if !known || self.gid != who.gid.0 {
+            set_fsgid(who.gid.0)?;
+            self.gid = who.gid.0;
+        }
+        if !known || self.uid != who.uid.0 {
+            set_fsuid(who.uid.0)?;
+            self.uid = who.uid.0;
+        }
+        self.known = true;
+        Ok(())
+    }
+
+    fn is(&self, who: &Identity) -> bool {
+        self.uid == who.uid.0 && self.gid == who.gid.0 && same_groups(&self.groups, &who.groups)
+    }
+}
+
+fn same_groups(ours: &[u32], theirs: &[Gid]) -> bool {
+    ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(ours, theirs)| *ours == theirs.0)
+}
+
+fn lost() -> Error {
+    Error::new(Errno::EPERM).because("the server cannot take its caller's identity")
+}
+
+/// setfsuid(2) tells no error: it answers the old id, so a second call that changes
+/// nothing tells what the id has become.
+fn set_fsuid(uid: u32) -> Result<()> {
+    // SAFETY: numbers only.
+    let now = unsafe {
+        libc::syscall(libc::SYS_setfsuid, uid);
+        libc::syscall(libc::SYS_setfsuid, u32::MAX)
+    };
+    if now as u32 == uid { Ok(()) } else { Err(lost()) }
+}
+
+fn set_fsgid(gid: u32) -> Result<()> {
+    // SAFETY: numbers only.
+    let now = unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsgid, u32::MAX)
+    };
+    if now as u32 == gid { Ok(()) } else { Err(lost()) }
+}
+
+fn set_groups(groups: &[u32]) -> Result<()> {
+    // SAFETY: the kernel reads groups.len() numbers.
+    let set = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    if set == 0 { Ok(()) } else { Err(lost()) }
+}
+
+fn groups() -> Result<Vec<u32>> {
+    // SAFETY: with a length of 0 nothing is written.
+    let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
+    let mut groups = vec![0; usize::try_from(count).map_err(|_| Errno::last())?];
+    // SAFETY: the kernel writes at most `count` numbers.
+    let count = unsafe { libc::getgroups(count, groups.as_mut_ptr()) };
+    groups.truncate(usize::try_from(count).map_err(|_| Errno::last())?);
+    Ok(groups)
+}
+
+struct Capabilities {
+    effective: u64,
+    permitted: u64,
+    inheritable: u64,
+}
+
+#[repr(C)]
+struct CapHeader {
+    version: u32,
+    pid: i32,
+}
+
+const CAP_VERSION: u32 = 0x2008_0522; // _LINUX_CAPABILITY_VERSION_3
+
+fn capabilities() -> Result<Capabilities> {
+    let mut header = CapHeader { version: CAP_VERSION, pid: 0 };
+    let mut raw = [[0u32; 3]; 2];
+    // SAFETY: version 3 writes two structs of three numbers.
+    if unsafe { libc::syscall(libc::SYS_capget, &raw mut header, raw.as_mut_ptr()) } != 0 {
+        return Err(Errno::last().into());
+    }
+    let join = |index: usize| u64::from(raw[0][index]) | u64::from(raw[1][index]) << 32;
+    Ok(Capabilities { effective: join(0), permitted: join(1), inheritable: join(2) })
+}
+
+fn set_effective(effective: u64) -> Result<()> {
+    let caps = capabilities()?;
+    let mut header = CapHeader { version: CAP_VERSION, pid: 0 };
+    let half =
+        |shift: u32| [effective, caps.permitted, caps.inheritable].map(|set| (set >> shift) as u32);
+    let raw = [half(0), half(32)];
+    // SAFETY: version 3 reads two structs of three numbers.
+    if unsafe { libc::syscall(libc::SYS_capset, &raw mut header, raw.as_ptr()) } != 0 {
+        return Err(Errno::last().into());
+    }
+    Ok(())
+}

@@ -1,0 +1,350 @@
+//! The content of open files: reading, writing, copying, and pages of directories.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dray_core::{
+    Allocate, BufMut, DirPage, Errno, FileId, FileType, IO_MAX_BYTES, Result, Seek, Write,
+};
+
+use super::attrs::clear_set_id;
+use super::core::{Caller, Core};
+use super::files::FileState;
+use super::sys;
+
+/// Bytes that one call copies at most; the caller asks again for the rest.
+const COPY_MAX_BYTES: u64 = 64 << 20;
+
+/// Bytes of directory records fetched at a time.
+const DIR_BUFFER_BYTES: usize = 32 << 10;
+
+/// What an entry takes beside its name when it is sent: without and with attributes.
+const ENTRY_BYTES: usize = 32;
+const ENTRY_PLUS_BYTES: usize = 160;
+
+/// The file system below cannot tell whether a read would wait.
+static NOWAIT_FAILS: AtomicBool = AtomicBool::new(false);
+
+/// Fills `into` from offset `at`. None, and nothing filled in, if that would have to wait
+/// for a disk or a writer and may not.
+pub(crate) fn read(
+    core: &Core,
+    file: &FileState,
+    at: u64,
+    into: &mut BufMut,
+    may_block: bool,
+) -> Option<Result<()>> {
+    let fd = match file.fd(core) {
+        Ok(fd) => fd,
+        Err(error) => return Some(Err(error)),
+    };
+    let _range = file.inode.ranges.take(at, into.room() as u64, false, may_block)?;
+    let cautious = !may_block && !core.in_memory;
+    if cautious && NOWAIT_FAILS.load(Ordering::Relaxed) {
+        return None;
+    }
+    let before = into.len();
+    let mut offset = at;
+    while into.room() > 0 {
+        let flags = if cautious { libc::RWF_NOWAIT } else { 0 };
+        match sys::read(fd.as_fd(), offset, into.spare(), flags) {
+            Ok(0) => break,
+            Ok(count) => {
+                // SAFETY: the kernel has filled that many bytes in.
+                unsafe { into.advance(count) };
+                offset += count as u64;
+                if !cautious && into.room() > 0 && count % 4096 != 0 {
+                    break; // a partial page ends the file
+                }
+            }
+            Err(Errno::EAGAIN) if cautious => {
+                into.truncate(before);
+                return None;
+            }
+            Err(Errno::ENOTSUP) if cautious => {
+                NOWAIT_FAILS.store(true, Ordering::Relaxed);
+                into.truncate(before);
+                return None;
+            }
+            Err(_) if into.len() > before => break,
+            Err(errno) => return Some(Err(errno.into())),
+        }
+    }
+    Some(Ok(()))
+}
+
+/// Writes all of `from`. None if it would have to wait for a reader and may not.
+pub(crate) fn write(
+    core: &Core,
+    caller: &Caller,
+    file: &FileState,
+    how: Write,
+    from: &[u8],
+    may_block: bool,
+) -> Option<Result<usize>> {
+    let fd = match file.fd(core) {
+        Ok(fd) => fd,
+        Err(error) => return Some(Err(error)),
+    };
+    let (start, len_bytes) = if how.append { (0, u64::MAX) } else { (how.at, from.len() as u64) };
+    let range = file.inode.ranges.take(start, len_bytes, true, may_block)?;
+    let sync = if !how.sync {
+        0
+    } else if file.syncs_all {
+        libc::RWF_SYNC
+    } else {
+        libc::RWF_DSYNC
+    };
+    Some((|| {
+        if how.kill_set_id {
+            clear_set_id(core, fd.as_fd(), caller)?;
+        }
+        if !how.append {
+            return write_all(&fd, how.at, from, sync);
+        }
+        let written = append_all(&fd, from)?;
+        // The whole file was taken: wait for the media without it.
+        drop(range);
+        if how.sync {
+            sys::sync(fd.as_fd(), sync == libc::RWF_DSYNC)?;
+        }
+        Ok(written)
+    })())
+}
+
+fn write_all(fd: &OwnedFd, at: u64, from: &[u8], flags: i32) -> Result<usize> {
+    let mut done = 0;
+    loop {
+        match sys::write(fd.as_fd(), at.saturating_add(done as u64), &from[done..], flags) {
+            Ok(count) => done += count,
+            Err(_) if done > 0 => return Ok(done),
+            Err(errno) => return Err(errno.into()),
+        }
+        if done >= from.len() {
+            return Ok(done);
+        }
+    }
+}
+
+/// The kernel places each part at the end, also against processes of the server's machine.
+fn append_all(fd: &OwnedFd, from: &[u8]) -> Result<usize> {
+    let mut done = 0;
+    loop {
+        match sys::write(fd.as_fd(), 0, &from[done..], libc::RWF_APPEND) {
+            Ok(count) => done += count,
+            Err(_) if done > 0 => return Ok(done),
+            Err(errno) => return Err(errno.into()),
+        }
+        if done >= from.len() {
+            return Ok(done);
+        }
+    }
+}
+
+/// fallocate(2).
+pub(crate) fn allocate(core: &Core, file: &FileState, what: Allocate) -> Result<()> {
+    core.writable()?;
+    let fd = file.fd(core)?;
+    let shifts = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
+    let len_bytes = if what.flags & shifts == 0 { what.len_bytes } else { u64::MAX };
+    let _range = file.inode.ranges.take(what.at, len_bytes, true, true);
+    Ok(sys::allocate(fd.as_fd(), what)?)
+}
+
+/// The next data or hole.
+pub(crate) fn seek(core: &Core, file: &FileState, at: u64, what: Seek) -> Result<u64> {
+    if file.directory {
+        return Err(Errno::EISDIR.into());
+    }
+    let whence = match what {
+        Seek::Data => libc::SEEK_DATA,
+        Seek::Hole => libc::SEEK_HOLE,
+    };
+    // An offset past what a file can have is past the end.
+    let at = if i64::try_from(at).is_ok() { at } else { i64::MAX as u64 };
+    Ok(sys::seek(file.fd(core)?.as_fd(), at, whence)?)
+}
+
+/// Copies within the export; answers how far it came.
+pub(crate) fn copy_range(
+    core: &Core,
+    from: (&FileState, u64),
+    to: (&FileState, u64),
+    len_bytes: u64,
+) -> Result<u64> {
+    core.writable()?;
+    let len_bytes = len_bytes.min(COPY_MAX_BYTES);
+    let (source, target) = (from.0.fd(core)?, to.0.fd(core)?);
+    let same = from.0.inode.id == to.0.inode.id;
+    let len_bytes =
+        if same { len_bytes.min(bytes_behind(source.as_fd(), from.1)?) } else { len_bytes };
+    let overlap =
+        same && from.1 < to.1.saturating_add(len_bytes) && to.1 < from.1.saturating_add(len_bytes);
+    if len_bytes == 0 || overlap {
+        // The kernel comes first: it may have something against the descriptors.
+        sys::copy_range(source.as_fd(), from.1, target.as_fd(), to.1, 0)?;
+        return if overlap { Err(Errno::EINVAL.into()) } else { Ok(0) };
+    }
+    // In one order for everybody, so that two copies cannot wait for each other.
+    let take_source = || from.0.inode.ranges.take(from.1, len_bytes, false, true);
+    let take_target = || to.0.inode.ranges.take(to.1, len_bytes, true, true);
+    let source_first = match from.0.inode.id.cmp(&to.0.inode.id) {
+        std::cmp::Ordering::Less => true,
+        std::cmp::Ordering::Equal => from.1 < to.1,
+        std::cmp::Ordering::Greater => false,
+    };
+    let _ranges = if source_first {
+        let first = take_source();
+        (first, take_target())
+    } else {
+        let first = take_target();
+        (take_source(), first)
+    };
+    let count = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+    match sys::copy_range(source.as_fd(), from.1, target.as_fd(), to.1, count) {
+        Err(Errno::EXDEV | Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
+            copy_by_hand(&source, from.1, &target, to.1, len_bytes)
+        }
+        result => Ok(result? as u64),
+    }
+}
+
+/// Bytes that a file has behind `at`, none if it is no regular file: what does not exist
+/// overlaps with nothing.
+fn bytes_behind(fd: BorrowedFd<'_>, at: u64) -> Result<u64> {
+    let attr = sys::stat(fd)?.attr;
+    let regular = attr.file_type() == dray_core::FileType::Regular;
+    Ok(if regular { attr.size.saturating_sub(at) } else { 0 })
+}
+
+fn copy_by_hand(from: &OwnedFd, at: u64, to: &OwnedFd, to_at: u64, len_bytes: u64) -> Result<u64> {
+    let mut buffer =
+        BufMut::heap(IO_MAX_BYTES.min(usize::try_from(len_bytes).unwrap_or(usize::MAX)));
+    let mut done = 0;
+    while done < len_bytes {
+        buffer.clear();
+        let room = buffer.room().min(usize::try_from(len_bytes - done).unwrap_or(usize::MAX));
+        let read = sys::read(from.as_fd(), at + done, &mut buffer.spare()[..room], 0);
+        let count = match read {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        // SAFETY: the kernel has filled that many bytes in.
+        unsafe { buffer.advance(count) };
+        match write_all(to, to_at + done, buffer.filled(), 0) {
+            Ok(written) => done += written as u64,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Entries from `cookie` on.
+pub(crate) fn read_dir(
+    core: &Core,
+    file: &FileState,
+    cookie: u64,
+    max_bytes: usize,
+    plus: bool,
+) -> Result<DirPage> {
+    if !file.directory {
+        return Err(Errno::ENOTDIR.into());
+    }
+    let fd = file.fd(core)?;
+    let _one_at_a_time = file.reading_dir.lock().unwrap_or_else(PoisonError::into_inner);
+    sys::seek(fd.as_fd(), cookie, libc::SEEK_SET)?;
+    let mut page = Filling {
+        core,
+        dir: file.inode.id,
+        fd: &fd,
+        plus,
+        page: DirPage::default(),
+        room_bytes: max_bytes,
+    };
+    let mut records = [0u64; DIR_BUFFER_BYTES / 8];
+    // Small requests fetch few records, since what does not fit is fetched again.
+    let words = (max_bytes / 8 + 40).min(records.len());
+    loop {
+        let bytes = sys::read_dir(fd.as_fd(), &mut records[..words])?;
+        if bytes == 0 {
+            page.page.end = true;
+            return Ok(page.page);
+        }
+        // SAFETY: the array's memory, read as bytes, within its bounds.
+        let records = unsafe { std::slice::from_raw_parts(records.as_ptr().cast::<u8>(), bytes) };
+        if !page.take(records) {
+            return Ok(page.page);
+        }
+    }
+}
+
+struct Filling<'a> {
+    core: &'a Core,
+    dir: FileId,
+    fd: &'a OwnedFd,
+    plus: bool,
+    page: DirPage,
+    room_bytes: usize,
+}
+
+impl Filling<'_> {
+    /// Adds what fits of these records; false once something did not.
+    fn take(&mut self, mut records: &[u8]) -> bool {
+        while let Some(record) = Record::first(records) {
+            records = &records[record.len_bytes..];
+            if record.name == b"." || record.name == b".." {
+                continue;
+            }
+            let beside = if self.plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
+            let takes = beside + record.name.len();
+            if takes > self.room_bytes && !self.page.is_empty() {
+                return false;
+            }
+            self.room_bytes = self.room_bytes.saturating_sub(takes);
+            self.add(&record);
+        }
+        true
+    }
+
+    fn add(&mut self, record: &Record<'_>) {
+        let seen = match dray_core::Name::new(record.name) {
+            Ok(name) if self.plus => self.core.glance(self.dir, self.fd.as_fd(), name),
+            _ => None,
+        };
+        let id = seen.map_or(FileId { ino: record.ino, generation: 0 }, |entry| entry.id);
+        let kind = seen.map(|entry| entry.attr.file_type()).or(record.kind);
+        self.page.push(record.name, id, kind, record.cookie, seen.map(|entry| entry.attr));
+    }
+}
+
+/// One record of getdents64(2).
+struct Record<'a> {
+    ino: u64,
+    cookie: u64,
+    kind: Option<FileType>,
+    name: &'a [u8],
+    len_bytes: usize,
+}
+
+/// Bytes before the name: number, position, length, type.
+const RECORD_HEAD_BYTES: usize = 19;
+
+impl Record<'_> {
+    fn first(records: &[u8]) -> Option<Record<'_>> {
+        let head = records.get(..RECORD_HEAD_BYTES)?;
+        let len_bytes = usize::from(u16::from_ne_bytes(head[16..18].try_into().ok()?));
+        let name = records.get(RECORD_HEAD_BYTES..len_bytes)?;
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        Some(Record {
+            ino: u64::from_ne_bytes(head[0..8].try_into().ok()?),
+            cookie: u64::from_ne_bytes(head[8..16].try_into().ok()?),
+            kind: FileType::from_mode(u32::from(head[18]) << 12),
+            name: &name[..end],
+            len_bytes,
+        })
+    }
+}

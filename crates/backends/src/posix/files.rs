@@ -1,0 +1,384 @@
+//! The files that clients have open, and the descriptors that some of them hold.
+//!
+//! There may be more open files than the server has descriptors: beyond a limit those of
+//! files not used lately are closed and opened again when they are needed, as the server,
+//! because the caller's rights were checked at the first open. A file that has no name any
+//! more keeps its descriptor, since nothing else keeps the file.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+
+use dray_core::{Errno, Error, FileId, FsUuid, LockOwner, NodeId, Result};
+
+use super::core::Core;
+use super::guard::Ranges;
+use super::options::Keeper;
+use super::{cred, sys};
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All open files of an export.
+pub(crate) struct Files {
+    inodes: Mutex<HashMap<FileId, Weak<OpenInode>>>,
+    ring: Mutex<Ring>,
+    /// Files open at clients.
+    files: AtomicUsize,
+    /// Descriptors held for them.
+    descriptors: AtomicUsize,
+    descriptors_max: usize,
+    files_max: usize,
+    /// Read: a name is being removed. Write: a descriptor is being closed because nobody
+    /// used it. One after the other, so that the last hold on a file is not lost between.
+    removal: RwLock<()>,
+    /// Who keeps deleted files over our death, and which file system this is to him.
+    keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
+}
+
+/// Files that may hold descriptors, in no order; the hand goes round over them.
+#[derive(Default)]
+struct Ring {
+    files: Vec<Weak<FileState>>,
+    hand: usize,
+}
+
+/// What all open files of one inode share.
+pub(crate) struct OpenInode {
+    pub(crate) id: FileId,
+    /// Keeps reads and writes apart.
+    pub(crate) ranges: Ranges,
+    /// `O_PATH` descriptor that keeps the inode after its last name went.
+    pin: Mutex<Option<OwnedFd>>,
+    /// The keeper has it, or has had it since before our time.
+    kept: AtomicBool,
+    files: Weak<Files>,
+}
+
+/// One open file.
+pub(crate) struct FileState {
+    pub(crate) inode: Arc<OpenInode>,
+    pub(crate) directory: bool,
+    /// Flags to open it again with: access mode and what else lasts.
+    flags: i32,
+    /// Opened with `O_SYNC`, not merely `O_DSYNC`: times are to be on media too.
+    pub(crate) syncs_all: bool,
+    slot: Mutex<Slot>,
+    /// Used since the hand last passed.
+    used: AtomicBool,
+    /// Readers of a directory share the descriptor's position: one at a time.
+    pub(crate) reading_dir: Mutex<()>,
+    /// Owners of flock locks taken through this file.
+    pub(crate) flock_owners: Mutex<Vec<(NodeId, LockOwner)>>,
+    files: Arc<Files>,
+    /// Itself, for the ring.
+    me: Weak<FileState>,
+}
+
+enum Slot {
+    Open(Arc<OwnedFd>),
+    /// Closed for want of descriptors.
+    Parked,
+    /// Closed by the client.
+    Closed,
+}
+
+/// Flags of open(2) that matter after the open itself.
+const LASTING: i32 = libc::O_ACCMODE | libc::O_DIRECT | libc::O_DIRECTORY | libc::O_NOATIME;
+
+impl Files {
+    pub(crate) fn new(
+        descriptors_max: usize,
+        files_max: usize,
+        keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
+    ) -> Arc<Files> {
+        Arc::new(Files {
+            inodes: Mutex::default(),
+            ring: Mutex::default(),
+            files: AtomicUsize::new(0),
+            descriptors: AtomicUsize::new(0),
+            descriptors_max,
+            files_max,
+            removal: RwLock::new(()),
+            keeper,
+        })
+    }
+
+    /// Makes room for one more descriptor; `ENFILE` if there are too many open files. To be
+    /// asked before a file is opened, since opening can change it.
+    pub(crate) fn admit(&self) -> Result<()> {
+        if self.files.load(Ordering::Relaxed) >= self.files_max {
+            return Err(Error::new(Errno::ENFILE).because("the export's limit of open files"));
+        }
+        self.make_room();
+        Ok(())
+    }
+
+    /// Registers a file just opened with `flags`; the client `asked` for more.
+    pub(crate) fn opened(
+        self: &Arc<Files>,
+        id: FileId,
+        directory: bool,
+        asked: i32,
+        flags: i32,
+        fd: OwnedFd,
+    ) -> Arc<FileState> {
+        let inode = self.inode(id);
+        let file = Arc::new_cyclic(|me| FileState {
+            inode,
+            directory,
+            flags: flags & LASTING,
+            syncs_all: asked & libc::O_SYNC == libc::O_SYNC,
+            slot: Mutex::new(Slot::Open(Arc::new(fd))),
+            used: AtomicBool::new(true),
+            reading_dir: Mutex::default(),
+            flock_owners: Mutex::default(),
+            files: self.clone(),
+            me: me.clone(),
+        });
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.descriptors.fetch_add(1, Ordering::Relaxed);
+        self.enter_ring(Arc::downgrade(&file));
+        file
+    }
+
+    fn inode(self: &Arc<Files>, id: FileId) -> Arc<OpenInode> {
+        let mut inodes = lock(&self.inodes);
+        if let Some(inode) = inodes.get(&id).and_then(Weak::upgrade) {
+            return inode;
+        }
+        let inode = Arc::new(OpenInode {
+            id,
+            ranges: Ranges::default(),
+            pin: Mutex::default(),
+            kept: AtomicBool::new(
+                self.keeper.as_ref().is_some_and(|(keeper, fs)| keeper.holds(*fs, id)),
+            ),
+            files: Arc::downgrade(self),
+        });
+        inodes.insert(id, Arc::downgrade(&inode));
+        inode
+    }
+
+    /// The open inode with this id, if any file of it is open.
+    pub(crate) fn find(&self, id: FileId) -> Option<Arc<OpenInode>> {
+        lock(&self.inodes).get(&id).and_then(Weak::upgrade)
+    }
+
+    /// A descriptor of an open inode, for when it cannot be found by its id otherwise.
+    pub(crate) fn any_descriptor(&self, id: FileId) -> Option<Arc<OwnedFd>> {
+        self.find(id)?;
+        let ring = lock(&self.ring);
+        let files = ring.files.iter().filter_map(Weak::upgrade);
+        let found = files.filter(|file| file.inode.id == id).find_map(|file| {
+            match &*file.slot.try_lock().ok()? {
+                Slot::Open(fd) => Some(fd.clone()),
+                _ => None,
+            }
+        });
+        drop(ring);
+        found
+    }
+
+    /// To be held while a name is removed, after asking [`Files::needs_pin`].
+    pub(crate) fn removing(&self) -> RwLockReadGuard<'_, ()> {
+        self.removal.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open inode that would be lost with its last name: some file of it has no
+    /// descriptor, and nothing pins it. To be asked under [`Files::removing`].
+    pub(crate) fn needs_pin(&self, id: FileId) -> Option<Arc<OpenInode>> {
+        if self.files.load(Ordering::Relaxed) <= self.descriptors.load(Ordering::Relaxed) {
+            return None; // nothing is parked
+        }
+        self.find(id).filter(|inode| lock(&inode.pin).is_none())
+    }
+
+    /// The open inode that a keeper should have before it loses a name.
+    pub(crate) fn needs_keeping(&self, id: FileId) -> Option<Arc<OpenInode>> {
+        self.keeper.as_ref()?;
+        self.find(id).filter(|inode| !inode.kept.load(Ordering::Relaxed))
+    }
+
+    /// Has `inode` kept over our death; `fd` may be an `O_PATH` descriptor.
+    pub(crate) fn keep(&self, inode: &OpenInode, fd: BorrowedFd<'_>) {
+        if let Some((keeper, fs)) = &self.keeper {
+            keeper.hold(*fs, inode.id, fd);
+            inode.kept.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Files open at clients, and descriptors held for them.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.files.load(Ordering::Relaxed), self.descriptors.load(Ordering::Relaxed))
+    }
+
+    fn enter_ring(&self, file: Weak<FileState>) {
+        let mut ring = lock(&self.ring);
+        if ring.files.len() >= 64 && ring.files.len() > 2 * self.descriptors.load(Ordering::Relaxed)
+        {
+            ring.files.retain(|file| file.strong_count() > 0);
+            ring.hand = 0;
+        }
+        ring.files.push(file);
+    }
+
+    /// Closes descriptors of idle files until there is room for one more. Where all are in
+    /// use or must be kept the limit is exceeded: the process's own is twice as high.
+    fn make_room(&self) {
+        while self.descriptors.load(Ordering::Relaxed) >= self.descriptors_max {
+            if !self.park_one() {
+                return;
+            }
+        }
+    }
+
+    fn park_one(&self) -> bool {
+        let mut ring = lock(&self.ring);
+        let mut steps = 2 * ring.files.len();
+        while steps > 0 && !ring.files.is_empty() {
+            steps -= 1;
+            let at = (ring.hand + 1) % ring.files.len();
+            ring.hand = at;
+            let Some(file) = ring.files[at].upgrade() else {
+                ring.files.swap_remove(at);
+                continue;
+            };
+            if file.used.swap(false, Ordering::Relaxed) {
+                continue;
+            }
+            match file.park() {
+                Parking::Parked(fd) => {
+                    ring.files.swap_remove(at);
+                    drop(ring);
+                    drop(fd); // closing may take a while
+                    return true;
+                }
+                Parking::NotOpen => {
+                    ring.files.swap_remove(at);
+                }
+                Parking::InUse => {}
+            }
+        }
+        false
+    }
+}
+
+enum Parking {
+    Parked(Arc<OwnedFd>),
+    NotOpen,
+    InUse,
+}
+
+impl OpenInode {
+    /// Keeps the inode by this `O_PATH` descriptor until its last file is closed.
+    pub(crate) fn pin(&self, fd: OwnedFd) {
+        *lock(&self.pin) = Some(fd);
+    }
+}
+
+impl Drop for OpenInode {
+    fn drop(&mut self) {
+        let Some(files) = self.files.upgrade() else { return };
+        let mut inodes = lock(&files.inodes);
+        // Somebody may have opened it again since we were given up.
+        if inodes.get(&self.id).is_some_and(|inode| inode.strong_count() == 0) {
+            inodes.remove(&self.id);
+            if let Some((keeper, fs)) = &files.keeper
+                && self.kept.load(Ordering::Relaxed)
+            {
+                keeper.release(*fs, self.id);
+            }
+        }
+    }
+}
+
+impl FileState {
+    /// Its descriptor, opened again if need be. Errors: `EBADF` after the close, `ESTALE` if
+    /// the file has gone behind our back.
+    pub(crate) fn fd(&self, core: &Core) -> Result<Arc<OwnedFd>> {
+        let mut slot = lock(&self.slot);
+        match &*slot {
+            Slot::Open(fd) => {
+                self.used.store(true, Ordering::Relaxed);
+                return Ok(fd.clone());
+            }
+            Slot::Closed => return Err(Error::new(Errno::EBADF)),
+            Slot::Parked => {}
+        }
+        core.files.make_room();
+        let fd = Arc::new(self.open_again(core)?);
+        *slot = Slot::Open(fd.clone());
+        drop(slot);
+        self.used.store(true, Ordering::Relaxed);
+        core.files.descriptors.fetch_add(1, Ordering::Relaxed);
+        core.files.enter_ring(self.me.clone());
+        Ok(fd)
+    }
+
+    fn open_again(&self, core: &Core) -> Result<OwnedFd> {
+        let pin = lock(&self.inode.pin);
+        if let Some(pin) = &*pin {
+            let opened = cred::as_root(|| sys::reopen(core.proc_fd(), pin.as_fd(), self.flags))?;
+            return Ok(opened?);
+        }
+        drop(pin);
+        let node = core.node(self.inode.id)?;
+        Ok(cred::as_root(|| sys::reopen(core.proc_fd(), node.fd(), self.flags))??)
+    }
+
+    fn park(&self) -> Parking {
+        let Ok(mut slot) = self.slot.try_lock() else { return Parking::InUse };
+        let Slot::Open(fd) = &*slot else { return Parking::NotOpen };
+        if Arc::strong_count(fd) > 1 {
+            return Parking::InUse;
+        }
+        let _no_removal = self.files.removal.write().unwrap_or_else(PoisonError::into_inner);
+        if !sys::stat(fd.as_fd()).is_ok_and(|stat| stat.attr.nlink > 0) {
+            return Parking::InUse;
+        }
+        let Slot::Open(fd) = std::mem::replace(&mut *slot, Slot::Parked) else {
+            return Parking::NotOpen;
+        };
+        self.files.descriptors.fetch_sub(1, Ordering::Relaxed);
+        Parking::Parked(fd)
+    }
+
+    /// Gives the descriptor back. The file can not be used any more.
+    pub(crate) fn close(&self) -> Option<Arc<OwnedFd>> {
+        let old = std::mem::replace(&mut *lock(&self.slot), Slot::Closed);
+        match old {
+            Slot::Open(fd) => {
+                self.files.descriptors.fetch_sub(1, Ordering::Relaxed);
+                self.files.files.fetch_sub(1, Ordering::Relaxed);
+                Some(fd)
+            }
+            Slot::Parked => {
+                self.files.files.fetch_sub(1, Ordering::Relaxed);
+                None
+            }
+            Slot::Closed => None,
+        }
+    }
+
+    /// Remembers who took a flock lock, to give it back at the close.
+    pub(crate) fn remember_flock(&self, owner: (NodeId, LockOwner)) {
+        let mut owners = lock(&self.flock_owners);
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+
+    /// Who took flock locks, once.
+    pub(crate) fn take_flock_owners(&self) -> Vec<(NodeId, LockOwner)> {
+        std::mem::take(&mut *lock(&self.flock_owners))
+    }
+}
+
+impl Drop for FileState {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,189 @@
+//! Which kernel handle a [`FileId`] stands for.
+//!
+//! On file systems whose handles are known, a file id holds all that the handle holds, so
+//! that the server keeps no table and ids outlive it. The lower half of the generation is
+//! the file system's own; the upper half is a keyed hash of the rest (never 0, so that a
+//! generation of 0 stays free for "not known"): clients are given ids of files in the
+//! export only, and must not be able to make up others.
+
+use dray_core::FileId;
+
+use super::siphash::siphash;
+use super::sys::Handle;
+
+const EXT: i64 = 0xEF53;
+const XFS: i64 = 0x5846_5342;
+const BTRFS: i64 = 0x9123_683E;
+const TMPFS: i64 = 0x0102_1994;
+
+/// Handle type of `FILEID_INO32_GEN`, which tmpfs uses too, with other contents.
+const INO32_GEN: i32 = 1;
+/// Handle type of XFS with 64-bit inode numbers.
+const XFS_64: i32 = 0x81;
+/// Handle type of btrfs without the parent.
+const BTRFS_PLAIN: i32 = 0x4d;
+
+/// How the handles of one export are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// ext2, ext3, ext4 and small XFS: 32-bit number, 32-bit generation.
+    Ino32Gen,
+    /// XFS: 64-bit number, 32-bit generation.
+    Ino64Gen,
+    /// tmpfs: 32-bit generation, 64-bit number.
+    GenIno64,
+    /// btrfs: 64-bit object, 64-bit subvolume, 32-bit generation.
+    Btrfs { subvolume: u64 },
+}
+
+/// Translates between file ids and kernel handles.
+#[derive(Clone, Copy)]
+pub(crate) struct Codec {
+    layout: Layout,
+    key: u128,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+impl Codec {
+    /// The codec for the file system with this `statfs` number whose root has this handle.
+    /// None if it is not known, or looks different from what is known.
+    pub(crate) fn detect(magic: i64, root: &Handle, key: u128) -> Option<Codec> {
+        let layout = match (magic, root.kind(), root.bytes().len()) {
+            (EXT, INO32_GEN, 8) | (XFS, INO32_GEN, 8) => Layout::Ino32Gen,
+            (XFS, XFS_64, 12) => Layout::Ino64Gen,
+            (TMPFS, INO32_GEN, 12) => Layout::GenIno64,
+            (BTRFS, BTRFS_PLAIN, 20) => Layout::Btrfs { subvolume: u64_at(root.bytes(), 8)? },
+            _ => return None,
+        };
+        Some(Codec { layout, key })
+    }
+
+    /// The id of the file with this handle. None for a handle that is laid out differently
+    /// or belongs to another subvolume.
+    pub(crate) fn encode(&self, handle: &Handle) -> Option<FileId> {
+        let bytes = handle.bytes();
+        let (ino, generation) = match (self.layout, handle.kind(), bytes.len()) {
+            (Layout::Ino32Gen, INO32_GEN, 8) => (u64::from(u32_at(bytes, 0)?), u32_at(bytes, 4)?),
+            (Layout::Ino64Gen, XFS_64, 12) => (u64_at(bytes, 0)?, u32_at(bytes, 8)?),
+            (Layout::GenIno64, INO32_GEN, 12) => (u64_at(bytes, 4)?, u32_at(bytes, 0)?),
+            (Layout::Btrfs { subvolume }, BTRFS_PLAIN, 20) if u64_at(bytes, 8)? == subvolume => {
+                (u64_at(bytes, 0)?, u32_at(bytes, 16)?)
+            }
+            _ => return None,
+        };
+        Some(FileId { ino, generation: self.sign(ino, generation) })
+    }
+
+    /// The handle that an id stands for. None if we did not make the id.
+    pub(crate) fn decode(&self, id: FileId) -> Option<Handle> {
+        let generation = id.generation as u32;
+        if id.generation != self.sign(id.ino, generation) {
+            return None;
+        }
+        let (ino, generation) = (id.ino.to_ne_bytes(), generation.to_ne_bytes());
+        match self.layout {
+            Layout::Ino32Gen => {
+                let ino = u32::try_from(id.ino).ok()?.to_ne_bytes();
+                Handle::new(INO32_GEN, &[&ino, &generation])
+            }
+            Layout::Ino64Gen => Handle::new(XFS_64, &[&ino, &generation]),
+            Layout::GenIno64 => Handle::new(INO32_GEN, &[&generation, &ino]),
+            Layout::Btrfs { subvolume } => {
+                Handle::new(BTRFS_PLAIN, &[&ino, &subvolume.to_ne_bytes(), &generation])
+            }
+        }
+    }
+
+    fn sign(&self, ino: u64, generation: u32) -> u64 {
+        let tag = siphash(self.key, [ino, u64::from(generation)]) >> 32;
+        tag.max(1) << 32 | u64::from(generation)
+    }
+}
+
+/// The name of a file system for people, by its `statfs` number.
+pub(crate) fn kind_name(magic: i64) -> &'static str {
+    match magic {
+        EXT => "ext4",
+        XFS => "xfs",
+        BTRFS => "btrfs",
+        TMPFS => "tmpfs",
+        0x794c_7630 => "overlay",
+        0x6573_5546 => "fuse",
+        0x6969 => "nfs",
+        0xFF53_4D42 | 0xFE53_4D42 => "smb",
+        0x0BD0_0BD0 => "lustre",
+        0x00C3_6400 => "ceph",
+        0x4750_4653 => "gpfs",
+        0x2FC1_2FC1 => "zfs",
+        _ => "unknown",
+    }
+}
+
+/// Whether calls can be trusted to come back soon: the file system is on this machine's
+/// disks or in its memory. What is not known is not trusted.
+pub(crate) fn is_local(magic: i64) -> bool {
+    matches!(magic, EXT | XFS | BTRFS | TMPFS | 0x794c_7630 | 0x2FC1_2FC1)
+}
+
+/// Whether all of it is in memory, so that reading never waits.
+pub(crate) fn is_memory(magic: i64) -> bool {
+    magic == TMPFS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle(kind: i32, bytes: &[u8]) -> Handle {
+        Handle::new(kind, &[bytes]).unwrap()
+    }
+
+    #[test]
+    fn an_id_holds_all_of_the_handle() {
+        let bytes: Vec<u8> = (1..=20).collect();
+        for (magic, kind, len) in [
+            (EXT, INO32_GEN, 8),
+            (XFS, XFS_64, 12),
+            (TMPFS, INO32_GEN, 12),
+            (BTRFS, BTRFS_PLAIN, 20),
+        ] {
+            let original = handle(kind, &bytes[..len]);
+            let codec = Codec::detect(magic, &original, 42).unwrap();
+            let decoded = codec.decode(codec.encode(&original).unwrap()).unwrap();
+            assert_eq!((decoded.kind(), decoded.bytes()), (kind, &bytes[..len]));
+        }
+    }
+
+    #[test]
+    fn made_up_ids_are_not_taken() {
+        let root = handle(INO32_GEN, &[2, 0, 0, 0, 0, 0, 0, 0]);
+        let codec = Codec::detect(EXT, &root, 42).unwrap();
+        assert!(codec.decode(FileId { ino: 2, generation: 0 }).is_none());
+        let mut id = codec.encode(&root).unwrap();
+        assert!(codec.decode(id).is_some());
+        id.ino = 3;
+        assert!(codec.decode(id).is_none());
+        let other = Codec::detect(EXT, &root, 43).unwrap();
+        assert!(other.decode(codec.encode(&root).unwrap()).is_none());
+    }
+
+    #[test]
+    fn another_subvolume_is_another_file_system() {
+        let root = handle(BTRFS_PLAIN, &[5; 20]);
+        let codec = Codec::detect(BTRFS, &root, 42).unwrap();
+        assert!(codec.encode(&handle(BTRFS_PLAIN, &[6; 20])).is_none());
+    }
+
+    #[test]
+    fn what_is_not_known_has_no_codec() {
+        assert!(Codec::detect(0x6573_5546, &handle(INO32_GEN, &[0; 12]), 42).is_none());
+        assert!(Codec::detect(EXT, &handle(INO32_GEN, &[0; 12]), 42).is_none());
+    }
+}

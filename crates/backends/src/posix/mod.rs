@@ -1,0 +1,264 @@
+//! A directory of the server's machine.
+//!
+//! Operations run under the caller's identity, so that the file system below decides about
+//! permissions, and name inodes by the kernel's handles, so that ids outlive renames and
+//! the server (see the decision records on handles and credentials). Where a file system
+//! has no such handles a table of paths stands in.
+
+mod attrs;
+mod core;
+mod cred;
+mod data;
+mod files;
+mod guard;
+mod handle;
+mod names;
+mod nodes;
+mod open_file;
+mod options;
+mod paths;
+mod siphash;
+mod sys;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use dray_core::{
+    Access, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, FsUuid, Fut, Make, Name,
+    Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
+};
+
+use self::attrs::Target;
+use self::core::Core;
+pub use self::cred::{as_server, release};
+use self::open_file::PosixFile;
+pub use self::options::{Inline, Keeper, PosixOptions, Squash};
+use crate::locks::LockTable;
+
+/// A directory, served.
+pub struct PosixFs {
+    core: Arc<Core>,
+}
+
+/// What an export holds at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    /// Files open at clients.
+    pub open_files: usize,
+    /// Descriptors held for them.
+    pub open_descriptors: usize,
+    /// Descriptors of inodes used lately.
+    pub cached_inodes: usize,
+    /// Advisory locks held.
+    pub locks: usize,
+}
+
+impl PosixFs {
+    /// Serves `dir` as the file system `uuid`. The process must be root's and must not fork
+    /// and go on as the child afterwards. Errors: `EPERM` without the rights, and those of
+    /// open(2), such as `ENOTDIR`.
+    pub fn open(dir: &Path, uuid: FsUuid, options: PosixOptions) -> Result<Arc<PosixFs>> {
+        cred::release()?; // the export's root is opened as the server
+        Ok(Arc::new(PosixFs { core: Core::open(dir, uuid, options)? }))
+    }
+
+    /// Closes descriptors of inodes that nobody used lately. It happens by itself while
+    /// the export is used; an idle export that is to be unmounted needs it.
+    pub fn trim(&self) {
+        self.core.nodes.trim();
+    }
+
+    /// The advisory locks of this export, for leases that end and for status.
+    pub fn locks(&self) -> &LockTable {
+        &self.core.locks
+    }
+
+    /// What it holds at the moment.
+    pub fn holdings(&self) -> Holdings {
+        let (open_files, open_descriptors) = self.core.files.counts();
+        Holdings {
+            open_files,
+            open_descriptors,
+            cached_inodes: self.core.nodes.len(),
+            locks: self.core.locks.len(),
+        }
+    }
+}
+
+impl FileSystem for PosixFs {
+    fn info(&self) -> &FsInfo {
+        &self.core.info
+    }
+
+    fn lookup<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+    ) -> Fut<'a, Result<Entry>> {
+        let name = name.to_owned();
+        self.core.run(cx, Op::Lookup, move |core, _| core.lookup(dir, &name))
+    }
+
+    fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
+        self.core.run(cx, Op::Parent, move |core, _| core.parent_of(dir))
+    }
+
+    fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
+        self.core.run(cx, Op::Getattr, move |core, _| core.attr(&*core.node(id)?))
+    }
+
+    fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
+        self.core.run_patient(cx, Op::Setattr, self.core.inline, move |core, caller, may_block| {
+            match core.node(id) {
+                Ok(node) => core.set_attr(caller, id, &Target::Path(node.fd()), set, may_block),
+                Err(error) => Some(Err(error)),
+            }
+        })
+    }
+
+    fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
+        self.core.run(cx, Op::Readlink, move |core, _| {
+            let node = core.node(id)?;
+            match node.kind {
+                dray_core::FileType::Symlink => Ok(sys::read_link(node.fd())?),
+                _ => Err(dray_core::Errno::EINVAL.into()),
+            }
+        })
+    }
+
+    fn make<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        what: Make<'a>,
+    ) -> Fut<'a, Result<Entry>> {
+        let (name, what) = (name.to_owned(), what.into());
+        self.core.run(cx, Op::Make, move |core, _| core.make(dir, &name, what))
+    }
+
+    fn remove<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        kind: RemoveKind,
+    ) -> Fut<'a, Result<()>> {
+        let name = name.to_owned();
+        self.core.run(cx, Op::Remove, move |core, _| core.remove(dir, &name, kind))
+    }
+
+    fn rename<'a>(
+        &'a self,
+        cx: &'a Context,
+        from: (FileId, &'a Name),
+        to: (FileId, &'a Name),
+        how: RenameHow,
+    ) -> Fut<'a, Result<()>> {
+        let (from, to) = ((from.0, from.1.to_owned()), (to.0, to.1.to_owned()));
+        self.core
+            .run(cx, Op::Rename, move |core, _| core.rename((from.0, &from.1), (to.0, &to.1), how))
+    }
+
+    fn link<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        dir: FileId,
+        name: &'a Name,
+    ) -> Fut<'a, Result<Entry>> {
+        let name = name.to_owned();
+        self.core.run(cx, Op::Link, move |core, _| core.link(id, dir, &name))
+    }
+
+    fn open<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        let opened = self.core.run_patient(
+            cx,
+            Op::Open,
+            self.core.inline,
+            move |core, caller, may_block| core.open_node(caller, id, how, may_block),
+        );
+        Box::pin(async move { Ok(PosixFile::shared(&self.core, opened.await?)) })
+    }
+
+    fn create<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        let name = name.to_owned();
+        let made =
+            self.core.run(cx, Op::Create, move |core, caller| core.create(caller, dir, &name, how));
+        Box::pin(async move {
+            let (entry, file) = made.await?;
+            Ok((entry, PosixFile::shared(&self.core, file)))
+        })
+    }
+
+    fn tmpfile<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        let made = self.core.run(cx, Op::Tmpfile, move |core, _| core.tmpfile(dir, how));
+        Box::pin(async move {
+            let (entry, file) = made.await?;
+            Ok((entry, PosixFile::shared(&self.core, file)))
+        })
+    }
+
+    fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>> {
+        self.core.run(cx, Op::Access, move |core, caller| core.check_access(caller, id, want))
+    }
+
+    fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>> {
+        self.core.run(cx, Op::Statfs, |core, _| Ok(sys::statfs(core.root.fd())?.0))
+    }
+
+    fn getxattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+    ) -> Fut<'a, Result<Vec<u8>>> {
+        let name = name.to_vec();
+        self.core.run(cx, Op::Getxattr, move |core, caller| core.get_xattr(caller, id, &name))
+    }
+
+    fn setxattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+        value: &'a [u8],
+        how: XattrSet,
+    ) -> Fut<'a, Result<()>> {
+        let (name, value) = (name.to_vec(), value.to_vec());
+        self.core.run(cx, Op::Setxattr, move |core, caller| {
+            core.set_xattr(caller, id, &name, &value, how)
+        })
+    }
+
+    fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
+        self.core.run(cx, Op::Listxattr, move |core, caller| core.list_xattr(caller, id))
+    }
+
+    fn removexattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+    ) -> Fut<'a, Result<()>> {
+        let name = name.to_vec();
+        self.core.run(cx, Op::Removexattr, move |core, caller| core.remove_xattr(caller, id, &name))
+    }
+}

@@ -1,0 +1,293 @@
+//! Operations on names.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use dray_core::{
+    CreateHow, Entry, Errno, Error, FileId, FileType, Make, Name, NameBuf, OpenHow, RemoveKind,
+    RenameHow, Result,
+};
+
+use super::core::{Caller, Core, Ids, stale};
+use super::files::FileState;
+use super::nodes::Node;
+use super::{attrs, sys};
+
+/// A creation that finds the name taken, and the next moment free again, tries this often.
+const CREATE_TRIES: usize = 16;
+
+/// Deepest directory below the export whose parent is searched for its root.
+const DEPTH_MAX: usize = 2048;
+
+/// [`Make`] with a target of its own.
+pub(crate) enum Making {
+    Directory(u32),
+    Node(u32, u32),
+    Symlink(Vec<u8>),
+}
+
+impl From<Make<'_>> for Making {
+    fn from(what: Make<'_>) -> Making {
+        match what {
+            Make::Directory { mode } => Making::Directory(mode),
+            Make::Node { mode, rdev } => Making::Node(mode, rdev),
+            Make::Symlink { target } => Making::Symlink(target.to_vec()),
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn lookup(&self, dir: FileId, name: &Name) -> Result<Entry> {
+        let dir = self.directory(dir)?;
+        Ok(self.find(&dir, name)?.0)
+    }
+
+    /// The directory above. A directory that was moved out of the export has none.
+    pub(crate) fn parent_of(&self, dir: FileId) -> Result<Entry> {
+        let node = self.directory(dir)?;
+        if dir == self.root.id {
+            return Ok(Entry { id: dir, attr: sys::stat(node.fd())?.attr });
+        }
+        let fd = sys::open_parent(node.fd())?;
+        let attr = sys::stat(fd.as_fd())?.attr;
+        self.must_be_inside(&fd)?;
+        if attr.ino == self.root.id.ino {
+            return Ok(Entry { id: self.root.id, attr });
+        }
+        match &self.ids {
+            Ids::Native(_) => {
+                let entry = self.identify(None, fd.as_fd())?;
+                self.nodes.insert(Node::new(entry.id, FileType::Directory, fd));
+                Ok(entry)
+            }
+            Ids::Table(table) => {
+                let known = table.find(dir).ok_or_else(stale)?;
+                let id = known.places.first().ok_or_else(stale)?.0;
+                if id.ino == attr.ino { Ok(Entry { id, attr }) } else { Err(stale()) }
+            }
+        }
+    }
+
+    /// Walks up until it meets the export's root; `ESTALE` if it does not.
+    fn must_be_inside(&self, dir: &std::os::fd::OwnedFd) -> Result<()> {
+        let root = sys::stat(self.root.fd())?;
+        let place = |stat: &sys::Stat| (stat.dev, stat.attr.ino);
+        let mut here = sys::stat(dir.as_fd())?;
+        let mut fd = None;
+        for _ in 0..DEPTH_MAX {
+            if place(&here) == place(&root) {
+                return Ok(());
+            }
+            let below = fd.as_ref().unwrap_or(dir);
+            let up = super::cred::as_root(|| sys::open_parent(below.as_fd()))??;
+            let above = sys::stat(up.as_fd())?;
+            if place(&above) == place(&here) {
+                break;
+            }
+            (here, fd) = (above, Some(up));
+        }
+        Err(stale().because("the directory has left the export"))
+    }
+
+    pub(crate) fn make(&self, dir: FileId, name: &Name, what: Making) -> Result<Entry> {
+        self.writable()?;
+        let dir = self.directory(dir)?;
+        let _one_at_a_time = self.lock_directory(dir.id);
+        match what {
+            Making::Directory(mode) => sys::make_dir(dir.fd(), name, mode)?,
+            Making::Node(mode, rdev) => sys::make_node(dir.fd(), name, mode, rdev)?,
+            Making::Symlink(target) => sys::make_symlink(dir.fd(), name, &target)?,
+        }
+        Ok(self.find(&dir, name)?.0)
+    }
+
+    pub(crate) fn remove(&self, dir: FileId, name: &Name, kind: RemoveKind) -> Result<()> {
+        self.writable()?;
+        let dir = self.directory(dir)?;
+        let _one_at_a_time = self.lock_directory(dir.id);
+        let _no_parking = self.files.removing();
+        self.before_removal(&dir, name);
+        sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
+        if let Ids::Table(table) = &self.ids {
+            table.removed(dir.id, name);
+        }
+        Ok(())
+    }
+
+    /// What has this name may be about to go: our cache must not keep it, and files open on
+    /// it must. To be called under [`super::files::Files::removing`].
+    fn before_removal(&self, dir: &Node, name: &Name) {
+        let Some(id) = self.id_at(dir, name) else { return };
+        if let Some(inode) = self.files.needs_pin(id)
+            && let Ok(fd) = sys::open_path(dir.fd(), name)
+        {
+            inode.pin(fd);
+        }
+        if let Some(inode) = self.files.needs_keeping(id)
+            && let Ok(fd) = sys::open_path(dir.fd(), name)
+        {
+            self.files.keep(&inode, fd.as_fd());
+        }
+        self.nodes.forget(id);
+    }
+
+    pub(crate) fn rename(
+        &self,
+        from: (FileId, &Name),
+        to: (FileId, &Name),
+        how: RenameHow,
+    ) -> Result<()> {
+        self.writable()?;
+        let (old, new) = (self.directory(from.0)?, self.directory(to.0)?);
+        let _one_at_a_time = self.lock_directories(old.id, new.id);
+        let _no_parking = self.files.removing();
+        if how == RenameHow::Replace {
+            self.before_removal(&new, to.1);
+        }
+        let flags = match how {
+            RenameHow::Replace => 0,
+            RenameHow::NoReplace => libc::RENAME_NOREPLACE,
+            RenameHow::Exchange => libc::RENAME_EXCHANGE,
+        };
+        sys::rename((old.fd(), from.1), (new.fd(), to.1), flags)?;
+        if let Ids::Table(table) = &self.ids {
+            table.renamed((old.id, from.1), (new.id, to.1), how == RenameHow::Exchange);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn link(&self, id: FileId, dir: FileId, name: &Name) -> Result<Entry> {
+        self.writable()?;
+        let node = self.node(id)?;
+        let dir = self.directory(dir)?;
+        let _one_at_a_time = self.lock_directory(dir.id);
+        sys::link(self.proc_fd(), node.fd(), dir.fd(), name)?;
+        if let Ids::Table(table) = &self.ids {
+            table.linked(id, dir.id, name);
+        }
+        Ok(Entry { id, attr: sys::stat(node.fd())?.attr })
+    }
+
+    /// The flags for open(2), from what a client may ask for.
+    fn open_flags(&self, how: OpenHow) -> Result<i32> {
+        if !how.reads() && !how.writes() {
+            return Err(Error::new(Errno::EINVAL).because("no such access mode"));
+        }
+        if how.writes() || how.truncates() {
+            self.writable()?;
+        }
+        let mut passed = libc::O_ACCMODE | libc::O_TRUNC | libc::O_DIRECTORY | libc::O_NOATIME;
+        if self.options.direct {
+            passed |= libc::O_DIRECT;
+        }
+        Ok(how.flags & passed)
+    }
+
+    /// Opens a file or directory. None if it would have to wait for a reader or writer and
+    /// may not.
+    pub(crate) fn open_node(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        how: OpenHow,
+        may_block: bool,
+    ) -> Option<Result<Arc<FileState>>> {
+        let held = how.truncates().then(|| self.files.find(id)).flatten();
+        let _range = match &held {
+            Some(inode) => Some(inode.ranges.take(0, u64::MAX, true, may_block)?),
+            None => None,
+        };
+        Some(self.node(id).and_then(|node| self.open_found(caller, &node, how)))
+    }
+
+    fn open_found(&self, caller: &Caller, node: &Node, how: OpenHow) -> Result<Arc<FileState>> {
+        let flags = self.open_flags(how)?;
+        match node.kind {
+            FileType::Regular | FileType::Directory => {}
+            FileType::Symlink => return Err(Errno::ELOOP.into()),
+            _ => return Err(Error::new(Errno::ENXIO).because("opened at the client itself")),
+        }
+        self.files.admit()?;
+        if how.truncates() && how.kill_set_id {
+            attrs::clear_set_id(self, node.fd(), caller)?;
+        }
+        let fd = sys::reopen(self.proc_fd(), node.fd(), flags)?;
+        Ok(self.files.opened(node.id, node.kind == FileType::Directory, how.flags, flags, fd))
+    }
+
+    pub(crate) fn create(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &NameBuf,
+        how: CreateHow,
+    ) -> Result<(Entry, Arc<FileState>)> {
+        if how.open.directory() {
+            return Err(Error::new(Errno::EINVAL).because("O_CREAT makes no directories"));
+        }
+        let flags = self.open_flags(how.open)?;
+        let dir = self.directory(dir)?;
+        let _one_at_a_time = self.lock_directory(dir.id);
+        for _ in 0..CREATE_TRIES {
+            if !self.options.read_only {
+                self.files.admit()?;
+                let making = (flags & !libc::O_TRUNC) | libc::O_CREAT | libc::O_EXCL;
+                match sys::open_name(dir.fd(), name, making, how.mode & 0o7777) {
+                    Ok(fd) => {
+                        let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
+                        let file = self.files.opened(entry.id, false, how.open.flags, flags, fd);
+                        return Ok((entry, file));
+                    }
+                    Err(Errno::EEXIST) if !how.exclusive => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+            match self.open_existing(caller, &dir, name, how.open) {
+                // Removed between the two steps.
+                Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {
+                    self.writable()?;
+                }
+                result => return result,
+            }
+        }
+        Err(Error::retry(Errno::EAGAIN).because("the name comes and goes"))
+    }
+
+    fn open_existing(
+        &self,
+        caller: &Caller,
+        dir: &Node,
+        name: &Name,
+        how: OpenHow,
+    ) -> Result<(Entry, Arc<FileState>)> {
+        let (entry, node) = self.find(dir, name)?;
+        if node.kind == FileType::Directory {
+            return Err(Errno::EISDIR.into());
+        }
+        let inode = how.truncates().then(|| self.files.find(node.id)).flatten();
+        let _range = inode.as_ref().map(|inode| inode.ranges.take(0, u64::MAX, true, true));
+        let file = self.open_found(caller, &node, how)?;
+        let attr = if how.truncates() { sys::stat(node.fd())?.attr } else { entry.attr };
+        Ok((Entry { id: entry.id, attr }, file))
+    }
+
+    pub(crate) fn tmpfile(&self, dir: FileId, how: CreateHow) -> Result<(Entry, Arc<FileState>)> {
+        self.writable()?;
+        if !how.open.writes() {
+            return Err(Error::new(Errno::EINVAL).because("O_TMPFILE is for writing"));
+        }
+        let flags = self.open_flags(how.open)? & !(libc::O_TRUNC | libc::O_DIRECTORY);
+        let dir = self.directory(dir)?;
+        self.files.admit()?;
+        let exclusive = if how.exclusive { libc::O_EXCL } else { 0 };
+        let fd = sys::open_unnamed(dir.fd(), flags | exclusive, how.mode & 0o7777)?;
+        let entry = self.identify(None, fd.as_fd())?;
+        let file = self.files.opened(entry.id, false, how.open.flags, flags, fd);
+        if self.files.needs_keeping(entry.id).is_some()
+            && let Ok(fd) = file.fd(self)
+        {
+            self.files.keep(&file.inode, fd.as_fd());
+        }
+        Ok((entry, file))
+    }
+}

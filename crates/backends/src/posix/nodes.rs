@@ -1,0 +1,201 @@
+//! Cached `O_PATH` descriptors of inodes used lately.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::{FileId, FileType};
+
+/// An inode and a descriptor by which it can be named, but not read or written.
+pub(crate) struct Node {
+    pub(crate) id: FileId,
+    pub(crate) kind: FileType,
+    fd: OwnedFd,
+}
+
+impl Node {
+    pub(crate) fn new(id: FileId, kind: FileType, fd: OwnedFd) -> Node {
+        Node { id, kind, fd }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Independent parts of the cache, so that threads seldom meet.
+const SHARDS: usize = 8;
+
+/// A bounded cache: when it is full, an entry not used since the hand last passed it goes.
+pub(crate) struct NodeCache {
+    shards: [Mutex<Shard>; SHARDS],
+    shard_max: usize,
+    idle_secs: u64,
+    /// Second at which idle entries are looked for next.
+    next_trim_secs: AtomicU64,
+}
+
+#[derive(Default)]
+struct Shard {
+    index: HashMap<FileId, usize>,
+    slots: Vec<Slot>,
+    hand: usize,
+}
+
+struct Slot {
+    node: Arc<Node>,
+    used_secs: u64,
+    used_since_hand: bool,
+}
+
+fn now_secs() -> u64 {
+    dray_rt::now().as_nanos() / 1_000_000_000
+}
+
+impl NodeCache {
+    pub(crate) fn new(nodes_max: usize, idle_secs: u64) -> NodeCache {
+        NodeCache {
+            shards: Default::default(),
+            shard_max: (nodes_max / SHARDS).max(1),
+            idle_secs,
+            next_trim_secs: AtomicU64::new(now_secs() + idle_secs.max(1)),
+        }
+    }
+
+    fn shard(&self, id: FileId) -> MutexGuard<'_, Shard> {
+        let mixed = (id.ino ^ id.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        self.shards[mixed as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, id: FileId) -> Option<Arc<Node>> {
+        let mut shard = self.shard(id);
+        let index = *shard.index.get(&id)?;
+        let slot = shard.slots.get_mut(index)?;
+        slot.used_since_hand = true;
+        slot.used_secs = now_secs();
+        Some(slot.node.clone())
+    }
+
+    /// Keeps `node`; answers the one that was there already, so that there is one only.
+    pub(crate) fn insert(&self, node: Node) -> Arc<Node> {
+        self.trim_when_due();
+        let id = node.id;
+        let mut shard = self.shard(id);
+        if let Some(slot) = shard.index.get(&id).copied().and_then(|at| shard.slots.get(at)) {
+            return slot.node.clone();
+        }
+        let node = Arc::new(node);
+        let slot = Slot { node: node.clone(), used_secs: now_secs(), used_since_hand: false };
+        let _closed_after_the_lock = shard.put(id, slot, self.shard_max);
+        drop(shard);
+        node
+    }
+
+    /// Closes the descriptor of an inode that is going away, so that its space is freed.
+    pub(crate) fn forget(&self, id: FileId) {
+        let _closed_after_the_lock = self.shard(id).remove(id);
+    }
+
+    /// Closes what has been idle, so that the file system below can be unmounted.
+    pub(crate) fn trim(&self) {
+        let before = now_secs().saturating_sub(self.idle_secs);
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let idle: Vec<FileId> = shard
+                .slots
+                .iter()
+                .filter(|slot| slot.used_secs <= before)
+                .map(|slot| slot.node.id)
+                .collect();
+            let _closed: Vec<_> = idle.into_iter().map(|id| shard.remove(id)).collect();
+        }
+    }
+
+    fn trim_when_due(&self) {
+        let now = now_secs();
+        let due = self.next_trim_secs.load(Ordering::Relaxed);
+        let next = now + self.idle_secs.max(1);
+        if now >= due
+            && self
+                .next_trim_secs
+                .compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            self.trim();
+        }
+    }
+
+    /// Descriptors held now.
+    pub(crate) fn len(&self) -> usize {
+        let len =
+            |shard: &Mutex<Shard>| shard.lock().unwrap_or_else(PoisonError::into_inner).slots.len();
+        self.shards.iter().map(len).sum()
+    }
+}
+
+impl Shard {
+    fn put(&mut self, id: FileId, slot: Slot, max: usize) -> Option<Slot> {
+        if self.slots.len() < max {
+            self.index.insert(id, self.slots.len());
+            self.slots.push(slot);
+            return None;
+        }
+        loop {
+            self.hand = (self.hand + 1) % self.slots.len();
+            let candidate = &mut self.slots[self.hand];
+            if !std::mem::replace(&mut candidate.used_since_hand, false) {
+                break;
+            }
+        }
+        let old = std::mem::replace(&mut self.slots[self.hand], slot);
+        self.index.remove(&old.node.id);
+        self.index.insert(id, self.hand);
+        Some(old)
+    }
+
+    fn remove(&mut self, id: FileId) -> Option<Slot> {
+        let at = self.index.remove(&id)?;
+        let slot = self.slots.swap_remove(at);
+        if let Some(moved) = self.slots.get(at) {
+            self.index.insert(moved.node.id, at);
+        }
+        Some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(ino: u64) -> Node {
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        Node::new(FileId { ino, generation: 1 }, FileType::Regular, fd)
+    }
+
+    #[test]
+    fn it_stays_within_its_bound_and_finds_what_it_has() {
+        let cache = NodeCache::new(64, 1000);
+        for ino in 0..1000 {
+            cache.insert(node(ino));
+        }
+        assert!(cache.len() <= 64);
+        let found = (0..1000).filter(|ino| {
+            let id = FileId { ino: *ino, generation: 1 };
+            cache.get(id).is_some_and(|node| node.id == id)
+        });
+        assert_eq!(found.count(), cache.len());
+    }
+
+    #[test]
+    fn what_is_forgotten_or_idle_is_closed() {
+        let cache = NodeCache::new(64, 0);
+        let held = cache.insert(node(1));
+        cache.insert(node(2));
+        cache.forget(held.id);
+        assert!(cache.get(held.id).is_none());
+        assert_eq!(Arc::strong_count(&held), 1);
+        cache.trim();
+        assert_eq!(cache.len(), 0);
+    }
+}

@@ -1,0 +1,92 @@
+//! Reading and writing, and what else needs a real descriptor.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use dray_core::{Allocate, Errno};
+
+use super::{Sys, call};
+
+/// preadv2(2) into memory that need not be initialised; bytes read.
+pub(crate) fn read(
+    fd: BorrowedFd<'_>,
+    at: u64,
+    into: &mut [MaybeUninit<u8>],
+    flags: i32,
+) -> Sys<usize> {
+    let at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
+    let part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    // SAFETY: the kernel writes at most into.len() bytes behind its start.
+    let count = call(|| unsafe { libc::preadv2(fd.as_raw_fd(), &part, 1, at, flags) })?;
+    Ok(count as usize)
+}
+
+/// pwritev2(2); bytes written.
+pub(crate) fn write(fd: BorrowedFd<'_>, at: u64, from: &[u8], flags: i32) -> Sys<usize> {
+    let at = i64::try_from(at).map_err(|_| Errno::EFBIG)?;
+    let part = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    // SAFETY: the kernel only reads from.len() bytes.
+    let count = call(|| unsafe { libc::pwritev2(fd.as_raw_fd(), &part, 1, at, flags) })?;
+    Ok(count as usize)
+}
+
+/// fsync(2) or fdatasync(2).
+pub(crate) fn sync(fd: BorrowedFd<'_>, data_only: bool) -> Sys<()> {
+    // SAFETY: numbers only.
+    call(|| unsafe {
+        if data_only { libc::fdatasync(fd.as_raw_fd()) } else { libc::fsync(fd.as_raw_fd()) }
+    })?;
+    Ok(())
+}
+
+/// fallocate(2).
+pub(crate) fn allocate(fd: BorrowedFd<'_>, what: Allocate) -> Sys<()> {
+    let at = i64::try_from(what.at).map_err(|_| Errno::EFBIG)?;
+    let len_bytes = i64::try_from(what.len_bytes).map_err(|_| Errno::EFBIG)?;
+    // SAFETY: numbers only.
+    call(|| unsafe { libc::fallocate64(fd.as_raw_fd(), what.flags, at, len_bytes) })?;
+    Ok(())
+}
+
+/// lseek(2).
+pub(crate) fn seek(fd: BorrowedFd<'_>, at: u64, whence: i32) -> Sys<u64> {
+    // Directory cookies use all 64 bits on no file system known; those of ext4 use 63.
+    let at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: numbers only.
+    let found = call(|| unsafe { libc::lseek64(fd.as_raw_fd(), at, whence) })?;
+    Ok(found as u64)
+}
+
+/// copy_file_range(2); bytes copied.
+pub(crate) fn copy_range(
+    from: BorrowedFd<'_>,
+    at: u64,
+    to: BorrowedFd<'_>,
+    to_at: u64,
+    len_bytes: usize,
+) -> Sys<usize> {
+    let mut at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
+    let mut to_at = i64::try_from(to_at).map_err(|_| Errno::EFBIG)?;
+    // SAFETY: both offsets outlive the call.
+    let count = call(|| unsafe {
+        libc::copy_file_range(from.as_raw_fd(), &mut at, to.as_raw_fd(), &mut to_at, len_bytes, 0)
+    })?;
+    Ok(count as usize)
+}
+
+/// `FS_IOC_GETFLAGS`.
+pub(crate) fn get_flags(fd: BorrowedFd<'_>) -> Sys<u32> {
+    // The ioctl is declared with a long but has always moved an int.
+    let mut flags = [0u32; 2];
+    // SAFETY: there is room for a long.
+    call(|| unsafe { libc::ioctl(fd.as_raw_fd(), libc::FS_IOC_GETFLAGS, flags.as_mut_ptr()) })?;
+    Ok(flags[0])
+}
+
+/// `FS_IOC_SETFLAGS`.
+pub(crate) fn set_flags(fd: BorrowedFd<'_>, flags: u32) -> Sys<()> {
+    let flags = [flags, 0];
+    // SAFETY: the kernel reads an int, for which there is room.
+    call(|| unsafe { libc::ioctl(fd.as_raw_fd(), libc::FS_IOC_SETFLAGS, flags.as_ptr()) })?;
+    Ok(())
+}

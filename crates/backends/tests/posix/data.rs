@@ -1,0 +1,198 @@
+//! The content of files.
+
+use std::sync::Arc;
+
+use crate::rig::*;
+use dray_backends::posix::{self, Inline, PosixOptions};
+use dray_core::*;
+
+#[test]
+fn reads_and_writes_and_their_edges() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = user(1000, 1000, &[]);
+        let dir = kit.common("d").await;
+        let (entry, file) = kit.create(&cx, dir, "f", 0o600).await.unwrap();
+        let data: Vec<u8> = (0..(1 << 20) + 4097u32).map(|at| ((at * 31) >> 3) as u8).collect();
+        assert_eq!(put(&cx, &*file, 5000, &data).await.unwrap(), data.len());
+        kit_drop_cache(&file, &cx).await;
+        assert_eq!(get(&cx, &*file, 5000, data.len() + 100).await.unwrap(), data);
+        assert_eq!(get(&cx, &*file, 0, 5000).await.unwrap(), [0; 5000]);
+        assert!(get(&cx, &*file, 1 << 40, 10).await.unwrap().is_empty());
+        assert!(get(&cx, &*file, 0, 0).await.unwrap().is_empty());
+        assert_eq!(put(&cx, &*file, 0, b"").await.unwrap(), 0);
+        assert_eq!(errno(get(&cx, &*file, u64::MAX, 10).await), Errno::EINVAL);
+        assert_eq!(errno(put(&cx, &*file, u64::MAX, b"x").await), Errno::EFBIG);
+        let dir = kit.fs.open(&cx, dir, OpenHow::DIRECTORY).await.unwrap();
+        assert_eq!(errno(get(&cx, &*dir, 0, 10).await), Errno::EISDIR);
+        assert_eq!(errno(file.readdir(&cx, 0, 100, false).await), Errno::ENOTDIR);
+        let synced = Write { sync: true, ..Write::at(1) };
+        file.write(&cx, synced, Buf::from(&b"s"[..])).await.unwrap();
+        file.sync(&cx, false).await.unwrap();
+        assert_eq!(kit.fs.getattr(&cx, entry.id).await.unwrap().size, 5000 + data.len() as u64);
+    });
+}
+
+/// Writes a file's pages back, so that they could be dropped.
+async fn kit_drop_cache(file: &Arc<dyn OpenFile>, cx: &Context) {
+    file.sync(cx, true).await.unwrap();
+    let _ = posix::as_server(|| std::fs::write("/proc/sys/vm/drop_caches", "1"));
+}
+
+#[test]
+fn holes_are_made_and_found() {
+    on_each(&[Kind::Tmpfs, Kind::Ext4], async |kit| {
+        let cx = &kit.root_user;
+        let (_, file) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
+        put(cx, &*file, 0, &[1; 1 << 16]).await.unwrap();
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let punch = Allocate { flags, at: 1 << 14, len_bytes: 1 << 14 };
+        file.allocate(cx, punch).await.unwrap();
+        assert_eq!(file.seek(cx, 0, Seek::Hole).await.unwrap(), 1 << 14);
+        assert_eq!(file.seek(cx, 1 << 14, Seek::Data).await.unwrap(), 1 << 15);
+        assert_eq!(errno(file.seek(cx, 1 << 20, Seek::Data).await), Errno::ENXIO);
+        assert_eq!(errno(file.seek(cx, u64::MAX, Seek::Hole).await), Errno::ENXIO);
+        assert_eq!(get(cx, &*file, 1 << 14, 10).await.unwrap(), [0; 10]);
+        file.allocate(cx, Allocate { flags: 0, at: 0, len_bytes: 1 << 17 }).await.unwrap();
+        assert_eq!(file.getattr(cx).await.unwrap().size, 1 << 17);
+        let bad = Allocate { flags: 0, at: 0, len_bytes: 0 };
+        assert_eq!(errno(file.allocate(cx, bad).await), Errno::EINVAL);
+    });
+}
+
+#[test]
+fn ranges_are_copied_at_the_server() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let (_, from) = kit.create(cx, kit.root, "from", 0o600).await.unwrap();
+        let (_, to) = kit.create(cx, kit.root, "to", 0o600).await.unwrap();
+        let data: Vec<u8> = (0..100_000u32).map(|at| ((at * 7) >> 2) as u8).collect();
+        put(cx, &*from, 0, &data).await.unwrap();
+        assert_eq!(
+            from.copy_range(cx, 10, &*to, 20, 1 << 30).await.unwrap(),
+            data.len() as u64 - 10
+        );
+        assert_eq!(get(cx, &*to, 20, data.len()).await.unwrap(), &data[10..]);
+        assert_eq!(errno(from.copy_range(cx, 0, &*from, 10, 100).await), Errno::EINVAL);
+        assert_eq!(from.copy_range(cx, 0, &*from, 100_000, 1000).await.unwrap(), 1000);
+        assert_eq!(from.copy_range(cx, 1 << 30, &*to, 0, 10).await.unwrap(), 0);
+        let elsewhere = export(&kit.path, plain());
+        let other = elsewhere.lookup(cx, elsewhere.info().root, name("to")).await.unwrap().id;
+        let other = elsewhere.open(cx, other, OpenHow::READ_WRITE).await.unwrap();
+        assert_eq!(errno(from.copy_range(cx, 0, &*other, 0, 10).await), Errno::EXDEV);
+    });
+}
+
+#[test]
+fn a_full_disk_says_so() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 1) else { return };
+    on(&disk, plain(), async |kit| {
+        let cx = &kit.root_user;
+        let (_, file) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
+        let written = put(cx, &*file, 0, &vec![1; 2 << 20]).await.unwrap();
+        assert!(written > 0 && written <= 1 << 20, "what fitted was written: {written}");
+        assert_eq!(errno(put(cx, &*file, written as u64, b"x").await), Errno::ENOSPC);
+        let more = Allocate { flags: 0, at: 0, len_bytes: 4 << 20 };
+        assert_eq!(errno(file.allocate(cx, more).await), Errno::ENOSPC);
+        assert_eq!(kit.fs.statfs(cx).await.unwrap().blocks_available, 0);
+    });
+}
+
+#[test]
+fn flags_of_an_inode() {
+    on_each(&[Kind::Ext4], async |kit| {
+        let (ann, root) = (user(1000, 1000, &[]), &kit.root_user);
+        let dir = kit.common("d").await;
+        let (_, file) = kit.create(&ann, dir, "f", 0o600).await.unwrap();
+        let flags = file.get_flags(&ann).await.unwrap();
+        let no_dump = 0x40u32;
+        file.set_flags(&ann, flags | no_dump).await.unwrap();
+        assert_eq!(file.get_flags(&ann).await.unwrap(), flags | no_dump);
+        let immutable = 0x10u32;
+        assert_eq!(errno(file.set_flags(&ann, flags | immutable).await), Errno::EPERM);
+        file.set_flags(root, flags | immutable).await.unwrap();
+        assert_eq!(errno(kit.unlink(root, dir, "f").await), Errno::EPERM);
+        file.set_flags(root, flags).await.unwrap();
+    });
+}
+
+/// Runs `work` on this many threads, each with an executor of its own.
+fn on_threads(count: u8, work: impl AsyncFn(u8) + Send + Sync) {
+    std::thread::scope(|scope| {
+        for number in 0..count {
+            let work = &work;
+            scope.spawn(move || block_on(work(number)));
+        }
+    });
+}
+
+#[test]
+fn appends_do_not_mix() {
+    for (kind, inline) in
+        [(Kind::Tmpfs, Inline::Auto), (Kind::Ext4, Inline::Auto), (Kind::Ext4, Inline::Never)]
+    {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        let fs = export(&disk.path, PosixOptions { inline, ..plain() });
+        let cx = user(0, 0, &[]);
+        let (_, file) =
+            block_on(fs.create(&cx, fs.info().root, name("log"), create_how(0o666))).unwrap();
+        const RECORD_BYTES: usize = 5000;
+        on_threads(4, async |number| {
+            let cx = user(1000 + u32::from(number), 1000, &[]);
+            let record = Buf::from(vec![number + 1; RECORD_BYTES]);
+            for _ in 0..100 {
+                let how = Write { append: true, at: 12345, ..Write::default() };
+                assert_eq!(file.write(&cx, how, record.clone()).await.unwrap(), RECORD_BYTES);
+            }
+        });
+        let content = block_on(get(&cx, &*file, 0, 4 * 100 * RECORD_BYTES + 1)).unwrap();
+        assert_eq!(content.len(), 4 * 100 * RECORD_BYTES);
+        let mut counts = [0; 5];
+        for record in content.chunks(RECORD_BYTES) {
+            assert!(record.iter().all(|byte| *byte == record[0]));
+            counts[record[0] as usize] += 1;
+        }
+        assert_eq!(counts, [0, 100, 100, 100, 100]);
+    }
+}
+
+#[test]
+fn a_read_sees_all_of_a_write_or_nothing() {
+    for kind in [Kind::Tmpfs, Kind::Ext4] {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        let fs = export(&disk.path, plain());
+        let cx = user(0, 0, &[]);
+        let (entry, file) =
+            block_on(fs.create(&cx, fs.info().root, name("f"), create_how(0o666))).unwrap();
+        block_on(put(&cx, &*file, 0, &vec![1; IO_MAX_BYTES])).unwrap();
+        on_threads(3, async |number| {
+            // Through an opening of its own: it is the inode that counts.
+            let own = fs.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+            for round in 0..60 {
+                if number == 0 {
+                    put(&cx, &*own, 0, &vec![round; IO_MAX_BYTES]).await.unwrap();
+                } else {
+                    let seen = get(&cx, &*own, 0, IO_MAX_BYTES).await.unwrap();
+                    assert!(seen.iter().all(|byte| *byte == seen[0]), "a torn read");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn the_exports_own_threads_are_the_callers_too() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
+    let options = PosixOptions { inline: Inline::Never, threads_max: 2, ..plain() };
+    on(&disk, options, async |kit| {
+        let dir = kit.common("d").await;
+        for uid in 1000..1020 {
+            let mut cx = user(uid, uid, &[]);
+            cx.umask = 0o027;
+            let (entry, file) = kit.create(&cx, dir, &format!("{uid}"), 0o666).await.unwrap();
+            assert_eq!((entry.attr.uid, entry.attr.mode & 0o777), (Uid(uid), 0o640));
+            put(&cx, &*file, 0, b"x").await.unwrap();
+            let other = user(1, 1, &[]);
+            assert_eq!(errno(kit.fs.open(&other, entry.id, OpenHow::READ).await), Errno::EACCES);
+        }
+    });
+}

@@ -1,0 +1,9 @@
+//! The posix backend on real file systems. These tests need root, since serving users does.
+
+mod data;
+mod escape;
+mod names;
+mod open;
+mod rig;
+mod rights;
+mod stable;

@@ -1,0 +1,178 @@
+//! Names, links, renames, listings.
+
+use crate::rig::*;
+use dray_core::*;
+
+#[test]
+fn names_of_any_bytes_and_the_longest() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let long = [b'x'; 255];
+        for bytes in [&b"\xff\xfe\x01"[..], b"...", b" ", &long] {
+            let n = Name::new(bytes).unwrap();
+            let (entry, _file) = kit.fs.create(cx, kit.root, n, create_how(0o644)).await.unwrap();
+            assert_eq!(kit.fs.lookup(cx, kit.root, n).await.unwrap().id, entry.id);
+        }
+        let dir = kit.fs.open(cx, kit.root, OpenHow::DIRECTORY).await.unwrap();
+        let page = dir.readdir(cx, 0, 1 << 16, true).await.unwrap();
+        assert!(page.end);
+        assert!(page.iter().any(|(n, entry)| n == long && entry.attr.is_some()));
+    });
+}
+
+#[test]
+fn everything_can_be_made_and_removed() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let dir = kit.common("d").await;
+        let symlink = Make::Symlink { target: b"../\xffnowhere" };
+        let link = kit.fs.make(cx, dir, name("l"), symlink).await.unwrap();
+        assert_eq!(kit.fs.readlink(cx, link.id).await.unwrap(), b"../\xffnowhere");
+        assert_eq!(errno(kit.fs.readlink(cx, dir).await), Errno::EINVAL);
+        assert_eq!(errno(kit.fs.open(cx, link.id, OpenHow::READ).await), Errno::ELOOP);
+        let rdev = 7 << 8 | 3;
+        for (n, mode, rdev) in
+            [("p", libc::S_IFIFO, 0), ("s", libc::S_IFSOCK, 0), ("c", libc::S_IFCHR, rdev)]
+        {
+            let node = kit
+                .fs
+                .make(cx, dir, name(n), Make::Node { mode: mode | 0o600, rdev })
+                .await
+                .unwrap();
+            assert_eq!((node.attr.mode, node.attr.rdev), (mode | 0o600, rdev));
+            assert_eq!(errno(kit.fs.open(cx, node.id, OpenHow::READ).await), Errno::ENXIO);
+            let how = CreateHow { exclusive: false, ..create_how(0o644) };
+            assert_eq!(errno(kit.fs.create(cx, dir, name(n), how).await), Errno::ENXIO);
+            kit.unlink(cx, dir, n).await.unwrap();
+        }
+        assert_eq!(errno(kit.mkdir(cx, dir, "l", 0o755).await), Errno::EEXIST);
+        assert_eq!(errno(kit.unlink(cx, kit.root, "d").await), Errno::EISDIR);
+        assert_eq!(
+            errno(kit.fs.remove(cx, kit.root, name("d"), RemoveKind::Directory).await),
+            Errno::ENOTEMPTY
+        );
+        kit.unlink(cx, dir, "l").await.unwrap();
+        kit.fs.remove(cx, kit.root, name("d"), RemoveKind::Directory).await.unwrap();
+        assert_eq!(errno(kit.fs.getattr(cx, dir).await), Errno::ESTALE);
+    });
+}
+
+#[test]
+fn renames_replace_refuse_and_exchange() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let (one, two) = (kit.common("1").await, kit.common("2").await);
+        let a = kit.file(cx, one, "a", 0o644, b"a").await;
+        let b = kit.file(cx, two, "b", 0o644, b"b").await;
+        let taken = kit.rename(cx, (one, "a"), (two, "b"), RenameHow::NoReplace).await;
+        assert_eq!(errno(taken), Errno::EEXIST);
+        kit.rename(cx, (one, "a"), (two, "b"), RenameHow::Exchange).await.unwrap();
+        assert_eq!(kit.lookup(cx, one, "a").await.unwrap().id, b);
+        assert_eq!(kit.lookup(cx, two, "b").await.unwrap().id, a);
+        kit.rename(cx, (one, "a"), (two, "b"), RenameHow::Replace).await.unwrap();
+        assert_eq!(errno(kit.lookup(cx, one, "a").await), Errno::ENOENT);
+        assert_eq!(errno(kit.fs.getattr(cx, a).await), Errno::ESTALE);
+        assert_eq!(kit.lookup(cx, two, "b").await.unwrap().id, b);
+        assert_eq!(kit.fs.getattr(cx, b).await.unwrap().size, 1);
+    });
+}
+
+#[test]
+fn hard_links_are_one_file() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let id = kit.file(cx, kit.root, "a", 0o644, b"a").await;
+        let linked = kit.fs.link(cx, id, kit.root, name("b")).await.unwrap();
+        assert_eq!((linked.id, linked.attr.nlink), (id, 2));
+        kit.unlink(cx, kit.root, "a").await.unwrap();
+        assert_eq!(kit.lookup(cx, kit.root, "b").await.unwrap().id, id);
+        assert_eq!(kit.fs.getattr(cx, id).await.unwrap().nlink, 1);
+        assert_eq!(errno(kit.fs.link(cx, kit.root, kit.root, name("r")).await), Errno::EPERM);
+    });
+}
+
+#[test]
+fn a_file_without_a_name_can_be_given_one() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = user(1000, 1000, &[]);
+        let dir = kit.common("d").await;
+        let made =
+            kit.fs.tmpfile(&cx, dir, CreateHow { exclusive: false, ..create_how(0o640) }).await;
+        let (entry, file) = match made {
+            Err(error) if error.errno() == Errno::ENOTSUP => return eprintln!("no O_TMPFILE here"),
+            made => made.unwrap(),
+        };
+        assert_eq!(entry.attr.nlink, 0);
+        put(&cx, &*file, 0, b"later").await.unwrap();
+        let linked = kit.fs.link(&cx, entry.id, dir, name("n")).await.unwrap();
+        assert_eq!((linked.id, linked.attr.nlink, linked.attr.uid), (entry.id, 1, Uid(1000)));
+        file.close(&cx).await.unwrap();
+        let file = kit.fs.open(&cx, entry.id, OpenHow::READ).await.unwrap();
+        assert_eq!(get(&cx, &*file, 0, 10).await.unwrap(), b"later");
+    });
+}
+
+#[test]
+fn listings_survive_removals() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let dir = kit.common("d").await;
+        for number in 0..600 {
+            kit.file(cx, dir, &format!("file-{number}"), 0o644, b"").await;
+        }
+        let open = kit.fs.open(cx, dir, OpenHow::DIRECTORY).await.unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        let (mut cookie, mut pages) = (0, 0);
+        loop {
+            let page = open.readdir(cx, cookie, 2000, pages % 2 == 0).await.unwrap();
+            for (n, entry) in page.iter() {
+                assert!(seen.insert(n.to_vec()), "{:?} twice", n.escape_ascii().to_string());
+                cookie = entry.cookie;
+                // What has been listed goes; what has not must still come.
+                kit.fs.remove(cx, dir, Name::new(n).unwrap(), RemoveKind::File).await.unwrap();
+            }
+            pages += 1;
+            if page.end {
+                break;
+            }
+        }
+        assert_eq!(seen.len(), 600);
+        assert!(pages > 10);
+    });
+}
+
+#[test]
+fn listings_with_attributes_say_what_lookup_says() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let dir = kit.common("d").await;
+        for number in 0..50 {
+            kit.file(cx, dir, &format!("f{number}"), 0o644, &vec![1; number]).await;
+        }
+        let open = kit.fs.open(cx, dir, OpenHow::DIRECTORY).await.unwrap();
+        let page = open.readdir(cx, 0, 1 << 20, true).await.unwrap();
+        assert_eq!(page.len(), 50);
+        for (n, listed) in page.iter() {
+            let found = kit.fs.lookup(cx, dir, Name::new(n).unwrap()).await.unwrap();
+            assert_eq!((listed.id, listed.attr), (found.id, Some(found.attr)));
+        }
+        // Any position that was told can be gone to.
+        let (_, tenth) = page.get(9).unwrap();
+        let rest = open.readdir(cx, tenth.cookie, 1 << 20, false).await.unwrap();
+        assert_eq!(rest.len(), 40);
+        assert_eq!(rest.get(0).unwrap().0, page.get(10).unwrap().0);
+    });
+}
+
+#[test]
+fn a_parent_is_found_and_the_root_is_its_own() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let one = kit.common("1").await;
+        let two = kit.mkdir(cx, one, "2", 0o755).await.unwrap().id;
+        let three = kit.mkdir(cx, two, "3", 0o755).await.unwrap().id;
+        assert_eq!(kit.fs.parent(cx, three).await.unwrap().id, two);
+        assert_eq!(kit.fs.parent(cx, one).await.unwrap().id, kit.root);
+        assert_eq!(kit.fs.parent(cx, kit.root).await.unwrap().id, kit.root);
+    });
+}

@@ -1,0 +1,188 @@
+//! Open files: more than there are descriptors, with the rights of their opening.
+
+use crate::rig::*;
+use dray_backends::posix::PosixOptions;
+use dray_core::*;
+
+#[test]
+fn twenty_thousand_open_files_on_a_hundred_descriptors() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 256) else { return };
+    let options = PosixOptions { open_descriptors_max: 100, ..plain() };
+    on(&disk, options, async |kit| {
+        let cx = user(1000, 1000, &[]);
+        let dir = kit.common("d").await;
+        let mut files = Vec::new();
+        for number in 0..20_500 {
+            let (_, file) = kit.create(&cx, dir, &format!("{number}"), 0o444).await.unwrap();
+            files.push(file);
+        }
+        let holdings = kit.fs.holdings();
+        assert_eq!(holdings.open_files, 20_500);
+        assert!(holdings.open_descriptors <= 100, "{holdings:?}");
+        // A file of mode 0444 stays open for writing, to whom it was.
+        for (number, file) in files.iter().enumerate().step_by(7) {
+            put(&cx, &**file, 0, format!("{number}").as_bytes()).await.unwrap();
+        }
+        for (number, file) in files.iter().enumerate().step_by(77) {
+            assert_eq!(get(&cx, &**file, 0, 20).await.unwrap(), format!("{number}").as_bytes());
+        }
+        assert!(kit.fs.holdings().open_descriptors <= 100);
+        for file in &files {
+            file.close(&cx).await.unwrap();
+        }
+        assert_eq!((kit.fs.holdings().open_files, kit.fs.holdings().open_descriptors), (0, 0));
+        assert_eq!(errno(put(&cx, &*files[0], 0, b"x").await), Errno::EBADF);
+    });
+}
+
+#[test]
+fn what_was_deleted_while_open_goes_on() {
+    for kind in Kind::ALL {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        // One descriptor: nearly every file has none when its name goes.
+        let options = PosixOptions { open_descriptors_max: 1, ..plain() };
+        on(&disk, options, async |kit| {
+            let cx = user(1000, 1000, &[]);
+            let dir = kit.common("d").await;
+            // This one has a descriptor when its name goes, and others would push it out.
+            let (_, first) = kit.create(&cx, dir, "first", 0o600).await.unwrap();
+            put(&cx, &*first, 0, b"first").await.unwrap();
+            kit.unlink(&cx, dir, "first").await.unwrap();
+            let mut files = Vec::new();
+            for number in 0..20u8 {
+                let (entry, file) =
+                    kit.create(&cx, dir, &format!("{number}"), 0o600).await.unwrap();
+                put(&cx, &*file, 0, &[number; 100]).await.unwrap();
+                files.push((entry.id, file));
+            }
+            kit.file(&cx, dir, "other", 0o600, b"").await;
+            for number in 0..20u8 {
+                let n = format!("{number}");
+                if number % 2 == 0 {
+                    kit.unlink(&cx, dir, &n).await.unwrap();
+                } else {
+                    kit.file(&cx, dir, "over", 0o600, b"").await;
+                    kit.rename(&cx, (dir, "over"), (dir, &n), RenameHow::Replace).await.unwrap();
+                }
+            }
+            assert_eq!(get(&cx, &*first, 0, 9).await.unwrap(), b"first");
+            for (number, (id, file)) in files.iter().enumerate() {
+                assert_eq!(get(&cx, &**file, 0, 200).await.unwrap(), [number as u8; 100]);
+                put(&cx, &**file, 100, b"more").await.unwrap();
+                let attr = file.getattr(&cx).await.unwrap();
+                assert_eq!((attr.nlink, attr.size), (0, 104));
+                assert_eq!(kit.fs.getattr(&cx, *id).await.unwrap().size, 104);
+            }
+            for (id, file) in files {
+                file.close(&cx).await.unwrap();
+                drop(file);
+                assert_eq!(errno(kit.fs.getattr(&cx, id).await), Errno::ESTALE);
+            }
+        });
+    }
+}
+
+#[test]
+fn an_open_file_keeps_the_rights_of_its_opening() {
+    for kind in Kind::ALL {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        let options = PosixOptions { open_descriptors_max: 1, ..plain() };
+        on(&disk, options, async |kit| {
+            let (ann, bob) = (user(1000, 1000, &[]), user(1001, 1001, &[]));
+            let dir = kit.common("d").await;
+            let id = kit.file(&ann, dir, "f", 0o666, b"data").await;
+            let reader = kit.fs.open(&bob, id, OpenHow::READ).await.unwrap();
+            let writer = kit.fs.open(&bob, id, OpenHow::new(libc::O_WRONLY)).await.unwrap();
+            let mode = SetAttr { mode: Some(0), ..SetAttr::default() };
+            kit.fs.setattr(&ann, id, mode).await.unwrap();
+            let _pushes_the_others_out = kit.create(&ann, dir, "g", 0o600).await.unwrap();
+            assert_eq!(get(&bob, &*reader, 0, 4).await.unwrap(), b"data");
+            assert_eq!(errno(put(&bob, &*reader, 0, b"x").await), Errno::EBADF);
+            put(&bob, &*writer, 0, b"x").await.unwrap();
+            assert_eq!(errno(get(&bob, &*writer, 0, 4).await), Errno::EBADF);
+            let size = SetAttr { size: Some(2), ..SetAttr::default() };
+            assert_eq!(writer.setattr(&bob, size).await.unwrap().size, 2);
+            assert_eq!(errno(reader.setattr(&bob, size).await), Errno::EINVAL);
+            assert_eq!(errno(kit.fs.open(&bob, id, OpenHow::READ).await), Errno::EACCES);
+        });
+    }
+}
+
+#[test]
+fn truncation_and_creation_happen_once() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
+    let options = PosixOptions { open_descriptors_max: 1, ..plain() };
+    on(&disk, options, async |kit| {
+        let cx = user(1000, 1000, &[]);
+        let dir = kit.common("d").await;
+        let id = kit.file(&cx, dir, "f", 0o600, b"old").await;
+        let how = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
+        let file = kit.fs.open(&cx, id, how).await.unwrap();
+        assert_eq!(file.getattr(&cx).await.unwrap().size, 0);
+        put(&cx, &*file, 0, b"new").await.unwrap();
+        let _pushes_it_out = kit.create(&cx, dir, "g", 0o600).await.unwrap();
+        assert_eq!(get(&cx, &*file, 0, 9).await.unwrap(), b"new");
+
+        assert_eq!(errno(kit.create(&cx, dir, "f", 0o600).await), Errno::EEXIST);
+        let open = CreateHow { exclusive: false, ..create_how(0o777) };
+        let (entry, again) = kit.fs.create(&cx, dir, name("f"), open).await.unwrap();
+        assert_eq!((entry.id, entry.attr.mode & 0o777, entry.attr.size), (id, 0o600, 3));
+        assert_eq!(get(&cx, &*again, 0, 9).await.unwrap(), b"new");
+        let cut = CreateHow { open: how, ..open };
+        let (entry, _cut) = kit.fs.create(&cx, dir, name("f"), cut).await.unwrap();
+        assert_eq!(entry.attr.size, 0);
+    });
+}
+
+#[test]
+fn open_files_are_bounded() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
+    on(&disk, PosixOptions { open_files_max: 10, ..plain() }, async |kit| {
+        let cx = &kit.root_user;
+        let mut files = Vec::new();
+        for number in 0..10 {
+            files.push(kit.create(cx, kit.root, &format!("{number}"), 0o600).await.unwrap());
+        }
+        assert_eq!(errno(kit.create(cx, kit.root, "more", 0o600).await), Errno::ENFILE);
+        assert_eq!(errno(kit.lookup(cx, kit.root, "more").await), Errno::ENOENT);
+        files.pop();
+        kit.create(cx, kit.root, "more", 0o600).await.unwrap();
+    });
+}
+
+#[test]
+fn locks_end_with_flush_and_close() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
+    on(&disk, plain(), async |kit| {
+        let cx = &kit.root_user;
+        let id = kit.file(cx, kit.root, "f", 0o600, b"").await;
+        let (one, two) = (
+            kit.fs.open(cx, id, OpenHow::READ_WRITE).await.unwrap(),
+            kit.fs.open(cx, id, OpenHow::READ_WRITE).await.unwrap(),
+        );
+        let lock = |family, owner| Lock {
+            family,
+            kind: LockKind::Exclusive,
+            range: LockRange::ALL,
+            owner: LockOwner(owner),
+            pid: Pid(1),
+        };
+        one.lock(cx, lock(LockFamily::Posix, 1), false).await.unwrap();
+        one.lock(cx, lock(LockFamily::Flock, 1), false).await.unwrap();
+        for family in [LockFamily::Posix, LockFamily::Flock] {
+            assert_eq!(errno(two.lock(cx, lock(family, 2), false).await), Errno::EAGAIN);
+            assert_eq!(
+                two.test_lock(cx, lock(family, 2)).await.unwrap().unwrap().owner,
+                LockOwner(1)
+            );
+        }
+        one.flush(cx, LockOwner(1)).await.unwrap();
+        two.lock(cx, lock(LockFamily::Posix, 2), false).await.unwrap();
+        assert_eq!(errno(two.lock(cx, lock(LockFamily::Flock, 2), false).await), Errno::EAGAIN);
+        one.close(cx).await.unwrap();
+        two.lock(cx, lock(LockFamily::Flock, 2), false).await.unwrap();
+        drop(two);
+        assert_eq!(kit.fs.locks().release_node(cx.node), 1, "the fcntl lock, for want of a flush");
+        assert!(kit.fs.locks().is_empty());
+    });
+}

@@ -1,0 +1,261 @@
+//! A directory of some file system, exported, and what a client does with it.
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use dray_backends::posix::{self, PosixFs, PosixOptions, Squash};
+use dray_core::*;
+use dray_rt::{DriverKind, Executor};
+
+/// File systems to test on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Tmpfs,
+    /// On a loop device.
+    Ext4,
+    /// tmpfs below an overlay without handles: the path table.
+    Overlay,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::Tmpfs, Kind::Ext4, Kind::Overlay];
+}
+
+/// A mounted file system, unmounted and removed when it is dropped.
+pub struct Disk {
+    base: PathBuf,
+    pub path: PathBuf,
+    mounts: Vec<PathBuf>,
+}
+
+fn run(program: &str, args: &[&str]) -> bool {
+    Command::new(program).args(args).output().is_ok_and(|output| output.status.success())
+}
+
+/// Gives the thread a mount namespace of its own: what it mounts goes with it, whatever
+/// becomes of the process.
+fn own_mounts() {
+    let (root, none) = (c"/".as_ptr(), std::ptr::null());
+    let private = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: the path is a literal, and no other argument is looked at.
+    let own = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(none, root, none, private, none.cast()) == 0
+    };
+    assert!(own, "{}", std::io::Error::last_os_error());
+}
+
+impl Disk {
+    /// None, with a reason printed, where it cannot be had.
+    pub fn new(kind: Kind, mib: usize) -> Option<Disk> {
+        posix::release().unwrap();
+        // SAFETY: geteuid cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("skipped: not root");
+            return None;
+        }
+        own_mounts();
+        let name = format!("dray-posix-{}-{:x}", std::process::id(), dray_rt::random_u64());
+        let base = std::env::temp_dir().join(name);
+        std::fs::create_dir(&base).unwrap();
+        let path = base.join("fs");
+        std::fs::create_dir(&path).unwrap();
+        let mut disk = Disk { base, path, mounts: Vec::new() };
+        let mounted = match kind {
+            Kind::Tmpfs => disk.mount(&["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]),
+            Kind::Ext4 => disk.mount_ext4(mib),
+            Kind::Overlay => disk.mount_overlay(mib),
+        };
+        if !mounted {
+            eprintln!("skipped: {kind:?} cannot be mounted here");
+            return None;
+        }
+        Some(disk)
+    }
+
+    fn mount(&mut self, args: &[&str]) -> bool {
+        let path = self.path.clone();
+        self.mount_at(args, path)
+    }
+
+    fn mount_at(&mut self, args: &[&str], path: PathBuf) -> bool {
+        let mut args = args.to_vec();
+        args.push(path.to_str().unwrap());
+        let mounted = run("mount", &args);
+        if mounted {
+            self.mounts.push(path);
+        }
+        mounted
+    }
+
+    fn mount_ext4(&mut self, mib: usize) -> bool {
+        let image = self.base.join("image");
+        let file = std::fs::File::create(&image).unwrap();
+        file.set_len((mib as u64) << 20).unwrap();
+        let image = image.to_str().unwrap().to_owned();
+        run("mkfs.ext4", &["-q", "-m", "0", "-N", "65536", &image])
+            && self.mount(&["-o", "loop", &image])
+    }
+
+    fn mount_overlay(&mut self, mib: usize) -> bool {
+        let below = self.base.join("below");
+        std::fs::create_dir(&below).unwrap();
+        let size = format!("size={mib}m");
+        if !self.mount_at(&["-t", "tmpfs", "-o", &size, "tmpfs"], below.clone()) {
+            return false;
+        }
+        for part in ["lower", "upper", "work"] {
+            std::fs::create_dir(below.join(part)).unwrap();
+        }
+        let below = below.to_str().unwrap();
+        let options = format!("lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work");
+        self.mount(&["-t", "overlay", "-o", &options, "overlay"])
+    }
+
+    /// Mounts another tmpfs on a directory of this file system.
+    pub fn mount_inside(&mut self, name: &str) -> bool {
+        let path = self.path.join(name);
+        self.mount_at(&["-t", "tmpfs", "tmpfs"], path)
+    }
+
+    /// Drops what the kernel caches, so that inodes are read anew.
+    pub fn drop_caches(&self) {
+        posix::release().unwrap();
+        let _ = std::fs::write("/proc/sys/vm/drop_caches", "2");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = posix::release();
+        for path in self.mounts.iter().rev() {
+            let path = CString::new(path.to_str().unwrap()).unwrap();
+            // SAFETY: the path outlives the call.
+            unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+        }
+        let _ = std::fs::remove_dir_all(&self.base);
+    }
+}
+
+pub const UUID: FsUuid = FsUuid(77);
+
+/// The options most tests want.
+pub fn plain() -> PosixOptions {
+    PosixOptions { squash: Squash::None, ..PosixOptions::default() }
+}
+
+pub fn export(path: &Path, options: PosixOptions) -> Arc<PosixFs> {
+    PosixFs::open(path, UUID, options).unwrap()
+}
+
+/// Runs a test's asynchronous part, then makes the thread the server's again.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let value = Executor::new(DriverKind::Epoll).unwrap().block_on(future);
+    posix::release().unwrap();
+    value
+}
+
+/// Runs `test` on each kind of file system that can be had.
+pub fn on_each(kinds: &[Kind], test: impl AsyncFn(&Kit)) {
+    for kind in kinds {
+        let Some(disk) = Disk::new(*kind, 64) else { continue };
+        eprintln!("on {kind:?}");
+        on(&disk, plain(), &test);
+    }
+}
+
+/// Runs `test` on an export of `disk`.
+pub fn on(disk: &Disk, options: PosixOptions, test: impl AsyncFn(&Kit)) {
+    posix::release().unwrap();
+    let fs = export(&disk.path, options);
+    let kit = Kit { root: fs.info().root, fs, path: disk.path.clone(), root_user: user(0, 0, &[]) };
+    block_on(test(&kit));
+}
+
+/// A user's context.
+pub fn user(uid: u32, gid: u32, groups: &[u32]) -> Context {
+    let groups = groups.iter().map(|gid| Gid(*gid)).collect();
+    let who = Identity { uid: Uid(uid), gid: Gid(gid), groups, job: "".into() };
+    Context::new(NodeId(1), RequestId(0), Arc::new(who), Pid(1))
+}
+
+pub fn name(name: &str) -> &Name {
+    Name::new(name.as_bytes()).unwrap()
+}
+
+pub fn errno<T>(result: Result<T>) -> Errno {
+    match result {
+        Ok(_) => panic!("this should have failed"),
+        Err(error) => error.errno(),
+    }
+}
+
+pub fn create_how(mode: u32) -> CreateHow {
+    CreateHow { open: OpenHow::READ_WRITE, mode, exclusive: true }
+}
+
+/// An export and short names for what tests do with it.
+pub struct Kit {
+    pub fs: Arc<PosixFs>,
+    pub root: FileId,
+    pub path: PathBuf,
+    pub root_user: Context,
+}
+
+impl Kit {
+    pub async fn mkdir(&self, cx: &Context, dir: FileId, n: &str, mode: u32) -> Result<Entry> {
+        self.fs.make(cx, dir, name(n), Make::Directory { mode }).await
+    }
+
+    /// A directory in the root where everybody may do everything.
+    pub async fn common(&self, n: &str) -> FileId {
+        self.mkdir(&self.root_user, self.root, n, 0o777).await.unwrap().id
+    }
+
+    pub async fn create(
+        &self,
+        cx: &Context,
+        dir: FileId,
+        n: &str,
+        mode: u32,
+    ) -> Result<(Entry, Arc<dyn OpenFile>)> {
+        self.fs.create(cx, dir, name(n), create_how(mode)).await
+    }
+
+    /// A file with this content.
+    pub async fn file(&self, cx: &Context, dir: FileId, n: &str, mode: u32, data: &[u8]) -> FileId {
+        let (entry, file) = self.create(cx, dir, n, mode).await.unwrap();
+        put(cx, &*file, 0, data).await.unwrap();
+        file.close(cx).await.unwrap();
+        entry.id
+    }
+
+    pub async fn lookup(&self, cx: &Context, dir: FileId, n: &str) -> Result<Entry> {
+        self.fs.lookup(cx, dir, name(n)).await
+    }
+
+    pub async fn unlink(&self, cx: &Context, dir: FileId, n: &str) -> Result<()> {
+        self.fs.remove(cx, dir, name(n), RemoveKind::File).await
+    }
+
+    pub async fn rename(
+        &self,
+        cx: &Context,
+        from: (FileId, &str),
+        to: (FileId, &str),
+        how: RenameHow,
+    ) -> Result<()> {
+        self.fs.rename(cx, (from.0, name(from.1)), (to.0, name(to.1)), how).await
+    }
+}
+
+pub async fn put(cx: &Context, file: &dyn OpenFile, at: u64, data: &[u8]) -> Result<usize> {
+    file.write(cx, Write::at(at), Buf::from(data)).await
+}
+
+pub async fn get(cx: &Context, file: &dyn OpenFile, at: u64, count: usize) -> Result<Vec<u8>> {
+    let read = file.read(cx, at, BufMut::heap(count)).await.map_err(|(error, _)| error)?;
+    Ok(read.filled().to_vec())
+}

@@ -1,0 +1,259 @@
+//! The file system below decides, for the caller.
+
+use crate::rig::*;
+use dray_backends::posix::{PosixOptions, Squash};
+use dray_core::*;
+
+#[test]
+fn users_are_who_they_are() {
+    on_each(&Kind::ALL, async |kit| {
+        let (ann, bob, root) = (user(1000, 1000, &[]), user(1001, 1001, &[]), &kit.root_user);
+        let dir = kit.common("d").await;
+        let secret = kit.file(&ann, dir, "secret", 0o600, b"s").await;
+        let attr = kit.fs.getattr(&bob, secret).await.unwrap();
+        assert_eq!((attr.uid, attr.gid), (Uid(1000), Gid(1000)));
+        assert_eq!(errno(kit.fs.open(&bob, secret, OpenHow::READ).await), Errno::EACCES);
+        assert_eq!(errno(kit.fs.access(&bob, secret, Access(4)).await), Errno::EACCES);
+        kit.fs.access(&ann, secret, Access(6)).await.unwrap();
+        assert_eq!(errno(kit.fs.access(&ann, secret, Access(1)).await), Errno::EACCES);
+        kit.fs.open(root, secret, OpenHow::READ).await.unwrap();
+        let mode = SetAttr { mode: Some(0o644), ..SetAttr::default() };
+        assert_eq!(errno(kit.fs.setattr(&bob, secret, mode).await), Errno::EPERM);
+        let size = SetAttr { size: Some(0), ..SetAttr::default() };
+        assert_eq!(errno(kit.fs.setattr(&bob, secret, size).await), Errno::EACCES);
+        let own = SetAttr { uid: Some(Uid(1001)), ..SetAttr::default() };
+        assert_eq!(errno(kit.fs.setattr(&ann, secret, own).await), Errno::EPERM);
+        kit.fs.setattr(&ann, secret, mode).await.unwrap();
+        kit.fs.open(&bob, secret, OpenHow::READ).await.unwrap();
+        assert_eq!(errno(kit.fs.open(&bob, secret, OpenHow::READ_WRITE).await), Errno::EACCES);
+        // A directory that may not be searched hides what is in it, by name.
+        let closed = kit.mkdir(&ann, dir, "closed", 0o700).await.unwrap().id;
+        kit.file(&ann, closed, "f", 0o666, b"").await;
+        assert_eq!(errno(kit.lookup(&bob, closed, "f").await), Errno::EACCES);
+        assert_eq!(errno(kit.create(&bob, closed, "g", 0o666).await), Errno::EACCES);
+        assert_eq!(errno(kit.unlink(&bob, closed, "f").await), Errno::EACCES);
+        let device = Make::Node { mode: libc::S_IFCHR | 0o666, rdev: 0x103 };
+        assert_eq!(errno(kit.fs.make(&ann, dir, name("dev"), device).await), Errno::EPERM);
+    });
+}
+
+#[test]
+fn supplementary_groups_count() {
+    on_each(&Kind::ALL, async |kit| {
+        let dir = kit.common("d").await;
+        let id = kit.file(&user(1000, 2000, &[]), dir, "f", 0o640, b"g").await;
+        let member = user(1001, 1001, &[5, 2000, 3000]);
+        kit.fs.open(&member, id, OpenHow::READ).await.unwrap();
+        let stranger = user(1001, 1001, &[5, 3000]);
+        assert_eq!(errno(kit.fs.open(&stranger, id, OpenHow::READ).await), Errno::EACCES);
+        kit.fs.open(&member, id, OpenHow::READ).await.unwrap();
+        let chgrp = SetAttr { gid: Some(Gid(3000)), ..SetAttr::default() };
+        kit.fs.setattr(&user(1000, 2000, &[3000]), id, chgrp).await.unwrap();
+        kit.fs.open(&stranger, id, OpenHow::READ).await.unwrap();
+    });
+}
+
+#[test]
+fn sticky_and_setgid_directories() {
+    on_each(&Kind::ALL, async |kit| {
+        let (ann, bob, root) = (user(1000, 1000, &[]), user(1001, 1001, &[]), &kit.root_user);
+        let sticky = kit.mkdir(root, kit.root, "sticky", 0o1777).await.unwrap();
+        assert_eq!(sticky.attr.mode & 0o7777, 0o1777);
+        kit.file(&ann, sticky.id, "f", 0o666, b"").await;
+        assert_eq!(errno(kit.unlink(&bob, sticky.id, "f").await), Errno::EPERM);
+        let moved = kit.rename(&bob, (sticky.id, "f"), (sticky.id, "g"), RenameHow::Replace).await;
+        assert_eq!(errno(moved), Errno::EPERM);
+        kit.unlink(&ann, sticky.id, "f").await.unwrap();
+
+        let shared = kit.common("shared").await;
+        let set = SetAttr { gid: Some(Gid(2000)), mode: Some(0o2777), ..SetAttr::default() };
+        kit.fs.setattr(root, shared, set).await.unwrap();
+        let (entry, _file) = kit.create(&ann, shared, "f", 0o2755).await.unwrap();
+        assert_eq!(entry.attr.gid, Gid(2000));
+        assert_eq!(entry.attr.mode & libc::S_ISGID, 0, "not a member: no set-gid program");
+        let below = kit.mkdir(&ann, shared, "d", 0o755).await.unwrap();
+        assert_eq!((below.attr.gid, below.attr.mode & libc::S_ISGID), (Gid(2000), libc::S_ISGID));
+    });
+}
+
+#[test]
+fn umask_or_default_acl_as_the_kernel_has_it() {
+    // user::rw-, group::rw-, mask::rw-, other::r--
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, bits) in [(1u16, 6u16), (4, 6), (0x10, 6), (0x20, 4)] {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(bits.to_le_bytes());
+        acl.extend(u32::MAX.to_le_bytes());
+    }
+    on_each(&[Kind::Tmpfs, Kind::Ext4], async |kit| {
+        let dir = kit.common("d").await;
+        let mut cx = user(1000, 1000, &[]);
+        for (number, umask) in [0o022, 0o077, 0].into_iter().enumerate() {
+            cx.umask = umask;
+            let (entry, _file) = kit.create(&cx, dir, &format!("f{number}"), 0o666).await.unwrap();
+            assert_eq!(entry.attr.mode & 0o777, 0o666 & !umask);
+        }
+        let how = XattrSet::Any;
+        let set = kit.fs.setxattr(&cx, dir, b"system.posix_acl_default", &acl, how).await;
+        assert_eq!(errno(set), Errno::EPERM, "not the owner");
+        let root = &kit.root_user;
+        kit.fs.setxattr(root, dir, b"system.posix_acl_default", &acl, how).await.unwrap();
+        let back = kit.fs.getxattr(root, dir, b"system.posix_acl_default").await.unwrap();
+        assert_eq!(back, acl);
+        cx.umask = 0o077;
+        let (entry, _file) = kit.create(&cx, dir, "acl", 0o666).await.unwrap();
+        assert_eq!(entry.attr.mode & 0o777, 0o664, "the umask is ignored");
+    });
+}
+
+#[test]
+fn set_id_bits_fall_with_a_write() {
+    on_each(&Kind::ALL, async |kit| {
+        let (ann, root) = (user(1000, 1000, &[]), &kit.root_user);
+        let dir = kit.common("d").await;
+        let set = SetAttr { mode: Some(0o6777), ..SetAttr::default() };
+        let mode = async |id| kit.fs.getattr(root, id).await.unwrap().mode & 0o7777;
+        for n in ["write", "truncate", "chown", "kill"] {
+            let id = kit.file(root, dir, n, 0o777, b"program").await;
+            kit.fs.setattr(root, id, set).await.unwrap();
+            assert_eq!(mode(id).await, 0o6777);
+            let file = kit.fs.open(&ann, id, OpenHow::READ_WRITE).await.unwrap();
+            let kill = Write { kill_set_id: true, ..Write::at(0) };
+            match n {
+                "write" => drop(put(&ann, &*file, 0, b"x").await.unwrap()),
+                "kill" => drop(file.write(root, kill, Buf::from(&b"x"[..])).await.unwrap()),
+                "truncate" => {
+                    let size = SetAttr { size: Some(1), ..SetAttr::default() };
+                    file.setattr(&ann, size).await.unwrap();
+                }
+                _ => {
+                    let owner = SetAttr { uid: Some(Uid(5)), ..SetAttr::default() };
+                    kit.fs.setattr(root, id, owner).await.unwrap();
+                }
+            }
+            assert_eq!(mode(id).await, 0o777, "{n}");
+        }
+        // The super-user's own write does not.
+        let id = kit.file(root, dir, "root", 0o777, b"program").await;
+        kit.fs.setattr(root, id, set).await.unwrap();
+        let file = kit.fs.open(root, id, OpenHow::READ_WRITE).await.unwrap();
+        put(root, &*file, 0, b"x").await.unwrap();
+        assert_eq!(mode(id).await, 0o6777);
+    });
+}
+
+#[test]
+fn attributes_that_give_rights_are_the_super_users() {
+    // VFS_CAP_REVISION_2, effective, CAP_SETUID
+    let mut capability = 0x0200_0001u32.to_le_bytes().to_vec();
+    capability.extend([1 << 7, 0, 0, 0].iter().flat_map(|word: &u32| word.to_le_bytes()));
+    on_each(&[Kind::Tmpfs, Kind::Ext4], async |kit| {
+        let (ann, root, any) = (user(1000, 1000, &[]), &kit.root_user, XattrSet::Any);
+        let dir = kit.common("d").await;
+        let id = kit.file(&ann, dir, "program", 0o755, b"").await;
+        for n in [&b"security.capability"[..], b"security.other", b"trusted.t"] {
+            assert_eq!(errno(kit.fs.setxattr(&ann, id, n, &capability, any).await), Errno::EPERM);
+            kit.fs.setxattr(root, id, n, &capability, any).await.unwrap();
+            assert_eq!(errno(kit.fs.removexattr(&ann, id, n).await), Errno::EPERM);
+        }
+        assert_eq!(errno(kit.fs.getxattr(&ann, id, b"trusted.t").await), Errno::ENODATA);
+        assert_eq!(kit.fs.getxattr(root, id, b"trusted.t").await.unwrap(), capability);
+        let listed = async |cx: &Context| {
+            let list = kit.fs.listxattr(cx, id).await.unwrap();
+            list.split(|byte| *byte == 0).any(|n| n == b"trusted.t")
+        };
+        assert!(listed(root).await && !listed(&ann).await);
+        // Rights that were raised for one call are gone at the next.
+        assert_eq!(errno(kit.fs.setxattr(&ann, id, b"security.x", b"", any).await), Errno::EPERM);
+        kit.fs.removexattr(root, id, b"trusted.t").await.unwrap();
+        assert_eq!(errno(kit.fs.getxattr(root, id, b"trusted.t").await), Errno::ENODATA);
+    });
+}
+
+#[test]
+fn user_attributes_come_and_go() {
+    on_each(&[Kind::Ext4, Kind::Overlay], async |kit| {
+        let (ann, bob) = (user(1000, 1000, &[]), user(1001, 1001, &[]));
+        let dir = kit.common("d").await;
+        let id = kit.file(&ann, dir, "f", 0o600, b"").await;
+        let set =
+            async |n: &[u8], value: &[u8], how| kit.fs.setxattr(&ann, id, n, value, how).await;
+        if let Err(error) = set(b"user.a", b"1", XattrSet::Create).await {
+            assert_eq!(error.errno(), Errno::ENOTSUP);
+            return eprintln!("no user attributes here");
+        }
+        assert_eq!(errno(set(b"user.a", b"2", XattrSet::Create).await), Errno::EEXIST);
+        assert_eq!(errno(set(b"user.b", b"2", XattrSet::Replace).await), Errno::ENODATA);
+        set(b"user.a", &[7; 600], XattrSet::Replace).await.unwrap();
+        assert_eq!(kit.fs.getxattr(&ann, id, b"user.a").await.unwrap(), [7; 600]);
+        assert_eq!(errno(kit.fs.getxattr(&bob, id, b"user.a").await), Errno::EACCES);
+        assert_eq!(kit.fs.listxattr(&ann, id).await.unwrap(), b"user.a\0");
+        assert_eq!(errno(set(b"user.a\0b", b"", XattrSet::Any).await), Errno::EINVAL);
+        assert_eq!(errno(set(b"", b"", XattrSet::Any).await), Errno::ERANGE);
+        assert_eq!(errno(set(b"user.a", &[0; 70_000], XattrSet::Any).await), Errno::E2BIG);
+    });
+}
+
+#[test]
+fn times_as_utimensat_has_them() {
+    on_each(&Kind::ALL, async |kit| {
+        let (ann, bob) = (user(1000, 1000, &[]), user(1001, 1001, &[]));
+        let dir = kit.common("d").await;
+        let id = kit.file(&ann, dir, "f", 0o666, b"").await;
+        let old = Timestamp { sec: -5, nsec: 7 };
+        let at = SetAttr { mtime: Some(TimeSet::At(old)), ..SetAttr::default() };
+        let before = kit.fs.getattr(&ann, id).await.unwrap();
+        let after = kit.fs.setattr(&ann, id, at).await.unwrap();
+        assert_eq!((after.mtime, after.atime), (old, before.atime));
+        assert_eq!(errno(kit.fs.setattr(&bob, id, at).await), Errno::EPERM);
+        let now = Some(TimeSet::Now);
+        let now = SetAttr { atime: now, mtime: now, ..SetAttr::default() };
+        assert!(kit.fs.setattr(&bob, id, now).await.unwrap().mtime > old);
+    });
+}
+
+#[test]
+fn squashed_and_read_only_exports() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
+    on(&disk, plain(), async |kit| {
+        let common = kit.common("d").await;
+        kit.file(&kit.root_user, common, "roots", 0o600, b"r").await;
+    });
+    on(&disk, PosixOptions::default(), async |kit| {
+        let root = &kit.root_user;
+        let dir = kit.lookup(root, kit.root, "d").await.unwrap().id;
+        let roots = kit.lookup(root, dir, "roots").await.unwrap().id;
+        assert_eq!(errno(kit.fs.open(root, roots, OpenHow::READ).await), Errno::EACCES);
+        let (entry, _file) = kit.create(root, dir, "mine", 0o644).await.unwrap();
+        assert_eq!((entry.attr.uid, entry.attr.gid), Squash::NOBODY);
+        let refused = kit.fs.setxattr(root, entry.id, b"trusted.t", b"", XattrSet::Any).await;
+        assert_eq!(errno(refused), Errno::EPERM);
+    });
+    let all = PosixOptions { squash: Squash::All(Uid(7), Gid(8)), ..plain() };
+    on(&disk, all, async |kit| {
+        let cx = user(1000, 1000, &[]);
+        let dir = kit.lookup(&cx, kit.root, "d").await.unwrap().id;
+        let (entry, _file) = kit.create(&cx, dir, "squashed", 0o644).await.unwrap();
+        assert_eq!((entry.attr.uid, entry.attr.gid), (Uid(7), Gid(8)));
+    });
+    on(&disk, PosixOptions { read_only: true, ..plain() }, async |kit| {
+        let root = &kit.root_user;
+        assert!(kit.fs.info().read_only);
+        let dir = kit.lookup(root, kit.root, "d").await.unwrap().id;
+        let file = kit.lookup(root, dir, "roots").await.unwrap().id;
+        kit.fs.open(root, file, OpenHow::READ).await.unwrap();
+        assert_eq!(errno(kit.fs.open(root, file, OpenHow::READ_WRITE).await), Errno::EROFS);
+        let trunc = OpenHow::new(libc::O_RDONLY | libc::O_TRUNC);
+        assert_eq!(errno(kit.fs.open(root, file, trunc).await), Errno::EROFS);
+        assert_eq!(errno(kit.create(root, dir, "new", 0o644).await), Errno::EROFS);
+        assert_eq!(errno(kit.unlink(root, dir, "roots").await), Errno::EROFS);
+        assert_eq!(errno(kit.mkdir(root, dir, "new", 0o755).await), Errno::EROFS);
+        let moved = kit.rename(root, (dir, "roots"), (dir, "x"), RenameHow::Replace).await;
+        assert_eq!(errno(moved), Errno::EROFS);
+        let set = SetAttr { mode: Some(0), ..SetAttr::default() };
+        assert_eq!(errno(kit.fs.setattr(root, file, set).await), Errno::EROFS);
+        assert_eq!(errno(kit.fs.access(root, file, Access(2)).await), Errno::EROFS);
+        let refused = kit.fs.setxattr(root, file, b"trusted.t", b"", XattrSet::Any).await;
+        assert_eq!(errno(refused), Errno::EROFS);
+    });
+}

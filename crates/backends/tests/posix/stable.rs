@@ -1,0 +1,105 @@
+//! Ids: stable over rename and restart, never another file's.
+
+use crate::rig::*;
+use dray_core::*;
+
+const NATIVE: [Kind; 2] = [Kind::Tmpfs, Kind::Ext4];
+
+#[test]
+fn ids_survive_renames_and_a_restart_of_the_server() {
+    for kind in NATIVE {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        let ids = std::cell::Cell::new(None);
+        on(&disk, plain(), async |kit| {
+            let cx = &kit.root_user;
+            let (one, two) = (kit.common("1").await, kit.common("2").await);
+            let id = kit.file(cx, one, "a", 0o644, b"content").await;
+            let to = (two, "b");
+            kit.rename(cx, (one, "a"), to, RenameHow::Replace).await.unwrap();
+            assert_eq!(kit.lookup(cx, two, "b").await.unwrap().id, id);
+            assert!(kit.fs.info().kind.contains("native"), "{}", kit.fs.info().kind);
+            ids.set(Some((kit.root, two, id)));
+        });
+        disk.drop_caches();
+        on(&disk, plain(), async |kit| {
+            let cx = &kit.root_user;
+            let (root, two, id) = ids.get().unwrap();
+            assert_eq!(kit.root, root);
+            // Used at once, without any lookup before.
+            let file = kit.fs.open(cx, id, OpenHow::READ).await.unwrap();
+            assert_eq!(get(cx, &*file, 0, 99).await.unwrap(), b"content");
+            kit.unlink(cx, two, "b").await.unwrap();
+            file.close(cx).await.unwrap();
+            drop(file);
+            assert_eq!(errno(kit.fs.getattr(cx, id).await), Errno::ESTALE);
+            assert_eq!(errno(kit.fs.open(cx, id, OpenHow::READ).await), Errno::ESTALE);
+        });
+    }
+}
+
+#[test]
+fn a_number_used_again_is_another_id() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let dir = kit.common("d").await;
+        let old = kit.file(cx, dir, "old", 0o644, b"old").await;
+        kit.unlink(cx, dir, "old").await.unwrap();
+        for number in 0..200 {
+            let new = kit.file(cx, dir, &format!("new{number}"), 0o644, b"new").await;
+            assert_ne!(new, old);
+            assert_eq!(errno(kit.fs.getattr(cx, old).await), Errno::ESTALE);
+            if new.ino == old.ino {
+                return;
+            }
+        }
+    });
+}
+
+#[test]
+fn what_changes_behind_the_servers_back_is_noticed() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let dir = kit.common("d").await;
+        let id = kit.file(cx, dir, "f", 0o644, b"f").await;
+        kit.fs.getattr(cx, id).await.unwrap();
+        let path = kit.path.join("d/f");
+        dray_backends::posix::as_server(|| std::fs::remove_file(&path).unwrap()).unwrap();
+        assert_eq!(errno(kit.fs.getattr(cx, id).await), Errno::ESTALE);
+        assert_eq!(errno(kit.lookup(cx, dir, "f").await), Errno::ENOENT);
+    });
+}
+
+#[test]
+fn the_path_table_follows_directories_that_move() {
+    on_each(&[Kind::Overlay], async |kit| {
+        assert!(kit.fs.info().kind.contains("path table"));
+        let cx = &kit.root_user;
+        let (one, two) = (kit.common("1").await, kit.common("2").await);
+        let deep = kit.mkdir(cx, one, "deep", 0o755).await.unwrap().id;
+        let id = kit.file(cx, deep, "f", 0o644, b"f").await;
+        kit.rename(cx, (one, "deep"), (two, "moved"), RenameHow::Replace).await.unwrap();
+        let fresh = kit.lookup(cx, two, "moved").await.unwrap().id;
+        assert_eq!(fresh, deep);
+        assert_eq!(kit.fs.getattr(cx, id).await.unwrap().size, 1);
+    });
+}
+
+#[test]
+fn the_path_table_walks_when_nothing_is_cached() {
+    let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
+    let options = dray_backends::posix::PosixOptions { inode_cache_max: 8, ..plain() };
+    on(&disk, options, async |kit| {
+        let cx = &kit.root_user;
+        let mut dir = kit.root;
+        for depth in 0..50 {
+            dir = kit.mkdir(cx, dir, &format!("level{depth}"), 0o755).await.unwrap().id;
+        }
+        let id = kit.file(cx, dir, "f", 0o644, b"f").await;
+        for number in 0..100 {
+            kit.file(cx, kit.root, &format!("other{number}"), 0o644, b"").await;
+        }
+        assert_eq!(kit.fs.getattr(cx, id).await.unwrap().size, 1);
+        kit.unlink(cx, dir, "f").await.unwrap();
+        assert_eq!(errno(kit.fs.getattr(cx, id).await), Errno::ESTALE);
+    });
+}

@@ -1,0 +1,81 @@
+//! From a target to a session.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_core::Fut;
+use dray_fabric::{Address, Connect, Connection};
+use dray_rpc::auth::Key;
+use dray_rpc::client::{ClientOptions, ConnectError, Session, SessionMemory};
+
+use crate::target::Target;
+
+/// How a client behaves.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The key, if the server wants one.
+    pub key: Option<Key>,
+    /// How long a call waits for a server that is away before it fails with `EHOSTDOWN`;
+    /// none: for ever.
+    pub timeout: Option<Duration>,
+}
+
+/// Connects to sockets.
+struct Sockets(Address);
+
+impl Connect for Sockets {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(async {
+            let connection = dray_fabric::connect(&self.0).await?;
+            Ok(Arc::new(connection) as Arc<dyn Connection>)
+        })
+    }
+
+    fn target(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// Begins a session with the server of `target`, served by the calling task's executor.
+/// If `memory` is that of a process that died, its session goes on.
+pub async fn connect_session(
+    target: &Target,
+    options: &Options,
+    memory: SessionMemory,
+) -> Result<Arc<Session>, ConnectError> {
+    let options = ClientOptions {
+        export: target.export.clone(),
+        key: options.key.clone(),
+        timeout: options.timeout,
+        host: host_name(),
+    };
+    Session::connect(Arc::new(Sockets(target.address.clone())), options, memory).await
+}
+
+/// As [`connect_session`], but gives up after `wait`.
+pub async fn connect_timeout(
+    target: &Target,
+    options: &Options,
+    wait: Duration,
+    memory: SessionMemory,
+) -> Result<Arc<Session>, ConnectError> {
+    match dray_rt::timeout(wait, connect_session(target, options, memory)).await {
+        Ok(result) => result,
+        Err(_) => Err(ConnectError::Unreachable {
+            target: target.address.to_string(),
+            error: io::Error::from_raw_os_error(libc::ETIMEDOUT),
+        }),
+    }
+}
+
+fn host_name() -> String {
+    let mut name = [0u8; 256];
+    // SAFETY: the kernel writes at most that many bytes.
+    let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) };
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    match result {
+        0 => String::from_utf8_lossy(&name[..end]).into_owned(),
+        _ => "unknown".to_owned(),
+    }
+}

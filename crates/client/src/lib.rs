@@ -1,0 +1,20 @@
+//! Builds a client stack from a target string: for mounts, and for applications that use
+//! files of a server without mounting it.
+//!
+//! This crate must not know about FUSE, nor read configuration files: it is given a
+//! [`Target`] and [`Options`].
+
+mod client;
+mod connector;
+mod identity;
+mod target;
+
+pub use client::{Client, File, connect};
+pub use connector::{Options, connect_session, connect_timeout};
+pub use identity::own_identity;
+pub use target::Target;
+
+pub use dray_rpc::auth::Key;
+pub use dray_rpc::client::{
+    ChannelStats, ConnectError, RemoteFs, Session, SessionMemory, SessionStatus,
+};

@@ -1,0 +1,80 @@
+//! The path-level client over memory, by socket.
+
+use std::sync::Arc;
+
+use dray_backends::memory::{MemoryFs, MemoryOptions};
+use dray_client::{Client, ConnectError, Options, Target, connect};
+use dray_core::{Context, Errno, FileSystem, Make, Name};
+use dray_fabric::{Address, Listener, StreamConnection};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rt::{DriverKind, Executor};
+
+fn run<T>(test: impl Future<Output = T>) -> T {
+    Executor::new(DriverKind::Epoll).unwrap().block_on(test)
+}
+
+/// Serves memory by a Unix socket in `dir`; answers the target.
+async fn serve(dir: &std::path::Path, fs: Arc<dyn FileSystem>) -> Target {
+    let address = Address::Unix(dir.join("socket"));
+    let export = Export::new("data", fs, Vec::new());
+    let server =
+        Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()));
+    let listener = Listener::bind(&address).await.unwrap();
+    dray_rt::spawn(async move {
+        while let Ok((socket, peer)) = listener.accept().await {
+            let connection = Arc::new(StreamConnection::new(socket, peer).unwrap());
+            let server = server.clone();
+            dray_rt::spawn(async move { server.serve(connection).await });
+        }
+    });
+    Target { address, export: "data".into() }
+}
+
+#[test]
+fn files_by_path_over_a_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(MemoryOptions::default()));
+        let cx = Context::system();
+        let link = Name::new(b"link").unwrap();
+        let target = Make::Symlink { target: b"/a/./b/../b" };
+        fs.make(&cx, fs.info().root, link, target).await.unwrap();
+        let endless = Name::new(b"endless").unwrap();
+        fs.make(&cx, fs.info().root, endless, Make::Symlink { target: b"endless" }).await.unwrap();
+        let target = serve(dir.path(), fs).await;
+        let client = connect(&target.to_string(), &Options::default()).await.unwrap();
+        client.mkdir("/a", 0o755).await.unwrap();
+        client.mkdir("a/b/", 0o755).await.unwrap();
+        let data: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+        client.put("a/b/file", &data).await.unwrap();
+        assert_eq!(client.get("link/file").await.unwrap(), data);
+        client.put("a/b/file", b"short").await.unwrap();
+        assert_eq!(client.stat("../a/b/file").await.unwrap().size, 5);
+        client.rename("a/b/file", "a/other").await.unwrap();
+        assert_eq!(client.list("a").await.unwrap().len(), 2);
+        client.truncate("a/other", 2).await.unwrap();
+        let file = client.open("a/other").await.unwrap();
+        let mut bytes = [0; 10];
+        assert_eq!(file.read(1, &mut bytes).await.unwrap(), 1);
+        file.close().await.unwrap();
+        client.unlink("a/other").await.unwrap();
+        client.rmdir("a/b").await.unwrap();
+        assert_eq!(client.open("a/other").await.err().unwrap().errno(), Errno::ENOENT);
+        assert_eq!(client.stat("endless").await.unwrap_err().errno(), Errno::ELOOP);
+        assert_eq!(client.mkdir("/", 0o755).await.unwrap_err().errno(), Errno::ENOENT);
+        client.goodbye();
+    });
+}
+
+#[test]
+fn nobody_there_is_an_error_that_says_where() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = Target { address: Address::Unix(dir.path().join("none")), export: "x".into() };
+    run(async {
+        let error = Client::connect(&target, &Options::default()).await.err().unwrap();
+        assert!(matches!(error, ConnectError::Unreachable { .. }));
+        assert!(error.to_string().contains("none"), "{error}");
+        let error = connect("node1/home", &Options::default()).await.err().unwrap();
+        assert!(error.to_string().contains("dray://"), "{error}");
+    });
+}

@@ -1,0 +1,160 @@
+//! Attributes of files and of file systems.
+
+use crate::{FileId, Gid, Uid};
+
+/// A point in time, as files carry it: seconds since 1970 and nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp {
+    /// Seconds since the epoch, negative before it.
+    pub sec: i64,
+    /// Nanoseconds, 0..1_000_000_000.
+    pub nsec: u32,
+}
+
+/// What kind of file it is; the `S_IFMT` part of a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // The names say it; see inode(7).
+pub enum FileType {
+    Regular,
+    Directory,
+    Symlink,
+    Fifo,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+impl FileType {
+    /// From the `S_IFMT` bits of a mode; none for a pattern that names no type.
+    pub fn from_mode(mode: u32) -> Option<FileType> {
+        Some(match mode & libc::S_IFMT {
+            libc::S_IFREG => FileType::Regular,
+            libc::S_IFDIR => FileType::Directory,
+            libc::S_IFLNK => FileType::Symlink,
+            libc::S_IFIFO => FileType::Fifo,
+            libc::S_IFSOCK => FileType::Socket,
+            libc::S_IFCHR => FileType::CharDevice,
+            libc::S_IFBLK => FileType::BlockDevice,
+            _ => return None,
+        })
+    }
+
+    /// The `S_IFMT` bits.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            FileType::Regular => libc::S_IFREG,
+            FileType::Directory => libc::S_IFDIR,
+            FileType::Symlink => libc::S_IFLNK,
+            FileType::Fifo => libc::S_IFIFO,
+            FileType::Socket => libc::S_IFSOCK,
+            FileType::CharDevice => libc::S_IFCHR,
+            FileType::BlockDevice => libc::S_IFBLK,
+        }
+    }
+
+    /// The `d_type` of directory entries: the type bits shifted down by 12.
+    pub fn dirent_type(self) -> u8 {
+        (self.mode_bits() >> 12) as u8
+    }
+}
+
+/// Attributes of a file, as statx(2) gives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number to show to applications.
+    pub ino: u64,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Hard links; 0 for a file deleted while open.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: Uid,
+    /// Owning group.
+    pub gid: Gid,
+    /// Device number of a device file, in the kernel's 32-bit encoding (12:20).
+    pub rdev: u32,
+    /// Preferred I/O size, bytes.
+    pub block_bytes: u32,
+    /// Size, bytes.
+    pub size: u64,
+    /// Space taken, in units of 512 bytes.
+    pub blocks: u64,
+    /// Last read.
+    pub atime: Timestamp,
+    /// Last change of the content.
+    pub mtime: Timestamp,
+    /// Last change of the attributes.
+    pub ctime: Timestamp,
+    /// Creation, where the file system keeps it; else zero.
+    pub btime: Timestamp,
+    /// `STATX_ATTR_*` bits that hold.
+    pub attributes: u64,
+    /// `STATX_ATTR_*` bits that the file system can tell.
+    pub attributes_mask: u64,
+}
+
+impl Attr {
+    /// The file's type; a mode with no type counts as a regular file.
+    pub fn file_type(&self) -> FileType {
+        FileType::from_mode(self.mode).unwrap_or(FileType::Regular)
+    }
+}
+
+/// What a lookup finds: who it is and what it is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Identity.
+    pub id: FileId,
+    /// Attributes at the time of the answer.
+    pub attr: Attr,
+}
+
+/// A new time for [`SetAttr`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeSet {
+    /// The server's clock at the time of the change (`UTIME_NOW`).
+    Now,
+    /// This time.
+    At(Timestamp),
+}
+
+/// Attributes to change; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits including set-id and sticky.
+    pub mode: Option<u32>,
+    /// New owner.
+    pub uid: Option<Uid>,
+    /// New group.
+    pub gid: Option<Gid>,
+    /// New size, bytes.
+    pub size: Option<u64>,
+    /// New access time.
+    pub atime: Option<TimeSet>,
+    /// New modification time.
+    pub mtime: Option<TimeSet>,
+    /// Clear set-id bits as a write by an unprivileged user does
+    /// (`FATTR_KILL_SUIDGID` of FUSE).
+    pub kill_set_id: bool,
+}
+
+/// Space and inodes of a file system, as statfs(2) gives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statfs {
+    /// Unit of the block counts, bytes.
+    pub block_bytes: u32,
+    /// Fragment size, bytes.
+    pub fragment_bytes: u32,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Free blocks for ordinary users.
+    pub blocks_available: u64,
+    /// Inodes in all.
+    pub files: u64,
+    /// Free inodes.
+    pub files_free: u64,
+    /// Longest name, bytes.
+    pub name_max_bytes: u32,
+}

@@ -1,0 +1,290 @@
+//! Owned data buffers.
+//!
+//! A buffer's memory belongs to a [`Memory`] owner (heap, a slot of a registered pool,
+//! the payload of a FUSE ring entry) which every buffer over it keeps alive: dropping a
+//! future cannot stop a NIC, so whoever started a transfer holds a buffer until it has
+//! completed. An owner learns that its memory is free by being dropped, or, where it
+//! keeps one reference for itself, by finding that it holds the only one.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ops::{Deref, Range};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Whatever keeps a buffer's memory valid and in place until it is dropped.
+pub trait Memory: Send + Sync + 'static {}
+
+static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that [`BufMut::put`] copied since the process began, all threads together: the
+/// copies of file data that our own code makes. On the hot path there should be none.
+pub fn copied_bytes() -> u64 {
+    COPIED_BYTES.load(Ordering::Relaxed)
+}
+
+struct Heap(#[allow(dead_code)] Box<[MaybeUninit<u8>]>); // held for its memory alone
+
+impl Memory for Heap {}
+
+/// A unique buffer being filled. Only the filled part can be read or leave.
+pub struct BufMut {
+    start: NonNull<u8>,
+    room_bytes: usize,
+    filled_bytes: usize,
+    owner: Arc<dyn Memory>,
+}
+
+// SAFETY: BufMut has exclusive access to its range, and the owner is Send and Sync.
+unsafe impl Send for BufMut {}
+// SAFETY: shared references give read access only.
+unsafe impl Sync for BufMut {}
+
+impl BufMut {
+    /// An empty buffer of `capacity_bytes` on the heap.
+    pub fn heap(capacity_bytes: usize) -> BufMut {
+        let mut memory: Box<[MaybeUninit<u8>]> = Box::new_uninit_slice(capacity_bytes);
+        let start = NonNull::from(&mut *memory).cast();
+        BufMut { start, room_bytes: capacity_bytes, filled_bytes: 0, owner: Arc::new(Heap(memory)) }
+    }
+
+    /// An empty buffer over memory that `owner` keeps.
+    ///
+    /// # Safety
+    /// `start..start + capacity_bytes` stays valid while `owner` lives, and nobody else
+    /// reads or writes it while this buffer, or one made from it, lives.
+    pub unsafe fn over(
+        start: NonNull<u8>,
+        capacity_bytes: usize,
+        owner: Arc<dyn Memory>,
+    ) -> BufMut {
+        BufMut { start, room_bytes: capacity_bytes, filled_bytes: 0, owner }
+    }
+
+    /// Bytes that it can hold in all.
+    pub fn capacity(&self) -> usize {
+        self.room_bytes
+    }
+
+    /// Bytes filled so far.
+    pub fn len(&self) -> usize {
+        self.filled_bytes
+    }
+
+    /// Whether nothing has been filled in.
+    pub fn is_empty(&self) -> bool {
+        self.filled_bytes == 0
+    }
+
+    /// Bytes that can still be filled.
+    pub fn room(&self) -> usize {
+        self.room_bytes - self.filled_bytes
+    }
+
+    /// The filled part.
+    pub fn filled(&self) -> &[u8] {
+        // SAFETY: the first `filled_bytes` are initialised, and we are their only user.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.filled_bytes) }
+    }
+
+    /// The part not filled yet; tell [`BufMut::advance`] how much of it was.
+    pub fn spare(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: within the buffer's range, of which we are the only user.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.start.as_ptr().add(self.filled_bytes).cast(),
+                self.room_bytes - self.filled_bytes,
+            )
+        }
+    }
+
+    /// Counts the next `bytes` of the spare part as filled.
+    ///
+    /// # Safety
+    /// They have been initialised. (That they are within the room is asserted.)
+    pub unsafe fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.room(), "a buffer of {} bytes overfilled", self.room_bytes);
+        self.filled_bytes += bytes;
+    }
+
+    /// Appends as much of `bytes` as there is room for; answers how much that was.
+    pub fn put(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.room());
+        // SAFETY: count bytes fit behind the filled part; source and target do not
+        // overlap, since nobody else can refer to our memory.
+        unsafe {
+            let target = self.start.as_ptr().add(self.filled_bytes);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, count);
+        }
+        self.filled_bytes += count;
+        COPIED_BYTES.fetch_add(count as u64, Ordering::Relaxed);
+        count
+    }
+
+    /// Appends up to `bytes` zeros.
+    pub fn put_zeros(&mut self, bytes: usize) -> usize {
+        let count = bytes.min(self.room());
+        // SAFETY: count bytes fit behind the filled part.
+        unsafe { self.start.as_ptr().add(self.filled_bytes).write_bytes(0, count) };
+        self.filled_bytes += count;
+        count
+    }
+
+    /// Forgets what was filled in.
+    pub fn clear(&mut self) {
+        self.filled_bytes = 0;
+    }
+
+    /// Forgets what was filled in beyond `bytes`.
+    pub fn truncate(&mut self, bytes: usize) {
+        self.filled_bytes = self.filled_bytes.min(bytes);
+    }
+
+    /// Splits an empty buffer: keeps `at` bytes of room, returns the rest, so that
+    /// several transfers can fill one buffer side by side. Asserts `at <= capacity`.
+    pub fn split_off(&mut self, at: usize) -> BufMut {
+        assert!(self.filled_bytes == 0 && at <= self.room_bytes, "only empty buffers are split");
+        let rest = BufMut {
+            // SAFETY: `at` is within the buffer.
+            start: unsafe { self.start.add(at) },
+            room_bytes: self.room_bytes - at,
+            filled_bytes: 0,
+            owner: self.owner.clone(),
+        };
+        self.room_bytes = at;
+        rest
+    }
+
+    /// Ends the filling: the filled part, to be shared.
+    pub fn freeze(self) -> Buf {
+        Buf { start: self.start, len_bytes: self.filled_bytes, owner: self.owner }
+    }
+}
+
+impl fmt::Debug for BufMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufMut({} of {} bytes)", self.filled_bytes, self.room_bytes)
+    }
+}
+
+/// A shared, immutable buffer: cheap to clone and to slice.
+#[derive(Clone)]
+pub struct Buf {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    owner: Arc<dyn Memory>,
+}
+
+// SAFETY: Buf gives read access only to memory that nobody writes any more.
+unsafe impl Send for Buf {}
+// SAFETY: as above.
+unsafe impl Sync for Buf {}
+
+impl Buf {
+    /// A buffer over initialised memory that `owner` keeps.
+    ///
+    /// # Safety
+    /// `start..start + len_bytes` is initialised, stays valid while `owner` lives, and is
+    /// not written while this buffer or a clone of it lives.
+    pub unsafe fn over(start: NonNull<u8>, len_bytes: usize, owner: Arc<dyn Memory>) -> Buf {
+        Buf { start, len_bytes, owner }
+    }
+
+    /// A part of it, over the same memory. Asserts that `range` is within.
+    pub fn slice(&self, range: Range<usize>) -> Buf {
+        assert!(range.start <= range.end && range.end <= self.len_bytes);
+        Buf {
+            // SAFETY: the start is within the buffer.
+            start: unsafe { self.start.add(range.start) },
+            len_bytes: range.end - range.start,
+            owner: self.owner.clone(),
+        }
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: initialised, and not written while we live.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
+    }
+}
+
+impl From<&[u8]> for Buf {
+    fn from(bytes: &[u8]) -> Buf {
+        let mut buf = BufMut::heap(bytes.len());
+        buf.put(bytes);
+        buf.freeze()
+    }
+}
+
+impl From<Vec<u8>> for Buf {
+    fn from(bytes: Vec<u8>) -> Buf {
+        Buf::from(&bytes[..])
+    }
+}
+
+impl Default for Buf {
+    fn default() -> Buf {
+        Buf::from(&[][..])
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_filled_in_leaves() {
+        let mut buf = BufMut::heap(8);
+        let copied_bytes_before = copied_bytes();
+        assert_eq!(buf.put(b"abc"), 3);
+        assert!(copied_bytes() >= copied_bytes_before + 3); // other tests copy too
+        assert_eq!((buf.len(), buf.room()), (3, 5));
+        assert_eq!(buf.put(b"0123456789"), 5);
+        buf.truncate(4);
+        assert_eq!(&*buf.freeze(), b"abc0");
+    }
+
+    #[test]
+    fn halves_of_a_split_buffer_are_apart() {
+        let mut left = BufMut::heap(8);
+        let mut right = left.split_off(3);
+        assert_eq!((left.capacity(), right.capacity()), (3, 5));
+        left.put(b"xxxxx");
+        right.put(b"yyyyy");
+        assert_eq!((&*left.freeze(), &*right.freeze()), (&b"xxx"[..], &b"yyyyy"[..]));
+    }
+
+    #[test]
+    fn a_slice_outlives_what_it_was_cut_from() {
+        let whole = Buf::from(&b"checkpoint"[..]);
+        let part = whole.slice(5..10);
+        drop(whole);
+        assert_eq!(&*part, b"point");
+    }
+
+    #[test]
+    fn the_owner_is_told_when_the_last_buffer_goes() {
+        struct Slot;
+        impl Memory for Slot {}
+        let owner: Arc<dyn Memory> = Arc::new(Slot);
+        let mut memory = vec![0u8; 16];
+        let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+        // SAFETY: `memory` outlives the buffers below and is not used meanwhile.
+        let mut buf = unsafe { BufMut::over(start, 16, owner.clone()) };
+        buf.put(b"abcd");
+        let shared = buf.freeze();
+        let other = shared.slice(0..2);
+        assert_eq!(Arc::strong_count(&owner), 3);
+        drop((shared, other));
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+}

@@ -1,0 +1,167 @@
+//! Who asks, and until when: the immutable first argument of every operation.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::task::{Context as TaskContext, Waker};
+use std::time::Duration;
+
+use crate::{Errno, Error, Gid, NodeId, Pid, RequestId, Result, Uid};
+
+/// The credentials of a caller and the job it belongs to. Shared by all
+/// requests of the same process, so that it is built and sent once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Identity {
+    /// File system user id.
+    pub uid: Uid,
+    /// File system group id.
+    pub gid: Gid,
+    /// Supplementary groups, sorted, without duplicates.
+    pub groups: Box<[Gid]>,
+    /// Batch job, as the site names it (`SLURM_JOB_ID` and the like); may be empty.
+    pub job: Box<str>,
+}
+
+impl Identity {
+    /// The super-user of no job, shared by everybody who needs one.
+    pub fn system() -> Arc<Identity> {
+        static SYSTEM: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
+        SYSTEM.clone()
+    }
+
+    /// Whether this is the super-user, for whom permissions are not checked.
+    pub fn is_root(&self) -> bool {
+        self.uid == Uid(0)
+    }
+
+    /// Whether the caller is a member of `gid`.
+    pub fn in_group(&self, gid: Gid) -> bool {
+        self.gid == gid || self.groups.binary_search(&gid).is_ok()
+    }
+}
+
+/// How much a request may wait for others, for queues and bandwidth shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// A process waits for it.
+    #[default]
+    Foreground,
+    /// Read-ahead, write-behind, drains.
+    Background,
+}
+
+/// Everything about a request but its arguments.
+///
+/// Immutable: a layer that wants to change something clones it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// Number of this request on its node; the replay key together with `node`.
+    pub request: RequestId,
+    /// The node whose process asks, through any number of servers between.
+    pub node: NodeId,
+    /// Credentials and job.
+    pub who: Arc<Identity>,
+    /// The thread that asks, as numbered on its node. For people and for locks only.
+    pub pid: Pid,
+    /// File mode creation mask of the caller, permission bits.
+    pub umask: u32,
+    /// Time that the caller is prepared to wait in all; none: for ever.
+    pub patience: Option<Duration>,
+    /// Set when the caller has been asked to give up.
+    pub cancel: Option<Arc<Cancel>>,
+    /// Scheduling class.
+    pub class: Class,
+    /// The server asks for itself: what limits clients (squashing, read-only exports of
+    /// rights checked before) does not apply. Never set for what came from a client.
+    pub internal: bool,
+}
+
+impl Context {
+    /// A context for the process `pid` with these credentials on this node.
+    pub fn new(node: NodeId, request: RequestId, who: Arc<Identity>, pid: Pid) -> Context {
+        Context {
+            request,
+            node,
+            who,
+            pid,
+            umask: 0,
+            patience: None,
+            cancel: None,
+            class: Class::Foreground,
+            internal: false,
+        }
+    }
+
+    /// The super-user of no particular node: for a server's own work and for tests.
+    pub fn system() -> Context {
+        let cx = Context::new(NodeId(0), RequestId(0), Identity::system(), Pid(0));
+        Context { internal: true, ..cx }
+    }
+
+    /// `EINTR` once the caller has been asked to give up.
+    pub fn check(&self) -> Result<()> {
+        match &self.cancel {
+            Some(cancel) if cancel.is_set() => Err(self.cancelled()),
+            _ => Ok(()),
+        }
+    }
+
+    /// What an operation answers that ends because its caller gave up.
+    pub fn cancelled(&self) -> Error {
+        Error::retry(Errno::EINTR).because("the caller was interrupted")
+    }
+}
+
+/// A flag that asks an operation to end early. Futures are never dropped to
+/// cancel them, because that cannot stop a NIC; they look at this instead.
+#[derive(Debug, Default)]
+pub struct Cancel {
+    set: AtomicBool,
+    waiting: std::sync::Mutex<Vec<Waker>>,
+}
+
+impl Cancel {
+    /// Sets the flag and wakes whoever waits for it. Setting it twice is harmless.
+    pub fn set(&self) {
+        self.set.store(true, Ordering::SeqCst);
+        let waiting = std::mem::take(&mut *self.lock());
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether [`Cancel::set`] was called.
+    pub fn is_set(&self) -> bool {
+        self.set.load(Ordering::SeqCst)
+    }
+
+    /// Registers the task to be woken when the flag is set; true if it is set already.
+    pub fn poll_set(&self, cx: &mut TaskContext<'_>) -> bool {
+        if self.is_set() {
+            return true;
+        }
+        let mut waiting = self.lock();
+        if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+            waiting.push(cx.waker().clone());
+        }
+        drop(waiting);
+        self.is_set() // set between the first look and the registration
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Waker>> {
+        self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancelled_context_says_so() {
+        let mut cx = Context::system();
+        assert!(cx.check().is_ok());
+        let cancel = Arc::new(Cancel::default());
+        cx.cancel = Some(cancel.clone());
+        assert!(cx.check().is_ok());
+        cancel.set();
+        assert_eq!(cx.check().unwrap_err().errno(), Errno::EINTR);
+    }
+}

@@ -1,0 +1,223 @@
+//! The two central traits.
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::{
+    Access, Allocate, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId, FsInfo, Io,
+    Lock, LockOwner, Make, Name, OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs,
+    Write, XattrSet,
+};
+
+/// A boxed future: stacks are put together at run time. `Send`, so that a task
+/// may outlive the thread it began on (see the ADR on the reactor for the cost).
+pub type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Anything that serves files: backends, the remote end of a wire, and the
+/// layers between.
+///
+/// - Operations run with the credentials in the [`Context`]; the file system
+///   below decides permissions.
+/// - Each call is atomic with respect to every other call on the same file system.
+/// - There are no default bodies: a new operation forces a decision everywhere.
+/// - An operation on a [`FileId`] whose file is gone answers `ESTALE`; an operation
+///   that the file system below does not have answers `EOPNOTSUPP`.
+/// - A future must be polled to its end: give up by [`Context::cancel`], not by dropping.
+pub trait FileSystem: Send + Sync + 'static {
+    /// Identity and root. Constant for the life of the object.
+    fn info(&self) -> &FsInfo;
+
+    /// Finds `name` in `dir`. Errors: `ENOENT`, `ENOTDIR`, `EACCES` and those of the file
+    /// system below.
+    fn lookup<'a>(&'a self, cx: &'a Context, dir: FileId, name: &'a Name)
+    -> Fut<'a, Result<Entry>>;
+
+    /// The directory that `dir` is in; the root's parent is the root itself.
+    fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>>;
+
+    /// Attributes of `id`.
+    fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>>;
+
+    /// Changes attributes of `id` and answers what they are then. Through an open file
+    /// (ftruncate(2) of a file opened for writing) use [`OpenFile::setattr`].
+    fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>>;
+
+    /// What the symbolic link `id` says.
+    fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>>;
+
+    /// Makes a directory, node or symbolic link called `name` in `dir`.
+    fn make<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        what: Make<'a>,
+    ) -> Fut<'a, Result<Entry>>;
+
+    /// Removes `name` from `dir`.
+    fn remove<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        kind: RemoveKind,
+    ) -> Fut<'a, Result<()>>;
+
+    /// renameat2(2).
+    fn rename<'a>(
+        &'a self,
+        cx: &'a Context,
+        from: (FileId, &'a Name),
+        to: (FileId, &'a Name),
+        how: RenameHow,
+    ) -> Fut<'a, Result<()>>;
+
+    /// Gives `id` the further name `name` in `dir`. For a file from [`FileSystem::tmpfile`]
+    /// this is its first name.
+    fn link<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        dir: FileId,
+        name: &'a Name,
+    ) -> Fut<'a, Result<Entry>>;
+
+    /// Opens a file or a directory.
+    fn open<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>>;
+
+    /// Makes a regular file and opens it; opens the one that is there unless
+    /// `how.exclusive`. The mode that it gets does not limit this first open.
+    fn create<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>>;
+
+    /// Makes a regular file without a name and opens it (`O_TMPFILE`).
+    fn tmpfile<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>>;
+
+    /// Whether the caller has these rights on `id`; `EACCES` if not.
+    fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>>;
+
+    /// Space and inodes.
+    fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>>;
+
+    /// The value of an extended attribute; `ENODATA` if there is none.
+    fn getxattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+    ) -> Fut<'a, Result<Vec<u8>>>;
+
+    /// Sets an extended attribute.
+    fn setxattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+        value: &'a [u8],
+        how: XattrSet,
+    ) -> Fut<'a, Result<()>>;
+
+    /// Names of all extended attributes, each followed by a NUL byte.
+    fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>>;
+
+    /// Removes an extended attribute; `ENODATA` if there is none.
+    fn removexattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+    ) -> Fut<'a, Result<()>>;
+}
+
+/// An opened file or directory. Rights were checked at the open and stay as they
+/// were, whatever happens to the file's mode later. Close it with [`OpenFile::close`];
+/// dropping it releases it too, but cannot report an error.
+pub trait OpenFile: Send + Sync + 'static {
+    /// The file that is open.
+    fn id(&self) -> FileId;
+
+    /// For implementations that must recognise their own ([`OpenFile::copy_range`]).
+    fn as_any(&self) -> &dyn Any;
+
+    /// Reads up to `into.room()` bytes from offset `at` (bytes) and appends them to
+    /// `into`. Fewer only at the end of the file.
+    fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>>;
+
+    /// Writes all of `from`. Answers how many bytes were written, fewer only if the
+    /// file system below ran out of space or hit a limit half way.
+    fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>>;
+
+    /// Entries from position `cookie` on (0: the beginning), about `max_bytes` of names
+    /// and records, with attributes if `plus`.
+    fn readdir<'a>(
+        &'a self,
+        cx: &'a Context,
+        cookie: u64,
+        max_bytes: usize,
+        plus: bool,
+    ) -> Fut<'a, Result<DirPage>>;
+
+    /// Attributes of the open file, also of one deleted since.
+    fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>>;
+
+    /// Changes attributes through the open file: its rights decide about the size.
+    fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>>;
+
+    /// One of the descriptors of this open file was closed by `owner`'s process, whose
+    /// fcntl locks on the file end with it. Reports a write error not yet told.
+    fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>>;
+
+    /// Data on media; with `data_only` not attributes that reading does not need.
+    fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>>;
+
+    /// fallocate(2).
+    fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>>;
+
+    /// The next data or hole at or behind `at`; `ENXIO` past the end.
+    fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>>;
+
+    /// Copies up to `len_bytes` from `at` in this file to `to_at` in `to`, a file of the
+    /// same file system, without moving the data through the caller. Answers the bytes
+    /// copied. `EXDEV` if `to` is another's.
+    fn copy_range<'a>(
+        &'a self,
+        cx: &'a Context,
+        at: u64,
+        to: &'a dyn OpenFile,
+        to_at: u64,
+        len_bytes: u64,
+    ) -> Fut<'a, Result<u64>>;
+
+    /// Takes, changes or gives back a lock. With `wait` it answers when the lock is had,
+    /// or `EINTR` once the context is cancelled; else `EAGAIN` if somebody is in the way.
+    fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>>;
+
+    /// The first lock that stands in the way of `lock` (`F_GETLK`).
+    fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>>;
+
+    /// `FS_IOC_GETFLAGS`: the `FS_*_FL` bits.
+    fn get_flags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<u32>>;
+
+    /// `FS_IOC_SETFLAGS`.
+    fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>>;
+
+    /// The last descriptor was closed: gives everything back, flock locks included.
+    fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>>;
+}

@@ -1,0 +1,174 @@
+//! Arguments of operations that are more than a number.
+
+use crate::{FileId, FsUuid};
+
+/// How to open an existing file or directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenHow {
+    /// Flags of open(2) as Linux on x86-64 numbers them. Creation flags
+    /// (`O_CREAT`, `O_EXCL`, `O_TMPFILE`) are not among them: see [`CreateHow`].
+    pub flags: i32,
+    /// Clear set-id bits on `O_TRUNC` (`FUSE_OPEN_KILL_SUIDGID`).
+    pub kill_set_id: bool,
+}
+
+impl OpenHow {
+    /// Read only.
+    pub const READ: OpenHow = OpenHow::new(libc::O_RDONLY);
+    /// Read and write.
+    pub const READ_WRITE: OpenHow = OpenHow::new(libc::O_RDWR);
+    /// A directory, to be listed.
+    pub const DIRECTORY: OpenHow = OpenHow::new(libc::O_RDONLY | libc::O_DIRECTORY);
+
+    /// With these flags of open(2).
+    pub const fn new(flags: i32) -> OpenHow {
+        OpenHow { flags, kill_set_id: false }
+    }
+
+    /// Whether reading was asked for.
+    pub fn reads(self) -> bool {
+        matches!(self.flags & libc::O_ACCMODE, libc::O_RDONLY | libc::O_RDWR)
+    }
+
+    /// Whether writing was asked for.
+    pub fn writes(self) -> bool {
+        matches!(self.flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
+    }
+
+    /// Whether writes go to the end of the file, wherever it is by then.
+    pub fn appends(self) -> bool {
+        self.flags & libc::O_APPEND != 0
+    }
+
+    /// Whether the content is cut to nothing.
+    pub fn truncates(self) -> bool {
+        self.flags & libc::O_TRUNC != 0
+    }
+
+    /// Whether only a directory will do.
+    pub fn directory(self) -> bool {
+        self.flags & libc::O_DIRECTORY != 0
+    }
+}
+
+/// How to make and open a regular file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreateHow {
+    /// How to open it once it is there.
+    pub open: OpenHow,
+    /// Permission bits, before the caller's umask or a default ACL.
+    pub mode: u32,
+    /// Fail with `EEXIST` if the name is taken (`O_EXCL`).
+    pub exclusive: bool,
+}
+
+/// What to make under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Make<'a> {
+    /// A directory.
+    Directory {
+        /// Permission bits, before umask.
+        mode: u32,
+    },
+    /// A regular file, FIFO, socket or device without opening it (mknod(2)).
+    Node {
+        /// Type and permission bits, before umask.
+        mode: u32,
+        /// Device number in the kernel's 32-bit encoding; 0 unless a device.
+        rdev: u32,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// What it says: any bytes but NUL, not empty, under `PATH_MAX`.
+        target: &'a [u8],
+    },
+}
+
+/// Which removal was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoveKind {
+    /// unlink(2): anything but a directory.
+    File,
+    /// rmdir(2): an empty directory.
+    Directory,
+}
+
+/// The flags of renameat2(2) that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameHow {
+    /// Replace what has the new name.
+    Replace,
+    /// Fail with `EEXIST` if the new name is taken (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// Both names exist and change places (`RENAME_EXCHANGE`).
+    Exchange,
+}
+
+/// The rights that access(2) asks about: bits `R_OK`, `W_OK`, `X_OK`; 0 for existence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access(pub u32);
+
+/// Whether an extended attribute may, must or must not exist already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrSet {
+    /// Either.
+    Any,
+    /// It must not exist: else `EEXIST` (`XATTR_CREATE`).
+    Create,
+    /// It must exist: else `ENODATA` (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// Where a write goes, and with which promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Write {
+    /// Offset in bytes; ignored when `append` is set.
+    pub at: u64,
+    /// Place the data at the end of the file, atomically with respect to all clients.
+    pub append: bool,
+    /// `O_SYNC` or `O_DSYNC` holds: on media before the answer.
+    pub sync: bool,
+    /// Clear set-id bits, as a write by an unprivileged user does.
+    pub kill_set_id: bool,
+}
+
+impl Write {
+    /// An ordinary write at `at`.
+    pub fn at(at: u64) -> Write {
+        Write { at, ..Write::default() }
+    }
+}
+
+/// What fallocate(2) is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocate {
+    /// Flags of fallocate(2): `FALLOC_FL_KEEP_SIZE`, `PUNCH_HOLE`, `ZERO_RANGE`,
+    /// `COLLAPSE_RANGE`, `INSERT_RANGE`.
+    pub flags: i32,
+    /// First byte.
+    pub at: u64,
+    /// Number of bytes, not 0.
+    pub len_bytes: u64,
+}
+
+/// What lseek(2) looks for behind an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// The next byte that is in no hole (`SEEK_DATA`).
+    Data,
+    /// The next hole (`SEEK_HOLE`).
+    Hole,
+}
+
+/// What a file system says of itself when it is attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FsInfo {
+    /// Identity, which makes its [`FileId`]s unique.
+    pub uuid: FsUuid,
+    /// The root directory.
+    pub root: FileId,
+    /// What is below, for people: `ext4`, `tmpfs`, `memory`.
+    pub kind: String,
+    /// Changes are refused with `EROFS`.
+    pub read_only: bool,
+}

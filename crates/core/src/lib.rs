@@ -1,0 +1,44 @@
+//! The vocabulary that every other room of dray shares: the [`FileSystem`] and
+//! [`OpenFile`] traits, ids, the request [`Context`], errors and buffers.
+//!
+//! This crate must not know how anything is done. It performs no I/O, owns no
+//! clock, spawns nothing, and imports nothing of ours. What travels on the wire
+//! is not defined here either: core types are not wire types.
+
+mod attr;
+mod buf;
+mod context;
+mod dir;
+mod errno;
+mod error;
+mod fs;
+mod how;
+mod id;
+mod lock;
+mod name;
+mod op;
+
+pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
+pub use buf::{Buf, BufMut, Memory, copied_bytes};
+pub use context::{Cancel, Class, Context, Identity};
+pub use dir::{DirEntry, DirPage};
+pub use errno::Errno;
+pub use error::{Error, Fate, Io, Result};
+pub use fs::{FileSystem, Fut, OpenFile};
+pub use how::{
+    Access, Allocate, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,
+    XattrSet,
+};
+pub use id::{FileId, FsUuid, Gid, LockOwner, NodeId, Pid, RequestId, Uid};
+pub use lock::{Lock, LockFamily, LockKind, LockRange};
+pub use name::{NAME_MAX_BYTES, Name, NameBuf};
+pub use op::Op;
+
+/// Bytes that one read or write call may carry, everywhere in dray. The Linux
+/// FUSE client splits larger calls at the same bound (`fs.fuse.max_pages_limit`
+/// default of 256 pages).
+pub const IO_MAX_BYTES: usize = 1 << 20;
+/// Bytes of one extended attribute's value that Linux accepts (`XATTR_SIZE_MAX`).
+pub const XATTR_MAX_BYTES: usize = 64 << 10;
+/// Bytes of a symbolic link's target or of a path (`PATH_MAX`).
+pub const PATH_MAX_BYTES: usize = 4096;

@@ -1,0 +1,66 @@
+//! The operations by name, for metrics, logs, errors and fault plans.
+
+macro_rules! ops {
+    ($($variant:ident $name:literal $writes:literal),* $(,)?) => {
+        /// An operation of [`FileSystem`](crate::FileSystem) or [`OpenFile`](crate::OpenFile).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        #[allow(missing_docs)] // The names are those of the trait's methods.
+        pub enum Op { $($variant),* }
+
+        impl Op {
+            /// Every operation, in the order of its number.
+            pub const ALL: &'static [Op] = &[$(Op::$variant),*];
+
+            /// The name of the trait's method.
+            pub fn name(self) -> &'static str {
+                match self { $(Op::$variant => $name),* }
+            }
+
+            /// Whether it changes the file system, so that applying it twice
+            /// could be told from applying it once.
+            pub fn writes(self) -> bool {
+                match self { $(Op::$variant => $writes),* }
+            }
+        }
+    };
+}
+
+ops! {
+    Lookup "lookup" false,
+    Parent "parent" false,
+    Getattr "getattr" false,
+    Setattr "setattr" true,
+    Readlink "readlink" false,
+    Make "make" true,
+    Remove "remove" true,
+    Rename "rename" true,
+    Link "link" true,
+    Open "open" false,
+    Create "create" true,
+    Tmpfile "tmpfile" true,
+    Access "access" false,
+    Statfs "statfs" false,
+    Getxattr "getxattr" false,
+    Setxattr "setxattr" true,
+    Listxattr "listxattr" false,
+    Removexattr "removexattr" true,
+    Read "read" false,
+    Write "write" true,
+    Readdir "readdir" false,
+    Flush "flush" false,
+    Sync "sync" false,
+    Allocate "allocate" true,
+    Seek "seek" false,
+    CopyRange "copy_range" true,
+    Lock "lock" true,
+    TestLock "test_lock" false,
+    GetFlags "get_flags" false,
+    SetFlags "set_flags" true,
+    Close "close" true,
+}
+
+impl Op {
+    /// How many there are; the length of a table with one row an operation.
+    pub const COUNT: usize = Op::ALL.len();
+}

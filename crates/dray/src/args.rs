@@ -1,0 +1,379 @@
+//! The command line. Help, man pages and completions are made from these definitions.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser, Subcommand};
+use dray_client::Target;
+use dray_fabric::Address;
+
+use crate::export::ExportPlan;
+
+/// Carries file I/O from the nodes that compute to the storage that a site already has.
+#[derive(Debug, Parser)]
+#[command(name = "dray", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(after_long_help = EXIT_CODES)]
+pub struct Args {
+    /// Say more; twice for debugging. DRAY_LOG=error|warn|info|debug|trace has precedence
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+    /// Errors only
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0   done
+  1   it could not be done; the message says why
+  2   wrong arguments or configuration
+  3   no server answered at the target
+  4   the server refused: unknown export, wrong key, address not allowed, incompatible version
+mount.dray, which mount(8) calls, ends with 1 for wrong arguments and 32 for every other failure,
+as mount(8) wants it.";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Serve(ServeArgs),
+    Mount(MountArgs),
+    /// Started by `serve`: holds deleted files that are open.
+    #[command(hide = true)]
+    KeepFiles {
+        /// The server's state directory.
+        state: PathBuf,
+    },
+    Umount(UmountArgs),
+    Status(StatusArgs),
+    Evict(EvictArgs),
+    Survey(SurveyArgs),
+    Demo(DemoArgs),
+    /// Print completions for a shell
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        #[arg(value_name = "SHELL")]
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages into a directory
+    Man {
+        /// Made if need be
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
+    Upgrade(UpgradeArgs),
+    /// Holds a mount for its daemons; started by `mount`.
+    #[command(hide = true)]
+    MountSupervisor(MountSupervisorArgs),
+    /// Serves a mount; started by its supervisor.
+    #[command(hide = true)]
+    MountDaemon(MountDaemonArgs),
+}
+
+/// Serve directories to clients.
+///
+/// Must be started by root, since calls are carried out in the names of their callers. Ends
+/// in good order on SIGTERM and SIGINT; clients wait for its return and go on.
+#[derive(Debug, clap::Args)]
+pub struct ServeArgs {
+    /// A directory to serve and its name; may be given several times.
+    ///
+    /// Options: ro; squash=root (default: root of a client is nobody here), squash=all,
+    /// squash=none; anonuid=N, anongid=N (who nobody is); allow=ADDRESS[/BITS], further
+    /// addresses behind commas (default: everybody who gets to the port); direct (pass
+    /// O_DIRECT on); threads=N. A comma in DIR is written `\,`
+    #[arg(long, value_name = "NAME=DIR[,OPTION...]", value_parser = ExportPlan::parse)]
+    pub export: Vec<ExportPlan>,
+    /// Where to listen: tcp://ADDRESS[:PORT] or unix:///PATH; may be given several times.
+    ///
+    /// Without it only this machine is served, at tcp://127.0.0.1:7440: say where you want
+    /// to be reached, for instance --listen tcp://0.0.0.0, once you have thought of --auth
+    /// and of allow=
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Vec<Address>,
+    /// Configuration in TOML; what the command line says has precedence
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// What clients must prove: none, or psk:FILE for a shared key
+    #[arg(long, value_name = "none|psk:FILE")]
+    pub auth: Option<String>,
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, and /healthz
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<String>,
+    /// Where what must outlive the server is kept: identities of exports, sessions
+    /// of clients [default: below /var/lib/dray, named after the first --listen]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Threads that serve connections [default: one for each CPU, at home there]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+/// Mount an export of a server.
+///
+/// Connects first: what is wrong is said at once and shows in the exit code. Works for root,
+/// and for others through fusermount3. In /etc/fstab the type is dray:
+///
+///   dray://node1/home  /home  dray  _netdev,nofail  0 0
+#[derive(Debug, clap::Args)]
+pub struct MountArgs {
+    /// dray://HOST[:PORT]/NAME or dray+unix:///PATH?export=NAME
+    #[arg(value_name = "TARGET")]
+    pub target: Target,
+    /// An existing directory
+    #[arg(value_name = "MOUNTPOINT")]
+    pub mountpoint: PathBuf,
+    /// Options, comma-separated; may be given several times.
+    ///
+    /// timeout=SECONDS (how long calls wait for a server that is away, then EHOSTDOWN;
+    /// default: for ever, killable); consistency=strict|close-to-open|immutable (default
+    /// strict); transport=auto|uring|classic; auth=none|psk:FILE; ro; attr_timeout=SECONDS
+    /// (under close-to-open, default 1); replay=SIZE (accepted for later versions; has no
+    /// effect yet); allow_other (needed by ordinary users only, see
+    /// fusermount3(1)); job_ids; workers=N; nosuid, nodev, noexec; those that concern
+    /// fstab alone are accepted
+    #[arg(short = 'o', value_name = "OPTION,...", action = ArgAction::Append)]
+    pub options: Vec<String>,
+    /// Stay in the foreground
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Check only, do not mount (-f of mount(8)).
+    #[arg(long, hide = true)]
+    pub fake: bool,
+    /// Called by mount(8), which has exit codes of its own.
+    #[arg(long, hide = true)]
+    pub helper: bool,
+}
+
+/// Unmount a mount of dray.
+#[derive(Debug, clap::Args)]
+pub struct UmountArgs {
+    /// Where it is mounted
+    #[arg(value_name = "MOUNTPOINT")]
+    pub mountpoint: PathBuf,
+    /// Take it out of the tree at once; it ends when its last user is gone
+    #[arg(short, long)]
+    pub lazy: bool,
+}
+
+/// Show what servers and mounts of this machine are doing.
+///
+/// Exports, clients, operations in flight, rates over a short while, buffers in use.
+#[derive(Debug, clap::Args)]
+pub struct StatusArgs {
+    /// A mount point, an exported directory, the name of an export, or a control socket
+    /// [default: everything on this machine]
+    #[arg(value_name = "TARGET")]
+    pub target: Option<PathBuf>,
+    /// One JSON object a line for each server and mount
+    #[arg(long)]
+    pub json: bool,
+    /// Time over which rates are taken, seconds; 0: no rates
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    pub interval: f64,
+}
+
+/// End a client's session: its locks and open files are given back at once.
+///
+/// The client is told and begins a new session when it next calls; to keep it out, change
+/// allow= or the key.
+#[derive(Debug, clap::Args)]
+pub struct EvictArgs {
+    /// Session number or host name, as `dray status` shows them
+    #[arg(value_name = "CLIENT")]
+    pub client: String,
+    /// State directory of the server, where several run on this machine
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+}
+
+/// Measure where the time goes.
+///
+/// Four cuts: the transport alone, the transport with a backend that does nothing, the
+/// backend alone, the full path. Of a directory (needs root): all four, the full path through a mount of
+/// its own. Of a target: all but the backend, without FUSE. Of a mount: all but the backend.
+/// Writes files of 32 MiB and removes them.
+#[derive(Debug, clap::Args)]
+pub struct SurveyArgs {
+    /// A directory, a mount point, or a target such as dray://HOST/NAME
+    #[arg(value_name = "TARGET|DIR")]
+    pub target: String,
+    /// One JSON object a line for each measurement
+    #[arg(long)]
+    pub json: bool,
+    /// Time of each measurement
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.3)]
+    pub seconds: f64,
+    /// Threads, each waiting for its answer before it asks again
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 4])]
+    pub threads: Vec<usize>,
+    /// Block sizes, multiples of 4K up to 1M
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_values = ["4K", "64K", "1M"])]
+    pub block: Vec<BlockSize>,
+    /// For a target: none or psk:FILE
+    #[arg(long, value_name = "none|psk:FILE")]
+    pub auth: Option<String>,
+}
+
+/// Serve, mount, write, read back and compare, all in a directory that is removed in the end.
+///
+/// Needs root. Shows how fast it went.
+#[derive(Debug, clap::Args)]
+pub struct DemoArgs {
+    /// Where the temporary directory is made [default: that of the system]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// How much is written
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub mib: usize,
+}
+
+/// Bytes of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSize(pub usize);
+
+impl std::str::FromStr for BlockSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BlockSize, String> {
+        let bytes = crate::mount_options::parse_size(text)?;
+        let sound =
+            bytes > 0 && bytes <= dray_core::IO_MAX_BYTES as u64 && bytes.is_multiple_of(4096);
+        if sound {
+            Ok(BlockSize(bytes as usize))
+        } else {
+            Err("a multiple of 4K up to 1M".to_owned())
+        }
+    }
+}
+
+/// Serve a mount with the program as it is installed now.
+///
+/// Applications notice a pause at most. If the new program does not come up, the former one
+/// goes on. The same as SIGHUP to the mount's supervisor, but waits for the outcome.
+#[derive(Debug, clap::Args)]
+pub struct UpgradeArgs {
+    /// Where it is mounted
+    #[arg(value_name = "MOUNTPOINT")]
+    pub mountpoint: PathBuf,
+}
+
+/// What the processes of a mount are told about it.
+#[derive(Debug, clap::Args)]
+pub struct ServedArgs {
+    /// What is mounted.
+    pub target: Target,
+    /// Where; absolute.
+    pub mountpoint: PathBuf,
+    /// As given to `mount`.
+    #[arg(short = 'o', action = ArgAction::Append)]
+    pub options: Vec<String>,
+    /// Clones of the device that are handed over: one for each thread.
+    #[arg(long)]
+    pub clones: usize,
+    /// Stay in the foreground.
+    #[arg(long)]
+    pub foreground: bool,
+}
+
+/// Of the supervisor.
+#[derive(Debug, clap::Args)]
+pub struct MountSupervisorArgs {
+    #[command(flatten)]
+    pub mount: ServedArgs,
+    /// The kernel's number of the connection.
+    #[arg(long)]
+    pub connection: u32,
+    /// The program to upgrade to.
+    #[arg(long)]
+    pub program: PathBuf,
+}
+
+/// Of a daemon.
+#[derive(Debug, clap::Args)]
+pub struct MountDaemonArgs {
+    #[command(flatten)]
+    pub mount: ServedArgs,
+    /// Another daemon has served the mount before.
+    #[arg(long)]
+    pub successor: bool,
+}
+
+/// Arguments as mount(8) passes them to its helpers: `mount.dray SPEC DIR [-sfnv] [-N NS]
+/// [-o OPTIONS] [-t TYPE]`. None if we were not called so.
+pub fn helper_args() -> Option<Args> {
+    let mut words = std::env::args_os();
+    let name = words.next().map(PathBuf::from)?;
+    let mut words: Vec<OsString> = words.collect();
+    if name.file_name()? != "mount.dray" {
+        if words.first().is_none_or(|first| first != "mount.dray") {
+            return None;
+        }
+        words.remove(0);
+    }
+    // mount(8) knows 1 for wrong arguments, which clap would end with 2.
+    Some(Args::try_parse_from(translate(words)).unwrap_or_else(|error| {
+        let _ = error.print(); // to a closed stderr there is nothing to say
+        std::process::exit(if error.use_stderr() { 1 } else { 0 })
+    }))
+}
+
+/// From the words of mount(8) to ours.
+fn translate(words: Vec<OsString>) -> Vec<OsString> {
+    let mut ours: Vec<OsString> = vec!["dray".into(), "mount".into(), "--helper".into()];
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("-N" | "-t") => drop(words.next()),
+            Some(flags) if is_helper_flags(flags) => {
+                // Sloppiness and the mount table are no concern of ours.
+                if flags.contains('f') {
+                    ours.push("--fake".into());
+                }
+                if flags.contains('v') {
+                    ours.push("--verbose".into());
+                }
+            }
+            _ => ours.push(word),
+        }
+    }
+    ours
+}
+
+fn is_helper_flags(word: &str) -> bool {
+    let flags = word.strip_prefix('-').unwrap_or_default();
+    !flags.is_empty() && flags.chars().all(|flag| "sfnv".contains(flag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_are_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_words_of_mount_become_ours() {
+        let words = ["dray://h/x", "/mnt", "-sfn", "-v", "-o", "rw,nosuid", "-t", "dray"];
+        let ours = translate(words.iter().map(Into::into).collect());
+        let args = Args::try_parse_from(ours).unwrap();
+        assert_eq!(args.verbose, 1);
+        let Command::Mount(mount) = args.command else { panic!("not a mount") };
+        assert!(mount.fake && !mount.foreground);
+        assert_eq!(mount.options, ["rw,nosuid"]);
+        assert_eq!(mount.mountpoint.to_str(), Some("/mnt"));
+    }
+
+    #[test]
+    fn serve_takes_what_the_manual_promises() {
+        let line = "dray serve --export a=/a,ro --export b=/b --listen tcp://0.0.0.0:1 \
+                    --listen unix:///x --auth psk:/k --metrics 127.0.0.1:9 --state /s --threads 2";
+        let args = Args::try_parse_from(line.split_whitespace()).unwrap();
+        let Command::Serve(serve) = args.command else { panic!("not serve") };
+        assert_eq!((serve.export.len(), serve.listen.len(), serve.threads), (2, 2, Some(2)));
+    }
+}

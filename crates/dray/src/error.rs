@@ -1,0 +1,67 @@
+//! What goes wrong, as the user sees it: a sentence that says what happened, to what, and
+//! what to do next; and an exit code.
+
+use std::fmt::Display;
+
+/// Wrong arguments or configuration.
+pub const EXIT_USAGE: u8 = 2;
+/// It could not be done.
+pub const EXIT_FAILED: u8 = 1;
+/// No server answered.
+pub const EXIT_UNREACHABLE: u8 = 3;
+/// The server refused.
+pub const EXIT_REFUSED: u8 = 4;
+/// mount(8)'s codes for wrong arguments and for a failed mount.
+const MOUNT_EXIT_USAGE: u8 = 1;
+const MOUNT_EXIT_FAILED: u8 = 32;
+
+/// Ends the command.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit code.
+    pub code: u8,
+    /// For the user.
+    pub message: String,
+}
+
+impl Failure {
+    /// It could not be done.
+    pub fn new(message: impl Display) -> Failure {
+        Failure { code: EXIT_FAILED, message: message.to_string() }
+    }
+
+    /// Arguments or configuration are wrong.
+    pub fn usage(message: impl Display) -> Failure {
+        Failure { code: EXIT_USAGE, message: message.to_string() }
+    }
+}
+
+impl Failure {
+    /// With the exit code that mount(8) expects of its helpers.
+    pub fn for_mount_helper(self) -> Failure {
+        let code = if self.code == EXIT_USAGE { MOUNT_EXIT_USAGE } else { MOUNT_EXIT_FAILED };
+        Failure { code, ..self }
+    }
+}
+
+impl From<dray_client::ConnectError> for Failure {
+    fn from(error: dray_client::ConnectError) -> Failure {
+        let code = match error {
+            dray_client::ConnectError::Unreachable { .. } => EXIT_UNREACHABLE,
+            _ => EXIT_REFUSED,
+        };
+        Failure { code, message: error.to_string() }
+    }
+}
+
+/// Says what was being done when a system call failed.
+pub trait Doing<T> {
+    /// With the sentence `what`, to which the system's own words are added.
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
+}
+
+impl<T, E: Display> Doing<T> for Result<T, E> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
+        self.map_err(|error| Failure::new(format!("{}: {error}", what())))
+    }
+}

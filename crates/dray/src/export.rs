@@ -1,0 +1,163 @@
+//! What an export is to be like, from `--export NAME=DIR[,OPTION...]` or the configuration.
+
+use std::path::PathBuf;
+
+use dray_backends::posix::{Inline, Squash};
+use dray_client::Target;
+use dray_core::{Gid, Uid};
+use dray_rpc::server::Allow;
+
+use crate::nearest::hint;
+
+/// A directory to be served.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExportPlan {
+    /// Name by which clients ask for it.
+    pub name: String,
+    /// The directory.
+    pub dir: PathBuf,
+    /// Changes are refused.
+    pub read_only: bool,
+    /// Whose identity is replaced.
+    pub squash: Squash,
+    /// Who may use it; empty: everybody.
+    pub allow: Vec<Allow>,
+    /// Pass `O_DIRECT` on to the file system below.
+    pub direct: bool,
+    /// Which thread does the work.
+    pub inline: Inline,
+    /// Threads for calls that block; 0: as many as the backend thinks best.
+    pub threads: usize,
+}
+
+/// Options of `--export`, for the help and for slips of the pen.
+pub const OPTIONS: [&str; 8] =
+    ["ro", "rw", "squash", "allow", "anonuid", "anongid", "direct", "threads"];
+
+impl ExportPlan {
+    /// One with the defaults.
+    pub fn new(name: &str, dir: PathBuf) -> Result<ExportPlan, String> {
+        Target::check_export(name)?;
+        if dir.as_os_str().is_empty() {
+            return Err(format!("export `{name}` has no directory"));
+        }
+        Ok(ExportPlan {
+            name: name.to_owned(),
+            dir,
+            read_only: false,
+            squash: Squash::Root(Squash::NOBODY.0, Squash::NOBODY.1),
+            allow: Vec::new(),
+            direct: false,
+            inline: Inline::Auto,
+            threads: 0,
+        })
+    }
+
+    /// From `NAME=DIR[,OPTION...]`; a comma of the directory's name is written `\,`.
+    pub fn parse(text: &str) -> Result<ExportPlan, String> {
+        let wrong = |what: &str| format!("`{text}`: {what}, as in --export home=/srv/home,ro");
+        let (name, rest) = text.split_once('=').ok_or_else(|| wrong("expected NAME=DIR"))?;
+        let mut parts = split_commas(rest).into_iter();
+        let dir = parts.next().unwrap_or_default();
+        let mut plan = ExportPlan::new(name, dir.into()).map_err(|what| wrong(&what))?;
+        let mut squash = "root".to_owned();
+        let (mut uid, mut gid) = Squash::NOBODY;
+        let mut allowing = false;
+        for part in parts {
+            // Further addresses may follow the first.
+            if allowing && !part.contains('=') && part.parse::<Allow>().is_ok() {
+                plan.allow.push(part.parse().map_err(|what: String| wrong(&what))?);
+                continue;
+            }
+            let (key, value) = part.split_once('=').unwrap_or((&part, ""));
+            allowing = key == "allow";
+            let number =
+                || value.parse::<u32>().map_err(|_| wrong(&format!("`{key}` needs a number")));
+            match key {
+                "ro" => plan.read_only = true,
+                "rw" => plan.read_only = false,
+                "direct" => plan.direct = true,
+                "squash" => squash = value.to_owned(),
+                "allow" => plan.allow.push(value.parse().map_err(|what: String| wrong(&what))?),
+                "anonuid" => uid = Uid(number()?),
+                "anongid" => gid = Gid(number()?),
+                "threads" => plan.threads = number()? as usize,
+                _ => {
+                    let hint = hint(key, OPTIONS);
+                    return Err(wrong(&format!("unknown option `{key}`{hint}")));
+                }
+            }
+        }
+        plan.squash = squash_of(&squash, uid, gid).map_err(|what| wrong(&what))?;
+        Ok(plan)
+    }
+}
+
+/// `root`, `all` or `none`, with the user and group that take their place.
+pub fn squash_of(word: &str, uid: Uid, gid: Gid) -> Result<Squash, String> {
+    match word {
+        "root" => Ok(Squash::Root(uid, gid)),
+        "all" => Ok(Squash::All(uid, gid)),
+        "none" => Ok(Squash::None),
+        _ => Err(format!("squash is root, all or none, not `{word}`")),
+    }
+}
+
+/// Splits at commas; `\,` is a comma, `\\` a backslash.
+pub fn split_commas(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        let escaped = c == '\\' && matches!(chars.peek(), Some(',' | '\\'));
+        let c = if escaped { chars.next().unwrap_or(c) } else { c };
+        match parts.last_mut() {
+            Some(last) if escaped || c != ',' => last.push(c),
+            _ => parts.push(String::new()),
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exports_are_read() {
+        let plan = ExportPlan::parse("home=/srv/home").unwrap();
+        assert_eq!((plan.name.as_str(), plan.dir.to_str()), ("home", Some("/srv/home")));
+        assert!(!plan.read_only && plan.allow.is_empty());
+        assert_eq!(plan.squash, Squash::Root(Uid(65_534), Gid(65_534)));
+        let plan = ExportPlan::parse("a=/x\\,y,ro,squash=all,anonuid=7,allow=10.0.0.0/8,fd00::/8")
+            .unwrap();
+        assert_eq!(plan.dir.to_str(), Some("/x,y"));
+        assert!(plan.read_only);
+        assert_eq!(plan.squash, Squash::All(Uid(7), Gid(65_534)));
+        assert_eq!(plan.allow.len(), 2);
+        assert_eq!(ExportPlan::parse("a=/x,squash=none").unwrap().squash, Squash::None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (text, hint) in [
+            ("home", "NAME=DIR"),
+            ("=/srv", "empty"),
+            ("a/b=/srv", "cannot name"),
+            ("home=", "no directory"),
+            ("home=/srv,sqash=root", "did you mean `squash`"),
+            ("home=/srv,squash=some", "root, all or none"),
+            ("home=/srv,allow=10.0.0.0/99", "address range"),
+            ("home=/srv,10.0.0.0/8", "unknown option"),
+            ("home=/srv,anonuid=x", "number"),
+        ] {
+            let error = ExportPlan::parse(text).unwrap_err();
+            assert!(error.contains(hint), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn commas_can_be_escaped() {
+        assert_eq!(split_commas("a,b\\,c,d\\\\,"), ["a", "b,c", "d\\", ""]);
+        assert_eq!(split_commas("a\\b"), ["a\\b"]);
+    }
+}

@@ -1,0 +1,249 @@
+//! Keeps files that were deleted while they are open, over the death of the server.
+//!
+//! A second small process holds a descriptor of each; as long as somebody does, the file
+//! system below keeps the file, and the server's next life finds it by its id. The two
+//! talk over a socket in the state directory: messages of one operation and one key.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use dray_backends::posix::Keeper;
+use dray_core::{FileId, FsUuid};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::error::{Doing, Failure};
+
+/// Descriptors that the keeper holds at most; of files beyond them the server says that
+/// they would end with it.
+pub const HELD_MAX: usize = 4096;
+/// How long the new process may take until it listens.
+const START_MAX: Duration = Duration::from_secs(5);
+
+pub const OP_HOLD: u8 = 1;
+pub const OP_RELEASE: u8 = 2;
+/// From the keeper: it holds this.
+pub const OP_HELD: u8 = 3;
+/// From the keeper: that was all.
+pub const OP_END: u8 = 4;
+
+/// Operation, file system, file.
+pub const MESSAGE_BYTES: usize = 33;
+pub type Message = [u8; MESSAGE_BYTES];
+/// File system and file.
+pub type Key = [u8; 32];
+
+/// Where the keeper of a state directory listens.
+pub fn socket_path(state: &Path) -> PathBuf {
+    state.join("keeper.sock")
+}
+
+pub fn message(op: u8, key: &Key) -> Message {
+    let mut message = [op; MESSAGE_BYTES];
+    message[1..].copy_from_slice(key);
+    message
+}
+
+fn key(fs: FsUuid, id: FileId) -> Key {
+    let mut key = [0; 32];
+    key[..16].copy_from_slice(&fs.0.to_le_bytes());
+    key[16..24].copy_from_slice(&id.ino.to_le_bytes());
+    key[24..].copy_from_slice(&id.generation.to_le_bytes());
+    key
+}
+
+/// The server's end.
+pub struct KeeperClient {
+    socket: Socket,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    held: HashSet<Key>,
+    /// Held since the server's last life; what nobody asks for is let go in the end.
+    inherited: HashSet<Key>,
+    complained: bool,
+}
+
+impl std::fmt::Debug for KeeperClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KeeperClient({} held)", self.lock().held.len())
+    }
+}
+
+impl KeeperClient {
+    /// Connects to the keeper of the server's last life, or starts one.
+    pub fn start(state: &Path) -> Result<KeeperClient, Failure> {
+        let doing = || format!("cannot start the keeper of deleted files in {}", state.display());
+        if let Ok(client) = KeeperClient::connect(state) {
+            return Ok(client);
+        }
+        Command::new("/proc/self/exe")
+            .arg("keep-files")
+            .arg(state)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .doing(doing)?;
+        let begin = Instant::now();
+        loop {
+            match KeeperClient::connect(state) {
+                Ok(client) => return Ok(client),
+                Err(error) if begin.elapsed() > START_MAX => return Err(error).doing(doing),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    fn connect(state: &Path) -> io::Result<KeeperClient> {
+        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
+        socket.connect(&SockAddr::unix(socket_path(state))?)?;
+        socket.set_read_timeout(Some(START_MAX))?;
+        let mut held = HashSet::new();
+        loop {
+            let (message, _) = receive(&socket)?;
+            match message[0] {
+                OP_HELD => {
+                    held.insert(message_key(&message));
+                }
+                OP_END => break,
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+        let state = State { inherited: held.clone(), held, complained: false };
+        Ok(KeeperClient { socket, state: Mutex::new(state) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go what was held for the server's last life and nobody came back for.
+    pub fn release_inherited(&self) {
+        let mut state = self.lock();
+        for key in std::mem::take(&mut state.inherited) {
+            state.held.remove(&key);
+            let _ = send(&self.socket, &message(OP_RELEASE, &key), None); // or it has ended
+        }
+    }
+}
+
+pub fn message_key(message: &Message) -> Key {
+    std::array::from_fn(|index| message[1 + index])
+}
+
+impl Keeper for KeeperClient {
+    fn hold(&self, fs: FsUuid, id: FileId, fd: BorrowedFd<'_>) {
+        let key = key(fs, id);
+        let mut state = self.lock();
+        let result = if state.held.len() >= HELD_MAX {
+            Err(io::Error::from_raw_os_error(libc::EMFILE))
+        } else {
+            send(&self.socket, &message(OP_HOLD, &key), Some(fd.as_raw_fd()))
+        };
+        match result {
+            Ok(()) => {
+                state.held.insert(key);
+            }
+            Err(error) if !std::mem::replace(&mut state.complained, true) => {
+                log::error!(
+                    "deleted files that are open can no longer be kept over a death of the server \
+                     ({error}); they are lost with it"
+                );
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn holds(&self, fs: FsUuid, id: FileId) -> bool {
+        let key = key(fs, id);
+        let mut state = self.lock();
+        state.inherited.remove(&key);
+        state.held.contains(&key)
+    }
+
+    fn release(&self, fs: FsUuid, id: FileId) {
+        let key = key(fs, id);
+        if self.lock().held.remove(&key) {
+            let _ = send(&self.socket, &message(OP_RELEASE, &key), None); // or it has ended
+        }
+    }
+}
+
+/// Sends a message, and a descriptor with it.
+pub fn send(socket: &Socket, message: &Message, fd: Option<RawFd>) -> io::Result<()> {
+    let mut part = libc::iovec { iov_base: message.as_ptr() as *mut _, iov_len: message.len() };
+    let mut control = Control::default();
+    // SAFETY: an all-zero msghdr is a valid, empty one.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &mut part;
+    header.msg_iovlen = 1;
+    if let Some(fd) = fd {
+        header.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: plain arithmetic. Not a byte more: the kernel would look for a next header.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as usize;
+        // SAFETY: the control buffer has room for one header and one descriptor, and is
+        // aligned for it.
+        unsafe {
+            let first = libc::CMSG_FIRSTHDR(&header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
+            libc::CMSG_DATA(first).cast::<RawFd>().write_unaligned(fd);
+        }
+    }
+    // SAFETY: everything that the header points to outlives the call.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Receives a message, and the descriptor that came with it. Errors: `UnexpectedEof` when
+/// the other end has gone.
+pub fn receive(socket: &Socket) -> io::Result<(Message, Option<OwnedFd>)> {
+    let mut message = [0; MESSAGE_BYTES];
+    let mut part = libc::iovec { iov_base: message.as_mut_ptr().cast(), iov_len: MESSAGE_BYTES };
+    let mut control = Control::default();
+    // SAFETY: an all-zero msghdr is a valid, empty one.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = CONTROL_BYTES;
+    // SAFETY: everything that the header points to outlives the call.
+    let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
+    if got < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel filled in the control buffer; a descriptor in it is ours.
+    let fd = unsafe {
+        let first = libc::CMSG_FIRSTHDR(&header);
+        let rights = !first.is_null()
+            && (*first).cmsg_level == libc::SOL_SOCKET
+            && (*first).cmsg_type == libc::SCM_RIGHTS;
+        rights
+            .then(|| OwnedFd::from_raw_fd(libc::CMSG_DATA(first).cast::<RawFd>().read_unaligned()))
+    };
+    match got as usize {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        MESSAGE_BYTES => Ok((message, fd)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+const CONTROL_BYTES: usize = 64;
+
+/// Room for the header of one descriptor, aligned as `cmsghdr` wants it.
+#[repr(align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+impl Default for Control {
+    fn default() -> Control {
+        Control([0; CONTROL_BYTES])
+    }
+}

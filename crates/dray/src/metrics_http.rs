@@ -1,0 +1,51 @@
+//! Metrics and health for whoever watches over a server, by HTTP/1.0.
+
+use std::fmt::Write;
+
+use dray_layers::metrics::PrometheusText;
+
+use crate::report::ServerReport;
+
+/// The answer to one HTTP request.
+pub fn answer(request: &str, report: &ServerReport) -> Vec<u8> {
+    let mut words = request.lines().next().unwrap_or_default().split_whitespace();
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = path.split('?').next().unwrap_or_default();
+    let (status, body) = match (method, path) {
+        ("GET" | "HEAD", "/metrics") => ("200 OK", text(report)),
+        ("GET" | "HEAD", "/healthz") => ("200 OK", "ok\n".to_owned()),
+        ("GET" | "HEAD", _) => ("404 Not Found", "there are /metrics and /healthz\n".to_owned()),
+        _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
+    };
+    let shown = if method == "HEAD" { "" } else { body.as_str() };
+    format!(
+        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n{shown}",
+        body.len()
+    )
+    .into_bytes()
+}
+
+fn text(report: &ServerReport) -> String {
+    let status = report.server.status();
+    let mut text = PrometheusText::default();
+    for export in &report.exports {
+        let labels = format!("export=\"{}\"", export.name);
+        export.metrics.snapshot().prometheus(&labels, &mut text);
+    }
+    let mut text = text.finish();
+    let away = status.clients.iter().filter(|client| client.away.is_some()).count();
+    let files: usize = status.clients.iter().map(|client| client.files).sum();
+    for (name, help, value) in [
+        ("dray_clients", "Clients with a session.", status.clients.len()),
+        ("dray_clients_away", "Clients that have a session and no connection.", away),
+        ("dray_open_files", "Files open at clients.", files),
+        ("dray_operations_in_flight", "Operations under way.", status.operations.len()),
+        ("dray_buffer_used_bytes", "Buffers in use.", status.buffer_used_bytes),
+        ("dray_buffer_limit_bytes", "Buffers that may be in use.", status.buffer_limit_bytes),
+    ] {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n");
+    }
+    text
+}

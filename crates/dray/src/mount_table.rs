@@ -1,0 +1,86 @@
+//! Which mounts of ours there are, as the kernel lists them: asking the mounts themselves
+//! could hang.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+const TABLE: &str = "/proc/self/mountinfo";
+/// Our type of file system.
+const TYPE: &[u8] = b"fuse.dray";
+
+/// One mount of dray.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Where.
+    pub at: PathBuf,
+    /// What: the target.
+    pub source: String,
+    /// The kernel's number of the connection, which is the minor number of the device.
+    pub connection: u32,
+}
+
+/// All mounts of dray that this process sees.
+pub fn list() -> Vec<MountEntry> {
+    let table = std::fs::read(TABLE).unwrap_or_default();
+    table.split(|&byte| byte == b'\n').filter_map(parse_line).collect()
+}
+
+/// The topmost mount of dray at `at`, if there is one.
+pub fn find(at: &Path) -> Option<MountEntry> {
+    list().into_iter().rev().find(|entry| entry.at == at)
+}
+
+/// `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS [FIELD...] - TYPE SOURCE OPTIONS`
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
+    let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+    let dash = fields.iter().position(|field| *field == b"-")?;
+    if *fields.get(dash + 1)? != TYPE {
+        return None;
+    }
+    let at = PathBuf::from(OsString::from_vec(unescape(fields.get(4)?)));
+    let source = String::from_utf8_lossy(&unescape(fields.get(dash + 2)?)).into_owned();
+    let device = std::str::from_utf8(fields.get(2)?).ok()?;
+    let connection = device.split_once(':')?.1.parse().ok()?;
+    Some(MountEntry { at, source, connection })
+}
+
+/// Blanks and backslashes are written as three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, behind)) = rest.split_first() {
+        let digits = behind.get(..3).filter(|_| first == b'\\');
+        let code =
+            digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match code {
+            Some(code) => {
+                plain.push(code);
+                rest = &behind[3..];
+            }
+            None => {
+                plain.push(first);
+                rest = behind;
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_kernel_are_understood() {
+        let line =
+            b"36 35 0:44 / /mnt/a\\040b rw,relatime shared:1 - fuse.dray dray://h:1/x rw,user_id=0";
+        let entry = parse_line(line).unwrap();
+        assert_eq!(entry.at.to_str(), Some("/mnt/a b"));
+        assert_eq!((&*entry.source, entry.connection), ("dray://h:1/x", 44));
+        assert!(parse_line(b"36 35 0:44 / /mnt rw - fuse.sshfs h: rw").is_none());
+        assert!(parse_line(b"36 35 0:44 / /mnt rw").is_none());
+        assert!(parse_line(b"").is_none());
+        assert_eq!(unescape(b"a\\134\\9"), b"a\\\\9");
+    }
+}

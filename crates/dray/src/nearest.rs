@@ -1,0 +1,56 @@
+//! Finds what was probably meant.
+
+/// The known word nearest to `word`, if it is near: at most a third of its letters apart.
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = word.chars().count().max(3) / 3 + 1;
+    known
+        .into_iter()
+        .map(|candidate| (distance(word, candidate), candidate))
+        .filter(|(distance, _)| *distance <= limit)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// "; did you mean `x`?" or nothing.
+pub fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, known).map_or(String::new(), |near| format!("; did you mean `{near}`?"))
+}
+
+/// Levenshtein's distance, two neighbours that changed places counted as one change.
+fn distance(left: &str, right: &str) -> usize {
+    let (left, right): (Vec<char>, Vec<char>) = (left.chars().collect(), right.chars().collect());
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=right.len()).collect();
+    for i in 1..=left.len() {
+        let mut row = vec![i];
+        for j in 1..=right.len() {
+            let change = usize::from(left[i - 1] != right[j - 1]);
+            let mut best = (last[j - 1] + change).min(last[j] + 1).min(row[j - 1] + 1);
+            let swapped =
+                i > 1 && j > 1 && left[i - 1] == right[j - 2] && left[i - 2] == right[j - 1];
+            if swapped {
+                best = best.min(before[j - 2] + 1);
+            }
+            row.push(best);
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[right.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_are_recognised_and_strangers_are_not() {
+        let known = ["timeout", "consistency", "transport", "ro"];
+        assert_eq!(nearest("timeuot", known), Some("timeout"));
+        assert_eq!(nearest("consistancy", known), Some("consistency"));
+        assert_eq!(nearest("tranport", known), Some("transport"));
+        assert_eq!(nearest("zzzzzz", known), None);
+        assert_eq!(hint("time_out", known), "; did you mean `timeout`?");
+        assert_eq!(distance("ab", "ba"), 1);
+        assert_eq!(distance("", "abc"), 3);
+    }
+}

@@ -1,0 +1,95 @@
+//! Where things that belong to a running dray are kept.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Doing, Failure};
+
+/// Whether this is the super-user.
+pub fn is_root() -> bool {
+    effective_uid() == 0
+}
+
+fn effective_uid() -> u32 {
+    // SAFETY: takes no memory and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Directory of the control sockets: `$DRAY_RUN_DIR`, else /run/dray for root, else
+/// `$XDG_RUNTIME_DIR`/dray or /tmp/dray-UID.
+pub fn run_dir() -> PathBuf {
+    if let Some(dir) = std::env::var_os("DRAY_RUN_DIR") {
+        return dir.into();
+    }
+    if is_root() {
+        return "/run/dray".into();
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(dir) => Path::new(&dir).join("dray"),
+        None => format!("/tmp/dray-{}", effective_uid()).into(),
+    }
+}
+
+/// Makes `dir` and those above it, for our eyes only. An existing one must be ours, since
+/// what is in it is believed.
+pub fn make_private(dir: &Path) -> Result<(), Failure> {
+    let shown = dir.display();
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .doing(|| format!("cannot make {shown}"))?;
+    let meta = fs::symlink_metadata(dir).doing(|| format!("cannot look at {shown}"))?;
+    if !meta.is_dir() || meta.uid() != effective_uid() || meta.mode() & 0o022 != 0 {
+        return Err(Failure::new(format!(
+            "{shown} is not a directory of ours that only we can write to; remove it or choose \
+             another place"
+        )));
+    }
+    Ok(())
+}
+
+/// Default of `--state`.
+pub fn state_dir() -> PathBuf {
+    if is_root() {
+        return "/var/lib/dray".into();
+    }
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/state"));
+    let base = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home);
+    base.unwrap_or_else(|| "/tmp".into()).join("dray")
+}
+
+/// A short name for a path, the same in every process: FNV-1a of its bytes.
+pub fn short_name(path: &Path) -> String {
+    let hash = path.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
+
+/// `path` made absolute without looking at its last component, which may be a mount whose
+/// server does not answer.
+pub fn absolute(path: &Path) -> io::Result<PathBuf> {
+    let Some(name) = path.file_name() else { return fs::canonicalize(path) };
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    Ok(fs::canonicalize(parent)?.join(name))
+}
+
+/// Allows as many open files as the system's hard limit does.
+pub fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct outlives both calls. Where it fails the limit stays as it was,
+    // which costs nothing but room.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}

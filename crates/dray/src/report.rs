@@ -1,0 +1,197 @@
+//! What a server and a mount say of themselves, in JSON.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_client::Session;
+use dray_fuse::{Consistency, Reporter, Transport};
+use dray_layers::metrics::Metrics;
+use dray_rpc::server::{Server, ServerStatus};
+use dray_rt::Instant;
+use serde_json::{Value, json};
+
+/// An export, as the status shows it.
+pub struct ExportReport {
+    pub name: String,
+    pub dir: String,
+    pub read_only: bool,
+    pub metrics: Arc<Metrics>,
+}
+
+/// What is said of a server beside what it says itself.
+pub struct ServerReport {
+    pub server: Server,
+    pub exports: Vec<ExportReport>,
+    pub listen: Vec<String>,
+    pub state: String,
+    pub threads: usize,
+    pub since: Instant,
+}
+
+fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e6
+}
+
+impl ServerReport {
+    /// The whole status.
+    pub fn json(&self) -> Value {
+        let status = self.server.status();
+        json!({
+            "kind": "server",
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_s": seconds(self.since.elapsed()),
+            "listen": self.listen,
+            "state": self.state,
+            "threads": self.threads,
+            "exports": self.exports.iter().map(|one| self.export(one, &status)).collect::<Vec<_>>(),
+            "clients": clients(&status),
+            "operations": operations(&status),
+            "buffers": {
+                "used_bytes": status.buffer_used_bytes,
+                "limit_bytes": status.buffer_limit_bytes,
+            },
+        })
+    }
+
+    fn export(&self, export: &ExportReport, status: &ServerStatus) -> Value {
+        let below = status.exports.iter().find(|(name, _)| *name == export.name);
+        let ops: Value =
+            serde_json::from_str(&export.metrics.snapshot().json()).unwrap_or(Value::Null);
+        json!({
+            "name": export.name,
+            "dir": export.dir,
+            "below": below.map(|(_, kind)| kind),
+            "read_only": export.read_only,
+            "ops": ops,
+        })
+    }
+
+    /// The sessions that `who` means: a number as the status shows it, or a host name.
+    pub fn sessions_of(&self, who: &str) -> Vec<u64> {
+        let number = u64::from_str_radix(who, 16).ok();
+        let means = |session: u64, host: &str| Some(session) == number || host == who;
+        let clients = self.server.status().clients;
+        let meant = clients.iter().filter(|client| means(client.session, &client.host));
+        meant.map(|client| client.session).collect()
+    }
+}
+
+fn clients(status: &ServerStatus) -> Vec<Value> {
+    let client = |client: &dray_rpc::server::ClientStatus| {
+        json!({
+            "session": format!("{:x}", client.session),
+            "host": client.host,
+            "peer": client.peer,
+            "export": client.export,
+            "connections": client.connections,
+            "open_files": client.files,
+            "calls": client.calls,
+            "read_bytes": client.read_bytes,
+            "written_bytes": client.written_bytes,
+            "away_s": client.away.map(seconds),
+        })
+    };
+    status.clients.iter().map(client).collect()
+}
+
+fn operations(status: &ServerStatus) -> Vec<Value> {
+    let host = |session: u64| {
+        let client = status.clients.iter().find(|client| client.session == session);
+        client.map(|client| client.host.clone())
+    };
+    let operation = |operation: &dray_rpc::server::OperationStatus| {
+        json!({
+            "op": operation.op.name(),
+            "what": operation.what,
+            "session": format!("{:x}", operation.session),
+            "host": host(operation.session),
+            "uid": operation.uid,
+            "job": operation.job,
+            "age_s": seconds(operation.age),
+        })
+    };
+    status.operations.iter().map(operation).collect()
+}
+
+/// What is said of a mount.
+pub struct MountReport {
+    pub mountpoint: String,
+    pub target: String,
+    pub consistency: Consistency,
+    pub timeout: Option<Duration>,
+    pub session: Arc<Session>,
+    pub reporter: Reporter,
+    pub since: Instant,
+}
+
+impl MountReport {
+    /// The whole status.
+    pub fn json(&self) -> Value {
+        let stats = self.reporter.stats();
+        let session = self.session.status();
+        let counts: serde_json::Map<String, Value> =
+            stats.counts.iter().map(|(op, count)| ((*op).to_owned(), json!(count))).collect();
+        let operations: Vec<Value> = stats.in_flight.iter().map(operation_of_mount).collect();
+        let up = session.channels.iter().filter(|channel| channel.up).count();
+        json!({
+            "kind": "mount",
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_s": seconds(self.since.elapsed()),
+            "mountpoint": self.mountpoint,
+            "target": self.target,
+            "consistency": consistency_name(self.consistency),
+            "timeout_s": self.timeout.map(seconds),
+            "transport": transport_name(stats.transport),
+            "kernel": {
+                "minor": stats.session.minor,
+                "flags": stats.session.flag_names(),
+            },
+            "workers": stats.workers,
+            "known_files": stats.nodes,
+            "open_files": stats.handles,
+            "server": {
+                "address": session.target,
+                "session": format!("{:x}", session.session),
+                "connected": up > 0,
+                "connections": up,
+                "sessions_lost": session.lost,
+                "calls": session.channels.iter().map(|channel| channel.calls).sum::<u64>(),
+                "calls_resent": session.channels.iter().map(|one| one.resent).sum::<u64>(),
+                "calls_in_flight": session.channels.iter().map(|one| one.in_flight).sum::<u64>(),
+                "reconnections": session.channels.iter()
+                    .map(|channel| channel.connections.saturating_sub(1)).sum::<u64>(),
+            },
+            "ops": counts,
+            "operations": operations,
+        })
+    }
+}
+
+fn operation_of_mount(operation: &dray_fuse::InFlight) -> Value {
+    json!({
+        "op": operation.op,
+        "what": format!("node {}", operation.node),
+        "uid": operation.uid.0,
+        "pid": operation.pid.0,
+        "age_s": seconds(operation.age),
+    })
+}
+
+/// As in `-o transport=`.
+pub fn transport_name(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Classic => "classic",
+        Transport::Uring => "uring",
+    }
+}
+
+/// As in `-o consistency=`.
+pub fn consistency_name(consistency: Consistency) -> &'static str {
+    match consistency {
+        Consistency::Strict => "strict",
+        Consistency::CloseToOpen => "close-to-open",
+        Consistency::Immutable => "immutable",
+    }
+}

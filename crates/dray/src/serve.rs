@@ -1,0 +1,348 @@
+//! `dray serve`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_backends::posix::{Keeper, PosixFs, PosixOptions};
+use dray_core::FileSystem;
+use dray_fabric::{Address, BufferPool, Listener};
+use dray_layers::Observed;
+use dray_layers::faults::Faults;
+use dray_layers::metrics::Metrics;
+use dray_rpc::auth::Key;
+use dray_rpc::server::{Export, Server, ServerOptions};
+use dray_rt::{DriverKind, Executor, Handle, Scope};
+
+use crate::args::ServeArgs;
+use crate::config::Config;
+use crate::control::{self, Kind};
+use crate::endpoint::{self, Answer};
+use crate::error::{Doing, Failure};
+use crate::export::ExportPlan;
+use crate::journal::{Running, ServerJournal};
+use crate::keeper::KeeperClient;
+use crate::notify_systemd::notify;
+use crate::report::{ExportReport, ServerReport};
+use crate::signals::{self, Ending};
+use crate::state::{StateDir, boot_id};
+use crate::workers::Workers;
+use crate::{metrics_http, paths};
+
+/// Where a server listens that was not told: this machine alone can get there.
+const DEFAULT_LISTEN: &str = "127.0.0.1";
+
+/// Most threads that serve connections.
+const THREADS_MAX: usize = 1024;
+
+/// Everything that a server is told.
+struct ServePlan {
+    config: Config,
+    exports: Vec<ExportPlan>,
+    listen: Vec<Address>,
+    auth: String,
+    metrics: Option<String>,
+    state: PathBuf,
+    threads: usize,
+}
+
+/// Serves until a signal asks for an end.
+pub fn run(args: ServeArgs) -> Result<(), Failure> {
+    let plan = plan(args)?;
+    let options = server_options(&plan)?;
+    warn_of_openness(&plan);
+    paths::raise_file_limit();
+    signals::hold();
+    let mut state = StateDir::open(&plan.state)?;
+    let keeper = start_keeper(&plan.state);
+    let mut exports = Vec::new();
+    let mut reports = Vec::new();
+    for export in &plan.exports {
+        let (export, report) = open_export(export, &plan.config, &mut state, keeper.clone())?;
+        exports.push(export);
+        reports.push(report);
+    }
+    let journal = ServerJournal::open(&plan.state)?;
+    let running = Running::begin(&plan.state)?;
+    let server = Server::new(options, exports, Arc::new(journal));
+    let workers = Arc::new(Workers::start(plan.threads).doing(|| "cannot start threads".into())?);
+    let mut executor =
+        Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
+    let scope = Scope::new();
+    let result = executor.block_on(async {
+        server.restore(running.machine_lost).await;
+        let report = ServerReport {
+            server: server.clone(),
+            exports: reports,
+            listen: plan.listen.iter().map(ToString::to_string).collect(),
+            state: plan.state.display().to_string(),
+            threads: workers.len(),
+            since: dray_rt::now(),
+        };
+        if let Some(keeper) = keeper {
+            let lease = server.lease();
+            scope.spawn_on(&Handle::current(), async move {
+                // By then every client has come back, or has been given up.
+                dray_rt::sleep(lease * 2).await;
+                keeper.release_inherited();
+            });
+        }
+        let result = serve(&plan, report, &workers, &scope).await;
+        notify("STOPPING=1");
+        result
+    });
+    scope.kill(); // listeners close, and remove their sockets
+    result
+}
+
+fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
+    let config = match &args.config {
+        Some(path) => Config::read(path)?,
+        None => Config::default(),
+    };
+    let mut exports = config.exports().map_err(Failure::usage)?;
+    exports.extend(args.export);
+    if exports.is_empty() {
+        return Err(Failure::usage(
+            "nothing to serve: name a directory with --export NAME=DIR, or a file with --config",
+        ));
+    }
+    for (index, export) in exports.iter().enumerate() {
+        if exports[..index].iter().any(|other| other.name == export.name) {
+            return Err(Failure::usage(format!("two exports are called `{}`", export.name)));
+        }
+    }
+    let mut listen = args.listen;
+    if listen.is_empty() {
+        listen = config.addresses().map_err(Failure::usage)?;
+    }
+    if listen.is_empty() {
+        listen.push(Address::tcp(DEFAULT_LISTEN));
+    }
+    let threads = args.threads.or(config.threads).unwrap_or(0);
+    if threads > THREADS_MAX {
+        return Err(Failure::usage(format!("{threads} threads are more than {THREADS_MAX}")));
+    }
+    Ok(ServePlan {
+        exports,
+        auth: args.auth.or(config.auth.clone()).unwrap_or_else(|| "none".into()),
+        metrics: args.metrics.or(config.metrics.clone()),
+        state: args.state.or(config.state.clone()).unwrap_or_else(|| default_state(&listen[0])),
+        listen,
+        threads,
+        config,
+    })
+}
+
+/// Servers of one machine differ by where they listen, and so do their states.
+fn default_state(listen: &Address) -> PathBuf {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+    paths::state_dir().join(listen.to_string().chars().map(plain).collect::<String>())
+}
+
+fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
+    let defaults = ServerOptions::default();
+    let pool = match plan.config.buffers_mib {
+        Some(mib @ 8..=1_048_576) => BufferPool::new(mib << 20, mib << 18),
+        Some(_) => return Err(Failure::usage("buffers_mib is a number from 8 to 1048576")),
+        None => defaults.pool,
+    };
+    Ok(ServerOptions {
+        key: parse_auth(&plan.auth)?,
+        lease: plan.config.lease().map_err(Failure::usage)?.unwrap_or(defaults.lease),
+        sessions_max: plan.config.clients_max.unwrap_or(defaults.sessions_max),
+        boot: boot_id(),
+        pool,
+        ..defaults
+    })
+}
+
+/// `none` or `psk:FILE`.
+pub fn parse_auth(text: &str) -> Result<Option<Key>, Failure> {
+    match text.split_once(':') {
+        None if text == "none" => Ok(None),
+        Some(("psk", file)) => Key::from_file(Path::new(file)).map(Some).map_err(Failure::usage),
+        _ => Err(Failure::usage(format!("auth is none or psk:FILE, not `{text}`"))),
+    }
+}
+
+/// Says so where anybody on the network can be any user here.
+fn warn_of_openness(plan: &ServePlan) {
+    let far = |address: &&Address| match address {
+        Address::Tcp { host, .. } => {
+            host != "localhost"
+                && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        }
+        Address::Unix(_) => false,
+    };
+    let Some(address) = plan.listen.iter().find(far) else { return };
+    for export in plan.exports.iter().filter(|export| export.allow.is_empty()) {
+        if plan.auth == "none" {
+            log::warn!(
+                "everybody who gets to {address} can use export `{}` as any user: restrict it \
+                 with allow=ADDRESS/BITS or --auth psk:FILE",
+                export.name
+            );
+        }
+    }
+}
+
+/// Who keeps deleted files over our death. Without him they end with us, which is no
+/// reason not to serve.
+fn start_keeper(state: &Path) -> Option<Arc<KeeperClient>> {
+    match KeeperClient::start(state) {
+        Ok(keeper) => Some(Arc::new(keeper)),
+        Err(failure) => {
+            log::error!(
+                "{}; files deleted while open are lost if the server dies",
+                failure.message
+            );
+            None
+        }
+    }
+}
+
+/// Puts an export's stack together: metrics over faults, if there are any, over a directory.
+fn open_export(
+    plan: &ExportPlan,
+    config: &Config,
+    state: &mut StateDir,
+    keeper: Option<Arc<KeeperClient>>,
+) -> Result<(Export, ExportReport), Failure> {
+    let what = || format!("cannot export {} as `{}`", plan.dir.display(), plan.name);
+    let dir = std::fs::canonicalize(&plan.dir).doing(what)?;
+    let identity = state.identity(&dir)?;
+    let defaults = PosixOptions::default();
+    let options = PosixOptions {
+        read_only: plan.read_only,
+        squash: plan.squash,
+        inline: plan.inline,
+        direct: plan.direct,
+        id_key: Some(identity.key),
+        threads_max: if plan.threads == 0 { defaults.threads_max } else { plan.threads },
+        keeper: keeper.map(|keeper| keeper as Arc<dyn Keeper>),
+        ..defaults
+    };
+    let mut fs: Arc<dyn FileSystem> =
+        PosixFs::open(&dir, identity.uuid, options).map_err(|error| {
+            let root = if paths::is_root() { "" } else { "; `dray serve` must be started by root" };
+            Failure::new(format!("{}: {error}{root}", what()))
+        })?;
+    let faults = config.faults_of(&plan.name).map_err(Failure::usage)?;
+    if !faults.is_empty() {
+        log::warn!("export `{}` fails on purpose: `faults` is on", plan.name);
+        fs = Arc::new(Observed::new(fs, Arc::new(Faults::new(faults))));
+    }
+    let metrics = Arc::new(Metrics::new());
+    let fs = Arc::new(Observed::new(fs, metrics.clone()));
+    let report = ExportReport {
+        name: plan.name.clone(),
+        dir: dir.display().to_string(),
+        read_only: plan.read_only,
+        metrics,
+    };
+    Ok((Export::new(&plan.name, fs, plan.allow.clone()), report))
+}
+
+async fn serve(
+    plan: &ServePlan,
+    mut report: ServerReport,
+    workers: &Arc<Workers>,
+    scope: &Scope,
+) -> Result<(), Failure> {
+    let ending = Ending::new().doing(|| "cannot wait for signals".into())?;
+    let handle = Handle::current();
+    let mut listeners = Vec::new();
+    for address in &plan.listen {
+        listeners.push(Listener::bind(address).await.doing(|| listen_problem(address))?);
+    }
+    report.listen = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    let (server, report) = (report.server.clone(), Arc::new(report));
+    let control = listen_for_control(plan, &report, scope)?;
+    listen_for_metrics(plan, &report, scope)?;
+    let leases = server.clone();
+    scope.spawn_on(&handle, async move { leases.expire_leases().await });
+    for listener in listeners {
+        log::info!("listening on {}", listener.address());
+        scope.spawn_on(&handle, accept(listener, server.clone(), workers.clone()));
+    }
+    notify("READY=1");
+    let signal = ending.wait().await.doing(|| "cannot wait for signals".into())?;
+    log::info!("signal {signal}: ending; clients wait for the next server");
+    drop(control);
+    Ok(())
+}
+
+fn listen_problem(address: &Address) -> String {
+    format!("cannot listen on {address}; another server may be there already")
+}
+
+async fn accept(listener: Listener, server: Server, workers: Arc<Workers>) {
+    loop {
+        match listener.accept().await {
+            Ok((socket, peer)) => workers.serve(&server, socket, peer),
+            Err(error) => {
+                // Out of descriptors or memory: what there is goes on, and later is better.
+                log::error!("cannot accept a connection on {}: {error}", listener.address());
+                dray_rt::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+fn listen_for_control(
+    plan: &ServePlan,
+    report: &Arc<ServerReport>,
+    scope: &Scope,
+) -> Result<endpoint::SocketFile, Failure> {
+    let state = std::fs::canonicalize(&plan.state)
+        .doing(|| format!("cannot look at {}", plan.state.display()))?;
+    let (socket, file) = Kind::Server.listen(&state)?;
+    let report = report.clone();
+    let answer: Answer = Arc::new(move |question| {
+        let report = report.clone();
+        Box::pin(async move { answer_control(&question, &report).await.to_string().into_bytes() })
+    });
+    run_endpoint(scope, socket, "\n", answer);
+    Ok(file)
+}
+
+async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Value {
+    match control::parse(question) {
+        ("status", _) => report.json(),
+        ("evict", who) => {
+            let mut evicted = 0;
+            for session in report.sessions_of(who) {
+                evicted += usize::from(report.server.evict(session).await);
+            }
+            serde_json::json!({ "evicted": evicted })
+        }
+        (word, _) => control::refusal(&format!("unknown question `{word}`")),
+    }
+}
+
+fn listen_for_metrics(
+    plan: &ServePlan,
+    report: &Arc<ServerReport>,
+    scope: &Scope,
+) -> Result<(), Failure> {
+    let Some(address) = &plan.metrics else { return Ok(()) };
+    let socket = endpoint::listen_tcp(address)
+        .doing(|| format!("cannot serve metrics on {address} (expected ADDR:PORT)"))?;
+    let report = report.clone();
+    let answer: Answer = Arc::new(move |request| {
+        let report = report.clone();
+        Box::pin(async move { metrics_http::answer(&request, &report) })
+    });
+    run_endpoint(scope, socket, "\r\n\r\n", answer);
+    log::info!("metrics at http://{address}/metrics");
+    Ok(())
+}
+
+fn run_endpoint(scope: &Scope, socket: std::os::fd::OwnedFd, end: &'static str, answer: Answer) {
+    scope.spawn_on(&Handle::current(), async move {
+        if let Err(error) = endpoint::serve(socket, end, answer).await {
+            log::error!("status or metrics can no longer be asked for: {error}");
+        }
+    });
+}

@@ -1,0 +1,191 @@
+//! `dray status`: asks the control sockets and shows what they say.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::args::StatusArgs;
+use crate::control::{self, Kind};
+use crate::error::Failure;
+use crate::{mount_table, output, paths, status_table};
+
+/// Longest time over which rates are taken, seconds.
+const INTERVAL_MAX: f64 = 3600.0;
+
+/// Asks and shows.
+pub fn run(args: &StatusArgs) -> Result<(), Failure> {
+    if !(0.0..=INTERVAL_MAX).contains(&args.interval) {
+        return Err(Failure::usage("the interval is a number of seconds up to 3600"));
+    }
+    let before = collect(args.target.as_deref())?;
+    let begin = Instant::now();
+    let mut reports = before.clone();
+    if args.interval > 0.0 && !before.is_empty() {
+        std::thread::sleep(Duration::from_secs_f64(args.interval));
+        reports = collect(args.target.as_deref())?;
+        add_rates(&before, &mut reports, begin.elapsed());
+    }
+    match args.json {
+        true => reports.iter().try_for_each(|(_, report)| output::print_line(report)),
+        false => output::print(status_table::render(&reports)),
+    }
+}
+
+/// Reports by the socket that they came from.
+type Reports = Vec<(PathBuf, Value)>;
+
+fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
+    let Some(target) = target else { return Ok(everything()) };
+    let is_socket =
+        std::fs::symlink_metadata(target).is_ok_and(|meta| meta.file_type().is_socket());
+    if is_socket {
+        // The socket that clients connect to means its server.
+        let address = std::fs::canonicalize(target).unwrap_or(target.to_owned());
+        let address = format!("unix://{}", address.display());
+        let mut servers = everything();
+        servers.retain(|(_, report)| {
+            report["listen"].as_array().is_some_and(|all| all.iter().any(|one| *one == *address))
+        });
+        if !servers.is_empty() {
+            return Ok(servers);
+        }
+        return ask_one(target).map(|report| vec![(target.to_owned(), report)]);
+    }
+    // A mount is found without looking at it, since it may not answer.
+    let mount = paths::absolute(target).ok().and_then(|at| mount_table::find(&at));
+    if let Some(mount) = mount {
+        let socket = Kind::Mount.socket(&mount.at);
+        return ask_one(&socket).map(|report| vec![(socket, report)]);
+    }
+    let name = target.to_string_lossy();
+    let dir = std::fs::canonicalize(target).ok();
+    let dir = dir.as_deref().map(Path::to_string_lossy);
+    let mut reports = everything();
+    reports.retain(|(_, report)| {
+        let exports = report["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let by_path = |export: &Value| dir.is_some() && export["dir"].as_str() == dir.as_deref();
+        report["state"].as_str() == dir.as_deref() && dir.is_some()
+            || exports.iter().any(|export| by_path(export) || export["name"] == *name)
+    });
+    if reports.is_empty() {
+        return Err(Failure::new(format!(
+            "{name} is neither a mount nor an export of a dray on this machine (or it belongs to \
+             another user); `dray status` shows what there is"
+        )));
+    }
+    Ok(reports)
+}
+
+fn everything() -> Reports {
+    let sockets = Kind::Server.all().into_iter().chain(Kind::Mount.all());
+    sockets
+        .filter_map(|socket| {
+            let report = match control::ask(&socket, "status") {
+                Ok(report) => report,
+                Err(error) if left_behind(&error) => return None,
+                Err(error) => json!({
+                    "kind": "stuck",
+                    "socket": socket.display().to_string(),
+                    "error": error.to_string(),
+                }),
+            };
+            Some((socket, report))
+        })
+        .collect()
+}
+
+/// Whether the socket is that of a process that died.
+fn left_behind(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+}
+
+fn ask_one(socket: &Path) -> Result<Value, Failure> {
+    control::ask(socket, "status").map_err(|error| {
+        Failure::new(format!(
+            "no answer from {}: {error}; the process behind it may be dead, stuck, or another \
+             user's",
+            socket.display()
+        ))
+    })
+}
+
+/// Adds what happened in a second, on average, since `before`.
+fn add_rates(before: &Reports, reports: &mut Reports, elapsed: Duration) {
+    let seconds = elapsed.as_secs_f64().max(1e-3);
+    for (socket, report) in reports {
+        let old = before.iter().find(|(known, _)| known == socket).map(|(_, report)| report);
+        let Some(old) = old.filter(|old| old["pid"] == report["pid"]) else { continue };
+        let (now, then) = (totals(report), totals(old));
+        let rate = |index: usize| {
+            let difference: f64 = now[index] - then[index];
+            (difference.max(0.0) / seconds * 10.0).round() / 10.0
+        };
+        report["rates"] = json!({
+            "operations_per_s": rate(0),
+            "read_bytes_per_s": rate(1),
+            "written_bytes_per_s": rate(2),
+        });
+    }
+}
+
+/// Operations, bytes read and bytes written so far.
+fn totals(report: &Value) -> [f64; 3] {
+    if report["kind"] == "mount" {
+        let ops = report["ops"].as_object();
+        let sum = ops.into_iter().flatten().filter_map(|(_, count)| count.as_f64()).sum();
+        return [sum, 0.0, 0.0];
+    }
+    let mut totals = [0.0; 3];
+    for export in report["exports"].as_array().into_iter().flatten() {
+        for (op, counters) in export["ops"].as_object().into_iter().flatten() {
+            totals[0] += counters["count"].as_f64().unwrap_or(0.0);
+            let bytes = counters["bytes"].as_f64().unwrap_or(0.0);
+            match op.as_str() {
+                "read" => totals[1] += bytes,
+                "write" => totals[2] += bytes,
+                _ => {}
+            }
+        }
+    }
+    totals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_process_is_told_from_a_stuck_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(left_behind(&control::ask(&path, "status").unwrap_err()));
+        assert!(left_behind(&control::ask(&dir.path().join("none"), "status").unwrap_err()));
+        assert!(!left_behind(&ErrorKind::WouldBlock.into()));
+    }
+
+    #[test]
+    fn rates_are_differences_over_time() {
+        let report = |reads: u64| {
+            json!({ "kind": "server", "pid": 1, "exports": [{ "name": "a", "ops": {
+                "read": { "count": reads, "bytes": reads * 1000 },
+                "lookup": { "count": 5, "bytes": 0 },
+            }}]})
+        };
+        let socket = PathBuf::from("/x");
+        let before = vec![(socket.clone(), report(10))];
+        let mut after = vec![(socket, report(30))];
+        add_rates(&before, &mut after, Duration::from_secs(2));
+        let rates = &after[0].1["rates"];
+        assert_eq!(rates["operations_per_s"], 10.0);
+        assert_eq!(rates["read_bytes_per_s"], 10_000.0);
+        after[0].1["pid"] = json!(2);
+        after[0].1["rates"] = Value::Null;
+        add_rates(&before, &mut after, Duration::from_secs(2));
+        assert!(after[0].1["rates"].is_null(), "another process has another history");
+    }
+}

@@ -1,0 +1,233 @@
+//! The status for people.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+/// Operations shown of each process; the rest is counted.
+const OPERATIONS_SHOWN: usize = 20;
+
+/// All reports as text.
+pub fn render(reports: &[(PathBuf, Value)]) -> String {
+    if reports.is_empty() {
+        return "no server and no mount of yours is running on this machine\n".to_owned();
+    }
+    let mut out = String::new();
+    for (_, report) in reports {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        match report["kind"].as_str() {
+            Some("server") => server(report, &mut out),
+            Some("mount") => mount(report, &mut out),
+            _ => line(
+                &mut out,
+                &format!("NO ANSWER from {}: {}", text(&report["socket"]), text(&report["error"])),
+            ),
+        }
+    }
+    out
+}
+
+fn line(out: &mut String, text: &str) {
+    out.push_str(text.trim_end());
+    out.push('\n');
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn server(report: &Value, out: &mut String) {
+    let listen: Vec<String> = list(&report["listen"]).iter().map(text).collect();
+    let (pid, up) = (&report["pid"], age(&report["uptime_s"]));
+    line(out, &format!("SERVER {}  pid {pid}, up {up}", listen.join(" ")));
+    let used = size(&report["buffers"]["used_bytes"]);
+    line(out, &format!("  buffers {used} of {}", size(&report["buffers"]["limit_bytes"])));
+    rates(report, out);
+    let rows = list(&report["exports"]).iter().map(|export| {
+        let mode = if export["read_only"] == true { "ro" } else { "rw" };
+        vec![text(&export["name"]), text(&export["below"]), mode.to_owned(), text(&export["dir"])]
+    });
+    table(out, &["EXPORT", "BELOW", "MODE", "DIRECTORY"], rows);
+    let rows = list(&report["clients"]).iter().map(|client| {
+        let away = match &client["away_s"] {
+            Value::Null => "here".to_owned(),
+            since => format!("away {}", age(since)),
+        };
+        let mut row: Vec<String> =
+            ["host", "session", "peer", "export"].map(|key| text(&client[key])).into();
+        row.extend([
+            away,
+            text(&client["open_files"]),
+            text(&client["calls"]),
+            size(&client["read_bytes"]),
+            size(&client["written_bytes"]),
+        ]);
+        row
+    });
+    let heads =
+        ["CLIENT", "SESSION", "FROM", "EXPORT", "STATE", "FILES", "CALLS", "READ", "WRITTEN"];
+    table(out, &heads, rows);
+    operations(report, "host", out);
+}
+
+fn mount(report: &Value, out: &mut String) {
+    let (at, pid) = (text(&report["mountpoint"]), &report["pid"]);
+    let up = age(&report["uptime_s"]);
+    line(out, &format!("MOUNT {at}  of {}, pid {pid}, up {up}", text(&report["target"])));
+    line(
+        out,
+        &format!(
+            "  {}, transport {}, {} workers, {} files known, {} open",
+            text(&report["consistency"]),
+            text(&report["transport"]),
+            report["workers"],
+            report["known_files"],
+            report["open_files"],
+        ),
+    );
+    let server = &report["server"];
+    let state = if server["connected"] == true { "connected" } else { "AWAY, trying again" };
+    line(
+        out,
+        &format!(
+            "  server {}: {state}, session {}, {} connections, {} calls, {} in flight",
+            text(&server["address"]),
+            text(&server["session"]),
+            server["connections"],
+            server["calls"],
+            server["calls_in_flight"],
+        ),
+    );
+    rates(report, out);
+    operations(report, "pid", out);
+}
+
+fn rates(report: &Value, out: &mut String) {
+    let rates = &report["rates"];
+    if rates.is_null() {
+        return;
+    }
+    let mut text = format!("  {} operations/s", rates["operations_per_s"]);
+    if report["kind"] == "server" {
+        let (read, written) = (&rates["read_bytes_per_s"], &rates["written_bytes_per_s"]);
+        // Writing to a string cannot fail.
+        let _ = write!(text, ", read {}/s, written {}/s", size(read), size(written));
+    }
+    line(out, &text);
+}
+
+fn operations(report: &Value, who: &str, out: &mut String) {
+    let all = list(&report["operations"]);
+    let rows = all.iter().take(OPERATIONS_SHOWN).map(|operation| {
+        let mut row = vec![text(&operation["op"]), text(&operation["what"])];
+        row.push(text(&operation["uid"]));
+        row.push(text(&operation[who]));
+        row.push(text(&operation["job"]));
+        row.push(age(&operation["age_s"]));
+        row
+    });
+    table(out, &["OPERATION", "WHAT", "UID", &who.to_uppercase(), "JOB", "AGE"], rows);
+    if all.len() > OPERATIONS_SHOWN {
+        line(out, &format!("  and {} more operations", all.len() - OPERATIONS_SHOWN));
+    }
+}
+
+/// Columns as wide as their widest field. Nothing if there are no rows.
+fn table(out: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+    let mut lines = vec![heads.iter().map(|head| (*head).to_owned()).collect::<Vec<String>>()];
+    lines.extend(rows);
+    if lines.len() == 1 {
+        return;
+    }
+    let width = |column: usize| {
+        lines.iter().map(|row| row.get(column).map_or(0, |field| field.chars().count())).max()
+    };
+    let widths: Vec<usize> = (0..heads.len()).map(|column| width(column).unwrap_or(0)).collect();
+    for row in &lines {
+        let pad = |(field, width): (&String, &usize)| {
+            let missing = width.saturating_sub(field.chars().count());
+            printable(field) + &" ".repeat(missing)
+        };
+        let fields: Vec<String> = row.iter().zip(&widths).map(pad).collect();
+        line(out, &format!("  {}", fields.join("  ")));
+    }
+}
+
+/// Names of files and clients may contain anything; a terminal should not obey it.
+fn printable(field: &str) -> String {
+    field.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn age(value: &Value) -> String {
+    let seconds = value.as_f64().unwrap_or(0.0);
+    match seconds {
+        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} d", s / 86_400.0),
+    }
+}
+
+fn size(value: &Value) -> String {
+    let mut rest = value.as_f64().unwrap_or(0.0);
+    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
+        if rest < 1024.0 {
+            let digits = if unit == "B" { 0 } else { 1 };
+            return format!("{rest:.digits$} {unit}");
+        }
+        rest /= 1024.0;
+    }
+    format!("{rest:.1} PiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn sizes_and_ages_are_readable() {
+        assert_eq!(size(&json!(512)), "512 B");
+        assert_eq!(size(&json!(1_572_864)), "1.5 MiB");
+        assert_eq!(age(&json!(0.0254)), "25 ms");
+        assert_eq!(age(&json!(7200)), "2.0 h");
+        assert_eq!(age(&Value::Null), "0 ms");
+    }
+
+    #[test]
+    fn a_server_is_shown_and_names_cannot_command_the_terminal() {
+        let report = json!({
+            "kind": "server", "pid": 7, "uptime_s": 3, "listen": ["tcp://127.0.0.1:7440"],
+            "exports": [{ "name": "home", "below": "ext4", "dir": "/srv", "read_only": true }],
+            "clients": [{ "host": "node\u{1b}[31m", "session": "ab", "away_s": 4.0 }],
+            "operations": [{ "op": "read", "what": "#1 at 0", "uid": 5, "age_s": 0.5 }],
+            "rates": { "operations_per_s": 2.5, "read_bytes_per_s": 2048.0 },
+        });
+        let text = render(&[(PathBuf::new(), report)]);
+        for part in
+            ["SERVER tcp://127.0.0.1:7440", "home", "ro", "away 4.0 s", "2.0 KiB/s", "#1 at 0"]
+        {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+        assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn nothing_at_all_is_said_in_a_sentence() {
+        assert!(render(&[]).starts_with("no server"));
+        assert!(!render(&[(PathBuf::new(), json!({}))]).is_empty());
+        assert!(!render(&[(PathBuf::new(), json!({ "kind": "mount" }))]).is_empty());
+    }
+}

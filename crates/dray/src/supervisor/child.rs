@@ -1,0 +1,164 @@
+//! The supervisor's children: a daemon, and the command that unmounts.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+use super::held::{Held, PARENT, pass_on, place_at};
+use super::launch::OWN_PROGRAM;
+
+/// Exit code of a daemon that has stopped for its successor.
+pub const HANDED_OVER: i32 = 75;
+/// A word of the supervisor: stop, without ending the mount.
+pub const STOP: u8 = b's';
+/// A word of a daemon: it is not stuck, but waits for the server.
+pub const WAITING: u8 = b'w';
+/// Words of a daemon that serves.
+const READY: u8 = b'r';
+const READY_WITHOUT_RESEND: u8 = b'o';
+const READY_ON_RING: u8 = b'u';
+
+/// The word with which a daemon says that it serves: over a ring or not, and whether the
+/// kernel can send requests again.
+pub fn ready_word(ring: bool, resend: bool) -> u8 {
+    match (ring, resend) {
+        (true, _) => READY_ON_RING,
+        (false, true) => READY,
+        (false, false) => READY_WITHOUT_RESEND,
+    }
+}
+
+/// How far a daemon is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It does not serve so far.
+    Starting,
+    /// It serves.
+    Serving,
+    /// It serves, and what it has read ends with it.
+    ServingWithoutResend,
+    /// It serves a ring, and the mount ends with it.
+    ServingRing,
+}
+
+/// A daemon.
+pub struct Daemon {
+    child: Child,
+    /// None once it is closed at the other end.
+    control: Option<UnixStream>,
+    /// How far it is.
+    pub stage: Stage,
+    /// When it last said something, or was started.
+    pub heard_at: Instant,
+    /// When it was asked to stop.
+    pub stopping: Option<Instant>,
+}
+
+impl Daemon {
+    /// Starts one. Errors: those of socketpair(2), fork(2) and exec(2).
+    pub fn start(program: &Path, words: &[OsString], held: &Held) -> io::Result<Daemon> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let mut command = Command::new(program);
+        command.arg0("dray").arg("mount-daemon").args(words);
+        let (numbers, theirs_fd) = (held.numbers(), theirs.as_raw_fd());
+        // SAFETY: between fork and exec only system calls are made, on memory that was
+        // allocated before. Nothing else is at these numbers, in this process neither.
+        unsafe {
+            command.pre_exec(move || {
+                place_at(theirs_fd, PARENT)?;
+                numbers.iter().try_for_each(|number| pass_on(*number))
+            });
+        }
+        let child = command.spawn()?;
+        let control = Some(ours);
+        let stage = Stage::Starting;
+        Ok(Daemon { child, control, stage, heard_at: Instant::now(), stopping: None })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where it is heard.
+    pub fn control(&self) -> Option<BorrowedFd<'_>> {
+        self.control.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Takes up what it said; true if that is that it now serves.
+    pub fn hear(&mut self) -> bool {
+        let mut words = [0; 64];
+        let read = match self.control.as_mut().map(|control| control.read(&mut words)) {
+            Some(Ok(read @ 1..)) => read,
+            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            _ => {
+                self.control = None; // it is about to end, which SIGCHLD tells
+                return false;
+            }
+        };
+        self.heard_at = Instant::now();
+        let before = self.stage;
+        for word in &words[..read] {
+            match *word {
+                READY => self.stage = Stage::Serving,
+                READY_WITHOUT_RESEND => self.stage = Stage::ServingWithoutResend,
+                READY_ON_RING => self.stage = Stage::ServingRing,
+                _ => {}
+            }
+        }
+        before == Stage::Starting && self.stage != Stage::Starting
+    }
+
+    /// Asks it to leave the mount to a successor.
+    pub fn stop(&mut self) {
+        let told = self.control.as_mut().map(|control| control.write_all(&[STOP]));
+        if self.stopping.is_none() {
+            self.stopping = Some(Instant::now());
+        }
+        if !matches!(told, Some(Ok(()))) {
+            self.kill();
+        }
+    }
+
+    /// Its exit status, once it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Ends it and waits for that.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
+    }
+}
+
+/// `dray umount`, in a process of its own: it may have to wait for the daemon.
+pub struct Unmounting(Child);
+
+impl Unmounting {
+    /// Starts it. Errors: those of fork(2) and exec(2).
+    pub fn start(at: &Path) -> io::Result<Unmounting> {
+        let mut command = Command::new(OWN_PROGRAM);
+        command.arg0("dray").arg("umount").arg(at).stdin(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().map(Unmounting)
+    }
+
+    /// Whether it has ended; logs what it complained about.
+    pub fn is_over(&mut self) -> bool {
+        let Ok(Some(status)) = self.0.try_wait() else { return false };
+        if !status.success() {
+            let mut said = String::new();
+            if let Some(stderr) = &mut self.0.stderr {
+                let _ = stderr.read_to_string(&mut said); // for the log only
+            }
+            log::error!("{}", said.trim().trim_start_matches("dray: "));
+        }
+        true
+    }
+}

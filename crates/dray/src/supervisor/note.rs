@@ -1,0 +1,101 @@
+//! What a supervisor leaves for `dray upgrade` to find: a file named after the mount point,
+//! locked as long as the supervisor lives, with what serves at the moment.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Doing, Failure};
+use crate::paths;
+
+/// The file of a live supervisor.
+pub struct Note {
+    file: File,
+    path: PathBuf,
+    /// Daemons that have served.
+    daemons: u64,
+}
+
+/// What the file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Process of the supervisor.
+    pub supervisor: u32,
+    /// Daemons that have served, this one included.
+    pub daemons: u64,
+    /// Process of the daemon.
+    pub daemon: u32,
+    /// It runs the same program as the supervisor.
+    pub own_program: bool,
+}
+
+fn path_for(at: &Path) -> PathBuf {
+    paths::run_dir().join("mounts").join(format!("{}.supervisor", paths::short_name(at)))
+}
+
+impl Note {
+    /// For the mount at `at`. Errors: another supervisor has it; those of open(2) and
+    /// mkdir(2).
+    pub fn open(at: &Path) -> Result<Note, Failure> {
+        let path = path_for(at);
+        paths::make_private(&paths::run_dir())?;
+        paths::make_private(&paths::run_dir().join("mounts"))?;
+        let what = || format!("cannot use {}", path.display());
+        let mut options = OpenOptions::new();
+        let file = options
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .doing(what)?;
+        lock(&file, libc::F_SETLK).doing(what)?;
+        file.set_len(0).doing(what)?;
+        Ok(Note { file, path, daemons: 0 })
+    }
+
+    /// Another daemon serves.
+    pub fn tell(&mut self, pid: u32, own_program: bool) {
+        self.daemons += 1;
+        // Of a fixed length, so that a reader never sees the end of an older line.
+        let line = format!("{:20} {pid:10} {}\n", self.daemons, u8::from(own_program));
+        if let Err(error) = self.file.write_all_at(line.as_bytes(), 0) {
+            log::warn!("cannot write {}: {error}", self.path.display());
+        }
+    }
+
+    /// The mount has ended.
+    pub fn remove(self) {
+        let _ = std::fs::remove_file(&self.path); // one that stays is locked by nobody
+    }
+}
+
+/// What the supervisor of the mount at `at` says; none if there is no such supervisor.
+pub fn read_note(at: &Path) -> Option<Told> {
+    let file = OpenOptions::new().read(true).write(true).open(path_for(at)).ok()?;
+    let supervisor = lock(&file, libc::F_GETLK).ok()??;
+    let text = io::read_to_string(&file).ok()?;
+    let mut words = text.split_ascii_whitespace();
+    Some(Told {
+        supervisor,
+        daemons: words.next()?.parse().ok()?,
+        daemon: words.next()?.parse().ok()?,
+        own_program: words.next()? == "1",
+    })
+}
+
+/// A lock on the whole file, which ends with the process. Answers who has it, if asked.
+fn lock(file: &File, command: i32) -> io::Result<Option<u32>> {
+    // SAFETY: an all-zero flock is a valid one.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as _;
+    // SAFETY: the kernel reads and writes the struct, which outlives the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let held = command == libc::F_GETLK && lock.l_type != libc::F_UNLCK as libc::c_short;
+    Ok(held.then(|| u32::try_from(lock.l_pid).ok()).flatten())
+}

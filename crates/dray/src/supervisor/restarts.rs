@@ -1,0 +1,120 @@
+//! When a daemon that died is started again, and when that is given up.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Deaths are counted over this time.
+pub const PERIOD: Duration = Duration::from_secs(60);
+/// Daemons that end by themselves (a crash, an error) within [`PERIOD`]: the last of them
+/// ends the mount.
+pub const FAILURES_MAX: usize = 5;
+/// Daemons that are killed from outside within [`PERIOD`], likewise. Much more is borne,
+/// since each of them may have served well; it bounds a machine that is out of memory.
+pub const KILLS_MAX: usize = 500;
+/// Daemons in a row that were killed before they were ready, likewise.
+pub const UNREADY_MAX: u32 = 20;
+/// Wait after the second daemon in a row that did not get ready; doubled each time. The
+/// first is followed at once.
+const BACKOFF_FIRST: Duration = Duration::from_millis(100);
+const BACKOFF_LAST: Duration = Duration::from_secs(2);
+
+/// How a daemon ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// By SIGKILL, which no daemon sends to itself.
+    Killed,
+    /// By any other signal or with an error.
+    Failed,
+}
+
+/// What follows a death.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A new daemon, after this time.
+    Restart(Duration),
+    /// The mount is ended, for this reason.
+    GiveUp(&'static str),
+}
+
+/// The deaths of a mount's daemons.
+#[derive(Default)]
+pub struct Restarts {
+    failures: VecDeque<Instant>,
+    kills: VecDeque<Instant>,
+    unready: u32,
+}
+
+impl Restarts {
+    /// A daemon serves.
+    pub fn ready(&mut self) {
+        self.unready = 0;
+    }
+
+    /// A daemon died; [`Restarts::ready`] has been called for it if it ever served.
+    pub fn died(&mut self, now: Instant, death: Death) -> Next {
+        let (deaths, max, why) = match death {
+            Death::Failed => (&mut self.failures, FAILURES_MAX, "it failed too often"),
+            Death::Killed => (&mut self.kills, KILLS_MAX, "it was killed too often"),
+        };
+        deaths.push_back(now);
+        while deaths.front().is_some_and(|first| now.duration_since(*first) > PERIOD) {
+            deaths.pop_front();
+        }
+        if deaths.len() >= max {
+            return Next::GiveUp(why);
+        }
+        self.unready += 1; // none has been ready since: that sets it to zero
+        if self.unready > UNREADY_MAX {
+            return Next::GiveUp("it was killed before it could serve, again and again");
+        }
+        let doublings = self.unready.checked_sub(2);
+        let wait = doublings.map_or(Duration::ZERO, |n| BACKOFF_FIRST * 2u32.pow(n.min(10)));
+        Next::Restart(wait.min(BACKOFF_LAST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_served_is_followed_at_once() {
+        let mut restarts = Restarts::default();
+        let now = Instant::now();
+        for death in 1..KILLS_MAX {
+            restarts.ready();
+            let next = restarts.died(now, Death::Killed);
+            assert_eq!(next, Next::Restart(Duration::ZERO), "{death}");
+        }
+        assert!(matches!(restarts.died(now, Death::Killed), Next::GiveUp(_)));
+    }
+
+    #[test]
+    fn failures_are_given_up_unless_they_are_rare() {
+        let mut restarts = Restarts::default();
+        let mut now = Instant::now();
+        for _ in 1..FAILURES_MAX {
+            assert!(matches!(restarts.died(now, Death::Failed), Next::Restart(_)));
+        }
+        assert!(matches!(restarts.died(now, Death::Failed), Next::GiveUp(_)));
+        let mut restarts = Restarts::default();
+        for _ in 0..10 * FAILURES_MAX {
+            restarts.ready();
+            assert_eq!(restarts.died(now, Death::Failed), Next::Restart(Duration::ZERO));
+            now += PERIOD / 3;
+        }
+    }
+
+    #[test]
+    fn waits_grow_to_a_limit_while_none_gets_ready() {
+        let mut restarts = Restarts::default();
+        let now = Instant::now();
+        let mut waits = Vec::new();
+        while let Next::Restart(wait) = restarts.died(now, Death::Killed) {
+            waits.push(wait);
+        }
+        assert_eq!(waits.len(), UNREADY_MAX as usize);
+        assert_eq!(waits[..3], [Duration::ZERO, BACKOFF_FIRST, BACKOFF_FIRST * 2]);
+        assert_eq!(waits.last(), Some(&BACKOFF_LAST));
+    }
+}

@@ -1,0 +1,333 @@
+//! Loads: threads that do the same thing over and over for a while, each waiting for the
+//! answer before the next.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use dray_client::{Client, Options, Target};
+use dray_core::{Buf, BufMut, CreateHow, FileSystem, OpenFile, OpenHow, RemoveKind, Write};
+use dray_rt::{DriverKind, Executor};
+
+use super::{Work, cpu};
+
+/// Size of the files worked on: larger than most caches of processors, small enough for
+/// every disk.
+const FILE_BYTES: u64 = 32 << 20;
+/// Latencies kept of each thread; beyond that they are left out.
+const SAMPLES_MAX: usize = 4 << 20;
+/// Alignment of memory and offsets that every device is content with.
+const ALIGN_BYTES: usize = 4096;
+
+/// Where the load goes.
+#[derive(Clone)]
+pub enum Place {
+    /// A file system in this process.
+    Local(Arc<dyn FileSystem>),
+    /// An export, through the library.
+    Remote(Target, Options),
+    /// A directory, by system calls; and the processes that work for it.
+    Path(PathBuf, Vec<u32>),
+}
+
+/// One measurement.
+pub struct Load {
+    pub work: Work,
+    pub threads: usize,
+    pub block_bytes: usize,
+    pub duration: Duration,
+}
+
+/// What came of it.
+pub struct Outcome {
+    pub count: u64,
+    pub elapsed: Duration,
+    pub cpu: Duration,
+    samples_ns: Vec<u32>,
+}
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+impl Outcome {
+    /// The latency that a share of the calls did not exceed, microseconds.
+    pub fn quantile_us(&self, share: f64) -> f64 {
+        let last = self.samples_ns.len().saturating_sub(1);
+        let index = (last as f64 * share).round() as usize;
+        self.samples_ns.get(index).map_or(0.0, |ns| f64::from(*ns) / 1000.0)
+    }
+}
+
+impl Load {
+    /// Runs it. Errors: the first one of any thread.
+    pub fn run(&self, place: &Place) -> Result<Outcome, Error> {
+        let others: &[u32] = if let Place::Path(_, others) = place { others } else { &[] };
+        // Everybody prepares, then all begin at once, and we note the time.
+        let (ready, go) =
+            (Arc::new(Barrier::new(self.threads + 1)), Arc::new(Barrier::new(self.threads + 1)));
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.threads)
+                .map(|index| {
+                    let gates = Gates { ready: ready.clone(), go: go.clone() };
+                    scope.spawn(move || self.run_thread(place, index, gates))
+                })
+                .collect();
+            ready.wait();
+            let (begin, cpu_before) = (Instant::now(), cpu::used(others));
+            go.wait();
+            let mut outcome = Outcome {
+                count: 0,
+                elapsed: self.duration,
+                cpu: Duration::ZERO,
+                samples_ns: Vec::new(),
+            };
+            for thread in threads {
+                let tally = thread.join().map_err(|_| "a thread of the load died")??;
+                outcome.count += tally.count;
+                outcome.samples_ns.extend(tally.samples_ns);
+                if outcome.cpu.is_zero() {
+                    // Others may still clean up, which is not part of it.
+                    outcome.cpu = cpu::used(others).saturating_sub(cpu_before);
+                    outcome.elapsed = begin.elapsed().min(self.duration * 2);
+                }
+            }
+            outcome.samples_ns.sort_unstable();
+            Ok(outcome)
+        })
+    }
+
+    fn run_thread(&self, place: &Place, index: usize, gates: Gates) -> Result<Tally, Error> {
+        let mut gates = Some(gates);
+        let result = match place {
+            Place::Path(dir, _) => self.run_path(dir, index, &mut gates),
+            Place::Local(fs) => {
+                let client = Client::over(fs.clone());
+                block_on(self.run_client(&client, index, &mut gates))
+            }
+            Place::Remote(target, options) => block_on(async {
+                let client = Client::connect(target, options).await?;
+                let result = self.run_client(&client, index, &mut gates).await;
+                client.goodbye();
+                result
+            }),
+        };
+        // The others must not wait for one that failed before it began.
+        if let Some(gates) = gates {
+            gates.pass();
+        }
+        result
+    }
+
+    async fn run_client(
+        &self,
+        client: &Client,
+        index: usize,
+        gates: &mut Option<Gates>,
+    ) -> Result<Tally, Error> {
+        if self.work == Work::Ping {
+            let mut tally = Tally::begin(gates, self.duration);
+            while tally.goes_on() {
+                client.statfs().await?;
+                tally.did_one();
+            }
+            return Ok(tally);
+        }
+        let name = file_name(index);
+        let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: false };
+        let (cx, root) = (client.context(), client.fs().info().root);
+        let name = dray_core::Name::new(name.as_bytes())?;
+        let (_, file) = client.fs().create(&cx, root, name, how).await?;
+        let result = self.run_file(client, &*file, gates).await;
+        file.close(&cx).await?;
+        client.fs().remove(&cx, root, name, RemoveKind::File).await?;
+        result
+    }
+
+    async fn run_file(
+        &self,
+        client: &Client,
+        file: &dyn OpenFile,
+        gates: &mut Option<Gates>,
+    ) -> Result<Tally, Error> {
+        let cx = client.context();
+        let filling = Buf::from(vec![0xa5; dray_core::IO_MAX_BYTES]);
+        let mut at = 0;
+        while at < FILE_BYTES {
+            at += file.write(&cx, Write::at(at), filling.clone()).await?.max(1) as u64;
+        }
+        let block = filling.slice(0..self.block_bytes);
+        let mut into = BufMut::heap(self.block_bytes);
+        let mut offsets = Offsets::new(self.block_bytes);
+        let mut tally = Tally::begin(gates, self.duration);
+        while tally.goes_on() {
+            let at = offsets.next();
+            if self.work == Work::Read {
+                into.clear();
+                into = file.read(&cx, at, into).await.map_err(|(error, _)| error)?;
+                if into.capacity() < self.block_bytes || into.is_empty() {
+                    return Err("a read came back empty".into());
+                }
+            } else {
+                file.write(&cx, Write::at(at), block.clone()).await?;
+            }
+            tally.did_one();
+        }
+        Ok(tally)
+    }
+
+    fn run_path(
+        &self,
+        dir: &Path,
+        index: usize,
+        gates: &mut Option<Gates>,
+    ) -> Result<Tally, Error> {
+        let path = dir.join(file_name(index));
+        let result = self.run_system_calls(&path, gates);
+        let removed = std::fs::remove_file(&path);
+        let tally = result?;
+        removed?;
+        Ok(tally)
+    }
+
+    fn run_system_calls(&self, path: &Path, gates: &mut Option<Gates>) -> Result<Tally, Error> {
+        // O_DIRECT: what the kernel has cached is not what is to be measured.
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let file = options
+            .clone()
+            .custom_flags(libc::O_DIRECT)
+            .open(path)
+            .or_else(|_| options.open(path))?;
+        let mut memory = vec![0xa5u8; dray_core::IO_MAX_BYTES + ALIGN_BYTES];
+        let skip = memory.as_ptr().align_offset(ALIGN_BYTES).min(ALIGN_BYTES);
+        let memory = &mut memory[skip..skip + dray_core::IO_MAX_BYTES];
+        for at in (0..FILE_BYTES).step_by(memory.len()) {
+            file.write_all_at(memory, at)?;
+        }
+        let block = &mut memory[..self.block_bytes];
+        let mut offsets = Offsets::new(self.block_bytes);
+        let mut tally = Tally::begin(gates, self.duration);
+        while tally.goes_on() {
+            match self.work {
+                Work::Read => file.read_exact_at(block, offsets.next())?,
+                _ => file.write_all_at(block, offsets.next())?,
+            }
+            tally.did_one();
+        }
+        Ok(tally)
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    Executor::new(DriverKind::Epoll)?.block_on(work)
+}
+
+fn file_name(index: usize) -> String {
+    format!(".dray-survey-{}-{index}", std::process::id())
+}
+
+/// Two gates that all threads of a load pass together.
+struct Gates {
+    ready: Arc<Barrier>,
+    go: Arc<Barrier>,
+}
+
+impl Gates {
+    fn pass(self) {
+        self.ready.wait();
+        self.go.wait();
+    }
+}
+
+/// Counts one thread's calls.
+struct Tally {
+    count: u64,
+    samples_ns: Vec<u32>,
+    last: Instant,
+    end: Instant,
+}
+
+impl Tally {
+    fn begin(gates: &mut Option<Gates>, duration: Duration) -> Tally {
+        if let Some(gates) = gates.take() {
+            gates.pass();
+        }
+        let now = Instant::now();
+        Tally { count: 0, samples_ns: Vec::new(), last: now, end: now + duration }
+    }
+
+    fn goes_on(&self) -> bool {
+        self.last < self.end
+    }
+
+    fn did_one(&mut self) {
+        let now = Instant::now();
+        let nanos = u32::try_from((now - self.last).as_nanos()).unwrap_or(u32::MAX);
+        if self.samples_ns.len() < SAMPLES_MAX {
+            self.samples_ns.push(nanos);
+        }
+        self.count += 1;
+        self.last = now;
+    }
+}
+
+/// Offsets of blocks in the file, in no order that anybody could guess (a linear
+/// congruential generator of full period).
+struct Offsets {
+    state: u64,
+    blocks: u64,
+    block_bytes: u64,
+}
+
+impl Offsets {
+    fn new(block_bytes: usize) -> Offsets {
+        let block_bytes = block_bytes as u64;
+        Offsets { state: 1, blocks: FILE_BYTES / block_bytes, block_bytes }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.state >> 33) % self.blocks * self.block_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_backends::null::NullFs;
+    use dray_core::FsUuid;
+
+    #[test]
+    fn loads_count_what_they_do() {
+        let place = Place::Local(NullFs::new(FsUuid(1), 1 << 40));
+        for work in [Work::Ping, Work::Read, Work::Write] {
+            let duration = Duration::from_millis(20);
+            let load = Load { work, threads: 2, block_bytes: 4096, duration };
+            let outcome = load.run(&place).unwrap();
+            assert!(outcome.count > 10, "{work:?}: {}", outcome.count);
+            assert!(outcome.quantile_us(0.5) <= outcome.quantile_us(0.99));
+        }
+    }
+
+    #[test]
+    fn a_load_that_cannot_begin_fails_and_does_not_hang() {
+        let place = Place::Path("/nowhere/at/all".into(), Vec::new());
+        let duration = Duration::from_millis(5);
+        let load = Load { work: Work::Read, threads: 3, block_bytes: 4096, duration };
+        assert!(load.run(&place).is_err());
+    }
+
+    #[test]
+    fn offsets_are_within_the_file() {
+        for block_bytes in [4096, 1 << 20] {
+            let mut offsets = Offsets::new(block_bytes);
+            for _ in 0..1000 {
+                let at = offsets.next();
+                assert!(
+                    at + block_bytes as u64 <= FILE_BYTES && at.is_multiple_of(block_bytes as u64)
+                );
+            }
+        }
+    }
+}

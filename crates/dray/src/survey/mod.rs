@@ -1,0 +1,219 @@
+//! `dray survey`: where the time goes. Four cuts through the same path, each longer than
+//! the one before: the transport alone, the transport with a backend that does nothing, the
+//! backend alone, everything.
+
+mod cpu;
+mod load;
+mod rig;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_backends::posix::{PosixFs, PosixOptions, Squash};
+use dray_client::Target;
+use dray_core::{FileSystem, FsUuid};
+use serde_json::{Value, json};
+
+use self::load::{Load, Outcome, Place};
+use self::rig::{Loopback, Scratch};
+use crate::args::SurveyArgs;
+use crate::error::{Doing, Failure};
+use crate::sandbox::Sandbox;
+use crate::{mount_table, output, paths};
+
+/// Most threads of a load.
+const THREADS_MAX: usize = 64;
+/// Longest time of one measurement, seconds.
+const SECONDS_MAX: f64 = 600.0;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// The smallest call there is.
+    Ping,
+    /// Reads of a block.
+    Read,
+    /// Writes of a block.
+    Write,
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Work::Ping => "ping",
+            Work::Read => "read",
+            Work::Write => "write",
+        }
+    }
+}
+
+/// What is to be surveyed.
+enum Subject {
+    /// An export of some server.
+    Remote(Target),
+    /// A directory of this machine.
+    Dir(PathBuf),
+    /// A mount of dray.
+    Mount(PathBuf),
+}
+
+/// Measures and shows.
+pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
+    check(args)?;
+    let subject = subject(&args.target)?;
+    let key = crate::serve::parse_auth(args.auth.as_deref().unwrap_or("none"))?;
+    let options = dray_client::Options { key, timeout: Some(Duration::from_secs(30)) };
+    let mut survey = Survey { args, rows: Vec::new(), notes: Vec::new(), done: 0 };
+    let loopback = Loopback::start()?;
+    match &subject {
+        Subject::Remote(target) => {
+            let full = Place::Remote(target.clone(), options);
+            survey.pings("transport", &full)?;
+            survey.blocks("null", &loopback.place())?;
+            survey.note("backend: not reachable from here; run `dray survey DIR` at the server");
+            survey.note("full: without FUSE; CPU is this machine's only");
+            survey.blocks("full", &full)?;
+        }
+        Subject::Dir(dir) => {
+            survey.pings("transport", &loopback.place())?;
+            survey.blocks("null", &loopback.place())?;
+            let scratch = Scratch::new(dir)?;
+            survey.blocks("backend", &Place::Local(open_backend(scratch.path())?))?;
+            let mut sandbox = Sandbox::serve("survey", scratch.path())?;
+            let place = Place::Path(sandbox.mount("mount", "")?, sandbox.processes());
+            survey.blocks("full", &place)?;
+        }
+        Subject::Mount(dir) => {
+            survey.pings("transport", &loopback.place())?;
+            survey.blocks("null", &loopback.place())?;
+            survey.note("backend: not reachable from here; run `dray survey DIR` at the server");
+            let scratch = Scratch::new(dir)?;
+            let place = Place::Path(scratch.path().to_owned(), rig::mount_process(dir));
+            survey.blocks("full", &place)?;
+        }
+    }
+    survey.finish()
+}
+
+fn check(args: &SurveyArgs) -> Result<(), Failure> {
+    if !(0.01..=SECONDS_MAX).contains(&args.seconds) {
+        return Err(Failure::usage("--seconds is a number from 0.01 to 600"));
+    }
+    if args.threads.iter().any(|threads| !(1..=THREADS_MAX).contains(threads)) {
+        return Err(Failure::usage("--threads are numbers from 1 to 64"));
+    }
+    Ok(())
+}
+
+fn subject(text: &str) -> Result<Subject, Failure> {
+    if text.contains("://") {
+        return text.parse().map(Subject::Remote).map_err(Failure::usage);
+    }
+    let at = paths::absolute(Path::new(text)).doing(|| format!("cannot survey {text}"))?;
+    if mount_table::find(&at).is_some() {
+        return Ok(Subject::Mount(at));
+    }
+    match at.is_dir() {
+        true => Ok(Subject::Dir(at)),
+        false => Err(Failure::usage(format!("{text} is neither a target nor a directory"))),
+    }
+}
+
+fn open_backend(dir: &Path) -> Result<Arc<dyn FileSystem>, Failure> {
+    let options = PosixOptions { squash: Squash::None, ..PosixOptions::default() };
+    let fs = PosixFs::open(dir, FsUuid(1), options)
+        .doing(|| format!("cannot use {} as an export would (needs root)", dir.display()))?;
+    Ok(fs)
+}
+
+/// The measurements so far.
+struct Survey<'a> {
+    args: &'a SurveyArgs,
+    rows: Vec<Value>,
+    notes: Vec<&'static str>,
+    done: usize,
+}
+
+impl Survey<'_> {
+    fn note(&mut self, text: &'static str) {
+        self.notes.push(text);
+    }
+
+    fn pings(&mut self, cut: &str, place: &Place) -> Result<(), Failure> {
+        for &threads in &self.args.threads {
+            self.measure(cut, place, Work::Ping, threads, 0)?;
+        }
+        Ok(())
+    }
+
+    fn blocks(&mut self, cut: &str, place: &Place) -> Result<(), Failure> {
+        for work in [Work::Read, Work::Write] {
+            for block in &self.args.block {
+                for &threads in &self.args.threads {
+                    self.measure(cut, place, work, threads, block.0)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn measure(
+        &mut self,
+        cut: &str,
+        place: &Place,
+        work: Work,
+        threads: usize,
+        block_bytes: usize,
+    ) -> Result<(), Failure> {
+        self.done += 1;
+        let name = work.name();
+        progress(&format!("{:3}  {cut}: {name} {block_bytes} bytes, {threads} threads", self.done));
+        let duration = Duration::from_secs_f64(self.args.seconds);
+        let load = Load { work, threads, block_bytes, duration };
+        let outcome = load.run(place).doing(|| format!("the cut `{cut}` failed ({name})"))?;
+        let row = row(cut, &load, &outcome);
+        if self.args.json {
+            output::print_line(&row)?;
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), Failure> {
+        progress("");
+        if self.args.json {
+            return Ok(());
+        }
+        output::print(table::render(&self.rows))?;
+        self.notes.iter().try_for_each(output::print_line)
+    }
+}
+
+fn row(cut: &str, load: &Load, outcome: &Outcome) -> Value {
+    let round = |number: f64| (number * 100.0).round() / 100.0;
+    let per_s = outcome.count as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
+    let cpu_us = outcome.cpu.as_secs_f64() * 1e6 / outcome.count.max(1) as f64;
+    json!({
+        "cut": cut,
+        "op": load.work.name(),
+        "threads": load.threads,
+        "block_bytes": load.block_bytes,
+        "per_s": round(per_s),
+        "mib_per_s": round(per_s * load.block_bytes as f64 / f64::from(1 << 20)),
+        "p50_us": round(outcome.quantile_us(0.5)),
+        "p99_us": round(outcome.quantile_us(0.99)),
+        "cpu_us_per_op": round(cpu_us),
+    })
+}
+
+/// One line on stderr that is overwritten by the next, if somebody watches.
+fn progress(text: &str) {
+    use std::io::{IsTerminal, Write};
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K{text}"); // it is for show
+        let _ = stderr.flush();
+    }
+}

@@ -1,0 +1,120 @@
+//! What a survey puts up for itself, and takes down again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use dray_backends::null::NullFs;
+use dray_client::{Options, Target};
+use dray_core::FsUuid;
+use dray_fabric::{Address, Listener};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rt::sync::oneshot;
+use dray_rt::{DriverKind, Executor, Handle, Scope};
+
+use super::load::Place;
+use crate::control::{self, Kind};
+use crate::error::{Doing, Failure};
+use crate::workers::Workers;
+
+/// Size of the null backend's file: nothing is ever at its end.
+const NULL_BYTES: u64 = 1 << 40;
+const NULL_EXPORT: &str = "null";
+
+/// A server of a null backend in this process, by TCP on loopback.
+pub struct Loopback {
+    target: Target,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loopback {
+    pub fn start() -> Result<Loopback, Failure> {
+        let what = || "cannot start a server of nothing on loopback".to_owned();
+        let fs = NullFs::new(FsUuid(1), NULL_BYTES);
+        let exports = vec![Export::new(NULL_EXPORT, fs, Vec::new())];
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), exports, journal);
+        let workers = Workers::start(0).doing(what)?;
+        let (stop, stopped) = oneshot::channel();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name("dray-survey".into()).spawn(move || {
+            let result = Executor::new(DriverKind::Epoll).map(|mut executor| {
+                executor.block_on(accept(server, workers, tell.clone(), stopped));
+            });
+            if let Err(error) = result {
+                let _ = tell.send(Err(error)); // whoever started us waits for it
+            }
+        });
+        let thread = thread.doing(what)?;
+        let address = told.recv().doing(what)?.doing(what)?;
+        let target = Target { address, export: NULL_EXPORT.to_owned() };
+        Ok(Loopback { target, stop: Some(stop), thread: Some(thread) })
+    }
+
+    pub fn place(&self) -> Place {
+        Place::Remote(self.target.clone(), Options::default())
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        self.stop.take().map(|stop| stop.send(()));
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+async fn accept(
+    server: Server,
+    workers: Workers,
+    tell: std::sync::mpsc::Sender<std::io::Result<Address>>,
+    stopped: oneshot::Receiver<()>,
+) {
+    let any = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+    let listener = match Listener::bind(&any).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            let _ = tell.send(Err(error)); // whoever started us waits for it
+            return;
+        }
+    };
+    let _ = tell.send(Ok(listener.address().clone())); // as above
+    let scope = Scope::new();
+    scope.spawn_on(&Handle::current(), async move {
+        while let Ok((socket, peer)) = listener.accept().await {
+            workers.serve(&server, socket, peer);
+        }
+    });
+    let _ = stopped.await; // an error too means that it is over
+    scope.kill();
+}
+
+/// A fresh directory in another, removed in the end.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new(dir: &Path) -> Result<Scratch, Failure> {
+        let path = dir.join(format!(".dray-survey-{}", std::process::id()));
+        std::fs::create_dir(&path).doing(|| format!("cannot write to {}", dir.display()))?;
+        Ok(Scratch(path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            log::warn!("{} is left behind: {error}", self.0.display());
+        }
+    }
+}
+
+/// The process that serves the mount at `dir`, if it says so.
+pub fn mount_process(dir: &Path) -> Vec<u32> {
+    let report = control::ask(&Kind::Mount.socket(dir), "status").ok();
+    let pid = report.and_then(|report| report["pid"].as_u64());
+    pid.and_then(|pid| u32::try_from(pid).ok()).into_iter().collect()
+}

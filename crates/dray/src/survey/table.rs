@@ -1,0 +1,55 @@
+//! A survey for people.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+/// One line a measurement.
+pub fn render(rows: &[Value]) -> String {
+    let mut out = format!(
+        "{:<10} {:<6} {:>7} {:>8} {:>10} {:>9} {:>10} {:>10} {:>10}\n",
+        "CUT", "OP", "THREADS", "BLOCK", "PER S", "MIB/S", "P50 US", "P99 US", "CPU US/OP"
+    );
+    for row in rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or(0.0);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "{:<10} {:<6} {:>7} {:>8} {:>10.0} {:>9.0} {:>10.1} {:>10.1} {:>10.1}",
+            row["cut"].as_str().unwrap_or_default(),
+            row["op"].as_str().unwrap_or_default(),
+            number("threads"),
+            block(number("block_bytes")),
+            number("per_s"),
+            number("mib_per_s"),
+            number("p50_us"),
+            number("p99_us"),
+            number("cpu_us_per_op"),
+        );
+    }
+    out
+}
+
+fn block(bytes: f64) -> String {
+    match bytes {
+        0.0 => "-".to_owned(),
+        b if b >= 1_048_576.0 => format!("{} MiB", b / 1_048_576.0),
+        b if b >= 1024.0 => format!("{} KiB", b / 1024.0),
+        b => format!("{b} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn rows_line_up() {
+        let row = json!({ "cut": "null", "op": "read", "threads": 2, "block_bytes": 65_536 });
+        let text = render(&[row, json!({})]);
+        let widths: Vec<usize> = text.lines().map(str::len).collect();
+        assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
+        assert!(text.contains("64 KiB"));
+    }
+}

@@ -1,0 +1,278 @@
+//! The command as a user meets it: the real binary, real sockets, real mounts. Needs root.
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use common::{Rig, is_mounted, wait_for};
+use serde_json::Value;
+
+fn stderr(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn status(rig: &Rig, target: &str) -> Vec<Value> {
+    let text = rig.demand(&["status", target, "--json", "--interval", "0"]);
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn what_one_mount_writes_another_reads() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let (one, two) = (rig.mount("one", "rw"), rig.mount("two", "ro,consistency=close-to-open"));
+    let content: Vec<u8> = (0..3_000_000u32).map(|n| (n % 253) as u8).collect();
+    fs::create_dir(one.join("dir")).unwrap();
+    fs::write(one.join("dir/file"), &content).unwrap();
+    assert_eq!(fs::read(two.join("dir/file")).unwrap(), content);
+    assert_eq!(fs::read(rig.path("export/dir/file")).unwrap(), content);
+    let error = fs::write(two.join("other"), "x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    rig.umount(&one);
+    rig.umount(&two);
+}
+
+#[test]
+fn the_status_shows_server_and_mounts() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    fs::write(at.join("file"), vec![1; 100_000]).unwrap();
+    let open = fs::File::open(at.join("file")).unwrap();
+    let mount = &status(&rig, at.to_str().unwrap())[0];
+    assert_eq!(mount["kind"], "mount");
+    assert_eq!(mount["target"], rig.target());
+    assert_eq!(mount["server"]["connected"], true);
+    assert!(mount["open_files"].as_u64().unwrap() >= 1, "{mount}");
+    let server = &status(&rig, "data")[0];
+    assert_eq!(server["kind"], "server");
+    assert_eq!(server["clients"].as_array().unwrap().len(), 1, "{server}");
+    assert_eq!(server["clients"][0]["written_bytes"], 100_000);
+    assert!(server["clients"][0]["open_files"].as_u64().unwrap() >= 1);
+    assert_eq!(server["exports"][0]["ops"]["write"]["bytes"], 100_000);
+    assert_eq!(server["buffers"]["used_bytes"], 0);
+    let text = rig.demand(&["status", "--interval", "0.1"]);
+    for part in ["SERVER", "MOUNT", "CLIENT", "operations/s", "data"] {
+        assert!(text.contains(part), "{part} is missing in\n{text}");
+    }
+    let session = server["clients"][0]["session"].as_str().unwrap();
+    assert!(rig.demand(&["evict", session]).contains("evicted 1"));
+    assert_eq!(rig.run(&["evict", "nobody"]).status.code(), Some(1));
+    drop(open);
+    rig.umount(&at);
+    let gone = || rig.run(&["status", at.to_str().unwrap()]).status.code() == Some(1);
+    wait_for("the end of the mount", gone);
+}
+
+#[test]
+fn a_server_that_returns_is_gone_on_with() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    let mut file = fs::File::create(at.join("file")).unwrap();
+    file.write_all(b"before ").unwrap();
+    assert!(rig.end_server(libc::SIGTERM).success());
+    assert!(!rig.path("socket").exists(), "the socket is left behind");
+    let writer = std::thread::spawn(move || file.write_all(b"and after"));
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    rig.serve(&[]);
+    writer.join().unwrap().unwrap();
+    assert_eq!(fs::read(rig.path("export/file")).unwrap(), b"before and after");
+    rig.umount(&at);
+}
+
+#[test]
+fn errors_come_before_anything_is_mounted() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.path("export");
+    let at = at.to_str().unwrap();
+    let wrong_export = rig.target().replace("export=data", "export=dta");
+    let nobody = rig.target().replace("socket", "nowhere");
+    for (target, options, code, hint) in [
+        (wrong_export.as_str(), "rw", 4, "data"),
+        (nobody.as_str(), "rw", 3, "dray serve"),
+        (&rig.target(), "timeot=3", 2, "`timeout`"),
+        (&rig.target(), "auth=psk:/nowhere", 2, "/nowhere"),
+        ("dray://h", "rw", 2, "no export"),
+    ] {
+        let output = rig.run(&["mount", target, at, "-o", options]);
+        assert_eq!(output.status.code(), Some(code), "{target} {options}");
+        assert!(stderr(&output).contains(hint), "{target}: {}", stderr(&output));
+    }
+    let output = rig.run(&["mount", &rig.target(), "/nowhere/at/all"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!is_mounted(&rig.path("export")));
+    let output = rig.run(&["umount", at]);
+    assert!(!output.status.success() && stderr(&output).contains("not a mount"));
+}
+
+#[test]
+fn a_mount_that_is_in_use_says_what_to_do() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    let file = fs::File::create(at.join("file")).unwrap();
+    let output = rig.run(&["umount", at.to_str().unwrap()]);
+    assert!(!output.status.success() && stderr(&output).contains("--lazy"), "{}", stderr(&output));
+    assert!(rig.run(&["mount", &rig.target(), at.to_str().unwrap()]).status.code() == Some(1));
+    rig.demand(&["umount", "--lazy", at.to_str().unwrap()]);
+    assert!(!is_mounted(&at));
+    drop(file);
+}
+
+#[test]
+fn mount_8_finds_its_helper() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("other", "");
+    rig.umount(&at);
+    let (target, at) = (rig.target(), at.to_str().unwrap().to_owned());
+    rig.demand(&["mount.dray", &target, &at, "-f", "-o", "rw,noauto,_netdev,x-systemd.automount"]);
+    assert!(!is_mounted(&rig.path("other")));
+    let output = rig.run(&["mount.dray", &target, &at, "-o", "nonsense"]);
+    assert_eq!(output.status.code(), Some(1));
+    let nobody = target.replace("socket", "nowhere");
+    assert_eq!(rig.run(&["mount.dray", &nobody, &at]).status.code(), Some(32));
+    rig.demand(&["mount.dray", &target, &at, "-sn", "-o", "rw,nosuid,nodev"]);
+    assert!(is_mounted(&rig.path("other")));
+    rig.demand(&["umount", &at]);
+}
+
+#[test]
+fn two_servers_do_not_share_a_state() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let (export, state) = (rig.path("export"), rig.path("state"));
+    let export = format!("x={}", export.display());
+    let state = state.to_str().unwrap();
+    let listen = format!("unix://{}", rig.path("socket2").display());
+    let args = ["serve", "--export", &export, "--listen", &listen, "--state", state];
+    let output = rig.run(&args);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("another dray server"), "{}", stderr(&output));
+}
+
+#[test]
+fn keys_faults_and_metrics_by_configuration() {
+    let mut rig = Rig::new();
+    let key = rig.path("key");
+    fs::write(&key, "a key that both sides know\n").unwrap();
+    fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let config = rig.path("dray.toml");
+    let text = format!(
+        "auth = 'psk:{}'\nfaults = true\nmetrics = '127.0.0.1:0'\n[[fault]]\nop = 'setxattr'\n\
+         error = 'EDQUOT'\n",
+        key.display()
+    );
+    fs::write(&config, text).unwrap();
+    // A port that is free now; somebody else taking it would fail the test, not pass it.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let metrics = format!("127.0.0.1:{port}");
+    rig.serve(&["--config", config.to_str().unwrap(), "--metrics", &metrics]);
+    let refused = rig.run(&["mount", &rig.target(), rig.path("state").to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(4), "{}", stderr(&refused));
+    let at = rig.mount("mount", &format!("auth=psk:{}", key.display()));
+    fs::write(at.join("file"), "x").unwrap();
+    let path = std::ffi::CString::new(at.join("file").to_str().unwrap()).unwrap();
+    // SAFETY: all pointers are to C strings and a byte that outlive the call.
+    let set =
+        unsafe { libc::setxattr(path.as_ptr(), c"user.a".as_ptr(), b"1".as_ptr().cast(), 1, 0) };
+    let error = std::io::Error::last_os_error();
+    assert_eq!((set, error.raw_os_error()), (-1, Some(libc::EDQUOT)));
+    let get = |path: &str| {
+        let mut socket = TcpStream::connect(&metrics).unwrap();
+        socket.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+        let mut reply = String::new();
+        socket.read_to_string(&mut reply).unwrap();
+        reply
+    };
+    let reply = get("/metrics");
+    assert!(reply.starts_with("HTTP/1.0 200 OK"), "{reply}");
+    let counted = "dray_errors_total{export=\"data\",op=\"setxattr\",errno=\"EDQUOT\"} 1";
+    assert!(reply.contains(counted), "{reply}");
+    assert!(get("/healthz").ends_with("ok\n"));
+    assert!(get("/other").starts_with("HTTP/1.0 404"));
+    rig.umount(&at);
+}
+
+/// Runs a script in mount namespaces of its own, where what it mounts is its own affair;
+/// `$DRAY`, `$TARGET` and `$DIR` are set. Answers what it printed.
+fn in_namespace(rig: &Rig, script: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let program = rig.path("dray");
+    fs::copy(env!("CARGO_BIN_EXE_dray"), &program).unwrap();
+    let base = rig.path("");
+    fs::set_permissions(&base, fs::Permissions::from_mode(0o755)).unwrap();
+    let output = std::process::Command::new("unshare")
+        .args(["--mount", "timeout", "30", "sh", "-euc", script])
+        .env("DRAY", &program)
+        .env("TARGET", rig.target())
+        .env("DIR", &base)
+        .env("DRAY_RUN_DIR", rig.path("run"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}: {text}{}", output.status, stderr(&output));
+    text
+}
+
+#[test]
+fn ordinary_users_mount_through_fusermount3() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let anybody = || std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(rig.path("socket"), anybody()).unwrap();
+    fs::set_permissions(rig.path("export"), anybody()).unwrap();
+    // The device may be closed to users on machines where nobody needed it.
+    let text = in_namespace(
+        &rig,
+        r#"
+        mkdir "$DIR/user" "$DIR/user/run" "$DIR/user/mnt"
+        chown -R 65534:65534 "$DIR/user"
+        mknod "$DIR/fuse" c 10 229
+        chmod 666 "$DIR/fuse"
+        mount --bind "$DIR/fuse" /dev/fuse
+        export DRAY_RUN_DIR="$DIR/user/run" AT="$DIR/user/mnt"
+        exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -euc '
+            "$DRAY" mount "$TARGET" "$AT"
+            trap "fusermount3 -uqz $AT || true" EXIT
+            echo mine > "$AT/file"
+            "$DRAY" status "$AT" --interval 0
+            stat -c %u "$AT/file"
+            "$DRAY" umount "$AT"
+        '
+        "#,
+    );
+    assert!(text.contains("MOUNT") && text.ends_with("65534\n"), "{text}");
+    assert_eq!(fs::read(rig.path("export/file")).unwrap(), b"mine\n");
+    assert_eq!(
+        std::os::unix::fs::MetadataExt::uid(&rig.path("export/file").metadata().unwrap()),
+        65534
+    );
+}
+
+#[test]
+fn a_line_of_fstab_is_enough() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    fs::write(rig.path("export/file"), "content").unwrap();
+    let text = in_namespace(
+        &rig,
+        r#"
+        mkdir "$DIR/mnt" "$DIR/sbin"
+        ln -s "$DRAY" "$DIR/sbin/mount.dray"
+        mount --bind "$DIR/sbin" "$(readlink -f /sbin)"
+        echo "$TARGET $DIR/mnt dray ro,nosuid,_netdev,nofail,timeout=60 0 0" > "$DIR/fstab"
+        mount --fstab "$DIR/fstab" "$DIR/mnt"
+        trap 'umount -l "$DIR/mnt" 2> /dev/null || true' EXIT
+        cat "$DIR/mnt/file"
+        grep -c "fuse.dray.* ro,nosuid" /proc/mounts
+        touch "$DIR/mnt/file" 2> /dev/null && echo writable
+        umount "$DIR/mnt"
+        "#,
+    );
+    assert_eq!(text, "content1\n");
+}

@@ -1,0 +1,135 @@
+//! A server and mounts made with the real command, taken down whatever happens.
+#![allow(dead_code)] // each test file uses its part
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A directory for everything, a server, and mounts.
+pub struct Rig {
+    dir: tempfile::TempDir,
+    server: Option<Child>,
+    mounts: Vec<PathBuf>,
+}
+
+/// What should take a moment takes at most this long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Rig {
+    pub fn new() -> Rig {
+        let dir = tempfile::Builder::new().prefix("dray-command-").tempdir().unwrap();
+        for name in ["export", "state", "run"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        Rig { dir, server: None, mounts: Vec::new() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The command with our own run directory.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dray"));
+        command.args(args).env("DRAY_RUN_DIR", self.path("run")).env_remove("DRAY_LOG");
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Runs it and demands success; answers what it printed.
+    pub fn demand(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success(),
+            "dray {args:?}: {}\n{text}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        text
+    }
+
+    /// Starts a server of `export` on a Unix socket, with further arguments.
+    pub fn serve(&mut self, more: &[&str]) {
+        let export = format!("data={},squash=none", self.path("export").display());
+        let listen = format!("unix://{}", self.path("socket").display());
+        let state = self.path("state");
+        let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
+        let mut command = self.command(&args);
+        let child = command.arg(state).args(more).stdout(Stdio::null()).spawn().unwrap();
+        self.server = Some(child);
+        let socket = self.path("socket");
+        wait_for("the server", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    }
+
+    /// Sends the server a signal and waits for its end.
+    pub fn end_server(&mut self, signal: i32) -> std::process::ExitStatus {
+        let mut server = self.server.take().unwrap();
+        // SAFETY: takes no memory; the child has not been waited for.
+        unsafe { libc::kill(server.id() as i32, signal) };
+        server.wait().unwrap()
+    }
+
+    pub fn target(&self) -> String {
+        format!("dray+unix://{}?export=data", self.path("socket").display())
+    }
+
+    /// Mounts in the background at a fresh directory.
+    pub fn mount(&mut self, name: &str, options: &str) -> PathBuf {
+        self.mount_with(Path::new(env!("CARGO_BIN_EXE_dray")), name, options)
+    }
+
+    /// As [`Rig::mount`], with another copy of the program.
+    pub fn mount_with(&mut self, program: &Path, name: &str, options: &str) -> PathBuf {
+        let at = self.path(name);
+        std::fs::create_dir(&at).unwrap();
+        self.mounts.push(at.clone());
+        let mut command = Command::new(program);
+        command.env("DRAY_RUN_DIR", self.path("run")).env_remove("DRAY_LOG").stdin(Stdio::null());
+        command.arg("mount").arg(self.target()).arg(&at).args(["-o", options]);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "mount: {}\n{said}", output.status);
+        at
+    }
+
+    /// Unmounts. Children that other tests are just starting may have inherited our files
+    /// for a moment, so one try is not enough.
+    pub fn umount(&mut self, at: &Path) {
+        wait_for("the unmounting", || self.run(&["umount", at.to_str().unwrap()]).status.success());
+        self.mounts.retain(|mount| mount != at);
+        assert!(!is_mounted(at));
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for at in self.mounts.drain(..) {
+            let path = std::ffi::CString::new(at.to_str().unwrap()).unwrap();
+            // SAFETY: the C string outlives the call. What is not mounted stays so.
+            unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+        }
+        if let Some(mut server) = self.server.take() {
+            let _ = server.kill(); // it may have ended
+            let _ = server.wait();
+        }
+    }
+}
+
+pub fn is_mounted(at: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().any(|line| line.split(' ').nth(4) == at.to_str())
+}
+
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

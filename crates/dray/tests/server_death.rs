@@ -1,0 +1,144 @@
+//! The real server is killed while a mount uses it, and another one takes over.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::Rig;
+
+fn kill_and_serve_again(rig: &mut Rig) {
+    rig.end_server(libc::SIGKILL);
+    rig.serve(&[]);
+}
+
+#[test]
+fn deleted_files_that_are_open_outlive_the_server() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mnt", "transport=classic");
+    let file = File::options()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(at.join("f"))
+        .unwrap();
+    file.write_all_at(b"before", 0).unwrap();
+    fs::remove_file(at.join("f")).unwrap();
+    let replaced = File::options()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(at.join("old"))
+        .unwrap();
+    replaced.write_all_at(b"replaced", 0).unwrap();
+    fs::write(at.join("new"), b"new").unwrap();
+    fs::rename(at.join("new"), at.join("old")).unwrap();
+    let unnamed =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).open(&at).unwrap();
+    unnamed.write_all_at(b"unnamed", 0).unwrap();
+    for round in 0..3u8 {
+        kill_and_serve_again(&mut rig);
+        for (file, content) in
+            [(&file, &b"before"[..]), (&replaced, b"replaced"), (&unnamed, b"unnamed")]
+        {
+            let mut read = vec![0; content.len()];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert_eq!(read, content);
+            file.write_all_at(&[round], 100 + u64::from(round)).unwrap();
+            assert_eq!(file.metadata().unwrap().len(), 101 + u64::from(round));
+        }
+    }
+    drop((file, replaced, unnamed));
+    assert_eq!(fs::read(at.join("old")).unwrap(), b"new");
+    rig.umount(&at);
+}
+
+#[test]
+fn what_was_open_for_writing_stays_so_whatever_its_mode() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mnt", "transport=classic");
+    let file =
+        OpenOptions::new().create_new(true).write(true).mode(0o444).open(at.join("f")).unwrap();
+    file.write_all_at(b"one", 0).unwrap();
+    fs::set_permissions(at.join("f"), fs::Permissions::from_mode(0o000)).unwrap();
+    kill_and_serve_again(&mut rig);
+    file.write_all_at(b"two", 3).unwrap();
+    drop(file);
+    assert_eq!(fs::read(rig.path("export/f")).unwrap(), b"onetwo");
+    rig.umount(&at);
+}
+
+#[test]
+fn locks_outlive_the_server_and_stay_exclusive() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let one = rig.mount("one", "transport=classic");
+    let two = rig.mount("two", "transport=classic");
+    let holder = File::create(one.join("f")).unwrap();
+    holder.lock().unwrap();
+    let other = File::open(two.join("f")).unwrap();
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    kill_and_serve_again(&mut rig);
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    holder.unlock().unwrap();
+    other.lock().unwrap();
+    drop((holder, other));
+    rig.umount(&one);
+    rig.umount(&two);
+}
+
+/// Appends, directories and renames go on while the server is killed again and again.
+#[test]
+fn work_goes_on_over_deaths_and_nothing_is_applied_twice() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mnt", "transport=classic");
+    let stop = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = (0..3)
+        .map(|worker| {
+            let (at, stop) = (at.clone(), stop.clone());
+            std::thread::spawn(move || {
+                let mut log =
+                    OpenOptions::new().create(true).append(true).open(at.join("log")).unwrap();
+                let mut done = 0u32;
+                while !stop.load(Ordering::Relaxed) {
+                    let dir = at.join(format!("dir-{worker}-{done}"));
+                    fs::create_dir(&dir).unwrap();
+                    log.write_all(format!("{worker}:{done:06};").as_bytes()).unwrap();
+                    let to = at.join(format!("moved-{worker}"));
+                    fs::rename(&dir, &to).unwrap();
+                    fs::remove_dir(&to).unwrap();
+                    done += 1;
+                }
+                done
+            })
+        })
+        .collect();
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(6) {
+        std::thread::sleep(Duration::from_millis(150));
+        kill_and_serve_again(&mut rig);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let done: Vec<u32> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+    let log = fs::read_to_string(at.join("log")).unwrap();
+    for (worker, done) in done.iter().enumerate() {
+        assert!(*done > 20, "worker {worker} did next to nothing");
+        let mine: Vec<String> = log
+            .split_terminator(';')
+            .filter(|record| record.starts_with(&format!("{worker}:")))
+            .map(str::to_owned)
+            .collect();
+        let expected: Vec<String> = (0..*done).map(|n| format!("{worker}:{n:06}")).collect();
+        assert_eq!(mine, expected);
+    }
+    rig.umount(&at);
+}

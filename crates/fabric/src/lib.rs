@@ -1,0 +1,90 @@
+//! Moves frames between two ends: buffer pools and the providers `tcp` and `unix`
+//! (sockets) and `sim` (a simulated network with faults).
+//!
+//! A frame is a short head and, behind it, data that lands in memory which the receiver
+//! chooses once it has seen the head. This crate knows bytes, not files: what a head
+//! says is not its business.
+
+mod address;
+mod frame;
+mod listen;
+mod pool;
+pub mod sim;
+mod stream;
+
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use dray_core::{Buf, BufMut, Fut};
+
+pub use address::Address;
+pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
+pub use listen::{Listener, connect, incoming_cpu};
+pub use pool::{BufferPool, PoolStats};
+pub use stream::StreamConnection;
+
+/// Gets what arrives on a connection.
+pub trait Sink: Send {
+    /// Memory for the `data_bytes` bytes that follow this head, with at least that much
+    /// room. While it is pending nothing more is read from the connection, which is how
+    /// a sender is slowed down; `cx` is woken when there is memory. An error ends the
+    /// connection.
+    fn poll_place(
+        &mut self,
+        cx: &mut Context<'_>,
+        head: &[u8],
+        data_bytes: usize,
+    ) -> Poll<io::Result<BufMut>>;
+
+    /// A whole frame is there. An error ends the connection.
+    fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()>;
+}
+
+/// An established connection, which keeps frames whole and in order.
+pub trait Connection: Send + Sync + 'static {
+    /// Sends a frame, at once if the other end keeps up; otherwise it is queued, and
+    /// `data` is held until it has gone. Errors: the connection is closed, or a bound on
+    /// head or data was passed.
+    fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()>;
+
+    /// Receives until the connection ends and says why. To be called once, by a task
+    /// of the executor that the connection was made on.
+    fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error>;
+
+    /// Ends the connection; `run` returns. Frames still queued are lost.
+    fn close(&self);
+
+    /// Bytes accepted by `send` that the network has not taken yet.
+    fn queued_bytes(&self) -> usize;
+
+    /// The other end, for people and for allow-lists.
+    fn peer(&self) -> Peer;
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A host on the network.
+    Ip(std::net::SocketAddr),
+    /// A process on this machine.
+    Local,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Peer::Ip(address) => address.fmt(f),
+            Peer::Local => f.write_str("local"),
+        }
+    }
+}
+
+/// Makes connections to one server: sockets, or a simulated network.
+pub trait Connect: Send + Sync + 'static {
+    /// Tries once. Errors: those of connect(2) or of the name's resolution.
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>>;
+
+    /// Where it connects to, for people.
+    fn target(&self) -> String;
+}

@@ -1,0 +1,186 @@
+//! Making connections.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dray_rt::{Interest, Pool, Source};
+use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+
+use crate::stream::StreamConnection;
+use crate::{Address, Peer};
+
+const BACKLOG: i32 = 1024;
+/// A connection that shows no life for 30 + 3 x 10 s is gone. The kernel asks, so an
+/// idle client is not woken for it.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_TRIES: u32 = 3;
+/// Data that nobody acknowledges for this long end the connection.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+
+/// Accepts connections on one address.
+pub struct Listener {
+    source: Source,
+    address: Address,
+    /// A Unix socket's file, removed in the end.
+    path: Option<PathBuf>,
+}
+
+impl Listener {
+    /// Listens on `address`, on this thread's executor. A Unix socket left over from a
+    /// server that died is replaced; one that somebody answers on is `EADDRINUSE`.
+    pub async fn bind(address: &Address) -> io::Result<Listener> {
+        match address {
+            Address::Tcp { .. } => {
+                let resolved = resolve(address).await?;
+                let first = *resolved.first().ok_or_else(no_address)?;
+                let socket = Socket::new(Domain::for_address(first), Type::STREAM, None)?;
+                socket.set_reuse_address(true)?;
+                socket.bind(&first.into())?;
+                Listener::listen(socket, address.clone(), None)
+            }
+            Address::Unix(path) => {
+                let name = SockAddr::unix(path)?;
+                if Socket::new(Domain::UNIX, Type::STREAM, None)?.connect(&name).is_ok() {
+                    return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+                }
+                let is_socket = std::fs::symlink_metadata(path)
+                    .is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type()));
+                if is_socket {
+                    std::fs::remove_file(path)?;
+                }
+                let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+                socket.bind(&name)?;
+                Listener::listen(socket, address.clone(), Some(path.clone()))
+            }
+        }
+    }
+
+    fn listen(socket: Socket, address: Address, path: Option<PathBuf>) -> io::Result<Listener> {
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        let address = match socket.local_addr()?.as_socket() {
+            Some(bound) => Address::Tcp { host: bound.ip().to_string(), port: bound.port() },
+            None => address,
+        };
+        Ok(Listener { source: Source::new(socket.into())?, address, path })
+    }
+
+    /// Where it listens; with the port that the system chose if 0 was asked for.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next connection: a socket, to be made a [`StreamConnection`] on the executor
+    /// that shall serve it.
+    pub async fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
+        let (socket, name) =
+            self.source.io(Interest::Read, |_| SockRef::from(&self.source).accept()).await?;
+        let peer = name.as_socket().map_or(Peer::Local, Peer::Ip);
+        prepare(&socket, peer)?;
+        Ok((socket.into(), peer))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path); // somebody may have tidied up before us
+        }
+    }
+}
+
+/// The processor that last handled packets of `socket`, where the kernel tells
+/// (`SO_INCOMING_CPU`): serving a connection there spares wake-ups across processors.
+pub fn incoming_cpu(socket: &impl AsFd) -> Option<usize> {
+    let mut cpu: i32 = -1;
+    let mut len = std::mem::size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `cpu`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_INCOMING_CPU,
+            (&raw mut cpu).cast(),
+            &mut len,
+        )
+    };
+    if result == 0 { usize::try_from(cpu).ok() } else { None }
+}
+
+/// Connects to `address`, on this thread's executor. Errors: those of the name's
+/// resolution and of connect(2); the last one if a name has several addresses.
+pub async fn connect(address: &Address) -> io::Result<StreamConnection> {
+    match address {
+        Address::Unix(path) => {
+            let name = SockAddr::unix(path)?;
+            connect_to(Domain::UNIX, &name, Peer::Local).await
+        }
+        Address::Tcp { .. } => {
+            let mut last = no_address();
+            for address in resolve(address).await? {
+                let domain = Domain::for_address(address);
+                match connect_to(domain, &address.into(), Peer::Ip(address)).await {
+                    Ok(connection) => return Ok(connection),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+async fn connect_to(domain: Domain, name: &SockAddr, peer: Peer) -> io::Result<StreamConnection> {
+    let socket = Socket::new(domain, Type::STREAM, None)?;
+    prepare(&socket, peer)?;
+    match socket.connect(name) {
+        Ok(()) => return StreamConnection::new(socket.into(), peer),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+        Err(error) => return Err(error),
+    }
+    // Nothing but the end of the handshake makes the socket writable.
+    let source = Source::new(socket.try_clone()?.into())?;
+    source
+        .io(Interest::Write, |_| match (socket.take_error()?, socket.peer_addr()) {
+            (Some(error), _) => Err(error),
+            (None, Ok(_)) => Ok(()),
+            (None, Err(_)) => Err(io::ErrorKind::WouldBlock.into()),
+        })
+        .await?;
+    drop(source);
+    StreamConnection::new(socket.into(), peer)
+}
+
+fn prepare(socket: &Socket, peer: Peer) -> io::Result<()> {
+    socket.set_nonblocking(true)?;
+    if let Peer::Ip(_) = peer {
+        socket.set_tcp_nodelay(true)?;
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_AFTER)
+            .with_interval(KEEPALIVE_EVERY)
+            .with_retries(KEEPALIVE_TRIES);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+    }
+    Ok(())
+}
+
+async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
+    let Address::Tcp { host, port } = address else { return Err(no_address()) };
+    if let Ok(ip) = host.parse() {
+        return Ok(vec![SocketAddr::new(ip, *port)]);
+    }
+    let (host, port) = (host.clone(), *port);
+    // getaddrinfo(3) blocks, and this happens once a connection.
+    let pool = Pool::new("dray-resolve", 1, 1);
+    pool.run(move || (host.as_str(), port).to_socket_addrs().map(Iterator::collect))
+        .await
+        .map_err(io::Error::other)?
+}
+
+fn no_address() -> io::Error {
+    io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)
+}

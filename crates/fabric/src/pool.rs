@@ -1,0 +1,230 @@
+//! Pools of data buffers.
+//!
+//! Memory is taken from the system in page-aligned slots of three sizes, up to a bound
+//! on the bytes in use, and kept for re-use. The bound is what makes the memory of a
+//! server a sum that can be written down: pool + sessions x fixed cost.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use dray_core::{BufMut, Memory};
+
+/// Slot sizes, bytes. 1 MiB is the largest I/O; 64 KiB a page of directory entries.
+const CLASS_BYTES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
+const ALIGN_BYTES: usize = 4096;
+
+/// Shares a bounded amount of memory among everybody who holds data.
+#[derive(Clone)]
+pub struct BufferPool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    limit_bytes: usize,
+    kept_bytes_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    free: [Vec<Slot>; CLASS_BYTES.len()],
+    free_bytes: usize,
+    used_bytes: usize,
+    peak_bytes: usize,
+    waiting: Vec<Waker>,
+}
+
+/// What a pool holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Bytes lent.
+    pub used_bytes: usize,
+    /// Most bytes ever lent at once.
+    pub peak_bytes: usize,
+    /// Bytes that may be lent at once.
+    pub limit_bytes: usize,
+}
+
+/// One piece of memory of a class's size.
+struct Slot {
+    start: NonNull<u8>,
+    class: usize,
+}
+
+// SAFETY: a Slot is the only reference to its memory.
+unsafe impl Send for Slot {}
+
+impl Slot {
+    fn layout(class: usize) -> Layout {
+        Layout::from_size_align(CLASS_BYTES[class], ALIGN_BYTES).expect("a constant that is sound")
+    }
+
+    fn new(class: usize) -> Option<Slot> {
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { std::alloc::alloc(Slot::layout(class)) })?;
+        Some(Slot { start, class })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), Slot::layout(self.class)) };
+    }
+}
+
+/// A slot that is lent; goes back when the last buffer over it is dropped.
+struct Lent {
+    slot: Option<Slot>,
+    pool: Arc<Inner>,
+}
+
+// SAFETY: Lent only holds the slot; access to its memory goes through the buffers.
+unsafe impl Sync for Lent {}
+
+impl Memory for Lent {}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.pool.give_back(slot);
+        }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_back(&self, slot: Slot) {
+        let bytes = CLASS_BYTES[slot.class];
+        let mut state = self.lock();
+        state.used_bytes -= bytes;
+        let surplus = if state.free_bytes + bytes <= self.kept_bytes_max {
+            state.free_bytes += bytes;
+            state.free[slot.class].push(slot);
+            None
+        } else {
+            Some(slot)
+        };
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(surplus); // to the system, outside of the lock
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl BufferPool {
+    /// A pool that lends at most `limit_bytes` and keeps up to `kept_bytes_max` of
+    /// returned memory for the next.
+    pub fn new(limit_bytes: usize, kept_bytes_max: usize) -> BufferPool {
+        BufferPool {
+            inner: Arc::new(Inner { limit_bytes, kept_bytes_max, state: Mutex::default() }),
+        }
+    }
+
+    /// An empty buffer with room for at least `bytes` (at most 1 MiB), if the pool's
+    /// bound allows it now.
+    pub fn get(&self, bytes: usize) -> Option<BufMut> {
+        let class = CLASS_BYTES.iter().position(|&size| size >= bytes)?;
+        let mut state = self.inner.lock();
+        self.take(&mut state, class).map(|slot| self.lend(slot))
+    }
+
+    /// As [`BufferPool::get`], but waits for memory. Asserts `bytes` <= 1 MiB.
+    pub fn poll_get(&self, cx: &mut Context<'_>, bytes: usize) -> Poll<BufMut> {
+        let class = CLASS_BYTES.iter().position(|&size| size >= bytes);
+        let class = class.expect("no request is larger than the largest slot");
+        let mut state = self.inner.lock();
+        match self.take(&mut state, class) {
+            Some(slot) => Poll::Ready(self.lend(slot)),
+            None => {
+                if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                    state.waiting.push(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Waits for a buffer with room for at least `bytes`.
+    pub async fn wait(&self, bytes: usize) -> BufMut {
+        std::future::poll_fn(|cx| self.poll_get(cx, bytes)).await
+    }
+
+    /// What is lent now.
+    pub fn stats(&self) -> PoolStats {
+        let state = self.inner.lock();
+        PoolStats {
+            used_bytes: state.used_bytes,
+            peak_bytes: state.peak_bytes,
+            limit_bytes: self.inner.limit_bytes,
+        }
+    }
+
+    fn take(&self, state: &mut State, class: usize) -> Option<Slot> {
+        let bytes = CLASS_BYTES[class];
+        if state.used_bytes + bytes > self.inner.limit_bytes {
+            return None;
+        }
+        let slot = match state.free[class].pop() {
+            Some(slot) => {
+                state.free_bytes -= bytes;
+                slot
+            }
+            None => Slot::new(class)?,
+        };
+        state.used_bytes += bytes;
+        state.peak_bytes = state.peak_bytes.max(state.used_bytes);
+        Some(slot)
+    }
+
+    fn lend(&self, slot: Slot) -> BufMut {
+        let (start, bytes) = (slot.start, CLASS_BYTES[slot.class]);
+        let lent = Arc::new(Lent { slot: Some(slot), pool: self.inner.clone() });
+        // SAFETY: the slot's memory is valid while `lent` lives, and nobody else has it.
+        unsafe { BufMut::over(start, bytes, lent) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_holds_and_memory_comes_back() {
+        let pool = BufferPool::new(1 << 20 | 8 << 10, 64 << 10);
+        let large = pool.get(100_000).unwrap();
+        assert!(large.capacity() >= 100_000);
+        let small = [pool.get(1).unwrap(), pool.get(4096).unwrap()];
+        assert!(pool.get(1).is_none());
+        assert_eq!(pool.stats().used_bytes, pool.stats().limit_bytes);
+        drop(large);
+        assert!(pool.get(65_536).is_some());
+        let shared = small.map(BufMut::freeze);
+        let part = shared[0].slice(0..0);
+        drop(shared);
+        assert_eq!(pool.stats().used_bytes, 4096, "a slice keeps its slot");
+        drop(part);
+        assert_eq!(pool.stats().used_bytes, 0);
+    }
+
+    #[test]
+    fn who_waits_gets_memory_when_it_comes_back() {
+        let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            let pool = BufferPool::new(4096, 0);
+            let first = pool.wait(10).await;
+            let second = dray_rt::spawn_join({
+                let pool = pool.clone();
+                async move { pool.wait(10).await.capacity() }
+            });
+            dray_rt::yield_now().await;
+            drop(first);
+            assert_eq!(second.await.unwrap(), 4096);
+        });
+    }
+}

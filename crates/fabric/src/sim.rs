@@ -1,0 +1,385 @@
+//! A simulated network: connections between tasks of one simulation, with the faults of
+//! a real network under the control of a test.
+//!
+//! Frames keep their order within a connection, as on TCP. What a network does to
+//! packets (loss, duplication, reordering) shows above TCP as delay and as connections
+//! that break with frames lost in either direction; those are the faults made here. The
+//! two ends need not learn of a break at the same time: one end may have given the
+//! connection up, and come back on another, while what it sent still arrives at the other
+//! end of the first ([`Weather::linger_one_in`]).
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use dray_core::{Buf, Fut};
+use dray_rt::sync::mpsc;
+use dray_rt::{Instant, now, random_u64, sleep, sleep_until};
+
+use crate::{Connect, Connection, Peer, Sink};
+
+/// What the network does to traffic, until it is told otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// Shortest time of a frame on its way.
+    pub delay_min: Duration,
+    /// Longest time of a frame on its way.
+    pub delay_max: Duration,
+    /// One frame in so many breaks its connection; it and all later ones are lost.
+    pub break_one_in: Option<u64>,
+    /// A frame that breaks its connection may have been delivered all the same: then
+    /// only what comes back is lost (a lost reply). One break in so many is of this kind.
+    pub deliver_then_break_one_in: Option<u64>,
+    /// When a connection ends, in one case of so many the end that did not end it learns
+    /// of that late, and until then receives what was under way, late too.
+    pub linger_one_in: Option<u64>,
+    /// How late at most.
+    pub linger_max: Duration,
+}
+
+impl Default for Weather {
+    fn default() -> Weather {
+        Weather {
+            delay_min: Duration::from_micros(5),
+            delay_max: Duration::from_micros(200),
+            break_one_in: None,
+            deliver_then_break_one_in: None,
+            linger_one_in: None,
+            linger_max: Duration::from_millis(200),
+        }
+    }
+}
+
+impl Weather {
+    /// How late the other end learns of an end, if it does so late.
+    fn linger(&self) -> Option<Duration> {
+        one_in(self.linger_one_in).then(|| up_to(self.linger_max))
+    }
+}
+
+fn one_in(chance: Option<u64>) -> bool {
+    chance.is_some_and(|chance| random_u64().is_multiple_of(chance.max(1)))
+}
+
+fn up_to(longest: Duration) -> Duration {
+    Duration::from_nanos(random_u64() % (longest.as_nanos() as u64 + 1))
+}
+
+/// The network of a simulation.
+#[derive(Clone, Default)]
+pub struct Network {
+    inner: Arc<Mutex<NetworkState>>,
+}
+
+#[derive(Default)]
+struct NetworkState {
+    weather: Weather,
+    listeners: BTreeMap<String, mpsc::UnboundedSender<SimConnection>>,
+    partitioned: BTreeMap<String, bool>,
+    /// Open connections by the names of their ends, to break them with either.
+    links: Vec<([String; 2], Arc<Link>)>,
+    breaks: u64,
+}
+
+impl Network {
+    /// A network in fair weather.
+    pub fn new() -> Network {
+        Network::default()
+    }
+
+    /// Changes what the network does from now on.
+    pub fn set_weather(&self, weather: Weather) {
+        self.lock().weather = weather;
+    }
+
+    /// Accepts connections to `name` until the receiver is dropped.
+    pub fn listen(&self, name: &str) -> mpsc::UnboundedReceiver<SimConnection> {
+        let (send, receive) = mpsc::unbounded_channel();
+        self.lock().listeners.insert(name.to_owned(), send);
+        receive
+    }
+
+    /// Cuts `name` off from everybody, or heals the cut. Nothing is delivered meanwhile;
+    /// connections break.
+    pub fn partition(&self, name: &str, cut: bool) {
+        self.lock().partitioned.insert(name.to_owned(), cut);
+        if cut {
+            for (_, link) in self.take_links(name) {
+                link.end(0, None);
+            }
+        }
+    }
+
+    /// Breaks every connection with `name`, as the death of its process does.
+    pub fn break_all(&self, name: &str) {
+        let weather = self.lock().weather;
+        for (ends, link) in self.take_links(name) {
+            link.end(usize::from(ends[1] == name), weather.linger());
+        }
+    }
+
+    /// Connections that broke so far, other than by being closed.
+    pub fn breaks(&self) -> u64 {
+        self.lock().breaks
+    }
+
+    fn take_links(&self, name: &str) -> Vec<([String; 2], Arc<Link>)> {
+        let mut state = self.lock();
+        let (gone, kept) = std::mem::take(&mut state.links)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(ends, _)| ends.iter().any(|end| end == name));
+        state.links = kept;
+        state.breaks += gone.len() as u64;
+        gone
+    }
+
+    /// Connects somebody without a name to `name`, over and over if need be.
+    pub fn connector(&self, name: &str) -> Arc<dyn Connect> {
+        self.connector_from("", name)
+    }
+
+    /// Connects `from` to `name`, over and over if need be.
+    pub fn connector_from(&self, from: &str, name: &str) -> Arc<dyn Connect> {
+        let ends = [from.to_owned(), name.to_owned()];
+        Arc::new(SimConnect { network: self.clone(), ends })
+    }
+
+    /// Where to connect from the first end to the second, if there is a way.
+    fn listener(&self, ends: &[String; 2]) -> Option<mpsc::UnboundedSender<SimConnection>> {
+        let state = self.lock();
+        let cut = |end: &String| state.partitioned.get(end).copied().unwrap_or(false);
+        if ends.iter().any(cut) { None } else { state.listeners.get(&ends[1]).cloned() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NetworkState> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct SimConnect {
+    network: Network,
+    ends: [String; 2],
+}
+
+impl Connect for SimConnect {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(async move {
+            let weather = self.network.lock().weather;
+            sleep(weather.delay_max).await;
+            let refused = || io::Error::from_raw_os_error(libc::ECONNREFUSED);
+            let listener = self.network.listener(&self.ends).ok_or_else(refused)?;
+            let link = Arc::new(Link::default());
+            let end =
+                |side| SimConnection { link: link.clone(), side, network: self.network.clone() };
+            listener.send(end(1)).map_err(|_| refused())?;
+            let mine: Arc<dyn Connection> = Arc::new(end(0));
+            let mut state = self.network.lock();
+            state.links.retain(|(_, link)| !link.is_over());
+            state.links.push((self.ends.clone(), link));
+            Ok(mine)
+        })
+    }
+
+    fn target(&self) -> String {
+        format!("sim://{}", self.ends[1])
+    }
+}
+
+/// Both directions of one connection.
+#[derive(Default)]
+struct Link {
+    /// What side 0 and side 1 have yet to learn.
+    ends: Mutex<[End; 2]>,
+}
+
+/// A frame and when it is due.
+type Travelling = (Instant, Vec<u8>, Option<Buf>);
+
+/// One end, as a receiver.
+#[derive(Default)]
+struct End {
+    frames: VecDeque<Travelling>,
+    /// Nothing more gets on its way to this end.
+    cut: bool,
+    /// When it learns that the other end is gone.
+    told_at: Option<Instant>,
+    /// It is over: nothing is received or sent here any more.
+    over: bool,
+    waker: Option<Waker>,
+}
+
+impl End {
+    fn end(&mut self) -> Option<Waker> {
+        self.over = true;
+        self.frames.clear();
+        self.waker.take()
+    }
+
+    /// Everything under way, and what is said of the other end behind it, comes this late.
+    fn delay(&mut self, late: Duration) -> Option<Waker> {
+        self.cut = true;
+        let until = now() + late;
+        let mut last = now();
+        for (due, _, _) in &mut self.frames {
+            *due = (*due).max(until);
+            last = *due;
+        }
+        self.told_at = Some(last.max(until));
+        self.waker.take()
+    }
+}
+
+impl Link {
+    fn lock(&self) -> MutexGuard<'_, [End; 2]> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self) -> bool {
+        self.lock().iter().all(|end| end.over)
+    }
+
+    /// Side `first` is over now, the other one too or late.
+    fn end(&self, first: usize, late: Option<Duration>) {
+        let mut ends = self.lock();
+        let other = &mut ends[1 - first];
+        let woken = match late {
+            _ if other.told_at.is_some() || other.over => None,
+            None => other.end(),
+            Some(late) => other.delay(late),
+        };
+        let wakers = [ends[first].end(), woken];
+        drop(ends);
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+/// One end of a simulated connection.
+pub struct SimConnection {
+    link: Arc<Link>,
+    side: usize,
+    network: Network,
+}
+
+impl Connection for SimConnection {
+    fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
+        crate::frame::Prefix::of(head, data.as_deref().map_or(0, <[u8]>::len))?;
+        let weather = self.network.lock().weather;
+        let breaks = one_in(weather.break_one_in);
+        let delivered = !breaks || one_in(weather.deliver_then_break_one_in);
+        let delay = weather.delay_min + up_to(weather.delay_max.saturating_sub(weather.delay_min));
+        let mut ends = self.link.lock();
+        if ends[self.side].over {
+            return Err(io::Error::from_raw_os_error(libc::EPIPE));
+        }
+        let way = &mut ends[1 - self.side];
+        if way.over || way.cut {
+            return Ok(()); // nobody says that it is lost
+        }
+        if delivered {
+            let last = way.frames.back().map(|(due, _, _)| *due);
+            let due = last.map_or(now() + delay, |last| last.max(now() + delay));
+            way.frames.push_back((due, head.to_vec(), data));
+            way.waker.take().into_iter().for_each(Waker::wake);
+        }
+        if breaks {
+            way.cut = true; // what comes behind it is lost with it
+            drop(ends);
+            self.network.lock().breaks += 1;
+            self.break_soon(weather, delay);
+        }
+        Ok(())
+    }
+
+    fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
+        Box::pin(async move {
+            while let Some((head, data)) = self.next().await {
+                if let Err(error) = deliver(sink, &head, data).await {
+                    self.close();
+                    return error;
+                }
+            }
+            io::Error::from_raw_os_error(libc::ECONNRESET)
+        })
+    }
+
+    fn close(&self) {
+        let weather = self.network.lock().weather;
+        self.link.end(self.side, weather.linger());
+    }
+
+    fn queued_bytes(&self) -> usize {
+        let ends = self.link.lock();
+        let frames = ends[1 - self.side].frames.iter();
+        frames.map(|(_, head, data)| head.len() + data.as_deref().map_or(0, <[u8]>::len)).sum()
+    }
+
+    fn peer(&self) -> Peer {
+        Peer::Local
+    }
+}
+
+impl SimConnection {
+    /// One end notices soon. It is the sender's where the other one is still to get what
+    /// is under way, late: a reply that is waited for in vain, a call that comes when it
+    /// has been made again.
+    fn break_soon(&self, weather: Weather, delay: Duration) {
+        let late = weather.linger();
+        let (link, side) = (self.link.clone(), self.side);
+        // What is under way must not have arrived before it is held up.
+        let wait = if late.is_some() { delay / 2 } else { weather.delay_max };
+        dray_rt::spawn(async move {
+            sleep(wait + Duration::from_nanos(1)).await;
+            link.end(side, late);
+        });
+    }
+
+    /// The next frame when it is due; none once this end is over.
+    async fn next(&self) -> Option<(Vec<u8>, Option<Buf>)> {
+        let mut timer: Option<(Instant, dray_rt::Sleep)> = None;
+        std::future::poll_fn(|cx| {
+            let mut ends = self.link.lock();
+            let end = &mut ends[self.side];
+            if end.over {
+                return Poll::Ready(None);
+            }
+            let due = end.frames.front().map(|(due, _, _)| *due);
+            match due.or(end.told_at) {
+                Some(due) if due <= now() => {
+                    let frame = end.frames.pop_front();
+                    end.over = frame.is_none();
+                    return Poll::Ready(frame.map(|(_, head, data)| (head, data)));
+                }
+                Some(due) if timer.as_ref().is_none_or(|(set, _)| *set != due) => {
+                    timer = Some((due, sleep_until(due)));
+                }
+                Some(_) => {}
+                None => timer = None,
+            }
+            end.waker = Some(cx.waker().clone());
+            drop(ends);
+            if let Some((_, timer)) = &mut timer
+                && std::pin::Pin::new(timer).poll(cx).is_ready()
+            {
+                cx.waker().wake_by_ref(); // due now
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+async fn deliver(sink: &mut dyn Sink, head: &[u8], data: Option<Buf>) -> io::Result<()> {
+    let Some(data) = data.filter(|data| !data.is_empty()) else { return sink.frame(head, None) };
+    let mut into = std::future::poll_fn(|cx| sink.poll_place(cx, head, data.len())).await?;
+    into.put(&data);
+    sink.frame(head, Some(into))
+}
+
+impl Drop for SimConnection {
+    fn drop(&mut self) {
+        self.close(); // the end of a process closes its connections
+    }
+}

@@ -1,0 +1,289 @@
+//! Requests under way: for interrupts, and for whoever asks what is going on.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_core::{Cancel, Pid, Uid};
+use dray_rt::{Instant, now};
+
+use crate::proto::Head;
+use crate::proto::abi::{OP_COUNT, UNIQUE_RESEND, op_name};
+
+/// Interrupts remembered because they came before their request.
+const EARLY_MAX: usize = 256;
+/// How long they are remembered.
+const EARLY_TIME: Duration = Duration::from_secs(10);
+
+/// One request under way, as shown to people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// Name of the kernel's operation.
+    pub op: &'static str,
+    /// The kernel's number of the request.
+    pub unique: u64,
+    /// The node it is about.
+    pub node: u64,
+    /// Caller.
+    pub uid: Uid,
+    /// Caller's thread.
+    pub pid: Pid,
+    /// Time since it was taken up.
+    pub age: Duration,
+}
+
+/// A request under way.
+struct Flight {
+    head: Head,
+    since: Instant,
+    cancel: Arc<Cancel>,
+    /// Any interrupt ends it.
+    interruptible: bool,
+    /// Somebody looks whether its caller is about to be killed.
+    watched: bool,
+}
+
+/// What an interrupt means for the request that it names.
+pub(crate) enum Interrupted {
+    /// It has been cancelled, or is not known, which has been noted.
+    Done,
+    /// It goes on unless its caller is about to be killed: somebody has to look from
+    /// time to time, until the request has ended.
+    Watch { unique: u64, pid: Pid },
+}
+
+/// The requests under way on all workers. One part for each worker, so that they do
+/// not get in each other's way.
+pub(crate) struct Flights {
+    parts: Vec<Mutex<Part>>,
+    early: Mutex<VecDeque<(u64, Instant)>>,
+    early_count: AtomicUsize,
+    counts: Vec<[AtomicU64; OP_COUNT]>,
+}
+
+#[derive(Default)]
+struct Part {
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+}
+
+/// Names a request under way until it ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Ticket {
+    part: usize,
+    slot: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Flights {
+    pub(crate) fn new(workers: usize) -> Flights {
+        Flights {
+            parts: (0..workers).map(|_| Mutex::default()).collect(),
+            early: Mutex::default(),
+            early_count: AtomicUsize::new(0),
+            counts: (0..workers).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect(),
+        }
+    }
+
+    /// A request was taken up by worker `part`; `interruptible` if any signal ends it.
+    pub(crate) fn begin(
+        &self,
+        part: usize,
+        head: Head,
+        interruptible: bool,
+    ) -> (Ticket, Arc<Cancel>) {
+        if let Some(count) = self.counts[part].get(head.opcode as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        let cancel = Arc::new(Cancel::default());
+        let flight =
+            Flight { head, since: now(), cancel: cancel.clone(), interruptible, watched: false };
+        let mut requests = lock(&self.parts[part]);
+        let slot = requests.free.pop().unwrap_or(requests.slots.len());
+        if slot == requests.slots.len() {
+            requests.slots.push(None);
+        }
+        requests.slots[slot] = Some(flight);
+        drop(requests);
+        if interruptible && self.take_early(head.unique) {
+            cancel.set();
+        }
+        (Ticket { part, slot }, cancel)
+    }
+
+    /// The request has been answered.
+    pub(crate) fn end(&self, ticket: Ticket) {
+        let mut part = lock(&self.parts[ticket.part]);
+        part.slots[ticket.slot] = None;
+        part.free.push(ticket.slot);
+    }
+
+    /// The kernel says that the caller of `unique` was signalled.
+    pub(crate) fn interrupt(&self, unique: u64) -> Interrupted {
+        if let Some(result) = self.find_and_interrupt(unique) {
+            return result;
+        }
+        {
+            let mut early = lock(&self.early);
+            if early.len() >= EARLY_MAX {
+                early.pop_front();
+            }
+            early.push_back((unique & !UNIQUE_RESEND, now()));
+            self.early_count.store(early.len(), Ordering::SeqCst);
+        }
+        // The request may have been taken up between the search and the note.
+        self.find_and_interrupt(unique).unwrap_or(Interrupted::Done)
+    }
+
+    fn find_and_interrupt(&self, unique: u64) -> Option<Interrupted> {
+        self.with(unique, |flight| {
+            if flight.interruptible {
+                flight.cancel.set();
+                return Interrupted::Done;
+            }
+            match std::mem::replace(&mut flight.watched, true) {
+                true => Interrupted::Done,
+                false => Interrupted::Watch { unique, pid: flight.head.pid },
+            }
+        })
+    }
+
+    fn with<T>(&self, unique: u64, act: impl FnOnce(&mut Flight) -> T) -> Option<T> {
+        let same = |flight: &Flight| (flight.head.unique ^ unique) & !UNIQUE_RESEND == 0;
+        for part in &self.parts {
+            let mut part = lock(part);
+            if let Some(flight) = part.slots.iter_mut().flatten().find(|flight| same(flight)) {
+                return Some(act(flight));
+            }
+        }
+        None
+    }
+
+    /// Whether `unique` is still under way.
+    pub(crate) fn under_way(&self, unique: u64) -> bool {
+        self.with(unique, |_| ()).is_some()
+    }
+
+    /// Cancels `unique`, if it is still under way.
+    pub(crate) fn cancel(&self, unique: u64) {
+        self.with(unique, |flight| flight.cancel.set());
+    }
+
+    /// Callers of requests that any signal ends, for a search after lost interrupts.
+    pub(crate) fn interruptible(&self) -> Vec<(u64, Pid)> {
+        let mut list = Vec::new();
+        for part in &self.parts {
+            let part = lock(part);
+            let waiting = part.slots.iter().flatten().filter(|flight| flight.interruptible);
+            list.extend(waiting.map(|flight| (flight.head.unique, flight.head.pid)));
+        }
+        list
+    }
+
+    fn take_early(&self, unique: u64) -> bool {
+        if self.early_count.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let mut early = lock(&self.early);
+        early.retain(|(_, at)| at.elapsed() < EARLY_TIME);
+        let wanted = unique & !UNIQUE_RESEND;
+        let found = early.iter().position(|(early, _)| *early == wanted);
+        if let Some(index) = found {
+            early.remove(index);
+        }
+        self.early_count.store(early.len(), Ordering::SeqCst);
+        found.is_some()
+    }
+
+    /// Everything under way now, oldest first.
+    pub(crate) fn list(&self) -> Vec<InFlight> {
+        let mut list = Vec::new();
+        for part in &self.parts {
+            list.extend(lock(part).slots.iter().flatten().map(|flight| InFlight {
+                op: op_name(flight.head.opcode),
+                unique: flight.head.unique & !UNIQUE_RESEND,
+                node: flight.head.node,
+                uid: flight.head.uid,
+                pid: flight.head.pid,
+                age: flight.since.elapsed(),
+            }));
+        }
+        list.sort_by_key(|flight| std::cmp::Reverse(flight.age));
+        list
+    }
+
+    /// Requests taken up so far, by operation; operations without any are left out.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
+        let sum = |code: usize| {
+            self.counts.iter().map(|counts| counts[code].load(Ordering::Relaxed)).sum::<u64>()
+        };
+        (0..OP_COUNT)
+            .map(|code| (op_name(code as u32), sum(code)))
+            .filter(|(_, count)| *count > 0)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::abi::op;
+    use dray_core::Gid;
+
+    fn head(unique: u64) -> Head {
+        Head {
+            len: 88,
+            opcode: op::SETLKW,
+            unique,
+            node: 5,
+            uid: Uid(1),
+            gid: Gid(1),
+            pid: Pid(77),
+            extension_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn an_interrupt_reaches_a_waiting_lock() {
+        let flights = Flights::new(2);
+        let (ticket, cancel) = flights.begin(1, head(10), true);
+        assert_eq!(flights.list()[0].op, "setlkw");
+        assert!(matches!(flights.interrupt(10), Interrupted::Done));
+        assert!(cancel.is_set());
+        flights.end(ticket);
+        assert!(flights.list().is_empty() && !flights.under_way(10));
+    }
+
+    #[test]
+    fn an_interrupt_that_overtakes_its_request_is_kept_for_it() {
+        let flights = Flights::new(1);
+        flights.interrupt(10 | UNIQUE_RESEND);
+        let (_, other) = flights.begin(0, head(12), true);
+        let (_, cancel) = flights.begin(0, head(10), true);
+        assert!(cancel.is_set() && !other.is_set());
+    }
+
+    #[test]
+    fn early_interrupts_do_not_pile_up() {
+        let flights = Flights::new(1);
+        for unique in 0..2 * EARLY_MAX as u64 {
+            flights.interrupt(unique);
+        }
+        assert_eq!(lock(&flights.early).len(), EARLY_MAX);
+    }
+
+    #[test]
+    fn other_requests_are_watched_once() {
+        let flights = Flights::new(1);
+        let (_, cancel) = flights.begin(0, head(10), false);
+        assert!(matches!(flights.interrupt(10), Interrupted::Watch { unique: 10, pid: Pid(77) }));
+        assert!(matches!(flights.interrupt(10), Interrupted::Done));
+        assert!(!cancel.is_set());
+        flights.cancel(10);
+        assert!(cancel.is_set());
+    }
+}

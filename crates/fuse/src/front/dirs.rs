@@ -1,0 +1,197 @@
+//! Listing directories.
+//!
+//! The file system is asked for large pages, out of which several of the kernel's small
+//! requests are served. Positions are the file system's own cookies, so that seekdir(3)
+//! works as well as it does below; only "." and ".." have positions of ours.
+
+use std::sync::{Arc, PoisonError};
+
+use dray_core::{Context, DirEntry, DirPage, FileType, OpenFile, Result};
+use dray_rt::{Instant, now};
+
+use crate::front::Worker;
+use crate::handles::Handle;
+use crate::proto::reply::{DirList, ENTRY_BYTES, put_entry};
+use crate::proto::wire::Small;
+use crate::transport::Answer;
+
+/// Bytes of names and records asked for at a time.
+const PAGE_BYTES: usize = 64 << 10;
+/// Largest answer to one request of the kernel.
+const LIST_MAX_BYTES: usize = 1 << 20;
+/// The positions behind "." and "..": near the end of what a position can be, where no
+/// file system puts its own.
+const AFTER_DOT: u64 = i64::MAX as u64 - 0xd1;
+const AFTER_DOT_DOT: u64 = i64::MAX as u64 - 0xd2;
+
+/// A page of an open directory that has been read, and from where.
+#[derive(Default)]
+pub(crate) struct Listing {
+    page: DirPage,
+    /// Position of the page's first entry; none while there is no page.
+    from: Option<u64>,
+    /// The entry to go on with, if the position is the expected one.
+    next: usize,
+    read_at: Option<Instant>,
+}
+
+impl Listing {
+    /// The index of the entry at position `cookie`, if it is in this page or right
+    /// behind it.
+    fn find(&self, cookie: u64) -> Option<usize> {
+        let from = self.from?;
+        let before = |index: usize| match index.checked_sub(1) {
+            None => Some(from),
+            Some(before) => self.page.get(before).map(|(_, entry)| entry.cookie),
+        };
+        if before(self.next) == Some(cookie) {
+            return Some(self.next);
+        }
+        (0..=self.page.len()).find(|&index| before(index) == Some(cookie))
+    }
+}
+
+impl Worker {
+    pub(crate) async fn readdir(
+        &self,
+        cx: &Context,
+        fh: u64,
+        at: u64,
+        size: usize,
+        plus: bool,
+    ) -> Result<Answer> {
+        let handle = self.handle(fh)?;
+        let file = self.file(cx, fh).await?;
+        let mut list = DirList::new(size.min(LIST_MAX_BYTES));
+        let mut listing = take(&handle);
+        let result = self.fill(cx, &file, &mut listing, at, plus, &mut list).await;
+        *handle.listing.lock().unwrap_or_else(PoisonError::into_inner) = listing;
+        // What is in the list already has been counted as told to the kernel.
+        if list.is_empty() {
+            result?;
+        }
+        Ok(Answer::Bytes(list.into_bytes()))
+    }
+
+    async fn fill(
+        &self,
+        cx: &Context,
+        file: &Arc<dyn OpenFile>,
+        listing: &mut Listing,
+        at: u64,
+        plus: bool,
+        list: &mut DirList,
+    ) -> Result<()> {
+        let mut cookie = at;
+        let mut asked = false;
+        if at == 0 {
+            *listing = Listing::default(); // from the beginning means anew
+        }
+        if matches!(at, 0 | AFTER_DOT) {
+            if !self.dots(cx, file, at, plus, list).await? {
+                return Ok(());
+            }
+            cookie = AFTER_DOT_DOT;
+        }
+        if cookie == AFTER_DOT_DOT {
+            cookie = 0;
+        }
+        loop {
+            let index = match listing.find(cookie) {
+                Some(index) if index < listing.page.len() => index,
+                Some(_) if listing.page.end => return Ok(()),
+                // Waiting once for the file system is enough for one answer.
+                _ if asked => return Ok(()),
+                _ => {
+                    asked = true;
+                    let mut page = file.readdir(cx, cookie, PAGE_BYTES, plus).await?;
+                    page.end |= page.is_empty();
+                    *listing = Listing { page, from: Some(cookie), next: 0, read_at: Some(now()) };
+                    continue;
+                }
+            };
+            match self.entries(listing, index, plus, list) {
+                Some(reached) => cookie = reached,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Puts entries of the page from `index` on into the list. Answers the position
+    /// behind the page's last one if all went in.
+    fn entries(
+        &self,
+        listing: &mut Listing,
+        index: usize,
+        plus: bool,
+        list: &mut DirList,
+    ) -> Option<u64> {
+        let fresh = listing.read_at.is_some_and(|read_at| {
+            read_at.elapsed() <= self.shared.options.attr_validity() || !plus
+        });
+        let mut reached = None;
+        listing.next = index;
+        while let Some((name, entry)) = listing.page.get(listing.next) {
+            if !list.fits(name, plus) {
+                return None;
+            }
+            let kind = entry.kind.map_or(0, FileType::dirent_type);
+            let head = plus.then(|| self.plus_entry(entry, fresh));
+            let head = head.as_ref().map(Small::as_slice);
+            list.push(name, entry.id.ino, entry.cookie, kind, head);
+            reached = Some(entry.cookie);
+            listing.next += 1;
+        }
+        reached
+    }
+
+    /// The entry answer within a list: node 0, which says nothing, where there are no
+    /// attributes young enough to be believed.
+    fn plus_entry(&self, entry: &DirEntry, fresh: bool) -> Small {
+        let known = entry.attr.filter(|_| fresh).and_then(|attr| {
+            let node = self.shared.nodes.remember(entry.id).ok()?;
+            let entry = dray_core::Entry { id: entry.id, attr };
+            Some(put_entry(Small::new(), node, &entry, self.validity()))
+        });
+        known.unwrap_or_else(nothing_known)
+    }
+
+    /// "." and "..", as far as they fit; whether both are done.
+    async fn dots(
+        &self,
+        cx: &Context,
+        file: &Arc<dyn OpenFile>,
+        at: u64,
+        plus: bool,
+        list: &mut DirList,
+    ) -> Result<bool> {
+        let nothing = nothing_known();
+        let head = plus.then_some(nothing.as_slice());
+        let kind = FileType::Directory.dirent_type();
+        let id = file.id();
+        if at == 0 {
+            if !list.fits(b".", plus) {
+                return Ok(false);
+            }
+            list.push(b".", id.ino, AFTER_DOT, kind, head);
+        }
+        if !list.fits(b"..", plus) {
+            return Ok(false);
+        }
+        let above = match id == self.fs.info().root {
+            true => id.ino, // what is above the mount is the kernel's affair
+            // A parent that may not be looked at, or is gone, still has a name here.
+            false => self.fs.parent(cx, id).await.map_or(id.ino, |parent| parent.attr.ino),
+        };
+        list.push(b"..", above, AFTER_DOT_DOT, kind, head);
+        Ok(true)
+    }
+}
+
+fn nothing_known() -> Small {
+    Small::new().zeros(ENTRY_BYTES)
+}
+
+fn take(handle: &Handle) -> Listing {
+    std::mem::take(&mut *handle.listing.lock().unwrap_or_else(PoisonError::into_inner))
+}

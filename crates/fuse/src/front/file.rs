@@ -1,0 +1,99 @@
+//! Data of open files: read, write, sync, allocate, seek, copy.
+
+use dray_core::{Allocate, Context, Errno, Error, IO_MAX_BYTES, OpenFile, Result, Seek, Write};
+
+use crate::front::{Worker, invalid};
+use crate::proto::abi::{self, FSYNC_FDATASYNC};
+use crate::proto::wire::Small;
+use crate::proto::{CopyArgs, Operation};
+use crate::transport::{Answer, Message};
+
+/// Most bytes of one copy whose answer has room for 32 bits.
+const NARROW_COPY_BYTES: u64 = 0x7fff_f000;
+
+impl Worker {
+    pub(crate) async fn read(
+        &self,
+        cx: &Context,
+        fh: u64,
+        at: u64,
+        size: u32,
+        message: &Message,
+    ) -> Result<Answer> {
+        let size = size as usize;
+        if size > IO_MAX_BYTES {
+            return Err(invalid("a read larger than was agreed on"));
+        }
+        let file = self.file(cx, fh).await?;
+        match file.read(cx, at, message.read_buffer(size)).await {
+            Ok(data) => Ok(Answer::Data(data)),
+            Err((error, _)) => Err(error),
+        }
+    }
+
+    pub(crate) async fn write(
+        &self,
+        cx: &Context,
+        op: &Operation<'_>,
+        message: &Message,
+    ) -> Result<Answer> {
+        let Operation::Write { fh, at, size, write_flags, flags } = *op else {
+            return Err(Errno::EIO.into());
+        };
+        let file = self.file(cx, fh).await?;
+        let from_cache = write_flags & abi::WRITE_CACHE != 0;
+        let how = Write {
+            at,
+            // A page has its place; only what was just written by a call is appended.
+            append: !from_cache && flags as i32 & libc::O_APPEND != 0,
+            sync: flags as i32 & libc::O_DSYNC != 0, // part of O_SYNC
+            kill_set_id: write_flags & abi::WRITE_KILL_SUIDGID != 0,
+        };
+        let written = file.write(cx, how, message.data(size as usize)).await?;
+        Ok(Answer::Small(Small::new().u32(written.min(size as usize) as u32).u32(0)))
+    }
+
+    pub(crate) async fn file_misc(&self, cx: &Context, op: &Operation<'_>) -> Result<Answer> {
+        match *op {
+            Operation::Fsync { fh, fsync_flags } | Operation::Fsyncdir { fh, fsync_flags } => {
+                let data_only = fsync_flags & FSYNC_FDATASYNC != 0;
+                self.file(cx, fh).await?.sync(cx, data_only).await?;
+                Ok(Answer::Empty)
+            }
+            Operation::Fallocate { fh, at, len_bytes, mode } => {
+                let what = Allocate { flags: mode as i32, at, len_bytes };
+                self.file(cx, fh).await?.allocate(cx, what).await?;
+                Ok(Answer::Empty)
+            }
+            Operation::Lseek { fh, at, whence } => {
+                let what = match whence as i32 {
+                    libc::SEEK_DATA => Seek::Data,
+                    libc::SEEK_HOLE => Seek::Hole,
+                    _ => return Err(invalid("only SEEK_DATA and SEEK_HOLE ask the server")),
+                };
+                let found = self.file(cx, fh).await?.seek(cx, at, what).await?;
+                Ok(Answer::Small(Small::new().u64(found)))
+            }
+            Operation::CopyFileRange(ref args) => self.copy(cx, args).await,
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
+    async fn copy(&self, cx: &Context, args: &CopyArgs) -> Result<Answer> {
+        if args.flags != 0 {
+            return Err(invalid("a flag of copy_file_range that is not served"));
+        }
+        let from = self.file(cx, args.fh_in).await?;
+        let to = self.file(cx, args.fh_out).await?;
+        let len = if args.wide { args.len_bytes } else { args.len_bytes.min(NARROW_COPY_BYTES) };
+        let to: &dyn OpenFile = &*to;
+        let copied = from.copy_range(cx, args.at_in, to, args.at_out, len).await?;
+        if copied > len {
+            return Err(Error::new(Errno::EIO).because("more copied than was asked for"));
+        }
+        Ok(Answer::Small(match args.wide {
+            true => Small::new().u64(copied),
+            false => Small::new().u32(copied as u32).u32(0),
+        }))
+    }
+}

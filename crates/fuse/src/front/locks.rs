@@ -1,0 +1,101 @@
+//! Advisory locks.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dray_core::{Context, Errno, Lock, LockFamily, LockKind, LockOwner, LockRange, Pid, Result};
+use dray_rt::{sleep, spawn};
+
+use crate::front::{Worker, invalid};
+use crate::identity::sleeps_deeply;
+use crate::proto::abi::init::OVER_IO_URING;
+use crate::proto::{LockArgs, reply};
+use crate::transport::Answer;
+
+/// How often waiting lock requests are searched for signals that were not told.
+const SEARCH_TIME: Duration = Duration::from_secs(1);
+
+impl Worker {
+    pub(crate) async fn test_lock(&self, cx: &Context, args: LockArgs) -> Result<Answer> {
+        let lock = wanted(&args)?;
+        let found = self.file(cx, args.fh).await?.test_lock(cx, lock).await?;
+        Ok(Answer::Small(reply::lock(found.as_ref())))
+    }
+
+    pub(crate) async fn lock(
+        &self,
+        cx: &Context,
+        node: u64,
+        args: LockArgs,
+        wait: bool,
+    ) -> Result<Answer> {
+        let lock = wanted(&args)?;
+        let wait = wait && lock.kind != LockKind::Unlock;
+        if wait {
+            cx.check()?; // signalled before it arrived
+        }
+        let file = self.file(cx, args.fh).await?;
+        if lock.family == LockFamily::Posix && lock.kind != LockKind::Unlock {
+            // Before it is had: a close that comes meanwhile must release it.
+            self.shared.lock_owners.add(&self.shared.nodes, node, lock.owner);
+        }
+        if wait {
+            self.search_lost_interrupts();
+        }
+        file.lock(cx, lock, wait).await?;
+        Ok(Answer::Empty)
+    }
+
+    /// A signal that comes while a request waits for a ring entry is never told, not even
+    /// when the request has arrived. The caller shows it all the same: it sleeps lightly
+    /// before a signal and deeply after it. Looks as long as lock requests wait.
+    fn search_lost_interrupts(&self) {
+        let shared = self.shared.clone();
+        let rings = shared.session.has(OVER_IO_URING);
+        if !rings || shared.searching.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        spawn(async move {
+            loop {
+                sleep(SEARCH_TIME).await;
+                let waiting = shared.flights.interruptible();
+                if waiting.is_empty() {
+                    shared.searching.store(false, Ordering::SeqCst);
+                    // One that began between the look and the store starts no search.
+                    if shared.flights.interruptible().is_empty()
+                        || shared.searching.swap(true, Ordering::SeqCst)
+                    {
+                        return;
+                    }
+                    continue;
+                }
+                for (unique, pid) in waiting {
+                    if pid != Pid(0) && sleeps_deeply(pid) {
+                        shared.flights.cancel(unique);
+                    }
+                }
+            }
+        });
+    }
+}
+
+fn wanted(args: &LockArgs) -> Result<Lock> {
+    let kind = match args.kind as i32 {
+        libc::F_RDLCK => LockKind::Shared,
+        libc::F_WRLCK => LockKind::Exclusive,
+        libc::F_UNLCK => LockKind::Unlock,
+        _ => return Err(invalid("a kind of lock that does not exist")),
+    };
+    if args.start > args.end {
+        return Err(Errno::EINVAL.into());
+    }
+    let (family, range) = match args.flock {
+        true => (LockFamily::Flock, LockRange::ALL),
+        false => {
+            // The kernel's "to the end" is the largest signed offset.
+            let end = if args.end >= i64::MAX as u64 { u64::MAX } else { args.end };
+            (LockFamily::Posix, LockRange { start: args.start, end })
+        }
+    };
+    Ok(Lock { family, kind, range, owner: LockOwner(args.owner), pid: args.pid })
+}

@@ -1,0 +1,190 @@
+//! The front end: turns the kernel's requests into calls on a [`FileSystem`].
+
+mod attr;
+pub(crate) mod dirs;
+mod file;
+mod locks;
+mod misc;
+mod names;
+mod open;
+mod xattr;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_core::{Context, Errno, Error, FileId, FileSystem, Identity, OpenFile, RequestId, Result};
+use dray_rt::{sleep, spawn};
+
+use crate::flight::Interrupted;
+use crate::handles::Handle;
+use crate::identity::kill_pending;
+use crate::proto::abi::UNIQUE_RESEND;
+use crate::proto::{Operation, Request, forgets};
+use crate::shared::Shared;
+use crate::transport::{Answer, Message, kernel_error};
+
+/// How often an interrupted request is looked at: whether its caller is being killed.
+const KILL_LOOK_TIME: Duration = Duration::from_millis(100);
+
+/// One worker's end of the mount: what all share, and the file system of this thread.
+pub(crate) struct Worker {
+    pub(crate) index: usize,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) fs: Arc<dyn FileSystem>,
+}
+
+impl Worker {
+    /// Serves one request. The error is the kernel's: a negative number.
+    pub(crate) async fn serve(&self, message: &Message) -> std::result::Result<Answer, i32> {
+        let request = message.decode().map_err(|error| kernel_error(error.errno()))?;
+        match request.op {
+            Operation::Forget { lookups } => {
+                self.forget(request.head.node, lookups);
+                return Ok(Answer::Nothing);
+            }
+            Operation::BatchForget { list, .. } => {
+                forgets(list).for_each(|(node, lookups)| self.forget(node, lookups));
+                return Ok(Answer::Nothing);
+            }
+            Operation::Interrupt { unique } => {
+                self.interrupted(unique);
+                return Ok(Answer::Nothing);
+            }
+            // Nobody asks the server for what it does not serve; the kernel is to
+            // remember that and not ask again.
+            Operation::Other => return Err(-libc::ENOSYS),
+            Operation::Init => return Err(-libc::EIO), // done long ago
+            Operation::Destroy => return Ok(Answer::Empty),
+            _ => {}
+        }
+        let waits = matches!(request.op, Operation::Setlk { wait: true, .. });
+        let (ticket, cancel) = self.shared.flights.begin(self.index, request.head, waits);
+        let mut cx = self.context(&request);
+        cx.cancel = Some(cancel.clone());
+        let result = self.dispatch(&mut cx, &request, message).await;
+        self.shared.flights.end(ticket);
+        result.map_err(|error| match error.errno() {
+            // The kernel passes an interrupted lock request on to the application as an
+            // internal number unless it has really been signalled.
+            Errno::EINTR if !cancel.is_set() => -libc::EIO,
+            errno => kernel_error(errno),
+        })
+    }
+
+    fn context(&self, request: &Request<'_>) -> Context {
+        let head = &request.head;
+        let mut who = self.shared.identities.of(head);
+        if let Some(group) = request.group
+            && !who.in_group(group)
+        {
+            let mut groups = who.groups.to_vec();
+            groups.push(group);
+            groups.sort_unstable();
+            who = Arc::new(Identity { groups: groups.into(), ..(*who).clone() });
+        }
+        let options = &self.shared.options;
+        let id = RequestId(head.unique & !UNIQUE_RESEND);
+        let mut cx = Context::new(options.node, id, who, head.pid);
+        cx.patience = options.patience;
+        cx
+    }
+
+    async fn dispatch(
+        &self,
+        cx: &mut Context,
+        request: &Request<'_>,
+        message: &Message,
+    ) -> Result<Answer> {
+        let node = request.head.node;
+        if let Operation::Mknod { umask, .. }
+        | Operation::Mkdir { umask, .. }
+        | Operation::Create { umask, .. }
+        | Operation::Tmpfile { umask, .. } = request.op
+        {
+            cx.umask = umask & 0o777;
+        }
+        let cx = &*cx;
+        match request.op {
+            Operation::Read { fh, at, size } => self.read(cx, fh, at, size, message).await,
+            Operation::Write { .. } => self.write(cx, &request.op, message).await,
+            Operation::Lookup { .. }
+            | Operation::Readlink
+            | Operation::Symlink { .. }
+            | Operation::Mknod { .. }
+            | Operation::Mkdir { .. }
+            | Operation::Unlink { .. }
+            | Operation::Rmdir { .. }
+            | Operation::Rename { .. }
+            | Operation::Link { .. } => self.naming(cx, node, &request.op).await,
+            Operation::Open { .. }
+            | Operation::Create { .. }
+            | Operation::Tmpfile { .. }
+            | Operation::Opendir { .. } => self.opening(cx, node, &request.op).await,
+            Operation::Flush { fh, owner } => self.flush(cx, node, fh, owner).await,
+            Operation::Release { fh, .. } | Operation::Releasedir { fh } => {
+                self.release(cx, fh).await
+            }
+            Operation::Readdir { fh, at, size, plus } => {
+                self.readdir(cx, fh, at, size as usize, plus).await
+            }
+            Operation::Getattr { .. }
+            | Operation::Setattr(_)
+            | Operation::Statx { .. }
+            | Operation::Access { .. } => self.attributes(cx, node, &request.op).await,
+            Operation::Getxattr { .. }
+            | Operation::Setxattr { .. }
+            | Operation::Listxattr { .. }
+            | Operation::Removexattr { .. } => self.xattrs(cx, node, &request.op).await,
+            Operation::Getlk(lock) => self.test_lock(cx, lock).await,
+            Operation::Setlk { lock, wait } => self.lock(cx, node, lock, wait).await,
+            _ => self.misc(cx, &request.op).await,
+        }
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        self.shared.nodes.forget(node, lookups);
+        if self.shared.nodes.id(node).is_err() {
+            self.shared.versions.forget(node);
+        }
+    }
+
+    /// A caller was signalled. A lock request ends at once; anything else only if the
+    /// signal kills the caller, which nobody tells: a later SIGKILL brings no message.
+    fn interrupted(&self, unique: u64) {
+        let Interrupted::Watch { unique, pid } = self.shared.flights.interrupt(unique) else {
+            return;
+        };
+        let shared = self.shared.clone();
+        spawn(async move {
+            while shared.flights.under_way(unique) {
+                if kill_pending(pid) {
+                    shared.flights.cancel(unique);
+                    return;
+                }
+                sleep(KILL_LOOK_TIME).await;
+            }
+        });
+    }
+
+    pub(crate) fn id(&self, node: u64) -> Result<FileId> {
+        self.shared.nodes.id(node)
+    }
+
+    pub(crate) fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
+        self.shared.handles.find(fh)
+    }
+
+    /// The open file behind a handle.
+    pub(crate) async fn file(&self, cx: &Context, fh: u64) -> Result<Arc<dyn OpenFile>> {
+        let handle = self.handle(fh)?;
+        match handle.opened() {
+            Some(file) => Ok(file),
+            None => handle.file(cx, &self.fs, &*self.shared.options.host).await,
+        }
+    }
+}
+
+/// `EINVAL`, and why.
+pub(crate) fn invalid(why: &'static str) -> Error {
+    Error::new(Errno::EINVAL).because(why)
+}

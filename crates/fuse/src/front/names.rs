@@ -1,0 +1,95 @@
+//! Operations on names: lookup, make, remove, rename, link, readlink.
+
+use dray_core::{Context, Entry, Errno, FileId, Make, Name, RemoveKind, RenameHow, Result};
+
+use crate::front::{Worker, invalid};
+use crate::proto::Operation;
+use crate::proto::reply::{self, Validity};
+use crate::proto::wire::Small;
+use crate::transport::Answer;
+
+impl Worker {
+    pub(crate) async fn naming(
+        &self,
+        cx: &Context,
+        node: u64,
+        op: &Operation<'_>,
+    ) -> Result<Answer> {
+        let id = self.id(node)?;
+        match *op {
+            Operation::Lookup { name } => self.lookup(cx, id, name).await,
+            Operation::Readlink => Ok(Answer::Bytes(self.fs.readlink(cx, id).await?)),
+            Operation::Symlink { name, target } => {
+                self.make(cx, id, name, Make::Symlink { target }).await
+            }
+            Operation::Mknod { name, mode, rdev, .. } => {
+                self.make(cx, id, name, Make::Node { mode, rdev }).await
+            }
+            Operation::Mkdir { name, mode, .. } => {
+                self.make(cx, id, name, Make::Directory { mode }).await
+            }
+            Operation::Unlink { name } => self.remove(cx, id, name, RemoveKind::File).await,
+            Operation::Rmdir { name } => self.remove(cx, id, name, RemoveKind::Directory).await,
+            Operation::Rename { name, to_dir, to_name, flags } => {
+                let how = match flags {
+                    0 => RenameHow::Replace,
+                    libc::RENAME_NOREPLACE => RenameHow::NoReplace,
+                    libc::RENAME_EXCHANGE => RenameHow::Exchange,
+                    _ => return Err(invalid("a flag of renameat2 that is not served")),
+                };
+                let to_dir = self.id(to_dir)?;
+                self.fs.rename(cx, (id, name), (to_dir, to_name), how).await?;
+                Ok(Answer::Empty)
+            }
+            Operation::Link { node, name } => {
+                let entry = self.fs.link(cx, self.id(node)?, id, name).await?;
+                self.entry_answer(&entry)
+            }
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
+    async fn lookup(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Answer> {
+        match self.fs.lookup(cx, dir, name).await {
+            Ok(entry) => self.entry_answer(&entry),
+            Err(error) => {
+                let believed = self.shared.options.negative_validity();
+                if error.errno() == Errno::ENOENT && !believed.is_zero() {
+                    return Ok(Answer::Small(reply::negative_entry(believed)));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn make(&self, cx: &Context, dir: FileId, name: &Name, what: Make<'_>) -> Result<Answer> {
+        let entry = self.fs.make(cx, dir, name, what).await?;
+        self.entry_answer(&entry)
+    }
+
+    async fn remove(
+        &self,
+        cx: &Context,
+        dir: FileId,
+        name: &Name,
+        kind: RemoveKind,
+    ) -> Result<Answer> {
+        self.fs.remove(cx, dir, name, kind).await?;
+        Ok(Answer::Empty)
+    }
+
+    fn entry_answer(&self, entry: &Entry) -> Result<Answer> {
+        self.entry(Small::new(), entry).map(Answer::Small)
+    }
+
+    /// Tells the kernel of a file: from now on it counts until it is forgotten.
+    pub(crate) fn entry(&self, out: Small, entry: &Entry) -> Result<Small> {
+        let node = self.shared.nodes.remember(entry.id)?;
+        Ok(reply::put_entry(out, node, entry, self.validity()))
+    }
+
+    pub(crate) fn validity(&self) -> Validity {
+        let options = &self.shared.options;
+        Validity { entry: options.entry_validity(), attr: options.attr_validity() }
+    }
+}

@@ -1,0 +1,158 @@
+//! Opening and closing.
+
+use std::sync::Arc;
+
+use dray_core::{Context, CreateHow, Entry, Errno, LockOwner, OpenFile, OpenHow, Result};
+
+use crate::front::Worker;
+use crate::notify::inval_inode;
+use crate::options::Consistency;
+use crate::proto::Operation;
+use crate::proto::abi::{self, fopen};
+use crate::proto::reply;
+use crate::proto::wire::Small;
+use crate::transport::Answer;
+
+/// Flags that the file system below has no use for: they are about the descriptor, or
+/// about the creation, which has a call of its own.
+const NOT_PASSED_ON: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+
+fn how(flags: u32, open_flags: u32) -> OpenHow {
+    OpenHow {
+        flags: flags as i32 & !NOT_PASSED_ON,
+        kill_set_id: open_flags & abi::OPEN_KILL_SUIDGID != 0,
+    }
+}
+
+impl Worker {
+    pub(crate) async fn opening(
+        &self,
+        cx: &Context,
+        node: u64,
+        op: &Operation<'_>,
+    ) -> Result<Answer> {
+        let id = self.id(node)?;
+        match *op {
+            Operation::Open { flags, open_flags } => {
+                let how = how(flags, open_flags);
+                let file = self.fs.open(cx, id, how).await?;
+                let kernel = self.kernel_flags(cx, node, &file).await?;
+                self.open_answer(cx, Small::new(), file, how.flags, kernel)
+            }
+            Operation::Opendir { flags } => {
+                let how = how(flags | libc::O_DIRECTORY as u32, 0);
+                let file = self.fs.open(cx, id, how).await?;
+                let kernel = match self.shared.options.consistency {
+                    Consistency::Immutable => fopen::KEEP_CACHE | fopen::CACHE_DIR,
+                    _ => 0,
+                };
+                self.open_answer(cx, Small::new(), file, how.flags, kernel)
+            }
+            Operation::Create { name, flags, mode, open_flags, .. } => {
+                let how = create_how(flags, mode, open_flags);
+                let (entry, file) = self.fs.create(cx, id, name, how).await?;
+                self.created(cx, entry, file, how)
+            }
+            Operation::Tmpfile { flags, mode, open_flags, .. } => {
+                let mut how = create_how(flags, mode, open_flags);
+                how.open.flags &= !libc::O_TMPFILE; // which has O_DIRECTORY in it
+                let (entry, file) = self.fs.tmpfile(cx, id, how).await?;
+                self.created(cx, entry, file, how)
+            }
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
+    fn created(
+        &self,
+        cx: &Context,
+        entry: Entry,
+        file: Arc<dyn OpenFile>,
+        how: CreateHow,
+    ) -> Result<Answer> {
+        let out = self.entry(Small::new(), &entry)?;
+        let kernel = match self.shared.options.consistency {
+            Consistency::Strict => fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
+            _ => 0,
+        };
+        self.open_answer(cx, out, file, how.open.flags, kernel)
+    }
+
+    fn open_answer(
+        &self,
+        cx: &Context,
+        out: Small,
+        file: Arc<dyn OpenFile>,
+        flags: i32,
+        kernel: u32,
+    ) -> Result<Answer> {
+        let fh = self.shared.handles.add(file, flags, cx.request)?;
+        Ok(Answer::Small(reply::put_open(out, fh, kernel)))
+    }
+
+    /// What the kernel may do with the data of an open file.
+    async fn kernel_flags(&self, cx: &Context, node: u64, file: &Arc<dyn OpenFile>) -> Result<u32> {
+        match self.shared.options.consistency {
+            // Nothing is cached but for mappings, whose pages the kernel drops at each
+            // open without KEEP_CACHE.
+            Consistency::Strict => Ok(fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES),
+            Consistency::Immutable => Ok(fopen::KEEP_CACHE),
+            Consistency::CloseToOpen => {
+                let attr = file.getattr(cx).await?;
+                if self.shared.versions.unchanged(node, &attr) {
+                    return Ok(fopen::KEEP_CACHE);
+                }
+                // The kernel's idea of the size may be as old as its attributes. Without
+                // data to drop this takes no lock that the open could hold. If it fails,
+                // the attributes run out by themselves a little later.
+                let _ = inval_inode(&self.shared.device, node, None);
+                Ok(0)
+            }
+        }
+    }
+
+    /// A descriptor was closed. The server hears of it if it has something to do or to
+    /// say: fcntl locks end with it, and an error not told yet must be told.
+    pub(crate) async fn flush(
+        &self,
+        cx: &Context,
+        node: u64,
+        fh: u64,
+        owner: u64,
+    ) -> Result<Answer> {
+        let owner = LockOwner(owner);
+        let shared = &self.shared;
+        let locks = shared.lock_owners.may_hold(&shared.nodes, node, owner);
+        if locks || shared.options.host.owes_error(self.handle(fh)?.id) {
+            let result = self.file(cx, fh).await?.flush(cx, owner).await;
+            if result.is_ok() {
+                shared.lock_owners.remove(node, owner);
+            }
+            result?;
+        }
+        Ok(Answer::Empty)
+    }
+
+    /// The last descriptor was closed; the kernel waits for nothing. The handle stays in
+    /// the table until the server knows, so that a successor can close it.
+    pub(crate) async fn release(&self, cx: &Context, fh: u64) -> Result<Answer> {
+        let handle = self.handle(fh)?;
+        // One that a predecessor opened is opened again to be closed, because the server
+        // may have kept it open, with its locks.
+        let result = match handle.file(cx, &self.fs, &*self.shared.options.host).await {
+            Ok(file) => file.close(cx).await,
+            Err(error) => Err(error),
+        };
+        self.shared.handles.remove(fh)?;
+        result.map(|()| Answer::Empty)
+    }
+}
+
+fn create_how(flags: u32, mode: u32, open_flags: u32) -> CreateHow {
+    CreateHow {
+        open: how(flags, open_flags),
+        mode: mode & 0o7777,
+        exclusive: flags as i32 & libc::O_EXCL != 0,
+    }
+}

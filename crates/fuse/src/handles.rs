@@ -1,0 +1,196 @@
+//! The handle table: the kernel's file handles and the open files behind them.
+//!
+//! A handle is a slot of the table and the number of times that the slot was reused. What
+//! is needed to open the file again is in [`State`]; the open file itself is beside it on
+//! the heap, and after a restart is opened when it is first needed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Context, Errno, Error, FileId, FileSystem, OpenFile, RequestId, Result};
+
+use crate::front::dirs::Listing;
+use crate::options::Host;
+use crate::state::{HANDLES_MAX, State, header};
+
+/// Offsets within a record.
+const INO: usize = 0;
+const GENERATION: usize = 8;
+/// Flags of open(2), lower half; `USED`; above it the times that the slot was reused. One
+/// word, so that a kill leaves the record either valid or free.
+const STATE: usize = 16;
+/// The kernel's number of the request that opened it.
+const REQUEST: usize = 24;
+const USED: u64 = 1 << 32;
+/// Where the count of reuse begins in `STATE`.
+const REUSE_SHIFT: u32 = 33;
+
+/// An open file or directory of the kernel's.
+pub(crate) struct Handle {
+    pub(crate) id: FileId,
+    /// Flags of open(2), without those that create or cut.
+    pub(crate) flags: i32,
+    /// The request that opened it.
+    request: RequestId,
+    file: Mutex<Option<Arc<dyn OpenFile>>>,
+    /// What was read of a directory and not yet asked for.
+    pub(crate) listing: Mutex<Listing>,
+}
+
+impl Handle {
+    /// The open file, opened again if this process has not done so.
+    pub(crate) async fn file(
+        &self,
+        cx: &Context,
+        fs: &Arc<dyn FileSystem>,
+        host: &dyn Host,
+    ) -> Result<Arc<dyn OpenFile>> {
+        if let Some(file) = self.opened() {
+            return Ok(file);
+        }
+        let file = host.reopen(cx, fs, self.id, self.flags, self.request).await?;
+        Ok(self.slot().get_or_insert(file).clone())
+    }
+
+    /// The open file if there is one in this process.
+    pub(crate) fn opened(&self) -> Option<Arc<dyn OpenFile>> {
+        self.slot().clone()
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<Arc<dyn OpenFile>>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) struct Handles {
+    state: State,
+    live: Mutex<Live>,
+}
+
+#[derive(Default)]
+struct Live {
+    slots: Vec<Option<Arc<Handle>>>,
+    free: Vec<u64>,
+    /// Slots that a predecessor took, by the request that opened them. If the kernel did
+    /// not hear of the handle, it sends that request again.
+    left: HashMap<RequestId, u64>,
+}
+
+/// Flags that must not be repeated when a file is opened again.
+const ONCE: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | (libc::O_TMPFILE & !libc::O_DIRECTORY);
+
+impl Handles {
+    /// The table of `state`, with whatever a predecessor left in it.
+    pub(crate) fn new(state: State) -> Handles {
+        let handles = Handles { state, live: Mutex::default() };
+        handles.rebuild();
+        handles
+    }
+
+    fn rebuild(&self) {
+        let mut live = self.lock();
+        let used = self.state.region.load(header::HANDLES_USED).min(HANDLES_MAX);
+        for slot in 0..used {
+            let state = self.get(slot, STATE);
+            if state & USED == 0 {
+                live.free.push(slot);
+                live.slots.push(None);
+                continue;
+            }
+            let id = FileId { ino: self.get(slot, INO), generation: self.get(slot, GENERATION) };
+            let request = RequestId(self.get(slot, REQUEST));
+            live.left.insert(request, slot);
+            live.slots.push(Some(handle(id, state as i32, request, None)));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, slot: u64, field: usize) -> u64 {
+        self.state.region.load(State::handle_at(slot) + field)
+    }
+
+    fn set(&self, slot: u64, field: usize, value: u64) {
+        self.state.region.store(State::handle_at(slot) + field, value);
+    }
+
+    fn reuse(&self, slot: u64) -> u64 {
+        self.get(slot, STATE) >> REUSE_SHIFT
+    }
+
+    /// A handle for a file just opened with `flags` by `request`. If a predecessor made
+    /// one for that request and died before it said so, it is that one. `ENFILE` when the
+    /// table is full.
+    pub(crate) fn add(
+        &self,
+        file: Arc<dyn OpenFile>,
+        flags: i32,
+        request: RequestId,
+    ) -> Result<u64> {
+        let id = file.id();
+        let flags = flags & !ONCE;
+        let mut live = self.lock();
+        if let Some(slot) = live.left.remove(&request) {
+            live.slots[slot as usize] = Some(handle(id, flags, request, Some(file)));
+            return Ok(self.reuse(slot) << 32 | slot);
+        }
+        let slot = match live.free.pop() {
+            Some(slot) => slot,
+            None if (live.slots.len() as u64) < HANDLES_MAX => {
+                live.slots.push(None);
+                self.state.region.store(header::HANDLES_USED, live.slots.len() as u64);
+                live.slots.len() as u64 - 1
+            }
+            None => return Err(Error::new(Errno::ENFILE).because("too many files are open")),
+        };
+        let reuse = (self.reuse(slot) + 1) & (u64::MAX >> REUSE_SHIFT);
+        self.set(slot, INO, id.ino);
+        self.set(slot, GENERATION, id.generation);
+        self.set(slot, REQUEST, request.0);
+        // Last: makes it valid.
+        self.set(slot, STATE, reuse << REUSE_SHIFT | USED | u64::from(flags as u32));
+        live.slots[slot as usize] = Some(handle(id, flags, request, Some(file)));
+        Ok(reuse << 32 | slot)
+    }
+
+    /// The handle of that number; `EBADF` if it was never given out or is closed.
+    pub(crate) fn find(&self, fh: u64) -> Result<Arc<Handle>> {
+        let slot = fh & 0xffff_ffff;
+        let live = self.lock();
+        match live.slots.get(slot as usize) {
+            Some(Some(handle)) if self.reuse(slot) == fh >> 32 => Ok(handle.clone()),
+            _ => Err(Error::new(Errno::EBADF).because("the kernel names an unknown handle")),
+        }
+    }
+
+    /// Takes a handle out of the table.
+    pub(crate) fn remove(&self, fh: u64) -> Result<Arc<Handle>> {
+        let handle = self.find(fh)?;
+        let slot = fh & 0xffff_ffff;
+        let mut live = self.lock();
+        self.set(slot, STATE, self.reuse(slot) << REUSE_SHIFT);
+        live.left.remove(&handle.request);
+        if live.slots[slot as usize].take().is_some() {
+            live.free.push(slot);
+        }
+        Ok(handle)
+    }
+
+    /// Open files and directories.
+    pub(crate) fn count(&self) -> usize {
+        let live = self.lock();
+        live.slots.len() - live.free.len()
+    }
+}
+
+fn handle(
+    id: FileId,
+    flags: i32,
+    request: RequestId,
+    file: Option<Arc<dyn OpenFile>>,
+) -> Arc<Handle> {
+    Arc::new(Handle { id, flags, request, file: Mutex::new(file), listing: Mutex::default() })
+}

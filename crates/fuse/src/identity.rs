@@ -1,0 +1,232 @@
+//! Who the caller is: supplementary groups and batch job, which the kernel's requests do
+//! not carry.
+//!
+//! They are read from /proc of the calling thread and believed for a second, as long as
+//! that very process lives: a pidfd tells, so that a process number used again cannot
+//! inherit the groups of the one before.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_core::{Gid, Identity, Pid, Uid};
+use dray_rt::{Instant, now};
+
+use crate::proto::Head;
+
+/// How long groups are believed.
+const BELIEVED: Duration = Duration::from_secs(1);
+/// Callers remembered at a time; each costs a descriptor.
+const KNOWN_MAX: usize = 256;
+/// Bytes of a process's environment that are searched for a job id.
+const ENVIRON_MAX_BYTES: u64 = 256 << 10;
+/// Variables that name a batch job: Slurm, PBS, LSF, Flux.
+const JOB_VARIABLES: [&str; 4] = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"];
+/// Longest job id taken over, bytes.
+const JOB_MAX_BYTES: usize = 64;
+
+pub(crate) struct Identities {
+    job_ids: bool,
+    known: Mutex<HashMap<Pid, Known>>,
+    /// Callers of whom nothing more is to be known.
+    plain: Mutex<HashMap<(Uid, Gid), Arc<Identity>>>,
+}
+
+struct Known {
+    who: Arc<Identity>,
+    read_at: Instant,
+    process: OwnedFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Identities {
+    pub(crate) fn new(job_ids: bool) -> Identities {
+        Identities { job_ids, known: Mutex::default(), plain: Mutex::default() }
+    }
+
+    /// The caller of a request.
+    pub(crate) fn of(&self, head: &Head) -> Arc<Identity> {
+        // The super-user may do everything, whatever groups it is in.
+        let root = head.uid == Uid(0) && !self.job_ids;
+        if root || head.pid == Pid(0) {
+            return self.plain(head);
+        }
+        let mut job = None;
+        {
+            let mut known = lock(&self.known);
+            if let Some(found) = known.get(&head.pid) {
+                let same = found.who.uid == head.uid && found.who.gid == head.gid;
+                let alive = same && alive(&found.process);
+                if alive && found.read_at.elapsed() < BELIEVED {
+                    return found.who.clone();
+                }
+                if alive {
+                    job = Some(found.who.job.clone());
+                }
+                known.remove(&head.pid);
+            }
+        }
+        self.read(head, job).unwrap_or_else(|| self.plain(head))
+    }
+
+    fn plain(&self, head: &Head) -> Arc<Identity> {
+        let mut plain = lock(&self.plain);
+        if plain.len() >= KNOWN_MAX {
+            plain.clear();
+        }
+        let fresh = || Arc::new(Identity { uid: head.uid, gid: head.gid, ..Identity::default() });
+        plain.entry((head.uid, head.gid)).or_insert_with(fresh).clone()
+    }
+
+    /// Reads /proc; none if the process is gone or is not what the request says.
+    fn read(&self, head: &Head, job: Option<Box<str>>) -> Option<Arc<Identity>> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", head.pid)).ok()?;
+        let process = open_process(head.pid, &status)?;
+        if field(&status, "Uid:")?.nth(3)? != head.uid.0
+            || field(&status, "Gid:")?.nth(3)? != head.gid.0
+        {
+            return None;
+        }
+        let mut groups: Vec<Gid> = field(&status, "Groups:")?.map(Gid).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        let job = match job {
+            Some(job) => job,
+            None if self.job_ids => read_job(head.pid).unwrap_or_default(),
+            None => Box::default(),
+        };
+        let who = Identity { uid: head.uid, gid: head.gid, groups: groups.into(), job };
+        let who = Arc::new(who);
+        // The descriptor was made after the first look: only if the process still lives
+        // was it the same one.
+        if alive(&process) {
+            self.remember(head.pid, Known { who: who.clone(), read_at: now(), process });
+        }
+        Some(who)
+    }
+
+    fn remember(&self, pid: Pid, caller: Known) {
+        let mut known = lock(&self.known);
+        if known.len() >= KNOWN_MAX {
+            known.retain(|_, other| other.read_at.elapsed() < BELIEVED);
+        }
+        if known.len() >= KNOWN_MAX {
+            known.clear();
+        }
+        known.insert(pid, caller);
+    }
+}
+
+/// The numbers of a line of /proc/PID/status.
+fn field<'a>(status: &'a str, name: &str) -> Option<impl Iterator<Item = u32> + 'a> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.split_ascii_whitespace().filter_map(|word| word.parse().ok()))
+}
+
+/// A pidfd of the thread, or of its process where the kernel has none for threads.
+fn open_process(pid: Pid, status: &str) -> Option<OwnedFd> {
+    const PIDFD_THREAD: libc::c_int = libc::O_EXCL;
+    pidfd_open(pid.0, PIDFD_THREAD).or_else(|| pidfd_open(field(status, "Tgid:")?.next()?, 0))
+}
+
+fn pidfd_open(pid: u32, flags: libc::c_int) -> Option<OwnedFd> {
+    // SAFETY: no memory is passed; the answer is checked and owned by nobody else.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, flags);
+        (fd >= 0).then(|| OwnedFd::from_raw_fd(fd as i32))
+    }
+}
+
+fn alive(process: &OwnedFd) -> bool {
+    // SAFETY: signal 0 is only a question; the missing siginfo means a default one.
+    let result = unsafe {
+        let none = std::ptr::null::<libc::siginfo_t>();
+        libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), 0, none, 0)
+    };
+    // Not being allowed to signal it shows that it is there.
+    result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+fn read_job(pid: Pid) -> Option<Box<str>> {
+    let file = std::fs::File::open(format!("/proc/{pid}/environ")).ok()?;
+    let mut environ = Vec::new();
+    file.take(ENVIRON_MAX_BYTES).read_to_end(&mut environ).ok()?;
+    JOB_VARIABLES.iter().find_map(|name| {
+        let value = environ
+            .split(|&byte| byte == 0)
+            .find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        let value = std::str::from_utf8(value).ok()?;
+        (value.len() <= JOB_MAX_BYTES).then(|| value.into())
+    })
+}
+
+/// Whether a fatal signal waits for the thread `pid`, so that nobody will look at the
+/// result of what it asked for.
+pub(crate) fn kill_pending(pid: Pid) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return pid != Pid(0); // it is gone
+    };
+    let kill = 1u64 << (libc::SIGKILL - 1);
+    ["SigPnd:", "ShdPnd:"].iter().any(|name| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(name));
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & kill != 0)
+    })
+}
+
+/// Whether the thread `pid` sleeps deeply: one that waits for the kernel's FUSE does so
+/// once it has been signalled, and lightly before.
+pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name in parentheses may hold anything, so the state is looked for behind it.
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::abi::op;
+
+    fn head(pid: u32, uid: u32, gid: u32) -> Head {
+        Head {
+            len: 40,
+            opcode: op::GETATTR,
+            unique: 2,
+            node: 1,
+            uid: Uid(uid),
+            gid: Gid(gid),
+            pid: Pid(pid),
+            extension_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn own_groups_are_found_and_others_credentials_have_none() {
+        // SAFETY: no memory is passed.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let identities = Identities::new(true);
+        let own = identities.of(&head(std::process::id(), uid, gid));
+        assert_eq!((own.uid, own.gid), (Uid(uid), Gid(gid)));
+        assert!(Arc::ptr_eq(&own, &identities.of(&head(std::process::id(), uid, gid))));
+        let other = identities.of(&head(std::process::id(), uid + 1, gid));
+        assert!(other.groups.is_empty());
+    }
+
+    #[test]
+    fn a_process_that_is_gone_has_no_groups() {
+        let identities = Identities::new(false);
+        assert!(identities.of(&head(0x7fff_fff0, 1000, 1000)).groups.is_empty());
+        assert!(identities.of(&head(0, 1000, 1000)).groups.is_empty());
+    }
+
+    #[test]
+    fn nobody_is_about_to_kill_us() {
+        assert!(!kill_pending(Pid(std::process::id())));
+        assert!(!sleeps_deeply(Pid(std::process::id())));
+    }
+}

@@ -1,0 +1,223 @@
+//! The node table: the kernel's node numbers and the files that they stand for.
+//!
+//! A node number is a slot of the table plus one; slot 0 is the root. The records live in
+//! [`State`] and survive the process; the way back from a file to its slot is an index on
+//! the heap, which a successor rebuilds.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Errno, Error, FileId, Result};
+
+use crate::proto::abi::ROOT_NODE;
+use crate::proto::reply::NodeRef;
+use crate::state::{NODES_MAX, State, header};
+
+/// Offsets within a record.
+const INO: usize = 0;
+const GENERATION: usize = 8;
+/// Times the kernel was told of the node and has not forgotten; 0: the slot is free.
+const LOOKUPS: usize = 16;
+/// Times the slot was reused, upper half; flags, lower half.
+const REUSE: usize = 24;
+/// fcntl locks were asked for: their owners may not be known after a restart.
+const FLAG_LOCKED: u64 = 1;
+
+pub(crate) struct Nodes {
+    state: State,
+    index: Mutex<Index>,
+}
+
+#[derive(Default)]
+struct Index {
+    slots: HashMap<FileId, u64>,
+    free: Vec<u64>,
+}
+
+impl Nodes {
+    /// The table of `state`, with whatever a predecessor left in it.
+    pub(crate) fn new(state: State, root: FileId) -> Nodes {
+        let nodes = Nodes { state, index: Mutex::default() };
+        nodes.rebuild(root);
+        nodes
+    }
+
+    fn rebuild(&self, root: FileId) {
+        let mut index = self.lock();
+        if self.used() == 0 {
+            self.write(0, root, 1, 0);
+            self.state.region.store(header::NODES_USED, 1);
+        }
+        for slot in 0..self.used() {
+            match self.get(slot, LOOKUPS) {
+                0 => index.free.push(slot),
+                _ => {
+                    index.slots.insert(self.id_at(slot), slot);
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used(&self) -> u64 {
+        self.state.region.load(header::NODES_USED).min(NODES_MAX)
+    }
+
+    fn get(&self, slot: u64, field: usize) -> u64 {
+        self.state.region.load(State::node_at(slot) + field)
+    }
+
+    fn set(&self, slot: u64, field: usize, value: u64) {
+        self.state.region.store(State::node_at(slot) + field, value);
+    }
+
+    fn id_at(&self, slot: u64) -> FileId {
+        FileId { ino: self.get(slot, INO), generation: self.get(slot, GENERATION) }
+    }
+
+    /// The count goes in last: a record without it does not exist.
+    fn write(&self, slot: u64, id: FileId, lookups: u64, reuse: u64) {
+        self.set(slot, INO, id.ino);
+        self.set(slot, GENERATION, id.generation);
+        self.set(slot, REUSE, reuse);
+        self.set(slot, LOOKUPS, lookups);
+    }
+
+    fn slot_of(&self, node: u64) -> Result<u64> {
+        let slot = node.wrapping_sub(ROOT_NODE);
+        if slot >= self.used() || self.get(slot, LOOKUPS) == 0 {
+            return Err(Error::new(Errno::ESTALE).because("the kernel names an unknown node"));
+        }
+        Ok(slot)
+    }
+
+    /// The file behind a node number; `ESTALE` for a number that was never given out.
+    pub(crate) fn id(&self, node: u64) -> Result<FileId> {
+        self.slot_of(node).map(|slot| self.id_at(slot))
+    }
+
+    /// The node number of a file that the kernel knows.
+    pub(crate) fn find(&self, id: FileId) -> Option<u64> {
+        self.lock().slots.get(&id).map(|slot| slot + ROOT_NODE)
+    }
+
+    /// The node for `id`, of which the kernel is about to be told once more. `ENFILE`
+    /// when the table is full.
+    pub(crate) fn remember(&self, id: FileId) -> Result<NodeRef> {
+        let mut index = self.lock();
+        if let Some(&slot) = index.slots.get(&id) {
+            self.set(slot, LOOKUPS, self.get(slot, LOOKUPS) + 1);
+            return Ok(self.reference(slot));
+        }
+        let slot = match index.free.pop() {
+            Some(slot) => slot,
+            None if self.used() < NODES_MAX => {
+                let slot = self.used();
+                self.state.region.store(header::NODES_USED, slot + 1);
+                slot
+            }
+            None => return Err(Error::new(Errno::ENFILE).because("the node table is full")),
+        };
+        let reuse = ((self.get(slot, REUSE) >> 32) + 1) << 32;
+        self.write(slot, id, 1, reuse);
+        index.slots.insert(id, slot);
+        Ok(self.reference(slot))
+    }
+
+    fn reference(&self, slot: u64) -> NodeRef {
+        NodeRef { node: slot + ROOT_NODE, generation: self.get(slot, REUSE) >> 32 }
+    }
+
+    /// The kernel has forgotten `lookups` of the times it was told of `node`. A number
+    /// that is not known, or a count beyond what there is, is the worst that happens
+    /// after a daemon's death: it costs a record, not more.
+    pub(crate) fn forget(&self, node: u64, lookups: u64) {
+        let mut index = self.lock();
+        let Ok(slot) = self.slot_of(node) else { return };
+        if slot == 0 {
+            return; // the root stays
+        }
+        let left = self.get(slot, LOOKUPS).saturating_sub(lookups);
+        self.set(slot, LOOKUPS, left);
+        if left == 0 {
+            index.slots.remove(&self.id_at(slot));
+            index.free.push(slot);
+        }
+    }
+
+    /// Notes that fcntl locks were asked for on `node`.
+    pub(crate) fn mark_locked(&self, node: u64) {
+        if let Ok(slot) = self.slot_of(node) {
+            self.set(slot, REUSE, self.get(slot, REUSE) | FLAG_LOCKED);
+        }
+    }
+
+    /// Whether fcntl locks were ever asked for on `node`, by a predecessor too.
+    pub(crate) fn was_locked(&self, node: u64) -> bool {
+        self.slot_of(node).is_ok_and(|slot| self.get(slot, REUSE) & FLAG_LOCKED != 0)
+    }
+
+    /// Nodes that the kernel knows.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().slots.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: FileId = FileId { ino: 2, generation: 0 };
+
+    fn id(ino: u64) -> FileId {
+        FileId { ino, generation: 1 }
+    }
+
+    #[test]
+    fn a_node_lives_as_long_as_the_kernel_counts_it() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        assert_eq!(nodes.id(ROOT_NODE).unwrap(), ROOT);
+        let first = nodes.remember(id(7)).unwrap();
+        assert_eq!(nodes.remember(id(7)).unwrap(), first);
+        nodes.forget(first.node, 1);
+        assert_eq!(nodes.id(first.node).unwrap(), id(7));
+        nodes.forget(first.node, 1);
+        assert_eq!(nodes.id(first.node).unwrap_err().errno(), Errno::ESTALE);
+    }
+
+    #[test]
+    fn a_slot_used_again_has_another_generation() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        let first = nodes.remember(id(7)).unwrap();
+        nodes.forget(first.node, 1);
+        let second = nodes.remember(id(8)).unwrap();
+        assert_eq!(first.node, second.node);
+        assert_ne!(first.generation, second.generation);
+    }
+
+    #[test]
+    fn a_successor_finds_what_was_there() {
+        let state = State::create().unwrap();
+        let node = Nodes::new(state.clone(), ROOT).remember(id(7)).unwrap();
+        let fd = state.fd().try_clone_to_owned().unwrap();
+        drop(state);
+        let nodes = Nodes::new(State::adopt(fd).unwrap(), ROOT);
+        assert_eq!(nodes.id(node.node).unwrap(), id(7));
+        assert_eq!(nodes.find(id(7)), Some(node.node));
+        assert_eq!(nodes.remember(id(7)).unwrap(), node);
+    }
+
+    #[test]
+    fn numbers_never_given_out_are_stale() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        for node in [0, 2, u64::MAX] {
+            assert_eq!(nodes.id(node).unwrap_err().errno(), Errno::ESTALE);
+            nodes.forget(node, u64::MAX);
+        }
+        nodes.forget(ROOT_NODE, 100);
+        assert!(nodes.id(ROOT_NODE).is_ok());
+    }
+}

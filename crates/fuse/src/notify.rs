@@ -1,0 +1,85 @@
+//! Messages to the kernel that it did not ask for.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use dray_core::{FileId, Name};
+
+use crate::device::write_answer;
+use crate::proto::abi::{self, ROOT_NODE, notify};
+use crate::proto::reply::header;
+use crate::shared::Shared;
+
+/// Sends notifications of one mount. The kernel takes locks to carry them out: never send
+/// one from within an operation on the same file or directory, except where it is said
+/// to be safe.
+#[derive(Clone)]
+pub struct Notifier {
+    pub(crate) device: Arc<OwnedFd>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Notifier {
+    /// Drops cached attributes of `id`, and cached data from `at` on if given (0 bytes:
+    /// to the end). Nothing to do is no error. Errors: those of write(2).
+    pub fn inval_inode(&self, id: FileId, data: Option<(u64, u64)>) -> io::Result<()> {
+        let Some(node) = self.shared.nodes.find(id) else { return Ok(()) };
+        inval_inode(&self.device, node, data)
+    }
+
+    /// Drops the cached name `name` in `dir`; lets it expire instead where the kernel
+    /// can, so that what is mounted or open below it is left alone. Errors: those of
+    /// write(2).
+    pub fn inval_entry(&self, dir: FileId, name: &Name) -> io::Result<()> {
+        let Some(parent) = self.shared.nodes.find(dir) else { return Ok(()) };
+        let expire = self.shared.session.has(abi::init::HAS_EXPIRE_ONLY);
+        let flags = if expire { abi::EXPIRE_ONLY } else { 0 };
+        let mut body = Vec::with_capacity(17 + name.as_bytes().len());
+        body.extend_from_slice(&parent.to_ne_bytes());
+        body.extend_from_slice(&(name.as_bytes().len() as u32).to_ne_bytes());
+        body.extend_from_slice(&flags.to_ne_bytes());
+        body.extend_from_slice(name.as_bytes());
+        body.push(0);
+        send(&self.device, notify::INVAL_ENTRY, &body)
+    }
+
+    /// Has the kernel send again every request that was read and not answered, marked as
+    /// such: for a successor, once its readers run. Errors: `EOPNOTSUPP` where the kernel
+    /// cannot; those of write(2).
+    pub fn resend(&self) -> io::Result<()> {
+        if !self.shared.session.has(abi::init::HAS_RESEND) {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        send(&self.device, notify::RESEND, &[])
+    }
+}
+
+/// As [`Notifier::resend`], for a successor that does not serve yet: what the kernel sends
+/// again goes in front of its queue, before what nobody has read, and the death of its
+/// caller takes it out. Errors: `EINVAL` where the kernel cannot; those of write(2).
+pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
+    write_answer(device, &header(0, notify::RESEND, 0), &[])
+}
+
+/// As [`Notifier::inval_inode`], for a node number other than the root's.
+pub(crate) fn inval_inode(device: &OwnedFd, node: u64, data: Option<(u64, u64)>) -> io::Result<()> {
+    debug_assert!(node >= ROOT_NODE);
+    let (at, len) = match data {
+        Some((at, len)) => (at as i64, len as i64),
+        None => (-1, 0), // attributes alone
+    };
+    let mut body = [0; 24];
+    body[0..8].copy_from_slice(&node.to_ne_bytes());
+    body[8..16].copy_from_slice(&at.to_ne_bytes());
+    body[16..24].copy_from_slice(&len.to_ne_bytes());
+    send(device, notify::INVAL_INODE, &body)
+}
+
+fn send(device: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
+    match write_answer(device.as_fd(), &header(0, code, body.len()), body) {
+        // The kernel does not have it cached: that is what was wanted.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        result => result,
+    }
+}

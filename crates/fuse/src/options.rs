@@ -1,0 +1,146 @@
+//! How a mount behaves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_core::{Context, FileId, FileSystem, Fut, NodeId, OpenFile, OpenHow, RequestId, Result};
+
+/// What applications on different nodes may rely on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Consistency {
+    /// Every system call sees what the calls before it did, on any node: the kernel
+    /// caches neither names nor attributes nor data.
+    #[default]
+    Strict,
+    /// An open sees what was written before the last close; names and attributes are
+    /// believed for a while.
+    CloseToOpen,
+    /// Nothing ever changes.
+    Immutable,
+}
+
+/// Which transport carries the requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Reads and writes of /dev/fuse: everywhere, and survives the daemon's death.
+    #[default]
+    Classic,
+    /// FUSE over io_uring; falls back to classic where the kernel does not offer it.
+    Uring,
+}
+
+/// Options of a mount.
+#[derive(Clone)]
+pub struct Options {
+    /// Consistency promised.
+    pub consistency: Consistency,
+    /// Transport wanted.
+    pub transport: Transport,
+    /// How long attributes are believed under close-to-open.
+    pub attr_validity: Duration,
+    /// How long names are believed under close-to-open.
+    pub entry_validity: Duration,
+    /// How long the absence of a name is believed under close-to-open.
+    pub negative_validity: Duration,
+    /// Worker threads; 0: as many as CPUs are allowed, at most [`WORKERS_MAX`].
+    pub workers: usize,
+    /// Requests that wait in a ring's queue at a time, for each CPU.
+    pub ring_depth: usize,
+    /// Ring entries that may be added for requests that block, in the whole mount.
+    pub ring_spares_max: usize,
+    /// Whether batch jobs are told by the callers' environment (`SLURM_JOB_ID` and the
+    /// like), which is looked at once for a process.
+    pub job_ids: bool,
+    /// This mount, as the server knows it.
+    pub node: NodeId,
+    /// Longest wait for the server, for each request; none: for ever.
+    pub patience: Option<Duration>,
+    /// What the surroundings of the mount can do for it.
+    pub host: Arc<dyn Host>,
+}
+
+/// Worker threads unless told otherwise: each has a connection of its own, and a server
+/// has many clients.
+pub const WORKERS_MAX: usize = 4;
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            consistency: Consistency::Strict,
+            transport: Transport::Classic,
+            attr_validity: Duration::from_secs(1),
+            entry_validity: Duration::from_secs(1),
+            negative_validity: Duration::ZERO,
+            workers: 0,
+            ring_depth: 8,
+            ring_spares_max: 256,
+            job_ids: false,
+            node: NodeId(0),
+            patience: None,
+            host: Arc::new(NoHost),
+        }
+    }
+}
+
+/// Under `immutable` names and attributes are believed this long.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+impl Options {
+    pub(crate) fn attr_validity(&self) -> Duration {
+        self.by_consistency(self.attr_validity)
+    }
+
+    pub(crate) fn entry_validity(&self) -> Duration {
+        self.by_consistency(self.entry_validity)
+    }
+
+    pub(crate) fn negative_validity(&self) -> Duration {
+        self.by_consistency(self.negative_validity)
+    }
+
+    fn by_consistency(&self, close_to_open: Duration) -> Duration {
+        match self.consistency {
+            Consistency::Strict => Duration::ZERO,
+            Consistency::CloseToOpen => close_to_open,
+            Consistency::Immutable => FOR_EVER,
+        }
+    }
+
+    /// Whether the kernel must check permissions, because the server no longer sees
+    /// every component of a path.
+    pub fn kernel_checks_permissions(&self) -> bool {
+        self.consistency != Consistency::Strict
+    }
+}
+
+/// What the surroundings of a mount can do for its front end.
+pub trait Host: Send + Sync + 'static {
+    /// Opens a file again that a predecessor of this process had open with `flags`
+    /// (without creation flags and `O_TRUNC`); `request` is the kernel's number of the
+    /// request that opened it, by which a server may know it. The rights were checked at
+    /// the first open; an implementation that can should not have them checked again.
+    fn reopen<'a>(
+        &'a self,
+        cx: &'a Context,
+        fs: &'a Arc<dyn FileSystem>,
+        id: FileId,
+        flags: i32,
+        request: RequestId,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        let _ = request;
+        Box::pin(async move { fs.open(cx, id, OpenHow::new(flags)).await })
+    }
+
+    /// Whether an error of writing `id` waits to be told at the next close, so that the
+    /// close must be passed on.
+    fn owes_error(&self, id: FileId) -> bool {
+        let _ = id;
+        false
+    }
+}
+
+/// A [`Host`] that can do nothing more.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoHost;
+
+impl Host for NoHost {}

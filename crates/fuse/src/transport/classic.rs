@@ -1,0 +1,173 @@
+//! Requests read from /dev/fuse and answers written to it.
+//!
+//! A worker reads into a large buffer, since it cannot know what comes. Small requests
+//! are copied out of it; a WRITE keeps the buffer until its data have been passed on.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::pin::pin;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+
+use dray_core::{Buf, IO_MAX_BYTES, Memory};
+use dray_rt::sync::watch;
+use dray_rt::{Interest, Source, poll_once_then_spawn};
+
+use crate::device::write_answer;
+use crate::front::Worker;
+use crate::proto::reply::header;
+use crate::transport::{Answer, Message};
+
+/// Bytes of a read buffer: the largest WRITE with its header, and a page to spare.
+const BUFFER_BYTES: usize = IO_MAX_BYTES + 8192;
+/// Requests up to this size are copied out of the read buffer.
+const SMALL_BYTES: usize = 1024;
+/// Read buffers kept by a worker while they are not in use.
+const SPARE_MAX: usize = 8;
+/// Requests read in a row before other tasks get their turn.
+const READS_PER_TURN: u64 = 16;
+
+/// Buffers to read into, used again and again.
+#[derive(Default)]
+struct Buffers {
+    spare: Mutex<Vec<Box<[u8]>>>,
+}
+
+impl Buffers {
+    fn take(self: &Arc<Buffers>) -> ReadBuffer {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        // Zeroed memory comes from the kernel untouched: it is taken when it is written.
+        let bytes = spare.unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice());
+        ReadBuffer { bytes, home: self.clone() }
+    }
+}
+
+struct ReadBuffer {
+    bytes: Box<[u8]>,
+    home: Arc<Buffers>,
+}
+
+impl Memory for ReadBuffer {}
+
+impl Drop for ReadBuffer {
+    fn drop(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        let mut spare = self.home.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARE_MAX {
+            spare.push(bytes);
+        }
+    }
+}
+
+impl ReadBuffer {
+    /// The first `len` bytes, shared from now on.
+    fn into_buf(mut self, len: usize) -> Buf {
+        let start = NonNull::from(&mut self.bytes[..len]).cast();
+        // SAFETY: the bytes are initialised and stay where they are, in the box that the
+        // owner keeps; nobody writes them until the owner is dropped.
+        unsafe { Buf::over(start, len, Arc::new(self)) }
+    }
+}
+
+/// Where the answer to a request goes.
+pub(crate) struct Replier {
+    device: Arc<Source>,
+    unique: u64,
+}
+
+impl Replier {
+    /// Answers. Only a connection that has ended refuses an answer of ours, and the
+    /// reader learns of that by itself.
+    pub(crate) fn send(self, answer: Result<Answer, i32>) {
+        let (error, body) = match &answer {
+            Ok(Answer::Nothing) => return,
+            Ok(answer) => (0, answer.bytes()),
+            Err(error) => (*error, &[][..]),
+        };
+        let header = header(self.unique, error, body.len());
+        let refused = write_answer(self.device.as_fd(), &header, body).err();
+        if refused.is_some_and(|refused| refused.raw_os_error() == Some(libc::EINVAL)) {
+            // The kernel found the answer malformed; without any answer it would wait.
+            let header = crate::proto::reply::header(self.unique, -libc::EIO, 0);
+            let _ = write_answer(self.device.as_fd(), &header, &[]);
+        }
+    }
+}
+
+/// Reads and serves requests until the mount ends, or until `stop` is set. Errors: those
+/// of read(2) that mean something else than the end of the mount.
+pub(crate) async fn run(
+    worker: Arc<Worker>,
+    device: OwnedFd,
+    mut stop: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let device = Arc::new(Source::new(device)?);
+    let buffers = Arc::new(Buffers::default());
+    let mut buffer = buffers.take();
+    let mut reads = 0u64;
+    loop {
+        let read = read_or_stop(&device, &mut buffer.bytes, &mut stop).await;
+        let len = match read {
+            None | Some(Ok(0)) => return Ok(()),
+            Some(Ok(len)) => len,
+            Some(Err(error)) => match error.raw_os_error() {
+                // The request was withdrawn before it could be read.
+                Some(libc::ENOENT | libc::EINTR) => continue,
+                // Unmounted; aborted.
+                Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(()),
+                _ => return Err(error),
+            },
+        };
+        let message = if len <= SMALL_BYTES {
+            Buf::from(&buffer.bytes[..len])
+        } else {
+            std::mem::replace(&mut buffer, buffers.take()).into_buf(len)
+        };
+        serve(&worker, &device, message);
+        reads += 1;
+        if reads.is_multiple_of(READS_PER_TURN) {
+            dray_rt::yield_now().await;
+            if *stop.borrow() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf) {
+    let Some(head) = crate::proto::Head::decode(&message) else { return };
+    let replier = Replier { device: device.clone(), unique: head.unique };
+    let worker = worker.clone();
+    poll_once_then_spawn(Box::pin(async move {
+        let message = Message::Classic(message);
+        let answer = worker.serve(&message).await;
+        replier.send(answer);
+    }));
+}
+
+/// The next request; none once `stop` is set and no request is there.
+async fn read_or_stop(
+    device: &Source,
+    buffer: &mut [u8],
+    stop: &mut watch::Receiver<bool>,
+) -> Option<io::Result<usize>> {
+    let mut stopped = pin!(stop.wait_for(|stop| *stop));
+    std::future::poll_fn(|cx| {
+        let request = device.poll_io(cx, Interest::Read, |fd| read(fd, buffer));
+        match request {
+            Poll::Ready(request) => Poll::Ready(Some(request)),
+            Poll::Pending => stopped.as_mut().poll(cx).map(|_| None),
+        }
+    })
+    .await
+}
+
+fn read(fd: i32, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most buffer.len() bytes to it.
+    match unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) } {
+        count @ 0.. => Ok(count as usize),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,84 @@
+//! How requests come and answers go.
+
+mod area;
+pub(crate) mod classic;
+pub(crate) mod ring;
+
+use dray_core::{Buf, BufMut, Errno, Result};
+
+use crate::proto::wire::Small;
+use crate::proto::{Request, decode_classic, decode_ring};
+
+/// A request where it arrived.
+pub(crate) enum Message {
+    /// One contiguous message of /dev/fuse.
+    Classic(Buf),
+    /// In the memory of a ring entry.
+    Ring(ring::Arrived),
+}
+
+impl Message {
+    pub(crate) fn decode(&self) -> Result<Request<'_>> {
+        match self {
+            Message::Classic(bytes) => decode_classic(bytes),
+            Message::Ring(arrived) => {
+                decode_ring(arrived.head(), arrived.args(), arrived.payload())
+            }
+        }
+    }
+
+    /// The data of a WRITE of `size` bytes, where they arrived.
+    pub(crate) fn data(&self, size: usize) -> Buf {
+        match self {
+            // The decoder has checked that the data are the last `size` bytes.
+            Message::Classic(bytes) => bytes.slice(bytes.len() - size..bytes.len()),
+            Message::Ring(arrived) => arrived.data(size),
+        }
+    }
+
+    /// A buffer of `size` bytes for data that will be the answer.
+    pub(crate) fn read_buffer(&self, size: usize) -> BufMut {
+        match self {
+            Message::Classic(_) => BufMut::heap(size),
+            Message::Ring(arrived) => arrived.read_buffer(size),
+        }
+    }
+}
+
+/// What a request is answered. Most answers are small ones, which is why they are kept in
+/// place and not boxed.
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum Answer {
+    /// Nothing but that it went well.
+    Empty,
+    /// Fixed-size fields.
+    Small(Small),
+    /// A list or a value.
+    Bytes(Vec<u8>),
+    /// Data read, in the buffer made for them.
+    Data(BufMut),
+    /// The kernel wants no answer.
+    Nothing,
+}
+
+impl Answer {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Answer::Empty | Answer::Nothing => &[],
+            Answer::Small(small) => small.as_slice(),
+            Answer::Bytes(bytes) => bytes,
+            Answer::Data(data) => data.filled(),
+        }
+    }
+}
+
+/// The number for the kernel: it takes those below 512, and remembers for ever that an
+/// operation answered `ENOSYS` is not there at all, which only the front end itself may
+/// say.
+pub(crate) fn kernel_error(errno: Errno) -> i32 {
+    match errno {
+        Errno::ENOSYS => -libc::EOPNOTSUPP,
+        errno if errno.raw() >= 512 => -libc::EIO,
+        errno => -errno.raw(),
+    }
+}

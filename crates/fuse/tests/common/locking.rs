@@ -1,0 +1,236 @@
+//! The file system in memory with locks on top, for one node: enough to have lock
+//! requests wait, be interrupted and be released.
+
+use std::any::Any;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use dray_backends::memory::MemoryFs;
+use dray_core::*;
+
+/// Locks held: file, and lock.
+#[derive(Default)]
+pub struct Table {
+    held: Mutex<Vec<(FileId, Lock)>>,
+    changed: dray_rt::sync::Notify,
+    /// Reads wait until they are cancelled.
+    pub stalled: AtomicBool,
+    /// Calls of flush so far.
+    pub flushes: AtomicUsize,
+}
+
+impl Table {
+    pub fn count(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+
+    fn conflict(&self, id: FileId, lock: &Lock) -> Option<Lock> {
+        let held = self.held.lock().unwrap();
+        let other = held.iter().find(|(file, other)| {
+            *file == id && other.owner != lock.owner && other.conflicts(lock)
+        });
+        other.map(|(_, lock)| *lock)
+    }
+
+    /// Whole ranges only: what the tests need.
+    fn set(&self, id: FileId, lock: Lock) {
+        let mut held = self.held.lock().unwrap();
+        held.retain(|(file, other)| {
+            *file != id || other.owner != lock.owner || other.family != lock.family
+        });
+        if lock.kind != LockKind::Unlock {
+            held.push((id, lock));
+        }
+        drop(held);
+        self.changed.notify_waiters();
+    }
+
+    fn release(&self, id: FileId, keep: impl Fn(&Lock) -> bool) {
+        self.held.lock().unwrap().retain(|(file, lock)| *file != id || keep(lock));
+        self.changed.notify_waiters();
+    }
+}
+
+pub struct Locking {
+    pub inner: MemoryFs,
+    pub table: Arc<Table>,
+}
+
+struct LockingFile {
+    inner: Arc<dyn OpenFile>,
+    table: Arc<Table>,
+    /// flock owners that came through this open file.
+    flocks: Mutex<Vec<LockOwner>>,
+}
+
+impl Locking {
+    fn wrap(&self, inner: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
+        Arc::new(LockingFile { inner, table: self.table.clone(), flocks: Mutex::default() })
+    }
+}
+
+macro_rules! pass_on {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name<'a>(&'a self, cx: &'a Context, $($arg: $type),*) -> Fut<'a, $result> {
+            self.inner.$name(cx, $($arg),*)
+        })*
+    };
+}
+
+impl FileSystem for Locking {
+    fn info(&self) -> &FsInfo {
+        self.inner.info()
+    }
+
+    pass_on! {
+        lookup(dir: FileId, name: &'a Name) -> Result<Entry>;
+        parent(dir: FileId) -> Result<Entry>;
+        getattr(id: FileId) -> Result<Attr>;
+        setattr(id: FileId, set: SetAttr) -> Result<Attr>;
+        readlink(id: FileId) -> Result<Vec<u8>>;
+        make(dir: FileId, name: &'a Name, what: Make<'a>) -> Result<Entry>;
+        remove(dir: FileId, name: &'a Name, kind: RemoveKind) -> Result<()>;
+        rename(from: (FileId, &'a Name), to: (FileId, &'a Name), how: RenameHow) -> Result<()>;
+        link(id: FileId, dir: FileId, name: &'a Name) -> Result<Entry>;
+        access(id: FileId, want: Access) -> Result<()>;
+        statfs() -> Result<Statfs>;
+        getxattr(id: FileId, name: &'a [u8]) -> Result<Vec<u8>>;
+        setxattr(id: FileId, name: &'a [u8], value: &'a [u8], how: XattrSet) -> Result<()>;
+        listxattr(id: FileId) -> Result<Vec<u8>>;
+        removexattr(id: FileId, name: &'a [u8]) -> Result<()>;
+    }
+
+    fn open<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(async move { Ok(self.wrap(self.inner.open(cx, id, how).await?)) })
+    }
+
+    fn create<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        Box::pin(async move {
+            let (entry, file) = self.inner.create(cx, dir, name, how).await?;
+            Ok((entry, self.wrap(file)))
+        })
+    }
+
+    fn tmpfile<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        Box::pin(async move {
+            let (entry, file) = self.inner.tmpfile(cx, dir, how).await?;
+            Ok((entry, self.wrap(file)))
+        })
+    }
+}
+
+impl OpenFile for LockingFile {
+    fn id(&self) -> FileId {
+        self.inner.id()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    pass_on! {
+        write(how: Write, from: Buf) -> Result<usize>;
+        readdir(cookie: u64, max_bytes: usize, plus: bool) -> Result<DirPage>;
+        getattr() -> Result<Attr>;
+        setattr(set: SetAttr) -> Result<Attr>;
+        sync(data_only: bool) -> Result<()>;
+        allocate(what: Allocate) -> Result<()>;
+        seek(at: u64, what: Seek) -> Result<u64>;
+        get_flags() -> Result<u32>;
+        set_flags(flags: u32) -> Result<()>;
+    }
+
+    fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
+        Box::pin(async move {
+            if self.table.stalled.load(Ordering::SeqCst) {
+                let cancel = cx.cancel.clone().unwrap();
+                std::future::poll_fn(|task| match cancel.poll_set(task) {
+                    true => std::task::Poll::Ready(()),
+                    false => std::task::Poll::Pending,
+                })
+                .await;
+                return Err((Errno::EINTR.into(), into));
+            }
+            self.inner.read(cx, at, into).await
+        })
+    }
+
+    fn copy_range<'a>(
+        &'a self,
+        cx: &'a Context,
+        at: u64,
+        to: &'a dyn OpenFile,
+        to_at: u64,
+        len_bytes: u64,
+    ) -> Fut<'a, Result<u64>> {
+        match to.as_any().downcast_ref::<LockingFile>() {
+            Some(to) => self.inner.copy_range(cx, at, &*to.inner, to_at, len_bytes),
+            None => Box::pin(async { Err(Errno::EXDEV.into()) }),
+        }
+    }
+
+    fn flush<'a>(&'a self, _cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
+        self.table.flushes.fetch_add(1, Ordering::SeqCst);
+        self.table
+            .release(self.id(), |lock| lock.owner != owner || lock.family != LockFamily::Posix);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            loop {
+                let changed = self.table.changed.notified();
+                let mut changed = std::pin::pin!(changed);
+                changed.as_mut().enable();
+                if self.table.conflict(self.id(), &lock).is_none() {
+                    self.table.set(self.id(), lock);
+                    if lock.family == LockFamily::Flock {
+                        self.flocks.lock().unwrap().push(lock.owner);
+                    }
+                    return Ok(());
+                }
+                if !wait {
+                    return Err(Errno::EAGAIN.into());
+                }
+                let cancel = cx.cancel.clone().unwrap();
+                std::future::poll_fn(|task| {
+                    if cancel.poll_set(task) {
+                        return std::task::Poll::Ready(());
+                    }
+                    changed.as_mut().poll(task)
+                })
+                .await;
+                cx.check()?;
+            }
+        })
+    }
+
+    fn test_lock<'a>(&'a self, _cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {
+        Box::pin(async move { Ok(self.table.conflict(self.id(), &lock)) })
+    }
+
+    fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
+        let flocks = self.flocks.lock().unwrap().clone();
+        self.table.release(self.id(), |lock| {
+            lock.family != LockFamily::Flock || !flocks.contains(&lock.owner)
+        });
+        self.inner.close(cx)
+    }
+}

@@ -1,0 +1,412 @@
+//! Real system calls through a real mount, on both transports.
+
+mod common;
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use common::{TestMount, mounted};
+use dray_fuse::{Consistency, Transport};
+
+fn on_both(consistency: Consistency, test: impl Fn(&TestMount)) {
+    for transport in [Transport::Classic, Transport::Uring] {
+        if let Some(mount) = mounted(transport, consistency) {
+            test(&mount);
+        }
+    }
+}
+
+fn errno<T>(result: io::Result<T>) -> i32 {
+    result.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
+}
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+fn checked(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn listed(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn files_are_made_written_read_and_removed() {
+    on_both(Consistency::Strict, |mount| {
+        let data: Vec<u8> = (0..3_000_001u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        fs::write(mount.path("file"), &data).unwrap();
+        assert!(fs::read(mount.path("file")).unwrap() == data);
+        let file = OpenOptions::new().read(true).write(true).open(mount.path("file")).unwrap();
+        file.write_all_at(b"middle", 1_500_000).unwrap();
+        let mut part = [0; 8];
+        file.read_exact_at(&mut part, 1_499_999).unwrap();
+        assert_eq!(&part[1..7], b"middle");
+        assert_eq!(file.read_at(&mut part, 3_000_001).unwrap(), 0);
+        file.set_len(10).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 10);
+        file.sync_all().unwrap();
+        fs::remove_file(mount.path("file")).unwrap();
+        // Deleted, and still there for who has it open.
+        assert_eq!(file.read_at(&mut part, 0).unwrap(), 8);
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        assert_eq!(errno(File::open(mount.path("file"))), libc::ENOENT);
+    });
+}
+
+#[test]
+fn names_behave() {
+    on_both(Consistency::Strict, |mount| {
+        fs::create_dir(mount.path("dir")).unwrap();
+        fs::write(mount.path("dir/a"), b"a").unwrap();
+        fs::rename(mount.path("dir/a"), mount.path("b")).unwrap();
+        fs::hard_link(mount.path("b"), mount.path("dir/c")).unwrap();
+        assert_eq!(fs::metadata(mount.path("b")).unwrap().nlink(), 2);
+        symlink("../b", mount.path("dir/link")).unwrap();
+        assert_eq!(fs::read(mount.path("dir/link")).unwrap(), b"a");
+        assert_eq!(fs::read_link(mount.path("dir/link")).unwrap(), Path::new("../b"));
+        assert_eq!(listed(&mount.path("dir")), ["c", "link"]);
+        assert_eq!(errno(fs::remove_dir(mount.path("dir"))), libc::ENOTEMPTY);
+        let long = "x".repeat(255);
+        fs::write(mount.path(&long), b"").unwrap();
+        assert_eq!(errno(fs::write(mount.path(&"x".repeat(256)), b"")), libc::ENAMETOOLONG);
+        let rename2 = |from: &str, to: &str, flags| {
+            let (from, to) = (c_path(&mount.path(from)), c_path(&mount.path(to)));
+            let at = libc::AT_FDCWD;
+            // SAFETY: two C strings that outlive the call.
+            checked(unsafe { libc::renameat2(at, from.as_ptr(), at, to.as_ptr(), flags).into() })
+        };
+        assert_eq!(errno(rename2("b", &long, libc::RENAME_NOREPLACE)), libc::EEXIST);
+        rename2("b", &long, libc::RENAME_EXCHANGE).unwrap();
+        assert_eq!(fs::read(mount.path(&long)).unwrap(), b"a");
+        let fifo = c_path(&mount.path("fifo"));
+        // SAFETY: a C string that outlives the call.
+        checked(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600).into() }).unwrap();
+        assert_eq!(fs::metadata(mount.path("fifo")).unwrap().mode(), libc::S_IFIFO | 0o600);
+    });
+}
+
+#[test]
+fn attributes_and_extended_attributes_behave() {
+    on_both(Consistency::Strict, |mount| {
+        let path = mount.path("file");
+        fs::write(&path, b"x").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
+        let file = File::open(&path).unwrap();
+        let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 5);
+        file.set_modified(time).unwrap();
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o640, 12, 34));
+        assert_eq!((meta.mtime(), meta.mtime_nsec()), (1_000_000_000, 5));
+        assert!(meta.created().is_ok(), "statx brings the birth time");
+        let (path, name) = (c_path(&path), c"user.colour");
+        // SAFETY: C strings and buffers that outlive the calls.
+        unsafe {
+            let get = |room: &mut [u8]| {
+                let into = room.as_mut_ptr().cast();
+                checked(libc::getxattr(path.as_ptr(), name.as_ptr(), into, room.len()) as _)
+            };
+            assert_eq!(errno(get(&mut [0; 9])), libc::ENODATA);
+            let set = libc::setxattr(path.as_ptr(), name.as_ptr(), b"red".as_ptr().cast(), 3, 0);
+            checked(set.into()).unwrap();
+            assert_eq!(get(&mut []).unwrap(), 3);
+            assert_eq!(errno(get(&mut [0; 2])), libc::ERANGE);
+            let mut value = [0; 9];
+            assert_eq!(get(&mut value).unwrap(), 3);
+            assert_eq!(&value[..3], b"red");
+            let mut list = [0u8; 64];
+            let listed = libc::listxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len());
+            assert_eq!(&list[..listed as usize], b"user.colour\0");
+            checked(libc::removexattr(path.as_ptr(), name.as_ptr()).into()).unwrap();
+            assert_eq!(errno(get(&mut [0; 9])), libc::ENODATA);
+            let mut flags: libc::c_long = 0;
+            let got = libc::ioctl(file.as_raw_fd(), 0x8008_6601, &mut flags);
+            checked(got.into()).unwrap();
+            assert_eq!(errno(checked(libc::ioctl(file.as_raw_fd(), 0x1234).into())), libc::ENOTTY);
+        }
+    });
+}
+
+#[test]
+fn umask_and_set_id_bits_are_the_server_s() {
+    on_both(Consistency::Strict, |mount| {
+        let path = mount.path("file");
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o6777).open(&path);
+        drop(made.unwrap());
+        // SAFETY: no memory is passed. The mask is put back.
+        let umask = unsafe {
+            let umask = libc::umask(0o022);
+            libc::umask(umask);
+            umask
+        };
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o777 & !umask);
+    });
+}
+
+#[test]
+fn large_directories_are_listed_whole_and_from_anywhere() {
+    on_both(Consistency::Strict, |mount| {
+        let dir = mount.path("dir");
+        fs::create_dir(&dir).unwrap();
+        let count = 5_000;
+        for index in 0..count {
+            File::create(dir.join(format!("name-{index:05}"))).unwrap();
+        }
+        let names = listed(&dir);
+        assert_eq!(names.len(), count);
+        assert!((0..count).all(|index| names[index] == format!("name-{index:05}")));
+        seekdir_resumes(&dir);
+        let before = mount.count("readdir");
+        assert!(before > 0);
+    });
+}
+
+fn seekdir_resumes(dir: &Path) {
+    let path = c_path(dir);
+    // SAFETY: the stream is closed once; entries are read before the next call on it.
+    unsafe {
+        let stream = libc::opendir(path.as_ptr());
+        assert!(!stream.is_null());
+        let name = || {
+            let entry = libc::readdir(stream);
+            assert!(!entry.is_null());
+            std::ffi::CStr::from_ptr((*entry).d_name.as_ptr()).to_owned()
+        };
+        assert_eq!((name().as_c_str(), name().as_c_str()), (c".", c".."));
+        let mut seen = Vec::new();
+        for _ in 0..2000 {
+            let at = libc::telldir(stream);
+            seen.push((at, name()));
+        }
+        for (at, expected) in seen.iter().step_by(397).rev() {
+            libc::seekdir(stream, *at);
+            assert_eq!(name(), *expected);
+        }
+        libc::rewinddir(stream);
+        assert_eq!(name().as_c_str(), c".");
+        libc::closedir(stream);
+    }
+}
+
+#[test]
+fn appends_are_placed_by_the_file_system() {
+    on_both(Consistency::Strict, |mount| {
+        let open = || OpenOptions::new().append(true).create(true).open(mount.path("log")).unwrap();
+        let (mut first, mut second) = (open(), open());
+        for _ in 0..10 {
+            first.write_all(b"one ").unwrap();
+            second.write_all(b"two ").unwrap();
+        }
+        assert_eq!(fs::read(mount.path("log")).unwrap(), b"one two ".repeat(10));
+    });
+}
+
+#[test]
+fn holes_allocation_copies_and_unnamed_files_work() {
+    on_both(Consistency::Strict, |mount| {
+        let mut file = File::create_new(mount.path("file")).unwrap();
+        file.write_all_at(b"end", 1 << 20).unwrap();
+        assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), (1 << 20) + 3);
+        // SAFETY: no memory is passed.
+        unsafe {
+            let fd = file.as_raw_fd();
+            let data = checked(libc::lseek(fd, 0, libc::SEEK_DATA)).unwrap();
+            assert_eq!(data, 1 << 20);
+            assert_eq!(errno(checked(libc::lseek(fd, 2 << 20, libc::SEEK_DATA))), libc::ENXIO);
+            checked(libc::fallocate(fd, 0, 0, 2 << 20).into()).unwrap();
+        }
+        assert_eq!(file.metadata().unwrap().len(), 2 << 20);
+        assert_eq!(fs::copy(mount.path("file"), mount.path("copy")).unwrap(), 2 << 20);
+        let (one, two) = (fs::read(mount.path("file")), fs::read(mount.path("copy")));
+        assert!(one.unwrap() == two.unwrap());
+        let flags = libc::O_TMPFILE;
+        let unnamed = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&mount.at);
+        let mut unnamed = unnamed.unwrap();
+        unnamed.write_all(b"soon named").unwrap();
+        let from = CString::new(format!("/proc/self/fd/{}", unnamed.as_raw_fd())).unwrap();
+        let (at, to) = (libc::AT_FDCWD, c_path(&mount.path("named")));
+        // SAFETY: two C strings that outlive the call.
+        let linked =
+            unsafe { libc::linkat(at, from.as_ptr(), at, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) };
+        checked(linked.into()).unwrap();
+        assert_eq!(fs::read(mount.path("named")).unwrap(), b"soon named");
+    });
+}
+
+struct Mapping {
+    start: *mut libc::c_void,
+}
+
+const MAPPED_BYTES: usize = 8192;
+
+impl Mapping {
+    fn new(file: &File) -> Mapping {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let (flags, fd) = (libc::MAP_SHARED, file.as_raw_fd());
+        // SAFETY: no address is asked for.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), MAPPED_BYTES, protection, flags, fd, 0) };
+        assert_ne!(start, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        Mapping { start }
+    }
+
+    #[allow(clippy::mut_from_ref)] // one user at a time, in these tests
+    fn bytes(&self) -> &mut [u8] {
+        // SAFETY: mapped until we are dropped.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), MAPPED_BYTES) }
+    }
+
+    fn sync(&self) {
+        // SAFETY: the range is mapped.
+        let done = unsafe { libc::msync(self.start, MAPPED_BYTES, libc::MS_SYNC) };
+        checked(done.into()).unwrap();
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the mapping any more.
+        unsafe { libc::munmap(self.start, MAPPED_BYTES) };
+    }
+}
+
+#[test]
+fn shared_mappings_reach_the_file_system_at_msync_and_close() {
+    on_both(Consistency::Strict, |mount| {
+        let path = mount.path("mapped");
+        fs::write(&path, vec![b'a'; MAPPED_BYTES]).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let mapping = Mapping::new(&file);
+        mapping.bytes()[0] = b'b';
+        mapping.sync();
+        let mut read = [0; 1];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(&read, b"b");
+        mapping.bytes()[5000] = b'c';
+        drop(mapping);
+        drop(file);
+        assert_eq!(fs::read(&path).unwrap()[5000], b'c');
+    });
+}
+
+#[test]
+fn stale_pages_are_dropped_at_open() {
+    on_both(Consistency::Strict, |mount| {
+        let path = mount.path("mapped");
+        fs::write(&path, vec![b'a'; MAPPED_BYTES]).unwrap();
+        let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let file = open();
+        let mapping = Mapping::new(&file);
+        assert_eq!(mapping.bytes()[0], b'a');
+        behind_the_kernel_s_back(mount, "mapped", b"z");
+        let again = open();
+        assert_eq!(Mapping::new(&again).bytes()[0], b'z');
+    });
+}
+
+/// Changes a file as another client would.
+fn behind_the_kernel_s_back(mount: &TestMount, name: &str, data: &[u8]) {
+    use dray_core::{Buf, Context, FileSystem, Name, OpenHow, Write};
+    let (fs, name, data) = (mount.fs.clone(), name.to_owned(), Buf::from(data));
+    let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
+    executor.block_on(async move {
+        let (cx, root) = (Context::system(), fs.info().root);
+        let entry = fs.lookup(&cx, root, Name::new(name.as_bytes()).unwrap()).await.unwrap();
+        let file = fs.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+        file.write(&cx, Write::at(0), data).await.unwrap();
+        file.close(&cx).await.unwrap();
+    });
+}
+
+#[test]
+fn strict_sees_at_once_what_another_client_wrote() {
+    on_both(Consistency::Strict, |mount| {
+        fs::write(mount.path("file"), b"old").unwrap();
+        let mut file = File::open(mount.path("file")).unwrap();
+        behind_the_kernel_s_back(mount, "file", b"newer");
+        assert_eq!(fs::metadata(mount.path("file")).unwrap().len(), 5);
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "newer");
+    });
+}
+
+#[test]
+fn close_to_open_keeps_pages_until_the_file_changes() {
+    on_both(Consistency::CloseToOpen, |mount| {
+        let path = mount.path("file");
+        fs::write(&path, b"old").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        let reads = mount.count("read");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(mount.count("read"), reads, "the kernel had the page");
+        behind_the_kernel_s_back(mount, "file", b"changed");
+        assert_eq!(fs::read(&path).unwrap(), b"changed");
+        let lookups = mount.count("lookup");
+        fs::metadata(&path).unwrap();
+        assert!(mount.count("lookup") <= lookups + 1);
+    });
+}
+
+#[test]
+fn permissions_are_checked() {
+    on_both(Consistency::Strict, |mount| {
+        let path = mount.path("secret");
+        fs::write(&path, b"x").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let path = c_path(&path);
+        // The check of another user is made in a child, which has the rights to lose.
+        // SAFETY: the child makes system calls only.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::setgroups(0, std::ptr::null());
+                libc::setgid(1234);
+                libc::setuid(1234);
+                let opened = libc::open(path.as_ptr(), libc::O_RDONLY);
+                let refused = opened < 0 && *libc::__errno_location() == libc::EACCES;
+                let access = libc::access(path.as_ptr(), libc::R_OK);
+                libc::_exit(if refused && access < 0 { 0 } else { 1 });
+            }
+            let mut status = 0;
+            libc::waitpid(child, &mut status, 0);
+            status
+        };
+        assert_eq!(status, 0);
+    });
+}
+
+#[test]
+fn what_is_under_way_and_open_is_counted_to_zero() {
+    on_both(Consistency::Strict, |mount| {
+        for index in 0..50 {
+            fs::write(mount.path(&format!("f{index}")), b"x").unwrap();
+        }
+        let file = File::open(mount.path("f0")).unwrap();
+        assert!(mount.reporter.stats().handles >= 1);
+        drop(file);
+        // The kernel does not wait for RELEASE, and forgets nodes when it needs memory.
+        for _ in 0..100 {
+            if mount.reporter.stats().handles == 0 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let stats = mount.reporter.stats();
+        assert_eq!((stats.handles, stats.in_flight.len()), (0, 0));
+        mount.notifier.inval_inode(mount.fs_root(), None).unwrap();
+    });
+}

@@ -1,0 +1,364 @@
+//! The one wrapper around a file system for every kind of observer.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use dray_core::{
+    Access, Allocate, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId, FileSystem,
+    FsInfo, Fut, Io, Lock, LockOwner, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow,
+    Result, Seek, SetAttr, Statfs, Write, XattrSet,
+};
+
+use crate::observe::{Admit, Call, Observer, Outcome};
+
+/// A file system whose calls an observer sees.
+pub struct Observed<O> {
+    inner: Arc<dyn FileSystem>,
+    observer: Arc<O>,
+}
+
+impl<O: Observer> Observed<O> {
+    /// Puts `observer` around `inner` and all files opened through it.
+    pub fn new(inner: Arc<dyn FileSystem>, observer: Arc<O>) -> Observed<O> {
+        Observed { inner, observer }
+    }
+
+    fn file(&self, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
+        Arc::new(ObservedFile { inner: file, observer: self.observer.clone() })
+    }
+
+    fn call<'a>(&self, op: Op, id: FileId) -> Call<'a> {
+        Call::new(op, id)
+    }
+
+    fn named<'a>(&self, op: Op, dir: FileId, name: &'a Name) -> Call<'a> {
+        Call { name: Some(name), ..Call::new(op, dir) }
+    }
+}
+
+async fn admitted<O: Observer>(observer: &O, cx: &Context, call: &Call<'_>) -> Result<()> {
+    match observer.admit(cx, call) {
+        Admit::Now => Ok(()),
+        Admit::After(wait) => wait.await,
+        Admit::Refuse(error) => Err(error),
+    }
+}
+
+/// Makes the call if it is admitted, and tells the observer how it went. `bytes_of` says
+/// how much a success has moved. `work` must begin when it is first polled: file systems
+/// may do their work when a method is called, not only when its future is polled.
+async fn observe<O: Observer, T>(
+    observer: &O,
+    cx: &Context,
+    call: Call<'_>,
+    work: impl Future<Output = Result<T>>,
+    bytes_of: impl FnOnce(&T) -> u64,
+) -> Result<T> {
+    let begin = dray_rt::now();
+    let result = match admitted(observer, cx, &call).await {
+        Ok(()) => work.await,
+        Err(error) => Err(error.during(call.op)),
+    };
+    let outcome = match &result {
+        Ok(value) => Outcome { bytes: bytes_of(value), error: None },
+        Err(error) => Outcome { bytes: 0, error: Some(error) },
+    };
+    observer.done(cx, &call, outcome, begin.elapsed());
+    result
+}
+
+fn none<T>(_: &T) -> u64 {
+    0
+}
+
+/// Wraps a call: what it is, and the call itself.
+macro_rules! watch {
+    ($self:ident, $cx:ident, $call:expr, $work:expr) => {
+        Box::pin(
+            async move { observe(&*$self.observer, $cx, $call, async { $work.await }, none).await },
+        )
+    };
+}
+
+impl<O: Observer> FileSystem for Observed<O> {
+    fn info(&self) -> &FsInfo {
+        self.inner.info()
+    }
+
+    fn lookup<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+    ) -> Fut<'a, Result<Entry>> {
+        let call = self.named(Op::Lookup, dir, name);
+        watch!(self, cx, call, self.inner.lookup(cx, dir, name))
+    }
+
+    fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
+        watch!(self, cx, self.call(Op::Parent, dir), self.inner.parent(cx, dir))
+    }
+
+    fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
+        watch!(self, cx, self.call(Op::Getattr, id), self.inner.getattr(cx, id))
+    }
+
+    fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
+        watch!(self, cx, self.call(Op::Setattr, id), self.inner.setattr(cx, id, set))
+    }
+
+    fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
+        watch!(self, cx, self.call(Op::Readlink, id), self.inner.readlink(cx, id))
+    }
+
+    fn make<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        what: Make<'a>,
+    ) -> Fut<'a, Result<Entry>> {
+        let call = self.named(Op::Make, dir, name);
+        watch!(self, cx, call, self.inner.make(cx, dir, name, what))
+    }
+
+    fn remove<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        kind: RemoveKind,
+    ) -> Fut<'a, Result<()>> {
+        let call = self.named(Op::Remove, dir, name);
+        watch!(self, cx, call, self.inner.remove(cx, dir, name, kind))
+    }
+
+    fn rename<'a>(
+        &'a self,
+        cx: &'a Context,
+        from: (FileId, &'a Name),
+        to: (FileId, &'a Name),
+        how: RenameHow,
+    ) -> Fut<'a, Result<()>> {
+        let call = Call { to: Some(to), ..self.named(Op::Rename, from.0, from.1) };
+        watch!(self, cx, call, self.inner.rename(cx, from, to, how))
+    }
+
+    fn link<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        dir: FileId,
+        name: &'a Name,
+    ) -> Fut<'a, Result<Entry>> {
+        let call = Call { to: Some((dir, name)), ..self.call(Op::Link, id) };
+        watch!(self, cx, call, self.inner.link(cx, id, dir, name))
+    }
+
+    fn open<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(async move {
+            let work = async { self.inner.open(cx, id, how).await };
+            let call = self.call(Op::Open, id);
+            observe(&*self.observer, cx, call, work, none).await.map(|file| self.file(file))
+        })
+    }
+
+    fn create<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        Box::pin(async move {
+            let work = async { self.inner.create(cx, dir, name, how).await };
+            let call = self.named(Op::Create, dir, name);
+            let (entry, file) = observe(&*self.observer, cx, call, work, none).await?;
+            Ok((entry, self.file(file)))
+        })
+    }
+
+    fn tmpfile<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        Box::pin(async move {
+            let work = async { self.inner.tmpfile(cx, dir, how).await };
+            let call = self.call(Op::Tmpfile, dir);
+            let (entry, file) = observe(&*self.observer, cx, call, work, none).await?;
+            Ok((entry, self.file(file)))
+        })
+    }
+
+    fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::Access, id), self.inner.access(cx, id, want))
+    }
+
+    fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>> {
+        let root = self.inner.info().root;
+        watch!(self, cx, self.call(Op::Statfs, root), self.inner.statfs(cx))
+    }
+
+    fn getxattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+    ) -> Fut<'a, Result<Vec<u8>>> {
+        watch!(self, cx, self.call(Op::Getxattr, id), self.inner.getxattr(cx, id, name))
+    }
+
+    fn setxattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+        value: &'a [u8],
+        how: XattrSet,
+    ) -> Fut<'a, Result<()>> {
+        let call = Call { bytes: value.len() as u64, ..self.call(Op::Setxattr, id) };
+        watch!(self, cx, call, self.inner.setxattr(cx, id, name, value, how))
+    }
+
+    fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
+        watch!(self, cx, self.call(Op::Listxattr, id), self.inner.listxattr(cx, id))
+    }
+
+    fn removexattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+    ) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::Removexattr, id), self.inner.removexattr(cx, id, name))
+    }
+}
+
+/// An open file whose calls an observer sees.
+struct ObservedFile<O> {
+    inner: Arc<dyn OpenFile>,
+    observer: Arc<O>,
+}
+
+impl<O: Observer> ObservedFile<O> {
+    fn call<'a>(&self, op: Op) -> Call<'a> {
+        Call::new(op, self.inner.id())
+    }
+
+    fn sized<'a>(&self, op: Op, bytes: usize) -> Call<'a> {
+        Call { bytes: bytes as u64, ..self.call(op) }
+    }
+}
+
+impl<O: Observer> OpenFile for ObservedFile<O> {
+    fn id(&self) -> FileId {
+        self.inner.id()
+    }
+
+    /// The file below, so that it recognises its own through any number of observers.
+    fn as_any(&self) -> &dyn Any {
+        self.inner.as_any()
+    }
+
+    fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
+        Box::pin(async move {
+            let begin = dray_rt::now();
+            let (call, before) = (self.sized(Op::Read, into.room()), into.len());
+            let result = match admitted(&*self.observer, cx, &call).await {
+                Ok(()) => self.inner.read(cx, at, into).await,
+                Err(error) => Err((error.during(Op::Read), into)),
+            };
+            let outcome = match &result {
+                Ok(into) => Outcome { bytes: (into.len() - before) as u64, error: None },
+                Err((error, _)) => Outcome { bytes: 0, error: Some(error) },
+            };
+            self.observer.done(cx, &call, outcome, begin.elapsed());
+            result
+        })
+    }
+
+    fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
+        Box::pin(async move {
+            let call = self.sized(Op::Write, from.len());
+            let work = async { self.inner.write(cx, how, from).await };
+            observe(&*self.observer, cx, call, work, |written| *written as u64).await
+        })
+    }
+
+    fn readdir<'a>(
+        &'a self,
+        cx: &'a Context,
+        cookie: u64,
+        max_bytes: usize,
+        plus: bool,
+    ) -> Fut<'a, Result<DirPage>> {
+        let call = self.sized(Op::Readdir, max_bytes);
+        watch!(self, cx, call, self.inner.readdir(cx, cookie, max_bytes, plus))
+    }
+
+    fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
+        watch!(self, cx, self.call(Op::Getattr), self.inner.getattr(cx))
+    }
+
+    fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
+        watch!(self, cx, self.call(Op::Setattr), self.inner.setattr(cx, set))
+    }
+
+    fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::Flush), self.inner.flush(cx, owner))
+    }
+
+    fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::Sync), self.inner.sync(cx, data_only))
+    }
+
+    fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::Allocate), self.inner.allocate(cx, what))
+    }
+
+    fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>> {
+        watch!(self, cx, self.call(Op::Seek), self.inner.seek(cx, at, what))
+    }
+
+    fn copy_range<'a>(
+        &'a self,
+        cx: &'a Context,
+        at: u64,
+        to: &'a dyn OpenFile,
+        to_at: u64,
+        len_bytes: u64,
+    ) -> Fut<'a, Result<u64>> {
+        Box::pin(async move {
+            let call = Call { bytes: len_bytes, ..self.call(Op::CopyRange) };
+            let work = async { self.inner.copy_range(cx, at, to, to_at, len_bytes).await };
+            observe(&*self.observer, cx, call, work, |copied| *copied).await
+        })
+    }
+
+    fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::Lock), self.inner.lock(cx, lock, wait))
+    }
+
+    fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {
+        watch!(self, cx, self.call(Op::TestLock), self.inner.test_lock(cx, lock))
+    }
+
+    fn get_flags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<u32>> {
+        watch!(self, cx, self.call(Op::GetFlags), self.inner.get_flags(cx))
+    }
+
+    fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::SetFlags), self.inner.set_flags(cx, flags))
+    }
+
+    fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::Close), self.inner.close(cx))
+    }
+}

@@ -1,0 +1,275 @@
+//! `OpenFile` at the client end.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dray_core::{
+    Allocate, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock, LockOwner,
+    Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+};
+
+use crate::client::channel::{Answer, Ask, Failure, value_of};
+use crate::client::held::HeldLock;
+use crate::client::session::Session;
+use crate::wire::{Call, Input, PAGE_MAX_BYTES, Wire};
+
+/// A server that loses a file between its opening and the call after it, this often in one
+/// life, is not worth asking again.
+const REOPEN_TRIES: usize = 64;
+
+/// An open file at the server, by the number that we gave it.
+pub(crate) struct RemoteFile {
+    session: Arc<Session>,
+    id: FileId,
+    handle: u64,
+    /// As first opened; for opening it again.
+    how: OpenHow,
+    closed: AtomicBool,
+}
+
+impl RemoteFile {
+    pub(crate) fn new(session: Arc<Session>, id: FileId, handle: u64, how: OpenHow) -> RemoteFile {
+        RemoteFile { session, id, handle, how, closed: AtomicBool::new(false) }
+    }
+
+    async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
+        self.send(cx, &call, None, (None, None)).await
+    }
+
+    async fn change<T: for<'b> Wire<'b>>(
+        &self,
+        cx: &Context,
+        call: Call<'_>,
+        data: Option<Buf>,
+    ) -> Result<T> {
+        let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
+        self.send(cx, &call, Some((slot.number, slot.sequence)), (data, None)).await
+    }
+
+    async fn send<T: for<'b> Wire<'b>>(
+        &self,
+        cx: &Context,
+        call: &Call<'_>,
+        slot: Option<(u32, u32)>,
+        (data, to): (Option<Buf>, Option<&RemoteFile>),
+    ) -> Result<T> {
+        let ask =
+            Ask { cx, call, slot, request: self.session.link.request_of(cx), data, into: None, to };
+        value_of(self.call(ask).await).map_err(|error| error.during(call.op()))
+    }
+
+    /// Calls, and if the server has lost the file, opens it again and repeats the call.
+    async fn call<T: for<'b> Wire<'b>>(
+        &self,
+        mut ask: Ask<'_>,
+    ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
+        let (mut tries, mut instance) = (0, self.session.link.known().instance);
+        while tries < REOPEN_TRIES {
+            if let Err(error) = self.session.link.held.check(ask.cx, self.handle).await {
+                return Err((Failure::Error(error), ask.into));
+            }
+            let channel = match self.session.channel() {
+                Ok(channel) => channel,
+                Err(error) => return Err((Failure::Error(error), ask.into)),
+            };
+            let again = Ask { data: ask.data.clone(), into: None, ..ask };
+            let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
+            let Err((Failure::UnknownHandle, into)) = outcome else { return outcome };
+            if let Err(error) = self.open_again(&again).await {
+                return Err((Failure::Error(error), into));
+            }
+            ask = Ask { into, ..again };
+            // A wait may outlast any number of servers.
+            let now = self.session.link.known().instance;
+            tries = if instance == now { tries + 1 } else { 0 };
+            instance = now;
+        }
+        Err((Failure::UnknownHandle, ask.into))
+    }
+
+    /// Opens what the call names: this file, and where it copies to another, that too.
+    async fn open_again(&self, lost: &Ask<'_>) -> Result<()> {
+        let to = match (lost.call, lost.to) {
+            (Call::CopyRange { .. }, Some(to)) => Some(to),
+            _ => None,
+        };
+        for file in [Some(self), to].into_iter().flatten() {
+            let how = OpenHow::new(file.how.flags & !libc::O_TRUNC);
+            let call = Call::Open { id: file.id, how, handle: file.handle, again: true };
+            let ask = Ask { call: &call, slot: None, data: None, into: None, to: None, ..*lost };
+            let channel = self.session.channel()?;
+            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
+        }
+        Ok(())
+    }
+}
+
+impl OpenFile for RemoteFile {
+    fn id(&self) -> FileId {
+        self.id
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
+        Box::pin(async move {
+            let len_bytes = into.room().min(dray_core::IO_MAX_BYTES) as u32;
+            let (call, request) = (
+                Call::Read { handle: self.handle, at, len_bytes },
+                self.session.link.request_of(cx),
+            );
+            let ask = Ask {
+                cx,
+                call: &call,
+                slot: None,
+                request,
+                data: None,
+                into: Some(into),
+                to: None,
+            };
+            let lost = || BufMut::heap(0);
+            match self.call::<()>(ask).await {
+                Ok(answer) => Ok(answer.data.unwrap_or_else(lost)),
+                Err((failure, into)) => {
+                    let error = match failure {
+                        Failure::Error(error) => error,
+                        Failure::UnknownHandle => Error::new(Errno::ESTALE),
+                    };
+                    Err((error.during(Op::Read), into.unwrap_or_else(lost)))
+                }
+            }
+        })
+    }
+
+    fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
+        Box::pin(async move {
+            let call = Call::Write { handle: self.handle, how };
+            self.change::<u32>(cx, call, Some(from)).await.map(|written| written as usize)
+        })
+    }
+
+    fn readdir<'a>(
+        &'a self,
+        cx: &'a Context,
+        cookie: u64,
+        max_bytes: usize,
+        plus: bool,
+    ) -> Fut<'a, Result<DirPage>> {
+        let max_bytes = max_bytes.min(u32::MAX as usize) as u32;
+        Box::pin(async move {
+            // A page is larger than a head may be: it comes as data.
+            let call = Call::Readdir { handle: self.handle, cookie, max_bytes, plus };
+            let ask = Ask {
+                cx,
+                call: &call,
+                slot: None,
+                request: self.session.link.request_of(cx),
+                data: None,
+                into: Some(BufMut::heap(PAGE_MAX_BYTES)),
+                to: None,
+            };
+            let answer: Answer<()> =
+                self.call(ask).await.map_err(crate::client::channel::error_of)?;
+            let bytes = answer.data.unwrap_or_else(|| BufMut::heap(0));
+            Input::whole(bytes.filled())
+                .map_err(|_| Error::new(Errno::EPROTO).because("malformed directory page"))
+        })
+    }
+
+    fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
+        Box::pin(self.ask(cx, Call::Getattr { id: self.id, handle: Some(self.handle) }))
+    }
+
+    fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
+        let call = Call::Setattr { id: self.id, handle: Some(self.handle), set };
+        Box::pin(self.change(cx, call, None))
+    }
+
+    fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            self.session.link.held.flushed(self.id, owner);
+            self.ask(cx, Call::Flush { handle: self.handle, owner }).await
+        })
+    }
+
+    fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
+        Box::pin(self.ask(cx, Call::Sync { handle: self.handle, data_only }))
+    }
+
+    fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
+        Box::pin(self.change(cx, Call::Allocate { handle: self.handle, what }, None))
+    }
+
+    fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>> {
+        Box::pin(self.ask(cx, Call::Seek { handle: self.handle, at, what }))
+    }
+
+    fn copy_range<'a>(
+        &'a self,
+        cx: &'a Context,
+        at: u64,
+        to: &'a dyn OpenFile,
+        to_at: u64,
+        len_bytes: u64,
+    ) -> Fut<'a, Result<u64>> {
+        Box::pin(async move {
+            let to = to.as_any().downcast_ref::<RemoteFile>();
+            let to = to.filter(|to| Arc::ptr_eq(&to.session, &self.session));
+            let Some(to) = to else { return Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) };
+            let call = Call::CopyRange { handle: self.handle, at, to: to.handle, to_at, len_bytes };
+            let link = &self.session.link;
+            let slot = link.slots.take(cx, link.request_of(cx)).await?;
+            self.send(cx, &call, Some((slot.number, slot.sequence)), (None, Some(to))).await
+        })
+    }
+
+    fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
+        // In no slot: taking a lock that one has, or giving back one that one has not,
+        // changes nothing, and a waiting lock must not hold up the unlock behind it.
+        Box::pin(async move {
+            let handle = self.handle;
+            // What is given back is not claimed again, whether or not the answer comes:
+            // somebody else may have it by then.
+            self.session.link.held.given_up(self.id, lock);
+            self.ask::<()>(cx, Call::Lock { handle, lock, wait, reclaim: false }).await?;
+            let held = HeldLock { handle, id: self.id, how: self.how, lock };
+            self.session.link.held.granted(held);
+            Ok(())
+        })
+    }
+
+    fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {
+        Box::pin(self.ask(cx, Call::TestLock { handle: self.handle, lock }))
+    }
+
+    fn get_flags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<u32>> {
+        Box::pin(self.ask(cx, Call::GetFlags { handle: self.handle }))
+    }
+
+    fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
+        Box::pin(self.change(cx, Call::SetFlags { handle: self.handle, flags }, None))
+    }
+
+    fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            self.closed.store(true, Ordering::Relaxed);
+            // Where it is being opened again for its locks, that comes first; a lock that
+            // could not be had again matters no more.
+            let _ = self.session.link.held.check(cx, self.handle).await;
+            self.session.link.held.closed(self.handle);
+            self.ask(cx, Call::Close { handle: self.handle }).await
+        })
+    }
+}
+
+impl Drop for RemoteFile {
+    /// A file that was not closed is closed without anybody being told how that went.
+    fn drop(&mut self) {
+        if !self.closed.swap(true, Ordering::Relaxed) {
+            self.session.link.close_later(&self.session, self.handle);
+        }
+    }
+}

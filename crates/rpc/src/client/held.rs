@@ -1,0 +1,246 @@
+//! The locks that this mount holds, to claim them again from a server that lost its
+//! state, and the open files whose locks could not be had again.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use dray_core::{
+    Context, Errno, Error, FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, OpenHow,
+    Result,
+};
+
+/// A lock and the open file through which it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldLock {
+    pub(crate) handle: u64,
+    pub(crate) id: FileId,
+    pub(crate) how: OpenHow,
+    pub(crate) lock: Lock,
+}
+
+/// All locks of a mount.
+#[derive(Default)]
+pub(crate) struct Held {
+    state: Mutex<State>,
+    /// Some open file has lost a lock or may have; spares looking which at each call.
+    any_lost: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    locks: Vec<HeldLock>,
+    lost: BTreeSet<u64>,
+    /// Open files whose locks are being claimed again: nothing may be done through them
+    /// before it is known whether they are had.
+    doubtful: BTreeSet<u64>,
+    /// Claims under way: where a server dies during one, the next begins before it ends.
+    claims: u32,
+    waiting: Vec<Waker>,
+}
+
+impl Held {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server granted this.
+    pub(crate) fn granted(&self, new: HeldLock) {
+        let mut state = self.lock();
+        let same_owner = |held: &HeldLock| {
+            held.id == new.id
+                && held.lock.family == new.lock.family
+                && held.lock.owner == new.lock.owner
+        };
+        let mut kept = Vec::with_capacity(state.locks.len() + 2);
+        for held in state.locks.drain(..) {
+            if !same_owner(&held) {
+                kept.push(held);
+                continue;
+            }
+            for range in without(held.lock.range, new.lock.range).into_iter().flatten() {
+                kept.push(HeldLock { lock: Lock { range, ..held.lock }, ..held });
+            }
+        }
+        if new.lock.kind != LockKind::Unlock {
+            kept.push(new);
+        }
+        state.locks = kept;
+    }
+
+    /// A call is about to be made that gives up what is held here: all of it, or with a
+    /// shared lock the right to be alone.
+    pub(crate) fn given_up(&self, id: FileId, lock: Lock) {
+        if lock.kind == LockKind::Exclusive {
+            return;
+        }
+        let same = |held: &HeldLock| {
+            held.id == id
+                && held.lock.family == lock.family
+                && held.lock.owner == lock.owner
+                && held.lock.range.overlaps(lock.range)
+        };
+        let pieces: Vec<HeldLock> = self.lock().locks.iter().copied().filter(same).collect();
+        for held in pieces {
+            let start = held.lock.range.start.max(lock.range.start);
+            let end = held.lock.range.end.min(lock.range.end);
+            let rest = Lock { kind: lock.kind, range: LockRange { start, end }, ..held.lock };
+            self.granted(HeldLock { lock: rest, ..held });
+        }
+    }
+
+    /// `owner` closed a descriptor of `id`: its fcntl locks there are gone.
+    pub(crate) fn flushed(&self, id: FileId, owner: LockOwner) {
+        self.lock().locks.retain(|held| {
+            held.id != id || held.lock.owner != owner || held.lock.family != LockFamily::Posix
+        });
+    }
+
+    /// An open file was closed: its flock locks are gone, and whatever it had lost
+    /// matters no more.
+    pub(crate) fn closed(&self, handle: u64) {
+        let mut state = self.lock();
+        state.locks.retain(|held| held.handle != handle || held.lock.family != LockFamily::Flock);
+        state.lost.remove(&handle);
+        state.doubtful.remove(&handle);
+        self.note(&state);
+    }
+
+    fn note(&self, state: &State) {
+        let any = !state.lost.is_empty() || !state.doubtful.is_empty();
+        self.any_lost.store(any, Ordering::Relaxed);
+    }
+
+    /// Everything held, now that the server has forgotten it: calls through these open
+    /// files wait until [`Held::settled`].
+    pub(crate) fn doubt_all(&self) -> Vec<HeldLock> {
+        let mut state = self.lock();
+        let handles: BTreeSet<u64> = state.locks.iter().map(|held| held.handle).collect();
+        state.doubtful.extend(handles);
+        state.claims += 1;
+        self.note(&state);
+        state.locks.clone()
+    }
+
+    /// Whether a lock is still wanted.
+    pub(crate) fn holds(&self, lock: &HeldLock) -> bool {
+        self.lock().locks.contains(lock)
+    }
+
+    /// A claim has ended; with the last it is known which locks are had again.
+    pub(crate) fn settled(&self) {
+        let mut state = self.lock();
+        state.claims = state.claims.saturating_sub(1);
+        if state.claims > 0 {
+            return;
+        }
+        state.doubtful.clear();
+        self.note(&state);
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// A lock could not be had again.
+    pub(crate) fn lost(&self, gone: &HeldLock) {
+        let mut state = self.lock();
+        state.locks.retain(|held| held != gone);
+        state.lost.insert(gone.handle);
+        self.note(&state);
+    }
+
+    /// `EIO` for an open file that lost a lock: what its process believes to own may be
+    /// somebody else's by now. Closing it ends the matter.
+    /// While it is not known, it waits; `EINTR` when the caller gives up.
+    pub(crate) async fn check(&self, cx: &Context, handle: u64) -> Result<()> {
+        if !self.any_lost.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        std::future::poll_fn(|task| {
+            let mut state = self.lock();
+            if state.doubtful.contains(&handle) {
+                state.waiting.push(task.waker().clone());
+                drop(state);
+                return match &cx.cancel {
+                    Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
+                    _ => Poll::Pending,
+                };
+            }
+            Poll::Ready(Ok(()))
+        })
+        .await?;
+        if self.any_lost.load(Ordering::Relaxed) && self.lock().lost.contains(&handle) {
+            let error = Error::new(Errno::EIO);
+            return Err(error.because("a lock on this open file was lost with the server's state"));
+        }
+        Ok(())
+    }
+}
+
+/// What is left of `range` when `cut` is taken out: nothing, one piece or two.
+fn without(range: LockRange, cut: LockRange) -> [Option<LockRange>; 2] {
+    if !range.overlaps(cut) {
+        return [Some(range), None];
+    }
+    let before =
+        (range.start < cut.start).then(|| LockRange { start: range.start, end: cut.start - 1 });
+    let behind = (range.end > cut.end).then(|| LockRange { start: cut.end + 1, end: range.end });
+    [before, behind]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_core::Pid;
+    use std::pin::pin;
+    use std::task::Context as TaskContext;
+
+    fn held(handle: u64, kind: LockKind, start: u64, end: u64) -> HeldLock {
+        let lock = Lock {
+            family: LockFamily::Posix,
+            kind,
+            range: LockRange { start, end },
+            owner: LockOwner(1),
+            pid: Pid(1),
+        };
+        HeldLock { handle, id: FileId { ino: 1, generation: 1 }, how: OpenHow::READ_WRITE, lock }
+    }
+
+    #[test]
+    fn unlocking_the_middle_leaves_both_ends() {
+        let all = Held::default();
+        all.granted(held(1, LockKind::Exclusive, 0, 99));
+        all.granted(held(1, LockKind::Unlock, 40, 59));
+        let ranges: Vec<_> = all
+            .doubt_all()
+            .iter()
+            .map(|held| (held.lock.range.start, held.lock.range.end))
+            .collect();
+        assert_eq!(ranges, [(0, 39), (60, 99)]);
+        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(2));
+        assert_eq!(all.doubt_all().len(), 2);
+        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
+        assert!(all.doubt_all().is_empty());
+    }
+
+    #[test]
+    fn a_lost_lock_is_told_until_the_file_is_closed() {
+        let all = Held::default();
+        let lock = held(7, LockKind::Exclusive, 0, u64::MAX);
+        all.granted(lock);
+        let check = |handle| {
+            let cx = Context::system();
+            let mut check = pin!(all.check(&cx, handle));
+            check.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
+        };
+        assert!(matches!(check(7), Poll::Ready(Ok(()))));
+        assert_eq!(all.doubt_all(), [lock]);
+        assert!(check(7).is_pending() && check(8).is_ready());
+        all.lost(&lock);
+        all.settled();
+        assert!(matches!(check(7), Poll::Ready(Err(error)) if error.errno() == Errno::EIO));
+        all.closed(7);
+        assert!(matches!(check(7), Poll::Ready(Ok(()))));
+    }
+}

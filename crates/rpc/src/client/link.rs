@@ -1,0 +1,430 @@
+//! Keeps a channel connected: connects, shakes hands, goes on with the session.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use dray_core::{BufMut, Context, Errno, FsInfo, NodeId, OpenHow};
+use dray_fabric::{Connect, Connection, Sink};
+use dray_rt::sync::oneshot;
+use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
+
+use crate::auth::{Role, Transcript};
+use crate::client::channel::{Ask, Channel, Receiver, value_of};
+use crate::client::held::{Held, HeldLock};
+use crate::client::memory::SessionMemory;
+use crate::client::session::{ClientOptions, ConnectError, Session};
+use crate::client::slots::Slots;
+use crate::wire::{
+    Auth, Call, Challenge, HandshakeError, Hello, Input, Malformed, NotifyHead, Proof, VERSION_MAX,
+    VERSION_MIN, Welcome,
+};
+
+/// First wait before connecting anew; doubled each time up to the last. What is waited is
+/// between half of it and all of it, by chance, so that the clients of a server that
+/// comes back do not come all at once.
+const BACKOFF_FIRST: Duration = Duration::from_millis(20);
+const BACKOFF_LAST: Duration = Duration::from_millis(500);
+/// A handshake that takes longer has failed.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
+/// Marks numbers of our own; those of front ends do not reach this far.
+const OWN_NUMBER: u64 = 1 << 63;
+
+/// What all channels of a session share about its server.
+pub(crate) struct Link {
+    pub(crate) options: ClientOptions,
+    pub(crate) connector: Arc<dyn Connect>,
+    pub(crate) slots: Arc<Slots>,
+    memory: Arc<SessionMemory>,
+    pub(crate) held: Held,
+    requests: AtomicU64,
+    pub(crate) node: NodeId,
+    known: Mutex<Known>,
+    /// The session has been ended by us: it is not to be begun anew.
+    pub(crate) leaving: AtomicBool,
+    home: Handle,
+}
+
+/// What the server told us last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known {
+    pub(crate) session: u64,
+    secret: [u8; 16],
+    pub(crate) instance: u64,
+    pub(crate) boot: u128,
+    /// Times that the server had forgotten us.
+    pub(crate) lost: u64,
+}
+
+/// How a handshake ended.
+type Outcome = Result<FsInfo, ConnectError>;
+
+impl Link {
+    pub(crate) fn new(
+        connector: Arc<dyn Connect>,
+        options: ClientOptions,
+        memory: SessionMemory,
+    ) -> Link {
+        let memory = Arc::new(memory);
+        let node = memory.node();
+        let mut known = Known::default();
+        if let Some((session, secret, instance)) = memory.session() {
+            known = Known { session, secret, instance, ..known };
+        }
+        Link {
+            options,
+            connector,
+            slots: Arc::new(Slots::new(memory.clone())),
+            memory,
+            held: Held::default(),
+            requests: AtomicU64::new(1),
+            node,
+            known: Mutex::new(known),
+            leaving: AtomicBool::new(false),
+            home: Handle::current(),
+        }
+    }
+
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects `channel` for the first time and keeps it connected if that went well.
+    pub(crate) async fn start(self: &Arc<Link>, channel: Arc<Channel>) -> Outcome {
+        let (tell, told) = oneshot::channel();
+        let link = self.clone();
+        dray_rt::spawn(async move {
+            // A process before us may have left connections on which things still arrive.
+            let mut replaces = Hello::REPLACES_ALL;
+            let ended = link.connect_once(&channel, &mut replaces, Some(tell)).await;
+            if ended.is_ok() {
+                link.keep(channel, replaces).await;
+            }
+        });
+        told.await
+            .unwrap_or_else(|_| Err(ConnectError::Protocol("the connection was given up".into())))
+    }
+
+    /// Connects a further channel and keeps it connected.
+    pub(crate) fn go_on(self: &Arc<Link>, channel: Arc<Channel>) {
+        dray_rt::spawn(self.clone().keep(channel, 0));
+    }
+
+    async fn keep(self: Arc<Link>, channel: Arc<Channel>, mut replaces: u64) {
+        let mut backoff = BACKOFF_FIRST;
+        let mut complained = false;
+        loop {
+            if self.leaving.load(Ordering::Relaxed) {
+                return channel.shut();
+            }
+            match self.connect_once(&channel, &mut replaces, None).await {
+                Ok(error) => {
+                    log::warn!(
+                        "lost the connection to {}: {error}; connecting anew",
+                        self.connector.target()
+                    );
+                    (backoff, complained) = (BACKOFF_FIRST, false);
+                }
+                Err(error) if !complained => {
+                    log::warn!("{error}; trying again until it works");
+                    complained = true;
+                }
+                Err(_) => {}
+            }
+            channel.expire();
+            let wait = backoff.mul_f64(0.5 + random_u64() as f64 / u64::MAX as f64 / 2.0);
+            let ended = timeout(wait, std::future::poll_fn(|task| channel.poll_shut(task))).await;
+            if ended.is_ok() {
+                return;
+            }
+            channel.expire();
+            backoff = (backoff * 2).min(BACKOFF_LAST);
+        }
+    }
+
+    /// One connection from its making to its end. `Ok` has the reason for its end; `Err`
+    /// that it never served. Tells `tell` how the handshake went.
+    async fn connect_once(
+        self: &Arc<Link>,
+        channel: &Arc<Channel>,
+        replaces: &mut u64,
+        tell: Option<oneshot::Sender<Outcome>>,
+    ) -> Result<io::Error, String> {
+        let connection = match timeout(HANDSHAKE_MAX, self.connector.connect()).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(error)) => return Err(self.unreachable(error, tell)),
+            Err(_) => {
+                return Err(self.unreachable(io::Error::from_raw_os_error(libc::ETIMEDOUT), tell));
+            }
+        };
+        let mut sink = LinkSink {
+            link: self.clone(),
+            channel: channel.clone(),
+            connection: connection.clone(),
+            stage: Stage::Begin,
+            nonce: [0; 32],
+            number: *replaces,
+            failure: None,
+            tell,
+            receiver: Receiver(channel.clone()),
+        };
+        let error = match sink.say_hello(*replaces) {
+            Ok(()) => {
+                let watch = watch_handshake(connection.clone(), channel.clone());
+                dray_rt::spawn(watch);
+                connection.run(&mut sink).await
+            }
+            Err(error) => error,
+        };
+        channel.down();
+        *replaces = sink.number;
+        match (sink.stage, sink.failure.take()) {
+            (Stage::Serving, _) => Ok(error),
+            (_, failure) => {
+                let failure = failure.unwrap_or(ConnectError::Unreachable {
+                    target: self.connector.target(),
+                    error,
+                });
+                let text = failure.to_string();
+                if let Some(tell) = sink.tell.take() {
+                    let _ = tell.send(Err(failure)); // whoever asked may have gone
+                }
+                Err(text)
+            }
+        }
+    }
+
+    fn unreachable(&self, error: io::Error, tell: Option<oneshot::Sender<Outcome>>) -> String {
+        let failure = ConnectError::Unreachable { target: self.connector.target(), error };
+        let text = failure.to_string();
+        if let Some(tell) = tell {
+            let _ = tell.send(Err(failure)); // whoever asked may have gone
+        }
+        text
+    }
+
+    /// The number of a request: its front end's, by which it will be known again if it is
+    /// repeated by another process, else 0.
+    pub(crate) fn request_of(&self, cx: &Context) -> u64 {
+        if cx.node == self.node { cx.request.0 } else { 0 }
+    }
+
+    /// A number for a file that the request of `cx` opens. A request opens one file, so
+    /// it can be told by the request, also by a later process.
+    pub(crate) fn handle_of(&self, cx: &Context) -> u64 {
+        match self.request_of(cx) {
+            0 => self.requests.fetch_add(1, Ordering::Relaxed) | OWN_NUMBER,
+            request => request,
+        }
+    }
+
+    /// Takes note of a welcome. True if the server has lost what it kept in memory for us.
+    fn welcomed(&self, welcome: &Welcome) -> bool {
+        let mut known = self.known();
+        let first = known.session == 0;
+        let forgotten = known.instance != welcome.instance || known.session != welcome.session;
+        if known.session == 0 {
+            self.slots.grant(welcome.slots);
+        } else if known.session != welcome.session {
+            known.lost += 1;
+            log::warn!(
+                "{} had forgotten this mount: open files are opened again, locks are lost",
+                self.connector.target()
+            );
+        }
+        self.memory.set_session(welcome.session, &welcome.secret, welcome.instance);
+        known.session = welcome.session;
+        known.secret = welcome.secret;
+        known.instance = welcome.instance;
+        known.boot = welcome.boot;
+        forgotten && !first
+    }
+
+    /// Claims every lock again from a server that lost its state.
+    async fn reclaim(self: Arc<Link>, channel: Arc<Channel>, locks: Vec<HeldLock>, instance: u64) {
+        let done = self.claim(&channel, locks, instance).await;
+        self.held.settled();
+        if done && self.known().instance == instance {
+            channel.notify(NotifyHead::RECLAIMED, 0);
+        }
+    }
+
+    /// Claims them one after the other. False if that server, too, has gone meanwhile.
+    async fn claim(&self, channel: &Channel, locks: Vec<HeldLock>, instance: u64) -> bool {
+        let cx = Context::system();
+        // Where that server dies too, it is begun anew: the next one must not be told that
+        // all is claimed when only the rest has been.
+        for held in locks {
+            let HeldLock { handle, id, how, lock } = held;
+            let how = OpenHow::new(how.flags & !libc::O_TRUNC);
+            let open = Call::Open { id, how, handle, again: true };
+            let claim = Call::Lock { handle, lock, wait: false, reclaim: true };
+            for call in [open, claim] {
+                if self.known().instance != instance {
+                    return false;
+                }
+                if !self.held.holds(&held) {
+                    break; // closed or given back meanwhile
+                }
+                let request = 0;
+                let (data, into, to) = (None, None, None);
+                let ask = Ask { cx: &cx, call: &call, slot: None, request, data, into, to };
+                let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
+                if self.known().instance != instance {
+                    return false; // whatever the answer says, it is not that server's
+                }
+                if let Err(error) = value_of::<()>(outcome) {
+                    log::error!("{}: lost a lock on file {id}: {error}", self.connector.target());
+                    self.held.lost(&held);
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    /// Closes a file that nobody has any more, as soon as the server can be asked.
+    pub(crate) fn close_later(&self, session: &Arc<Session>, handle: u64) {
+        let Ok(channel) = session.channel() else { return };
+        let link = session.link.clone();
+        self.home.spawn(async move {
+            let (cx, call) = (Context::system(), Call::Close { handle });
+            let _ = link.held.check(&cx, handle).await; // as for a close that is asked for
+            link.held.closed(handle);
+            let (data, into, to) = (None, None, None);
+            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+            let _ = channel.call(ask, |bytes| Input::whole::<()>(bytes)).await; // nobody asks
+        });
+    }
+}
+
+/// Ends a connection on which no handshake comes to an end.
+async fn watch_handshake(connection: Arc<dyn Connection>, channel: Arc<Channel>) {
+    sleep(HANDSHAKE_MAX).await;
+    if !channel.stats().up {
+        connection.close();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Begin,
+    Challenged,
+    Serving,
+}
+
+/// Receives on one connection: the handshake first, then the channel's answers.
+struct LinkSink {
+    link: Arc<Link>,
+    channel: Arc<Channel>,
+    connection: Arc<dyn Connection>,
+    stage: Stage,
+    nonce: [u8; 32],
+    number: u64,
+    failure: Option<ConnectError>,
+    tell: Option<oneshot::Sender<Outcome>>,
+    receiver: Receiver,
+}
+
+impl LinkSink {
+    fn say_hello(&mut self, replaces: u64) -> io::Result<()> {
+        random_bytes(&mut self.nonce);
+        let known = self.link.known().clone();
+        let options = &self.link.options;
+        let hello = Hello {
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            features: 0,
+            auth: if options.key.is_some() { Auth::Psk } else { Auth::None },
+            nonce: self.nonce,
+            export: options.export.clone(),
+            node: self.link.node,
+            session: known.session,
+            secret: known.secret,
+            replaces,
+            host: options.host.clone(),
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        self.connection.send(&hello.message(), None)
+    }
+
+    fn challenged(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let challenge = Challenge::from_message(head)?;
+        if !(VERSION_MIN..=VERSION_MAX).contains(&challenge.version) {
+            return Err(Malformed("a protocol version that was not offered").into());
+        }
+        let options = &self.link.options;
+        let seen = Transcript {
+            client_nonce: &self.nonce,
+            server_nonce: &challenge.nonce,
+            export: &options.export,
+        };
+        let mut proof = Proof { proof: [0; 32] };
+        if let Some(key) = &options.key {
+            if !key.verify(Role::Server, seen, &challenge.proof) {
+                return Err(Malformed("the server does not know the key").into());
+            }
+            proof.proof = key.prove(Role::Client, seen);
+        }
+        self.stage = Stage::Challenged;
+        let _ = self.connection.send(&proof.message(), None); // a broken connection shows by itself
+        Ok(())
+    }
+
+    fn welcomed(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let welcome = Welcome::from_message(head)?;
+        let forgotten = self.link.welcomed(&welcome);
+        // Before anything is sent again: a lock may be somebody else's by now.
+        let held = forgotten.then(|| self.link.held.doubt_all());
+        self.number = welcome.connection;
+        self.stage = Stage::Serving;
+        self.channel.up(self.connection.clone(), welcome.calls_max);
+        if let Some(held) = held {
+            dray_rt::spawn(self.link.clone().reclaim(self.channel.clone(), held, welcome.instance));
+        }
+        if let Some(tell) = self.tell.take() {
+            let _ = tell.send(Ok(welcome.info)); // whoever asked may have gone
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, error: HandshakeError) -> io::Error {
+        let target = self.link.connector.target();
+        self.failure = Some(match error {
+            HandshakeError::Refused(refused) => ConnectError::Refused {
+                errno: Errno::new(i32::from(refused.errno)),
+                message: format!("{target}: {}", refused.message),
+            },
+            HandshakeError::Malformed(Malformed(what)) => ConnectError::Protocol(format!(
+                "{target}: {what}; is it a dray server of a version near ours?"
+            )),
+        });
+        io::Error::from_raw_os_error(libc::EPROTO)
+    }
+}
+
+impl Sink for LinkSink {
+    fn poll_place(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        head: &[u8],
+        data_bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        if self.stage != Stage::Serving {
+            return Poll::Ready(Err(Malformed("data in a handshake").into()));
+        }
+        self.receiver.poll_place(cx, head, data_bytes)
+    }
+
+    fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        let step = match self.stage {
+            Stage::Serving => return self.receiver.frame(head, data),
+            Stage::Begin => self.challenged(head),
+            Stage::Challenged => self.welcomed(head),
+        };
+        step.map_err(|error| self.failed(error))
+    }
+}

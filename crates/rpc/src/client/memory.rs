@@ -1,0 +1,233 @@
+//! What a session needs to outlive the client's process: some words of memory that
+//! somebody else may keep (a memfd held by a supervisor).
+//!
+//! ```text
+//! word 0     magic and version           word 4  the client's node
+//! word 1     session, 0 before the first word 5  slots
+//! word 2, 3  its secret                  word 6  instance of the server
+//! word 8+2n  slot n: sequence << 32 | in use
+//! word 9+2n  the request that it is, or was last, in use for
+//! ```
+//! Each word is stored in one piece and a slot's request before its state, so that what a
+//! successor finds is true whatever instruction the process died at.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dray_core::NodeId;
+use dray_rt::random_u64;
+
+/// "dray ses" and the version of the layout, 1.
+const MAGIC: u64 = u64::from_le_bytes(*b"drayse\0\x01");
+const SESSION: usize = 1;
+const SECRET: usize = 2;
+const NODE: usize = 4;
+const SLOTS: usize = 5;
+const INSTANCE: usize = 6;
+const FIRST_SLOT: usize = 8;
+/// Slots that there is room for; a server that grants more sees this many used.
+pub(crate) const SLOTS_MAX: usize = 1020;
+const WORDS: usize = FIRST_SLOT + 2 * SLOTS_MAX;
+const BYTES: usize = WORDS * 8;
+
+/// Memory of one session.
+pub struct SessionMemory {
+    start: NonNull<AtomicU64>,
+    /// The memfd that it lies in; none: on the heap, and ours alone.
+    fd: Option<OwnedFd>,
+}
+
+// SAFETY: the memory is only used as atomics.
+unsafe impl Send for SessionMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SessionMemory {}
+
+/// A slot that was in use when the process before us died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotState {
+    pub(crate) number: u32,
+    pub(crate) sequence: u32,
+    pub(crate) in_use: bool,
+    pub(crate) request: u64,
+}
+
+impl SessionMemory {
+    /// Memory that ends with the process.
+    pub fn heap() -> SessionMemory {
+        let words: Box<[AtomicU64]> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let start = NonNull::from(Box::leak(words)).cast(); // freed in `drop`
+        SessionMemory { start, fd: None }
+    }
+
+    /// Memory that lasts as long as somebody holds [`SessionMemory::fd`]. Errors: those of
+    /// memfd_create(2) and mmap(2).
+    pub fn create_memfd() -> io::Result<SessionMemory> {
+        // SAFETY: the name is a C string; no other memory is passed.
+        let fd = unsafe { libc::memfd_create(c"dray-session".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, owned by nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: no memory is passed.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), BYTES as libc::off_t) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        SessionMemory::map(fd)
+    }
+
+    /// The memory of a process before us. Errors: it is none of this version (`EINVAL`).
+    pub fn from_fd(fd: OwnedFd) -> io::Result<SessionMemory> {
+        // SAFETY: an all-zero stat is valid, and the kernel writes to it during the call.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let known = unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } == 0;
+        if !known || stat.st_size < BYTES as libc::off_t {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let memory = SessionMemory::map(fd)?;
+        match memory.word(0).load(Ordering::Acquire) {
+            0 | MAGIC => Ok(memory), // 0: it died before its first welcome
+            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        }
+    }
+
+    fn map(fd: OwnedFd) -> io::Result<SessionMemory> {
+        // SAFETY: a fresh mapping of a file of at least this size that nobody cuts.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
+        Ok(SessionMemory { start, fd: Some(fd) })
+    }
+
+    /// What a supervisor has to hold; none for memory on the heap.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(std::os::fd::AsFd::as_fd)
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < WORDS);
+        // SAFETY: within the memory, which lives as long as we do.
+        unsafe { self.start.add(index).as_ref() }
+    }
+
+    fn get(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Acquire)
+    }
+
+    fn set(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Release);
+    }
+
+    /// The client's node, drawn at random by the first process that asks.
+    pub fn node(&self) -> NodeId {
+        if self.get(NODE) == 0 {
+            self.set(NODE, random_u64() | 1); // 0 is nobody
+        }
+        NodeId(self.get(NODE))
+    }
+
+    /// Session, secret and server instance; none before the first welcome.
+    pub(crate) fn session(&self) -> Option<(u64, [u8; 16], u64)> {
+        let session = self.get(SESSION);
+        let mut secret = [0; 16];
+        secret[..8].copy_from_slice(&self.get(SECRET).to_le_bytes());
+        secret[8..].copy_from_slice(&self.get(SECRET + 1).to_le_bytes());
+        (session != 0).then(|| (session, secret, self.get(INSTANCE)))
+    }
+
+    pub(crate) fn set_session(&self, session: u64, secret: &[u8; 16], instance: u64) {
+        let half = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| secret[at + index]));
+        self.set(SECRET, half(0));
+        self.set(SECRET + 1, half(8));
+        self.set(INSTANCE, instance);
+        self.set(SESSION, session);
+        self.set(0, MAGIC);
+    }
+
+    /// The slots of the process before us; none if there was none.
+    pub(crate) fn slots(&self) -> Vec<SlotState> {
+        let count = (self.get(SLOTS) as usize).min(SLOTS_MAX);
+        (0..count as u32).map(|number| self.slot(number)).collect()
+    }
+
+    fn slot(&self, number: u32) -> SlotState {
+        let at = FIRST_SLOT + 2 * number as usize;
+        let state = self.get(at);
+        SlotState {
+            number,
+            sequence: (state >> 32) as u32,
+            in_use: state & 1 != 0,
+            request: self.get(at + 1),
+        }
+    }
+
+    pub(crate) fn set_slots(&self, count: u32) {
+        self.set(SLOTS, u64::from(count));
+    }
+
+    pub(crate) fn take_slot(&self, number: u32, sequence: u32, request: u64) {
+        let at = FIRST_SLOT + 2 * number as usize;
+        self.set(at + 1, request);
+        self.set(at, u64::from(sequence) << 32 | 1);
+    }
+
+    pub(crate) fn free_slot(&self, number: u32, sequence: u32) {
+        self.set(FIRST_SLOT + 2 * number as usize, u64::from(sequence) << 32);
+    }
+}
+
+impl Drop for SessionMemory {
+    fn drop(&mut self) {
+        match self.fd {
+            // SAFETY: mapped by us with this length; nobody can refer to it any more.
+            Some(_) => unsafe {
+                libc::munmap(self.start.as_ptr().cast(), BYTES);
+            },
+            // SAFETY: leaked from a box of this length in `heap`.
+            None => unsafe {
+                let words = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), WORDS);
+                drop(Box::from_raw(words));
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_finds_what_was_noted() {
+        let memory = SessionMemory::create_memfd().unwrap();
+        assert_eq!(memory.session(), None);
+        let node = memory.node();
+        memory.set_session(9, &[3; 16], 4);
+        memory.set_slots(4);
+        memory.take_slot(2, 7, 100);
+        memory.take_slot(3, 1, 102);
+        memory.free_slot(3, 1);
+        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        drop(memory);
+        let next = SessionMemory::from_fd(fd).unwrap();
+        assert_eq!(next.node(), node);
+        assert_eq!(next.session(), Some((9, [3; 16], 4)));
+        let slots = next.slots();
+        assert_eq!(slots.len(), 4);
+        assert_eq!(slots[2], SlotState { number: 2, sequence: 7, in_use: true, request: 100 });
+        assert_eq!(slots[3], SlotState { number: 3, sequence: 1, in_use: false, request: 102 });
+    }
+}

@@ -1,0 +1,20 @@
+//! The client end: a `FileSystem` whose operations are carried out by a server.
+//!
+//! A [`Session`] is what the server knows of a mount; it outlives connections. Each
+//! thread that works for the mount attaches a channel of its own, one connection each,
+//! so that a call crosses no thread. Calls under way are kept until they are answered
+//! and sent again after a reconnection; the server's replay slots make that harmless.
+
+mod channel;
+mod file;
+mod fs;
+mod held;
+mod link;
+mod memory;
+mod session;
+mod slots;
+
+pub use channel::ChannelStats;
+pub use fs::RemoteFs;
+pub use memory::SessionMemory;
+pub use session::{ClientOptions, ConnectError, Session, SessionStatus};

@@ -1,0 +1,187 @@
+//! A mount as the server knows it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use dray_core::{Errno, Error, FsInfo, NodeId, Result};
+use dray_fabric::Connect;
+
+use crate::auth::Key;
+use crate::client::channel::{Channel, ChannelStats};
+use crate::client::link::Link;
+use crate::client::memory::SessionMemory;
+use crate::wire::NotifyHead;
+
+/// Connections that one mount makes to one server at most; further threads share.
+pub(crate) const CHANNELS_MAX: usize = 4;
+
+/// How a client behaves.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// The export wanted.
+    pub export: String,
+    /// The key, if the server wants one.
+    pub key: Option<Key>,
+    /// How long a call waits for a server that is away before it fails with `EHOSTDOWN`;
+    /// none: for ever.
+    pub timeout: Option<Duration>,
+    /// Name of this host, for the server's status.
+    pub host: String,
+}
+
+/// Why a mount could not be made.
+#[derive(Debug)]
+pub enum ConnectError {
+    /// No connection could be made.
+    Unreachable {
+        /// Where to.
+        target: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The server said no, and why.
+    Refused {
+        /// Error number.
+        errno: Errno,
+        /// For people.
+        message: String,
+    },
+    /// The other end is no dray server, or does not know the key.
+    Protocol(String),
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectError::Unreachable { target, error } => {
+                write!(f, "cannot connect to {target}: {error}; is `dray serve` running there?")
+            }
+            ConnectError::Refused { message, .. } => f.write_str(message),
+            ConnectError::Protocol(message) => f.write_str(message),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+/// One session with one server, shared by all threads of a mount.
+pub struct Session {
+    pub(crate) link: Arc<Link>,
+    info: FsInfo,
+    channels: RwLock<Vec<Arc<Channel>>>,
+}
+
+/// For `dray status`.
+#[derive(Clone, Debug)]
+pub struct SessionStatus {
+    /// Where the server is.
+    pub target: String,
+    /// Our number there.
+    pub session: u64,
+    /// Times that the server had forgotten this session.
+    pub lost: u64,
+    /// Its connections.
+    pub channels: Vec<ChannelStats>,
+}
+
+thread_local! {
+    /// The channel of this thread, for the session at this address.
+    static HERE: RefCell<Vec<(usize, Arc<Channel>)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Session {
+    /// Connects for the first time. It is done once the server has welcomed us; from then
+    /// on lost connections are made anew for ever. If `memory` is that of a process that
+    /// died, its session goes on.
+    pub async fn connect(
+        connector: Arc<dyn Connect>,
+        options: ClientOptions,
+        memory: SessionMemory,
+    ) -> std::result::Result<Arc<Session>, ConnectError> {
+        let link = Arc::new(Link::new(connector, options, memory));
+        let channel = Channel::new(link.options.timeout);
+        let info = link.start(channel.clone()).await?;
+        let session = Arc::new(Session { link, info, channels: RwLock::default() });
+        session.adopt(channel);
+        Ok(session)
+    }
+
+    /// The client's node, by which its requests are known over its processes: front ends
+    /// put it into the context of every request, together with a number of their own.
+    pub fn node(&self) -> NodeId {
+        self.link.node
+    }
+
+    /// The export, as it was when the session began.
+    pub fn info(&self) -> &FsInfo {
+        &self.info
+    }
+
+    /// Gives the calling thread a channel of its own, served by its executor, as long as
+    /// there are not too many.
+    pub fn attach_here(self: &Arc<Session>) {
+        let here = HERE.with_borrow(|here| here.iter().any(|(key, _)| *key == self.key()));
+        let many = self.channels.read().is_ok_and(|channels| channels.len() >= CHANNELS_MAX);
+        if !here && !many {
+            let channel = Channel::new(self.link.options.timeout);
+            self.link.go_on(channel.clone());
+            self.adopt(channel);
+        }
+    }
+
+    /// Ends the session: the server gives everything back at once. To be called when the
+    /// mount is gone.
+    pub fn goodbye(&self) {
+        self.link.leaving.store(true, Ordering::Relaxed);
+        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
+        channels.iter().for_each(|channel| channel.notify(NotifyHead::GOODBYE, 0));
+    }
+
+    /// What it is doing.
+    pub fn status(&self) -> SessionStatus {
+        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.link.known();
+        SessionStatus {
+            target: self.link.connector.target(),
+            session: known.session,
+            lost: known.lost,
+            channels: channels.iter().map(|channel| channel.stats()).collect(),
+        }
+    }
+
+    fn adopt(self: &Arc<Session>, channel: Arc<Channel>) {
+        self.channels.write().unwrap_or_else(PoisonError::into_inner).push(channel.clone());
+        HERE.with_borrow_mut(|here| here.push((self.key(), channel)));
+    }
+
+    fn key(self: &Arc<Session>) -> usize {
+        Arc::as_ptr(self) as usize
+    }
+
+    /// The calling thread's channel, or another thread's if it has none.
+    pub(crate) fn channel(self: &Arc<Session>) -> Result<Arc<Channel>> {
+        let key = self.key();
+        let here = HERE.with_borrow(|here| {
+            here.iter().find(|(known, _)| *known == key).map(|(_, channel)| channel.clone())
+        });
+        if let Some(channel) = here {
+            return Ok(channel);
+        }
+        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
+        channels.first().cloned().ok_or_else(|| Error::retry(Errno::EHOSTDOWN))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let key = std::ptr::from_ref(self) as usize;
+        // Other threads forget theirs when they end; the key is not used again before.
+        let _ = HERE.try_with(|here| here.borrow_mut().retain(|(known, _)| *known != key));
+        let channels = self.channels.get_mut().unwrap_or_else(PoisonError::into_inner);
+        channels.iter().for_each(|channel| channel.shut());
+    }
+}

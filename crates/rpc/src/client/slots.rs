@@ -1,0 +1,139 @@
+//! Replay slots: each holds the number of the last change sent in it. A slot is in use
+//! from the sending of a change until its answer, so the server needs to remember one
+//! answer a slot.
+//!
+//! A process that takes over from one that died finds the slots that were in use. When
+//! the kernel hands it the same request again, the request gets its old slot and number,
+//! and the server recognises it. The same goes for slots that were given back: their
+//! answers had come, but perhaps had not been passed on to the kernel. That is why a slot
+//! rests before it is used again.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use dray_core::{Context, Result};
+
+use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
+
+/// As long as there are slots that were never used, one that was used is not used again
+/// before this many others were: few enough that a quiet session touches few.
+const RESTING_MIN: usize = 8;
+
+/// The slots of one session.
+pub(crate) struct Slots {
+    memory: Arc<SessionMemory>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Slots that were never used.
+    fresh: Vec<u32>,
+    /// Free slots and the last number used in each, the longest free first.
+    resting: VecDeque<(u32, u32)>,
+    /// What the process before us had used free slots for last.
+    answered: Vec<SlotState>,
+    /// In use when the process before us died, and not asked for again so far.
+    orphans: Vec<SlotState>,
+    waiting: Vec<Waker>,
+}
+
+/// A slot in use, with the number of the change it is used for.
+pub(crate) struct Slot {
+    pub(crate) number: u32,
+    pub(crate) sequence: u32,
+    home: Arc<Slots>,
+}
+
+impl Slots {
+    /// The slots noted in `memory`, if a process before us did.
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> Slots {
+        let (orphans, free): (Vec<_>, Vec<_>) =
+            memory.slots().into_iter().partition(|slot| slot.in_use);
+        let (fresh, answered): (Vec<_>, Vec<_>) =
+            free.into_iter().partition(|slot| slot.sequence == 0);
+        let state = State {
+            fresh: fresh.iter().rev().map(|slot| slot.number).collect(),
+            resting: answered.iter().map(|slot| (slot.number, slot.sequence)).collect(),
+            answered,
+            orphans,
+            waiting: Vec::new(),
+        };
+        Slots { memory, state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins with `count` slots, for the first session of a mount.
+    pub(crate) fn grant(&self, count: u32) {
+        let count = count.min(SLOTS_MAX as u32);
+        self.memory.set_slots(count);
+        let mut state = self.lock();
+        state.fresh = (0..count).rev().collect();
+        state.resting.clear();
+        std::mem::take(&mut state.waiting).into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes a slot for `request` (0: one that nobody will ask for again), waiting while
+    /// all are in use. Errors: `EINTR` when cancelled.
+    pub(crate) async fn take(self: &Arc<Slots>, cx: &Context, request: u64) -> Result<Slot> {
+        poll_fn(|task| {
+            let mut state = self.lock();
+            if let Some((number, sequence)) = state.find(request) {
+                self.memory.take_slot(number, sequence, request);
+                return Poll::Ready(Ok(Slot { number, sequence, home: self.clone() }));
+            }
+            state.waiting.push(task.waker().clone());
+            drop(state);
+            match &cx.cancel {
+                Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
+                _ => Poll::Pending,
+            }
+        })
+        .await
+    }
+}
+
+impl State {
+    fn find(&mut self, request: u64) -> Option<(u32, u32)> {
+        let same = |slot: &SlotState| request != 0 && slot.request == request;
+        if let Some(index) = self.orphans.iter().position(same) {
+            let orphan = self.orphans.swap_remove(index);
+            return Some((orphan.number, orphan.sequence));
+        }
+        if let Some(index) = self.answered.iter().position(same) {
+            let SlotState { number, sequence, .. } = self.answered.swap_remove(index);
+            let place = self.resting.iter().position(|slot| *slot == (number, sequence));
+            if let Some(place) = place {
+                self.resting.remove(place);
+                return Some((number, sequence));
+            }
+        }
+        if self.resting.len() < RESTING_MIN
+            && let Some(number) = self.fresh.pop()
+        {
+            return Some((number, 1));
+        }
+        if let Some((number, last)) = self.resting.pop_front() {
+            return Some((number, last.wrapping_add(1)));
+        }
+        // Its request was answered before the process died, or it would have come again.
+        let orphan = self.orphans.pop()?;
+        Some((orphan.number, orphan.sequence.wrapping_add(1)))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.home.memory.free_slot(self.number, self.sequence);
+        let mut state = self.home.lock();
+        state.resting.push_back((self.number, self.sequence));
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,453 @@
+//! One connection at the server: handshake, then calls.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use dray_core::{Buf, BufMut, Cancel, Context, Errno, Error, Identity, Op};
+use dray_fabric::{Connection, Sink};
+use dray_rt::{random_bytes, sleep};
+
+use crate::auth::{Role, Transcript};
+use crate::server::execute::{self, Reply};
+use crate::server::export::Export;
+use crate::server::intent::{self, Plan};
+use crate::server::service::{Inner, Sabotage, refused};
+use crate::server::session::Session;
+use crate::server::slots::{Route, Verdict};
+use crate::server::status::Running;
+use crate::wire::{
+    Auth, Call, CallHead, Challenge, HandshakeError, Hello, Input, Kind, Malformed, NO_SLOT,
+    NotifyHead, Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+};
+
+/// Identities that one connection may define.
+const IDENTITIES_MAX: usize = 256;
+/// A handshake that takes longer is given up.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(server: Arc<Inner>, connection: Arc<dyn Connection>) {
+    let peer = connection.peer();
+    let shared = Arc::new(Shared::default());
+    let mut sink = ServerSink {
+        number: server.new_connection(),
+        server,
+        connection: connection.clone(),
+        stage: Stage::Hello,
+        identities: Vec::new(),
+        shared: shared.clone(),
+    };
+    let (watched, watching) = (connection.clone(), shared.clone());
+    dray_rt::spawn(async move {
+        sleep(HANDSHAKE_MAX).await;
+        if !watching.serving() {
+            watched.close();
+        }
+    });
+    let error = connection.run(&mut sink).await;
+    shared.lock().cancels.values().for_each(|cancel| cancel.set());
+    match &sink.stage {
+        Stage::Serving(session) => {
+            log::debug!("connection of {} from {peer} ended: {error}", session.host);
+            session.disconnected(sink.number);
+        }
+        _ => log::warn!("connection from {peer} ended in its handshake: {error}"),
+    }
+}
+
+/// What a connection's calls share with its receiver.
+#[derive(Default)]
+struct Shared {
+    in_flight: AtomicU32,
+    state: Mutex<Waits>,
+}
+
+#[derive(Default)]
+struct Waits {
+    serving: bool,
+    /// Calls that can be cancelled, by tag.
+    cancels: BTreeMap<u32, Arc<Cancel>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Waits> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serving(&self) -> bool {
+        self.lock().serving
+    }
+}
+
+enum Stage {
+    Hello,
+    /// The client's proof is awaited.
+    Challenged {
+        hello: Box<Hello>,
+        nonce: [u8; 32],
+        export: Arc<Export>,
+    },
+    Serving(Arc<Session>),
+}
+
+struct ServerSink {
+    server: Arc<Inner>,
+    connection: Arc<dyn Connection>,
+    number: u64,
+    stage: Stage,
+    identities: Vec<Option<Arc<Identity>>>,
+    shared: Arc<Shared>,
+}
+
+impl Sink for ServerSink {
+    fn poll_place(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        head: &[u8],
+        data_bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        let writes = matches!(self.stage, Stage::Serving(_))
+            && CallHead::get_message(&mut Input(head)).is_ok_and(|head| head.op == Op::Write);
+        if !writes {
+            return Poll::Ready(Err(Malformed("data where none belongs").into()));
+        }
+        self.server.options.pool.poll_get(cx, data_bytes).map(Ok)
+    }
+
+    fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        match &self.stage {
+            Stage::Serving(session) => {
+                let session = session.clone();
+                self.message(&session, head, data)
+            }
+            Stage::Hello => self.hello(head).map_err(|error| self.refuse(error)),
+            Stage::Challenged { .. } => self.proof(head).map_err(|error| self.refuse(error)),
+        }
+    }
+}
+
+impl ServerSink {
+    fn hello(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let hello = Hello::from_message(head)?;
+        let version = hello.version_max.min(VERSION_MAX);
+        let refuse = |refused| Err(HandshakeError::Refused(refused));
+        if version < VERSION_MIN.max(hello.version_min) {
+            return refuse(refused(
+                Errno::EPROTONOSUPPORT,
+                format!(
+                    "the client speaks protocol versions {} to {}, this server {VERSION_MIN} to \
+                     {VERSION_MAX}: bring both to neighbouring releases",
+                    hello.version_min, hello.version_max
+                ),
+            ));
+        }
+        let wanted = if self.server.options.key.is_some() { Auth::Psk } else { Auth::None };
+        if hello.auth != wanted {
+            return refuse(refused(
+                Errno::EKEYREJECTED,
+                match wanted {
+                    Auth::Psk => "the server wants a shared key: mount with -o auth=psk:FILE",
+                    Auth::None => "the server has no key, but the client wants proof of one",
+                },
+            ));
+        }
+        let export = self.server.export(&hello.export).map_err(HandshakeError::Refused)?;
+        if !export.allows(self.connection.peer()) {
+            return refuse(refused(
+                Errno::EACCES,
+                format!("export `{}` is not open to {}", hello.export, self.connection.peer()),
+            ));
+        }
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce);
+        let seen =
+            Transcript { client_nonce: &hello.nonce, server_nonce: &nonce, export: &hello.export };
+        let key = self.server.options.key.as_ref();
+        let proof = key.map_or([0; 32], |key| key.prove(Role::Server, seen));
+        self.say(&Challenge { version, features: 0, nonce, proof }.message());
+        self.stage = Stage::Challenged { hello: Box::new(hello), nonce, export };
+        Ok(())
+    }
+
+    fn proof(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let proof = Proof::from_message(head)?;
+        let Stage::Challenged { hello, nonce, export } = &self.stage else {
+            return Err(Malformed("a proof without a challenge").into());
+        };
+        let seen =
+            Transcript { client_nonce: &hello.nonce, server_nonce: nonce, export: &hello.export };
+        if let Some(key) = &self.server.options.key
+            && !key.verify(Role::Client, seen, &proof.proof)
+        {
+            return Err(HandshakeError::Refused(refused(
+                Errno::EKEYREJECTED,
+                "the client does not know this server's key",
+            )));
+        }
+        let known = self.server.resume(hello.session, &hello.secret, export);
+        let resumed = known.is_some();
+        let session = match known {
+            Some(session) => session,
+            None => self
+                .server
+                .new_session(hello.node, &hello.host, export.clone())
+                .map_err(HandshakeError::Refused)?,
+        };
+        if self.server.options.sabotage != Some(Sabotage::Fence) {
+            session.replace(hello.replaces);
+        }
+        session.connected(self.number, self.connection.clone());
+        let options = &self.server.options;
+        let welcome = Welcome {
+            session: session.id,
+            secret: session.secret,
+            resumed,
+            connection: self.number,
+            instance: self.server.instance,
+            boot: options.boot,
+            calls_max: options.calls_max,
+            slots: options.slots,
+            lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,
+            info: session.export.fs.info().clone(),
+        };
+        self.say(&welcome.message());
+        self.stage = Stage::Serving(session);
+        self.shared.lock().serving = true;
+        Ok(())
+    }
+
+    fn say(&self, message: &[u8]) {
+        let _ = self.connection.send(message, None); // a broken connection ends `run`
+    }
+
+    fn refuse(&mut self, error: HandshakeError) -> io::Error {
+        match error {
+            HandshakeError::Refused(refused) => {
+                self.say(&Refused::refusal(&refused));
+                io::Error::new(io::ErrorKind::PermissionDenied, refused.message)
+            }
+            HandshakeError::Malformed(malformed) => malformed.into(),
+        }
+    }
+
+    fn message(
+        &mut self,
+        session: &Arc<Session>,
+        head: &[u8],
+        data: Option<BufMut>,
+    ) -> io::Result<()> {
+        if session.is_ended() {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the session has ended"));
+        }
+        let mut input = Input(head);
+        match peek_kind(head)? {
+            Kind::Call => {
+                let call = CallHead::get_message(&mut input)?;
+                self.call(session, call, input.0, data)
+            }
+            Kind::Identity => {
+                input.get::<Kind>()?;
+                self.define_identity(input)
+            }
+            Kind::Notify => self.notified(session, NotifyHead::get_message(&mut input)?),
+            _ => Err(Malformed("a client does not send that").into()),
+        }
+    }
+
+    fn define_identity(&mut self, mut input: Input<'_>) -> io::Result<()> {
+        let index = input.get::<u32>()? as usize;
+        let mut who: Identity = Input::whole(input.0)?;
+        if index >= IDENTITIES_MAX {
+            return Err(Malformed("more identities than there may be").into());
+        }
+        who.groups.sort_unstable(); // membership is looked up by bisection
+        if self.identities.len() <= index {
+            self.identities.resize(index + 1, None);
+        }
+        self.identities[index] = Some(Arc::new(who));
+        Ok(())
+    }
+
+    fn notified(&mut self, session: &Arc<Session>, head: NotifyHead) -> io::Result<()> {
+        match head.what {
+            NotifyHead::CANCEL => {
+                let cancel = self.shared.lock().cancels.get(&head.tag).cloned();
+                if let Some(cancel) = cancel {
+                    cancel.set();
+                }
+            }
+            NotifyHead::RECLAIMED => self.server.grace.reclaimed(session.id),
+            NotifyHead::GOODBYE => {
+                let (server, session) = (self.server.clone(), session.clone());
+                dray_rt::spawn(async move { server.end(&session).await });
+            }
+            _ => {} // from a newer version: advice, not a request
+        }
+        Ok(())
+    }
+
+    fn call(
+        &mut self,
+        session: &Arc<Session>,
+        head: CallHead,
+        body: &[u8],
+        data: Option<BufMut>,
+    ) -> io::Result<()> {
+        let who = self.identities.get(head.identity as usize).cloned().flatten();
+        let who = who.ok_or(Malformed("an identity that was not defined"))?;
+        let under_way = self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
+        if under_way >= self.server.options.calls_max {
+            return Err(Malformed("more calls at once than were allowed").into());
+        }
+        let route = Route { connection: self.connection.clone(), tag: head.tag };
+        let mut cx = Context::new(session.node, head.request, who, head.pid);
+        cx.umask = head.umask;
+        if head.op == Op::Lock {
+            let cancel = Arc::new(Cancel::default());
+            self.shared.lock().cancels.insert(head.tag, cancel.clone());
+            cx.cancel = Some(cancel);
+        }
+        session.calls.fetch_add(1, Ordering::Relaxed);
+        let call = CallInHand {
+            server: self.server.clone(),
+            session: session.clone(),
+            shared: self.shared.clone(),
+            route,
+            connection: self.number,
+            head,
+            cx,
+        };
+        let mut bytes = Vec::with_capacity(body.len());
+        bytes.extend_from_slice(body);
+        dray_rt::poll_once_then_spawn(Box::pin(call.carry_out(bytes, data)));
+        Ok(())
+    }
+}
+
+/// What came of a call. The plan keeps its turn until the answer has been noted.
+struct Executed {
+    reply: Reply,
+    plan: Option<Plan>,
+}
+
+/// A call from its arrival to its answer.
+struct CallInHand {
+    server: Arc<Inner>,
+    session: Arc<Session>,
+    shared: Arc<Shared>,
+    route: Route,
+    connection: u64,
+    head: CallHead,
+    cx: Context,
+}
+
+impl CallInHand {
+    async fn carry_out(self, body: Vec<u8>, data: Option<BufMut>) {
+        let (slot, sequence) = (self.head.slot, self.head.sequence);
+        if let Err(unknown_handle) = execute::check_handles(&self.session, self.head.op, &body) {
+            // Nothing was applied, so the slot stays as it was: the client opens the
+            // file again and repeats the call under the same number.
+            return self.answer(&self.route, unknown_handle);
+        }
+        let mut append_at = None;
+        if slot != NO_SLOT {
+            match self.session.slots.begin(slot, sequence, &self.route) {
+                Verdict::Fresh => {}
+                Verdict::FreshAt(at) => append_at = Some(at),
+                Verdict::Replay(message) => {
+                    return self.answer(&self.route, Reply::replayed(message));
+                }
+                Verdict::Running => return self.over(),
+                Verdict::Stale => return self.over(),
+                Verdict::Unknown => {
+                    let error = Error::new(Errno::EPROTO).because("no such replay slot");
+                    return self.answer(&self.route, Reply::failure(&error));
+                }
+            }
+        }
+        let data = data.map(BufMut::freeze);
+        let Executed { reply, plan } = self.execute(&body, data, append_at).await;
+        let route = match slot {
+            NO_SLOT => Some(self.route.clone()),
+            _ => self.session.slots.done(slot, sequence, &reply.message),
+        };
+        drop(plan);
+        match route {
+            Some(route) => self.answer(&route, reply),
+            None => self.over(),
+        }
+    }
+
+    /// Calls that end at once, nearly all, are not worth a note; the others show in the
+    /// status while they last.
+    async fn execute(&self, body: &[u8], data: Option<Buf>, append_at: Option<u64>) -> Executed {
+        let mut call = std::pin::pin!(self.execute_noted(body, data, append_at));
+        let first = std::future::poll_fn(|task| Poll::Ready(call.as_mut().poll(task))).await;
+        if let Poll::Ready(executed) = first {
+            return executed;
+        }
+        let number = self.server.running(Running {
+            op: self.head.op,
+            session: self.session.id,
+            cx: self.cx.clone(),
+            since: dray_rt::now(),
+            body: body.to_vec(),
+        });
+        let executed = call.await;
+        self.server.finished(number);
+        executed
+    }
+
+    /// With the intent noted where the change must not be applied twice.
+    async fn execute_noted(
+        &self,
+        body: &[u8],
+        data: Option<Buf>,
+        append_at: Option<u64>,
+    ) -> Executed {
+        let (op, slot) = (self.head.op, self.head.slot);
+        let changes = matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Close);
+        let _unslotted = match changes && slot == NO_SLOT {
+            true => Some(self.session.unslotted(self.connection).await),
+            false => None,
+        };
+        if op == Op::Lock && self.cx.check().is_err() {
+            // Its connection went while it waited: it has been asked for again.
+            return Executed { reply: Reply::failure(&self.cx.cancelled()), plan: None };
+        }
+        let mut plan = None;
+        if slot != NO_SLOT
+            && append_at.is_none()
+            && let Ok(call) = Call::get(op, &mut Input(body))
+        {
+            let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
+            plan = intent::plan(&self.session, &self.cx, &call, data_bytes).await;
+            if let Some(plan) = &plan {
+                self.session.slots.intend(slot, self.head.sequence, op, &plan.intent);
+                dray_rt::step().await;
+            }
+        }
+        let (server, session) = (&self.server, &self.session);
+        let reply = execute::execute(server, session, &self.cx, op, body, data, append_at).await;
+        dray_rt::step().await;
+        Executed { reply, plan }
+    }
+
+    fn answer(&self, route: &Route, mut reply: Reply) {
+        ReplyHead::set_tag(&mut reply.message, route.tag);
+        let _ = route.connection.send(&reply.message, reply.data); // else it is asked for again
+        self.over();
+    }
+
+    fn over(&self) {
+        self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if self.head.op == Op::Lock {
+            self.shared.lock().cancels.remove(&self.head.tag);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Carries out one call on the export's file system.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dray_core::{
+    Buf, Context, DirPage, Errno, Error, FileSystem, Identity, Lock, LockFamily, LockKind, Make,
+    Name, Op, OpenFile, Result,
+};
+
+use crate::server::service::{Inner, Sabotage};
+use crate::server::session::Session;
+use crate::wire::{Call, Input, PAGE_MAX_BYTES, ReplyHead, Wire};
+
+/// An answer, complete but for its tag.
+pub(crate) struct Reply {
+    pub(crate) message: Vec<u8>,
+    pub(crate) data: Option<Buf>,
+}
+
+impl Reply {
+    pub(crate) fn success<'a>(value: &impl Wire<'a>) -> Reply {
+        let mut message = Vec::with_capacity(192); // an entry fits
+        ReplyHead::success(0).put_message(&mut message);
+        value.put(&mut message);
+        Reply { message, data: None }
+    }
+
+    fn with_data(data: Buf) -> Reply {
+        Reply { data: Some(data), ..Reply::success(&()) }
+    }
+
+    pub(crate) fn failure(error: &Error) -> Reply {
+        let mut message = Vec::new();
+        ReplyHead::failure(0, error).put_message(&mut message);
+        Reply { message, data: None }
+    }
+
+    pub(crate) fn replayed(message: Vec<u8>) -> Reply {
+        Reply { message, data: None }
+    }
+
+    fn unknown_handle() -> Reply {
+        let head = ReplyHead {
+            flags: ReplyHead::UNKNOWN_HANDLE,
+            ..ReplyHead::failure(0, &Error::retry(Errno::EBADF))
+        };
+        let mut message = Vec::new();
+        head.put_message(&mut message);
+        Reply { message, data: None }
+    }
+}
+
+/// Whether the session has the open files that a call names.
+pub(crate) fn check_handles(
+    session: &Session,
+    op: Op,
+    body: &[u8],
+) -> std::result::Result<(), Reply> {
+    let Ok(call) = Call::get(op, &mut Input(body)) else { return Ok(()) };
+    let [first, second] = match call {
+        Call::Setattr { handle, .. } | Call::Getattr { handle, .. } => [handle, None],
+        Call::CopyRange { handle, to, .. } => [Some(handle), Some(to)],
+        Call::Write { handle, .. }
+        | Call::Read { handle, .. }
+        | Call::Readdir { handle, .. }
+        | Call::Flush { handle, .. }
+        | Call::Sync { handle, .. }
+        | Call::Allocate { handle, .. }
+        | Call::Seek { handle, .. }
+        | Call::Lock { handle, .. }
+        | Call::TestLock { handle, .. }
+        | Call::GetFlags { handle }
+        | Call::SetFlags { handle, .. } => [Some(handle), None],
+        _ => [None, None],
+    };
+    let known = [first, second].into_iter().flatten().all(|handle| session.has_file(handle));
+    if known { Ok(()) } else { Err(Reply::unknown_handle()) }
+}
+
+/// Carries out a call; whatever happens, there is an answer.
+pub(crate) async fn execute(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    op: Op,
+    body: &[u8],
+    data: Option<Buf>,
+    append_at: Option<u64>,
+) -> Reply {
+    let result = match Call::get(op, &mut Input(body)) {
+        Ok(Call::Write { handle, mut how }) if append_at.is_some() => {
+            how.append = false;
+            how.at = append_at.unwrap_or_default();
+            run(server, session, cx, Call::Write { handle, how }, data).await
+        }
+        Ok(call) => run(server, session, cx, call, data).await,
+        Err(_) => Err(Error::new(Errno::EPROTO).because("malformed call")),
+    };
+    result.unwrap_or_else(|error| Reply::failure(&error))
+}
+
+async fn run(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    call: Call<'_>,
+    data: Option<Buf>,
+) -> Result<Reply> {
+    let fs = &*session.export.fs;
+    Ok(match call {
+        Call::Lookup { dir, name } => Reply::success(&fs.lookup(cx, dir, Name::new(name)?).await?),
+        Call::Parent { dir } => Reply::success(&fs.parent(cx, dir).await?),
+        Call::Getattr { id, handle: None } => Reply::success(&fs.getattr(cx, id).await?),
+        Call::Setattr { id, handle: None, set } => Reply::success(&fs.setattr(cx, id, set).await?),
+        Call::Readlink { id } => Reply::success(&fs.readlink(cx, id).await?),
+        Call::Make { .. } => make(fs, cx, call).await?,
+        Call::Remove { dir, name, kind } => {
+            Reply::success(&fs.remove(cx, dir, Name::new(name)?, kind).await?)
+        }
+        Call::Rename { from, from_name, to, to_name, how } => {
+            let (from, to) = ((from, Name::new(from_name)?), (to, Name::new(to_name)?));
+            Reply::success(&fs.rename(cx, from, to, how).await?)
+        }
+        Call::Link { id, dir, name } => {
+            Reply::success(&fs.link(cx, id, dir, Name::new(name)?).await?)
+        }
+        Call::Open { id, how, handle, again } => {
+            if !session.has_file(handle) {
+                let cx = if again { &as_system(cx) } else { cx };
+                keep(session, cx, handle, fs.open(cx, id, how).await?).await?;
+            }
+            Reply::success(&())
+        }
+        Call::Create { dir, name, how, handle } => {
+            let (entry, file) = fs.create(cx, dir, Name::new(name)?, how).await?;
+            keep(session, cx, handle, file).await?;
+            Reply::success(&entry)
+        }
+        Call::Tmpfile { dir, how, handle } => {
+            let (entry, file) = fs.tmpfile(cx, dir, how).await?;
+            keep(session, cx, handle, file).await?;
+            Reply::success(&entry)
+        }
+        Call::Access { id, want } => Reply::success(&fs.access(cx, id, want).await?),
+        Call::Statfs {} => Reply::success(&fs.statfs(cx).await?),
+        Call::Getxattr { id, name } => Reply::success(&fs.getxattr(cx, id, name).await?),
+        Call::Setxattr { id, name, value, how } => {
+            Reply::success(&fs.setxattr(cx, id, name, value, how).await?)
+        }
+        Call::Listxattr { id } => Reply::success(&fs.listxattr(cx, id).await?),
+        Call::Removexattr { id, name } => Reply::success(&fs.removexattr(cx, id, name).await?),
+        Call::Close { handle } => {
+            if let Some(file) = session.take_file(handle) {
+                session.close_file(cx, handle, &*file).await?;
+            }
+            Reply::success(&())
+        }
+        call => run_on_file(server, session, cx, call, data).await?,
+    })
+}
+
+async fn run_on_file(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    call: Call<'_>,
+    data: Option<Buf>,
+) -> Result<Reply> {
+    let file = |handle| session.file(handle).ok_or_else(|| Error::new(Errno::EBADF));
+    Ok(match call {
+        Call::Read { handle, at, len_bytes } => {
+            let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
+            let mut into = server.options.pool.wait(len_bytes).await;
+            drop(into.split_off(len_bytes));
+            let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
+            session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
+            Reply::with_data(read.freeze())
+        }
+        Call::Write { handle, how } => {
+            let written = file(handle)?.write(cx, how, data.unwrap_or_default()).await?;
+            session.written_bytes.fetch_add(written as u64, Ordering::Relaxed);
+            Reply::success(&(written as u32))
+        }
+        Call::Readdir { handle, cookie, max_bytes, plus } => {
+            // The page must fit its frame with every record's fixed part.
+            let max_bytes = (max_bytes as usize).min(PAGE_MAX_BYTES / 2);
+            page(&file(handle)?.readdir(cx, cookie, max_bytes, plus).await?)?
+        }
+        Call::Getattr { handle: Some(handle), .. } => {
+            Reply::success(&file(handle)?.getattr(cx).await?)
+        }
+        Call::Setattr { handle: Some(handle), set, .. } => {
+            Reply::success(&file(handle)?.setattr(cx, set).await?)
+        }
+        Call::Flush { handle, owner } => {
+            let flushed = file(handle)?.flush(cx, owner).await;
+            session.note_owner(handle, owner, false);
+            Reply::success(&flushed?)
+        }
+        Call::Sync { handle, data_only } => {
+            Reply::success(&file(handle)?.sync(cx, data_only).await?)
+        }
+        Call::Allocate { handle, what } => Reply::success(&file(handle)?.allocate(cx, what).await?),
+        Call::Seek { handle, at, what } => Reply::success(&file(handle)?.seek(cx, at, what).await?),
+        Call::CopyRange { handle, at, to, to_at, len_bytes } => {
+            let (from, to) = (file(handle)?, file(to)?);
+            Reply::success(&from.copy_range(cx, at, &*to, to_at, len_bytes).await?)
+        }
+        Call::Lock { handle, lock, wait, reclaim } => {
+            let file = file(handle)?;
+            // Before: a session that ends meanwhile has to know.
+            if lock.family == LockFamily::Posix && lock.kind != LockKind::Unlock {
+                session.note_owner(handle, lock.owner, true);
+            }
+            lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?
+        }
+        Call::TestLock { handle, lock } => {
+            Reply::success(&file(handle)?.test_lock(cx, lock).await?)
+        }
+        Call::GetFlags { handle } => Reply::success(&file(handle)?.get_flags(cx).await?),
+        Call::SetFlags { handle, flags } => {
+            Reply::success(&file(handle)?.set_flags(cx, flags).await?)
+        }
+        _ => unreachable!("`run` deals with every call that is not on an open file"),
+    })
+}
+
+async fn lock_file(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    file: &dyn OpenFile,
+    (lock, wait, reclaim): (Lock, bool, bool),
+) -> Result<Reply> {
+    let takes = lock.kind != LockKind::Unlock;
+    if takes && !reclaim {
+        // Somebody may come back for a lock that the server's last life gave out.
+        server.grace.wait(cx).await?;
+    } else if reclaim && !server.grace.allows(session.id) {
+        let error = Error::new(Errno::ENOLCK);
+        return Err(error.because("too late to claim a lock again: others may have had it"));
+    }
+    if reclaim && server.options.sabotage == Some(Sabotage::Reclaim) {
+        return Ok(Reply::success(&()));
+    }
+    if wait && let Some(cancel) = &cx.cancel {
+        session.wait_begins(cx.request.0, cancel.clone());
+    }
+    if takes {
+        session.slots.set_locks(true);
+    }
+    let result = file.lock(cx, lock, wait).await;
+    session.wait_ends(cx.request.0);
+    Ok(Reply::success(&result?))
+}
+
+async fn make(fs: &dyn FileSystem, cx: &Context, call: Call<'_>) -> Result<Reply> {
+    let Call::Make { dir, name, kind, mode, rdev, target } = call else {
+        unreachable!("called for this call alone");
+    };
+    let what = match kind {
+        0 => Make::Directory { mode },
+        1 => Make::Node { mode, rdev },
+        2 => Make::Symlink { target },
+        _ => return Err(Error::new(Errno::EPROTO).because("unknown kind of file to make")),
+    };
+    Ok(Reply::success(&fs.make(cx, dir, Name::new(name)?, what).await?))
+}
+
+/// Opening again after the server lost its state: the rights were checked at the first
+/// open, and the file's mode may forbid by now what was allowed then.
+fn as_system(cx: &Context) -> Context {
+    Context { who: Identity::system(), internal: true, ..cx.clone() }
+}
+
+async fn keep(session: &Session, cx: &Context, handle: u64, file: Arc<dyn OpenFile>) -> Result<()> {
+    match session.keep_file(handle, file) {
+        Ok(()) => Ok(()),
+        Err(file) => {
+            let _ = file.close(cx).await; // the error that counts is the next
+            Err(Error::new(Errno::ENFILE).because("the client has as many open files as it may"))
+        }
+    }
+}
+
+fn page(page: &DirPage) -> Result<Reply> {
+    let mut bytes = Vec::with_capacity(PAGE_MAX_BYTES / 2);
+    page.put(&mut bytes);
+    if bytes.len() > PAGE_MAX_BYTES {
+        return Err(Error::new(Errno::EIO).because("a directory page larger than asked for"));
+    }
+    Ok(Reply::with_data(Buf::from(bytes)))
+}
+
+/// What a call is about, for people.
+pub(crate) fn describe(op: Op, body: &[u8]) -> String {
+    let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match Call::get(op, &mut Input(body)) {
+        Ok(Call::Lookup { dir, name: bytes })
+        | Ok(Call::Make { dir, name: bytes, .. })
+        | Ok(Call::Remove { dir, name: bytes, .. })
+        | Ok(Call::Create { dir, name: bytes, .. })
+        | Ok(Call::Link { dir, name: bytes, .. }) => format!("{dir}/{}", name(bytes)),
+        Ok(Call::Rename { from, from_name, to, to_name, .. }) => {
+            format!("{from}/{} -> {to}/{}", name(from_name), name(to_name))
+        }
+        Ok(Call::Open { id, .. }) | Ok(Call::Getattr { id, .. }) | Ok(Call::Setattr { id, .. }) => {
+            id.to_string()
+        }
+        Ok(Call::Read { handle, at, len_bytes }) => format!("#{handle} at {at}, {len_bytes} bytes"),
+        Ok(Call::Write { handle, how }) => format!("#{handle} at {}", how.at),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,108 @@
+//! What a server offers.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use dray_core::FileSystem;
+use dray_fabric::Peer;
+
+use crate::server::order::Order;
+
+/// A file system under the name by which clients ask for it.
+pub struct Export {
+    /// The name.
+    pub name: String,
+    /// What serves it.
+    pub fs: Arc<dyn FileSystem>,
+    /// Who may use it; empty: everybody who gets to the port.
+    pub allow: Vec<Allow>,
+    pub(crate) order: Arc<Order>,
+}
+
+impl Export {
+    /// Offers `fs` as `name`.
+    pub fn new(name: &str, fs: Arc<dyn FileSystem>, allow: Vec<Allow>) -> Export {
+        Export { name: name.to_owned(), fs, allow, order: Arc::default() }
+    }
+
+    /// Whether clients at `peer` may use it. Processes of this machine, by Unix socket,
+    /// may: the socket's own permissions decide about them.
+    pub fn allows(&self, peer: Peer) -> bool {
+        match peer {
+            Peer::Local => true,
+            Peer::Ip(address) => {
+                self.allow.is_empty() || self.allow.iter().any(|net| net.contains(address.ip()))
+            }
+        }
+    }
+}
+
+/// A range of addresses: `10.1.0.0/16`, `fd00::/8`, or a single address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allow {
+    base: IpAddr,
+    prefix_bits: u8,
+}
+
+impl Allow {
+    /// Whether `address` is in the range. IPv4 addresses in IPv6 form count as IPv4.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.base, address.to_canonical()) {
+            (IpAddr::V4(base), IpAddr::V4(address)) => {
+                same_prefix(u32::from(base).into(), u32::from(address).into(), self.prefix_bits, 32)
+            }
+            (IpAddr::V6(base), IpAddr::V6(address)) => {
+                same_prefix(u128::from(base), u128::from(address), self.prefix_bits, 128)
+            }
+            _ => false,
+        }
+    }
+}
+
+fn same_prefix(left: u128, right: u128, prefix_bits: u8, width_bits: u32) -> bool {
+    let ignored_bits = width_bits - u32::from(prefix_bits);
+    (left ^ right).checked_shr(ignored_bits).unwrap_or(0) == 0
+}
+
+impl FromStr for Allow {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Allow, String> {
+        let wrong = || format!("`{text}` is no address range, such as 10.1.0.0/16 or fd00::/8");
+        let (base, bits) = match text.split_once('/') {
+            Some((base, bits)) => (base, Some(bits)),
+            None => (text, None),
+        };
+        let base: IpAddr = base.parse().map_err(|_| wrong())?;
+        let width_bits = if base.is_ipv4() { 32 } else { 128 };
+        let prefix_bits = match bits {
+            Some(bits) => bits.parse().map_err(|_| wrong())?,
+            None => width_bits,
+        };
+        if prefix_bits > width_bits { Err(wrong()) } else { Ok(Allow { base, prefix_bits }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_hold_what_they_should() {
+        for (range, inside, outside) in [
+            ("10.1.0.0/16", "10.1.255.3", "10.2.0.1"),
+            ("127.0.0.1", "127.0.0.1", "127.0.0.2"),
+            ("fd00::/8", "fdff::1", "fe80::1"),
+            ("10.0.0.0/8", "::ffff:10.9.9.9", "::1"),
+        ] {
+            let range: Allow = range.parse().unwrap();
+            assert!(range.contains(inside.parse().unwrap()));
+            assert!(!range.contains(outside.parse().unwrap()));
+        }
+        assert!("0.0.0.0/0".parse::<Allow>().unwrap().contains("8.8.8.8".parse().unwrap()));
+        for wrong in ["10.0.0.0/33", "x", "10.0.0/8", "::/129", "1.2.3.4/"] {
+            assert!(wrong.parse::<Allow>().is_err(), "{wrong}");
+        }
+    }
+}

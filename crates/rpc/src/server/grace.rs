@@ -1,0 +1,87 @@
+//! The time after a start in which clients claim their locks again and nobody gets a
+//! lock that somebody else may come back for.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use dray_core::{Context, Result};
+use dray_rt::Instant;
+
+/// Who is waited for.
+#[derive(Default)]
+pub(crate) struct Grace {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Sessions that held locks and have not claimed them again.
+    awaited: BTreeSet<u64>,
+    /// Everybody may claim: the server cannot know who held locks.
+    anybody: bool,
+    until: Option<Instant>,
+    waiting: Vec<Waker>,
+}
+
+impl Grace {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins. With `anybody`, also clients that the server does not know may claim, and
+    /// the time is not cut short.
+    pub(crate) fn begin(&self, awaited: BTreeSet<u64>, anybody: bool, lasts: Duration) {
+        if awaited.is_empty() && !anybody {
+            return;
+        }
+        log::info!(
+            "waiting up to {} s for {} clients to claim their locks again",
+            lasts.as_secs(),
+            if anybody { "all".to_owned() } else { awaited.len().to_string() }
+        );
+        let mut state = self.lock();
+        state.awaited = awaited;
+        state.anybody = anybody;
+        state.until = Some(dray_rt::now() + lasts);
+    }
+
+    /// Whether `session` may claim locks again.
+    pub(crate) fn allows(&self, session: u64) -> bool {
+        let state = self.lock();
+        let running = state.until.is_some_and(|until| dray_rt::now() < until);
+        running && (state.anybody || state.awaited.contains(&session))
+    }
+
+    /// `session` has claimed what it wanted, or is gone.
+    pub(crate) fn reclaimed(&self, session: u64) {
+        let mut state = self.lock();
+        state.awaited.remove(&session);
+        if state.awaited.is_empty() && !state.anybody {
+            state.until = None;
+            let waiting = std::mem::take(&mut state.waiting);
+            drop(state);
+            waiting.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Waits until locks can be given out. Errors: `EINTR` when cancelled.
+    pub(crate) async fn wait(&self, cx: &Context) -> Result<()> {
+        let Some(until) = self.lock().until else { return Ok(()) };
+        let mut timer = std::pin::pin!(dray_rt::sleep_until(until));
+        std::future::poll_fn(|task| {
+            let mut state = self.lock();
+            if state.until.is_none() || timer.as_mut().poll(task).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            state.waiting.push(task.waker().clone());
+            drop(state);
+            match &cx.cancel {
+                Some(cancel) if cancel.poll_set(task) => Poll::Ready(cx.check()),
+                _ => Poll::Pending,
+            }
+        })
+        .await
+    }
+}

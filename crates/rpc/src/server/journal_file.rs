@@ -1,0 +1,334 @@
+//! The journal in mapped files: one a session, in the server's state directory.
+//!
+//! ```text
+//! 0     8  magic and version        slot n at 4096 + 1024 n:
+//! 8     4  slots                    0   8  sequence << 32 | state << 8 | operation
+//! 12    4  bytes of the record      8   4  bytes of the intent
+//! 16    4  locks are held           12  4  bytes of the answer
+//! 32       the session's record     16  704  intent
+//!                                   720 272  answer
+//! ```
+//! The first word of a slot is stored last, in one piece: whatever instruction the
+//! process dies at, a slot says what was begun or answered before.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use dray_core::Op;
+
+use crate::server::journal::{
+    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, SessionRecord, SlotLog, SlotRecord,
+};
+use crate::wire::{Input, Wire};
+
+/// "dray slt" and the version of the layout, 1.
+const MAGIC: u64 = u64::from_le_bytes(*b"draysl\0\x01");
+const HEADER_BYTES: usize = 4096;
+const SLOT_BYTES: usize = 1024;
+const RECORD_AT: usize = 32;
+const RECORD_MAX_BYTES: usize = HEADER_BYTES - RECORD_AT;
+const LOCKS_AT: usize = 16;
+const INTENT_AT: usize = 16;
+const ANSWER_AT: usize = INTENT_AT + INTENT_MAX_BYTES;
+const SLOTS_MAX: u32 = 65_536;
+const _: () = assert!(ANSWER_AT + ANSWER_MAX_BYTES <= SLOT_BYTES);
+
+const STATE_INTENT: u64 = 1;
+const STATE_ANSWER: u64 = 2;
+
+/// Keeps sessions as files `session-ID` in a directory.
+pub struct FileJournal {
+    dir: PathBuf,
+}
+
+impl FileJournal {
+    /// In `dir`, which is made if need be. Errors: those of making it.
+    pub fn open(dir: &Path) -> io::Result<FileJournal> {
+        fs::create_dir_all(dir)?;
+        Ok(FileJournal { dir: dir.to_owned() })
+    }
+
+    fn path(&self, session: u64) -> PathBuf {
+        self.dir.join(format!("session-{session:016x}"))
+    }
+}
+
+impl Journal for FileJournal {
+    fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
+        let mut record = Vec::new();
+        put_record(session, &mut record);
+        if record.len() > RECORD_MAX_BYTES || slots > SLOTS_MAX {
+            return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+        }
+        let path = self.path(session.id);
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        file.set_len((HEADER_BYTES + slots as usize * SLOT_BYTES) as u64)?;
+        let map = Map::new(&file)?;
+        map.write(RECORD_AT, &record);
+        map.write(8, &slots.to_le_bytes());
+        map.write(12, &(record.len() as u32).to_le_bytes());
+        map.word(0).store(MAGIC, Ordering::Release);
+        Ok(Arc::new(FileLog { map, slots }))
+    }
+
+    fn remove(&self, session: u64) {
+        let _ = fs::remove_file(self.path(session)); // at worst it expires once more
+    }
+
+    fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
+        let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
+        let mut loaded = Vec::new();
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let ours =
+                path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("session-"));
+            if !ours {
+                continue;
+            }
+            match load_one(&path) {
+                Some((record, log)) => loaded.push((record, Arc::new(log) as Arc<dyn SlotLog>)),
+                None => {
+                    log::warn!("{}: not a session of this version; removed", path.display());
+                    let _ = fs::remove_file(&path); // tried again at the next start
+                }
+            }
+        }
+        loaded.sort_by_key(|(record, _)| record.id);
+        loaded
+    }
+}
+
+fn load_one(path: &Path) -> Option<(SessionRecord, FileLog)> {
+    let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+    let map = Map::new(&file).ok()?;
+    if map.len < HEADER_BYTES || map.word(0).load(Ordering::Acquire) != MAGIC {
+        return None;
+    }
+    let slots = map.u32(8);
+    let record_bytes = map.u32(12) as usize;
+    let sound = slots <= SLOTS_MAX
+        && record_bytes <= RECORD_MAX_BYTES
+        && map.len >= HEADER_BYTES + slots as usize * SLOT_BYTES;
+    if !sound {
+        return None;
+    }
+    let record = get_record(&map.read(RECORD_AT, record_bytes))?;
+    Some((record, FileLog { map, slots }))
+}
+
+fn put_record(session: &SessionRecord, out: &mut Vec<u8>) {
+    session.id.put(out);
+    session.secret.put(out);
+    session.node.put(out);
+    session.export.put(out);
+    session.host.put(out);
+}
+
+fn get_record(bytes: &[u8]) -> Option<SessionRecord> {
+    let mut input = Input(bytes);
+    Some(SessionRecord {
+        id: input.get().ok()?,
+        secret: input.get().ok()?,
+        node: input.get().ok()?,
+        export: input.get().ok()?,
+        host: input.get().ok()?,
+    })
+}
+
+/// A file's memory, shared with whoever maps it after us.
+struct Map {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory; who may write where is said at `write`.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    fn new(file: &File) -> io::Result<Map> {
+        let len = file.metadata()?.len() as usize;
+        // SAFETY: a fresh mapping of a file that only this process uses (the state
+        // directory is locked); it is not cut while it is mapped.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
+        Ok(Map { start, len })
+    }
+
+    /// Writes bytes. A slot is written by the one change that uses it at a time; the
+    /// header before anybody else has the map.
+    fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: within the mapping; see above for who else writes there.
+        unsafe {
+            let target = self.start.as_ptr().add(at);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
+        }
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        // SAFETY: within the mapping.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at), len) }.to_vec()
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        self.half_word(at).load(Ordering::Acquire)
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at + 8 <= self.len);
+        // SAFETY: within the mapping, aligned (mappings begin at a page), only used
+        // as an atomic.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
+    }
+
+    fn half_word(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at + 4 <= self.len);
+        // SAFETY: as for `word`.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us with this length; nobody can refer to it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+struct FileLog {
+    map: Map,
+    slots: u32,
+}
+
+impl FileLog {
+    fn slot(&self, slot: u32) -> Option<usize> {
+        (slot < self.slots).then(|| HEADER_BYTES + slot as usize * SLOT_BYTES)
+    }
+
+    fn store(&self, at: usize, sequence: u32, state: u64, op: u8) {
+        let word = u64::from(sequence) << 32 | state << 8 | u64::from(op);
+        self.map.word(at).store(word, Ordering::Release);
+    }
+
+    fn record(&self, at: usize) -> Option<SlotRecord> {
+        let word = self.map.word(at).load(Ordering::Acquire);
+        let sequence = (word >> 32) as u32;
+        match word >> 8 & 0xff {
+            STATE_INTENT => {
+                let op = *Op::ALL.get((word & 0xff) as usize)?;
+                let len = (self.map.u32(at + 8) as usize).min(INTENT_MAX_BYTES);
+                let intent = self.map.read(at + INTENT_AT, len);
+                Some(SlotRecord::Intent { sequence, op, intent })
+            }
+            STATE_ANSWER => {
+                let len = (self.map.u32(at + 12) as usize).min(ANSWER_MAX_BYTES);
+                Some(SlotRecord::Answer { sequence, answer: self.map.read(at + ANSWER_AT, len) })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl SlotLog for FileLog {
+    fn begin(&self, slot: u32, sequence: u32, op: Op, intent: &[u8]) {
+        assert!(intent.len() <= INTENT_MAX_BYTES);
+        let Some(at) = self.slot(slot) else { return };
+        // The answer of the change before stays valid until the last store.
+        self.map.half_word(at + 8).store(intent.len() as u32, Ordering::Release);
+        self.map.write(at + INTENT_AT, intent);
+        self.store(at, sequence, STATE_INTENT, op as u8);
+    }
+
+    fn done(&self, slot: u32, sequence: u32, answer: &[u8]) {
+        assert!(answer.len() <= ANSWER_MAX_BYTES);
+        let Some(at) = self.slot(slot) else { return };
+        self.map.half_word(at + 12).store(answer.len() as u32, Ordering::Release);
+        self.map.write(at + ANSWER_AT, answer);
+        self.store(at, sequence, STATE_ANSWER, 0);
+    }
+
+    fn records(&self) -> Vec<(u32, SlotRecord)> {
+        let slot = |slot| Some((slot, self.record(self.slot(slot)?)?));
+        (0..self.slots).filter_map(slot).collect()
+    }
+
+    fn set_locks(&self, held: bool) {
+        self.map.half_word(LOCKS_AT).store(u32::from(held), Ordering::Release);
+    }
+
+    fn had_locks(&self) -> bool {
+        self.map.u32(LOCKS_AT) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: u64) -> SessionRecord {
+        SessionRecord { id, secret: [7; 16], node: 3, export: "data".into(), host: "node1".into() }
+    }
+
+    #[test]
+    fn what_was_noted_is_there_in_the_next_life() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        let log = journal.create(&record(1), 8).unwrap();
+        journal.create(&record(2), 8).unwrap();
+        log.begin(3, 10, Op::Make, b"intent");
+        log.begin(4, 1, Op::Remove, b"first");
+        log.done(4, 1, b"answer");
+        log.begin(5, 1, Op::Rename, &[b'x'; INTENT_MAX_BYTES]);
+        log.done(5, 1, &[b'y'; ANSWER_MAX_BYTES]);
+        log.begin(5, 2, Op::Link, b"");
+        log.set_locks(true);
+        journal.remove(2);
+
+        let next = FileJournal::open(dir.path()).unwrap();
+        let sessions = next.load();
+        assert_eq!(sessions.len(), 1);
+        assert_eq!(sessions[0].0, record(1));
+        assert!(sessions[0].1.had_locks());
+        assert_eq!(
+            sessions[0].1.records(),
+            [
+                (3, SlotRecord::Intent { sequence: 10, op: Op::Make, intent: b"intent".to_vec() }),
+                (4, SlotRecord::Answer { sequence: 1, answer: b"answer".to_vec() }),
+                (5, SlotRecord::Intent { sequence: 2, op: Op::Link, intent: Vec::new() }),
+            ]
+        );
+    }
+
+    #[test]
+    fn garbage_in_the_directory_is_no_session() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        fs::write(dir.path().join("session-0000000000000001"), [0xff; 9000]).unwrap();
+        fs::write(dir.path().join("session-0000000000000002"), b"").unwrap();
+        fs::write(dir.path().join("other"), b"stays").unwrap();
+        assert!(journal.load().is_empty());
+        assert!(dir.path().join("other").exists());
+        assert!(!dir.path().join("session-0000000000000001").exists());
+    }
+}

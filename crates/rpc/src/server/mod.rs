@@ -1,0 +1,20 @@
+//! The server end: sessions that outlive connections, calls carried out once.
+
+mod connection;
+mod execute;
+mod export;
+mod grace;
+mod intent;
+mod journal;
+mod journal_file;
+mod order;
+mod service;
+mod session;
+mod slots;
+mod status;
+
+pub use export::{Allow, Export};
+pub use journal::{Journal, MemoryJournal, SessionRecord, SlotLog, SlotRecord};
+pub use journal_file::FileJournal;
+pub use service::{Sabotage, Server, ServerOptions};
+pub use status::{ClientStatus, OperationStatus, ServerStatus};

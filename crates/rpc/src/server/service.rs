@@ -1,0 +1,321 @@
+//! The server: exports and sessions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_core::{Errno, NodeId};
+use dray_fabric::{BufferPool, Connection};
+use dray_rt::{random_bytes, random_u64, sleep};
+
+use crate::auth::Key;
+use crate::server::connection;
+use crate::server::export::Export;
+use crate::server::grace::Grace;
+use crate::server::journal::{Journal, SessionRecord};
+use crate::server::session::Session;
+use crate::server::status::{ClientStatus, OperationStatus, Running, ServerStatus};
+use crate::wire::{NotifyHead, Refused};
+
+/// A protection left out on purpose: tests prove with it that they would notice. Nothing
+/// but a test sets it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// A change that comes again is carried out again.
+    ReplyCache,
+    /// What was under way when the process died counts as not applied.
+    Intents,
+    /// A connection goes on being read when its client has come back on another.
+    Fence,
+    /// Locks that are claimed again are said to be had, and are not.
+    Reclaim,
+}
+
+/// How a server behaves.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// Clients must prove that they know it.
+    pub key: Option<Key>,
+    /// How long a session outlives its last connection.
+    pub lease: Duration,
+    /// Replay slots a session; as many changes of one mount can be under way at once.
+    pub slots: u32,
+    /// Calls that may be under way on one connection.
+    pub calls_max: u32,
+    /// Sessions at once.
+    pub sessions_max: usize,
+    /// Memory for data on its way.
+    pub pool: BufferPool,
+    /// Changes with every start of the machine.
+    pub boot: u128,
+    #[doc(hidden)]
+    pub sabotage: Option<Sabotage>,
+}
+
+impl Default for ServerOptions {
+    /// 64 slots and 128 calls a connection, 16,384 sessions, a lease of 60 s, 256 MiB of
+    /// buffers.
+    fn default() -> ServerOptions {
+        ServerOptions {
+            key: None,
+            lease: Duration::from_secs(60),
+            slots: 64,
+            calls_max: 128,
+            sessions_max: 16_384,
+            pool: BufferPool::new(256 << 20, 64 << 20),
+            boot: 0,
+            sabotage: None,
+        }
+    }
+}
+
+/// Serves exports to everybody who connects. Cheap to clone.
+#[derive(Clone)]
+pub struct Server {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) options: ServerOptions,
+    pub(crate) instance: u64,
+    pub(crate) grace: Grace,
+    journal: Arc<dyn Journal>,
+    exports: BTreeMap<String, Arc<Export>>,
+    sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    running: Mutex<BTreeMap<u64, Running>>,
+    next_running: AtomicU64,
+    next_connection: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    /// A server of these exports. It does nothing until it is given connections; where
+    /// `journal` may hold sessions of a server before it, [`Server::restore`] comes first.
+    pub fn new(options: ServerOptions, exports: Vec<Export>, journal: Arc<dyn Journal>) -> Server {
+        let exports =
+            exports.into_iter().map(|export| (export.name.clone(), Arc::new(export))).collect();
+        let inner = Inner {
+            options,
+            instance: random_u64(),
+            grace: Grace::default(),
+            journal,
+            exports,
+            sessions: Mutex::default(),
+            running: Mutex::default(),
+            next_running: AtomicU64::new(0),
+            next_connection: AtomicU64::new(random_u64() >> 1 | 1),
+        };
+        Server { inner: Arc::new(inner) }
+    }
+
+    /// Takes over the sessions of the server's last life: changes that were under way are
+    /// settled, and who held locks gets the time of a lease to claim them again.
+    /// `lost`: the machine went down and what the journal says cannot be relied upon, so
+    /// anybody may have held locks.
+    pub async fn restore(&self, lost: bool) {
+        let mut awaited = BTreeSet::new();
+        for (record, log) in self.inner.journal.load() {
+            let Some(export) = self.inner.exports.get(&record.export).cloned() else {
+                log::warn!("client {} used export `{}`, which is gone", record.host, record.export);
+                self.inner.journal.remove(record.id);
+                continue;
+            };
+            let options = &self.inner.options;
+            let session = Session::new(record, export, (options.slots, options.sabotage), log);
+            session.slots.restore(&*session.export.fs).await;
+            session.begins_alone();
+            if session.slots.had_locks() {
+                awaited.insert(session.id);
+            }
+            lock(&self.inner.sessions).insert(session.id, Arc::new(session));
+        }
+        self.inner.grace.begin(awaited, lost, self.inner.options.lease);
+    }
+
+    /// Serves one connection until it ends; a task of the executor that the connection
+    /// was made on.
+    pub async fn serve(&self, connection: Arc<dyn Connection>) {
+        connection::serve(self.inner.clone(), connection).await;
+    }
+
+    /// Ends sessions whose clients have been away for longer than the lease. Runs for
+    /// ever, asleep nearly always: to be started as one task.
+    pub async fn expire_leases(&self) {
+        loop {
+            sleep(self.inner.options.lease / 4).await;
+            for session in self.inner.expired() {
+                log::warn!(
+                    "client {} (session {:x}) has been away for longer than its lease: \
+                     its locks and open files are given back",
+                    session.host,
+                    session.id
+                );
+                self.inner.end(&session).await;
+            }
+        }
+    }
+
+    /// Ends a session now. Its client is told. False if there is no such session.
+    pub async fn evict(&self, session: u64) -> bool {
+        let Some(session) = lock(&self.inner.sessions).get(&session).cloned() else { return false };
+        let mut message = Vec::new();
+        NotifyHead { what: NotifyHead::EVICTED, flags: 0, tag: 0 }.put_message(&mut message);
+        for connection in session.connections() {
+            let _ = connection.send(&message, None); // it may be why it is evicted
+        }
+        log::warn!("client {} (session {:x}) was evicted", session.host, session.id);
+        self.inner.end(&session).await;
+        true
+    }
+
+    /// How long sessions outlive their last connection.
+    pub fn lease(&self) -> Duration {
+        self.inner.options.lease
+    }
+
+    /// What it is doing.
+    pub fn status(&self) -> ServerStatus {
+        self.inner.status()
+    }
+}
+
+impl Inner {
+    pub(crate) fn export(&self, name: &str) -> Result<Arc<Export>, Refused> {
+        self.exports.get(name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = self.exports.keys().map(String::as_str).collect();
+            refused(
+                Errno::ENOENT,
+                format!("no export is called `{name}`; there are: {}", known.join(", ")),
+            )
+        })
+    }
+
+    pub(crate) fn new_connection(&self) -> u64 {
+        self.next_connection.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The session that a client wants to go on with, if its secret is right.
+    pub(crate) fn resume(
+        &self,
+        id: u64,
+        secret: &[u8; 16],
+        export: &Arc<Export>,
+    ) -> Option<Arc<Session>> {
+        let session = lock(&self.sessions).get(&id).cloned()?;
+        let right = session.secret == *secret && Arc::ptr_eq(&session.export, export);
+        right.then_some(session)
+    }
+
+    pub(crate) fn new_session(
+        &self,
+        node: NodeId,
+        host: &str,
+        export: Arc<Export>,
+    ) -> Result<Arc<Session>, Refused> {
+        let mut secret = [0; 16];
+        random_bytes(&mut secret);
+        let id = random_u64() | 1; // 0 is none
+        if lock(&self.sessions).len() >= self.options.sessions_max {
+            return Err(refused(
+                Errno::EAGAIN,
+                format!(
+                    "the server has {} clients, as many as it may have",
+                    self.options.sessions_max
+                ),
+            ));
+        }
+        let (export_name, host) = (export.name.clone(), host.to_owned());
+        let record = SessionRecord { id, secret, node: node.0, export: export_name, host };
+        let slots = self.options.slots;
+        let log = self.journal.create(&record, slots).map_err(|error| {
+            log::error!("cannot keep a session of {}: {error}", record.host);
+            refused(Errno::ENOSPC, format!("the server cannot note a new session: {error}"))
+        })?;
+        let session = Arc::new(Session::new(record, export, (slots, self.options.sabotage), log));
+        lock(&self.sessions).insert(id, session.clone());
+        Ok(session)
+    }
+
+    pub(crate) async fn end(&self, session: &Arc<Session>) {
+        lock(&self.sessions).remove(&session.id);
+        session.end().await;
+        self.grace.reclaimed(session.id);
+        self.journal.remove(session.id);
+    }
+
+    fn expired(&self) -> Vec<Arc<Session>> {
+        let sessions = lock(&self.sessions);
+        let late = |session: &&Arc<Session>| {
+            session.alone_since().is_some_and(|since| since.elapsed() >= self.options.lease)
+        };
+        sessions.values().filter(late).cloned().collect()
+    }
+
+    /// Notes a call that did not end at once.
+    pub(crate) fn running(&self, running: Running) -> u64 {
+        let number = self.next_running.fetch_add(1, Ordering::Relaxed);
+        lock(&self.running).insert(number, running);
+        number
+    }
+
+    pub(crate) fn finished(&self, number: u64) {
+        lock(&self.running).remove(&number);
+    }
+
+    fn status(&self) -> ServerStatus {
+        let pool = self.options.pool.stats();
+        let mut clients: Vec<ClientStatus> =
+            lock(&self.sessions).values().map(|session| client_status(session)).collect();
+        clients.sort_by(|left, right| left.host.cmp(&right.host));
+        let mut operations: Vec<OperationStatus> =
+            lock(&self.running).values().map(operation_status).collect();
+        operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
+        ServerStatus {
+            exports: self
+                .exports
+                .values()
+                .map(|export| (export.name.clone(), export.fs.info().kind.clone()))
+                .collect(),
+            clients,
+            operations,
+            buffer_used_bytes: pool.used_bytes,
+            buffer_limit_bytes: pool.limit_bytes,
+        }
+    }
+}
+
+fn client_status(session: &Session) -> ClientStatus {
+    let connections = session.connections();
+    ClientStatus {
+        session: session.id,
+        host: session.host.clone(),
+        peer: connections.first().map_or_else(|| "-".into(), |first| first.peer().to_string()),
+        export: session.export.name.clone(),
+        connections: connections.len(),
+        files: session.files_open(),
+        calls: session.calls.load(Ordering::Relaxed),
+        read_bytes: session.read_bytes.load(Ordering::Relaxed),
+        written_bytes: session.written_bytes.load(Ordering::Relaxed),
+        away: session.alone_since().map(|since| since.elapsed()),
+    }
+}
+
+fn operation_status(running: &Running) -> OperationStatus {
+    OperationStatus {
+        op: running.op,
+        session: running.session,
+        what: crate::server::execute::describe(running.op, &running.body),
+        uid: running.cx.who.uid.0,
+        job: running.cx.who.job.to_string(),
+        age: running.since.elapsed(),
+    }
+}
+
+pub(crate) fn refused(errno: Errno, message: impl Into<String>) -> Refused {
+    Refused { errno: errno.raw() as u16, message: message.into() }
+}

@@ -1,0 +1,251 @@
+//! What a server knows of one mount.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use dray_core::{Cancel, Context, LockOwner, NodeId, OpenFile};
+use dray_fabric::Connection;
+use dray_rt::Instant;
+
+use crate::server::export::Export;
+use crate::server::journal::{SessionRecord, SlotLog};
+use crate::server::service::Sabotage;
+use crate::server::slots::ReplaySlots;
+use crate::wire::Hello;
+
+/// Open files that one mount may have at the server.
+pub(crate) const FILES_MAX: usize = 1 << 20;
+
+/// A mount: its open files, its replay slots, its connections.
+pub(crate) struct Session {
+    pub(crate) id: u64,
+    pub(crate) secret: [u8; 16],
+    pub(crate) node: NodeId,
+    pub(crate) host: String,
+    pub(crate) export: Arc<Export>,
+    pub(crate) slots: ReplaySlots,
+    pub(crate) calls: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
+    ended: AtomicBool,
+    files: Mutex<HashMap<u64, Arc<dyn OpenFile>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    connections: BTreeMap<u64, Arc<dyn Connection>>,
+    /// Since when there has been none.
+    alone_since: Option<Instant>,
+    /// Calls that wait for something that may never come, by request.
+    waits: BTreeMap<u64, Arc<Cancel>>,
+    /// Calls in no slot that change something, under way by connection.
+    unslotted: BTreeMap<u64, u32>,
+    /// Owners of fcntl locks by the open file through which they were taken: unlike those
+    /// of flock they do not end with the file.
+    owners: BTreeSet<(u64, LockOwner)>,
+    /// Who waits for those of connections that are gone.
+    waiting: Vec<Waker>,
+}
+
+/// A call in no slot that changes something, while it is under way.
+pub(crate) struct Unslotted<'a> {
+    session: &'a Session,
+    connection: u64,
+}
+
+impl Drop for Unslotted<'_> {
+    fn drop(&mut self) {
+        let mut state = self.session.state();
+        if let Some(count) = state.unslotted.get_mut(&self.connection) {
+            *count -= 1;
+            if *count == 0 {
+                state.unslotted.remove(&self.connection);
+            }
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Session {
+    pub(crate) fn new(
+        record: SessionRecord,
+        export: Arc<Export>,
+        (slots, sabotage): (u32, Option<Sabotage>),
+        log: Arc<dyn SlotLog>,
+    ) -> Session {
+        Session {
+            id: record.id,
+            secret: record.secret,
+            node: NodeId(record.node),
+            host: record.host,
+            export,
+            slots: ReplaySlots::new(slots, log, sabotage),
+            calls: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            written_bytes: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            files: Mutex::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<u64, Arc<dyn OpenFile>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn file(&self, handle: u64) -> Option<Arc<dyn OpenFile>> {
+        self.files().get(&handle).cloned()
+    }
+
+    pub(crate) fn has_file(&self, handle: u64) -> bool {
+        self.files().contains_key(&handle)
+    }
+
+    /// Files that are open now.
+    pub(crate) fn files_open(&self) -> usize {
+        self.files().len()
+    }
+
+    /// Keeps an open file; gives it back if there are too many, or the session is over.
+    pub(crate) fn keep_file(
+        &self,
+        handle: u64,
+        file: Arc<dyn OpenFile>,
+    ) -> Result<(), Arc<dyn OpenFile>> {
+        let mut files = self.files();
+        if files.len() >= FILES_MAX || self.ended.load(Ordering::SeqCst) {
+            return Err(file);
+        }
+        files.insert(handle, file);
+        Ok(())
+    }
+
+    pub(crate) fn take_file(&self, handle: u64) -> Option<Arc<dyn OpenFile>> {
+        self.files().remove(&handle)
+    }
+
+    pub(crate) fn connected(&self, number: u64, connection: Arc<dyn Connection>) {
+        let mut state = self.state();
+        state.connections.insert(number, connection);
+        state.alone_since = None;
+    }
+
+    pub(crate) fn disconnected(&self, number: u64) {
+        let mut state = self.state();
+        state.connections.remove(&number);
+        if state.connections.is_empty() {
+            state.alone_since.get_or_insert_with(dray_rt::now);
+        }
+    }
+
+    /// Ends a connection of this session that a new one replaces.
+    pub(crate) fn replace(&self, number: u64) {
+        let mut state = self.state();
+        let replaced = match number {
+            Hello::REPLACES_ALL => std::mem::take(&mut state.connections),
+            _ => state.connections.remove_entry(&number).into_iter().collect(),
+        };
+        drop(state);
+        replaced.values().for_each(|connection| connection.close());
+    }
+
+    pub(crate) fn connections(&self) -> Vec<Arc<dyn Connection>> {
+        self.state().connections.values().cloned().collect()
+    }
+
+    /// As after the start of the server, before its client has come back.
+    pub(crate) fn begins_alone(&self) {
+        self.state().alone_since = Some(dray_rt::now());
+    }
+
+    pub(crate) fn alone_since(&self) -> Option<Instant> {
+        self.state().alone_since
+    }
+
+    /// `owner` has an fcntl lock through this open file, or no longer has.
+    pub(crate) fn note_owner(&self, handle: u64, owner: LockOwner, has: bool) {
+        let mut state = self.state();
+        match has {
+            true => state.owners.insert((handle, owner)),
+            false => state.owners.remove(&(handle, owner)),
+        };
+    }
+
+    /// Closes an open file and ends the fcntl locks that were taken through it.
+    pub(crate) async fn close_file(
+        &self,
+        cx: &Context,
+        handle: u64,
+        file: &dyn OpenFile,
+    ) -> dray_core::Result<()> {
+        let owners: Vec<_> = {
+            let mut state = self.state();
+            let all = (handle, LockOwner(0))..=(handle, LockOwner(u64::MAX));
+            let owners: Vec<_> = state.owners.range(all).copied().collect();
+            owners.iter().for_each(|owner| _ = state.owners.remove(owner));
+            owners
+        };
+        for (_, owner) in owners {
+            let _ = file.flush(cx, owner).await; // an error shows at the close as well
+        }
+        file.close(cx).await
+    }
+
+    /// Waits until no call in no slot, such as an unlock, is under way from a connection
+    /// that is gone: its client has asked again on this one, and what comes after must not
+    /// be undone by the first. Ends with the answer.
+    pub(crate) async fn unslotted(&self, connection: u64) -> Unslotted<'_> {
+        std::future::poll_fn(|task| {
+            let mut state = self.state();
+            let gone =
+                |number: &u64| *number != connection && !state.connections.contains_key(number);
+            if state.unslotted.keys().any(gone) {
+                state.waiting.push(task.waker().clone());
+                return Poll::Pending;
+            }
+            *state.unslotted.entry(connection).or_default() += 1;
+            Poll::Ready(())
+        })
+        .await;
+        Unslotted { session: self, connection }
+    }
+
+    pub(crate) fn wait_begins(&self, request: u64, cancel: Arc<Cancel>) {
+        self.state().waits.insert(request, cancel);
+    }
+
+    pub(crate) fn wait_ends(&self, request: u64) {
+        self.state().waits.remove(&request);
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Gives everything back: waits are cancelled, connections closed, files closed and
+    /// with them their locks.
+    pub(crate) async fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        let (waits, connections) = {
+            let mut state = self.state();
+            (std::mem::take(&mut state.waits), std::mem::take(&mut state.connections))
+        };
+        waits.values().for_each(|cancel| cancel.set());
+        connections.values().for_each(|connection| connection.close());
+        let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
+        let mut cx = Context::system();
+        cx.node = self.node;
+        for (handle, file) in files {
+            let _ = self.close_file(&cx, handle, &*file).await; // nobody is left to be told
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The arguments of every call.
+
+use dray_core::{
+    Access, Allocate, CreateHow, FileId, Lock, LockOwner, Op, OpenHow, RemoveKind, RenameHow, Seek,
+    SetAttr, Write, XattrSet,
+};
+
+use crate::wire::codec::{Input, Malformed, Wire};
+
+macro_rules! calls {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }),* $(,)?) => {
+        /// A call's arguments by operation. `handle` is the number that the client gave an
+        /// open file; names are checked by the server.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)] // The fields are those of the traits' methods.
+        pub enum Call<'a> { $($(#[$doc])* $name { $($field: $type),* }),* }
+
+        impl<'a> Call<'a> {
+            /// Appends the arguments.
+            pub fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Call::$name { $($field),* } => { $($field.put(out);)* })*
+                }
+            }
+
+            /// Decodes the arguments of `op`, which must be all that is left.
+            pub fn get(op: Op, input: &mut Input<'a>) -> Result<Call<'a>, Malformed> {
+                let call = match op {
+                    $(Op::$name => Call::$name { $($field: input.get::<$type>()?),* },)*
+                };
+                if input.0.is_empty() { Ok(call) } else { Err(Malformed("bytes left over")) }
+            }
+
+            /// Which operation it is.
+            pub fn op(&self) -> Op {
+                match self { $(Call::$name { .. } => Op::$name),* }
+            }
+        }
+    };
+}
+
+/// A name, target or value; checked where it is used.
+type Bytes<'a> = &'a [u8];
+
+calls! {
+    Lookup { dir: FileId, name: Bytes<'a> },
+    Parent { dir: FileId },
+    Getattr { id: FileId, handle: Option<u64> },
+    Setattr { id: FileId, handle: Option<u64>, set: SetAttr },
+    Readlink { id: FileId },
+    /// `kind`: 0 directory, 1 node, 2 symbolic link.
+    Make { dir: FileId, name: Bytes<'a>, kind: u8, mode: u32, rdev: u32, target: Bytes<'a> },
+    Remove { dir: FileId, name: Bytes<'a>, kind: RemoveKind },
+    Rename {
+        from: FileId,
+        from_name: Bytes<'a>,
+        to: FileId,
+        to_name: Bytes<'a>,
+        how: RenameHow,
+    },
+    Link { id: FileId, dir: FileId, name: Bytes<'a> },
+    /// `again`: after the server lost its state; rights were checked at the first open.
+    Open { id: FileId, how: OpenHow, handle: u64, again: bool },
+    Create { dir: FileId, name: Bytes<'a>, how: CreateHow, handle: u64 },
+    Tmpfile { dir: FileId, how: CreateHow, handle: u64 },
+    Access { id: FileId, want: Access },
+    Statfs {},
+    Getxattr { id: FileId, name: Bytes<'a> },
+    Setxattr { id: FileId, name: Bytes<'a>, value: Bytes<'a>, how: XattrSet },
+    Listxattr { id: FileId },
+    Removexattr { id: FileId, name: Bytes<'a> },
+    Read { handle: u64, at: u64, len_bytes: u32 },
+    Write { handle: u64, how: Write },
+    Readdir { handle: u64, cookie: u64, max_bytes: u32, plus: bool },
+    Flush { handle: u64, owner: LockOwner },
+    Sync { handle: u64, data_only: bool },
+    Allocate { handle: u64, what: Allocate },
+    Seek { handle: u64, at: u64, what: Seek },
+    CopyRange { handle: u64, at: u64, to: u64, to_at: u64, len_bytes: u64 },
+    /// `reclaim`: the lock was held before the server lost its state.
+    Lock { handle: u64, lock: Lock, wait: bool, reclaim: bool },
+    TestLock { handle: u64, lock: Lock },
+    GetFlags { handle: u64 },
+    SetFlags { handle: u64, flags: u32 },
+    Close { handle: u64 },
+}

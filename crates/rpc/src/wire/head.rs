@@ -1,0 +1,224 @@
+//! The beginning of every message after the handshake.
+
+use dray_core::{Errno, Error, Fate, Op, Pid, RequestId};
+
+use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
+
+/// What kind of message it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Asks for something; a reply with the same tag follows.
+    Call,
+    /// Answers a call.
+    Reply,
+    /// Says something; no answer follows.
+    Notify,
+    /// Defines who an identity number stands for, on this connection.
+    Identity,
+    /// A step of the handshake.
+    Handshake,
+}
+
+wire_numbers!(Kind {
+    Kind::Call = 1,
+    Kind::Reply = 2,
+    Kind::Notify = 3,
+    Kind::Identity = 4,
+    Kind::Handshake = 5,
+});
+
+/// The kind of a message.
+pub fn peek_kind(head: &[u8]) -> Result<Kind, Malformed> {
+    Input(head).get()
+}
+
+/// The tag of a call or a reply, which stands in the same place in both.
+pub fn peek_tag(head: &[u8]) -> Result<u32, Malformed> {
+    let mut input = Input(head);
+    input.take(4)?;
+    input.get()
+}
+
+/// `slot` of a call that may be applied more than once without harm.
+pub const NO_SLOT: u32 = u32::MAX;
+
+wire_struct! {
+    /// In front of a call's arguments.
+    CallHead {
+        /// Which operation.
+        op: Op,
+        /// Room for flags; zero.
+        flags: u16,
+        /// Number of the call among those under way on its connection.
+        tag: u32,
+        /// Replay slot of the session, or [`NO_SLOT`].
+        slot: u32,
+        /// Number of the call in its slot, counted up.
+        sequence: u32,
+        /// Who asks: a number defined before on this connection.
+        identity: u32,
+        /// The asking thread on its node.
+        pid: Pid,
+        /// Umask of the asking process.
+        umask: u32,
+        /// Number of the request on its node.
+        request: RequestId,
+    }
+}
+
+impl CallHead {
+    /// Where `identity` stands in a message: its number differs between connections, so
+    /// a call that is sent again gets another.
+    pub const IDENTITY_AT: usize = 16;
+
+    /// Appends kind and head.
+    pub fn put_message(&self, out: &mut Vec<u8>) {
+        Kind::Call.put(out);
+        self.put(out);
+    }
+
+    /// Takes both off again.
+    pub fn get_message(input: &mut Input<'_>) -> Result<CallHead, Malformed> {
+        expect_kind(input, Kind::Call)?;
+        input.get()
+    }
+}
+
+fn expect_kind(input: &mut Input<'_>, kind: Kind) -> Result<(), Malformed> {
+    if input.get::<Kind>()? == kind { Ok(()) } else { Err(Malformed("not the kind expected")) }
+}
+
+impl<'a> Wire<'a> for Op {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(*self as u8);
+    }
+    fn get(input: &mut Input<'a>) -> Result<Op, Malformed> {
+        let number = input.get::<u8>()? as usize;
+        Op::ALL.get(number).copied().ok_or(Malformed("unknown operation"))
+    }
+}
+
+wire_numbers!(Fate { Fate::Final = 0, Fate::Retry = 1, Fate::Unknown = 2 });
+
+wire_struct! {
+    /// In front of a reply's results, which are there only if `errno` is 0.
+    ReplyHead {
+        /// How to take a failure.
+        fate: Fate,
+        /// Bits of [`ReplyHead::UNKNOWN_HANDLE`] and later ones.
+        flags: u16,
+        /// Of the call that is answered.
+        tag: u32,
+        /// 0, or what went wrong.
+        errno: u16,
+    }
+}
+
+impl ReplyHead {
+    /// The server does not know the open file that the call named (it lost its state):
+    /// open it again and repeat the call. It was not applied.
+    pub const UNKNOWN_HANDLE: u16 = 1;
+
+    /// Puts the tag into an encoded reply.
+    pub fn set_tag(message: &mut [u8], tag: u32) {
+        message[4..8].copy_from_slice(&tag.to_le_bytes());
+    }
+
+    /// Of a success.
+    pub fn success(tag: u32) -> ReplyHead {
+        ReplyHead { fate: Fate::Final, flags: 0, tag, errno: 0 }
+    }
+
+    /// Of a failure.
+    pub fn failure(tag: u32, error: &Error) -> ReplyHead {
+        ReplyHead { fate: error.fate(), flags: 0, tag, errno: error.errno().raw() as u16 }
+    }
+
+    /// The error that it carries.
+    pub fn error(&self) -> Option<Error> {
+        let errno = Errno::new(i32::from(self.errno));
+        match self.fate {
+            _ if self.errno == 0 => None,
+            Fate::Final => Some(Error::new(errno)),
+            Fate::Retry => Some(Error::retry(errno)),
+            Fate::Unknown => Some(Error::unknown(errno)),
+        }
+    }
+
+    /// Appends kind and head.
+    pub fn put_message(&self, out: &mut Vec<u8>) {
+        Kind::Reply.put(out);
+        self.put(out);
+    }
+
+    /// Takes both off again.
+    pub fn get_message(input: &mut Input<'_>) -> Result<ReplyHead, Malformed> {
+        expect_kind(input, Kind::Reply)?;
+        input.get()
+    }
+}
+
+wire_struct! {
+    /// A message without an answer.
+    NotifyHead {
+        /// One of the constants below.
+        what: u8,
+        /// Room for flags; zero.
+        flags: u16,
+        /// Argument.
+        tag: u32,
+    }
+}
+
+impl NotifyHead {
+    /// The caller of the call `tag` gave up; answer it soon.
+    pub const CANCEL: u8 = 1;
+    /// From the server: this session was ended by its administrator.
+    pub const EVICTED: u8 = 2;
+    /// From the client: it unmounts; give everything back now.
+    pub const GOODBYE: u8 = 3;
+
+    /// From the client: every lock that it wanted to claim again has been.
+    pub const RECLAIMED: u8 = 4;
+
+    /// Appends kind and head.
+    pub fn put_message(&self, out: &mut Vec<u8>) {
+        Kind::Notify.put(out);
+        self.put(out);
+    }
+
+    /// Takes both off again.
+    pub fn get_message(input: &mut Input<'_>) -> Result<NotifyHead, Malformed> {
+        expect_kind(input, Kind::Notify)?;
+        input.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tag_stands_in_the_same_place_in_calls_and_replies() {
+        let mut call = Vec::new();
+        CallHead {
+            op: Op::Read,
+            flags: 0,
+            tag: 77,
+            slot: NO_SLOT,
+            sequence: 0,
+            identity: 1,
+            pid: Pid(2),
+            umask: 0o22,
+            request: RequestId(3),
+        }
+        .put_message(&mut call);
+        let mut reply = Vec::new();
+        ReplyHead::failure(78, &Error::retry(Errno::EAGAIN)).put_message(&mut reply);
+        assert_eq!((peek_tag(&call), peek_tag(&reply)), (Ok(77), Ok(78)));
+        assert_eq!(call[CallHead::IDENTITY_AT..][..4], 1u32.to_le_bytes());
+        assert_eq!((peek_kind(&call), peek_kind(&reply)), (Ok(Kind::Call), Ok(Kind::Reply)));
+        let error = ReplyHead::get_message(&mut Input(&reply)).unwrap().error().unwrap();
+        assert_eq!((error.errno(), error.fate()), (Errno::EAGAIN, Fate::Retry));
+    }
+}

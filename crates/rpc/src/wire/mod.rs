@@ -1,0 +1,23 @@
+//! What travels: messages as plain typed structs, little-endian, every length checked.
+//!
+//! Core types are not wire types: this module alone knows how they are laid out, and a
+//! change here is a change of the protocol version.
+
+mod call;
+mod codec;
+mod head;
+mod hello;
+mod types;
+
+pub use call::Call;
+pub use codec::{Input, Malformed, Wire};
+pub use head::{CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag};
+pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
+
+/// Oldest protocol version that is understood.
+pub const VERSION_MIN: u16 = 1;
+/// Newest protocol version that is understood. Both ends use the newest they share.
+pub const VERSION_MAX: u16 = 1;
+
+/// Most bytes that a page of directory entries takes; it travels as data.
+pub const PAGE_MAX_BYTES: usize = 128 << 10;

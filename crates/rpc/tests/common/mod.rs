@@ -1,0 +1,99 @@
+//! A client and a server in one place.
+#![allow(dead_code)] // each test file uses its part
+
+use std::io;
+use std::sync::Arc;
+
+use dray_backends::memory::{MemoryFs, MemoryOptions};
+use dray_core::Fut;
+use dray_fabric::sim::Network;
+use dray_fabric::{Address, Connect, Connection, Listener, StreamConnection};
+use dray_rpc::auth::Key;
+use dray_rpc::client::{ClientOptions, ConnectError, RemoteFs, Session, SessionMemory};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rt::{DriverKind, Executor, Scope};
+
+/// Runs `test` in a simulation with this seed.
+pub fn simulate<T>(seed: u64, test: impl Future<Output = T>) -> T {
+    Executor::new(DriverKind::Simulated { seed }).unwrap().block_on(test)
+}
+
+/// Runs `test` on the real epoll driver.
+pub fn run<T>(test: impl Future<Output = T>) -> T {
+    Executor::new(DriverKind::Epoll).unwrap().block_on(test)
+}
+
+pub fn memory() -> MemoryFs {
+    MemoryFs::new(MemoryOptions::default())
+}
+
+pub fn server_of(fs: MemoryFs, options: ServerOptions) -> Server {
+    server_with(fs, options, MemoryJournal::default())
+}
+
+pub fn server_with(fs: MemoryFs, options: ServerOptions, journal: MemoryJournal) -> Server {
+    let export = Export::new("data", Arc::new(fs), Vec::new());
+    Server::new(options, vec![export], Arc::new(journal))
+}
+
+pub fn client_options() -> ClientOptions {
+    ClientOptions { export: "data".into(), key: None, timeout: None, host: "node1".into() }
+}
+
+pub fn key(text: &str) -> Option<Key> {
+    Some(Key::new(text.as_bytes()).unwrap())
+}
+
+/// Serves on a simulated network as `name`, in `scope`.
+pub fn serve_simulated(network: &Network, name: &str, server: &Server, scope: &Scope) {
+    let mut incoming = network.listen(name);
+    let server = server.clone();
+    let handle = dray_rt::Handle::current();
+    scope.spawn_on(&handle, {
+        let server = server.clone();
+        async move { server.expire_leases().await }
+    });
+    scope.spawn_on(&handle, async move {
+        while let Some(connection) = incoming.recv().await {
+            let server = server.clone();
+            dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
+        }
+    });
+}
+
+pub async fn connect(
+    connector: Arc<dyn Connect>,
+    options: ClientOptions,
+) -> Result<RemoteFs, ConnectError> {
+    Session::connect(connector, options, SessionMemory::heap()).await.map(RemoteFs::new)
+}
+
+/// Connects to an address by sockets.
+pub struct Sockets(pub Address);
+
+impl Connect for Sockets {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(async {
+            let connection = dray_fabric::connect(&self.0).await?;
+            Ok(Arc::new(connection) as Arc<dyn Connection>)
+        })
+    }
+
+    fn target(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// Serves on `address` by sockets; answers where.
+pub async fn serve_sockets(address: &Address, server: Server) -> Address {
+    let listener = Listener::bind(address).await.unwrap();
+    let bound = listener.address().clone();
+    dray_rt::spawn(async move {
+        while let Ok((socket, peer)) = listener.accept().await {
+            let connection = Arc::new(StreamConnection::new(socket, peer).unwrap());
+            let server = server.clone();
+            dray_rt::spawn(async move { server.serve(connection).await });
+        }
+    });
+    bound
+}

@@ -1,0 +1,138 @@
+//! The server process dies, at any place, and a new one takes over.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{client_options, connect, memory, serve_simulated, server_with, simulate};
+use dray_backends::memory::MemoryFs;
+use dray_core::{
+    Buf, BufMut, Context, CreateHow, FileSystem, Make, Name, OpenHow, RemoveKind, RenameHow, Write,
+};
+use dray_fabric::sim::Network;
+use dray_rpc::server::{MemoryJournal, Server, ServerOptions};
+use dray_rt::{Scope, random_u64, sleep};
+
+fn name(text: &str) -> &Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+
+/// A server that can be killed and started again over the same files and journal.
+struct Machine {
+    network: Network,
+    fs: MemoryFs,
+    journal: MemoryJournal,
+    life: Scope,
+}
+
+impl Machine {
+    async fn start(network: &Network) -> Machine {
+        let mut machine = Machine {
+            network: network.clone(),
+            fs: memory(),
+            journal: MemoryJournal::default(),
+            life: Scope::new(),
+        };
+        machine.restart().await;
+        machine
+    }
+
+    fn kill(&mut self) {
+        self.life.kill();
+        self.network.break_all("s");
+    }
+
+    async fn restart(&mut self) -> Server {
+        let server = server_with(self.fs.clone(), ServerOptions::default(), self.journal.clone());
+        server.restore(false).await;
+        self.life = Scope::new();
+        serve_simulated(&self.network, "s", &server, &self.life);
+        server
+    }
+}
+
+/// Kills the server again and again until `done`.
+async fn torment(mut machine: Machine, done: Arc<std::sync::atomic::AtomicBool>) -> u64 {
+    let mut kills = 0;
+    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+        sleep(Duration::from_micros(random_u64() % 10_000)).await;
+        machine.kill();
+        kills += 1;
+        sleep(Duration::from_micros(random_u64() % 20_000)).await;
+        machine.restart().await;
+    }
+    kills
+}
+
+/// Changes that would show if they were applied twice or not at all.
+async fn work(fs: &dyn FileSystem, rounds: u32) {
+    let cx = Context::system();
+    let root = fs.info().root;
+    let (_, log) = fs.create(&cx, root, name("log"), NEW).await.unwrap();
+    let fail = |what: &str, round: u32| format!("{what} in round {round}");
+    for round in 0..rounds {
+        let text = format!("{round:04}");
+        let dir = fs.make(&cx, root, name(&text), Make::Directory { mode: 0o700 }).await;
+        let dir = dir.unwrap_or_else(|error| panic!("{}: {error:?}", fail("mkdir", round)));
+        let how = Write { append: true, ..Write::default() };
+        let written = log.write(&cx, how, Buf::from(text.as_bytes())).await;
+        assert_eq!(
+            written.unwrap_or_else(|error| panic!("{}: {error:?}", fail("append", round))),
+            4
+        );
+        let (entry, file) = fs
+            .create(&cx, dir.id, name("f"), NEW)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("create", round)));
+        file.write(&cx, Write::at(0), Buf::from(text.as_bytes()))
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("write", round)));
+        let to = (root, name("g"));
+        fs.rename(&cx, (dir.id, name("f")), to, RenameHow::Replace)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("rename", round)));
+        let linked = fs
+            .link(&cx, entry.id, dir.id, name("h"))
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("link", round)));
+        assert_eq!((linked.id, linked.attr.nlink), (entry.id, 2));
+        let read = file
+            .read(&cx, 0, BufMut::heap(16))
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("read", round)));
+        assert_eq!(read.filled(), text.as_bytes());
+        file.close(&cx).await.unwrap_or_else(|error| panic!("{}: {error:?}", fail("close", round)));
+        fs.remove(&cx, dir.id, name("h"), RemoveKind::File)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("unlink", round)));
+        fs.remove(&cx, root, name(&text), RemoveKind::Directory)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("rmdir", round)));
+    }
+    let read = log.read(&cx, 0, BufMut::heap(65_536)).await.unwrap();
+    let expected: String = (0..rounds).map(|round| format!("{round:04}")).collect();
+    assert_eq!(String::from_utf8_lossy(read.filled()), expected);
+}
+
+#[test]
+fn changes_are_applied_once_over_deaths_of_the_server() {
+    let mut kills = 0;
+    for seed in 0..60 {
+        kills += simulate(seed, async {
+            let network = Network::new();
+            let machine = Machine::start(&network).await;
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+            let torment = dray_rt::spawn_join(torment(machine, done.clone()));
+            let worked = dray_rt::timeout(Duration::from_secs(600), work(&fs, 30)).await;
+            assert!(worked.is_ok(), "seed {seed}: no progress: {:?}", fs.session().status());
+            assert_eq!(fs.session().status().lost, 0, "seed {seed}");
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            torment.await.unwrap()
+        });
+    }
+    assert!(kills > 1000, "only {kills} kills: the test tests nothing");
+}

@@ -1,0 +1,229 @@
+//! A remote file system behaves as the one that it stands for.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{
+    Sockets, client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of,
+    simulate,
+};
+use dray_core::{
+    Buf, BufMut, Context, CreateHow, Errno, FileSystem, Make, Name, OpenHow, RemoveKind, Write,
+    XattrSet,
+};
+use dray_fabric::Address;
+use dray_fabric::sim::{Network, Weather};
+use dray_rpc::client::{ClientOptions, ConnectError};
+use dray_rpc::server::ServerOptions;
+use dray_rt::Scope;
+
+fn name(text: &str) -> &Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+
+async fn use_files(fs: &dyn FileSystem) {
+    let cx = Context::system();
+    let root = fs.info().root;
+    let dir = fs.make(&cx, root, name("d"), Make::Directory { mode: 0o755 }).await.unwrap();
+    let (entry, file) = fs.create(&cx, dir.id, name("f"), NEW).await.unwrap();
+    let error = fs.create(&cx, dir.id, name("f"), NEW).await.err().unwrap();
+    assert_eq!(error.errno(), Errno::EEXIST);
+    let data: Vec<u8> = (0..1_000_000u32).map(|n| (n * 7) as u8).collect();
+    for at in [0, 1_000_000, 123] {
+        let written = file.write(&cx, Write::at(at), Buf::from(&data[..])).await.unwrap();
+        assert_eq!(written, data.len());
+    }
+    assert_eq!(file.getattr(&cx).await.unwrap().size, 2_000_000);
+    for (at, len) in [(123, 1 << 20), (123, 4096), (1_999_999, 4096), (2_000_000, 10)] {
+        let read = file.read(&cx, at, BufMut::heap(len)).await.unwrap();
+        let end = (at as usize + len).min(2_000_000);
+        assert_eq!(read.len(), end - at as usize);
+        if at == 123 {
+            assert_eq!(read.filled()[..4096], data[..4096]);
+        }
+    }
+    assert_eq!(fs.lookup(&cx, dir.id, name("f")).await.unwrap().id, entry.id);
+    let listing = fs.open(&cx, dir.id, OpenHow::DIRECTORY).await.unwrap();
+    let page = listing.readdir(&cx, 0, 65_536, true).await.unwrap();
+    let names: Vec<_> = page.iter().map(|(name, _)| name.to_vec()).collect();
+    assert_eq!(names, [b"f"]);
+    assert!(page.end);
+    listing.close(&cx).await.unwrap();
+    fs.remove(&cx, dir.id, name("f"), RemoveKind::File).await.unwrap();
+    assert_eq!(file.getattr(&cx).await.unwrap().nlink, 0);
+    file.close(&cx).await.unwrap();
+    let gone = fs.getattr(&cx, entry.id).await.unwrap_err();
+    assert_eq!(gone.errno(), Errno::ESTALE);
+}
+
+#[test]
+fn over_tcp_and_unix_sockets() {
+    let dir = tempfile::tempdir().unwrap();
+    for address in [
+        Address::Unix(dir.path().join("socket")),
+        Address::Tcp { host: "127.0.0.1".into(), port: 0 },
+    ] {
+        run(async {
+            let server = server_of(memory(), ServerOptions::default());
+            let bound = serve_sockets(&address, server.clone()).await;
+            let fs = connect(Arc::new(Sockets(bound)), client_options()).await.unwrap();
+            use_files(&fs).await;
+            let status = server.status();
+            assert_eq!(status.clients.len(), 1);
+            assert_eq!((status.clients[0].files, status.buffer_used_bytes), (0, 0));
+        });
+    }
+}
+
+#[test]
+fn over_a_simulated_network() {
+    simulate(1, async {
+        let network = Network::new();
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        use_files(&fs).await;
+    });
+}
+
+/// Connections break all the time, replies get lost: every change happens once.
+#[test]
+fn changes_are_applied_once_over_broken_connections() {
+    for seed in 0..40 {
+        simulate(seed, async {
+            let network = Network::new();
+            let server = server_of(memory(), ServerOptions::default());
+            serve_simulated(&network, "s", &server, &Scope::new());
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            network.set_weather(Weather {
+                break_one_in: Some(12),
+                deliver_then_break_one_in: Some(2),
+                ..Weather::default()
+            });
+            let cx = Context::system();
+            let root = fs.info().root;
+            let (_, log) = fs.create(&cx, root, name("log"), NEW).await.unwrap();
+            for round in 0..50 {
+                let text = format!("{round:04}");
+                let made = fs.make(&cx, root, name(&text), Make::Directory { mode: 0o700 }).await;
+                made.unwrap_or_else(|error| panic!("seed {seed}: mkdir {text}: {error}"));
+                let how = Write { append: true, ..Write::default() };
+                log.write(&cx, how, Buf::from(text.as_bytes())).await.unwrap();
+                let removed = fs.remove(&cx, root, name(&text), RemoveKind::Directory).await;
+                removed.unwrap_or_else(|error| panic!("seed {seed}: rmdir {text}: {error}"));
+            }
+            let read = log.read(&cx, 0, BufMut::heap(4096)).await.unwrap();
+            let expected: String = (0..50).map(|round| format!("{round:04}")).collect();
+            assert_eq!(String::from_utf8_lossy(read.filled()), expected, "seed {seed}");
+            assert!(fs.session().status().channels[0].resent > 0, "seed {seed}: nothing broke");
+        });
+    }
+}
+
+#[test]
+fn a_wrong_key_is_refused_from_both_sides() {
+    run(async {
+        let options = ServerOptions { key: key("the key of the site"), ..Default::default() };
+        let address = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
+        let bound = serve_sockets(&address, server_of(memory(), options)).await;
+        for (client_key, hint) in [(None, "psk"), (key("another key, wrong"), "key")] {
+            let options = ClientOptions { key: client_key, ..client_options() };
+            let error = connect(Arc::new(Sockets(bound.clone())), options).await.err().unwrap();
+            assert!(error.to_string().contains(hint), "{error}");
+        }
+        let options = ClientOptions { key: key("the key of the site"), ..client_options() };
+        use_files(&connect(Arc::new(Sockets(bound)), options).await.unwrap()).await;
+    });
+}
+
+#[test]
+fn an_unknown_export_is_named_with_those_there_are() {
+    run(async {
+        let address = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
+        let bound = serve_sockets(&address, server_of(memory(), ServerOptions::default())).await;
+        let options = ClientOptions { export: "dta".into(), ..client_options() };
+        let error = connect(Arc::new(Sockets(bound)), options).await.err().unwrap();
+        assert!(matches!(error, ConnectError::Refused { errno: Errno::ENOENT, .. }), "{error:?}");
+        assert!(error.to_string().contains("data"), "{error}");
+    });
+}
+
+#[test]
+fn a_server_that_stays_away_fails_calls_after_the_limit_and_serves_when_it_is_back() {
+    simulate(3, async {
+        let network = Network::new();
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let options = ClientOptions { timeout: Some(Duration::from_secs(20)), ..client_options() };
+        let fs = connect(network.connector("s"), options).await.unwrap();
+        let cx = Context::system();
+        network.partition("s", true);
+        let begin = dray_rt::now();
+        let error = fs.statfs(&cx).await.unwrap_err();
+        assert_eq!(error.errno(), Errno::EHOSTDOWN);
+        let waited = begin.elapsed();
+        assert!(
+            waited >= Duration::from_secs(20) && waited < Duration::from_secs(23),
+            "{waited:?}"
+        );
+        network.partition("s", false);
+        dray_rt::sleep(Duration::from_secs(3)).await;
+        fs.statfs(&cx).await.unwrap();
+    });
+}
+
+#[test]
+fn a_client_that_stays_away_loses_its_session_and_opens_its_files_again() {
+    simulate(4, async {
+        let network = Network::new();
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let cx = Context::system();
+        let (_, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
+        network.partition("s", true);
+        dray_rt::sleep(Duration::from_secs(100)).await;
+        assert!(server.status().clients.is_empty());
+        network.partition("s", false);
+        file.write(&cx, Write::at(0), Buf::from(&b"again"[..])).await.unwrap();
+        assert_eq!(server.status().clients.len(), 1);
+        assert_eq!(fs.session().status().lost, 1);
+    });
+}
+
+#[test]
+fn an_evicted_client_gives_everything_back() {
+    simulate(5, async {
+        let network = Network::new();
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let cx = Context::system();
+        let (_, _file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
+        let session = server.status().clients[0].session;
+        assert!(server.evict(session).await);
+        assert!(!server.evict(session).await);
+        assert!(server.status().clients.is_empty());
+    });
+}
+
+/// Such a name once did not fit into the intent that is noted of a change, and ended the
+/// server.
+#[test]
+fn an_oversized_attribute_name_is_an_error_and_no_more() {
+    simulate(6, async {
+        let network = Network::new();
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let (cx, root) = (Context::system(), fs.info().root);
+        let long = [b'x'; 5000];
+        assert!(fs.setxattr(&cx, root, &long, b"v", XattrSet::Any).await.is_err());
+        assert!(fs.removexattr(&cx, root, &long).await.is_err());
+        fs.statfs(&cx).await.unwrap();
+    });
+}

@@ -1,0 +1,83 @@
+//! The driver that works everywhere: epoll(7), edge-triggered.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::driver::{Kick, drain_event};
+use crate::executor::Shared;
+
+const EVENTS_PER_WAIT: usize = 256;
+/// No registry id is this large: its upper half has 30 bits.
+const KICK_ID: u64 = u64::MAX;
+
+pub(crate) struct Epoll {
+    fd: Arc<OwnedFd>,
+    kick: Arc<OwnedFd>,
+    events: Vec<libc::epoll_event>,
+}
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<(Epoll, Kick)> {
+        // SAFETY: no memory is passed.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, owned by nobody else.
+        let fd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        let (kick, event) = Kick::new()?;
+        add(&fd, event.as_raw_fd(), KICK_ID)?;
+        let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_WAIT];
+        Ok((Epoll { fd, kick: event, events }, kick))
+    }
+
+    pub(crate) fn fd(&self) -> Arc<OwnedFd> {
+        self.fd.clone()
+    }
+
+    pub(crate) fn park(&mut self, shared: &Shared, wait: Option<Duration>) -> bool {
+        let wait_ms = match wait {
+            None => -1,
+            // Rounded up: a timer must not be looked at in vain until it is due.
+            Some(wait) => i32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
+        };
+        // SAFETY: the kernel writes at most events.len() events.
+        let count = unsafe {
+            libc::epoll_wait(
+                self.fd.as_raw_fd(),
+                self.events.as_mut_ptr(),
+                self.events.len() as i32,
+                wait_ms,
+            )
+        };
+        shared.unpark();
+        for event in &self.events[..count.max(0) as usize] {
+            let (bits, id) = (event.events as i32, event.u64);
+            if id == KICK_ID {
+                drain_event(self.kick.as_raw_fd());
+            } else if let Some(source) = shared.registry.get(id) {
+                let gone = bits & (libc::EPOLLHUP | libc::EPOLLERR) != 0;
+                let read = bits & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI) != 0;
+                source.event(read || gone, bits & libc::EPOLLOUT != 0 || gone);
+            }
+        }
+        true
+    }
+}
+
+pub(crate) fn add(epoll: &OwnedFd, fd: RawFd, id: u64) -> io::Result<()> {
+    let bits = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+    let mut event = libc::epoll_event { events: bits as u32, u64: id };
+    // SAFETY: `event` is read during the call only.
+    match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+pub(crate) fn remove(epoll: &OwnedFd, fd: RawFd) {
+    // SAFETY: no memory is passed. It fails only if the descriptor is gone already.
+    unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+}

@@ -1,0 +1,211 @@
+//! The driver over io_uring: readiness of descriptors by multishot POLL_ADD, and room
+//! for foreign commands (those of FUSE over io_uring), all behind one system call.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use io_uring::squeue::Entry128;
+use io_uring::{IoUring, cqueue, opcode, types};
+
+use crate::driver::{Kick, drain_event};
+use crate::executor::{Handle, Shared};
+
+const RING_ENTRIES: u32 = 256;
+
+/// Two upper bits of a completion's user data say whose it is; registry ids use 62 bits.
+const OWNER_SHIFT: u32 = 62;
+const OWNER_SOURCE: u64 = 0;
+const OWNER_FOREIGN: u64 = 1;
+const OWNER_KICK: u64 = 2;
+const OWNER_NOBODY: u64 = 3;
+
+/// Receives the results of commands that it put on the ring.
+pub trait Completion: Send + Sync {
+    /// A command of `token` ended with `result` (negative: an error number).
+    fn complete(&self, token: RingToken, result: i32);
+}
+
+/// Names a [`Completion`] registered with a [`Ring`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RingToken(u64);
+
+/// Access to the io_uring of an executor, from any thread. The memory that commands
+/// point to belongs to whoever pushed them until they complete.
+#[derive(Clone)]
+pub struct Ring {
+    shared: Arc<Shared>,
+}
+
+impl Ring {
+    /// The ring under `handle`'s executor; none if it has another driver.
+    pub fn of(handle: &Handle) -> Option<Ring> {
+        let has_ring = handle.shared.registry.inbox().is_some();
+        has_ring.then(|| Ring { shared: handle.shared.clone() })
+    }
+
+    /// Registers who gets the results of commands.
+    pub fn attach(&self, completion: Arc<dyn Completion>) -> RingToken {
+        let mut inbox = self.inbox();
+        let token = inbox.next_token;
+        inbox.next_token += 1;
+        inbox.attached.push((token, completion));
+        RingToken(token)
+    }
+
+    /// Puts a command on the ring; it is submitted with the next wait.
+    ///
+    /// # Safety
+    /// Everything that `command` points to stays valid until its completion.
+    pub unsafe fn push(&self, token: RingToken, command: Entry128) {
+        let command = command.user_data(OWNER_FOREIGN << OWNER_SHIFT | token.0);
+        self.inbox().commands.push(command);
+        self.shared.kick_if_parked();
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.shared.registry.inbox().expect("checked when the Ring was made")
+    }
+}
+
+/// What other code wants put on the ring, until the executor's thread does it.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    commands: Vec<Entry128>,
+    attached: Vec<(u64, Arc<dyn Completion>)>,
+    next_token: u64,
+}
+
+pub(crate) fn lock(inbox: &Mutex<Inbox>) -> MutexGuard<'_, Inbox> {
+    inbox.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inbox {
+    pub(crate) fn watch(&mut self, id: u64, fd: RawFd) {
+        let bits = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+        let poll = opcode::PollAdd::new(types::Fd(fd), bits as u32).multi(true).build();
+        self.commands.push(Entry128::from(poll).user_data(OWNER_SOURCE << OWNER_SHIFT | id));
+    }
+
+    pub(crate) fn unwatch(&mut self, id: u64) {
+        let remove = opcode::PollRemove::new(OWNER_SOURCE << OWNER_SHIFT | id).build();
+        self.commands.push(Entry128::from(remove).user_data(OWNER_NOBODY << OWNER_SHIFT));
+    }
+}
+
+pub(crate) struct Uring {
+    ring: IoUring<Entry128, cqueue::Entry>,
+    kick: Arc<OwnedFd>,
+    kick_armed: bool,
+    foreign: HashMap<u64, Arc<dyn Completion>>,
+    /// Swapped with the inbox's list, so that neither is allocated anew.
+    commands: Vec<Entry128>,
+    done: Vec<(u64, i32, u32)>,
+}
+
+impl Uring {
+    pub(crate) fn new() -> io::Result<(Uring, Kick)> {
+        let ring = IoUring::<Entry128, cqueue::Entry>::builder()
+            .setup_coop_taskrun()
+            .setup_cqsize(RING_ENTRIES * 4)
+            .build(RING_ENTRIES)?;
+        let (kick, event) = Kick::new()?;
+        let uring = Uring {
+            ring,
+            kick: event,
+            kick_armed: false,
+            foreign: HashMap::new(),
+            commands: Vec::new(),
+            done: Vec::new(),
+        };
+        Ok((uring, kick))
+    }
+
+    pub(crate) fn park(&mut self, shared: &Shared, wait: Option<Duration>) -> bool {
+        self.take_inbox(shared);
+        self.arm_kick();
+        let wanted = usize::from(wait != Some(Duration::ZERO));
+        let result = match wait {
+            Some(wait) if wanted > 0 => {
+                let time = types::Timespec::from(wait);
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
+            }
+            _ => self.ring.submit_and_wait(wanted),
+        };
+        if let Err(error) = result {
+            let passing = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
+            let passing = error.raw_os_error().is_some_and(|raw| passing.contains(&raw));
+            assert!(passing, "io_uring_enter(2) of our own ring failed: {error}");
+        }
+        shared.unpark();
+        self.take_completions(shared);
+        true
+    }
+
+    fn take_inbox(&mut self, shared: &Shared) {
+        {
+            let mut inbox = shared.registry.inbox().expect("this executor's driver is io_uring");
+            std::mem::swap(&mut self.commands, &mut inbox.commands);
+            self.foreign.extend(inbox.attached.drain(..));
+        }
+        let mut commands = std::mem::take(&mut self.commands);
+        for command in commands.drain(..) {
+            self.submit_one(&command);
+        }
+        self.commands = commands;
+    }
+
+    fn submit_one(&mut self, command: &Entry128) {
+        // SAFETY: whoever pushed the command vouched for what it points to.
+        while unsafe { self.ring.submission().push(command) }.is_err() {
+            let _ = self.ring.submit(); // full: the next push shows whether it helped
+        }
+    }
+
+    fn arm_kick(&mut self) {
+        if !self.kick_armed {
+            let fd = types::Fd(self.kick.as_raw_fd());
+            let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
+            self.submit_one(&Entry128::from(poll).user_data(OWNER_KICK << OWNER_SHIFT));
+            self.kick_armed = true;
+        }
+    }
+
+    fn take_completions(&mut self, shared: &Shared) {
+        let mut done = std::mem::take(&mut self.done);
+        done.extend(
+            self.ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())),
+        );
+        for (user_data, result, flags) in done.drain(..) {
+            let id = user_data & ((1 << OWNER_SHIFT) - 1);
+            match user_data >> OWNER_SHIFT {
+                OWNER_SOURCE => source_event(shared, id, result, flags),
+                OWNER_FOREIGN => {
+                    if let Some(completion) = self.foreign.get(&id) {
+                        completion.complete(RingToken(id), result);
+                    }
+                }
+                OWNER_KICK => {
+                    drain_event(self.kick.as_raw_fd());
+                    self.kick_armed = cqueue::more(flags);
+                }
+                _ => {}
+            }
+        }
+        self.done = done;
+    }
+}
+
+fn source_event(shared: &Shared, id: u64, result: i32, flags: u32) {
+    let Some(source) = shared.registry.get(id) else { return };
+    // An error of the poll itself leaves it to the next read or write to find out why.
+    let bits = if result < 0 { libc::POLLERR as i32 } else { result };
+    let gone = bits & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
+    let read = bits & i32::from(libc::POLLIN | libc::POLLRDHUP) != 0;
+    source.event(read || gone, bits & i32::from(libc::POLLOUT) != 0 || gone);
+    if !cqueue::more(flags) && result >= 0 {
+        shared.registry.rewatch(id);
+    }
+}

@@ -1,0 +1,418 @@
+//! The executor: one thread, one ready queue, one driver.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use crate::driver::{Driver, Kick, Registry, epoll, sim, uring};
+use crate::random::SplitMix64;
+use crate::task::{Runnable, spawn_on};
+use crate::time::{Instant, Timers, real_now};
+
+/// Tasks that run between two looks at the driver, so that a busy ready queue cannot
+/// keep the network waiting.
+const TASKS_PER_TURN: usize = 64;
+
+/// What waits for events under an executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverKind {
+    /// epoll(7): everywhere.
+    Epoll,
+    /// io_uring with 128-byte submissions; needed for FUSE over io_uring.
+    Uring,
+    /// Simulated clock, choices from this seed, no file descriptors.
+    Simulated {
+        /// Two runs with the same seed are the same run.
+        seed: u64,
+    },
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Arc<Shared>>> = const { RefCell::new(None) };
+}
+
+pub(crate) fn current() -> Option<Arc<Shared>> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+/// Whether the running task is part of a simulation.
+pub fn in_simulation() -> bool {
+    CURRENT.with_borrow(|shared| shared.as_ref().is_some_and(|shared| shared.simulated()))
+}
+
+/// What an executor's thread shares with wakers, timers and other threads.
+pub(crate) struct Shared {
+    ready: Mutex<VecDeque<Arc<dyn Runnable>>>,
+    timers: Mutex<Timers>,
+    /// The thread waits in the driver, or is about to: wake-ups must kick it.
+    parked: AtomicBool,
+    kick: Kick,
+    pub(crate) registry: Registry,
+    simulation: Option<Simulation>,
+}
+
+struct Simulation {
+    now_nanos: AtomicU64,
+    random: Mutex<SplitMix64>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn push(&self, task: Arc<dyn Runnable>) {
+        lock(&self.ready).push_back(task);
+        self.kick_if_parked();
+    }
+
+    /// The driver's wait is over: whoever is woken from here on is looked at in the next
+    /// turn anyway, so that waking it needs no kick, which would cost three system calls.
+    pub(crate) fn unpark(&self) {
+        self.parked.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn kick_if_parked(&self) {
+        // Pairs with the store before the last look at the queues in `turn`.
+        if self.parked.swap(false, Ordering::SeqCst) {
+            self.kick.kick();
+        }
+    }
+
+    pub(crate) fn simulated(&self) -> bool {
+        self.simulation.is_some()
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        match &self.simulation {
+            Some(simulation) => Instant::from_nanos(simulation.now_nanos.load(Ordering::Relaxed)),
+            None => real_now(),
+        }
+    }
+
+    pub(crate) fn jump_to(&self, to: Instant) {
+        if let Some(simulation) = &self.simulation {
+            simulation.now_nanos.fetch_max(to.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn simulated_random(&self) -> u64 {
+        self.simulation.as_ref().map_or(0, |simulation| lock(&simulation.random).next())
+    }
+
+    pub(crate) fn add_timer(&self, deadline: Instant, waker: Waker) -> u64 {
+        let key = lock(&self.timers).add(deadline, waker);
+        self.kick_if_parked(); // it may be due before the driver would return
+        key
+    }
+
+    pub(crate) fn update_timer(&self, deadline: Instant, key: u64, waker: &Waker) {
+        lock(&self.timers).update(deadline, key, waker);
+    }
+
+    pub(crate) fn remove_timer(&self, deadline: Instant, key: u64) {
+        lock(&self.timers).remove(deadline, key);
+    }
+
+    /// The next task: the longest-waiting one, or in a simulation any of those ready.
+    fn pop(&self) -> Option<Arc<dyn Runnable>> {
+        let mut ready = lock(&self.ready);
+        match &self.simulation {
+            Some(simulation) if ready.len() > 1 => {
+                let choice = lock(&simulation.random).next() as usize % ready.len();
+                ready.swap_remove_back(choice)
+            }
+            _ => ready.pop_front(),
+        }
+    }
+
+    fn wake_due_timers(&self) {
+        if lock(&self.timers).next().is_none() {
+            return;
+        }
+        let now = self.now();
+        loop {
+            let due = lock(&self.timers).pop_due(now);
+            match due {
+                Some(waker) => waker.wake(),
+                None => return,
+            }
+        }
+    }
+}
+
+/// Starts tasks on an executor from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// The executor that the running task belongs to.
+    ///
+    /// # Panics
+    /// Outside of an executor.
+    pub fn current() -> Handle {
+        Handle { shared: current().expect("only a task has a current executor") }
+    }
+
+    /// Starts a task there.
+    pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        spawn_on(&self.shared, future);
+    }
+}
+
+/// An executor, to be run by one thread.
+pub struct Executor {
+    shared: Arc<Shared>,
+    driver: Driver,
+}
+
+impl Executor {
+    /// Makes one. Errors: those of epoll_create1(2), eventfd(2) or io_uring_setup(2), such
+    /// as `ENOSYS` or `EPERM` where io_uring is switched off.
+    pub fn new(kind: DriverKind) -> io::Result<Executor> {
+        let (driver, kick, simulation) = match kind {
+            DriverKind::Epoll => {
+                let (epoll, kick) = epoll::Epoll::new()?;
+                (Driver::Epoll(epoll), kick, None)
+            }
+            DriverKind::Uring => {
+                let (uring, kick) = uring::Uring::new()?;
+                (Driver::Uring(Box::new(uring)), kick, None)
+            }
+            DriverKind::Simulated { seed } => {
+                let simulation = Simulation {
+                    now_nanos: AtomicU64::new(1_000_000_000),
+                    random: Mutex::new(SplitMix64(seed)),
+                };
+                (Driver::Sim(sim::Sim), Kick::Nobody, Some(simulation))
+            }
+        };
+        let registry = driver.registry();
+        let shared = Arc::new(Shared {
+            ready: Mutex::default(),
+            timers: Mutex::default(),
+            parked: AtomicBool::new(false),
+            kick,
+            registry,
+            simulation,
+        });
+        Ok(Executor { shared, driver })
+    }
+
+    /// For starting tasks on it.
+    pub fn handle(&self) -> Handle {
+        Handle { shared: self.shared.clone() }
+    }
+
+    /// Runs `main` and everything it starts until `main` is done. In a simulation that
+    /// has come to a stand-still (nothing ready, no timer) it answers none.
+    pub fn try_block_on<T>(&mut self, main: impl Future<Output = T>) -> Option<T> {
+        let _entered = EnteredExecutor::enter(self.shared.clone());
+        let mut main = pin!(main);
+        let root =
+            Arc::new(RootWaker { woken: AtomicBool::new(true), shared: self.shared.clone() });
+        let waker = Waker::from(root.clone());
+        loop {
+            if root.woken.swap(false, Ordering::SeqCst)
+                && let Poll::Ready(value) = main.as_mut().poll(&mut Context::from_waker(&waker))
+            {
+                return Some(value);
+            }
+            if !self.turn(&root) {
+                return None;
+            }
+        }
+    }
+
+    /// As [`Executor::try_block_on`], for real drivers.
+    ///
+    /// # Panics
+    /// In a simulation that comes to a stand-still.
+    pub fn block_on<T>(&mut self, main: impl Future<Output = T>) -> T {
+        self.try_block_on(main).expect("the simulation stands still")
+    }
+
+    /// Runs what is ready, then looks at timers and the driver. False if nothing can
+    /// ever happen again.
+    fn turn(&mut self, root: &RootWaker) -> bool {
+        for _ in 0..TASKS_PER_TURN {
+            let Some(task) = self.shared.pop() else { break };
+            task.run();
+            if root.woken.load(Ordering::SeqCst) {
+                break;
+            }
+        }
+        self.shared.wake_due_timers();
+        self.shared.parked.store(true, Ordering::SeqCst);
+        let ready = root.woken.load(Ordering::SeqCst) || !lock(&self.shared.ready).is_empty();
+        let wait = if ready { Some(Duration::ZERO) } else { self.until_next_timer() };
+        let alive = self.driver.park(&self.shared, wait);
+        self.shared.unpark();
+        alive
+    }
+
+    fn until_next_timer(&self) -> Option<Duration> {
+        let next = lock(&self.shared.timers).next()?;
+        if self.shared.simulated() {
+            self.shared.jump_to(next); // nothing else can happen before
+            return Some(Duration::ZERO);
+        }
+        Some(next - self.shared.now())
+    }
+}
+
+struct EnteredExecutor(Option<Arc<Shared>>);
+
+impl EnteredExecutor {
+    fn enter(shared: Arc<Shared>) -> EnteredExecutor {
+        EnteredExecutor(CURRENT.replace(Some(shared)))
+    }
+}
+
+impl Drop for EnteredExecutor {
+    fn drop(&mut self) {
+        CURRENT.set(self.0.take());
+    }
+}
+
+struct RootWaker {
+    woken: AtomicBool,
+    shared: Arc<Shared>,
+}
+
+impl Wake for RootWaker {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(true, Ordering::SeqCst);
+        self.shared.kick_if_parked();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::oneshot;
+    use crate::{Scope, now, sleep, spawn, spawn_join, timeout, yield_now};
+
+    fn every_driver() -> Vec<Executor> {
+        [DriverKind::Epoll, DriverKind::Uring, DriverKind::Simulated { seed: 7 }]
+            .into_iter()
+            .filter_map(|kind| Executor::new(kind).ok())
+            .collect()
+    }
+
+    #[test]
+    fn tasks_run_and_answer() {
+        for mut executor in every_driver() {
+            let sum = executor.block_on(async {
+                let halves = [spawn_join(async { 20 }), spawn_join(async { 22 })];
+                let mut sum = 0;
+                for half in halves {
+                    yield_now().await;
+                    sum += half.await.unwrap();
+                }
+                sum
+            });
+            assert_eq!(sum, 42);
+        }
+    }
+
+    #[test]
+    fn timers_fire_in_order_and_not_early() {
+        for mut executor in every_driver() {
+            executor.block_on(async {
+                let begin = now();
+                let late = spawn_join(async {
+                    sleep(Duration::from_millis(20)).await;
+                    now()
+                });
+                sleep(Duration::from_millis(5)).await;
+                let early = now();
+                let late = late.await.unwrap();
+                assert!(early - begin >= Duration::from_millis(5));
+                assert!(late - begin >= Duration::from_millis(20));
+                assert!(late > early);
+                let slow = timeout(Duration::from_millis(2), std::future::pending::<()>()).await;
+                assert!(slow.is_err());
+            });
+        }
+    }
+
+    #[test]
+    fn a_wake_up_from_another_thread_ends_the_wait() {
+        for kind in [DriverKind::Epoll, DriverKind::Uring] {
+            let Ok(mut executor) = Executor::new(kind) else { continue };
+            let (send, receive) = oneshot::channel();
+            let thread = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                send.send(5).unwrap();
+            });
+            assert_eq!(executor.block_on(receive), Ok(5));
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_simulation_without_anything_to_do_says_so() {
+        let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+        assert_eq!(executor.try_block_on(std::future::pending::<()>()), None);
+    }
+
+    #[test]
+    fn a_simulated_year_takes_no_time_and_repeats_by_seed() {
+        let run = |seed| {
+            let mut executor = Executor::new(DriverKind::Simulated { seed }).unwrap();
+            executor.block_on(async {
+                let (send, mut receive) = crate::sync::mpsc::unbounded_channel();
+                for id in 0..20 {
+                    let send = send.clone();
+                    spawn(async move {
+                        sleep(Duration::from_secs(365 * 24 * 3600)).await;
+                        let _ = send.send(id);
+                    });
+                }
+                drop(send);
+                let mut order = Vec::new();
+                while let Some(id) = receive.recv().await {
+                    order.push(id);
+                }
+                order
+            })
+        };
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1), run(2));
+    }
+
+    #[test]
+    fn a_killed_scope_drops_its_tasks_and_starts_no_more() {
+        struct Told(Option<oneshot::Sender<()>>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                let _ = self.0.take().unwrap().send(());
+            }
+        }
+        for mut executor in every_driver() {
+            executor.block_on(async {
+                let scope = Scope::new();
+                let (send, receive) = oneshot::channel();
+                let told = Told(Some(send));
+                scope.spawn_on(&Handle::current(), async move {
+                    let _told = told;
+                    std::future::pending::<()>().await;
+                });
+                yield_now().await;
+                scope.kill();
+                receive.await.unwrap();
+                scope.spawn_on(&Handle::current(), async { unreachable!("the scope is dead") });
+                yield_now().await;
+            });
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The only door to clocks, randomness, threads, tasks and synchronisation.
+//!
+//! One small executor a thread, with three drivers under it: epoll (works everywhere),
+//! io_uring (also carries the commands of FUSE over io_uring, so that one system call
+//! waits for everything), and a simulated one whose clock jumps and whose choices come
+//! from a seed. Code above cannot tell which one it runs on.
+//!
+//! This crate must not know about files, wires or FUSE. It imports nothing of ours.
+
+mod driver;
+mod executor;
+mod pool;
+mod random;
+mod scope;
+mod source;
+mod task;
+mod time;
+
+pub use driver::uring::{Completion, Ring, RingToken};
+pub use executor::{DriverKind, Executor, Handle, in_simulation};
+pub use pool::{Pool, PoolFull};
+pub use random::{random_bytes, random_u64};
+pub use scope::Scope;
+pub use source::{Interest, Source};
+pub use task::{Aborted, Join, poll_once_then_spawn, spawn, spawn_join, yield_now};
+pub use time::{Elapsed, Instant, Sleep, now, sleep, sleep_until, step, timeout, wall_clock};
+
+/// Channels and semaphores that work on any executor.
+pub mod sync {
+    pub use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+}

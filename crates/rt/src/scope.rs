@@ -1,0 +1,97 @@
+//! Groups of tasks that can be ended together: a simulated node that crashes, a
+//! connection that is torn down.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::executor::Handle;
+use crate::task::Runnable;
+
+/// Tasks started inside a scope, and by those tasks, belong to it.
+#[derive(Clone)]
+pub struct Scope(Arc<Inner>);
+
+#[derive(Default)]
+pub(crate) struct Inner {
+    members: Mutex<Members>,
+}
+
+#[derive(Default)]
+struct Members {
+    killed: bool,
+    tasks: Vec<Arc<dyn Runnable>>,
+}
+
+/// Finished members are swept out when the list has doubled to at least this.
+const SWEEP_AT: usize = 64;
+
+thread_local! {
+    static ENTERED: RefCell<Option<Arc<Inner>>> = const { RefCell::new(None) };
+}
+
+pub(crate) fn entered() -> Option<Arc<Inner>> {
+    ENTERED.with_borrow(Clone::clone)
+}
+
+/// Makes `scope` the current one until the answer is dropped.
+pub(crate) fn enter(scope: Option<Arc<Inner>>) -> Entered {
+    Entered(ENTERED.replace(scope))
+}
+
+pub(crate) struct Entered(Option<Arc<Inner>>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        ENTERED.set(self.0.take());
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// False if the scope was killed.
+    pub(crate) fn adopt(&self, task: Arc<dyn Runnable>) -> bool {
+        let mut members = self.lock();
+        if members.killed {
+            return false;
+        }
+        if members.tasks.len() >= SWEEP_AT && members.tasks.len().is_power_of_two() {
+            members.tasks.retain(|task| !task.finished());
+        }
+        members.tasks.push(task);
+        true
+    }
+}
+
+impl Default for Scope {
+    fn default() -> Scope {
+        Scope::new()
+    }
+}
+
+impl Scope {
+    /// An empty scope.
+    pub fn new() -> Scope {
+        Scope(Arc::default())
+    }
+
+    /// Starts a task in this scope on `handle`'s executor.
+    pub fn spawn_on(&self, handle: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+        let _entered = enter(Some(self.0.clone()));
+        handle.spawn(future);
+    }
+
+    /// Drops every task of the scope where it stands, and every task that would still be
+    /// started in it. To be called on the executor's own thread, not from a member.
+    pub fn kill(&self) {
+        let tasks = {
+            let mut members = self.0.lock();
+            members.killed = true;
+            std::mem::take(&mut members.tasks)
+        };
+        tasks.iter().for_each(|task| task.abort());
+    }
+}

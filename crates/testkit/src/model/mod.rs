@@ -1,0 +1,216 @@
+//! The reference: a file system written to be obviously right.
+//!
+//! It answers what Linux answers, by the shortest way from the manual pages: whole files
+//! in vectors, link counts by counting, "is it inside" by looking everywhere. It shares
+//! no code with any backend. Its rules are checked against a real file system by the
+//! tests of this crate, so that a disagreement tells who is wrong.
+
+mod attributes;
+mod files;
+mod names;
+mod node;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dray_core::{Errno, FileType, Identity};
+
+use crate::step::{self, Action, Path, SLOTS, Step};
+use node::{Kind, Node, Opened};
+
+/// What a step came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Success with nothing to tell.
+    Done,
+    /// This error.
+    Failed(Errno),
+    /// The slot is empty: there was nothing to do.
+    NoSlot,
+    /// Attributes.
+    Stat(Stat),
+    /// Data, a link's text, an attribute's value.
+    Bytes(Vec<u8>),
+    /// Bytes written or copied, or an offset.
+    Count(u64),
+    /// Names of a directory with their types.
+    Names(BTreeMap<Vec<u8>, FileType>),
+    /// Names of extended attributes.
+    XattrNames(BTreeSet<Vec<u8>>),
+}
+
+/// The attributes that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Type and permissions.
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes; 0 for directories, whose size means nothing.
+    pub size: u64,
+    /// Last change of the content, seconds since 1970; none where it is whatever the
+    /// clock said.
+    pub mtime_sec: Option<i64>,
+}
+
+/// Where file systems, or the kernel above them, differ without being wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Habits {
+    /// `fs.protected_hardlinks`: only the owner, or who may read and write a file, may
+    /// link it.
+    pub protected_hardlinks: bool,
+    /// `fs.protected_regular`: open(2) with `O_CREAT` refuses somebody else's file in a
+    /// sticky directory that all (1), or the group too (2), may write to.
+    pub protected_regular: u8,
+    /// Where an operation fails for several reasons, rights may be the last to be looked at:
+    /// the kernel above a mount knows names and kinds, and leaves rights, those of sticky
+    /// directories too, to the server.
+    pub rights_come_last: bool,
+}
+
+impl Habits {
+    /// Of a file system called directly, with no kernel above.
+    pub const NONE: Habits =
+        Habits { protected_hardlinks: false, protected_regular: 0, rights_come_last: false };
+
+    /// Of a directory of a bare file system under this machine's kernel, from
+    /// `/proc/sys/fs`.
+    pub fn kernel() -> Habits {
+        let level = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/fs/{name}"));
+            text.ok().and_then(|text| text.trim().parse::<u8>().ok()).unwrap_or(0)
+        };
+        Habits {
+            protected_hardlinks: level("protected_hardlinks") > 0,
+            protected_regular: level("protected_regular"),
+            rights_come_last: false,
+        }
+    }
+
+    /// Of a directory served by this machine but called without a kernel above: a server
+    /// links under its kernel's eyes, and opens what exists without `O_CREAT`.
+    pub fn served() -> Habits {
+        Habits { protected_regular: 0, ..Habits::kernel() }
+    }
+
+    /// Of a mount, under `strict`, of a directory served by this machine.
+    pub fn mounted() -> Habits {
+        Habits { rights_come_last: true, ..Habits::served() }
+    }
+}
+
+type Answer = Result<Outcome, Errno>;
+
+const ROOT: u64 = 1;
+const READ: u32 = 4;
+const WRITE: u32 = 2;
+const EXECUTE: u32 = 1;
+
+/// The model file system. Its root directory is open to all (mode 0777).
+pub struct Model {
+    nodes: BTreeMap<u64, Node>,
+    slots: [Option<Opened>; SLOTS],
+    habits: Habits,
+}
+
+impl Model {
+    /// An empty one.
+    pub fn new(habits: Habits) -> Model {
+        let root = Node::new(libc::S_IFDIR | 0o777, 0, 0, Kind::Directory(BTreeMap::new()));
+        Model { nodes: BTreeMap::from([(ROOT, root)]), slots: [None; SLOTS], habits }
+    }
+
+    /// Carries out a step.
+    pub fn apply(&mut self, step: &Step) -> Outcome {
+        let who = step::identity(step.who);
+        self.run(&who, &step.action).unwrap_or_else(Outcome::Failed)
+    }
+
+    fn run(&mut self, who: &Identity, action: &Action) -> Answer {
+        match action {
+            Action::Mkdir { path, mode } => self.mkdir(who, path, *mode),
+            Action::Mknod { path, mode } => self.mknod(who, path, *mode),
+            Action::Symlink { path, target } => self.symlink(who, path, *target),
+            Action::Link { from, to } => {
+                let ino = self.walk(who, from, false)?;
+                self.link(who, ino, to)
+            }
+            Action::LinkSlot { slot, to } => match self.slot(*slot) {
+                Some(opened) => self.link(who, opened.ino, to),
+                None => Ok(Outcome::NoSlot),
+            },
+            Action::Unlink { path } => self.remove(who, path, false),
+            Action::Rmdir { path } => self.remove(who, path, true),
+            Action::Rename { from, to, how } => self.rename(who, from, to, *how),
+            Action::List { path } => self.list(who, path),
+            Action::Readlink { path } => self.readlink(who, path),
+            Action::Open { path, flags, slot } => self.open(who, path, *flags, *slot),
+            Action::Create { path, flags, mode, exclusive, slot } => {
+                self.create(who, path, (*flags, *mode, *exclusive), *slot)
+            }
+            Action::Tmpfile { dir, mode, slot } => self.tmpfile(who, dir, *mode, *slot),
+            Action::Close { .. }
+            | Action::Read { .. }
+            | Action::Write { .. }
+            | Action::Fsync { .. }
+            | Action::Fstat { .. }
+            | Action::Ftruncate { .. }
+            | Action::Fallocate { .. }
+            | Action::Seek { .. }
+            | Action::CopyRange { .. } => self.run_on_slot(who, action),
+            _ => self.run_on_attributes(who, action),
+        }
+    }
+
+    /// Whether the target may fail with `actual` where the model fails with `expected`.
+    pub fn failure_allowed(&self, expected: Errno, actual: Errno) -> bool {
+        let of_rights = |errno| errno == Errno::EACCES || errno == Errno::EPERM;
+        expected == actual
+            || self.habits.rights_come_last && of_rights(expected) && !of_rights(actual)
+    }
+
+    /// Every path that leads to something, the directories' own among them, the root
+    /// first. Names are the pool's.
+    pub fn paths(&self) -> Vec<(Path, FileType)> {
+        let mut found = vec![(Path::new(), FileType::Directory)];
+        let mut next = 0;
+        while let Some((path, _)) = found.get(next).cloned() {
+            next += 1;
+            let ino = path.iter().try_fold(ROOT, |at, &part| self.child(at, &step::name(part)));
+            let Some(Kind::Directory(names)) = ino.map(|ino| &self.nodes[&ino].kind) else {
+                continue;
+            };
+            for (name, ino) in names {
+                let number = (0..7).find(|&number| step::name(number) == *name);
+                let mut path = path.clone();
+                path.extend(number);
+                found.push((path, self.nodes[ino].file_type()));
+            }
+        }
+        found
+    }
+
+    /// Whether `answer` is one that lseek(2) may give: file systems are free to call
+    /// zeros a hole or data.
+    pub fn seek_allowed(&self, slot: u8, at: u64, hole: bool, answer: &Outcome) -> bool {
+        let Some(Kind::File(content)) = self.slot(slot).map(|open| &self.nodes[&open.ino].kind)
+        else {
+            return true; // a directory: every file system has its own answer
+        };
+        let size = content.len() as u64;
+        let zeros =
+            |from: u64, to: u64| content[from as usize..to as usize].iter().all(|&b| b == 0);
+        match answer {
+            Outcome::Failed(errno) if *errno == Errno::ENXIO => {
+                at >= size || !hole && zeros(at, size)
+            }
+            Outcome::Count(found) if *found < at || *found > size || at >= size => false,
+            Outcome::Count(found) if hole => *found == size || zeros(*found, *found + 1),
+            Outcome::Count(found) => *found < size && zeros(at, *found),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! After the last fault: everything converges, and everything is given back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dray_core::{FileId, FileSystem, FileType, NameBuf, OpenHow};
+use dray_rt::{sleep, timeout};
+
+use super::client::Client;
+use super::machine::LEASE;
+use super::{Outcome, World};
+
+/// Longest that a client needs to find its way back.
+const RETURN_MAX: Duration = Duration::from_secs(60);
+/// Time for notices on their way.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// Looks at everything; the client `crashed` is gone.
+pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<()> {
+    if let Some(number) = crashed {
+        world.nodes.remove(number);
+        world.clients.remove(number);
+        sleep(LEASE * 2).await; // by then it is known that it is gone
+    }
+    for client in &world.clients {
+        let works = timeout(RETURN_MAX, client.fs.statfs(&client.cx())).await;
+        works
+            .map_err(|_| format!("client {} never comes back", client.number))?
+            .map_err(client.failed("statfs after healing"))?;
+        let lost = client.fs.session().status().lost;
+        if lost > 0 {
+            return Err(format!("client {}'s session was lost", client.number));
+        }
+    }
+    world.work.verify(&world.clients[0]).await?;
+    same_trees(&world.clients).await?;
+    given_back(world).await
+}
+
+/// Names and what lies under them, as one client sees it.
+type Tree = BTreeMap<Vec<u8>, (FileId, u64, u32)>;
+
+async fn same_trees(clients: &[Client]) -> Outcome<()> {
+    let first = tree(&clients[0]).await?;
+    for client in &clients[1..] {
+        if tree(client).await? != first {
+            return Err(format!("clients 0 and {} see different trees", client.number));
+        }
+    }
+    Ok(())
+}
+
+async fn tree(client: &Client) -> Outcome<Tree> {
+    let mut found = Tree::new();
+    let mut next = vec![(Vec::new(), client.root())];
+    while let Some((path, dir)) = next.pop() {
+        let failed = client.failed("list");
+        let open = client.fs.open(&client.cx(), dir, OpenHow::DIRECTORY).await;
+        let open = open.map_err(&failed)?;
+        let page = open.readdir(&client.cx(), 0, 60_000, false).await.map_err(&failed)?;
+        for (name, _) in page.iter() {
+            let named = NameBuf::new(name).map_err(|_| "a name that is none")?;
+            let entry = client.fs.lookup(&client.cx(), dir, &named).await.map_err(&failed)?;
+            let mut path = path.clone();
+            path.push(b'/');
+            path.extend_from_slice(name);
+            if entry.attr.file_type() == FileType::Directory {
+                next.push((path.clone(), entry.id));
+            }
+            found.insert(path, (entry.id, entry.attr.size, entry.attr.mode));
+        }
+        open.close(&client.cx()).await.map_err(&failed)?;
+    }
+    Ok(found)
+}
+
+async fn given_back(world: &mut World) -> Outcome<()> {
+    sleep(SETTLED).await;
+    let status = world.machine.status();
+    for client in &status.clients {
+        if client.files > 0 {
+            return Err(format!("{} files of {} are open", client.files, client.host));
+        }
+    }
+    if status.clients.len() != world.clients.len() {
+        let hosts: Vec<_> =
+            status.clients.iter().map(|client| (&client.host, client.away)).collect();
+        return Err(format!("{} clients, and sessions {hosts:?}", world.clients.len()));
+    }
+    if let Some(operation) = status.operations.first() {
+        return Err(format!("still under way: {operation:?}"));
+    }
+    if world.machine.locks() > 0 {
+        return Err(format!("{} locks are held", world.machine.locks()));
+    }
+    for client in &world.clients {
+        let calls: u64 =
+            client.fs.session().status().channels.iter().map(|channel| channel.in_flight).sum();
+        if calls > 0 {
+            return Err(format!("client {} has {calls} calls under way", client.number));
+        }
+        client.fs.session().goodbye();
+    }
+    sleep(Duration::from_millis(1)).await; // a goodbye gets there before the node goes
+    world.clients.clear();
+    world.nodes.iter().for_each(super::client::Node::crash);
+    sleep(SETTLED).await;
+    let status = world.machine.status();
+    if !status.clients.is_empty() || world.machine.sessions_noted() > 0 {
+        return Err(format!("sessions after every goodbye: {:?}", status.clients));
+    }
+    world.machine.drop_orphans();
+    match world.machine.buffer_bytes() {
+        0 => Ok(()),
+        bytes => Err(format!("{bytes} bytes of buffers are out")),
+    }
+}

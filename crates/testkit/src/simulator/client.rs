@@ -1,0 +1,106 @@
+//! A client's node: its process can be crashed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dray_core::{
+    Context, CreateHow, Entry, Error, FileId, FileSystem, NameBuf, OpenFile, OpenHow, Pid,
+    RequestId,
+};
+use dray_fabric::sim::Network;
+use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rt::sync::oneshot;
+use dray_rt::{Handle, Scope};
+
+use super::Outcome;
+use super::machine::{EXPORT, SERVER};
+use crate::step::identity;
+
+/// Where a client's process runs.
+pub(super) struct Node {
+    name: String,
+    network: Network,
+    scope: Scope,
+}
+
+impl Node {
+    pub(super) fn new(network: &Network, name: String) -> Node {
+        Node { name, network: network.clone(), scope: Scope::new() }
+    }
+
+    /// Runs something on the node; nothing comes of it if the node crashes.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> oneshot::Receiver<T> {
+        let (tell, told) = oneshot::channel();
+        self.scope.spawn_on(&Handle::current(), async move {
+            let _ = tell.send(work.await); // whoever asked may have given up
+        });
+        told
+    }
+
+    /// The process dies where it stands.
+    pub(super) fn crash(&self) {
+        self.network.break_all(&self.name);
+        self.scope.kill();
+    }
+}
+
+/// A mounted client.
+#[derive(Clone)]
+pub(super) struct Client {
+    pub(super) number: usize,
+    pub(super) fs: RemoteFs,
+    requests: Arc<AtomicU64>,
+}
+
+impl Client {
+    /// Mounts. To be run on a [`Node`] of this name.
+    pub(super) async fn mount(network: &Network, name: &str, number: usize) -> Client {
+        let options =
+            ClientOptions { export: EXPORT.into(), key: None, timeout: None, host: name.into() };
+        loop {
+            let connector = network.connector_from(name, SERVER);
+            let session = Session::connect(connector, options.clone(), SessionMemory::heap()).await;
+            if let Ok(session) = session {
+                let fs = RemoteFs::new(session);
+                return Client { number, fs, requests: Arc::new(AtomicU64::new(1)) };
+            }
+            dray_rt::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Of the next request, by root.
+    pub(super) fn cx(&self) -> Context {
+        let request = RequestId(self.requests.fetch_add(1, Ordering::Relaxed));
+        Context::new(self.fs.session().node(), request, identity(0), Pid(self.number as u32 + 1))
+    }
+
+    pub(super) fn root(&self) -> FileId {
+        self.fs.info().root
+    }
+
+    pub(super) async fn lookup(&self, dir: FileId, text: &str) -> Result<Entry, Error> {
+        self.fs.lookup(&self.cx(), dir, &name(text)).await
+    }
+
+    /// Opens a file, which is made if need be.
+    pub(super) async fn open(&self, dir: FileId, text: &str, flags: i32) -> Outcome<File> {
+        let how = CreateHow { open: OpenHow::new(flags), mode: 0o666, exclusive: false };
+        let opened = self.fs.create(&self.cx(), dir, &name(text), how).await;
+        Ok(opened.map_err(self.failed(&format!("open {text}")))?.1)
+    }
+
+    /// Says who failed, and with what.
+    pub(super) fn failed(&self, what: &str) -> impl Fn(Error) -> String + use<> {
+        let text = format!("client {}: {what}", self.number);
+        move |error| format!("{text}: {error:?}")
+    }
+}
+
+pub(super) type File = Arc<dyn OpenFile>;
+
+pub(super) fn name(text: &str) -> NameBuf {
+    NameBuf::new(text.as_bytes()).expect("names of workloads are names")
+}

@@ -1,0 +1,87 @@
+//! Whether what several clients saw of one value could have happened in some order.
+
+use std::collections::HashSet;
+
+/// What was done to the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It was found to be this.
+    Read(u64),
+    /// It was set to this.
+    Write(u64),
+}
+
+/// One operation, between two ticks of a clock that never shows the same twice.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// When it was asked for.
+    pub from: u64,
+    /// When it was answered; `u64::MAX` if it never was.
+    pub to: u64,
+    /// What it was.
+    pub kind: Kind,
+    /// It need not have happened: nobody was told that it did.
+    pub optional: bool,
+}
+
+/// Most events that one history may have.
+pub const EVENTS_MAX: usize = 128;
+
+/// Whether there is an order of the events, each at one moment between its two ticks, in
+/// which every read finds what was written last (Wing and Gong 1993, with the states seen
+/// before remembered as by Lowe 2017). The value is 0 at first.
+pub fn linearizable(events: &[Event]) -> bool {
+    assert!(events.len() <= EVENTS_MAX, "a history is too long to be looked at");
+    let mut seen = HashSet::new();
+    let mut next = vec![(0u128, 0u64)];
+    while let Some((done, value)) = next.pop() {
+        if !seen.insert((done, value)) {
+            continue;
+        }
+        let open = |index: &usize| done & 1 << index == 0;
+        let left = || (0..events.len()).filter(open);
+        let Some(deadline) =
+            left().filter(|&at| !events[at].optional).map(|at| events[at].to).min()
+        else {
+            return true;
+        };
+        let latest = (0..events.len()).filter(|at| !open(at)).map(|at| events[at].from).max();
+        for at in left() {
+            let event = events[at];
+            if event.from > deadline || latest.is_some_and(|latest| event.to < latest) {
+                continue;
+            }
+            match event.kind {
+                Kind::Read(found) if found == value => next.push((done | 1 << at, value)),
+                Kind::Read(_) => {}
+                Kind::Write(new) => next.push((done | 1 << at, new)),
+            }
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(from: u64, to: u64, kind: Kind) -> Event {
+        Event { from, to, kind, optional: false }
+    }
+
+    #[test]
+    fn overlapping_events_may_happen_in_either_order_others_not() {
+        let write = event(1, 6, Kind::Write(7));
+        assert!(linearizable(&[write, event(2, 3, Kind::Read(0)), event(4, 5, Kind::Read(7))]));
+        assert!(!linearizable(&[write, event(2, 3, Kind::Read(7)), event(4, 5, Kind::Read(0))]));
+        assert!(!linearizable(&[write, event(7, 8, Kind::Read(0))]));
+    }
+
+    #[test]
+    fn what_was_never_answered_may_have_happened_or_not() {
+        let lost = Event { optional: true, ..event(1, u64::MAX, Kind::Write(7)) };
+        assert!(linearizable(&[lost, event(7, 8, Kind::Read(0))]));
+        assert!(linearizable(&[lost, event(7, 8, Kind::Read(7))]));
+        assert!(!linearizable(&[lost, event(7, 8, Kind::Read(7)), event(9, 10, Kind::Read(0))]));
+    }
+}

@@ -1,0 +1,166 @@
+//! The server's machine: a disk and a journal that outlive the server process.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_backends::memory::{MemoryDisk, MemoryFs, MemoryOptions};
+use dray_core::FileSystem;
+use dray_fabric::BufferPool;
+use dray_fabric::sim::Network;
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
+use dray_rpc::server::{Export, MemoryJournal, Sabotage, Server, ServerOptions, ServerStatus};
+use dray_rt::{Handle, Scope};
+
+/// The server's name on the network.
+pub(super) const SERVER: &str = "server";
+/// The export's name.
+pub(super) const EXPORT: &str = "data";
+/// How long a session outlives its last connection.
+pub(super) const LEASE: Duration = Duration::from_secs(10);
+
+/// Memory for data at the server, bytes.
+const POOL_BYTES: usize = 64 << 20;
+
+/// The machine that the server runs on.
+#[derive(Clone)]
+pub(super) struct Machine(Arc<Inner>);
+
+struct Inner {
+    network: Network,
+    disk: MemoryDisk,
+    journal: MemoryJournal,
+    sabotage: Option<Sabotage>,
+    slow: Option<(u64, Duration)>,
+    life: Mutex<Life>,
+}
+
+#[derive(Default)]
+struct Life {
+    scope: Scope,
+    server: Option<Server>,
+    fs: Option<MemoryFs>,
+    pools: Vec<BufferPool>,
+    boot: u128,
+    deaths: u64,
+}
+
+impl Machine {
+    /// One that does not run yet. `slow`: one operation in so many takes so long.
+    pub(super) fn new(
+        network: &Network,
+        sabotage: Option<Sabotage>,
+        slow: Option<(u64, Duration)>,
+    ) -> Machine {
+        Machine(Arc::new(Inner {
+            network: network.clone(),
+            disk: MemoryDisk::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() }),
+            journal: MemoryJournal::default(),
+            sabotage,
+            slow,
+            life: Mutex::default(),
+        }))
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.0.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the server process, which takes over from the one before.
+    pub(super) async fn start(&self, machine_lost: bool) {
+        let fs = self.0.disk.mount();
+        let mut below: Arc<dyn FileSystem> = Arc::new(fs.clone());
+        if let Some((one_in, delay)) = self.0.slow {
+            let fault = Fault { op: None, when: When::OneIn(one_in), delay, error: None };
+            below = Arc::new(Observed::new(below, Arc::new(Faults::new(vec![fault]))));
+        }
+        let pool = BufferPool::new(POOL_BYTES, 0);
+        let options = ServerOptions {
+            lease: LEASE,
+            pool: pool.clone(),
+            boot: self.life().boot,
+            sabotage: self.0.sabotage,
+            ..ServerOptions::default()
+        };
+        let export = Export::new(EXPORT, below, Vec::new());
+        let server = Server::new(options, vec![export], Arc::new(self.0.journal.clone()));
+        server.restore(machine_lost).await;
+        let scope = Scope::new();
+        serve(&self.0.network, &server, &scope);
+        let mut life = self.life();
+        life.pools.retain(|pool| pool.stats().used_bytes > 0);
+        life.pools.push(pool);
+        (life.scope, life.server, life.fs) = (scope, Some(server), Some(fs));
+    }
+
+    /// The server process is killed; nothing that it wrote is lost.
+    pub(super) fn kill(&self) {
+        self.0.disk.kill(); // first: the end of the process's objects must change nothing
+        self.end_process();
+    }
+
+    /// The machine loses power; `seed` decides what of the unsynced changes survives. The
+    /// journal, which nobody syncs, is gone with `forget`.
+    pub(super) fn lose_power(&self, seed: u64, forget: bool) {
+        self.0.disk.crash(seed);
+        self.end_process();
+        if forget {
+            self.0.journal.forget();
+        }
+        self.life().boot += 1;
+    }
+
+    fn end_process(&self) {
+        let (scope, server) = {
+            let mut life = self.life();
+            life.deaths += 1;
+            life.fs = None;
+            (std::mem::take(&mut life.scope), life.server.take())
+        };
+        self.0.network.break_all(SERVER);
+        scope.kill();
+        drop(server);
+    }
+
+    /// Times that the server process died.
+    pub(super) fn deaths(&self) -> u64 {
+        self.life().deaths
+    }
+
+    pub(super) fn status(&self) -> ServerStatus {
+        self.life().server.as_ref().map(Server::status).unwrap_or_default()
+    }
+
+    /// Locks held at the server.
+    pub(super) fn locks(&self) -> usize {
+        self.life().fs.as_ref().map_or(0, |fs| fs.locks().list(usize::MAX).len())
+    }
+
+    /// Bytes of buffers that any life of the server has lent and not got back.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.life().pools.iter().map(|pool| pool.stats().used_bytes).sum()
+    }
+
+    /// Gives up deleted files that outlived a kill.
+    pub(super) fn drop_orphans(&self) {
+        self.0.disk.drop_orphans();
+    }
+
+    /// Sessions noted in the journal.
+    pub(super) fn sessions_noted(&self) -> usize {
+        dray_rpc::server::Journal::load(&self.0.journal).len()
+    }
+}
+
+fn serve(network: &Network, server: &Server, scope: &Scope) {
+    let mut incoming = network.listen(SERVER);
+    let handle = Handle::current();
+    let (expiring, serving) = (server.clone(), server.clone());
+    scope.spawn_on(&handle, async move { expiring.expire_leases().await });
+    scope.spawn_on(&handle, async move {
+        while let Some(connection) = incoming.recv().await {
+            let server = serving.clone();
+            dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
+        }
+    });
+}

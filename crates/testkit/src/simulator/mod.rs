@@ -1,0 +1,159 @@
+//! The simulator: the real client and server on a simulated clock, network and disk, with
+//! everything going wrong that the seed says. One seed is one run.
+//!
+//! [`run`] mounts several clients, lets them work while connections break, the server
+//! dies and clients crash, then heals everything and looks whether what was acknowledged
+//! is there, whether anything happened twice, whether all see the same, and whether every
+//! buffer, lock, open file and session has been given back.
+
+mod check;
+mod client;
+mod history;
+mod machine;
+mod power;
+mod torment;
+mod work;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_fabric::sim::Network;
+use dray_rpc::server::Sabotage;
+use dray_rt::{DriverKind, Executor, random_u64, timeout};
+
+use client::{Client, Node};
+use machine::Machine;
+use torment::Plan;
+use work::Work;
+
+pub use history::{Event, Kind, linearizable};
+pub use power::run_power_loss;
+
+/// Success, or what is wrong.
+type Outcome<T> = Result<T, String>;
+
+/// Simulated time after which a run makes no progress any more.
+const TIME_MAX: Duration = Duration::from_secs(3600);
+
+/// What a run was like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The work done.
+    pub work: &'static str,
+    /// Clients.
+    pub clients: usize,
+    /// Times that the server process died.
+    pub deaths: u64,
+    /// Connections that broke.
+    pub breaks: u64,
+    /// Simulated time that it took.
+    pub took: Duration,
+    /// Differs, as good as always, between runs that differ anywhere.
+    pub fingerprint: u64,
+}
+
+/// A run that shows a fault.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Repeats it.
+    pub seed: u64,
+    /// What was going on.
+    pub plan: String,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {}: {}\n  with {}", self.seed, self.what, self.plan)
+    }
+}
+
+/// Carries out the run that `seed` stands for, with a protection of the server left out if
+/// so wanted.
+pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
+    run_planned(seed, sabotage, Plan::draw)
+}
+
+/// As [`run`], with another kind of work: one generated sequence through several clients in
+/// turn, whose results must be the model's whatever goes wrong.
+pub fn run_interleaved(seed: u64) -> Result<Report, Failure> {
+    run_planned(seed, None, |seed| Plan { kind: work::KINDS, ..Plan::draw(seed) })
+}
+
+fn run_planned(
+    seed: u64,
+    sabotage: Option<Sabotage>,
+    draw: impl FnOnce(u64) -> Plan,
+) -> Result<Report, Failure> {
+    let mut plan = None;
+    let ran = in_simulation(seed, async {
+        let drawn = plan.insert(draw(seed));
+        simulate(drawn, sabotage).await
+    });
+    ran.map_err(|what| Failure { seed, plan: format!("{plan:?}"), what })
+}
+
+/// Runs it in a simulation, but not for ever.
+fn in_simulation<T>(seed: u64, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    let executor = Executor::new(DriverKind::Simulated { seed });
+    let mut executor = executor.expect("a simulation needs nothing");
+    let limited = timeout(TIME_MAX * 8, work);
+    match executor.try_block_on(limited) {
+        Some(Ok(outcome)) => outcome,
+        Some(Err(_)) => Err("hours went by and it is not done".into()),
+        None => Err("everybody waits for ever".into()),
+    }
+}
+
+/// A simulated site.
+struct World {
+    network: Network,
+    machine: Machine,
+    nodes: Vec<Node>,
+    clients: Vec<Client>,
+    work: Arc<dyn Work>,
+}
+
+async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
+    let network = Network::new();
+    let machine = Machine::new(&network, sabotage, plan.slow);
+    machine.start(false).await;
+    let work = work::of_kind(plan.kind, plan.clients, &machine);
+    let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
+    for number in 0..plan.clients {
+        world.add_client(number).await?;
+    }
+    world.work.prepare(&world.clients[0]).await?;
+    let crashed = torment::during(&world, plan).await?;
+    check::after(&mut world, crashed).await?;
+    Ok(Report {
+        work: world.work.name(),
+        clients: plan.clients,
+        deaths: world.machine.deaths(),
+        breaks: world.network.breaks(),
+        took: Duration::from_nanos(dray_rt::now().as_nanos()),
+        fingerprint: random_u64(),
+    })
+}
+
+impl World {
+    /// What everybody waits for, when it takes too long.
+    fn standstill(&self) -> String {
+        let clients: Vec<_> =
+            self.clients.iter().map(|client| client.fs.session().status()).collect();
+        let (status, locks) = (self.machine.status(), self.machine.locks());
+        format!("no progress in an hour: {status:?} {locks} locks {clients:?}")
+    }
+
+    async fn add_client(&mut self, number: usize) -> Outcome<()> {
+        let name = format!("client{number}");
+        let node = Node::new(&self.network, name.clone());
+        let network = self.network.clone();
+        let mounted = node.run(async move { Client::mount(&network, &name, number).await }).await;
+        self.nodes.push(node);
+        self.clients.push(mounted.map_err(|_| "a client died while it mounted")?);
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! What goes wrong while clients work.
+
+use std::time::Duration;
+
+use dray_fabric::sim::Weather;
+use dray_rt::sync::watch;
+use dray_rt::{random_u64, sleep, timeout};
+
+use super::machine::SERVER;
+use super::work::KINDS;
+use super::{Outcome, TIME_MAX, World};
+
+/// Deaths of the server in one run: where locks are claimed again after each, a server
+/// that dies all the time lets nobody get anywhere.
+const DEATHS_MAX: u64 = 60;
+
+/// What a seed stands for.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) kind: u64,
+    pub(super) clients: usize,
+    /// One operation in so many takes so long at the server.
+    pub(super) slow: Option<(u64, Duration)>,
+    pub(super) weather: Weather,
+    /// Mean time between deaths of the server.
+    pub(super) kill_every: Option<Duration>,
+    /// Mean time between cuts of the network.
+    pub(super) cut_every: Option<Duration>,
+    /// When a client crashes.
+    pub(super) crash_after: Option<Duration>,
+}
+
+fn below(bound: u64) -> u64 {
+    random_u64() % bound
+}
+
+fn millis(least: u64, most: u64) -> Duration {
+    Duration::from_micros(1000 * least + below(1000 * (most - least) + 1))
+}
+
+impl Plan {
+    /// The kind of work goes round with the seed; the rest is drawn.
+    pub(super) fn draw(seed: u64) -> Plan {
+        let breaks = below(4) > 0;
+        let weather = Weather {
+            break_one_in: breaks.then(|| 8 + below(60)),
+            deliver_then_break_one_in: breaks.then(|| 1 + below(3)),
+            linger_one_in: (below(3) > 0).then(|| 1 + below(3)),
+            linger_max: millis(5, 400),
+            delay_max: Duration::from_micros(20 + below(1000)),
+            ..Weather::default()
+        };
+        Plan {
+            kind: seed % KINDS,
+            clients: 2 + below(3) as usize,
+            slow: (below(3) == 0).then(|| (1 + below(10), millis(1, 30))),
+            weather,
+            kill_every: (below(2) == 0).then(|| millis(3, 100)),
+            cut_every: (below(4) == 0).then(|| millis(20, 300)),
+            crash_after: (below(4) == 0).then(|| millis(1, 100)),
+        }
+    }
+}
+
+/// Lets the clients work while everything goes wrong, then heals. Answers who crashed.
+pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>> {
+    world.network.set_weather(plan.weather);
+    let works = world.nodes.iter().zip(&world.clients).map(|(node, client)| {
+        let (work, client) = (world.work.clone(), client.clone());
+        node.run(async move { work.run(&client).await })
+    });
+    let mut works: Vec<_> = works.map(Some).collect();
+    let (stop, stopped) = watch::channel(false);
+    let (machine, network) = (world.machine.clone(), world.network.clone());
+    let mut torments = Vec::new();
+    if let Some(every) = plan.kill_every {
+        let stopped = stopped.clone();
+        torments.push(dray_rt::spawn_join(async move {
+            while machine.deaths() < DEATHS_MAX && go_on(&stopped, every).await {
+                machine.kill();
+                sleep(if below(8) == 0 { millis(0, 2000) } else { millis(0, 20) }).await;
+                machine.start(false).await;
+            }
+        }));
+    }
+    if let Some(every) = plan.cut_every {
+        let clients = plan.clients as u64;
+        torments.push(dray_rt::spawn_join(async move {
+            while go_on(&stopped, every).await {
+                let whom = below(clients + 1);
+                let whom =
+                    if whom == clients { SERVER.to_owned() } else { format!("client{whom}") };
+                network.partition(&whom, true);
+                sleep(millis(0, 1500)).await;
+                network.partition(&whom, false);
+            }
+        }));
+    }
+    let mut crashed = None;
+    if let Some(after) = plan.crash_after.filter(|_| world.work.bears_crashes()) {
+        sleep(after).await;
+        let whom = below(plan.clients as u64) as usize;
+        world.nodes[whom].crash();
+        world.work.crashed(whom);
+        works[whom] = None;
+        crashed = Some(whom);
+    }
+    let mut outcome = Ok(());
+    for work in works.into_iter().flatten() {
+        let done = match timeout(TIME_MAX, work).await {
+            Ok(done) => done.unwrap_or_else(|_| Err("a client's task died".into())),
+            Err(_) => Err(world.standstill()),
+        };
+        outcome = outcome.and(done);
+    }
+    let _ = stop.send(true); // nobody may be left to be stopped
+    for torment in torments {
+        torment.await.map_err(|_| "a torment died")?;
+    }
+    world.network.set_weather(Weather::default());
+    outcome.map(|()| crashed)
+}
+
+/// Waits about so long; false when it is over.
+async fn go_on(stopped: &watch::Receiver<bool>, every: Duration) -> bool {
+    let mut stopped = stopped.clone();
+    let wait = every.mul_f64(below(2000) as f64 / 1000.0);
+    let ended = timeout(wait, stopped.wait_for(|stop| *stop)).await;
+    ended.is_err()
+}

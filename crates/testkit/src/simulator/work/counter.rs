@@ -1,0 +1,151 @@
+//! Several clients count in one file, under a lock: no two have the lock at once, and no
+//! count is lost.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dray_core::{
+    Buf, BufMut, Cancel, Context, Errno, Fut, Lock, LockFamily, LockKind, LockOwner, LockRange,
+    Pid, Write,
+};
+use dray_rt::sleep;
+
+use super::{Work, lock, pick, think};
+use crate::simulator::Outcome;
+use crate::simulator::client::{Client, File};
+
+/// Counts of each client.
+const COUNTS: u64 = 12;
+
+#[derive(Default)]
+pub(super) struct Counter {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    holder: Option<usize>,
+    acknowledged: u64,
+    /// Counts of clients that crashed before they were told.
+    uncertain: u64,
+    /// Clients between the write of a count and its answer.
+    writing: Vec<usize>,
+}
+
+fn locking(family: LockFamily, kind: LockKind, client: &Client) -> Lock {
+    let range = match family {
+        LockFamily::Flock => LockRange::ALL,
+        LockFamily::Posix => LockRange { start: 0, end: 7 },
+    };
+    let pid = Pid(client.number as u32);
+    Lock { family, kind, range, owner: LockOwner(client.number as u64 + 100), pid }
+}
+
+impl Counter {
+    async fn count(&self, client: &Client, file: &File) -> Outcome<()> {
+        {
+            let mut state = lock(&self.state);
+            if let Some(other) = state.holder.replace(client.number) {
+                return Err(format!("{other} and {} have the lock at once", client.number));
+            }
+        }
+        let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
+        let read = read.map_err(|(error, _)| client.failed("read")(error))?;
+        let mut bytes = [0; 8];
+        bytes[..read.len()].copy_from_slice(read.filled());
+        let next = u64::from_le_bytes(bytes) + 1;
+        think().await;
+        lock(&self.state).writing.push(client.number);
+        let bytes = Buf::from(&next.to_le_bytes()[..]);
+        let written = file.write(&client.cx(), Write::at(0), bytes).await;
+        written.map_err(client.failed("count"))?;
+        let mut state = lock(&self.state);
+        state.writing.retain(|number| *number != client.number);
+        state.acknowledged += 1;
+        state.holder = None;
+        Ok(())
+    }
+
+    /// Takes the lock; false if the wait was given up.
+    async fn take(&self, client: &Client, file: &File, lock: Lock) -> Outcome<bool> {
+        let cancel = Arc::new(Cancel::default());
+        let cx = Context { cancel: Some(cancel.clone()), ..client.cx() };
+        if pick(4) == 0 {
+            let wait = Duration::from_micros(pick(30_000));
+            dray_rt::spawn(async move {
+                sleep(wait).await;
+                cancel.set();
+            });
+        }
+        match file.lock(&cx, lock, true).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.errno() == Errno::EINTR => Ok(false),
+            Err(error) => Err(client.failed("lock")(error)),
+        }
+    }
+}
+
+impl Work for Counter {
+    fn name(&self) -> &'static str {
+        "counter"
+    }
+
+    fn bears_crashes(&self) -> bool {
+        true
+    }
+
+    fn prepare<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+        Box::pin(async move {
+            let file = client.open(client.root(), "counter", libc::O_RDWR).await?;
+            let mut counted = 0;
+            // The two kinds of lock do not see each other: all take the same.
+            let family = LockFamily::Posix;
+            while counted < COUNTS {
+                let wanted = locking(family, LockKind::Exclusive, client);
+                if self.take(client, &file, wanted).await? {
+                    self.count(client, &file).await?;
+                    counted += 1;
+                    let failed = client.failed("unlock");
+                    if pick(4) == 0 {
+                        file.flush(&client.cx(), wanted.owner).await.map_err(failed)?;
+                    } else {
+                        let unlock = Lock { kind: LockKind::Unlock, ..wanted };
+                        file.lock(&client.cx(), unlock, false).await.map_err(failed)?;
+                    }
+                }
+                think().await;
+            }
+            file.close(&client.cx()).await.map_err(client.failed("close"))
+        })
+    }
+
+    fn crashed(&self, number: usize) {
+        let mut state = lock(&self.state);
+        if state.holder == Some(number) {
+            state.holder = None;
+        }
+        state.uncertain += state.writing.iter().filter(|other| **other == number).count() as u64;
+    }
+
+    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+        Box::pin(async move {
+            let file = client.open(client.root(), "counter", libc::O_RDONLY).await?;
+            let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
+            let read = read.map_err(|(error, _)| client.failed("read")(error))?;
+            file.close(&client.cx()).await.map_err(client.failed("close"))?;
+            let mut bytes = [0; 8];
+            bytes[..read.len()].copy_from_slice(read.filled());
+            let found = u64::from_le_bytes(bytes);
+            let state = lock(&self.state);
+            let most = state.acknowledged + state.uncertain;
+            if (state.acknowledged..=most).contains(&found) {
+                return Ok(());
+            }
+            Err(format!("counted to {found}, acknowledged {} to {most}", state.acknowledged))
+        })
+    }
+}

@@ -1,0 +1,98 @@
+//! The promises of docs/SEMANTICS.md name their tests; here those names are held against the
+//! tree, so that a promise does not outlive its proof.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A test as the page names it: `PATH.rs::FUNCTION`.
+struct Named {
+    file: String,
+    function: String,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Everything between backquotes in `text` that has the form of a test.
+fn named(text: &str) -> Vec<Named> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    let split = quoted.filter_map(|word| word.split_once(".rs::"));
+    split
+        .map(|(file, function)| Named { file: format!("{file}.rs"), function: function.into() })
+        .collect()
+}
+
+/// Rows of the tables whose last column is called `tests`.
+fn promises(page: &str) -> Vec<&str> {
+    let mut rows = Vec::new();
+    let mut inside = false;
+    for line in page.lines() {
+        if !line.starts_with('|') {
+            inside = false;
+        } else if line.trim_end().ends_with("| tests |") {
+            inside = true;
+        } else if inside && !line.starts_with("|---") {
+            rows.push(line);
+        }
+    }
+    rows
+}
+
+/// Why `test` is none that runs, if so: it is marked as a test, or the directed suite calls it.
+fn problem(test: &Named) -> Option<String> {
+    let Ok(text) = fs::read_to_string(root().join(&test.file)) else {
+        return Some(format!("there is no file {}", test.file));
+    };
+    let head = format!("fn {}(", test.function);
+    let Some(at) = text.find(&head) else {
+        return Some(format!("{} has no function {}", test.file, test.function));
+    };
+    let runs = match test.file.rsplit_once("conformance/suite/") {
+        Some((_, module)) => {
+            let call = format!("{}::{}", module.trim_end_matches(".rs"), test.function);
+            let suite = root().join("crates/testkit/src/conformance/suite/mod.rs");
+            fs::read_to_string(suite).is_ok_and(|suite| suite.contains(&call))
+        }
+        None => {
+            // The attribute stands between the function and whatever ends before it.
+            let before = &text[..at];
+            let item = before.rfind(['}', ';']).map_or(0, |end| end + 1);
+            before[item..].contains("#[test]")
+        }
+    };
+    (!runs).then(|| format!("{}::{} is no test that runs", test.file, test.function))
+}
+
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let page = fs::read_to_string(root().join("docs/SEMANTICS.md")).unwrap();
+    let rows = promises(&page);
+    assert!(
+        rows.len() > 30,
+        "only {} promises were found: has the form of the page changed?",
+        rows.len()
+    );
+    let unproven = rows.iter().filter(|row| named(row).is_empty());
+    let mut problems: Vec<String> =
+        unproven.map(|row| format!("no test is named: {row}")).collect();
+    problems.extend(named(&page).iter().filter_map(problem));
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn what_is_named_wrongly_is_found() {
+    let wrong = [
+        ("crates/nowhere.rs", "x"),
+        ("crates/testkit/tests/documents.rs", "not_there"),
+        ("crates/testkit/tests/documents.rs", "problem"),
+        ("crates/testkit/src/conformance/suite/listing.rs", "fill"),
+    ];
+    for (file, function) in wrong {
+        let test = Named { file: file.into(), function: function.into() };
+        assert!(problem(&test).is_some(), "{file}::{function}");
+    }
+    let page = "| promise | tests |\n|---|---|\n| a | `b.rs::c` |\n\n| what | now |\n|---|---|\n| d | e |\n";
+    assert_eq!(promises(page), ["| a | `b.rs::c` |"]);
+    assert_eq!(named(page).len(), 1);
+}

@@ -1,0 +1,178 @@
+//! Generated sequences through real mounts: a served ext4 or tmpfs, one and two mounts, both
+//! transports to the kernel, against the model.
+//!
+//! Needs root and a compiled `dray`, named by `DRAY_BINARY` (script/test does); without them
+//! the tests say so and pass.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use dray_testkit::conformance::{PathTarget, run};
+use dray_testkit::fixture::{
+    Ext4, Killer, MountGuard, TempDir, Tmpfs, block_on, cases, is_root, wait_for,
+};
+use dray_testkit::model::Habits;
+use dray_testkit::step::{Step, sequences};
+use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+
+/// Steps of one sequence.
+const STEPS: std::ops::Range<usize> = 1..120;
+/// A server or mount that takes longer to start does not start.
+const START_MAX: Duration = Duration::from_secs(20);
+/// The kernel's switch for FUSE over io_uring.
+const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// The binary to test, if this process may mount.
+fn binary() -> Option<OsString> {
+    let binary = std::env::var_os("DRAY_BINARY");
+    if binary.is_none() || !is_root() {
+        eprintln!("left out: DRAY_BINARY is not set, or this is not root");
+        return None;
+    }
+    binary
+}
+
+/// Whether rings can be had: the switch is set by who runs the tests.
+fn rings_are_on() -> bool {
+    let on = std::fs::read_to_string(RING_SWITCH).is_ok_and(|text| text.starts_with('Y'));
+    if !on {
+        eprintln!("left out: FUSE over io_uring is off, or this kernel has none");
+    }
+    on
+}
+
+/// A server on a directory, and mounts of it. Ended in order: mounts, their daemons, server.
+struct Rig {
+    roots: Vec<PathBuf>,
+    _guards: Vec<MountGuard>,
+    _daemons: Vec<Killer>,
+    _server: Killer,
+    _dir: TempDir,
+}
+
+impl Rig {
+    fn new(binary: &OsString, served: &Path, transport: &str, mounts: usize) -> Rig {
+        let dir = TempDir::new("mounts").expect("a temporary directory");
+        let socket = dir.path().join("socket");
+        let export = format!("test={},squash=none", served.display());
+        let mut server = Command::new(binary);
+        server.arg("serve").args(["--export", &export]);
+        server.arg("--listen").arg(format!("unix://{}", socket.display()));
+        server.arg("--state").arg(dir.path().join("state"));
+        let server = Killer::new(start(&mut server));
+        assert!(wait_for(START_MAX, || socket.exists()), "the server does not start");
+        let mut rig = Rig {
+            roots: Vec::new(),
+            _guards: Vec::new(),
+            _daemons: Vec::new(),
+            _server: server,
+            _dir: dir,
+        };
+        for number in 0..mounts {
+            rig.mount(binary, &socket, transport, number);
+        }
+        rig
+    }
+
+    fn mount(&mut self, binary: &OsString, socket: &Path, transport: &str, number: usize) {
+        let at = self._dir.subdir(&format!("mnt{number}")).expect("a mount point");
+        let target = format!("dray+unix://{}?export=test", socket.display());
+        let mut mount = Command::new(binary);
+        mount.arg("mount").arg(target).arg(&at).arg("--foreground");
+        mount.args(["-o", &format!("transport={transport}")]);
+        self._daemons.push(Killer::new(start(&mut mount)));
+        self._guards.push(MountGuard::new(&at));
+        assert!(wait_for(START_MAX, || is_mounted(&at)), "the mount does not start");
+        self.roots.push(at);
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // A mount that ends by itself leaves nothing behind for its daemon to complain about.
+        self._guards.clear();
+    }
+}
+
+fn start(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).spawn().expect("the binary starts")
+}
+
+fn is_mounted(at: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    table.lines().any(|line| line.split(' ').nth(1) == at.to_str()) && at.read_dir().is_ok()
+}
+
+/// Runs generated sequences, each in a directory of its own.
+fn agree(served: &Path, transport: &str, mounts: usize, default_cases: u32) {
+    let Some(binary) = binary() else { return };
+    let rig = Rig::new(&binary, served, transport, mounts);
+    let config = Config {
+        cases: cases(default_cases),
+        failure_persistence: None, // failures are kept by hand, with a name
+        max_shrink_iters: 2_000,
+        ..Config::default()
+    };
+    let result = TestRunner::new(config)
+        .run(&sequences(STEPS), |steps| case(&rig, &steps).map_err(TestCaseError::fail));
+    match result {
+        Ok(()) => {}
+        Err(TestError::Fail(why, _)) => panic!("{why}"),
+        Err(TestError::Abort(why)) => panic!("no cases could be generated: {why}"),
+    }
+}
+
+fn case(rig: &Rig, steps: &[Step]) -> Result<(), String> {
+    let words = |error: std::io::Error| error.to_string();
+    let dirs: Vec<PathBuf> = rig.roots.iter().map(|root| root.join("case")).collect();
+    std::fs::create_dir(&dirs[0]).map_err(words)?;
+    let roots: Vec<&Path> = dirs.iter().map(PathBuf::as_path).collect();
+    let mut target = PathTarget::new(&roots, Habits::mounted()).map_err(words)?;
+    let result = block_on(run(&mut target, steps));
+    drop(target);
+    std::fs::remove_dir_all(&dirs[0]).map_err(words)?;
+    result.map_err(|divergence| format!("{divergence:?}"))
+}
+
+fn on_ext4(transport: &str, mounts: usize, default_cases: u32) {
+    if binary().is_none() {
+        return;
+    }
+    let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
+    agree(ext4.path(), transport, mounts, default_cases);
+}
+
+#[test]
+fn a_mount_agrees_with_the_model_classic() {
+    on_ext4("classic", 1, 150);
+}
+
+#[test]
+fn a_mount_agrees_with_the_model_uring() {
+    if rings_are_on() {
+        on_ext4("uring", 1, 150);
+    }
+}
+
+#[test]
+fn two_mounts_interleaved_agree_with_the_model_classic() {
+    on_ext4("classic", 2, 150);
+}
+
+#[test]
+fn two_mounts_interleaved_agree_with_the_model_uring() {
+    if rings_are_on() {
+        on_ext4("uring", 2, 150);
+    }
+}
+
+#[test]
+fn three_mounts_of_a_tmpfs_agree_with_the_model() {
+    if binary().is_none() {
+        return;
+    }
+    let tmpfs = Tmpfs::new(64 << 20).expect("a tmpfs");
+    agree(tmpfs.path(), "auto", 3, 80);
+}

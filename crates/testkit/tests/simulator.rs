@@ -1,0 +1,78 @@
+//! Clients and a server, with everything going wrong.
+
+use dray_rpc::server::Sabotage;
+use dray_testkit::simulator::{run, run_interleaved, run_power_loss};
+
+/// Seeds of the ordinary test; `script/simulate` runs more.
+const SEEDS: u64 = 300;
+
+#[test]
+fn nothing_is_lost_or_done_twice_and_everything_is_given_back() {
+    let (mut deaths, mut breaks) = (0, 0);
+    for seed in 0..SEEDS {
+        let report = run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        deaths += report.deaths;
+        breaks += report.breaks;
+    }
+    assert!(deaths > 1000 && breaks > 1000, "{deaths} deaths, {breaks} breaks: too fair a weather");
+}
+
+#[test]
+fn a_seed_is_one_run() {
+    for seed in 0..40 {
+        let [one, other] = [(), ()].map(|()| run(seed, None));
+        assert_eq!(one.ok(), other.ok(), "seed {seed}");
+    }
+}
+
+/// A lock that was given back, with the answer lost, was claimed again from the next server,
+/// and whoever had it by then lost it.
+#[test]
+fn what_was_given_back_is_not_claimed_again() {
+    for seed in [936, 2081, 2416] {
+        run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
+fn clients_in_turn_agree_with_the_model_whatever_goes_wrong() {
+    for seed in 0..150 {
+        run_interleaved(seed).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
+fn what_was_synced_survives_a_loss_of_power() {
+    for seed in 0..100 {
+        run_power_loss(seed).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+/// With a protection left out, some seed must show it.
+fn must_fail(sabotage: Sabotage) {
+    let passes = |seed| {
+        // Whatever notices it: a check of the simulator, or an assertion of the code.
+        std::panic::catch_unwind(|| run(seed, Some(sabotage))).is_ok_and(|run| run.is_ok())
+    };
+    assert!(!(0..SEEDS).all(passes), "{sabotage:?} was left out and nobody noticed");
+}
+
+#[test]
+fn a_server_without_its_reply_cache_is_found_out() {
+    must_fail(Sabotage::ReplyCache);
+}
+
+#[test]
+fn a_server_without_intents_is_found_out() {
+    must_fail(Sabotage::Intents);
+}
+
+#[test]
+fn a_server_that_reads_stale_connections_is_found_out() {
+    must_fail(Sabotage::Fence);
+}
+
+#[test]
+fn a_server_that_forgets_locks_is_found_out() {
+    must_fail(Sabotage::Reclaim);
+}

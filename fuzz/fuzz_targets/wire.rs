@@ -1,0 +1,51 @@
+//! Whatever arrives on a connection: a message, or an error. Neither a crash nor memory out
+//! of proportion; and what was understood is written as it was read.
+#![no_main]
+
+use dray_core::{DirPage, Entry, Identity, Op, Statfs};
+use dray_rpc::wire::{
+    Call, CallHead, Challenge, Hello, Input, NotifyHead, Proof, Refused, ReplyHead, Welcome, Wire,
+    peek_kind, peek_tag,
+};
+use libfuzzer_sys::fuzz_target;
+
+fn again<'a, T: Wire<'a>>(bytes: &'a [u8]) {
+    if let Ok(value) = Input::whole::<T>(bytes) {
+        let mut out = Vec::new();
+        value.put(&mut out);
+        assert_eq!(out, bytes, "one meaning has one encoding");
+    }
+}
+
+fn call(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let Ok(head) = CallHead::get_message(&mut input) else { return };
+    let Ok(call) = Call::get(head.op, &mut input) else { return };
+    assert_eq!(call.op(), head.op);
+    let mut out = Vec::new();
+    head.put_message(&mut out);
+    call.put(&mut out);
+    assert_eq!(out, bytes, "one meaning has one encoding");
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = (peek_kind(bytes), peek_tag(bytes));
+    call(bytes);
+    for &op in Op::ALL {
+        let _ = Call::get(op, &mut Input(bytes));
+    }
+    if let Ok(head) = ReplyHead::get_message(&mut Input(bytes)) {
+        let _ = head.error();
+    }
+    let _ = NotifyHead::get_message(&mut Input(bytes));
+    let _ = Hello::from_message(bytes);
+    let _ = Challenge::from_message(bytes);
+    let _ = Proof::from_message(bytes);
+    let _ = Welcome::from_message(bytes);
+    again::<Refused>(bytes);
+    again::<Entry>(bytes);
+    again::<Statfs>(bytes);
+    again::<Identity>(bytes);
+    // Names within a page may be cut to what a page can hold: only that it is understood.
+    let _ = Input::whole::<DirPage>(bytes);
+});

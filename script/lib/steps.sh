@@ -1,0 +1,58 @@
+# The steps of script/test but the suites, a function each. To be sourced by bash.
+
+. script/lib/common.sh
+set -e
+need_rust
+
+# skip_step WHY: ends the step as skipped.
+skip_step() { echo "$*"; exit 77; }
+
+component() {
+    cargo "$1" --version >/dev/null 2>&1 || rustup component add "$2"
+}
+
+step_format() {
+    component fmt rustfmt
+    cargo fmt --all --check
+}
+
+step_lint() {
+    component clippy clippy
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+}
+
+step_deny() { script/deny; }
+
+# Unit, integration and model tests, and the simulator's smoke. Tests that need a mounted
+# dray are the step `mounts`.
+step_unit() {
+    need e2fsprogs acl attr || echo "e2fsprogs, acl or attr are missing: tests may fail"
+    cargo test --workspace --locked --no-fail-fast
+}
+
+# The binary that the suites mount, and the programs that they run. Compiled once, then kept
+# in target/.
+step_build() {
+    cargo build --profile ci --locked -p dray
+    install_tool pjdfstest 0.2.2
+    install_tool fsx 0.3.2
+}
+
+# install_tool NAME VERSION: a program from crates.io. Little optimised: its speed does not
+# matter, that of its compilation does.
+install_tool() {
+    local tools=$PWD/target/tools
+    [ -x "$tools/bin/$1" ] && "$tools/bin/$1" --version | grep -q "$2" && return
+    need libacl1-dev || true
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+        CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_DEBUG=0 \
+        cargo install "$1" --version "$2" --locked --quiet --root "$tools" \
+        --target-dir "$tools/target"
+}
+
+# Generated sequences through real mounts, on both transports.
+step_mounts() {
+    DRAY_BINARY=$DRAY cargo test --locked -p dray-testkit --test mounts
+}
+
+step_fuzz() { script/fuzz 20; }

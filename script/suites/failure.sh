@@ -1,0 +1,145 @@
+#!/bin/bash
+# Servers that die, go away and run full, and strangers that send garbage: what applications
+# see of it. failure.sh [classic|uring]
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/mounts.sh"
+transport=${1:-classic}
+begin failure
+store 300
+serve
+mount_at mnt
+
+# kill_server: -9, under whatever load there is; and a new one, a moment later.
+restart_server() {
+    kill -9 "$server"
+    wait "$server" 2>/dev/null || true
+    sleep "${1:-0.5}"
+    serve
+}
+
+# Every line is appended once, in order, and every directory made once, over three deaths.
+work_goes_on() {
+    local at=$scratch/mnt/work number code=0 worker
+    mkdir "$at"
+    (
+        set -e
+        for number in $(seq 400); do
+            echo "line $number" >>"$at/log"
+            mkdir "$at/dir$number"
+            mv "$at/dir$number" "$at/moved$number"
+            echo "$number" >"$at/moved$number/file"
+        done
+    ) &
+    worker=$!
+    for number in 1 2 3; do
+        sleep 0.4
+        restart_server
+    done
+    wait "$worker" || code=$?
+    [ "$code" = 0 ]
+    seq -f 'line %g' 400 | cmp - "$at/log"
+    [ "$(ls "$at" | wc -l)" = 401 ]
+    for number in $(seq 400); do [ "$(cat "$at/moved$number/file")" = "$number" ]; done
+}
+
+# An open file and its lock go on.
+open_files_live() {
+    local at=$scratch/mnt/open
+    exec 7>"$at"
+    flock -x 7
+    echo before >&7
+    restart_server
+    echo after >&7
+    [ "$(cat "$at")" = "$(printf 'before\nafter')" ]
+    mount_at twin
+    if flock -n -x "$scratch/twin/open" true; then return 1; fi
+    exec 7>&-
+    flock -n -x "$scratch/twin/open" true
+    unmount_at twin
+}
+
+# So does a file that was removed while it was open.
+deleted_files_live() {
+    local at=$scratch/mnt/gone
+    exec 8>"$at" 9<"$at"
+    echo kept >&8
+    rm "$at"
+    restart_server
+    echo more >&8
+    [ "$(cat <&9)" = "$(printf 'kept\nmore')" ]
+    exec 8>&- 9<&-
+}
+
+# A mount with a limit answers EHOSTDOWN, and works again when the server is back.
+limits_hold() {
+    mount_at limited timeout=2
+    echo here >"$scratch/limited/file"
+    kill -9 "$server"
+    wait "$server" 2>/dev/null || true
+    local said
+    said=$(LC_ALL=C timeout 20 cat "$scratch/limited/file" 2>&1) && return 1
+    echo "$said"
+    [[ $said == *"Host is down"* ]]
+    serve
+    # Until it has noticed, calls go on failing at once: that must end soon.
+    local number
+    for number in $(seq 50); do
+        [ "$(timeout 20 cat "$scratch/limited/file" 2>/dev/null)" = here ] && break
+        sleep 0.2
+    done
+    [ "$number" -lt 50 ]
+    unmount_at limited
+}
+
+# A wait for a server that is away ends with SIGKILL.
+waits_are_killable() {
+    kill -9 "$server"
+    wait "$server" 2>/dev/null || true
+    cat "$scratch/mnt/open" >/dev/null &
+    local reader=$!
+    sleep 1
+    kill -0 "$reader"
+    kill -9 "$reader"
+    sleep 1
+    [ -z "$(start_time "$reader")" ]
+    serve
+    timeout 20 cat "$scratch/mnt/open" >/dev/null
+}
+
+# Garbage, lengths beyond everything, and connections that say nothing disturb nobody.
+strangers_are_refused() {
+    local number held=()
+    for number in $(seq 20); do
+        (head -c 3000 /dev/urandom >"/dev/tcp/127.0.0.1/$port") 2>/dev/null || true
+        (printf '\377\377\377\377\377\377\377\377%0100d' 0 >"/dev/tcp/127.0.0.1/$port") \
+            2>/dev/null || true
+        exec {number}<>"/dev/tcp/127.0.0.1/$port" && held+=("$number")
+    done
+    echo undisturbed >"$scratch/mnt/calm"
+    [ "$(timeout 10 cat "$scratch/mnt/calm")" = undisturbed ]
+    [ "$(awk '/^VmRSS/ { print $2 }' "/proc/$server/status")" -lt 200000 ]
+    for number in "${held[@]}"; do exec {number}>&-; done
+}
+
+# A full file system below says so, and is usable again once there is room.
+full_is_said() {
+    local said
+    said=$(LC_ALL=C dd if=/dev/zero "of=$scratch/mnt/big" bs=1M count=600 2>&1) && return 1
+    [[ $said == *"No space left on device"* ]]
+    rm "$scratch/mnt/big"
+    dd if=/dev/zero "of=$scratch/mnt/big" bs=1M count=20 conv=fsync
+    rm "$scratch/mnt/big"
+}
+# Each in a subshell of `check`: what it starts anew, those after it must find.
+checked() {
+    check "$@"
+    server=$(cat "$scratch/server.pid" 2>/dev/null || echo "$server")
+}
+checked work-goes-on work_goes_on
+checked open-files-live open_files_live
+checked deleted-files-live deleted_files_live
+checked limits-hold limits_hold
+checked waits-are-killable waits_are_killable
+checked strangers-are-refused strangers_are_refused
+checked full-is-said full_is_said
+finish

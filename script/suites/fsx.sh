@@ -1,0 +1,73 @@
+#!/bin/bash
+# fsx: random operations on one file, every read compared with what must be there.
+# fsx.sh [classic|uring]; $TOOLS/fsx is the program.
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/mounts.sh"
+transport=${1:-classic}
+begin fsx
+tool=${TOOLS:-$root/target/tools/bin}/fsx
+seed=${FSX_SEED:-$RANDOM}
+store 200
+serve
+mount_at mnt
+mount_at twin
+
+# weights MAP REOPEN: operations and how often each is drawn.
+weights() {
+    cat <<END
+flen = 1048576
+[opsize]
+max = 131072
+[weights]
+close_open = $2
+invalidate = $1
+mapread = $1
+mapwrite = $1
+read = 10
+write = 10
+truncate = 5
+fsync = 1
+fdatasync = 1
+posix_fallocate = 2
+punch_hole = 2
+sendfile = 3
+posix_fadvise = 1
+copy_file_range = 3
+END
+}
+weights 6 2 >"$scratch/mapped.toml"
+weights 0 2 >"$scratch/plain.toml"
+weights 0 20 >"$scratch/twin.toml"
+
+# run CONFIG OPERATIONS FILE
+run() {
+    mkdir -p "$scratch/saved"
+    say "seed $seed"
+    timeout 120 "$tool" -q -S "$seed" -N "$2" -f "$scratch/$1.toml" -P "$scratch/saved" "$3"
+}
+
+# The file is reached through a link that points to either mount in turn; fsx opens it again
+# and again.
+over_two_mounts() {
+    ln -sfn "$scratch/mnt/shared" "$scratch/turn"
+    touch "$scratch/mnt/shared"
+    (
+        while [ ! -e "$scratch/turned" ]; do
+            for side in twin mnt; do
+                ln -sfn "$scratch/$side/shared" "$scratch/turn.new"
+                mv -T "$scratch/turn.new" "$scratch/turn"
+                sleep 0.003
+            done
+        done
+    ) &
+    local turner=$! code=0
+    run twin 6000 "$scratch/turn" || code=$?
+    touch "$scratch/turned"
+    wait "$turner"
+    cmp "$scratch/mnt/shared" "$scratch/twin/shared"
+    return "$code"
+}
+check plain run plain 10000 "$scratch/mnt/plain"
+check mapped run mapped 10000 "$scratch/mnt/mapped"
+check two-mounts over_two_mounts
+finish
