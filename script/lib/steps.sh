@@ -26,8 +26,17 @@ step_deny() { script/deny; }
 # Unit, integration and model tests, and the simulator's smoke. Tests that need a mounted
 # dray are the step `mounts`.
 step_unit() {
-    need e2fsprogs acl attr || echo "e2fsprogs, acl or attr are missing: tests may fail"
+    need e2fsprogs acl attr fuse3 || echo "e2fsprogs, acl, attr or fuse3 are missing: tests may fail"
+    limit_test_programs
     cargo test --workspace --locked --no-fail-fast
+}
+
+# A test program that hangs is ended, and named, while the others still run.
+test_program_limit=180
+limit_test_programs() {
+    local triple
+    triple=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
+    export "CARGO_TARGET_${triple}_RUNNER=$PWD/script/lib/limited.sh $test_program_limit"
 }
 
 # The binary that the suites mount, and the programs that they run. Compiled once, then kept
@@ -52,6 +61,7 @@ install_tool() {
 
 # Generated sequences through real mounts, on both transports.
 step_mounts() {
+    limit_test_programs
     DRAY_BINARY=$DRAY cargo test --locked -p dray-testkit --test mounts
 }
 

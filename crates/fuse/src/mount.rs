@@ -120,13 +120,22 @@ fn mount_as_user(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
         .arg("--")
         .arg(at)
         .env(COMM_FD, theirs.as_raw_fd().to_string())
-        .output()?;
+        .output()
+        .map_err(without_helper)?;
     drop(theirs);
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         return Err(io::Error::other(said.trim().to_owned()));
     }
     receive_descriptor(&ours)
+}
+
+/// Why an ordinary user can neither mount nor unmount, if the helper does not start.
+fn without_helper(error: io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!("{FUSERMOUNT} does not start ({error}): ordinary users need the package fuse3"),
+    )
 }
 
 /// Lets a child inherit the descriptor; set before the fork, since there is no other
@@ -189,7 +198,7 @@ pub fn unmount(at: &Path, lazy: bool) -> io::Result<()> {
     if lazy {
         command.arg("-z");
     }
-    let output = command.arg("--").arg(at).output()?;
+    let output = command.arg("--").arg(at).output().map_err(without_helper)?;
     if output.status.success() {
         return Ok(());
     }

@@ -25,6 +25,16 @@ pub struct Source {
     shared: Arc<Shared>,
 }
 
+/// What the driver saw of a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    /// The other end has closed, at least its half. Said once only, possibly together with
+    /// the last data.
+    pub(crate) ended: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct SourceState {
     directions: Mutex<[Direction; 2]>,
@@ -33,6 +43,8 @@ pub(crate) struct SourceState {
 struct Direction {
     /// Nothing has shown yet that a try would be in vain.
     ready: bool,
+    /// The end of the stream has been announced: a read never has to wait again.
+    ended: bool,
     /// Counts events, so that one that comes between a vain try and its being noted
     /// is not lost.
     events: u64,
@@ -41,7 +53,7 @@ struct Direction {
 
 impl Default for Direction {
     fn default() -> Direction {
-        Direction { ready: true, events: 0, waker: None }
+        Direction { ready: true, ended: false, events: 0, waker: None }
     }
 }
 
@@ -51,10 +63,11 @@ impl SourceState {
     }
 
     /// The driver saw an event.
-    pub(crate) fn event(&self, read: bool, write: bool) {
+    pub(crate) fn event(&self, seen: Seen) {
         let mut wakers = [None, None];
         let mut directions = self.lock();
-        for (index, seen) in [read, write].into_iter().enumerate() {
+        directions[Interest::Read as usize].ended |= seen.ended;
+        for (index, seen) in [seen.read, seen.write].into_iter().enumerate() {
             if seen {
                 directions[index].ready = true;
                 directions[index].events += 1;
@@ -124,9 +137,11 @@ impl Source {
     /// The last read came back short: there is nothing more until the next event. Spares
     /// the read that would only say `EAGAIN`.
     pub fn drained(&self) {
-        // An event that came after the read is the only thing that must not be lost, and
-        // the driver reports it on this same thread, later.
-        self.state.lock()[Interest::Read as usize].ready = false;
+        // What must not be lost is an event that came after the read: the driver reports it on
+        // this same thread, later. And the end of the stream: it may have come before the read,
+        // with the data, and is not reported again.
+        let direction = &mut self.state.lock()[Interest::Read as usize];
+        direction.ready = direction.ended;
     }
 
     fn vain_since(&self, index: usize, events: u64) {
@@ -147,5 +162,44 @@ impl Drop for Source {
     fn drop(&mut self) {
         self.shared.registry.remove(self.id, self.fd.as_raw_fd());
         self.shared.kick_if_parked();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::{DriverKind, Executor};
+
+    /// A server's last answer and its death arrive as one event. The read that takes the answer
+    /// comes back short, but the end must still be seen.
+    #[test]
+    fn an_end_that_comes_with_the_last_data_is_seen() {
+        for driver in [DriverKind::Epoll, DriverKind::Uring] {
+            let Ok(mut executor) = Executor::new(driver) else { continue };
+            executor.block_on(async {
+                let (ours, mut theirs) = UnixStream::pair().unwrap();
+                ours.set_nonblocking(true).unwrap();
+                let mut reader = ours.try_clone().unwrap();
+                let source = Source::new(ours.into()).unwrap();
+                let mut room = [0; 16];
+                let first = std::future::poll_fn(|cx| {
+                    let first = source.poll_io(cx, Interest::Read, |_| reader.read(&mut room));
+                    assert!(first.is_pending());
+                    Poll::Ready(())
+                });
+                first.await;
+                theirs.write_all(b"last").unwrap();
+                drop(theirs);
+                let read = source.io(Interest::Read, |_| reader.read(&mut room)).await.unwrap();
+                assert_eq!(&room[..read], b"last");
+                source.drained();
+                let end = source.io(Interest::Read, |_| reader.read(&mut room));
+                let end = crate::timeout(std::time::Duration::from_secs(5), end).await;
+                assert_eq!(end.expect("the end was not seen").unwrap(), 0);
+            });
+        }
     }
 }

@@ -1,14 +1,20 @@
 //! A server and mounts made with the real command, taken down whatever happens.
 #![allow(dead_code)] // each test file uses its part
 
+mod launcher;
+
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use launcher::{Launcher, Pid};
 
 /// A directory for everything, a server, and mounts.
 pub struct Rig {
     dir: tempfile::TempDir,
-    server: Option<Child>,
+    launcher: RefCell<Launcher>,
+    server: Option<Pid>,
     mounts: Vec<PathBuf>,
 }
 
@@ -17,11 +23,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Rig {
     pub fn new() -> Rig {
+        let launcher = RefCell::new(Launcher::new());
         let dir = tempfile::Builder::new().prefix("dray-command-").tempdir().unwrap();
-        for name in ["export", "state", "run"] {
+        for name in ["export", "state", "run", "said"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
-        Rig { dir, server: None, mounts: Vec::new() }
+        Rig { dir, launcher, server: None, mounts: Vec::new() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -38,7 +45,11 @@ impl Rig {
 
     /// Runs it to its end.
     pub fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().unwrap()
+        self.output(&self.command(args))
+    }
+
+    fn output(&self, command: &Command) -> Output {
+        self.launcher.borrow_mut().output(command, &self.path("said"))
     }
 
     /// Runs it and demands success; answers what it printed.
@@ -61,18 +72,17 @@ impl Rig {
         let state = self.path("state");
         let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
         let mut command = self.command(&args);
-        let child = command.arg(state).args(more).stdout(Stdio::null()).spawn().unwrap();
-        self.server = Some(child);
+        command.arg(state).args(more);
+        self.server = Some(self.launcher.get_mut().start(&command, None, None));
         let socket = self.path("socket");
         wait_for("the server", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
     }
 
     /// Sends the server a signal and waits for its end.
     pub fn end_server(&mut self, signal: i32) -> std::process::ExitStatus {
-        let mut server = self.server.take().unwrap();
-        // SAFETY: takes no memory; the child has not been waited for.
-        unsafe { libc::kill(server.id() as i32, signal) };
-        server.wait().unwrap()
+        let server = self.server.take().unwrap();
+        server.signal(signal);
+        self.launcher.get_mut().wait(server)
     }
 
     pub fn target(&self) -> String {
@@ -92,7 +102,7 @@ impl Rig {
         let mut command = Command::new(program);
         command.env("DRAY_RUN_DIR", self.path("run")).env_remove("DRAY_LOG").stdin(Stdio::null());
         command.arg("mount").arg(self.target()).arg(&at).args(["-o", options]);
-        let output = command.output().unwrap();
+        let output = self.output(&command);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "mount: {}\n{said}", output.status);
         at
@@ -114,9 +124,9 @@ impl Drop for Rig {
             // SAFETY: the C string outlives the call. What is not mounted stays so.
             unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
         }
-        if let Some(mut server) = self.server.take() {
-            let _ = server.kill(); // it may have ended
-            let _ = server.wait();
+        if let Some(server) = self.server.take() {
+            server.signal(libc::SIGKILL);
+            self.launcher.get_mut().wait(server);
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::driver::{Kick, drain_event};
 use crate::executor::Shared;
+use crate::source::Seen;
 
 const EVENTS_PER_WAIT: usize = 256;
 /// No registry id is this large: its upper half has 30 bits.
@@ -60,7 +61,11 @@ impl Epoll {
             } else if let Some(source) = shared.registry.get(id) {
                 let gone = bits & (libc::EPOLLHUP | libc::EPOLLERR) != 0;
                 let read = bits & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI) != 0;
-                source.event(read || gone, bits & libc::EPOLLOUT != 0 || gone);
+                source.event(Seen {
+                    read: read || gone,
+                    write: bits & libc::EPOLLOUT != 0 || gone,
+                    ended: gone || bits & libc::EPOLLRDHUP != 0,
+                });
             }
         }
         true

@@ -12,6 +12,7 @@ use io_uring::{IoUring, cqueue, opcode, types};
 
 use crate::driver::{Kick, drain_event};
 use crate::executor::{Handle, Shared};
+use crate::source::Seen;
 
 const RING_ENTRIES: u32 = 256;
 
@@ -204,7 +205,11 @@ fn source_event(shared: &Shared, id: u64, result: i32, flags: u32) {
     let bits = if result < 0 { libc::POLLERR as i32 } else { result };
     let gone = bits & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
     let read = bits & i32::from(libc::POLLIN | libc::POLLRDHUP) != 0;
-    source.event(read || gone, bits & i32::from(libc::POLLOUT) != 0 || gone);
+    source.event(Seen {
+        read: read || gone,
+        write: bits & i32::from(libc::POLLOUT) != 0 || gone,
+        ended: gone || bits & i32::from(libc::POLLRDHUP) != 0,
+    });
     if !cqueue::more(flags) && result >= 0 {
         shared.registry.rewatch(id);
     }

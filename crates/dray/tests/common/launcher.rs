@@ -1,0 +1,113 @@
+//! Starts processes for a test that keeps files of a mount open.
+//!
+//! exec(2) closes inherited files before the new program runs, and closing a file of a mount can
+//! wait for the mount's server. A test that started its server itself would wait for the server
+//! that it is about to start, and so would two tests in one process for each other's. Hence a shell
+//! is started before anything is mounted, and everything is started by it.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
+
+pub struct Launcher {
+    shell: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+/// A process started by the launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pid(pub i32);
+
+impl Pid {
+    pub fn signal(self, signal: i32) {
+        // SAFETY: takes no memory. The shell has not been told to wait for it, so the number is
+        // still its own.
+        unsafe { libc::kill(self.0, signal) };
+    }
+}
+
+impl Launcher {
+    pub fn new() -> Launcher {
+        let mut shell = Command::new("sh")
+            .args(["-c", "while read -r order; do eval \"$order\"; done"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let orders = shell.stdin.take().unwrap();
+        let answers = BufReader::new(shell.stdout.take().unwrap());
+        Launcher { shell, orders, answers }
+    }
+
+    /// Starts a program; its output goes to a file, or nowhere. Its errors go to a file, or where
+    /// the test's go.
+    pub fn start(
+        &mut self,
+        command: &Command,
+        output: Option<&Path>,
+        errors: Option<&Path>,
+    ) -> Pid {
+        let nowhere = Path::new("/dev/null");
+        let mut order = format!("{} <{}", words(command), quoted(nowhere.as_os_str()));
+        order += &format!(" >{}", quoted(output.unwrap_or(nowhere).as_os_str()));
+        if let Some(errors) = errors {
+            order += &format!(" 2>{}", quoted(errors.as_os_str()));
+        }
+        order += " & echo $!";
+        Pid(self.ask(&order))
+    }
+
+    pub fn wait(&mut self, pid: Pid) -> ExitStatus {
+        let code = self.ask(&format!("wait {}; echo $?", pid.0));
+        // A shell says 128 and the signal's number for a process that a signal ended.
+        ExitStatus::from_raw(if code > 128 { code - 128 } else { code << 8 })
+    }
+
+    /// Runs a program to its end, with `scratch` for what it prints.
+    pub fn output(&mut self, command: &Command, scratch: &Path) -> Output {
+        let (output, errors) = (scratch.join("stdout"), scratch.join("stderr"));
+        let pid = self.start(command, Some(&output), Some(&errors));
+        let status = self.wait(pid);
+        let [stdout, stderr] = [output, errors].map(|path| std::fs::read(path).unwrap());
+        Output { status, stdout, stderr }
+    }
+
+    fn ask(&mut self, order: &str) -> i32 {
+        assert!(!order.contains('\n'), "an order is one line");
+        writeln!(self.orders, "{order}").unwrap();
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        answer.trim().parse().unwrap()
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.shell.kill(); // it waits for orders or for a process that is to be left
+        let _ = self.shell.wait();
+    }
+}
+
+/// The command as a shell reads it, with its changes of the environment.
+fn words(command: &Command) -> String {
+    let mut words = vec!["env".to_owned()];
+    for (name, value) in command.get_envs() {
+        let name = name.to_str().unwrap();
+        match value {
+            Some(value) => {
+                words.push(quoted(OsStr::new(&format!("{name}={}", value.to_str().unwrap()))))
+            }
+            None => words.push(format!("-u {name}")),
+        }
+    }
+    words.push(quoted(command.get_program()));
+    words.extend(command.get_args().map(quoted));
+    words.join(" ")
+}
+
+fn quoted(word: &OsStr) -> String {
+    format!("'{}'", word.to_str().unwrap().replace('\'', r"'\''"))
+}

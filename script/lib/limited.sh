@@ -1,0 +1,34 @@
+#!/bin/bash
+# limited.sh SECONDS PROGRAM [ARGUMENT...]: runs a test program in a temporary directory of its
+# own. One that takes longer is ended, with what it mounted and started there.
+
+. "$(dirname "$0")/common.sh"
+. "$(dirname "$0")/mounts.sh"
+
+# end_users DIR: processes that have a path below DIR on their command line, by their numbers.
+end_users() {
+    local process
+    for process in /proc/[0-9]*; do
+        # Reading the command line of a process that hangs in its mount may hang as well.
+        timeout 1 grep -qsF "$1/" "$process/cmdline" && kill -KILL "${process#/proc/}" 2>/dev/null
+    done
+}
+
+main() {
+    local limit=$1 code
+    shift
+    TMPDIR=$(mktemp -d /tmp/dray-tests.XXXXXX)
+    export TMPDIR
+    chmod 755 "$TMPDIR"
+    timeout -k 10 "$limit" "$@"
+    code=$?
+    if [ "$code" = 124 ] || [ "$code" = 137 ]; then
+        echo "FAIL $(basename "$1"): it hung, and was ended after $limit s"
+        mounts_below "$TMPDIR" | while read -r at; do umount -l "$at"; done
+        end_users "$TMPDIR"
+    fi
+    rm -rf --one-file-system "$TMPDIR" || code=1
+    exit "$code"
+}
+
+main "$@"
