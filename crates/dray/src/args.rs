@@ -162,7 +162,7 @@ pub struct UmountArgs {
 /// Exports, clients, operations in flight, rates over a short while, buffers in use.
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
-    /// A mount point, an exported directory, the name of an export, or a control socket
+    /// A mount point, an exported directory, the name of an export, a target (dray://HOST/NAME), or a socket
     /// [default: everything on this machine]
     #[arg(value_name = "TARGET")]
     pub target: Option<PathBuf>,

@@ -5,6 +5,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use dray_client::Target;
+use dray_fabric::Address;
 use serde_json::{Value, json};
 
 use crate::args::StatusArgs;
@@ -39,20 +41,13 @@ type Reports = Vec<(PathBuf, Value)>;
 
 fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
     let Some(target) = target else { return Ok(everything()) };
+    if let Some(url) = target.to_str().and_then(|text| text.parse::<Target>().ok()) {
+        return of_target(&url);
+    }
     let is_socket =
         std::fs::symlink_metadata(target).is_ok_and(|meta| meta.file_type().is_socket());
     if is_socket {
-        // The socket that clients connect to means its server.
-        let address = std::fs::canonicalize(target).unwrap_or(target.to_owned());
-        let address = format!("unix://{}", address.display());
-        let mut servers = everything();
-        servers.retain(|(_, report)| {
-            report["listen"].as_array().is_some_and(|all| all.iter().any(|one| *one == *address))
-        });
-        if !servers.is_empty() {
-            return Ok(servers);
-        }
-        return ask_one(target).map(|report| vec![(target.to_owned(), report)]);
+        return of_socket(target);
     }
     // A mount is found without looking at it, since it may not answer.
     let mount = paths::absolute(target).ok().and_then(|at| mount_table::find(&at));
@@ -60,15 +55,58 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
         let socket = Kind::Mount.socket(&mount.at);
         return ask_one(&socket).map(|report| vec![(socket, report)]);
     }
+    of_export(target)
+}
+
+/// The mounts of a target, and its server if that is on this machine.
+fn of_target(target: &Target) -> Result<Reports, Failure> {
+    let shown = target.to_string();
+    let mut reports = everything();
+    reports.retain(|(_, report)| {
+        report["target"] == *shown
+            || has_export(report, |export| export["name"] == *target.export)
+                && strings(&report["listen"]).any(|listen| reaches(listen, &target.address))
+    });
+    if reports.is_empty() {
+        return Err(Failure::new(format!(
+            "{shown} is neither mounted nor served on this machine; ask `dray status` on the \
+             server's machine"
+        )));
+    }
+    Ok(reports)
+}
+
+/// Whether who listens at `listen` is who is meant by `address`. Another name or address of
+/// the same machine is taken for it if the port is the same and all addresses are listened at.
+fn reaches(listen: &str, address: &Address) -> bool {
+    let address = address.to_string();
+    let port = |text: &str| text.rsplit_once(':').map(|(_, port)| port.to_owned());
+    let everywhere = ["tcp://0.0.0.0:", "tcp://[::]:"].iter().any(|all| listen.starts_with(all));
+    listen == address || everywhere && port(listen) == port(&address)
+}
+
+/// The server that clients reach by this socket, or whoever it controls.
+fn of_socket(socket: &Path) -> Result<Reports, Failure> {
+    let address = std::fs::canonicalize(socket).unwrap_or(socket.to_owned());
+    let address = format!("unix://{}", address.display());
+    let mut servers = everything();
+    servers.retain(|(_, report)| strings(&report["listen"]).any(|one| one == address));
+    if !servers.is_empty() {
+        return Ok(servers);
+    }
+    ask_one(socket).map(|report| vec![(socket.to_owned(), report)])
+}
+
+/// The servers of an export, given by its name, its directory or the server's state directory.
+fn of_export(target: &Path) -> Result<Reports, Failure> {
     let name = target.to_string_lossy();
     let dir = std::fs::canonicalize(target).ok();
     let dir = dir.as_deref().map(Path::to_string_lossy);
+    let is_dir = |value: &Value| dir.is_some() && value.as_str() == dir.as_deref();
     let mut reports = everything();
     reports.retain(|(_, report)| {
-        let exports = report["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let by_path = |export: &Value| dir.is_some() && export["dir"].as_str() == dir.as_deref();
-        report["state"].as_str() == dir.as_deref() && dir.is_some()
-            || exports.iter().any(|export| by_path(export) || export["name"] == *name)
+        is_dir(&report["state"])
+            || has_export(report, |export| is_dir(&export["dir"]) || export["name"] == *name)
     });
     if reports.is_empty() {
         return Err(Failure::new(format!(
@@ -77,6 +115,14 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
         )));
     }
     Ok(reports)
+}
+
+fn has_export(report: &Value, wanted: impl Fn(&Value) -> bool) -> bool {
+    report["exports"].as_array().into_iter().flatten().any(wanted)
+}
+
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
 fn everything() -> Reports {
@@ -166,6 +212,21 @@ mod tests {
         assert!(left_behind(&control::ask(&path, "status").unwrap_err()));
         assert!(left_behind(&control::ask(&dir.path().join("none"), "status").unwrap_err()));
         assert!(!left_behind(&ErrorKind::WouldBlock.into()));
+    }
+
+    #[test]
+    fn a_server_is_known_by_where_it_listens() {
+        let address: Address = "tcp://node1:7440".parse().unwrap();
+        for (listen, expected) in [
+            ("tcp://node1:7440", true),
+            ("tcp://0.0.0.0:7440", true),
+            ("tcp://[::]:7440", true),
+            ("tcp://[::]:7441", false),
+            ("tcp://127.0.0.1:7440", false),
+            ("unix:///run/x", false),
+        ] {
+            assert_eq!(reaches(listen, &address), expected, "{listen}");
+        }
     }
 
     #[test]

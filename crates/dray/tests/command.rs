@@ -53,6 +53,10 @@ fn the_status_shows_server_and_mounts() {
     assert!(server["clients"][0]["open_files"].as_u64().unwrap() >= 1);
     assert_eq!(server["exports"][0]["ops"]["write"]["bytes"], 100_000);
     assert_eq!(server["buffers"]["used_bytes"], 0);
+    let both = status(&rig, &rig.target());
+    assert_eq!(both.iter().map(|one| &one["kind"]).collect::<Vec<_>>(), ["server", "mount"]);
+    let other = rig.target().replace("data", "other");
+    assert_eq!(rig.run(&["status", &other]).status.code(), Some(1));
     let text = rig.demand(&["status", "--interval", "0.1"]);
     for part in ["SERVER", "MOUNT", "CLIENT", "operations/s", "data"] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
