@@ -5,7 +5,7 @@
 use dray_core::{DirPage, Entry, Identity, Op, Statfs};
 use dray_rpc::wire::{
     Call, CallHead, Challenge, Hello, Input, NotifyHead, Proof, Refused, ReplyHead, Welcome, Wire,
-    peek_kind, peek_tag,
+    peek_kind, peek_tag, peek_unknown_op,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -29,7 +29,7 @@ fn call(bytes: &[u8]) {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = (peek_kind(bytes), peek_tag(bytes));
+    let _ = (peek_kind(bytes), peek_tag(bytes), peek_unknown_op(bytes), Hello::versions(bytes));
     call(bytes);
     for &op in Op::ALL {
         let _ = Call::get(op, &mut Input(bytes));

@@ -71,16 +71,17 @@ impl Log for Logger {
             return;
         }
         let level = record.level();
+        let text = crate::output::plain(&record.args().to_string());
         // A log that cannot be written is no reason to fail.
         if let Some(syslog) = self.syslog.get() {
             let priority = FACILITY_DAEMON | priority(level);
-            let line = format!("<{priority}>dray[{}]: {}", std::process::id(), record.args());
+            let line = format!("<{priority}>dray[{}]: {text}", std::process::id());
             let _ = syslog.as_ref().map(|socket| socket.send(line.as_bytes()));
             return;
         }
         let line = match self.style.get() {
-            Some(Style::Journal) => format!("<{}>{}\n", priority(level), record.args()),
-            _ => format!("dray: {}: {}\n", level.as_str().to_lowercase(), record.args()),
+            Some(Style::Journal) => format!("<{}>{text}\n", priority(level)),
+            _ => format!("dray: {}: {text}\n", level.as_str().to_lowercase()),
         };
         let _ = std::io::stderr().write_all(line.as_bytes());
     }

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_client::{Options as ClientOptions, RemoteFs, Session, SessionMemory, Target};
+use dray_client::{
+    ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
+};
 use dray_core::{Context, Errno, Error, FileId, FileSystem, Fut, OpenFile, OpenHow, RequestId};
 use dray_fuse::{
     Consistency, Device, Host, MountOptions, Mounted, Options as FuseOptions, PerThread, Reporter,
@@ -274,6 +276,10 @@ impl Connection {
             };
             if !std::mem::replace(&mut told, true) {
                 log::error!("{}: {error}", self.target);
+            }
+            // Waiting does not help: the supervisor ends such a mount.
+            if matches!(error, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
+                return None;
             }
             let wait = self.wait.as_ref()?;
             wait();

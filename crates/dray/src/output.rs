@@ -21,3 +21,26 @@ pub fn print_line(text: impl Display) -> Result<(), Failure> {
 pub fn complain(text: impl Display) {
     let _ = writeln!(std::io::stderr(), "dray: {text}");
 }
+
+/// Text as it can be shown: what a terminal or a log would obey is spelled out. Names of
+/// files and what other hosts say may hold anything.
+pub fn plain(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter.is_control() {
+            true => shown.extend(letter.escape_default()),
+            false => shown.push(letter),
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_shown_is_obeyed() {
+        assert_eq!(plain("a\u{1b}[2J\nb \u{e4}\u{9b}"), "a\\u{1b}[2J\\nb \u{e4}\\u{9b}");
+    }
+}

@@ -81,8 +81,8 @@ pub fn absolute(path: &Path) -> io::Result<PathBuf> {
     Ok(fs::canonicalize(parent)?.join(name))
 }
 
-/// Allows as many open files as the system's hard limit does.
-pub fn raise_file_limit() {
+/// Allows as many open files as the system's hard limit does; answers how many that are.
+pub fn raise_file_limit() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the struct outlives both calls. Where it fails the limit stays as it was,
     // which costs nothing but room.
@@ -90,6 +90,8 @@ pub fn raise_file_limit() {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
             limit.rlim_cur = limit.rlim_max;
             libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
         }
     }
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }

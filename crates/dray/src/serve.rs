@@ -32,6 +32,17 @@ use crate::{metrics_http, paths};
 /// Where a server listens that was not told: this machine alone can get there.
 const DEFAULT_LISTEN: &str = "127.0.0.1";
 
+/// Descriptors for neither files nor connections: the server's own, and those that a call
+/// needs for a moment.
+const DESCRIPTORS_SPARE: usize = 64;
+/// Connections that there may be, whatever the limit of descriptors.
+const CONNECTIONS_MIN: usize = 32;
+
+/// How long no connection is accepted after one could not be.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// That none can be is said this often.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
+
 /// Most threads that serve connections.
 const THREADS_MAX: usize = 1024;
 
@@ -49,9 +60,11 @@ struct ServePlan {
 /// Serves until a signal asks for an end.
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let plan = plan(args)?;
-    let options = server_options(&plan)?;
+    let mut options = server_options(&plan)?;
     warn_of_openness(&plan);
-    paths::raise_file_limit();
+    // Half of the descriptors are for files.
+    let connections = (paths::raise_file_limit() / 2).saturating_sub(DESCRIPTORS_SPARE);
+    options.connections_max = connections.clamp(CONNECTIONS_MIN, options.connections_max);
     signals::hold();
     let mut state = StateDir::open(&plan.state)?;
     let keeper = start_keeper(&plan.state);
@@ -278,13 +291,17 @@ fn listen_problem(address: &Address) -> String {
 }
 
 async fn accept(listener: Listener, server: Server, workers: Arc<Workers>) {
+    let mut complained: Option<dray_rt::Instant> = None;
     loop {
         match listener.accept().await {
             Ok((socket, peer)) => workers.serve(&server, socket, peer),
             Err(error) => {
                 // Out of descriptors or memory: what there is goes on, and later is better.
-                log::error!("cannot accept a connection on {}: {error}", listener.address());
-                dray_rt::sleep(Duration::from_millis(100)).await;
+                if complained.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY) {
+                    complained = Some(dray_rt::now());
+                    log::error!("cannot accept a connection on {}: {error}", listener.address());
+                }
+                dray_rt::sleep(ACCEPT_AGAIN).await;
             }
         }
     }

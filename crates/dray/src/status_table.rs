@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use crate::output::plain;
+
 /// Operations shown of each process; the rest is counted.
 const OPERATIONS_SHOWN: usize = 20;
 
@@ -31,7 +33,7 @@ pub fn render(reports: &[(PathBuf, Value)]) -> String {
 }
 
 fn line(out: &mut String, text: &str) {
-    out.push_str(text.trim_end());
+    out.push_str(&plain(text.trim_end()));
     out.push('\n');
 }
 

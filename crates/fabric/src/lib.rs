@@ -21,7 +21,7 @@ use dray_core::{Buf, BufMut, Fut};
 pub use address::Address;
 pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
 pub use listen::{Listener, connect, incoming_cpu};
-pub use pool::{BufferPool, PoolStats};
+pub use pool::{BufferPool, PoolShare, PoolStats};
 pub use stream::StreamConnection;
 
 /// Gets what arrives on a connection.
@@ -55,11 +55,33 @@ pub trait Connection: Send + Sync + 'static {
     /// Ends the connection; `run` returns. Frames still queued are lost.
     fn close(&self);
 
-    /// Bytes accepted by `send` that the network has not taken yet.
-    fn queued_bytes(&self) -> usize;
+    /// Frames accepted by `send` of which the network has not taken the whole yet.
+    fn queued_frames(&self) -> usize;
+
+    /// How far the frames have got that are on their way. One that is where it was some time
+    /// ago is one whose other end has stopped reading, or writing.
+    fn unfinished(&self) -> Unfinished;
 
     /// The other end, for people and for allow-lists.
     fn peer(&self) -> Peer;
+}
+
+/// The frames of a connection that are neither here nor there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The one that is being received.
+    pub incoming: Option<Progress>,
+    /// The one that is being sent, in front of those that wait.
+    pub outgoing: Option<Progress>,
+}
+
+/// Where a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Its number on the connection, in this direction.
+    pub frame: u64,
+    /// Bytes that this direction has carried in all.
+    pub bytes: u64,
 }
 
 /// Who is at the other end.

@@ -3,9 +3,16 @@
 //! Memory is taken from the system in page-aligned slots of three sizes, up to a bound
 //! on the bytes in use, and kept for re-use. The bound is what makes the memory of a
 //! server a sum that can be written down: pool + sessions x fixed cost.
+//!
+//! Users of a pool who must not starve each other take from it by a [`PoolShare`]: each may
+//! hold as much as is left over. One alone gets half of the pool, n of them that take what
+//! they can get one part of n + 1 each, and as much is always free for whoever comes next
+//! (dynamic thresholds with alpha 1; Choudhury and Hahne, IEEE/ACM Transactions on
+//! Networking 6(2), 1998).
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -79,6 +86,13 @@ impl Drop for Slot {
 struct Lent {
     slot: Option<Slot>,
     pool: Arc<Inner>,
+    share: Option<Arc<Share>>,
+}
+
+/// What one user holds. It is written only while the pool is locked.
+#[derive(Default)]
+struct Share {
+    used_bytes: AtomicUsize,
 }
 
 // SAFETY: Lent only holds the slot; access to its memory goes through the buffers.
@@ -89,7 +103,7 @@ impl Memory for Lent {}
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            self.pool.give_back(slot);
+            self.pool.give_back(slot, self.share.as_deref());
         }
     }
 }
@@ -99,10 +113,13 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back(&self, slot: Slot) {
+    fn give_back(&self, slot: Slot, share: Option<&Share>) {
         let bytes = CLASS_BYTES[slot.class];
         let mut state = self.lock();
         state.used_bytes -= bytes;
+        if let Some(share) = share {
+            share.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
         let surplus = if state.free_bytes + bytes <= self.kept_bytes_max {
             state.free_bytes += bytes;
             state.free[slot.class].push(slot);
@@ -131,16 +148,35 @@ impl BufferPool {
     pub fn get(&self, bytes: usize) -> Option<BufMut> {
         let class = CLASS_BYTES.iter().position(|&size| size >= bytes)?;
         let mut state = self.inner.lock();
-        self.take(&mut state, class).map(|slot| self.lend(slot))
+        self.take(&mut state, class, None).map(|slot| self.lend(slot, None))
     }
 
     /// As [`BufferPool::get`], but waits for memory. Asserts `bytes` <= 1 MiB.
     pub fn poll_get(&self, cx: &mut Context<'_>, bytes: usize) -> Poll<BufMut> {
+        self.poll_take(cx, bytes, None)
+    }
+
+    /// Waits for a buffer with room for at least `bytes`.
+    pub async fn wait(&self, bytes: usize) -> BufMut {
+        std::future::poll_fn(|cx| self.poll_get(cx, bytes)).await
+    }
+
+    /// Another user, to be kept from taking everything.
+    pub fn share(&self) -> PoolShare {
+        PoolShare { pool: self.clone(), share: Arc::default() }
+    }
+
+    fn poll_take(
+        &self,
+        cx: &mut Context<'_>,
+        bytes: usize,
+        share: Option<&Arc<Share>>,
+    ) -> Poll<BufMut> {
         let class = CLASS_BYTES.iter().position(|&size| size >= bytes);
         let class = class.expect("no request is larger than the largest slot");
         let mut state = self.inner.lock();
-        match self.take(&mut state, class) {
-            Some(slot) => Poll::Ready(self.lend(slot)),
+        match self.take(&mut state, class, share) {
+            Some(slot) => Poll::Ready(self.lend(slot, share.cloned())),
             None => {
                 if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
                     state.waiting.push(cx.waker().clone());
@@ -148,11 +184,6 @@ impl BufferPool {
                 Poll::Pending
             }
         }
-    }
-
-    /// Waits for a buffer with room for at least `bytes`.
-    pub async fn wait(&self, bytes: usize) -> BufMut {
-        std::future::poll_fn(|cx| self.poll_get(cx, bytes)).await
     }
 
     /// What is lent now.
@@ -165,9 +196,11 @@ impl BufferPool {
         }
     }
 
-    fn take(&self, state: &mut State, class: usize) -> Option<Slot> {
+    fn take(&self, state: &mut State, class: usize, share: Option<&Arc<Share>>) -> Option<Slot> {
         let bytes = CLASS_BYTES[class];
-        if state.used_bytes + bytes > self.inner.limit_bytes {
+        let free_bytes = self.inner.limit_bytes.saturating_sub(state.used_bytes);
+        let held_bytes = share.map_or(0, |share| share.used_bytes.load(Ordering::Relaxed));
+        if held_bytes + bytes > free_bytes {
             return None;
         }
         let slot = match state.free[class].pop() {
@@ -177,22 +210,76 @@ impl BufferPool {
             }
             None => Slot::new(class)?,
         };
+        if let Some(share) = share {
+            share.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
         state.used_bytes += bytes;
         state.peak_bytes = state.peak_bytes.max(state.used_bytes);
         Some(slot)
     }
 
-    fn lend(&self, slot: Slot) -> BufMut {
+    fn lend(&self, slot: Slot, share: Option<Arc<Share>>) -> BufMut {
         let (start, bytes) = (slot.start, CLASS_BYTES[slot.class]);
-        let lent = Arc::new(Lent { slot: Some(slot), pool: self.inner.clone() });
+        let lent = Arc::new(Lent { slot: Some(slot), pool: self.inner.clone(), share });
         // SAFETY: the slot's memory is valid while `lent` lives, and nobody else has it.
         unsafe { BufMut::over(start, bytes, lent) }
+    }
+}
+
+/// One user's way to a pool: cheap to clone, and all clones count together.
+#[derive(Clone)]
+pub struct PoolShare {
+    pool: BufferPool,
+    share: Arc<Share>,
+}
+
+impl PoolShare {
+    /// As [`BufferPool::poll_get`], and waits too while this user holds more than is free.
+    pub fn poll_get(&self, cx: &mut Context<'_>, bytes: usize) -> Poll<BufMut> {
+        self.pool.poll_take(cx, bytes, Some(&self.share))
+    }
+
+    /// As [`BufferPool::wait`], within this user's share.
+    pub async fn wait(&self, bytes: usize) -> BufMut {
+        std::future::poll_fn(|cx| self.poll_get(cx, bytes)).await
+    }
+
+    /// Bytes that this user holds.
+    pub fn used_bytes(&self) -> usize {
+        self.share.used_bytes.load(Ordering::Relaxed)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn greedy_users_leave_room_for_the_next() {
+        let pool = BufferPool::new(24 << 20, 0);
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut greedy = |users: usize| {
+            let shares: Vec<PoolShare> = (0..users).map(|_| pool.share()).collect();
+            let mut held = Vec::new();
+            let mut grew = true;
+            while std::mem::take(&mut grew) {
+                for share in &shares {
+                    if let Poll::Ready(buf) = share.poll_get(cx, 1 << 20) {
+                        held.push(buf);
+                        grew = true;
+                    }
+                }
+            }
+            let used: Vec<usize> = shares.iter().map(|share| share.used_bytes() >> 20).collect();
+            drop(held);
+            assert!(shares.iter().all(|share| share.used_bytes() == 0));
+            used
+        };
+        assert_eq!(greedy(1), [12]);
+        assert_eq!(greedy(2), [8, 8]);
+        assert_eq!(greedy(5), [4, 4, 4, 4, 4]);
+        assert_eq!(pool.stats().used_bytes, 0);
+    }
 
     #[test]
     fn the_bound_holds_and_memory_comes_back() {

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -14,7 +15,7 @@ use dray_core::{Buf, BufMut, Fut};
 use dray_rt::{Interest, Source};
 
 use crate::frame::{PREFIX_BYTES, Prefix};
-use crate::{Connection, Peer, Sink};
+use crate::{Connection, Peer, Progress, Sink, Unfinished};
 
 /// Bytes read ahead of knowing what they are.
 const SCRATCH_BYTES: usize = 64 << 10;
@@ -36,12 +37,25 @@ pub struct StreamConnection {
     source: Source,
     peer: Peer,
     out: Mutex<Out>,
+    /// Length of `out.queue`, to be read without the lock.
+    queued: AtomicUsize,
+    incoming: Incoming,
+}
+
+/// What the task in `run` lets others know of the frame that it is receiving.
+#[derive(Default)]
+struct Incoming {
+    partly: AtomicBool,
+    frame: AtomicU64,
+    bytes: AtomicU64,
 }
 
 #[derive(Default)]
 struct Out {
     queue: VecDeque<Pending>,
-    queued_bytes: usize,
+    /// Frames that went through the queue, and bytes of theirs.
+    sent_frames: u64,
+    sent_bytes: u64,
     closed: bool,
     /// The task in `run`, to be told that something waits for the socket.
     runner: Option<Waker>,
@@ -76,7 +90,8 @@ impl Pending {
 impl StreamConnection {
     /// Takes over a connected socket in non-blocking mode, on this thread's executor.
     pub fn new(socket: OwnedFd, peer: Peer) -> io::Result<StreamConnection> {
-        Ok(StreamConnection { source: Source::new(socket)?, peer, out: Mutex::default() })
+        let (source, out, incoming) = (Source::new(socket)?, Mutex::default(), Incoming::default());
+        Ok(StreamConnection { source, peer, out, queued: AtomicUsize::new(0), incoming })
     }
 
     fn out(&self) -> MutexGuard<'_, Out> {
@@ -97,11 +112,13 @@ impl StreamConnection {
             let (head, data) = first.parts();
             let written = self.source.poll_io(cx, Interest::Write, |fd| write2(fd, [head, data]));
             let Poll::Ready(written) = written? else { return Poll::Pending };
-            out.queued_bytes -= written;
+            out.sent_bytes += written as u64;
             let first = out.queue.front_mut().expect("looked at above");
             first.advance(written);
             if first.left_bytes() == 0 {
                 out.queue.pop_front();
+                out.sent_frames += 1;
+                self.queued.store(out.queue.len(), Ordering::Relaxed);
             }
         }
         Poll::Ready(Ok(()))
@@ -130,13 +147,21 @@ impl StreamConnection {
         let mut pending =
             Pending { head: [&prefix[..], head].concat(), head_done: 0, data, data_done: 0 };
         pending.advance(written);
-        out.queued_bytes += pending.left_bytes();
         out.queue.push_back(pending);
+        self.queued.store(out.queue.len(), Ordering::Relaxed);
         // The runner waits for the socket; it has to look at the queue to want to write.
         let runner = out.runner.take();
         drop(out);
         runner.into_iter().for_each(Waker::wake);
         Ok(())
+    }
+}
+
+impl Incoming {
+    fn note(&self, receiver: &Receiver) {
+        self.partly.store(receiver.is_within_a_frame(), Ordering::Relaxed);
+        self.frame.store(receiver.frames, Ordering::Relaxed);
+        self.bytes.store(receiver.bytes, Ordering::Relaxed);
     }
 }
 
@@ -156,6 +181,7 @@ impl Connection for StreamConnection {
                 return Poll::Ready(error);
             }
             let ended = receiver.poll(cx, &self.source, sink);
+            self.incoming.note(&receiver);
             if ended.is_ready() {
                 self.close();
             }
@@ -167,7 +193,7 @@ impl Connection for StreamConnection {
         let mut out = self.out();
         out.closed = true;
         out.queue.clear();
-        out.queued_bytes = 0;
+        self.queued.store(0, Ordering::Relaxed);
         let runner = out.runner.take();
         drop(out);
         // SAFETY: no memory is passed; the descriptor is ours and open.
@@ -175,8 +201,23 @@ impl Connection for StreamConnection {
         runner.into_iter().for_each(Waker::wake);
     }
 
-    fn queued_bytes(&self) -> usize {
-        self.out().queued_bytes
+    fn queued_frames(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    fn unfinished(&self) -> Unfinished {
+        let incoming = &self.incoming;
+        let partly = incoming.partly.load(Ordering::Relaxed);
+        let incoming = Progress {
+            frame: incoming.frame.load(Ordering::Relaxed),
+            bytes: incoming.bytes.load(Ordering::Relaxed),
+        };
+        let out = self.out();
+        let outgoing = Progress { frame: out.sent_frames, bytes: out.sent_bytes };
+        Unfinished {
+            incoming: partly.then_some(incoming),
+            outgoing: (!out.queue.is_empty()).then_some(outgoing),
+        }
     }
 
     fn peer(&self) -> Peer {
@@ -194,6 +235,9 @@ struct Receiver {
     bulk: bool,
     /// The socket's low-water mark, bytes.
     low_water_bytes: usize,
+    /// Frames and bytes received so far.
+    frames: u64,
+    bytes: u64,
 }
 
 #[derive(Default)]
@@ -250,6 +294,7 @@ impl Receiver {
                     let Poll::Ready(read) = read? else { return Poll::Pending };
                     // SAFETY: the kernel has filled that much of it.
                     unsafe { into.advance(read.min(missing)) };
+                    self.bytes += read as u64;
                     if read < missing + scratch.len() {
                         source.drained();
                     }
@@ -267,6 +312,7 @@ impl Receiver {
                     if read == 0 {
                         return Poll::Ready(Err(end_of_stream()));
                     }
+                    self.bytes += read as u64;
                     read
                 }
             };
@@ -274,6 +320,16 @@ impl Receiver {
         }
         cx.waker().wake_by_ref(); // more may be there: after the others' turn
         Poll::Pending
+    }
+
+    /// Some of a frame is here, and the rest is the other end's to send. Not so while it is
+    /// we who have no memory for it.
+    fn is_within_a_frame(&self) -> bool {
+        match self.state {
+            State::Head => !self.rest.is_empty(),
+            State::Place { .. } => false,
+            State::Data { .. } => true,
+        }
     }
 
     fn adjust_low_water(&mut self, source: &Source) {
@@ -305,6 +361,7 @@ impl Receiver {
             let head_end = PREFIX_BYTES + prefix.head_bytes;
             bytes = &bytes[head_end..];
             self.bulk = prefix.data_bytes >= BULK_BYTES;
+            self.frames += 1;
             if prefix.data_bytes == 0 {
                 sink.frame(head, None)?;
                 continue;

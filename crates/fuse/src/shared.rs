@@ -1,9 +1,9 @@
 //! What all workers of a mount share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Attr, FileId, LockOwner, Timestamp};
 
@@ -47,7 +47,7 @@ impl Shared {
             nodes: Nodes::new(state.clone(), root),
             handles: Handles::new(state.clone()),
             flights: Flights::new(workers),
-            lock_owners: LockOwners { adopted, owners: Mutex::default() },
+            lock_owners: LockOwners::new(adopted),
             versions: Versions::default(),
             searching: AtomicBool::new(false),
         }
@@ -57,28 +57,53 @@ impl Shared {
 /// Which processes took fcntl locks on which files: only their closes must be told to
 /// the server.
 pub(crate) struct LockOwners {
-    /// A predecessor may have served locks whose owners are not known here.
-    adopted: bool,
-    owners: Mutex<HashSet<(u64, LockOwner)>>,
+    /// Owners are missing that held locks: a predecessor served them, or there were too
+    /// many to remember.
+    missing: AtomicBool,
+    owners: Mutex<BTreeSet<(u64, LockOwner)>>,
 }
 
+/// Owners remembered. Beyond it every close of a file that ever had locks is told.
+const OWNERS_MAX: usize = 1 << 16;
+
 impl LockOwners {
+    pub(crate) fn new(adopted: bool) -> LockOwners {
+        LockOwners { missing: AtomicBool::new(adopted), owners: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(u64, LockOwner)>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// `owner` asks for a lock on `node`.
     pub(crate) fn add(&self, nodes: &Nodes, node: u64, owner: LockOwner) {
         nodes.mark_locked(node);
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner).insert((node, owner));
+        let mut owners = self.lock();
+        if owners.len() >= OWNERS_MAX {
+            self.missing.store(true, Ordering::SeqCst);
+            owners.clear();
+        }
+        owners.insert((node, owner));
     }
 
     /// Whether `owner` may hold a lock on `node`.
     pub(crate) fn may_hold(&self, nodes: &Nodes, node: u64, owner: LockOwner) -> bool {
-        let known =
-            self.owners.lock().unwrap_or_else(PoisonError::into_inner).contains(&(node, owner));
-        known || self.adopted && nodes.was_locked(node)
+        let known = self.lock().contains(&(node, owner));
+        known || self.missing.load(Ordering::SeqCst) && nodes.was_locked(node)
     }
 
     /// `owner` holds no lock on `node` any more.
     pub(crate) fn remove(&self, node: u64, owner: LockOwner) {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner).remove(&(node, owner));
+        self.lock().remove(&(node, owner));
+    }
+
+    /// The kernel has forgotten `node`: nobody has it open. Owners that no flush is sent
+    /// for (open-file-description locks) go with it.
+    pub(crate) fn forget(&self, node: u64) {
+        let mut owners = self.lock();
+        let of_node = (node, LockOwner(0))..=(node, LockOwner(u64::MAX));
+        let gone: Vec<_> = owners.range(of_node).copied().collect();
+        gone.iter().for_each(|owner| _ = owners.remove(owner));
     }
 }
 
@@ -107,5 +132,30 @@ impl Versions {
     /// The kernel has forgotten `node`.
     pub(crate) fn forget(&self, node: u64) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_of_locks_are_bounded_and_none_is_missed() {
+        let root = FileId { ino: 2, generation: 0 };
+        let nodes = Nodes::new(State::create().unwrap(), root);
+        let file = FileId { ino: 3, generation: 0 };
+        let node = nodes.remember(file).unwrap().node;
+        let owners = LockOwners::new(false);
+        assert!(!owners.may_hold(&nodes, node, LockOwner(7)));
+        owners.add(&nodes, node, LockOwner(7));
+        assert!(owners.may_hold(&nodes, node, LockOwner(7)));
+        assert!(!owners.may_hold(&nodes, node, LockOwner(8)));
+        for owner in 0..OWNERS_MAX as u64 + 10 {
+            owners.add(&nodes, node, LockOwner(1000 + owner));
+            assert!(owners.lock().len() <= OWNERS_MAX);
+        }
+        assert!(owners.may_hold(&nodes, node, LockOwner(7)), "forgotten, so it may hold one");
+        owners.forget(node);
+        assert!(owners.lock().is_empty());
     }
 }

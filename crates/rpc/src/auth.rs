@@ -1,11 +1,17 @@
 //! Mutual proof of a shared key.
 //!
-//! Each end sends HMAC-SHA-256(key, role, client nonce, server nonce, export). The
-//! role keeps one end's proof from being sent back to it as the other's. It proves who
-//! talks at the start of a connection; it does not encrypt or protect what follows.
+//! Each end sends HMAC-SHA-256(key, role, everything said so far, wish). The role keeps
+//! one end's proof from being sent back to it as the other's; what was said holds a fresh
+//! nonce of either end and the versions offered, so that neither an old proof nor a hello
+//! changed on its way is of use. It proves who talks at the start of a connection; it does
+//! not encrypt or protect what follows.
+//!
+//! That a client may go on with a session is proven in the same way, with the session's
+//! secret as the key: whoever lets a client connect to him learns nothing to do so himself.
 
 use std::fmt;
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -34,17 +40,23 @@ pub enum Role {
     Client,
     /// Who accepts.
     Server,
+    /// Who wants to go on with a session whose secret is the key.
+    Session,
 }
 
 /// What both ends of a handshake have seen.
 #[derive(Clone, Copy, Debug)]
 pub struct Transcript<'a> {
-    /// The client's nonce.
-    pub client_nonce: &'a [u8; 32],
+    /// The client's hello, the whole message.
+    pub hello: &'a [u8],
+    /// Version that the server chose.
+    pub version: u16,
+    /// Features that the server chose.
+    pub features: u64,
     /// The server's nonce.
     pub server_nonce: &'a [u8; 32],
-    /// The export asked for.
-    pub export: &'a str,
+    /// What the client wants beside; nothing in the server's proof.
+    pub wish: &'a [u8],
 }
 
 impl Key {
@@ -59,18 +71,25 @@ impl Key {
         Ok(Key(bytes.to_vec()))
     }
 
+    /// The secret of a session, as a key.
+    pub fn of_session(secret: &[u8; 16]) -> Key {
+        Key(secret.to_vec())
+    }
+
     /// Reads a key from a file, without the line's end. The file must not be open to
     /// others than its owner.
     pub fn from_file(path: &Path) -> Result<Key, String> {
         let shown = path.display();
-        let meta = fs::metadata(path).map_err(|error| format!("key file {shown}: {error}"))?;
-        if meta.mode() & 0o077 != 0 {
+        let problem = |error| format!("key file {shown}: {error}");
+        let file = File::open(path).map_err(problem)?;
+        if file.metadata().map_err(problem)?.mode() & 0o077 != 0 {
             return Err(format!("key file {shown} can be read by others: chmod 600 {shown}"));
         }
-        if meta.len() > KEY_MAX_BYTES {
+        let mut bytes = Vec::new();
+        file.take(KEY_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(problem)?;
+        if bytes.len() as u64 > KEY_MAX_BYTES {
             return Err(format!("key file {shown}: longer than {KEY_MAX_BYTES} bytes"));
         }
-        let bytes = fs::read(path).map_err(|error| format!("key file {shown}: {error}"))?;
         Key::new(bytes.trim_ascii_end()).map_err(|error| format!("key file {shown}: {error}"))
     }
 
@@ -90,10 +109,14 @@ impl Key {
         mac.update(match role {
             Role::Client => b"dray psk 1 client",
             Role::Server => b"dray psk 1 server",
+            Role::Session => b"dray ses 1 client",
         });
-        mac.update(seen.client_nonce);
+        mac.update(&(seen.hello.len() as u64).to_le_bytes());
+        mac.update(seen.hello);
+        mac.update(&seen.version.to_le_bytes());
+        mac.update(&seen.features.to_le_bytes());
         mac.update(seen.server_nonce);
-        mac.update(seen.export.as_bytes());
+        mac.update(seen.wish);
         mac
     }
 }
@@ -103,14 +126,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_holds_for_its_role_nonces_export_and_key_only() {
+    fn a_proof_holds_for_its_role_words_nonces_and_key_only() {
         let key = Key::new(b"0123456789abcdef").unwrap();
-        let seen = Transcript { client_nonce: &[1; 32], server_nonce: &[2; 32], export: "home" };
+        let (hello, wish) = (&b"hello"[..], &[7; 16][..]);
+        let seen = Transcript { hello, version: 1, features: 0, server_nonce: &[2; 32], wish };
         let proof = key.prove(Role::Client, seen);
         assert!(key.verify(Role::Client, seen, &proof));
         assert!(!key.verify(Role::Server, seen, &proof));
-        assert!(!key.verify(Role::Client, Transcript { export: "scratch", ..seen }, &proof));
-        assert!(!key.verify(Role::Client, Transcript { server_nonce: &[3; 32], ..seen }, &proof));
+        assert!(!key.verify(Role::Session, seen, &proof));
+        for other in [
+            Transcript { hello: b"hallo", ..seen },
+            Transcript { version: 2, ..seen },
+            Transcript { features: 1, ..seen },
+            Transcript { server_nonce: &[3; 32], ..seen },
+            Transcript { wish: &[8; 16], ..seen },
+        ] {
+            assert!(!key.verify(Role::Client, other, &proof), "{other:?}");
+        }
         let other = Key::new(b"0123456789abcdeF").unwrap();
         assert!(!other.verify(Role::Client, seen, &proof));
         assert!(Key::new(b"short").is_err());

@@ -67,13 +67,32 @@ impl Rig {
 
     /// Starts a server of `export` on a Unix socket, with further arguments.
     pub fn serve(&mut self, more: &[&str]) {
+        let server = self.server_command(more);
+        self.start_server(&server);
+    }
+
+    /// The same with so many descriptors, and no way to have more.
+    pub fn serve_with_descriptors(&mut self, count: usize, more: &[&str]) {
+        let server = self.server_command(more);
+        let mut limited = Command::new("sh");
+        limited.arg("-c").arg(format!("ulimit -n {count}; exec \"$@\"")).arg("sh");
+        limited.env("DRAY_RUN_DIR", self.path("run")).env_remove("DRAY_LOG");
+        limited.arg(server.get_program()).args(server.get_args());
+        self.start_server(&limited);
+    }
+
+    fn server_command(&self, more: &[&str]) -> Command {
         let export = format!("data={},squash=none", self.path("export").display());
         let listen = format!("unix://{}", self.path("socket").display());
         let state = self.path("state");
         let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
         let mut command = self.command(&args);
         command.arg(state).args(more);
-        self.server = Some(self.launcher.get_mut().start(&command, None, None));
+        command
+    }
+
+    fn start_server(&mut self, command: &Command) {
+        self.server = Some(self.launcher.get_mut().start(command, None, None));
         let socket = self.path("socket");
         wait_for("the server", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
     }

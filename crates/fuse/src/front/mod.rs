@@ -145,6 +145,7 @@ impl Worker {
         self.shared.nodes.forget(node, lookups);
         if self.shared.nodes.id(node).is_err() {
             self.shared.versions.forget(node);
+            self.shared.lock_owners.forget(node);
         }
     }
 

@@ -26,7 +26,7 @@ struct State {
     connection: Option<Arc<dyn Connection>>,
     /// No connection since then; calls fail once this is longer ago than the timeout.
     down_since: Option<Instant>,
-    shut: bool,
+    ended: Option<End>,
     calls: Vec<Pending>,
     free: Vec<u32>,
     calls_max: usize,
@@ -35,6 +35,15 @@ struct State {
     stats: ChannelStats,
     /// Wakes the link's task when the channel is shut.
     link: Option<Waker>,
+}
+
+/// Why a channel is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// By us.
+    Shut,
+    /// By the server's administrator.
+    Evicted,
 }
 
 /// Counters of one channel.
@@ -122,7 +131,7 @@ impl Channel {
             state: Mutex::new(State {
                 connection: None,
                 down_since: Some(dray_rt::now()),
-                shut: false,
+                ended: None,
                 calls: Vec::new(),
                 free: Vec::new(),
                 calls_max: 1,
@@ -271,9 +280,18 @@ impl Channel {
 
     /// Ends the channel: calls under way fail.
     pub(crate) fn shut(&self) {
+        self.end(End::Shut);
+    }
+
+    /// The same because the server will not have us any more.
+    pub(crate) fn evict(&self) {
+        self.end(End::Evicted);
+    }
+
+    fn end(&self, why: End) {
         let mut state = self.lock();
-        state.shut = true;
-        state.fail_all(Errno::ENOTCONN);
+        let why = *state.ended.get_or_insert(why);
+        state.fail_all(why.errno());
         if let Some(connection) = &state.connection {
             connection.close();
         }
@@ -284,7 +302,7 @@ impl Channel {
     pub(crate) fn poll_shut(&self, task: &mut TaskContext<'_>) -> Poll<()> {
         let mut state = self.lock();
         state.link = Some(task.waker().clone());
-        if state.shut { Poll::Ready(()) } else { Poll::Pending }
+        if state.ended.is_some() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Says something that needs no answer, if there is a connection.
@@ -320,11 +338,27 @@ fn read_reply<T>(
     }
 }
 
+impl End {
+    fn errno(self) -> Errno {
+        match self {
+            End::Shut => Errno::ENOTCONN,
+            End::Evicted => Errno::ESHUTDOWN,
+        }
+    }
+}
+
 impl State {
     /// Why no call can be made now, if so.
     fn refusal(&self, timeout: Option<Duration>) -> Option<Error> {
-        if self.shut {
-            return Some(Error::retry(Errno::ENOTCONN).because("the mount is being ended"));
+        match self.ended {
+            Some(End::Shut) => {
+                return Some(Error::retry(Errno::ENOTCONN).because("the mount is being ended"));
+            }
+            Some(End::Evicted) => {
+                let error = Error::new(Errno::ESHUTDOWN);
+                return Some(error.because("the mount was evicted: unmount, and mount again"));
+            }
+            None => {}
         }
         let down = self.down_since?.elapsed();
         (timeout.is_some_and(|timeout| down >= timeout)).then(|| {
@@ -377,16 +411,26 @@ impl State {
     fn send(&mut self, tag: u32) {
         let Some(connection) = self.connection.clone() else { return };
         let pending = &mut self.calls[tag as usize];
+        let mut sent = Ok(());
         if let Some(who) = &pending.identity {
             let index = self.identities.index(who);
             pending.message[CallHead::IDENTITY_AT..CallHead::IDENTITY_AT + 4]
                 .copy_from_slice(&index.to_le_bytes());
             if let Some(definition) = self.identities.define(index) {
-                let _ = connection.send(&definition, None); // a failure shows at once below
+                sent = connection.send(&definition, None);
             }
         }
-        // A connection that broke is noticed by its reader, which sends everything again.
-        let _ = connection.send(&pending.message, pending.data.clone());
+        let sent = sent.and_then(|()| connection.send(&pending.message, pending.data.clone()));
+        // A connection that broke is noticed by its reader, which sends everything again. But
+        // what no message holds (an attribute, a caller's list of groups) never gets there.
+        if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
+            if let Some(who) = &pending.identity {
+                self.identities.forget(who);
+            }
+            pending.phase = Phase::Failed(Errno::E2BIG);
+            pending.data = None;
+            pending.waker.take().into_iter().for_each(Waker::wake);
+        }
     }
 
     fn release(&mut self, tag: u32) {
@@ -438,6 +482,12 @@ impl Identities {
         self.next = (self.next + 1) % IDENTITIES_MAX;
         self.known[index] = (who.clone(), false);
         index as u32
+    }
+
+    /// The server has not heard of it.
+    fn forget(&mut self, who: &Arc<Identity>) {
+        let same = self.known.iter_mut().filter(|(known, _)| known == who);
+        same.for_each(|(_, defined)| *defined = false);
     }
 
     /// The message that defines it, unless this connection has had it.
@@ -544,7 +594,6 @@ impl Sink for Receiver {
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
         match crate::wire::peek_kind(head)? {
             Kind::Reply => {}
-            Kind::Notify => return Ok(()), // nothing that this version acts upon
             _ => return Err(crate::wire::Malformed("a server does not send that").into()),
         }
         let tag = peek_tag(head)?;

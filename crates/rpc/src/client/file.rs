@@ -147,7 +147,9 @@ impl OpenFile for RemoteFile {
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
         Box::pin(async move {
             let call = Call::Write { handle: self.handle, how };
-            self.change::<u32>(cx, call, Some(from)).await.map(|written| written as usize)
+            let len_bytes = from.len() as u64;
+            let written = self.change::<u32>(cx, call, Some(from)).await?;
+            believable(u64::from(written), len_bytes).map(|written| written as usize)
         })
     }
 
@@ -222,7 +224,8 @@ impl OpenFile for RemoteFile {
             let call = Call::CopyRange { handle: self.handle, at, to: to.handle, to_at, len_bytes };
             let link = &self.session.link;
             let slot = link.slots.take(cx, link.request_of(cx)).await?;
-            self.send(cx, &call, Some((slot.number, slot.sequence)), (None, Some(to))).await
+            let slot = Some((slot.number, slot.sequence));
+            believable(self.send(cx, &call, slot, (None, Some(to))).await?, len_bytes)
         })
     }
 
@@ -263,6 +266,14 @@ impl OpenFile for RemoteFile {
             self.ask(cx, Call::Close { handle: self.handle }).await
         })
     }
+}
+
+/// What a server says that it moved, unless that is more than it was given.
+fn believable(moved_bytes: u64, given_bytes: u64) -> Result<u64> {
+    if moved_bytes <= given_bytes {
+        return Ok(moved_bytes);
+    }
+    Err(Error::new(Errno::EPROTO).because("the server says that it moved more than there was"))
 }
 
 impl Drop for RemoteFile {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -11,15 +11,16 @@ use dray_fabric::{Connect, Connection, Sink};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
-use crate::auth::{Role, Transcript};
+use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Ask, Channel, Receiver, value_of};
 use crate::client::held::{Held, HeldLock};
 use crate::client::memory::SessionMemory;
+use crate::client::outage::Outage;
 use crate::client::session::{ClientOptions, ConnectError, Session};
 use crate::client::slots::Slots;
 use crate::wire::{
-    Auth, Call, Challenge, HandshakeError, Hello, Input, Malformed, NotifyHead, Proof, VERSION_MAX,
-    VERSION_MIN, Welcome,
+    Auth, Call, Challenge, HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, Proof,
+    VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
 };
 
 /// First wait before connecting anew; doubled each time up to the last. What is waited is
@@ -29,6 +30,9 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 const BACKOFF_LAST: Duration = Duration::from_millis(500);
 /// A handshake that takes longer has failed.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
+/// As much of what a server says is passed on to people.
+const MESSAGE_MAX_CHARS: usize = 1000;
 
 /// Marks numbers of our own; those of front ends do not reach this far.
 const OWN_NUMBER: u64 = 1 << 63;
@@ -45,6 +49,9 @@ pub(crate) struct Link {
     known: Mutex<Known>,
     /// The session has been ended by us: it is not to be begun anew.
     pub(crate) leaving: AtomicBool,
+    /// The session has been ended by the server's administrator.
+    evicted: AtomicBool,
+    outage: Outage,
     home: Handle,
 }
 
@@ -57,6 +64,12 @@ pub(crate) struct Known {
     pub(crate) boot: u128,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
+}
+
+/// How a connection that served ended.
+struct Ended {
+    error: io::Error,
+    of_use: bool,
 }
 
 /// How a handshake ended.
@@ -84,6 +97,8 @@ impl Link {
             node,
             known: Mutex::new(known),
             leaving: AtomicBool::new(false),
+            evicted: AtomicBool::new(false),
+            outage: Outage::default(),
             home: Handle::current(),
         }
     }
@@ -98,7 +113,7 @@ impl Link {
         let link = self.clone();
         dray_rt::spawn(async move {
             // A process before us may have left connections on which things still arrive.
-            let mut replaces = Hello::REPLACES_ALL;
+            let mut replaces = Proof::REPLACES_ALL;
             let ended = link.connect_once(&channel, &mut replaces, Some(tell)).await;
             if ended.is_ok() {
                 link.keep(channel, replaces).await;
@@ -115,22 +130,26 @@ impl Link {
 
     async fn keep(self: Arc<Link>, channel: Arc<Channel>, mut replaces: u64) {
         let mut backoff = BACKOFF_FIRST;
-        let mut complained = false;
         loop {
             if self.leaving.load(Ordering::Relaxed) {
                 return channel.shut();
             }
+            if self.evicted.load(Ordering::Relaxed) {
+                return channel.evict();
+            }
             match self.connect_once(&channel, &mut replaces, None).await {
-                Ok(error) => {
-                    log::warn!(
-                        "lost the connection to {}: {error}; connecting anew",
-                        self.connector.target()
-                    );
-                    (backoff, complained) = (BACKOFF_FIRST, false);
+                Ok(Ended { error, of_use }) => {
+                    let target = self.connector.target();
+                    if self.is_wanted() && self.outage.lost(key_of(&channel)) {
+                        log::warn!("lost the connection to {target}: {error}; connecting anew");
+                    }
+                    // One that a server drops as soon as it has it is no better than none.
+                    if of_use {
+                        backoff = BACKOFF_FIRST;
+                    }
                 }
-                Err(error) if !complained => {
+                Err(error) if self.is_wanted() && self.outage.failed() => {
                     log::warn!("{error}; trying again until it works");
-                    complained = true;
                 }
                 Err(_) => {}
             }
@@ -145,14 +164,30 @@ impl Link {
         }
     }
 
-    /// One connection from its making to its end. `Ok` has the reason for its end; `Err`
-    /// that it never served. Tells `tell` how the handshake went.
+    /// Whether connections are to be made: neither we nor the server have ended the session.
+    fn is_wanted(&self) -> bool {
+        !self.leaving.load(Ordering::Relaxed) && !self.evicted.load(Ordering::Relaxed)
+    }
+
+    /// The server's administrator has ended the session. It is not begun anew by itself:
+    /// programs would go on as if their locks and open files were still theirs.
+    fn heed_eviction(&self) {
+        if !self.evicted.swap(true, Ordering::Relaxed) {
+            log::error!(
+                "{}: the server's administrator evicted this mount: locks and open files are \
+                 gone, and every call fails with ESHUTDOWN; unmount, and mount again",
+                self.connector.target()
+            );
+        }
+    }
+
+    /// One connection from its making to its end. `Err`: why it never served. Tells `tell` how the handshake went.
     async fn connect_once(
         self: &Arc<Link>,
         channel: &Arc<Channel>,
         replaces: &mut u64,
         tell: Option<oneshot::Sender<Outcome>>,
-    ) -> Result<io::Error, String> {
+    ) -> Result<Ended, String> {
         let connection = match timeout(HANDSHAKE_MAX, self.connector.connect()).await {
             Ok(Ok(connection)) => connection,
             Ok(Err(error)) => return Err(self.unreachable(error, tell)),
@@ -165,16 +200,17 @@ impl Link {
             channel: channel.clone(),
             connection: connection.clone(),
             stage: Stage::Begin,
-            nonce: [0; 32],
+            hello: Vec::new(),
             number: *replaces,
             failure: None,
+            of_use: false,
             tell,
             receiver: Receiver(channel.clone()),
         };
-        let error = match sink.say_hello(*replaces) {
+        let error = match sink.say_hello() {
             Ok(()) => {
-                let watch = watch_handshake(connection.clone(), channel.clone());
-                dray_rt::spawn(watch);
+                let watched = (Arc::downgrade(&connection), Arc::downgrade(channel));
+                dray_rt::spawn(watch_handshake(watched.0, watched.1));
                 connection.run(&mut sink).await
             }
             Err(error) => error,
@@ -182,8 +218,11 @@ impl Link {
         channel.down();
         *replaces = sink.number;
         match (sink.stage, sink.failure.take()) {
-            (Stage::Serving, _) => Ok(error),
+            (Stage::Serving, _) => Ok(Ended { error, of_use: sink.of_use }),
             (_, failure) => {
+                if matches!(failure, Some(ConnectError::Refused { errno: Errno::ESHUTDOWN, .. })) {
+                    self.heed_eviction();
+                }
                 let failure = failure.unwrap_or(ConnectError::Unreachable {
                     target: self.connector.target(),
                     error,
@@ -301,12 +340,25 @@ impl Link {
     }
 }
 
-/// Ends a connection on which no handshake comes to an end.
-async fn watch_handshake(connection: Arc<dyn Connection>, channel: Arc<Channel>) {
+/// Ends a connection on which no handshake comes to an end. It keeps none that has ended.
+async fn watch_handshake(connection: Weak<dyn Connection>, channel: Weak<Channel>) {
     sleep(HANDSHAKE_MAX).await;
-    if !channel.stats().up {
+    if let (Some(connection), Some(channel)) = (connection.upgrade(), channel.upgrade())
+        && !channel.stats().up
+    {
         connection.close();
     }
+}
+
+/// Tells the channels of a link apart.
+fn key_of(channel: &Arc<Channel>) -> usize {
+    Arc::as_ptr(channel) as usize
+}
+
+/// What the other end says, as text and no more: a terminal or a log shall not obey it.
+fn shown(message: &str) -> String {
+    let plain = |letter: char| if letter.is_control() { '?' } else { letter };
+    message.chars().take(MESSAGE_MAX_CHARS).map(plain).collect()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -322,33 +374,35 @@ struct LinkSink {
     channel: Arc<Channel>,
     connection: Arc<dyn Connection>,
     stage: Stage,
-    nonce: [u8; 32],
+    /// What was said first; the proofs cover it.
+    hello: Vec<u8>,
+    /// Of this connection at the server; before it is known, of the one that it replaces.
     number: u64,
     failure: Option<ConnectError>,
+    /// A call was answered.
+    of_use: bool,
     tell: Option<oneshot::Sender<Outcome>>,
     receiver: Receiver,
 }
 
 impl LinkSink {
-    fn say_hello(&mut self, replaces: u64) -> io::Result<()> {
-        random_bytes(&mut self.nonce);
-        let known = self.link.known().clone();
+    fn say_hello(&mut self) -> io::Result<()> {
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce);
         let options = &self.link.options;
         let hello = Hello {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
             features: 0,
             auth: if options.key.is_some() { Auth::Psk } else { Auth::None },
-            nonce: self.nonce,
+            nonce,
             export: options.export.clone(),
             node: self.link.node,
-            session: known.session,
-            secret: known.secret,
-            replaces,
             host: options.host.clone(),
             software: env!("CARGO_PKG_VERSION").to_owned(),
         };
-        self.connection.send(&hello.message(), None)
+        self.hello = hello.message();
+        self.connection.send(&self.hello, None)
     }
 
     fn challenged(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
@@ -356,18 +410,32 @@ impl LinkSink {
         if !(VERSION_MIN..=VERSION_MAX).contains(&challenge.version) {
             return Err(Malformed("a protocol version that was not offered").into());
         }
-        let options = &self.link.options;
+        let key = self.link.options.key.as_ref();
         let seen = Transcript {
-            client_nonce: &self.nonce,
+            hello: &self.hello,
+            version: challenge.version,
+            features: challenge.features,
             server_nonce: &challenge.nonce,
-            export: &options.export,
+            wish: &[],
         };
-        let mut proof = Proof { proof: [0; 32] };
-        if let Some(key) = &options.key {
-            if !key.verify(Role::Server, seen, &challenge.proof) {
-                return Err(Malformed("the server does not know the key").into());
-            }
+        if key.is_some_and(|key| !key.verify(Role::Server, seen, &challenge.proof)) {
+            return Err(Malformed("the server does not know the key").into());
+        }
+        // Only now: what is proven here is not for somebody who merely listens there.
+        let known = self.link.known().clone();
+        let mut proof = Proof {
+            proof: [0; 32],
+            session: known.session,
+            session_proof: [0; 32],
+            replaces: self.number,
+        };
+        let wish = proof.wish();
+        let seen = Transcript { wish: &wish, ..seen };
+        if let Some(key) = key {
             proof.proof = key.prove(Role::Client, seen);
+        }
+        if known.session != 0 {
+            proof.session_proof = Key::of_session(&known.secret).prove(Role::Session, seen);
         }
         self.stage = Stage::Challenged;
         let _ = self.connection.send(&proof.message(), None); // a broken connection shows by itself
@@ -376,11 +444,18 @@ impl LinkSink {
 
     fn welcomed(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
         let welcome = Welcome::from_message(head)?;
+        if welcome.session == 0 || welcome.slots == 0 || welcome.calls_max == 0 {
+            return Err(Malformed("a welcome that allows nothing").into());
+        }
         let forgotten = self.link.welcomed(&welcome);
         // Before anything is sent again: a lock may be somebody else's by now.
         let held = forgotten.then(|| self.link.held.doubt_all());
         self.number = welcome.connection;
         self.stage = Stage::Serving;
+        if let Some(lasted) = self.link.outage.back(key_of(&self.channel)) {
+            let target = self.link.connector.target();
+            log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
+        }
         self.channel.up(self.connection.clone(), welcome.calls_max);
         if let Some(held) = held {
             dray_rt::spawn(self.link.clone().reclaim(self.channel.clone(), held, welcome.instance));
@@ -391,12 +466,25 @@ impl LinkSink {
         Ok(())
     }
 
+    fn serving(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        if peek_kind(head)? != Kind::Notify {
+            self.of_use = true;
+            return self.receiver.frame(head, data);
+        }
+        // Others are a later version's advice.
+        if NotifyHead::get_message(&mut Input(head))?.what == NotifyHead::EVICTED {
+            self.link.heed_eviction();
+            self.channel.evict();
+        }
+        Ok(())
+    }
+
     fn failed(&mut self, error: HandshakeError) -> io::Error {
         let target = self.link.connector.target();
         self.failure = Some(match error {
             HandshakeError::Refused(refused) => ConnectError::Refused {
                 errno: Errno::new(i32::from(refused.errno)),
-                message: format!("{target}: {}", refused.message),
+                message: format!("{target}: {}", shown(&refused.message)),
             },
             HandshakeError::Malformed(Malformed(what)) => ConnectError::Protocol(format!(
                 "{target}: {what}; is it a dray server of a version near ours?"
@@ -421,7 +509,7 @@ impl Sink for LinkSink {
 
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
         let step = match self.stage {
-            Stage::Serving => return self.receiver.frame(head, data),
+            Stage::Serving => return self.serving(head, data),
             Stage::Begin => self.challenged(head),
             Stage::Challenged => self.welcomed(head),
         };

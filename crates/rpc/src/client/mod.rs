@@ -11,6 +11,7 @@ mod fs;
 mod held;
 mod link;
 mod memory;
+mod outage;
 mod session;
 mod slots;
 

@@ -4,51 +4,55 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use dray_core::{Buf, BufMut, Cancel, Context, Errno, Error, Identity, Op};
+use dray_core::{Buf, BufMut, Cancel, Context, Errno, Error, Op};
 use dray_fabric::{Connection, Sink};
 use dray_rt::{random_bytes, sleep};
 
-use crate::auth::{Role, Transcript};
+use crate::auth::{Key, Role, Transcript};
+use crate::server::door::Guest;
 use crate::server::execute::{self, Reply};
 use crate::server::export::Export;
+use crate::server::identities::Identities;
 use crate::server::intent::{self, Plan};
 use crate::server::service::{Inner, Sabotage, refused};
 use crate::server::session::Session;
-use crate::server::slots::{Route, Verdict};
+use crate::server::slots::{self, Route, Verdict};
 use crate::server::status::Running;
 use crate::wire::{
     Auth, Call, CallHead, Challenge, HandshakeError, Hello, Input, Kind, Malformed, NO_SLOT,
     NotifyHead, Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+    peek_unknown_op,
 };
 
-/// Identities that one connection may define.
-const IDENTITIES_MAX: usize = 256;
+/// Optional features of the protocol that are spoken: none are defined yet.
+const FEATURES: u64 = 0;
 /// A handshake that takes longer is given up.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(server: Arc<Inner>, connection: Arc<dyn Connection>) {
     let peer = connection.peer();
+    let Some((_visit, guest)) = server.door.enter(peer) else {
+        if server.door.complains(peer) {
+            log::warn!("too many connections: {peer} is turned away");
+        }
+        return connection.close();
+    };
     let shared = Arc::new(Shared::default());
     let mut sink = ServerSink {
         number: server.new_connection(),
         server,
         connection: connection.clone(),
         stage: Stage::Hello,
-        identities: Vec::new(),
+        guest: Some(guest),
+        identities: Identities::default(),
         shared: shared.clone(),
     };
-    let (watched, watching) = (connection.clone(), shared.clone());
-    dray_rt::spawn(async move {
-        sleep(HANDSHAKE_MAX).await;
-        if !watching.serving() {
-            watched.close();
-        }
-    });
+    dray_rt::spawn(watch_handshake(Arc::downgrade(&connection), Arc::downgrade(&shared)));
     let error = connection.run(&mut sink).await;
     shared.lock().cancels.values().for_each(|cancel| cancel.set());
     match &sink.stage {
@@ -56,8 +60,41 @@ pub(crate) async fn serve(server: Arc<Inner>, connection: Arc<dyn Connection>) {
             log::debug!("connection of {} from {peer} ended: {error}", session.host);
             session.disconnected(sink.number);
         }
-        _ => log::warn!("connection from {peer} ended in its handshake: {error}"),
+        // A look whether somebody is there, as monitoring makes it.
+        Stage::Hello if error.kind() == io::ErrorKind::UnexpectedEof => {
+            log::debug!("connection from {peer} ended before it said anything");
+        }
+        _ if sink.server.door.complains(peer) => {
+            log::warn!("connection from {peer} ended in its handshake: {error}");
+        }
+        _ => log::debug!("connection from {peer} ended in its handshake: {error}"),
     }
+}
+
+/// Ends a connection on which no handshake comes to an end. It does not keep one that has
+/// ended by itself: its descriptor is free at once.
+async fn watch_handshake(connection: Weak<dyn Connection>, shared: Weak<Shared>) {
+    sleep(HANDSHAKE_MAX).await;
+    if let (Some(connection), Some(shared)) = (connection.upgrade(), shared.upgrade())
+        && !shared.serving()
+    {
+        connection.close();
+    }
+}
+
+/// The newest version that both ends speak.
+fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
+    let version = client_max.min(VERSION_MAX);
+    if version >= VERSION_MIN.max(client_min) {
+        return Ok(version);
+    }
+    Err(refused(
+        Errno::EPROTONOSUPPORT,
+        format!(
+            "the client speaks protocol versions {client_min} to {client_max}, this server \
+             {VERSION_MIN} to {VERSION_MAX}: bring both to neighbouring releases"
+        ),
+    ))
 }
 
 /// What a connection's calls share with its receiver.
@@ -87,12 +124,30 @@ impl Shared {
 enum Stage {
     Hello,
     /// The client's proof is awaited.
-    Challenged {
-        hello: Box<Hello>,
-        nonce: [u8; 32],
-        export: Arc<Export>,
-    },
+    Challenged(Box<Challenged>),
     Serving(Arc<Session>),
+}
+
+/// A handshake half way.
+struct Challenged {
+    hello: Hello,
+    /// The hello as it came, which the proofs cover.
+    message: Vec<u8>,
+    nonce: [u8; 32],
+    version: u16,
+    export: Arc<Export>,
+}
+
+impl Challenged {
+    fn transcript<'a>(&'a self, wish: &'a [u8]) -> Transcript<'a> {
+        Transcript {
+            hello: &self.message,
+            version: self.version,
+            features: FEATURES,
+            server_nonce: &self.nonce,
+            wish,
+        }
+    }
 }
 
 struct ServerSink {
@@ -100,7 +155,9 @@ struct ServerSink {
     connection: Arc<dyn Connection>,
     number: u64,
     stage: Stage,
-    identities: Vec<Option<Arc<Identity>>>,
+    /// While it is in its handshake.
+    guest: Option<Guest>,
+    identities: Identities,
     shared: Arc<Shared>,
 }
 
@@ -111,12 +168,18 @@ impl Sink for ServerSink {
         head: &[u8],
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>> {
-        let writes = matches!(self.stage, Stage::Serving(_))
-            && CallHead::get_message(&mut Input(head)).is_ok_and(|head| head.op == Op::Write);
-        if !writes {
+        let Stage::Serving(session) = &self.stage else {
+            return Poll::Ready(Err(Malformed("data in a handshake").into()));
+        };
+        let call = CallHead::get_message(&mut Input(head));
+        let takes_data = match &call {
+            Ok(call) => call.op == Op::Write,
+            Err(_) => peek_unknown_op(head).is_some(), // a later version's; it is refused
+        };
+        if !takes_data {
             return Poll::Ready(Err(Malformed("data where none belongs").into()));
         }
-        self.server.options.pool.poll_get(cx, data_bytes).map(Ok)
+        session.buffers.poll_get(cx, data_bytes).map(Ok)
     }
 
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
@@ -133,54 +196,49 @@ impl Sink for ServerSink {
 
 impl ServerSink {
     fn hello(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let version = agree(Hello::versions(head)?).map_err(HandshakeError::Refused)?;
         let hello = Hello::from_message(head)?;
-        let version = hello.version_max.min(VERSION_MAX);
-        let refuse = |refused| Err(HandshakeError::Refused(refused));
-        if version < VERSION_MIN.max(hello.version_min) {
-            return refuse(refused(
-                Errno::EPROTONOSUPPORT,
-                format!(
-                    "the client speaks protocol versions {} to {}, this server {VERSION_MIN} to \
-                     {VERSION_MAX}: bring both to neighbouring releases",
-                    hello.version_min, hello.version_max
-                ),
-            ));
-        }
+        let export = self.admit(&hello).map_err(HandshakeError::Refused)?;
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce);
+        let challenged = Challenged { hello, message: head.to_vec(), nonce, version, export };
+        let key = self.server.options.key.as_ref();
+        let seen = challenged.transcript(&[]);
+        let proof = key.map_or([0; 32], |key| key.prove(Role::Server, seen));
+        self.say(&Challenge { version, features: FEATURES, nonce, proof }.message());
+        self.stage = Stage::Challenged(Box::new(challenged));
+        Ok(())
+    }
+
+    /// The export that a client asks for, if it may ask for it in this way.
+    fn admit(&self, hello: &Hello) -> Result<Arc<Export>, Refused> {
         let wanted = if self.server.options.key.is_some() { Auth::Psk } else { Auth::None };
         if hello.auth != wanted {
-            return refuse(refused(
+            return Err(refused(
                 Errno::EKEYREJECTED,
                 match wanted {
                     Auth::Psk => "the server wants a shared key: mount with -o auth=psk:FILE",
-                    Auth::None => "the server has no key, but the client wants proof of one",
+                    _ => "the server has no key, but the client wants proof of one",
                 },
             ));
         }
-        let export = self.server.export(&hello.export).map_err(HandshakeError::Refused)?;
+        let export = self.server.export(&hello.export)?;
         if !export.allows(self.connection.peer()) {
-            return refuse(refused(
+            return Err(refused(
                 Errno::EACCES,
                 format!("export `{}` is not open to {}", hello.export, self.connection.peer()),
             ));
         }
-        let mut nonce = [0; 32];
-        random_bytes(&mut nonce);
-        let seen =
-            Transcript { client_nonce: &hello.nonce, server_nonce: &nonce, export: &hello.export };
-        let key = self.server.options.key.as_ref();
-        let proof = key.map_or([0; 32], |key| key.prove(Role::Server, seen));
-        self.say(&Challenge { version, features: 0, nonce, proof }.message());
-        self.stage = Stage::Challenged { hello: Box::new(hello), nonce, export };
-        Ok(())
+        Ok(export)
     }
 
     fn proof(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
         let proof = Proof::from_message(head)?;
-        let Stage::Challenged { hello, nonce, export } = &self.stage else {
+        let Stage::Challenged(challenged) = &self.stage else {
             return Err(Malformed("a proof without a challenge").into());
         };
-        let seen =
-            Transcript { client_nonce: &hello.nonce, server_nonce: nonce, export: &hello.export };
+        let wish = proof.wish();
+        let seen = challenged.transcript(&wish);
         if let Some(key) = &self.server.options.key
             && !key.verify(Role::Client, seen, &proof.proof)
         {
@@ -189,7 +247,12 @@ impl ServerSink {
                 "the client does not know this server's key",
             )));
         }
-        let known = self.server.resume(hello.session, &hello.secret, export);
+        let Challenged { hello, export, .. } = &**challenged;
+        let right = |secret: &[u8; 16]| {
+            Key::of_session(secret).verify(Role::Session, seen, &proof.session_proof)
+        };
+        let known = self.server.resume(proof.session, export, right);
+        let known = known.map_err(HandshakeError::Refused)?;
         let resumed = known.is_some();
         let session = match known {
             Some(session) => session,
@@ -199,8 +262,13 @@ impl ServerSink {
                 .map_err(HandshakeError::Refused)?,
         };
         if self.server.options.sabotage != Some(Sabotage::Fence) {
-            session.replace(hello.replaces);
+            session.replace(proof.replaces);
         }
+        self.welcome(session, resumed);
+        Ok(())
+    }
+
+    fn welcome(&mut self, session: Arc<Session>, resumed: bool) {
         session.connected(self.number, self.connection.clone());
         let options = &self.server.options;
         let welcome = Welcome {
@@ -217,8 +285,8 @@ impl ServerSink {
         };
         self.say(&welcome.message());
         self.stage = Stage::Serving(session);
+        self.guest = None;
         self.shared.lock().serving = true;
-        Ok(())
     }
 
     fn say(&self, message: &[u8]) {
@@ -247,30 +315,23 @@ impl ServerSink {
         let mut input = Input(head);
         match peek_kind(head)? {
             Kind::Call => {
+                if let Some(tag) = peek_unknown_op(head) {
+                    let error = Error::new(Errno::ENOTSUP);
+                    let mut message = Reply::failure(&error).message;
+                    ReplyHead::set_tag(&mut message, tag);
+                    self.say(&message);
+                    return self.room_for_answers(0);
+                }
                 let call = CallHead::get_message(&mut input)?;
                 self.call(session, call, input.0, data)
             }
             Kind::Identity => {
                 input.get::<Kind>()?;
-                self.define_identity(input)
+                Ok(self.identities.define(input)?)
             }
             Kind::Notify => self.notified(session, NotifyHead::get_message(&mut input)?),
             _ => Err(Malformed("a client does not send that").into()),
         }
-    }
-
-    fn define_identity(&mut self, mut input: Input<'_>) -> io::Result<()> {
-        let index = input.get::<u32>()? as usize;
-        let mut who: Identity = Input::whole(input.0)?;
-        if index >= IDENTITIES_MAX {
-            return Err(Malformed("more identities than there may be").into());
-        }
-        who.groups.sort_unstable(); // membership is looked up by bisection
-        if self.identities.len() <= index {
-            self.identities.resize(index + 1, None);
-        }
-        self.identities[index] = Some(Arc::new(who));
-        Ok(())
     }
 
     fn notified(&mut self, session: &Arc<Session>, head: NotifyHead) -> io::Result<()> {
@@ -281,7 +342,10 @@ impl ServerSink {
                     cancel.set();
                 }
             }
-            NotifyHead::RECLAIMED => self.server.grace.reclaimed(session.id),
+            NotifyHead::RECLAIMED => {
+                session.locks_claimed();
+                self.server.grace.reclaimed(session.id);
+            }
             NotifyHead::GOODBYE => {
                 let (server, session) = (self.server.clone(), session.clone());
                 dray_rt::spawn(async move { server.end(&session).await });
@@ -291,6 +355,16 @@ impl ServerSink {
         Ok(())
     }
 
+    /// Whether a client that has so many calls under way may make another. Answers that it
+    /// has not read count: to the client those calls are under way.
+    fn room_for_answers(&self, under_way: u32) -> io::Result<()> {
+        let unread = self.connection.queued_frames();
+        match under_way as usize + unread >= self.server.options.calls_max as usize {
+            true => Err(Malformed("more calls at once than were allowed").into()),
+            false => Ok(()),
+        }
+    }
+
     fn call(
         &mut self,
         session: &Arc<Session>,
@@ -298,12 +372,10 @@ impl ServerSink {
         body: &[u8],
         data: Option<BufMut>,
     ) -> io::Result<()> {
-        let who = self.identities.get(head.identity as usize).cloned().flatten();
+        let who = self.identities.get(head.identity);
         let who = who.ok_or(Malformed("an identity that was not defined"))?;
         let under_way = self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
-        if under_way >= self.server.options.calls_max {
-            return Err(Malformed("more calls at once than were allowed").into());
-        }
+        self.room_for_answers(under_way)?;
         let route = Route { connection: self.connection.clone(), tag: head.tag };
         let mut cx = Context::new(session.node, head.request, who, head.pid);
         cx.umask = head.umask;
@@ -355,6 +427,10 @@ impl CallInHand {
             return self.answer(&self.route, unknown_handle);
         }
         let mut append_at = None;
+        if slot != NO_SLOT && !slots::holds(self.head.op) {
+            let error = Error::new(Errno::EPROTO).because("not a change, but in a replay slot");
+            return self.answer(&self.route, Reply::failure(&error));
+        }
         if slot != NO_SLOT {
             match self.session.slots.begin(slot, sequence, &self.route) {
                 Verdict::Fresh => {}
@@ -440,7 +516,14 @@ impl CallInHand {
 
     fn answer(&self, route: &Route, mut reply: Reply) {
         ReplyHead::set_tag(&mut reply.message, route.tag);
-        let _ = route.connection.send(&reply.message, reply.data); // else it is asked for again
+        let sent = route.connection.send(&reply.message, reply.data);
+        // Whatever else went wrong ends the connection, and it is asked for again.
+        if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
+            let error = Error::new(Errno::EOVERFLOW).because("an answer longer than a message");
+            let mut message = Reply::failure(&error).message;
+            ReplyHead::set_tag(&mut message, route.tag);
+            let _ = route.connection.send(&message, None); // as above
+        }
         self.over();
     }
 

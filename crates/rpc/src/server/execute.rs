@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{
-    Buf, Context, DirPage, Errno, Error, FileSystem, Identity, Lock, LockFamily, LockKind, Make,
-    Name, Op, OpenFile, Result,
+    Buf, Context, DirPage, Errno, Error, FileSystem, Identity, Lock, LockKind, Make, Name, Op,
+    OpenFile, Result,
 };
 
 use crate::server::service::{Inner, Sabotage};
@@ -171,7 +171,7 @@ async fn run_on_file(
     Ok(match call {
         Call::Read { handle, at, len_bytes } => {
             let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
-            let mut into = server.options.pool.wait(len_bytes).await;
+            let mut into = session.buffers.wait(len_bytes).await;
             drop(into.split_off(len_bytes));
             let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
             session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
@@ -195,7 +195,7 @@ async fn run_on_file(
         }
         Call::Flush { handle, owner } => {
             let flushed = file(handle)?.flush(cx, owner).await;
-            session.note_owner(handle, owner, false);
+            session.forget_owner(handle, owner);
             Reply::success(&flushed?)
         }
         Call::Sync { handle, data_only } => {
@@ -209,11 +209,18 @@ async fn run_on_file(
         }
         Call::Lock { handle, lock, wait, reclaim } => {
             let file = file(handle)?;
-            // Before: a session that ends meanwhile has to know.
-            if lock.family == LockFamily::Posix && lock.kind != LockKind::Unlock {
-                session.note_owner(handle, lock.owner, true);
+            if lock.range.start > lock.range.end {
+                return Err(Error::new(Errno::EINVAL).because("a lock that ends before it begins"));
             }
-            lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?
+            // Before: a session that ends meanwhile has to know.
+            if lock.kind != LockKind::Unlock {
+                session.note_lock(handle, &lock)?;
+            }
+            let reply = lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?;
+            if lock.kind != LockKind::Unlock {
+                session.note_lock(handle, &lock)?; // a close may have come in between
+            }
+            reply
         }
         Call::TestLock { handle, lock } => {
             Reply::success(&file(handle)?.test_lock(cx, lock).await?)
@@ -246,9 +253,6 @@ async fn lock_file(
     }
     if wait && let Some(cancel) = &cx.cancel {
         session.wait_begins(cx.request.0, cancel.clone());
-    }
-    if takes {
-        session.slots.set_locks(true);
     }
     let result = file.lock(cx, lock, wait).await;
     session.wait_ends(cx.request.0);

@@ -159,12 +159,13 @@ async fn settle_append(
     let (id, (before, len)): (FileId, (u64, u64)) = Input::whole(intent)?;
     let cx = Context::system();
     let Ok(now) = fs.getattr(&cx, id).await else { return Ok(Settled::Undone) };
+    let end = before.checked_add(len).ok_or(Malformed("an append beyond the longest file"))?;
     if now.size <= before {
         return Ok(Settled::Undone);
     }
     // Begun. A kill can end a write half way: the place is kept until the data come again.
-    if now.size < before + len {
-        let set = SetAttr { size: Some(before + len), ..SetAttr::default() };
+    if now.size < end {
+        let set = SetAttr { size: Some(end), ..SetAttr::default() };
         if let Err(error) = fs.setattr(&cx, id, set).await {
             log::error!("{id}: cannot keep the place of an append that was cut short: {error}");
         }

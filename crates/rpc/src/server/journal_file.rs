@@ -27,8 +27,9 @@ use crate::server::journal::{
 };
 use crate::wire::{Input, Wire};
 
-/// "dray slt" and the version of the layout, 1.
+/// "draysl" and, in the last byte, the version of the layout, 1.
 const MAGIC: u64 = u64::from_le_bytes(*b"draysl\0\x01");
+const VERSION_SHIFT: u32 = 56;
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 1024;
 const RECORD_AT: usize = 32;
@@ -69,8 +70,9 @@ impl Journal for FileJournal {
         let path = self.path(session.id);
         let file =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-        file.set_len((HEADER_BYTES + slots as usize * SLOT_BYTES) as u64)?;
-        let map = Map::new(&file)?;
+        let bytes = HEADER_BYTES + slots as usize * SLOT_BYTES;
+        let map = reserve(&file, bytes).and_then(|()| Map::new(&file));
+        let map = map.inspect_err(|_| _ = fs::remove_file(&path))?;
         map.write(RECORD_AT, &record);
         map.write(8, &slots.to_le_bytes());
         map.write(12, &(record.len() as u32).to_le_bytes());
@@ -91,11 +93,19 @@ impl Journal for FileJournal {
             if !ours {
                 continue;
             }
+            let shown = path.display();
             match load_one(&path) {
-                Some((record, log)) => loaded.push((record, Arc::new(log) as Arc<dyn SlotLog>)),
-                None => {
-                    log::warn!("{}: not a session of this version; removed", path.display());
+                Ok((record, log)) => loaded.push((record, Arc::new(log) as Arc<dyn SlotLog>)),
+                Err(Unusable::Garbage) => {
+                    log::warn!("{shown}: not a session; removed");
                     let _ = fs::remove_file(&path); // tried again at the next start
+                }
+                Err(Unusable::Newer(version)) => log::warn!(
+                    "{shown}: a session of a newer dray (layout {version}), whose client begins \
+                     anew; remove the file if that dray is not to come back"
+                ),
+                Err(Unusable::Unread(error)) => {
+                    log::error!("{shown}: cannot read it, its client begins anew: {error}");
                 }
             }
         }
@@ -104,11 +114,36 @@ impl Journal for FileJournal {
     }
 }
 
-fn load_one(path: &Path) -> Option<(SessionRecord, FileLog)> {
-    let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
-    let map = Map::new(&file).ok()?;
-    if map.len < HEADER_BYTES || map.word(0).load(Ordering::Acquire) != MAGIC {
-        return None;
+/// Why a file is no session that can be gone on with.
+enum Unusable {
+    Garbage,
+    /// Of a later version of the layout.
+    Newer(u64),
+    Unread(io::Error),
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Unusable {
+        Unusable::Unread(error)
+    }
+}
+
+fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    if file.metadata()?.len() < HEADER_BYTES as u64 {
+        return Err(Unusable::Garbage);
+    }
+    let map = Map::new(&file)?;
+    let magic = map.word(0).load(Ordering::Acquire);
+    if magic != MAGIC {
+        let same_name =
+            magic << (u64::BITS - VERSION_SHIFT) == MAGIC << (u64::BITS - VERSION_SHIFT);
+        let newer = same_name && magic >> VERSION_SHIFT > MAGIC >> VERSION_SHIFT;
+        return Err(if newer {
+            Unusable::Newer(magic >> VERSION_SHIFT)
+        } else {
+            Unusable::Garbage
+        });
     }
     let slots = map.u32(8);
     let record_bytes = map.u32(12) as usize;
@@ -116,10 +151,20 @@ fn load_one(path: &Path) -> Option<(SessionRecord, FileLog)> {
         && record_bytes <= RECORD_MAX_BYTES
         && map.len >= HEADER_BYTES + slots as usize * SLOT_BYTES;
     if !sound {
-        return None;
+        return Err(Unusable::Garbage);
     }
-    let record = get_record(&map.read(RECORD_AT, record_bytes))?;
-    Some((record, FileLog { map, slots }))
+    let record = get_record(&map.read(RECORD_AT, record_bytes)).ok_or(Unusable::Garbage)?;
+    Ok((record, FileLog { map, slots }))
+}
+
+/// Takes all of the file's blocks from the disk: writing to mapped memory without a block
+/// behind it would kill the process (SIGBUS) once the disk is full.
+fn reserve(file: &File, bytes: usize) -> io::Result<()> {
+    // SAFETY: no memory is passed; the descriptor is open.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
 }
 
 fn put_record(session: &SessionRecord, out: &mut Vec<u8>) {
@@ -318,6 +363,67 @@ mod tests {
                 (5, SlotRecord::Intent { sequence: 2, op: Op::Link, intent: Vec::new() }),
             ]
         );
+    }
+
+    #[test]
+    fn a_session_of_a_newer_version_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        journal.create(&record(1), 8).unwrap();
+        let path = journal.path(1);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[7] += 1;
+        fs::write(&path, &bytes).unwrap();
+        assert!(journal.load().is_empty());
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+
+    /// Without blocks of its own the file would end the process when the disk is full.
+    #[test]
+    fn a_session_has_its_blocks_from_the_beginning() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        journal.create(&record(1), 64).unwrap();
+        let meta = fs::metadata(journal.path(1)).unwrap();
+        assert_eq!(meta.len(), (HEADER_BYTES + 64 * SLOT_BYTES) as u64);
+        assert!(meta.blocks() * 512 >= meta.len());
+    }
+
+    /// Whatever a disk has made of a file, loading it and using it is no crash.
+    #[test]
+    fn damaged_files_are_no_crash() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        let log = journal.create(&record(1), 4).unwrap();
+        log.begin(0, 1, Op::Make, &[b'i'; 300]);
+        log.done(1, 9, b"answer");
+        let good = fs::read(journal.path(1)).unwrap();
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as usize
+        };
+        for round in 0..500 {
+            let mut bytes = good.clone();
+            for _ in 0..=random() % 4 {
+                let at = match random() % 2 {
+                    0 => random() % 64,
+                    _ => random() % bytes.len(),
+                };
+                bytes[at] = random() as u8;
+            }
+            bytes.truncate(if round % 3 == 0 { random() % bytes.len() } else { bytes.len() });
+            fs::write(journal.path(1), &bytes).unwrap();
+            for (_, log) in journal.load() {
+                for (slot, _) in log.records() {
+                    log.begin(slot, 7, Op::Link, b"next");
+                    log.done(slot, 7, b"answer");
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The server end: sessions that outlive connections, calls carried out once.
 
 mod connection;
+mod door;
 mod execute;
 mod export;
 mod grace;
+mod identities;
 mod intent;
 mod journal;
 mod journal_file;
@@ -11,6 +13,7 @@ mod order;
 mod service;
 mod session;
 mod slots;
+mod stalls;
 mod status;
 
 pub use export::{Allow, Export};

@@ -1,6 +1,6 @@
 //! The server: exports and sessions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,12 +11,17 @@ use dray_rt::{random_bytes, random_u64, sleep};
 
 use crate::auth::Key;
 use crate::server::connection;
+use crate::server::door::Door;
 use crate::server::export::Export;
 use crate::server::grace::Grace;
 use crate::server::journal::{Journal, SessionRecord};
 use crate::server::session::Session;
+use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::{ClientStatus, OperationStatus, Running, ServerStatus};
-use crate::wire::{NotifyHead, Refused};
+use crate::wire::{Hello, NotifyHead, Refused};
+
+/// Evicted sessions remembered.
+const EVICTED_MAX: usize = 4096;
 
 /// A protection left out on purpose: tests prove with it that they would notice. Nothing
 /// but a test sets it.
@@ -46,6 +51,8 @@ pub struct ServerOptions {
     pub calls_max: u32,
     /// Sessions at once.
     pub sessions_max: usize,
+    /// Connections at once; each takes a descriptor.
+    pub connections_max: usize,
     /// Memory for data on its way.
     pub pool: BufferPool,
     /// Changes with every start of the machine.
@@ -55,8 +62,8 @@ pub struct ServerOptions {
 }
 
 impl Default for ServerOptions {
-    /// 64 slots and 128 calls a connection, 16,384 sessions, a lease of 60 s, 256 MiB of
-    /// buffers.
+    /// 64 slots and 128 calls a connection, 16,384 sessions, 65,536 connections, a lease of
+    /// 60 s, 256 MiB of buffers.
     fn default() -> ServerOptions {
         ServerOptions {
             key: None,
@@ -64,6 +71,7 @@ impl Default for ServerOptions {
             slots: 64,
             calls_max: 128,
             sessions_max: 16_384,
+            connections_max: 65_536,
             pool: BufferPool::new(256 << 20, 64 << 20),
             boot: 0,
             sabotage: None,
@@ -84,6 +92,10 @@ pub(crate) struct Inner {
     journal: Arc<dyn Journal>,
     exports: BTreeMap<String, Arc<Export>>,
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    /// Sessions that were evicted, the last [`EVICTED_MAX`], so that their clients do not
+    /// begin anew as if nothing had happened.
+    evicted: Mutex<VecDeque<u64>>,
+    pub(crate) door: Arc<Door>,
     running: Mutex<BTreeMap<u64, Running>>,
     next_running: AtomicU64,
     next_connection: AtomicU64,
@@ -100,12 +112,14 @@ impl Server {
         let exports =
             exports.into_iter().map(|export| (export.name.clone(), Arc::new(export))).collect();
         let inner = Inner {
+            door: Arc::new(Door::new(options.connections_max)),
             options,
             instance: random_u64(),
             grace: Grace::default(),
             journal,
             exports,
             sessions: Mutex::default(),
+            evicted: Mutex::default(),
             running: Mutex::default(),
             next_running: AtomicU64::new(0),
             next_connection: AtomicU64::new(random_u64() >> 1 | 1),
@@ -126,7 +140,7 @@ impl Server {
                 continue;
             };
             let options = &self.inner.options;
-            let session = Session::new(record, export, (options.slots, options.sabotage), log);
+            let session = Session::new(record, export, options, log);
             session.slots.restore(&*session.export.fs).await;
             session.begins_alone();
             if session.slots.had_locks() {
@@ -143,11 +157,18 @@ impl Server {
         connection::serve(self.inner.clone(), connection).await;
     }
 
-    /// Ends sessions whose clients have been away for longer than the lease. Runs for
-    /// ever, asleep nearly always: to be started as one task.
+    /// Ends sessions whose clients have been away for longer than the lease, and connections
+    /// whose clients stopped in the middle. Runs for ever, asleep nearly always: to be
+    /// started as one task.
     pub async fn expire_leases(&self) {
+        let mut stalls = Stalls::default();
+        let mut looked = dray_rt::now();
         loop {
-            sleep(self.inner.options.lease / 4).await;
+            sleep((self.inner.options.lease / 4).min(LOOK_TIME)).await;
+            if looked.elapsed() >= LOOK_TIME {
+                looked = dray_rt::now();
+                self.end_stalled(&mut stalls);
+            }
             for session in self.inner.expired() {
                 log::warn!(
                     "client {} (session {:x}) has been away for longer than its lease: \
@@ -160,9 +181,24 @@ impl Server {
         }
     }
 
-    /// Ends a session now. Its client is told. False if there is no such session.
+    fn end_stalled(&self, stalls: &mut Stalls) {
+        let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        let connections = sessions.iter().flat_map(|session| session.numbered_connections());
+        for (connection, way) in stalls.look(connections) {
+            let what = match way {
+                Stalled::Reading => "does not read its answers",
+                Stalled::Writing => "stopped in the middle of a message",
+            };
+            log::warn!("the client at {} {what}: its connection is ended", connection.peer());
+        }
+    }
+
+    /// Ends a session now: its locks and open files are given back. Its client is told, and
+    /// fails every call from then on; one that cannot be told now learns it when it comes
+    /// back to this server. False if there is no such session.
     pub async fn evict(&self, session: u64) -> bool {
         let Some(session) = lock(&self.inner.sessions).get(&session).cloned() else { return false };
+        self.inner.note_evicted(session.id);
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::EVICTED, flags: 0, tag: 0 }.put_message(&mut message);
         for connection in session.connections() {
@@ -199,16 +235,24 @@ impl Inner {
         self.next_connection.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The session that a client wants to go on with, if its secret is right.
+    /// The session that a client wants to go on with, if its proof is `right` for the
+    /// secret. Errors: it was evicted.
     pub(crate) fn resume(
         &self,
         id: u64,
-        secret: &[u8; 16],
         export: &Arc<Export>,
-    ) -> Option<Arc<Session>> {
-        let session = lock(&self.sessions).get(&id).cloned()?;
-        let right = session.secret == *secret && Arc::ptr_eq(&session.export, export);
-        right.then_some(session)
+        right: impl FnOnce(&[u8; 16]) -> bool,
+    ) -> Result<Option<Arc<Session>>, Refused> {
+        if lock(&self.evicted).contains(&id) {
+            return Err(refused(
+                Errno::ESHUTDOWN,
+                "this client was evicted by the server's administrator: unmount, and mount again",
+            ));
+        }
+        let known = lock(&self.sessions).get(&id).cloned();
+        let its_own =
+            |session: &Arc<Session>| Arc::ptr_eq(&session.export, export) && right(&session.secret);
+        Ok(known.filter(its_own))
     }
 
     pub(crate) fn new_session(
@@ -229,16 +273,24 @@ impl Inner {
                 ),
             ));
         }
-        let (export_name, host) = (export.name.clone(), host.to_owned());
+        let (export_name, host) = (export.name.clone(), printable(host));
         let record = SessionRecord { id, secret, node: node.0, export: export_name, host };
         let slots = self.options.slots;
         let log = self.journal.create(&record, slots).map_err(|error| {
             log::error!("cannot keep a session of {}: {error}", record.host);
             refused(Errno::ENOSPC, format!("the server cannot note a new session: {error}"))
         })?;
-        let session = Arc::new(Session::new(record, export, (slots, self.options.sabotage), log));
+        let session = Arc::new(Session::new(record, export, &self.options, log));
         lock(&self.sessions).insert(id, session.clone());
         Ok(session)
+    }
+
+    fn note_evicted(&self, session: u64) {
+        let mut evicted = lock(&self.evicted);
+        if evicted.len() >= EVICTED_MAX {
+            evicted.pop_front();
+        }
+        evicted.push_back(session);
     }
 
     pub(crate) async fn end(&self, session: &Arc<Session>) {
@@ -314,6 +366,19 @@ fn operation_status(running: &Running) -> OperationStatus {
         job: running.cx.who.job.to_string(),
         age: running.since.elapsed(),
     }
+}
+
+/// What a client calls itself, so that it can be shown: of bounded length, and without
+/// anything that a log or a terminal takes for more than text.
+fn printable(host: &str) -> String {
+    let mut shown = String::new();
+    for letter in host.chars() {
+        if shown.len() + letter.len_utf8() > Hello::HOST_MAX_BYTES {
+            break;
+        }
+        shown.push(if letter.is_control() || letter.is_whitespace() { '?' } else { letter });
+    }
+    shown
 }
 
 pub(crate) fn refused(errno: Errno, message: impl Into<String>) -> Refused {

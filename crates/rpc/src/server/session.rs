@@ -5,18 +5,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use dray_core::{Cancel, Context, LockOwner, NodeId, OpenFile};
-use dray_fabric::Connection;
+use dray_core::{Cancel, Context, Errno, Error, Lock, LockFamily, LockOwner, NodeId, OpenFile};
+use dray_fabric::{Connection, PoolShare};
 use dray_rt::Instant;
 
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
-use crate::server::service::Sabotage;
+use crate::server::service::ServerOptions;
 use crate::server::slots::ReplaySlots;
-use crate::wire::Hello;
+use crate::wire::Proof;
 
 /// Open files that one mount may have at the server.
 pub(crate) const FILES_MAX: usize = 1 << 20;
+/// Owners of fcntl locks that one mount may have.
+const OWNERS_MAX: usize = 1 << 20;
+/// Connections that one mount may have. It makes fewer; where its network breaks again and
+/// again, those that it has given up are noticed late.
+const CONNECTIONS_MAX: usize = 64;
 
 /// A mount: its open files, its replay slots, its connections.
 pub(crate) struct Session {
@@ -26,6 +31,8 @@ pub(crate) struct Session {
     pub(crate) host: String,
     pub(crate) export: Arc<Export>,
     pub(crate) slots: ReplaySlots,
+    /// Its part of the server's memory for data.
+    pub(crate) buffers: PoolShare,
     pub(crate) calls: AtomicU64,
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
@@ -46,6 +53,8 @@ struct State {
     /// Owners of fcntl locks by the open file through which they were taken: unlike those
     /// of flock they do not end with the file.
     owners: BTreeSet<(u64, LockOwner)>,
+    /// Open files through which flock locks were taken.
+    flocks: BTreeSet<u64>,
     /// Who waits for those of connections that are gone.
     waiting: Vec<Waker>,
 }
@@ -75,7 +84,7 @@ impl Session {
     pub(crate) fn new(
         record: SessionRecord,
         export: Arc<Export>,
-        (slots, sabotage): (u32, Option<Sabotage>),
+        options: &ServerOptions,
         log: Arc<dyn SlotLog>,
     ) -> Session {
         Session {
@@ -84,7 +93,8 @@ impl Session {
             node: NodeId(record.node),
             host: record.host,
             export,
-            slots: ReplaySlots::new(slots, log, sabotage),
+            slots: ReplaySlots::new(options.slots, log, options.sabotage),
+            buffers: options.pool.share(),
             calls: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
@@ -116,6 +126,8 @@ impl Session {
     }
 
     /// Keeps an open file; gives it back if there are too many, or the session is over.
+    /// Under a number in use the file that is kept already stays if it is the same, since
+    /// locks may have been taken through it; another one goes.
     pub(crate) fn keep_file(
         &self,
         handle: u64,
@@ -125,7 +137,10 @@ impl Session {
         if files.len() >= FILES_MAX || self.ended.load(Ordering::SeqCst) {
             return Err(file);
         }
-        files.insert(handle, file);
+        let same = files.get(&handle).is_some_and(|kept| kept.id() == file.id());
+        let surplus = if same { Some(file) } else { files.insert(handle, file) };
+        drop(files);
+        drop(surplus); // outside of the lock: it may close a descriptor
         Ok(())
     }
 
@@ -133,10 +148,17 @@ impl Session {
         self.files().remove(&handle)
     }
 
+    /// Takes a connection; the oldest goes where there are too many.
     pub(crate) fn connected(&self, number: u64, connection: Arc<dyn Connection>) {
         let mut state = self.state();
         state.connections.insert(number, connection);
         state.alone_since = None;
+        let many = state.connections.len() > CONNECTIONS_MAX;
+        let oldest = if many { state.connections.pop_first() } else { None };
+        drop(state);
+        if let Some((_, oldest)) = oldest {
+            oldest.close();
+        }
     }
 
     pub(crate) fn disconnected(&self, number: u64) {
@@ -151,7 +173,7 @@ impl Session {
     pub(crate) fn replace(&self, number: u64) {
         let mut state = self.state();
         let replaced = match number {
-            Hello::REPLACES_ALL => std::mem::take(&mut state.connections),
+            Proof::REPLACES_ALL => std::mem::take(&mut state.connections),
             _ => state.connections.remove_entry(&number).into_iter().collect(),
         };
         drop(state);
@@ -160,6 +182,11 @@ impl Session {
 
     pub(crate) fn connections(&self) -> Vec<Arc<dyn Connection>> {
         self.state().connections.values().cloned().collect()
+    }
+
+    pub(crate) fn numbered_connections(&self) -> Vec<(u64, Arc<dyn Connection>)> {
+        let state = self.state();
+        state.connections.iter().map(|(number, one)| (*number, one.clone())).collect()
     }
 
     /// As after the start of the server, before its client has come back.
@@ -171,13 +198,40 @@ impl Session {
         self.state().alone_since
     }
 
-    /// `owner` has an fcntl lock through this open file, or no longer has.
-    pub(crate) fn note_owner(&self, handle: u64, owner: LockOwner, has: bool) {
+    /// A lock is about to be had through this open file. The journal notes it, so that a
+    /// later server waits for this client. Errors: `ENOLCK`.
+    pub(crate) fn note_lock(&self, handle: u64, lock: &Lock) -> dray_core::Result<()> {
         let mut state = self.state();
-        match has {
-            true => state.owners.insert((handle, owner)),
-            false => state.owners.remove(&(handle, owner)),
+        if state.owners.len() >= OWNERS_MAX && !state.owners.contains(&(handle, lock.owner)) {
+            return Err(Error::new(Errno::ENOLCK).because("the client has as many as it may"));
+        }
+        if state.owners.is_empty() && state.flocks.is_empty() {
+            self.slots.set_locks(true);
+        }
+        match lock.family {
+            LockFamily::Posix => state.owners.insert((handle, lock.owner)),
+            LockFamily::Flock => state.flocks.insert(handle),
         };
+        Ok(())
+    }
+
+    /// `owner` no longer has an fcntl lock through this open file.
+    pub(crate) fn forget_owner(&self, handle: u64, owner: LockOwner) {
+        let mut state = self.state();
+        state.owners.remove(&(handle, owner));
+        self.settle_locks(&state);
+    }
+
+    /// The client has claimed all locks that it had: what the journal says is right again.
+    pub(crate) fn locks_claimed(&self) {
+        self.settle_locks(&self.state());
+    }
+
+    /// With the last lock ends what the journal says of it.
+    fn settle_locks(&self, state: &State) {
+        if state.owners.is_empty() && state.flocks.is_empty() && self.slots.had_locks() {
+            self.slots.set_locks(false);
+        }
     }
 
     /// Closes an open file and ends the fcntl locks that were taken through it.
@@ -188,16 +242,19 @@ impl Session {
         file: &dyn OpenFile,
     ) -> dray_core::Result<()> {
         let owners: Vec<_> = {
-            let mut state = self.state();
+            let state = self.state();
             let all = (handle, LockOwner(0))..=(handle, LockOwner(u64::MAX));
-            let owners: Vec<_> = state.owners.range(all).copied().collect();
-            owners.iter().for_each(|owner| _ = state.owners.remove(owner));
-            owners
+            state.owners.range(all).copied().collect()
         };
-        for (_, owner) in owners {
-            let _ = file.flush(cx, owner).await; // an error shows at the close as well
+        for (_, owner) in &owners {
+            let _ = file.flush(cx, *owner).await; // an error shows at the close as well
         }
-        file.close(cx).await
+        let closed = file.close(cx).await;
+        let mut state = self.state();
+        owners.iter().for_each(|owner| _ = state.owners.remove(owner));
+        state.flocks.remove(&handle);
+        self.settle_locks(&state);
+        closed
     }
 
     /// Waits until no call in no slot, such as an unlock, is under way from a connection

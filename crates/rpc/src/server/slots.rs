@@ -13,6 +13,18 @@ use crate::server::intent::{self, Settled};
 use crate::server::journal::{SlotLog, SlotRecord};
 use crate::server::service::Sabotage;
 
+/// Whether calls of this kind come in a slot: changes with a short answer. The answer of
+/// any other would not fit what is remembered of a slot.
+pub(crate) fn holds(op: Op) -> bool {
+    use Op::*;
+    match op {
+        Setattr | Make | Remove | Rename | Link | Open | Create | Tmpfile | Setxattr
+        | Removexattr | Write | Allocate | CopyRange | SetFlags => true,
+        Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
+        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close => false,
+    }
+}
+
 /// The slots of a session.
 pub(crate) struct ReplaySlots {
     slots: Mutex<Vec<Slot>>,

@@ -6,17 +6,18 @@ use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
 
 /// What kind of message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Kind {
     /// Asks for something; a reply with the same tag follows.
-    Call,
+    Call = 1,
     /// Answers a call.
-    Reply,
+    Reply = 2,
     /// Says something; no answer follows.
-    Notify,
+    Notify = 3,
     /// Defines who an identity number stands for, on this connection.
-    Identity,
+    Identity = 4,
     /// A step of the handshake.
-    Handshake,
+    Handshake = 5,
 }
 
 wire_numbers!(Kind {
@@ -37,6 +38,16 @@ pub fn peek_tag(head: &[u8]) -> Result<u32, Malformed> {
     let mut input = Input(head);
     input.take(4)?;
     input.get()
+}
+
+/// The tag of a call whose operation this version does not know: it is answered
+/// `EOPNOTSUPP`, so that a client of a later version goes on without.
+pub fn peek_unknown_op(head: &[u8]) -> Option<u32> {
+    let known = match head {
+        [kind, op, ..] if *kind == Kind::Call as u8 => (*op as usize) < Op::ALL.len(),
+        _ => return None,
+    };
+    if known { None } else { peek_tag(head).ok() }
 }
 
 /// `slot` of a call that may be applied more than once without harm.

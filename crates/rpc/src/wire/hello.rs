@@ -1,12 +1,16 @@
 //! The handshake: hello, challenge, proof, welcome (or refused).
 //!
-//! Both ends prove that they know the key when there is one, each over the other's
-//! nonce, so that neither a recorded handshake nor a false server gets anywhere. Further
-//! methods of authentication take further numbers in [`Auth`].
+//! Both ends prove that they know the key when there is one, each over everything said so
+//! far, both nonces included, so that neither a recorded handshake nor a false server gets
+//! anywhere. The server proves it first: what a client says before, in its hello, is no
+//! secret. Further methods of authentication take further numbers in [`Auth`].
+//!
+//! A later version appends fields to these messages: bytes behind those known are skipped.
+//! The first four bytes of a hello, the versions, stay what they are for ever.
 
 use dray_core::{FsInfo, NodeId};
 
-use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
+use crate::wire::codec::{Input, Malformed, Wire, wire_struct};
 use crate::wire::head::Kind;
 
 /// How the ends prove who they are.
@@ -14,11 +18,28 @@ use crate::wire::head::Kind;
 pub enum Auth {
     /// Not at all.
     None,
-    /// By a shared key: HMAC-SHA-256 over both nonces.
+    /// By a shared key: see [`crate::auth`].
     Psk,
+    /// A method of a later version.
+    Other(u8),
 }
 
-wire_numbers!(Auth { Auth::None = 0, Auth::Psk = 1 });
+impl<'a> Wire<'a> for Auth {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(match self {
+            Auth::None => 0,
+            Auth::Psk => 1,
+            Auth::Other(number) => *number,
+        });
+    }
+    fn get(input: &mut Input<'a>) -> Result<Auth, Malformed> {
+        Ok(match input.get::<u8>()? {
+            0 => Auth::None,
+            1 => Auth::Psk,
+            number => Auth::Other(number),
+        })
+    }
+}
 
 wire_struct! {
     /// The client's first message.
@@ -37,14 +58,7 @@ wire_struct! {
         export: String,
         /// The client's node, chosen at random by its mount.
         node: NodeId,
-        /// Session to go on with, 0 for a new one.
-        session: u64,
-        /// The secret that came with the session, else zeros.
-        secret: [u8; 16],
-        /// Connection of this client that this one takes the place of, 0 for none. What
-        /// it has not read of that one by now will never be read.
-        replaces: u64,
-        /// Host name, for people.
+        /// Host name, for people; at most [`Hello::HOST_MAX_BYTES`].
         host: String,
         /// Version of the software, for people.
         software: String,
@@ -66,10 +80,29 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// The client's proof; zeros without authentication.
+    /// The client's proof, and what it wants to go on with. A server that has not proven
+    /// itself does not get to see this.
     Proof {
-        /// See [`crate::auth`].
+        /// Of the key, see [`crate::auth`]; zeros without authentication.
         proof: [u8; 32],
+        /// Session to go on with, 0 for a new one.
+        session: u64,
+        /// Of the secret that came with the session, which itself is not sent again; zeros
+        /// for a new one.
+        session_proof: [u8; 32],
+        /// Connection of this client that this one takes the place of, 0 for none. What
+        /// it has not read of that one by now will never be read.
+        replaces: u64,
+    }
+}
+
+impl Proof {
+    /// What the proofs of this message cover beside what was said before it.
+    pub fn wish(&self) -> [u8; 16] {
+        let mut wish = [0; 16];
+        wish[..8].copy_from_slice(&self.session.to_le_bytes());
+        wish[8..].copy_from_slice(&self.replaces.to_le_bytes());
+        wish
     }
 }
 
@@ -78,7 +111,7 @@ wire_struct! {
     Welcome {
         /// The session, new or gone on with.
         session: u64,
-        /// To be shown when going on with the session.
+        /// Going on with the session takes a proof of it.
         secret: [u8; 16],
         /// The session was known, and so is everything that it had open.
         resumed: bool,
@@ -102,8 +135,8 @@ wire_struct! {
 wire_struct! {
     /// The server will not serve. The connection ends.
     Refused {
-        /// `EPROTONOSUPPORT`, `EKEYREJECTED`, `ENOENT` (no such export), `EACCES`, `ESTALE` (no
-        /// such session) and the like.
+        /// `EPROTONOSUPPORT`, `EKEYREJECTED`, `ENOENT` (no such export), `EACCES`, `EAGAIN`
+        /// (too many clients), `ESHUTDOWN` (evicted: mount anew) and the like.
         errno: u16,
         /// What to do about it, for people.
         message: String,
@@ -129,8 +162,8 @@ macro_rules! handshake_messages {
                     return Err(Malformed("not a handshake").into());
                 }
                 match input.get::<u8>()? {
-                    $number => Ok(Input::whole(input.0)?),
-                    REFUSED => Err(HandshakeError::Refused(Input::whole(input.0)?)),
+                    $number => Ok(input.get()?), // what is behind it is of a later version
+                    REFUSED => Err(HandshakeError::Refused(input.get()?)),
                     _ => Err(Malformed("a handshake out of order").into()),
                 }
             }
@@ -139,8 +172,24 @@ macro_rules! handshake_messages {
 }
 
 const REFUSED: u8 = 0;
+const HELLO: u8 = 1;
 
 impl Hello {
+    /// Longest host name.
+    pub const HOST_MAX_BYTES: usize = 255;
+
+    /// The oldest and the newest version that its sender speaks: what every version of the
+    /// protocol can read of it.
+    pub fn versions(head: &[u8]) -> Result<(u16, u16), Malformed> {
+        let mut input = Input(head);
+        if (input.get::<Kind>()?, input.get::<u8>()?) != (Kind::Handshake, HELLO) {
+            return Err(Malformed("not a hello"));
+        }
+        input.get()
+    }
+}
+
+impl Proof {
     /// In `replaces`: every connection of the session, whatever their numbers.
     pub const REPLACES_ALL: u64 = u64::MAX;
 }

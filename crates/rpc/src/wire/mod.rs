@@ -11,7 +11,9 @@ mod types;
 
 pub use call::Call;
 pub use codec::{Input, Malformed, Wire};
-pub use head::{CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag};
+pub use head::{
+    CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag, peek_unknown_op,
+};
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
 
 /// Oldest protocol version that is understood.

@@ -1,6 +1,9 @@
 //! A client and a server in one place.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod calls;
+pub mod raw;
+
 use std::io;
 use std::sync::Arc;
 

@@ -1,0 +1,97 @@
+//! What is said of a server that is away: one line when it goes, one line why it cannot be
+//! reached, one when it is back; however many connections a mount has, and however often
+//! each of them is tried.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_rt::Instant;
+
+/// An outage that begins sooner than this after the last is not told of again: a server
+/// that takes connections and drops them would fill the log.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// The state of the way to one server.
+#[derive(Default)]
+pub(crate) struct Outage {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Channels without a connection, that had one.
+    down: BTreeSet<usize>,
+    since: Option<Instant>,
+    /// This outage is told of.
+    told: bool,
+    complained: bool,
+    last_told: Option<Instant>,
+}
+
+impl Outage {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A channel lost its connection. True if that is to be told.
+    pub(crate) fn lost(&self, channel: usize) -> bool {
+        let mut state = self.lock();
+        state.down.insert(channel);
+        if state.since.is_some() {
+            return false;
+        }
+        state.since = Some(dray_rt::now());
+        state.complained = false;
+        state.told = state.last_told.is_none_or(|last| last.elapsed() >= QUIET);
+        if state.told {
+            state.last_told = state.since;
+        }
+        state.told
+    }
+
+    /// A connection could not be made. True if that is to be told.
+    pub(crate) fn failed(&self) -> bool {
+        let mut state = self.lock();
+        let quiet = state.since.is_some() && !state.told;
+        !std::mem::replace(&mut state.complained, true) && !quiet
+    }
+
+    /// A channel has a connection. How long the outage was, if this is its end and it is to
+    /// be told.
+    pub(crate) fn back(&self, channel: usize) -> Option<Duration> {
+        let mut state = self.lock();
+        state.down.remove(&channel);
+        if !state.down.is_empty() {
+            return None;
+        }
+        state.complained = false;
+        let since = state.since.take()?;
+        state.told.then(|| since.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_three_lines_whatever_the_number_of_channels_and_tries() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(async {
+            let outage = Outage::default();
+            assert_eq!(outage.back(1), None, "the first connection ends no outage");
+            let told = [1, 2, 3].map(|channel| outage.lost(channel));
+            assert_eq!(told, [true, false, false]);
+            assert_eq!([(); 3].map(|()| outage.failed()), [true, false, false]);
+            dray_rt::sleep(Duration::from_secs(5)).await;
+            assert_eq!([1, 2].map(|channel| outage.back(channel)), [None, None]);
+            assert!(outage.back(3).is_some_and(|lasted| lasted.as_secs() == 5));
+            // Again at once: not told of, neither its beginning nor its end.
+            assert!(!outage.lost(1) && !outage.failed() && outage.back(1).is_none());
+            dray_rt::sleep(QUIET).await;
+            assert!(outage.lost(1) && outage.failed() && outage.back(1).is_some());
+        });
+    }
+}

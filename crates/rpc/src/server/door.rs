@@ -1,0 +1,181 @@
+//! Connections: how many there may be, how many of them that have not shaken hands, and how
+//! often it is said that one of these failed.
+//!
+//! Each takes a descriptor, which the files of the exports need as well. Anybody who gets to
+//! the port can make one, so that those in their handshake are bounded once more, in all and
+//! for each address, and a scan of ports does not fill the log.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_fabric::Peer;
+use dray_rt::Instant;
+
+/// Connections in their handshake at a time, where there may be many connections; else a
+/// quarter of these.
+const GUESTS_MAX: usize = 1024;
+/// The part of them that one address may have; processes of this machine count as one.
+const PARTS: usize = 8;
+/// However few there may be, so many of one address: what one mount makes.
+const OF_ONE_MIN: usize = 4;
+/// Of one address failures are said once in this time.
+const QUIET: Duration = Duration::from_secs(60);
+/// Addresses remembered as having been complained of.
+const COMPLAINTS_MAX: usize = 1024;
+
+/// An address, or none for this machine.
+type Who = Option<IpAddr>;
+
+pub(crate) struct Door {
+    connections_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    connections: usize,
+    guests: BTreeMap<Who, usize>,
+    guests_all: usize,
+    complaints: BTreeMap<Who, Instant>,
+}
+
+/// A connection, as it is counted.
+pub(crate) struct Visit {
+    door: Arc<Door>,
+}
+
+/// A connection in its handshake, as it is counted.
+pub(crate) struct Guest {
+    door: Arc<Door>,
+    who: Who,
+}
+
+fn who(peer: Peer) -> Who {
+    match peer {
+        Peer::Ip(address) => Some(address.ip().to_canonical()),
+        Peer::Local => None,
+    }
+}
+
+impl Door {
+    /// Lets in `connections_max` at a time.
+    pub(crate) fn new(connections_max: usize) -> Door {
+        Door { connections_max, state: Mutex::default() }
+    }
+
+    fn guests_max(&self) -> usize {
+        GUESTS_MAX.min(self.connections_max / 4)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a connection begin its handshake, if there are not too many.
+    pub(crate) fn enter(self: &Arc<Door>, peer: Peer) -> Option<(Visit, Guest)> {
+        let (who, guests_max) = (who(peer), self.guests_max());
+        let mut state = self.lock();
+        let of_this = state.guests.get(&who).copied().unwrap_or(0);
+        let crowded =
+            state.guests_all >= guests_max || of_this >= (guests_max / PARTS).max(OF_ONE_MIN);
+        if crowded || state.connections >= self.connections_max {
+            return None;
+        }
+        state.connections += 1;
+        state.guests_all += 1;
+        state.guests.insert(who, of_this + 1);
+        Some((Visit { door: self.clone() }, Guest { door: self.clone(), who }))
+    }
+
+    /// Whether a failure of `peer` is worth a line for people: the first in a while is.
+    pub(crate) fn complains(&self, peer: Peer) -> bool {
+        let (who, now) = (who(peer), dray_rt::now());
+        let mut state = self.lock();
+        if state.complaints.get(&who).is_some_and(|last| last.elapsed() < QUIET) {
+            return false;
+        }
+        if state.complaints.len() >= COMPLAINTS_MAX {
+            state.complaints.retain(|_, last| last.elapsed() < QUIET);
+        }
+        if state.complaints.len() >= COMPLAINTS_MAX {
+            return false; // a thousand addresses in a minute: one line more tells nothing
+        }
+        state.complaints.insert(who, now);
+        true
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        let mut state = self.door.lock();
+        state.connections = state.connections.saturating_sub(1);
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let mut state = self.door.lock();
+        state.guests_all = state.guests_all.saturating_sub(1);
+        if let Some(count) = state.guests.get_mut(&self.who) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                state.guests.remove(&self.who);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(last: u8) -> Peer {
+        Peer::Ip(([10, 0, 0, last], 700).into())
+    }
+
+    #[test]
+    fn one_address_does_not_keep_the_others_out() {
+        let door = Arc::new(Door::new(100_000));
+        let crowd: Vec<_> = std::iter::from_fn(|| door.enter(peer(1))).collect();
+        assert_eq!(crowd.len(), GUESTS_MAX / PARTS);
+        assert!(door.enter(peer(2)).is_some() && door.enter(Peer::Local).is_some());
+        drop(crowd);
+        assert!(door.enter(peer(1)).is_some());
+        let all: Vec<_> = (0..=255).cycle().map_while(|last| door.enter(peer(last))).collect();
+        assert_eq!(all.len(), GUESTS_MAX);
+        drop(all);
+        assert!(door.lock().guests.is_empty() && door.lock().connections == 0);
+    }
+
+    #[test]
+    fn there_are_as_many_connections_as_there_may_be() {
+        let door = Arc::new(Door::new(100));
+        let mut visits = Vec::new();
+        // Each shakes hands at once, so that it is a guest no more.
+        while let Some((visit, _)) = door.enter(peer(1)) {
+            visits.push(visit);
+        }
+        assert_eq!(visits.len(), 100);
+        visits.pop();
+        assert!(door.enter(peer(1)).is_some());
+    }
+
+    #[test]
+    fn failures_of_one_address_are_said_once_a_minute() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(async {
+            let door = Door::new(10);
+            assert!(door.complains(peer(1)) && !door.complains(peer(1)));
+            assert!(door.complains(peer(2)));
+            dray_rt::sleep(QUIET).await;
+            assert!(door.complains(peer(1)));
+            for last in 0..=255 {
+                door.complains(peer(last));
+            }
+            assert!(door.lock().complaints.len() <= COMPLAINTS_MAX);
+        });
+    }
+}

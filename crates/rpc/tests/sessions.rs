@@ -1,0 +1,238 @@
+//! Who may go on with a session, and who may not any more.
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::raw::{NO_PROOF, frame, hello, read_frame, stranger};
+use common::{
+    Sockets, client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of,
+    server_with, simulate,
+};
+use dray_core::{
+    Context, CreateHow, Errno, FileSystem, Gid, Identity, Lock, LockFamily, LockKind, LockOwner,
+    LockRange, Name, OpenHow, Pid, XattrSet,
+};
+use dray_fabric::Address;
+use dray_fabric::sim::{Network, Weather};
+use dray_rpc::auth::{Key, Role, Transcript};
+use dray_rpc::client::ClientOptions;
+use dray_rpc::server::{Journal, MemoryJournal, ServerOptions};
+use dray_rpc::wire::{Challenge, Hello, Proof, Welcome};
+use dray_rt::Scope;
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+
+fn part_of(whole: &[u8], part: &[u8]) -> bool {
+    whole.windows(part.len()).any(|window| window == part)
+}
+
+/// It is asked for the session, so it knows its number; of the secret it sees a proof that
+/// is good for nothing else, and of the key nothing.
+#[test]
+fn a_false_server_learns_nothing_that_it_could_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let secret = *b"never seen again";
+    let challenge = Challenge { version: 1, features: 0, nonce: [1; 32], proof: [0; 32] };
+    let (heard, hears) = std::sync::mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let (mut first, _) = listener.accept().unwrap();
+        read_frame(&mut first).unwrap();
+        first.write_all(&frame(&challenge.message(), b"")).unwrap();
+        read_frame(&mut first).unwrap();
+        let info = memory().info().clone();
+        let welcome = Welcome {
+            session: 5,
+            secret,
+            resumed: false,
+            connection: 1,
+            instance: 1,
+            boot: 1,
+            calls_max: 4,
+            slots: 4,
+            lease_ms: 60_000,
+            info,
+        };
+        first.write_all(&frame(&welcome.message(), b"")).unwrap();
+        drop(first); // and now somebody else answers there
+        let (mut second, _) = listener.accept().unwrap();
+        let (said, _) = read_frame(&mut second).unwrap();
+        second.write_all(&frame(&challenge.message(), b"")).unwrap();
+        let (proof, _) = read_frame(&mut second).unwrap();
+        heard.send(()).unwrap();
+        let (mut keyed, _) = listener.accept().unwrap();
+        read_frame(&mut keyed).unwrap();
+        keyed.write_all(&frame(&challenge.message(), b"")).unwrap();
+        (said, proof, read_frame(&mut keyed).is_err())
+    });
+    let address = Address::Unix(socket);
+    run(async {
+        let fs = connect(Arc::new(Sockets(address.clone())), client_options()).await.unwrap();
+        while hears.try_recv().is_err() {
+            dray_rt::sleep(Duration::from_millis(5)).await;
+        }
+        fs.session().goodbye();
+        drop(fs);
+        let options = ClientOptions { key: key("the key of the site"), ..client_options() };
+        assert!(connect(Arc::new(Sockets(address)), options).await.is_err());
+    });
+    let (said, proof, told_nothing) = server.join().unwrap();
+    assert!(!part_of(&said, &secret) && !part_of(&proof, &secret));
+    assert_eq!(Proof::from_message(&proof).unwrap().session, 5);
+    assert!(told_nothing, "a server that does not know the key got a proof of it");
+}
+
+/// A handshake by hand that wants to go on with `session`.
+fn go_on(
+    socket: &std::path::Path,
+    session: u64,
+    prove: impl FnOnce(&Hello, &Challenge) -> Proof,
+) -> Welcome {
+    let mut stream = stranger(socket);
+    let said = hello("data");
+    stream.write_all(&frame(&said.message(), b"")).unwrap();
+    let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
+    let proof = prove(&said, &challenge);
+    assert_eq!(proof.session, session);
+    stream.write_all(&frame(&proof.message(), b"")).unwrap();
+    Welcome::from_message(&read_frame(&mut stream).unwrap().0).unwrap()
+}
+
+fn prove(secret: &[u8; 16], said: &Hello, challenge: &Challenge, session: u64) -> Proof {
+    let mut proof = Proof { session, ..NO_PROOF };
+    let (hello, wish) = (said.message(), proof.wish());
+    let seen = Transcript {
+        hello: &hello,
+        version: challenge.version,
+        features: challenge.features,
+        server_nonce: &challenge.nonce,
+        wish: &wish,
+    };
+    proof.session_proof = Key::of_session(secret).prove(Role::Session, seen);
+    proof
+}
+
+#[test]
+fn only_who_has_the_secret_goes_on_with_a_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    run(async {
+        let server = server_of(memory(), ServerOptions::default());
+        serve_sockets(&Address::Unix(socket.clone()), server).await;
+        let test = std::thread::spawn(move || {
+            let mine = go_on(&socket, 0, |_, _| NO_PROOF);
+            let mut seen = None;
+            let again = go_on(&socket, mine.session, |said, challenge| {
+                let proof = prove(&mine.secret, said, challenge, mine.session);
+                seen = Some(proof.clone());
+                proof
+            });
+            assert!(again.resumed && again.session == mine.session);
+            let replayed = go_on(&socket, mine.session, |_, _| seen.unwrap());
+            assert!(!replayed.resumed && replayed.session != mine.session);
+            let wrong = go_on(&socket, mine.session, |said, challenge| {
+                prove(&[0; 16], said, challenge, mine.session)
+            });
+            assert!(!wrong.resumed);
+        });
+        while !test.is_finished() {
+            dray_rt::sleep(Duration::from_millis(5)).await;
+        }
+        test.join().unwrap();
+    });
+}
+
+/// Whether it is there when it happens or comes back later: it does not begin anew.
+#[test]
+fn an_evicted_client_stays_out_until_it_begins_anew() {
+    for away in [false, true] {
+        simulate(7, async {
+            let network = Network::new();
+            // What was said before a connection is closed arrives, as it does on TCP.
+            let linger_max = Duration::from_millis(1);
+            let weather = Weather { linger_one_in: Some(1), linger_max, ..Weather::default() };
+            network.set_weather(weather);
+            let server = server_of(memory(), ServerOptions::default());
+            serve_simulated(&network, "s", &server, &Scope::new());
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            let cx = Context::system();
+            let name = Name::new(b"f").unwrap();
+            let (_, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
+            network.partition("s", away);
+            assert!(server.evict(server.status().clients[0].session).await);
+            network.partition("s", false);
+            dray_rt::sleep(Duration::from_secs(5)).await;
+            assert!(server.status().clients.is_empty());
+            let errors = [
+                fs.statfs(&cx).await.err(),
+                file.getattr(&cx).await.err(),
+                file.close(&cx).await.err(),
+            ];
+            let errnos = errors.map(|error| error.map(|error| error.errno()));
+            assert_eq!(errnos, [Some(Errno::ESHUTDOWN); 3], "away: {away}");
+            let anew = connect(network.connector("s"), client_options()).await.unwrap();
+            anew.statfs(&cx).await.unwrap();
+            assert_eq!(server.status().clients.len(), 1);
+        });
+    }
+}
+
+/// Such calls were sent again and again, and never answered.
+#[test]
+fn what_fits_no_message_is_an_error_of_that_call() {
+    simulate(8, async {
+        let network = Network::new();
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let (cx, root) = (Context::system(), fs.info().root);
+        let long = vec![b'v'; 100 << 10];
+        let set = fs.setxattr(&cx, root, b"user.x", &long, XattrSet::Any).await;
+        assert_eq!(set.unwrap_err().errno(), Errno::E2BIG);
+        let groups = (1..30_000).map(Gid).collect();
+        let who = Identity { groups, ..Identity::default() };
+        let crowded = Context { who: Arc::new(who), ..Context::system() };
+        for _ in 0..2 {
+            assert_eq!(fs.statfs(&crowded).await.unwrap_err().errno(), Errno::E2BIG);
+        }
+        fs.statfs(&cx).await.unwrap();
+        assert_eq!(fs.session().status().channels[0].connections, 1);
+    });
+}
+
+/// Else every later server would wait a lease for a client that has nothing to claim.
+#[test]
+fn the_journal_knows_when_the_last_lock_has_gone() {
+    simulate(9, async {
+        let network = Network::new();
+        let journal = MemoryJournal::default();
+        let server = server_with(memory(), ServerOptions::default(), journal.clone());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let cx = Context::system();
+        let name = Name::new(b"f").unwrap();
+        let (_, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
+        let noted = || journal.load()[0].1.had_locks();
+        assert!(!noted());
+        let lock = |family| Lock {
+            family,
+            kind: LockKind::Exclusive,
+            range: LockRange::ALL,
+            owner: LockOwner(3),
+            pid: Pid(1),
+        };
+        file.lock(&cx, lock(LockFamily::Posix), false).await.unwrap();
+        assert!(noted());
+        file.flush(&cx, LockOwner(3)).await.unwrap();
+        assert!(!noted());
+        file.lock(&cx, lock(LockFamily::Flock), false).await.unwrap();
+        assert!(noted());
+        file.close(&cx).await.unwrap();
+        assert!(!noted());
+    });
+}

@@ -1,0 +1,162 @@
+//! Neighbouring versions: the next one is played by hand.
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::raw::{NO_PROOF, ask, frame, head, hello, identity, read_frame, stranger};
+use common::{Sockets, client_options, connect, memory, run, serve_sockets, server_of};
+use dray_core::{Context, Errno, FileSystem, Op, Statfs};
+use dray_fabric::Address;
+use dray_rpc::client::ConnectError;
+use dray_rpc::server::ServerOptions;
+use dray_rpc::wire::{
+    Auth, Call, Challenge, HandshakeError, Hello, Input, NotifyHead, Proof, Refused, ReplyHead,
+    VERSION_MAX, VERSION_MIN, Welcome, Wire,
+};
+
+/// Serves while `test` runs on a thread of its own.
+fn with_server(test: impl FnOnce(&Path) + Send + 'static) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    run(async {
+        let server = server_of(memory(), ServerOptions::default());
+        serve_sockets(&Address::Unix(socket.clone()), server).await;
+        let test = std::thread::spawn(move || test(&socket));
+        while !test.is_finished() {
+            dray_rt::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        test.join().unwrap();
+    });
+}
+
+/// What a later version appends.
+fn longer(mut message: Vec<u8>) -> Vec<u8> {
+    message.extend_from_slice(b"of a later version");
+    message
+}
+
+fn refusal(answer: &[u8]) -> Refused {
+    match Challenge::from_message(answer) {
+        Err(HandshakeError::Refused(refused)) => refused,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// The number of an operation that is not known yet.
+const LATER_OP: u8 = 200;
+
+#[test]
+fn a_client_of_the_next_version_is_served() {
+    with_server(|socket| {
+        let mut stream = stranger(socket);
+        let next = Hello { version_max: VERSION_MAX + 1, features: 7, ..hello("data") };
+        stream.write_all(&frame(&longer(next.message()), b"")).unwrap();
+        let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
+        assert_eq!((challenge.version, challenge.features), (VERSION_MAX, 0));
+        stream.write_all(&frame(&longer(NO_PROOF.message()), b"")).unwrap();
+        Welcome::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
+        stream.write_all(&frame(&identity(0), b"")).unwrap();
+
+        let mut advice = Vec::new();
+        NotifyHead { what: 99, flags: 1, tag: 5 }.put_message(&mut advice);
+        stream.write_all(&frame(&advice, b"")).unwrap();
+        for data in [&b""[..], b"with data"] {
+            let mut unknown = common::raw::message(&head(Op::Statfs, 3), &Call::Statfs {});
+            unknown[1] = LATER_OP;
+            stream.write_all(&frame(&longer(unknown), data)).unwrap();
+            let (reply, _) = read_frame(&mut stream).unwrap();
+            let reply = ReplyHead::get_message(&mut Input(&reply)).unwrap();
+            assert_eq!((reply.tag, i32::from(reply.errno)), (3, Errno::ENOTSUP.raw()));
+        }
+        let reply = ask(&mut stream, &head(Op::Statfs, 4), &Call::Statfs {}).unwrap();
+        assert_eq!((reply.tag, reply.errno), (4, 0));
+    });
+}
+
+/// Of a hello that is too new only the versions may be readable.
+#[test]
+fn versions_too_far_apart_are_refused_by_name() {
+    with_server(|socket| {
+        let far = Hello { version_min: 7, version_max: 9, ..hello("data") }.message();
+        for message in [far.clone(), far[..6].to_vec()] {
+            let mut stream = stranger(socket);
+            stream.write_all(&frame(&message, b"")).unwrap();
+            let refused = refusal(&read_frame(&mut stream).unwrap().0);
+            assert_eq!(i32::from(refused.errno), Errno::EPROTONOSUPPORT.raw());
+            assert!(refused.message.contains("7 to 9"), "{}", refused.message);
+        }
+        let mut stream = stranger(socket);
+        let other = Hello { auth: Auth::Other(7), ..hello("data") };
+        stream.write_all(&frame(&other.message(), b"")).unwrap();
+        let refused = refusal(&read_frame(&mut stream).unwrap().0);
+        assert_eq!(i32::from(refused.errno), Errno::EKEYREJECTED.raw());
+    });
+}
+
+/// Serves one client by hand as a server of another version does; answers what it said.
+fn serve_by_hand(listener: &UnixListener, version: u16, statfs: &Statfs) -> (Hello, Proof) {
+    let (mut stream, _) = listener.accept().unwrap();
+    let said = Hello::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
+    let challenge = Challenge { version, features: 0, nonce: [1; 32], proof: [0; 32] };
+    stream.write_all(&frame(&longer(challenge.message()), b"")).unwrap();
+    let Ok((proof, _)) = read_frame(&mut stream) else { return (said, NO_PROOF) };
+    let proof = Proof::from_message(&proof).unwrap();
+    let welcome = Welcome {
+        session: 5,
+        secret: [3; 16],
+        resumed: false,
+        connection: 1,
+        instance: 1,
+        boot: 1,
+        calls_max: 4,
+        slots: 4,
+        lease_ms: 60_000,
+        info: memory().info().clone(),
+    };
+    stream.write_all(&frame(&longer(welcome.message()), b"")).unwrap();
+    let mut advice = Vec::new();
+    NotifyHead { what: 99, flags: 1, tag: 5 }.put_message(&mut advice);
+    stream.write_all(&frame(&advice, b"")).unwrap();
+    while let Ok((asked, _)) = read_frame(&mut stream) {
+        if asked[1] == Op::Statfs as u8 && asked[0] == 1 {
+            let tag = u32::from_le_bytes(asked[4..8].try_into().unwrap());
+            let mut reply = Vec::new();
+            ReplyHead::success(tag).put_message(&mut reply);
+            statfs.put(&mut reply);
+            stream.write_all(&frame(&reply, b"")).unwrap();
+        }
+    }
+    (said, proof)
+}
+
+#[test]
+fn a_server_of_the_next_version_is_understood() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Unix(dir.path().join("socket"));
+    let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
+    let expected = Statfs { blocks: 77, ..Statfs::default() };
+    let answer = expected;
+    let server = std::thread::spawn(move || {
+        let good = serve_by_hand(&listener, VERSION_MAX, &answer);
+        let wrong = serve_by_hand(&listener, VERSION_MAX + 1, &answer);
+        (good, wrong)
+    });
+    run(async {
+        let fs = connect(Arc::new(Sockets(address.clone())), client_options()).await.unwrap();
+        assert_eq!(fs.statfs(&Context::system()).await.unwrap(), expected);
+        fs.session().goodbye();
+        drop(fs);
+    });
+    run(async {
+        let error = connect(Arc::new(Sockets(address)), client_options()).await.err().unwrap();
+        assert!(matches!(&error, ConnectError::Protocol(_)), "{error:?}");
+        assert!(error.to_string().contains("not offered"), "{error}");
+    });
+    let ((hello, _), (_, unproven)) = server.join().unwrap();
+    assert_eq!((hello.version_min, hello.version_max), (VERSION_MIN, VERSION_MAX));
+    assert_eq!(unproven, NO_PROOF, "nothing is said to a server that is not understood");
+}
