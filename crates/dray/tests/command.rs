@@ -223,6 +223,21 @@ fn in_namespace(rig: &Rig, script: &str) -> String {
     text
 }
 
+/// exec(2) closes the files of the mount that the child has inherited, and holds a lock then
+/// without which the kernel shows nobody the child's environment.
+#[test]
+fn a_child_that_closes_files_of_the_mount_can_be_started() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "job_ids");
+    let file = fs::File::create(at.join("file")).unwrap();
+    let mut children: Vec<_> =
+        (0..8).map(|_| std::process::Command::new("true").spawn().unwrap()).collect();
+    assert!(children.iter_mut().all(|child| child.wait().unwrap().success()));
+    drop(file);
+    rig.umount(&at);
+}
+
 #[test]
 fn ordinary_users_mount_through_fusermount3() {
     let mut rig = Rig::new();

@@ -15,6 +15,7 @@ use dray_core::{Gid, Identity, Pid, Uid};
 use dray_rt::{Instant, now};
 
 use crate::proto::Head;
+use crate::proto::abi::op;
 
 /// How long groups are believed.
 const BELIEVED: Duration = Duration::from_secs(1);
@@ -95,16 +96,20 @@ impl Identities {
         let mut groups: Vec<Gid> = field(&status, "Groups:")?.map(Gid).collect();
         groups.sort_unstable();
         groups.dedup();
+        // exec(2) closes files of the mount while it holds a lock that the kernel takes to show
+        // an environment: looking then would wait for the process that waits for us.
+        let may_look = head.opcode != op::FLUSH;
+        let complete = job.is_some() || !self.job_ids || may_look;
         let job = match job {
             Some(job) => job,
-            None if self.job_ids => read_job(head.pid).unwrap_or_default(),
+            None if self.job_ids && may_look => read_job(head.pid).unwrap_or_default(),
             None => Box::default(),
         };
         let who = Identity { uid: head.uid, gid: head.gid, groups: groups.into(), job };
         let who = Arc::new(who);
         // The descriptor was made after the first look: only if the process still lives
         // was it the same one.
-        if alive(&process) {
+        if complete && alive(&process) {
             self.remember(head.pid, Known { who: who.clone(), read_at: now(), process });
         }
         Some(who)
@@ -182,15 +187,15 @@ pub(crate) fn kill_pending(pid: Pid) -> bool {
 /// Whether the thread `pid` sleeps deeply: one that waits for the kernel's FUSE does so
 /// once it has been signalled, and lightly before.
 pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The name in parentheses may hold anything, so the state is looked for behind it.
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'))
+    // Not from `stat`, which cannot be read while the process closes files in exec(2).
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| state.trim_start().starts_with('D'))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::abi::op;
 
     fn head(pid: u32, uid: u32, gid: u32) -> Head {
         Head {
