@@ -136,7 +136,7 @@ fn agree(model: &Model, step: &Step, expected: &Outcome, actual: &Outcome) -> bo
             model.seek_allowed(slot, at, hole, actual)
         }
         (_, Outcome::Failed(expected), Outcome::Failed(actual)) => {
-            model.failure_allowed(*expected, *actual)
+            model.failure_allowed(&step.action, *expected, *actual)
         }
         (_, Outcome::Stat(expected), Outcome::Stat(actual)) => {
             let mut expected = *expected;

@@ -65,16 +65,22 @@ pub struct Habits {
     /// `fs.protected_regular`: open(2) with `O_CREAT` refuses somebody else's file in a
     /// sticky directory that all (1), or the group too (2), may write to.
     pub protected_regular: u8,
-    /// Where an operation fails for several reasons, rights may be the last to be looked at:
-    /// the kernel above a mount knows names and kinds, and leaves rights, those of sticky
-    /// directories too, to the server.
+    /// Where a change of names fails for several reasons, rights may be the last to be looked
+    /// at: the kernel above a mount compares kinds by itself, and leaves rights, those of sticky
+    /// directories too, to the server. Without `default_permissions` FUSE has it no other way.
     pub rights_come_last: bool,
+    /// Directories have one link, however many are in them (btrfs).
+    pub directories_have_one_link: bool,
 }
 
 impl Habits {
     /// Of a file system called directly, with no kernel above.
-    pub const NONE: Habits =
-        Habits { protected_hardlinks: false, protected_regular: 0, rights_come_last: false };
+    pub const NONE: Habits = Habits {
+        protected_hardlinks: false,
+        protected_regular: 0,
+        rights_come_last: false,
+        directories_have_one_link: false,
+    };
 
     /// Of a directory of a bare file system under this machine's kernel, from
     /// `/proc/sys/fs`.
@@ -86,7 +92,7 @@ impl Habits {
         Habits {
             protected_hardlinks: level("protected_hardlinks") > 0,
             protected_regular: level("protected_regular"),
-            rights_come_last: false,
+            ..Habits::NONE
         }
     }
 
@@ -165,11 +171,29 @@ impl Model {
         }
     }
 
-    /// Whether the target may fail with `actual` where the model fails with `expected`.
-    pub fn failure_allowed(&self, expected: Errno, actual: Errno) -> bool {
-        let of_rights = |errno| errno == Errno::EACCES || errno == Errno::EPERM;
-        expected == actual
-            || self.habits.rights_come_last && of_rights(expected) && !of_rights(actual)
+    /// Whether the target may fail `action` with `actual` where the model fails it with
+    /// `expected`.
+    pub fn failure_allowed(&self, action: &Action, expected: Errno, actual: Errno) -> bool {
+        if expected == actual {
+            return true;
+        }
+        let of_rights = expected == Errno::EACCES || expected == Errno::EPERM;
+        if !of_rights || !self.habits.rights_come_last {
+            return false;
+        }
+        // What Linux looks at in the meantime (fs/namei.c).
+        match action {
+            Action::Unlink { .. } => actual == Errno::EISDIR,
+            Action::Rmdir { .. } => actual == Errno::ENOTDIR,
+            // Kinds; and the second path, where the first ends in a directory that may not be
+            // searched.
+            Action::Rename { .. } => {
+                [Errno::EISDIR, Errno::ENOTDIR, Errno::ENOENT].contains(&actual)
+            }
+            // The file has lost its last name.
+            Action::Link { .. } | Action::LinkSlot { .. } => actual == Errno::ENOENT,
+            _ => false,
+        }
     }
 
     /// Every path that leads to something, the directories' own among them, the root
