@@ -260,3 +260,29 @@ fn a_copy_is_whole_once_the_size_was_asked_for() {
     assert_eq!(copied, 100_000, "{}", std::io::Error::last_os_error());
     assert!(fs::read(one.join("to")).unwrap() == longer);
 }
+
+/// Within rename(2) the kernel holds the lock that it needs to give a directory another place
+/// in its tree, so that one that another mount has moved can be ESTALE there. Looking at it
+/// before, as mv(1) does, is enough; and an ESTALE has changed nothing.
+#[test]
+fn a_directory_that_another_mount_moved_is_renamed_once_looked_at() {
+    if skipped() {
+        return;
+    }
+    let (_rig, one, other) = two_mounts("consistency=strict");
+    for name in ["bare", "looked-at"] {
+        fs::create_dir_all(one.join(name).join("below")).unwrap();
+        fs::create_dir_all(one.join("dir")).unwrap();
+        fs::rename(other.join(name), other.join("dir").join(name)).unwrap();
+        let (from, to) = (one.join("dir").join(name), one.join(name));
+        if name == "bare" {
+            match fs::rename(&from, &to) {
+                Ok(()) => continue,
+                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}"),
+            }
+        }
+        assert!(fs::symlink_metadata(&from).unwrap().is_dir());
+        fs::rename(&from, &to).unwrap();
+        assert!(other.join(name).join("below").is_dir() && !other.join("dir").join(name).exists());
+    }
+}

@@ -233,6 +233,8 @@ impl PathTarget {
                     RenameHow::NoReplace => libc::RENAME_NOREPLACE,
                     RenameHow::Exchange => libc::RENAME_EXCHANGE,
                 };
+                self.look_at(client, from);
+                self.look_at(client, to);
                 let (from, to) = (path(from), path(to));
                 // SAFETY: as above.
                 done(unsafe {
@@ -250,6 +252,16 @@ impl PathTarget {
                 Ok(stat(&std::fs::symlink_metadata(text)?))
             }
             _ => self.run_on_attributes(client, action),
+        }
+    }
+
+    /// Has the kernel look a path up outside of rename(2), as mv(1) does: within it the kernel
+    /// cannot give a directory that another mount has moved its new place in its tree, and says
+    /// `ESTALE` (`__d_unalias` in fs/dcache.c). One mount alone is to do without.
+    fn look_at(&self, client: usize, path: &Path) {
+        if self.roots.len() > 1 {
+            let text = std::ffi::OsString::from_vec(self.text(client, path));
+            let _ = std::fs::symlink_metadata(text); // whatever is wrong, rename will say
         }
     }
 
