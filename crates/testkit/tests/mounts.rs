@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use dray_testkit::conformance::{PathTarget, run};
 use dray_testkit::fixture::{
-    Ext4, Killer, MountGuard, TempDir, Tmpfs, block_on, cases, is_root, wait_for,
+    Ext4, Image, Killer, MountGuard, TempDir, Tmpfs, block_on, cases, is_root, wait_for,
 };
 use dray_testkit::model::Habits;
 use dray_testkit::step::{Step, sequences};
@@ -202,4 +202,32 @@ fn a_close_to_open_mount_alone_agrees_with_the_model() {
     }
     let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
     agree_as(Habits::kernel(), ext4.path(), "consistency=close-to-open", 1, 100);
+}
+
+/// Two mounts of an image of another kind; left out, with the reason said, where this machine
+/// has none.
+fn on_image(image: std::io::Result<Image>, habits: Habits) {
+    match image {
+        Ok(image) => agree_as(habits, image.path(), "transport=classic", 2, 50),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("left out: {error}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn two_mounts_of_an_xfs_agree_with_the_model() {
+    if binary().is_some() {
+        let habits = Habits { full_directories_are_eexist: true, ..Habits::mounted() };
+        on_image(Image::xfs(), habits);
+    }
+}
+
+#[test]
+fn two_mounts_of_a_btrfs_agree_with_the_model() {
+    if binary().is_some() {
+        let habits = Habits { directories_have_one_link: true, ..Habits::mounted() };
+        on_image(Image::btrfs(), habits);
+    }
 }

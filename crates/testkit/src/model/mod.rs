@@ -71,6 +71,9 @@ pub struct Habits {
     pub rights_come_last: bool,
     /// Directories have one link, however many are in them (btrfs).
     pub directories_have_one_link: bool,
+    /// A directory with something in it cannot be replaced: `EEXIST`, where others say
+    /// `ENOTEMPTY` (xfs). POSIX has both.
+    pub full_directories_are_eexist: bool,
 }
 
 impl Habits {
@@ -80,6 +83,7 @@ impl Habits {
         protected_regular: 0,
         rights_come_last: false,
         directories_have_one_link: false,
+        full_directories_are_eexist: false,
     };
 
     /// Of a directory of a bare file system under this machine's kernel, from
@@ -175,6 +179,12 @@ impl Model {
     /// `expected`.
     pub fn failure_allowed(&self, action: &Action, expected: Errno, actual: Errno) -> bool {
         if expected == actual {
+            return true;
+        }
+        if self.habits.full_directories_are_eexist
+            && matches!(action, Action::Rename { .. })
+            && (expected, actual) == (Errno::ENOTEMPTY, Errno::EEXIST)
+        {
             return true;
         }
         let of_rights = expected == Errno::EACCES || expected == Errno::EPERM;
