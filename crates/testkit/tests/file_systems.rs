@@ -66,7 +66,7 @@ fn xfs_keeps_the_promises() {
 #[test]
 fn xfs_agrees_with_the_model() {
     if let Some(xfs) = had("xfs", Image::xfs) {
-        agrees(xfs.path(), |all| Habits { full_directories_are_eexist: true, ..all });
+        agrees(xfs.path(), Habits::on_xfs);
     }
 }
 
@@ -81,7 +81,7 @@ fn btrfs_keeps_the_promises() {
 #[test]
 fn btrfs_agrees_with_the_model() {
     if let Some(btrfs) = had("btrfs", Image::btrfs) {
-        agrees(btrfs.path(), |all| Habits { directories_have_one_link: true, ..all });
+        agrees(btrfs.path(), Habits::on_btrfs);
     }
 }
 

@@ -219,15 +219,13 @@ fn on_image(image: std::io::Result<Image>, habits: Habits) {
 #[test]
 fn two_mounts_of_an_xfs_agree_with_the_model() {
     if binary().is_some() {
-        let habits = Habits { full_directories_are_eexist: true, ..Habits::mounted() };
-        on_image(Image::xfs(), habits);
+        on_image(Image::xfs(), Habits::mounted().on_xfs());
     }
 }
 
 #[test]
 fn two_mounts_of_a_btrfs_agree_with_the_model() {
     if binary().is_some() {
-        let habits = Habits { directories_have_one_link: true, ..Habits::mounted() };
-        on_image(Image::btrfs(), habits);
+        on_image(Image::btrfs(), Habits::mounted().on_btrfs());
     }
 }

@@ -74,6 +74,9 @@ pub struct Habits {
     /// A directory with something in it cannot be replaced: `EEXIST`, where others say
     /// `ENOTEMPTY` (xfs). POSIX has both.
     pub full_directories_are_eexist: bool,
+    /// To punch a hole where there is one changes nothing, not even set-id bits (btrfs). The
+    /// model knows no holes: nobody punches any here.
+    pub punching_may_change_nothing: bool,
 }
 
 impl Habits {
@@ -84,6 +87,7 @@ impl Habits {
         rights_come_last: false,
         directories_have_one_link: false,
         full_directories_are_eexist: false,
+        punching_may_change_nothing: false,
     };
 
     /// Of a directory of a bare file system under this machine's kernel, from
@@ -104,6 +108,16 @@ impl Habits {
     /// links under its kernel's eyes, and opens what exists without `O_CREAT`.
     pub fn served() -> Habits {
         Habits { protected_regular: 0, ..Habits::kernel() }
+    }
+
+    /// These and those of btrfs.
+    pub fn on_btrfs(self) -> Habits {
+        Habits { directories_have_one_link: true, punching_may_change_nothing: true, ..self }
+    }
+
+    /// These and those of xfs.
+    pub fn on_xfs(self) -> Habits {
+        Habits { full_directories_are_eexist: true, ..self }
     }
 
     /// Of a mount, under `strict`, of a directory served by this machine.
@@ -173,6 +187,13 @@ impl Model {
             | Action::CopyRange { .. } => self.run_on_slot(who, action),
             _ => self.run_on_attributes(who, action),
         }
+    }
+
+    /// Whether the model cannot say what `action` leads to.
+    pub fn leaves_out(&self, action: &Action) -> bool {
+        let punches = matches!(action, Action::Fallocate { flags, .. }
+            if flags & libc::FALLOC_FL_PUNCH_HOLE != 0);
+        punches && self.habits.punching_may_change_nothing
     }
 
     /// Whether the target may fail `action` with `actual` where the model fails it with
