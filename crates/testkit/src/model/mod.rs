@@ -221,8 +221,10 @@ impl Model {
             Action::Rename { .. } => {
                 [Errno::EISDIR, Errno::ENOTDIR, Errno::ENOENT].contains(&actual)
             }
-            // The file has lost its last name.
-            Action::Link { .. } | Action::LinkSlot { .. } => actual == Errno::ENOENT,
+            // The file has lost its last name, or is a directory.
+            Action::Link { .. } | Action::LinkSlot { .. } => {
+                [Errno::ENOENT, Errno::EPERM].contains(&actual)
+            }
             _ => false,
         }
     }
