@@ -27,6 +27,7 @@ step_deny() { script/deny; }
 # dray are the step `mounts`.
 step_unit() {
     need e2fsprogs acl attr fuse3 || echo "e2fsprogs, acl, attr or fuse3 are missing: tests may fail"
+    need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
     limit_test_programs
     cargo test --workspace --locked --no-fail-fast
 }

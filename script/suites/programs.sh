@@ -73,6 +73,34 @@ git_takes_turns() {
     [ -z "$(git -C "$scratch/mnt/turns" status --porcelain)" ]
 }
 
+# Commits from both mounts at once: git's lock files keep them apart, and whoever finds one
+# tries again. `commit_all SIDE`: a file after the other.
+commit_all() {
+    local at=$scratch/$1/at-once number name try
+    for number in $(seq 8); do
+        name=$1-$number
+        echo "$name" >"$at/$name"
+        for try in $(seq 400); do
+            # The other side's commit may have taken it along.
+            git -C "$at" cat-file -e "HEAD:$name" 2>/dev/null && break
+            { git -C "$at" add "$name" && git -C "$at" commit -q -m "$name" -- "$name"; } \
+                >/dev/null 2>&1 || sleep 0.05
+        done
+        git -C "$at" cat-file -e "HEAD:$name"
+    done
+}
+git_at_once() {
+    git init -q -b main "$scratch/mnt/at-once"
+    git -C "$scratch/mnt/at-once" commit -q --allow-empty -m first
+    commit_all mnt &
+    local other=$!
+    commit_all twin
+    wait "$other"
+    [ "$(git -C "$scratch/mnt/at-once" ls-tree --name-only HEAD | wc -l)" = 16 ]
+    [ -z "$(git -C "$scratch/twin/at-once" status --porcelain)" ]
+    git -C "$scratch/twin/at-once" fsck --full --strict
+}
+
 cargo_builds() {
     local at=$scratch/mnt/crate
     mkdir -p "$at/src" "$at/inner/src"
@@ -123,6 +151,7 @@ rsync_keeps_everything() {
 }
 check git git_works
 check git-two-mounts git_takes_turns
+check git-two-mounts-at-once git_at_once
 check cargo cargo_builds
 check tar tar_keeps_everything
 check rsync rsync_keeps_everything

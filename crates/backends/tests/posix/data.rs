@@ -40,7 +40,7 @@ async fn kit_drop_cache(file: &Arc<dyn OpenFile>, cx: &Context) {
 
 #[test]
 fn holes_are_made_and_found() {
-    on_each(&[Kind::Tmpfs, Kind::Ext4], async |kit| {
+    on_each(&Kind::NATIVE, async |kit| {
         let cx = &kit.root_user;
         let (_, file) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
         put(cx, &*file, 0, &[1; 1 << 16]).await.unwrap();
@@ -99,7 +99,7 @@ fn a_full_disk_says_so() {
 
 #[test]
 fn flags_of_an_inode() {
-    on_each(&[Kind::Ext4], async |kit| {
+    on_each(&[Kind::Ext4, Kind::Xfs, Kind::Btrfs], async |kit| {
         let (ann, root) = (user(1000, 1000, &[]), &kit.root_user);
         let dir = kit.common("d").await;
         let (_, file) = kit.create(&ann, dir, "f", 0o600).await.unwrap();
@@ -157,7 +157,7 @@ fn appends_do_not_mix() {
 
 #[test]
 fn a_read_sees_all_of_a_write_or_nothing() {
-    for kind in [Kind::Tmpfs, Kind::Ext4] {
+    for kind in Kind::NATIVE {
         let Some(disk) = Disk::new(kind, 64) else { continue };
         let fs = export(&disk.path, plain());
         let cx = user(0, 0, &[]);

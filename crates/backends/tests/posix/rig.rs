@@ -13,14 +13,18 @@ use dray_rt::{DriverKind, Executor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Tmpfs,
-    /// On a loop device.
+    /// This and the next two on a loop device.
     Ext4,
+    Xfs,
+    Btrfs,
     /// tmpfs below an overlay without handles: the path table.
     Overlay,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::Tmpfs, Kind::Ext4, Kind::Overlay];
+    /// Those whose handles are ids.
+    pub const NATIVE: [Kind; 4] = [Kind::Tmpfs, Kind::Ext4, Kind::Xfs, Kind::Btrfs];
+    pub const ALL: [Kind; 5] = [Kind::Tmpfs, Kind::Ext4, Kind::Xfs, Kind::Btrfs, Kind::Overlay];
 }
 
 /// A mounted file system, unmounted and removed when it is dropped.
@@ -65,7 +69,10 @@ impl Disk {
         let mut disk = Disk { base, path, mounts: Vec::new() };
         let mounted = match kind {
             Kind::Tmpfs => disk.mount(&["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]),
-            Kind::Ext4 => disk.mount_ext4(mib),
+            Kind::Ext4 => disk.mount_image(mib, &["mkfs.ext4", "-q", "-m", "0", "-N", "65536"]),
+            // The least that their mkfs takes.
+            Kind::Xfs => disk.mount_image(mib.max(300), &["mkfs.xfs", "-q"]),
+            Kind::Btrfs => disk.mount_image(mib.max(128), &["mkfs.btrfs", "-q"]),
             Kind::Overlay => disk.mount_overlay(mib),
         };
         if !mounted {
@@ -90,13 +97,12 @@ impl Disk {
         mounted
     }
 
-    fn mount_ext4(&mut self, mib: usize) -> bool {
+    fn mount_image(&mut self, mib: usize, mkfs: &[&str]) -> bool {
         let image = self.base.join("image");
         let file = std::fs::File::create(&image).unwrap();
         file.set_len((mib as u64) << 20).unwrap();
         let image = image.to_str().unwrap().to_owned();
-        run("mkfs.ext4", &["-q", "-m", "0", "-N", "65536", &image])
-            && self.mount(&["-o", "loop", &image])
+        run(mkfs[0], &[&mkfs[1..], &[&image]].concat()) && self.mount(&["-o", "loop", &image])
     }
 
     fn mount_overlay(&mut self, mib: usize) -> bool {

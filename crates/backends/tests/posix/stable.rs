@@ -3,11 +3,9 @@
 use crate::rig::*;
 use dray_core::*;
 
-const NATIVE: [Kind; 2] = [Kind::Tmpfs, Kind::Ext4];
-
 #[test]
 fn ids_survive_renames_and_a_restart_of_the_server() {
-    for kind in NATIVE {
+    for kind in Kind::NATIVE {
         let Some(disk) = Disk::new(kind, 64) else { continue };
         let ids = std::cell::Cell::new(None);
         on(&disk, plain(), async |kit| {

@@ -2,7 +2,7 @@
 //! mount agree on: whoever starts one of them places the descriptors, and it takes them.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// The mounted descriptor of /dev/fuse.
 const DEVICE: RawFd = 100;
@@ -74,6 +74,16 @@ impl Held {
         Ok(Held { device: take(DEVICE)?, state: take(STATE)?, session: take(SESSION)?, clones })
     }
 
+    /// Makes clones until there are `count`, each at the number where [`Held::take`] looks for
+    /// it. Errors: those of [`dray_fuse::clone_device`] and dup3(2).
+    pub fn renew_clones(&mut self, count: usize) -> io::Result<()> {
+        let device = self.device.as_fd();
+        for number in (CLONES..).take(count).skip(self.clones.len()) {
+            self.clones.push(move_to(dray_fuse::clone_device(device)?, number)?);
+        }
+        Ok(())
+    }
+
     /// Numbers of all of them.
     pub fn numbers(&self) -> Vec<RawFd> {
         let all = [&self.device, &self.state, &self.session].into_iter().chain(&self.clones);
@@ -109,6 +119,17 @@ pub fn take(number: RawFd) -> io::Result<OwnedFd> {
     }
 }
 
+/// Moves a descriptor to `number`, where nothing of this process may be.
+fn move_to(fd: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed; the answer is checked and owned by nobody else.
+    unsafe {
+        match libc::dup3(fd.as_raw_fd(), number, libc::O_CLOEXEC) {
+            moved @ 0.. => Ok(OwnedFd::from_raw_fd(moved)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
 fn move_aside(fd: OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed; the answer is checked and owned by nobody else.
     unsafe {
@@ -116,5 +137,24 @@ fn move_aside(fd: OwnedFd) -> io::Result<OwnedFd> {
             moved @ 0.. => Ok(OwnedFd::from_raw_fd(moved)),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clones that were made anew had any number, and no successor found them.
+    #[test]
+    fn a_descriptor_is_moved_to_the_number_asked_for_and_not_inherited_unasked() {
+        const NUMBER: RawFd = 777; // no test opens so many
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let moved = move_to(file.into(), NUMBER).unwrap();
+        assert_eq!(moved.as_raw_fd(), NUMBER);
+        // SAFETY: no memory is passed.
+        let flags = unsafe { libc::fcntl(NUMBER, libc::F_GETFD) };
+        assert_eq!(flags, libc::FD_CLOEXEC);
+        drop(moved);
+        assert!(take(NUMBER).is_err());
     }
 }

@@ -225,11 +225,8 @@ impl Supervisor {
     /// The kernel cannot send requests again: what the dead daemon had read must be ended
     /// lest it hang, which closing the clones did that it was read from.
     fn renew_clones(&mut self) {
-        for _ in self.held.clones.len()..self.args.mount.clones {
-            match dray_fuse::clone_device(self.held.device.as_fd()) {
-                Ok(clone) => self.held.clones.push(clone),
-                Err(error) => log::error!("cannot clone the descriptor of the mount: {error}"),
-            }
+        if let Err(error) = self.held.renew_clones(self.args.mount.clones) {
+            log::error!("cannot clone the descriptor of the mount: {error}");
         }
     }
 

@@ -194,11 +194,31 @@ async fn on_file(
             file.seek(cx, at, what).await.map(Outcome::Count)
         }
         Action::CopyRange { at, to_at, len, .. } => match to {
-            Some(to) => file.copy_range(cx, at, to, to_at, len).await.map(Outcome::Count),
+            Some(to) => copy_whole(cx, (file, at), (to, to_at), len).await.map(Outcome::Count),
             None => Ok(Outcome::NoSlot),
         },
         _ => Err(Errno::ENOSYS.into()),
     }
+}
+
+/// Copies all that there is: file systems that share blocks copy whole ones first, and stop.
+async fn copy_whole(
+    cx: &Context,
+    (from, at): (&Arc<dyn OpenFile>, u64),
+    (to, to_at): (&dyn OpenFile, u64),
+    len: u64,
+) -> Result<u64> {
+    let size = from.getattr(cx).await?.size; // the file may be copied to its own end
+    let mut copied = from.copy_range(cx, at, to, to_at, len).await?;
+    let len = len.min(size.saturating_sub(at));
+    while copied > 0 && copied < len {
+        let more = from.copy_range(cx, at + copied, to, to_at + copied, len - copied).await;
+        match more {
+            Ok(0) | Err(_) => break,
+            Ok(more) => copied += more,
+        }
+    }
+    Ok(copied)
 }
 
 impl Caller {

@@ -233,6 +233,8 @@ impl PathTarget {
                     RenameHow::NoReplace => libc::RENAME_NOREPLACE,
                     RenameHow::Exchange => libc::RENAME_EXCHANGE,
                 };
+                self.look_at(client, from);
+                self.look_at(client, to);
                 let (from, to) = (path(from), path(to));
                 // SAFETY: as above.
                 done(unsafe {
@@ -250,6 +252,16 @@ impl PathTarget {
                 Ok(stat(&std::fs::symlink_metadata(text)?))
             }
             _ => self.run_on_attributes(client, action),
+        }
+    }
+
+    /// Has the kernel look a path up outside of rename(2), as mv(1) does: within it the kernel
+    /// cannot give a directory that another mount has moved its new place in its tree, and says
+    /// `ESTALE` (`__d_unalias` in fs/dcache.c). One mount alone is to do without.
+    fn look_at(&self, client: usize, path: &Path) {
+        if self.roots.len() > 1 {
+            let text = std::ffi::OsString::from_vec(self.text(client, path));
+            let _ = std::fs::symlink_metadata(text); // whatever is wrong, rename will say
         }
     }
 
@@ -389,19 +401,43 @@ fn on_file(fd: RawFd, to: RawFd, action: &Action) -> Answer {
             Ok(Outcome::Count(found as u64))
         }
         Action::CopyRange { at, to_at, len, .. } => {
-            let (mut at, mut to_at) = (offset(at)?, offset(to_at)?);
-            // The kernel clamps the length at the size that it last heard of, before it asks
-            // anybody; another mount may have written since. Looking makes it ask, as cp does.
-            let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-            // SAFETY: a descriptor, and room for what is written.
-            check(unsafe { libc::fstat(fd, stat.as_mut_ptr()) })?;
-            // SAFETY: the offsets outlive the call.
-            let count = check(unsafe {
-                libc::copy_file_range(fd, &mut at, to, &mut to_at, len as usize, 0) as i64
-            })?;
-            Ok(Outcome::Count(count as u64))
+            let copied = copy_whole((fd, offset(at)?), (to, offset(to_at)?), len)?;
+            Ok(Outcome::Count(copied))
         }
         _ => Err(Errno::ENOSYS),
+    }
+}
+
+/// Copies all that there is: file systems that share blocks copy whole ones first, and stop.
+fn copy_whole(
+    (from, mut at): (RawFd, i64),
+    (to, mut to_at): (RawFd, i64),
+    len: u64,
+) -> Result<u64, Errno> {
+    // The kernel clamps the length at the size that it last heard of, before it asks anybody;
+    // another mount may have written since. Looking makes it ask, as cp does.
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a descriptor, and room for what is written.
+    check(unsafe { libc::fstat(from, stat.as_mut_ptr()) })?;
+    // SAFETY: filled by the call, which succeeded.
+    let size = unsafe { stat.assume_init() }.st_size as u64;
+    // No more than there was: the file may be copied to its own end.
+    let whole = len.min(size.saturating_sub(at as u64));
+    let (mut copied, mut left) = (0, len);
+    loop {
+        // SAFETY: the offsets outlive the call.
+        let result = check(unsafe {
+            libc::copy_file_range(from, &mut at, to, &mut to_at, left as usize, 0) as i64
+        });
+        match result {
+            Err(errno) if copied == 0 => return Err(errno),
+            Ok(0) | Err(_) => return Ok(copied),
+            Ok(count) => copied += count as u64,
+        }
+        if copied >= whole {
+            return Ok(copied);
+        }
+        left = whole - copied;
     }
 }
 

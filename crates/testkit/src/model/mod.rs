@@ -65,16 +65,30 @@ pub struct Habits {
     /// `fs.protected_regular`: open(2) with `O_CREAT` refuses somebody else's file in a
     /// sticky directory that all (1), or the group too (2), may write to.
     pub protected_regular: u8,
-    /// Where an operation fails for several reasons, rights may be the last to be looked at:
-    /// the kernel above a mount knows names and kinds, and leaves rights, those of sticky
-    /// directories too, to the server.
+    /// Where a change of names fails for several reasons, rights may be the last to be looked
+    /// at: the kernel above a mount compares kinds by itself, and leaves rights, those of sticky
+    /// directories too, to the server. Without `default_permissions` FUSE has it no other way.
     pub rights_come_last: bool,
+    /// Directories have one link, however many are in them (btrfs).
+    pub directories_have_one_link: bool,
+    /// A directory with something in it cannot be replaced: `EEXIST`, where others say
+    /// `ENOTEMPTY` (xfs). POSIX has both.
+    pub full_directories_are_eexist: bool,
+    /// To punch a hole where there is one changes nothing, not even set-id bits (btrfs). The
+    /// model knows no holes: nobody punches any here.
+    pub punching_may_change_nothing: bool,
 }
 
 impl Habits {
     /// Of a file system called directly, with no kernel above.
-    pub const NONE: Habits =
-        Habits { protected_hardlinks: false, protected_regular: 0, rights_come_last: false };
+    pub const NONE: Habits = Habits {
+        protected_hardlinks: false,
+        protected_regular: 0,
+        rights_come_last: false,
+        directories_have_one_link: false,
+        full_directories_are_eexist: false,
+        punching_may_change_nothing: false,
+    };
 
     /// Of a directory of a bare file system under this machine's kernel, from
     /// `/proc/sys/fs`.
@@ -86,7 +100,7 @@ impl Habits {
         Habits {
             protected_hardlinks: level("protected_hardlinks") > 0,
             protected_regular: level("protected_regular"),
-            rights_come_last: false,
+            ..Habits::NONE
         }
     }
 
@@ -94,6 +108,16 @@ impl Habits {
     /// links under its kernel's eyes, and opens what exists without `O_CREAT`.
     pub fn served() -> Habits {
         Habits { protected_regular: 0, ..Habits::kernel() }
+    }
+
+    /// These and those of btrfs.
+    pub fn on_btrfs(self) -> Habits {
+        Habits { directories_have_one_link: true, punching_may_change_nothing: true, ..self }
+    }
+
+    /// These and those of xfs.
+    pub fn on_xfs(self) -> Habits {
+        Habits { full_directories_are_eexist: true, ..self }
     }
 
     /// Of a mount, under `strict`, of a directory served by this machine.
@@ -165,11 +189,44 @@ impl Model {
         }
     }
 
-    /// Whether the target may fail with `actual` where the model fails with `expected`.
-    pub fn failure_allowed(&self, expected: Errno, actual: Errno) -> bool {
-        let of_rights = |errno| errno == Errno::EACCES || errno == Errno::EPERM;
-        expected == actual
-            || self.habits.rights_come_last && of_rights(expected) && !of_rights(actual)
+    /// Whether the model cannot say what `action` leads to.
+    pub fn leaves_out(&self, action: &Action) -> bool {
+        let punches = matches!(action, Action::Fallocate { flags, .. }
+            if flags & libc::FALLOC_FL_PUNCH_HOLE != 0);
+        punches && self.habits.punching_may_change_nothing
+    }
+
+    /// Whether the target may fail `action` with `actual` where the model fails it with
+    /// `expected`.
+    pub fn failure_allowed(&self, action: &Action, expected: Errno, actual: Errno) -> bool {
+        if expected == actual {
+            return true;
+        }
+        if self.habits.full_directories_are_eexist
+            && matches!(action, Action::Rename { .. })
+            && (expected, actual) == (Errno::ENOTEMPTY, Errno::EEXIST)
+        {
+            return true;
+        }
+        let of_rights = expected == Errno::EACCES || expected == Errno::EPERM;
+        if !of_rights || !self.habits.rights_come_last {
+            return false;
+        }
+        // What Linux looks at in the meantime (fs/namei.c).
+        match action {
+            Action::Unlink { .. } => actual == Errno::EISDIR,
+            Action::Rmdir { .. } => actual == Errno::ENOTDIR,
+            // Kinds; and the second path, where the first ends in a directory that may not be
+            // searched.
+            Action::Rename { .. } => {
+                [Errno::EISDIR, Errno::ENOTDIR, Errno::ENOENT].contains(&actual)
+            }
+            // The file has lost its last name, or is a directory.
+            Action::Link { .. } | Action::LinkSlot { .. } => {
+                [Errno::ENOENT, Errno::EPERM].contains(&actual)
+            }
+            _ => false,
+        }
     }
 
     /// Every path that leads to something, the directories' own among them, the root

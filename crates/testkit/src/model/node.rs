@@ -181,6 +181,7 @@ impl Model {
         let names: u32 = self.nodes.values().map(named).sum();
         match &self.nodes[&ino].kind {
             Kind::Directory(_) if names == 0 && ino != ROOT => 0,
+            Kind::Directory(_) if self.habits.directories_have_one_link => 1,
             Kind::Directory(children) => {
                 2 + children.values().filter(|child| self.nodes[child].is_dir()).count() as u32
             }

@@ -1,0 +1,288 @@
+//! What two real mounts of one export owe each other, beyond the generated sequences.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::Rig;
+
+fn skipped() -> bool {
+    // SAFETY: no memory is passed.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+        return true;
+    }
+    false
+}
+
+/// A server and two mounts of it; other users can get there.
+fn two_mounts(options: &str) -> (Rig, PathBuf, PathBuf) {
+    let mut rig = Rig::new();
+    fs::set_permissions(rig.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    rig.serve(&[]);
+    let [one, other] = ["one", "other"].map(|name| rig.mount(name, options));
+    (rig, one, other)
+}
+
+#[test]
+fn birth_times_are_those_of_the_file_system_below() {
+    if skipped() {
+        return;
+    }
+    for options in ["consistency=strict", "consistency=close-to-open"] {
+        let (rig, one, other) = two_mounts(options);
+        fs::write(one.join("file"), "born").unwrap();
+        fs::create_dir(one.join("dir")).unwrap();
+        for name in ["file", "dir"] {
+            let Ok(below) = fs::metadata(rig.path("export").join(name)).unwrap().created() else {
+                eprintln!("left out: the file system below knows no birth times");
+                return;
+            };
+            for mount in [&one, &other] {
+                match fs::metadata(mount.join(name)).unwrap().created() {
+                    Ok(above) => assert_eq!(above, below, "{name} under {options}"),
+                    Err(error) => {
+                        assert!(!kernel_has_statx(), "{name} under {options}: {error}");
+                        eprintln!("left out: this kernel does not ask a mount for birth times");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether FUSE has the operation STATX: since Linux 6.6.
+fn kernel_has_statx() -> bool {
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = text.split(['.', '-']).map(|part| part.trim().parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap(), numbers.next().unwrap());
+    version >= (6, 6)
+}
+
+fn acl_tool(words: &[&str], path: &Path) -> Option<String> {
+    let output = match Command::new(words[0]).args(&words[1..]).arg(path).output() {
+        Ok(output) => output,
+        Err(error) => {
+            eprintln!("left out: {}: {error} (package acl)", words[0]);
+            return None;
+        }
+    };
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+/// Whether an ordinary user, with no group but 65534, can run it to a good end.
+fn can(user: u32, program: &str, words: &[String]) -> bool {
+    Command::new(program).args(words).uid(user).gid(65_534).output().unwrap().status.success()
+}
+
+fn reads(user: u32, path: &Path) -> bool {
+    can(user, "cat", &[path.display().to_string()])
+}
+
+/// Opens for writing, and writes nothing.
+fn writes(user: u32, path: &Path) -> bool {
+    let to = format!("of={}", path.display());
+    can(user, "dd", &["if=/dev/null".into(), "conv=notrunc".into(), to])
+}
+
+/// Users in the list can what it says and nobody else can; the other mount shows the same
+/// list; taking a user out of it counts there once attributes have run out.
+fn access_lists_decide(options: &str, attributes_run_out: Duration) {
+    let (_rig, one, other) = two_mounts(options);
+    let (here, there) = (one.join("listed"), other.join("listed"));
+    fs::write(&here, "listed").unwrap();
+    fs::set_permissions(&here, fs::Permissions::from_mode(0o600)).unwrap();
+    if acl_tool(&["setfacl", "-m", "u:1001:r,u:1003:rw"], &here).is_none() {
+        return;
+    }
+    let shown = acl_tool(&["getfacl", "-cpn"], &there).unwrap();
+    assert!(shown.contains("user:1001:r--") && shown.contains("user:1003:rw-"), "{shown}");
+    for path in [&here, &there] {
+        assert!(reads(1001, path) && !writes(1001, path), "{path:?}");
+        assert!(reads(1003, path) && writes(1003, path), "{path:?}");
+        assert!(!reads(1002, path) && !writes(1002, path), "{path:?}");
+    }
+    acl_tool(&["setfacl", "-x", "u:1001"], &here);
+    assert!(!reads(1001, &here));
+    std::thread::sleep(attributes_run_out);
+    assert!(!reads(1001, &there), "the other mount goes by the old list");
+    assert!(reads(1003, &there));
+}
+
+/// A default list on a directory is inherited by what is made in it.
+fn access_lists_are_inherited(options: &str) {
+    let (_rig, one, other) = two_mounts(options);
+    let dir = one.join("inherits");
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    if acl_tool(&["setfacl", "-d", "-m", "u::rw,u:1001:r,g::-,o::-"], &dir).is_none() {
+        return;
+    }
+    fs::write(dir.join("heir"), "inherited").unwrap();
+    for mount in [&one, &other] {
+        let heir = mount.join("inherits/heir");
+        assert!(reads(1001, &heir) && !reads(1002, &heir), "{heir:?}");
+    }
+}
+
+#[test]
+fn access_lists_decide_under_strict() {
+    if !skipped() {
+        access_lists_decide("consistency=strict", Duration::ZERO);
+        access_lists_are_inherited("consistency=strict");
+    }
+}
+
+#[test]
+fn access_lists_decide_under_close_to_open() {
+    if !skipped() {
+        access_lists_decide("consistency=close-to-open", Duration::from_millis(1200));
+        access_lists_are_inherited("consistency=close-to-open");
+    }
+}
+
+/// Pages of a file, shared with the file.
+struct Mapping {
+    start: *mut u8,
+}
+
+/// Two pages: a change of the one is not to be mistaken for one of the other.
+const MAPPED_BYTES: usize = 8192;
+
+impl Mapping {
+    fn new(file: &File) -> Mapping {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the kernel finds room for the mapping.
+        let start = unsafe {
+            let (none, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+            libc::mmap(none, MAPPED_BYTES, access, libc::MAP_SHARED, fd, 0)
+        };
+        assert_ne!(start, libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
+        Mapping { start: start.cast() }
+    }
+
+    fn get(&self, at: usize) -> u8 {
+        assert!(at < MAPPED_BYTES);
+        // SAFETY: within the mapping; volatile, since others change it.
+        unsafe { self.start.add(at).read_volatile() }
+    }
+
+    fn set(&self, at: usize, byte: u8) {
+        assert!(at < MAPPED_BYTES);
+        // SAFETY: as above.
+        unsafe { self.start.add(at).write_volatile(byte) }
+    }
+
+    fn sync(&self) {
+        // SAFETY: the whole mapping.
+        let done = unsafe { libc::msync(self.start.cast(), MAPPED_BYTES, libc::MS_SYNC) };
+        assert_eq!(done, 0, "msync: {}", std::io::Error::last_os_error());
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nothing points into it any more.
+        unsafe { libc::munmap(self.start.cast(), MAPPED_BYTES) };
+    }
+}
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+/// What one mount stores in a mapping the other finds at its next open once it was synced,
+/// and once the file was closed; in mappings that it had before, too.
+fn shared_mappings_meet(options: &str) {
+    let (rig, one, other) = two_mounts(options);
+    fs::write(one.join("mapped"), vec![b'.'; MAPPED_BYTES]).unwrap();
+    let (here, there) = (open(&one.join("mapped")), open(&other.join("mapped")));
+    let (ours, theirs) = (Mapping::new(&here), Mapping::new(&there));
+    assert_eq!((ours.get(100), theirs.get(100), theirs.get(5000)), (b'.', b'.', b'.'));
+    ours.set(100, b's');
+    ours.sync();
+    let below = File::open(rig.path("export/mapped")).unwrap();
+    let mut byte = [0];
+    below.read_exact_at(&mut byte, 100).unwrap();
+    assert_eq!(byte, *b"s", "msync has brought it to the server");
+    let again = open(&other.join("mapped"));
+    assert_eq!(Mapping::new(&again).get(100), b's', "after msync and open");
+    assert_eq!(theirs.get(100), b's', "the old mapping after an open");
+    ours.set(5000, b'c');
+    drop((ours, here)); // munmap, close
+    let again = open(&other.join("mapped"));
+    assert_eq!(Mapping::new(&again).get(5000), b'c', "after close and open");
+    // The other way round; and no store of the one is undone by a page of the other.
+    theirs.set(101, b't');
+    theirs.sync();
+    drop((theirs, there, again));
+    let mut all = [0; 102];
+    open(&one.join("mapped")).read_exact_at(&mut all, 0).unwrap();
+    assert_eq!(&all[100..], b"st");
+}
+
+#[test]
+fn shared_mappings_of_two_mounts_meet_at_msync_close_and_open() {
+    if !skipped() {
+        shared_mappings_meet("consistency=strict");
+        shared_mappings_meet("consistency=close-to-open");
+    }
+}
+
+/// A copy is limited by the size that the client's kernel last heard of, in the kernel's own
+/// code, before any file system is asked; asking for the size, as cp(1) does, is enough.
+#[test]
+fn a_copy_is_whole_once_the_size_was_asked_for() {
+    if skipped() {
+        return;
+    }
+    let (_rig, one, other) = two_mounts("consistency=strict");
+    fs::write(one.join("from"), "short").unwrap();
+    let from = File::open(other.join("from")).unwrap();
+    let to = File::create(other.join("to")).unwrap();
+    let longer = vec![7; 100_000];
+    fs::write(one.join("from"), &longer).unwrap();
+    assert_eq!(from.metadata().unwrap().len(), 100_000);
+    let (mut at, mut to_at) = (0, 0);
+    // SAFETY: both offsets outlive the call.
+    let copied = unsafe {
+        let (from, to) = (from.as_raw_fd(), to.as_raw_fd());
+        libc::copy_file_range(from, &mut at, to, &mut to_at, longer.len(), 0)
+    };
+    assert_eq!(copied, 100_000, "{}", std::io::Error::last_os_error());
+    assert!(fs::read(one.join("to")).unwrap() == longer);
+}
+
+/// Within rename(2) the kernel holds the lock that it needs to give a directory another place
+/// in its tree, so that one that another mount has moved can be ESTALE there. Looking at it
+/// before, as mv(1) does, is enough; and an ESTALE has changed nothing.
+#[test]
+fn a_directory_that_another_mount_moved_is_renamed_once_looked_at() {
+    if skipped() {
+        return;
+    }
+    let (_rig, one, other) = two_mounts("consistency=strict");
+    for name in ["bare", "looked-at"] {
+        fs::create_dir_all(one.join(name).join("below")).unwrap();
+        fs::create_dir_all(one.join("dir")).unwrap();
+        fs::rename(other.join(name), other.join("dir").join(name)).unwrap();
+        let (from, to) = (one.join("dir").join(name), one.join(name));
+        if name == "bare" {
+            match fs::rename(&from, &to) {
+                Ok(()) => continue,
+                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}"),
+            }
+        }
+        assert!(fs::symlink_metadata(&from).unwrap().is_dir());
+        fs::rename(&from, &to).unwrap();
+        assert!(other.join(name).join("below").is_dir() && !other.join("dir").join(name).exists());
+    }
+}

@@ -1,0 +1,105 @@
+//! The posix backend on the other file systems of a server's disks: xfs, btrfs and overlay. The
+//! directed suite; generated sequences against the model, on the bare file system and on the
+//! backend over it. (tmpfs and ext4: `model.rs` and `suite.rs`. Ids over a restart of the
+//! server: the backend's own tests.)
+//!
+//! Needs root, mkfs.xfs and mkfs.btrfs, and a kernel that has the file systems; what is
+//! missing is said and left out.
+
+mod site;
+
+use std::io;
+use std::path::Path;
+
+use dray_testkit::conformance::{Offers, PathTarget, run, suite};
+use dray_testkit::fixture::{Image, Overlay, block_on, is_root};
+use dray_testkit::model::Habits;
+
+use site::{agree, generated, on_posix, posix};
+
+/// What could be mounted; none, with the reason said, where it cannot be had here.
+fn had<T>(name: &str, made: impl FnOnce() -> io::Result<T>) -> Option<T> {
+    if !is_root() {
+        eprintln!("left out: mounting needs root");
+        return None;
+    }
+    match made() {
+        Ok(made) => Some(made),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            eprintln!("left out: {name}: {error}");
+            None
+        }
+        Err(error) => panic!("{name}: {error}"),
+    }
+}
+
+fn keeps_its_promises(root: &Path, offers: Offers) {
+    let fs = posix(root);
+    block_on(suite(&[fs.clone(), fs], offers));
+    dray_backends::posix::release().unwrap();
+}
+
+/// The bare file system, which tells whether the model is right, and the backend over it.
+/// `own` adds the habits of this file system.
+fn agrees(root: &Path, own: impl Fn(Habits) -> Habits) {
+    let (bare, served) = (own(Habits::kernel()), own(Habits::served()));
+    generated(60, |steps| {
+        let words = |error: io::Error| error.to_string();
+        let dir = root.join("case");
+        std::fs::create_dir(&dir).map_err(words)?;
+        let mut target = PathTarget::new(&[&dir], bare).map_err(words)?;
+        let result = block_on(run(&mut target, steps));
+        drop(target);
+        std::fs::remove_dir_all(&dir).map_err(words)?;
+        result.map_err(|divergence| format!("{divergence:?}"))
+    });
+    on_posix(root, 60, |fs, _, steps| block_on(agree(vec![fs.clone(), fs], served, steps)));
+}
+
+#[test]
+fn xfs_keeps_the_promises() {
+    if let Some(xfs) = had("xfs", Image::xfs) {
+        keeps_its_promises(xfs.path(), Offers::ALL);
+    }
+}
+
+#[test]
+fn xfs_agrees_with_the_model() {
+    if let Some(xfs) = had("xfs", Image::xfs) {
+        agrees(xfs.path(), Habits::on_xfs);
+    }
+}
+
+#[test]
+fn btrfs_keeps_the_promises() {
+    if let Some(btrfs) = had("btrfs", Image::btrfs) {
+        let offers = Offers { shift_range: false, ..Offers::ALL };
+        keeps_its_promises(btrfs.path(), offers);
+    }
+}
+
+#[test]
+fn btrfs_agrees_with_the_model() {
+    if let Some(btrfs) = had("btrfs", Image::btrfs) {
+        agrees(btrfs.path(), Habits::on_btrfs);
+    }
+}
+
+fn overlay() -> io::Result<Overlay> {
+    Overlay::new(64 << 20)
+}
+
+#[test]
+fn an_overlay_keeps_the_promises() {
+    if let Some(overlay) = had("overlay", overlay) {
+        let offers = Offers { zero_range: false, shift_range: false, ..Offers::ALL };
+        keeps_its_promises(overlay.path(), offers);
+    }
+}
+
+#[test]
+fn an_overlay_agrees_with_the_model() {
+    if let Some(overlay) = had("overlay", overlay) {
+        agrees(overlay.path(), |all| all);
+    }
+}

@@ -1,0 +1,137 @@
+//! Stacks to test: layers that do nothing, and servers with clients.
+#![allow(dead_code)] // each test file uses its part
+
+mod generated;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dray_backends::posix::{PosixFs, PosixOptions, Squash};
+use dray_core::{Context, FileSystem, FsUuid, Fut};
+use dray_fabric::sim::{Network, Weather};
+use dray_fabric::{Address, Connect, Connection, Listener, StreamConnection};
+use dray_layers::{Admit, Call, Observed, Observer, Outcome};
+use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+
+#[allow(unused_imports)] // as above
+pub use generated::{agree, generated, generated_with_seeds, on_posix};
+
+type Stack = Arc<dyn FileSystem>;
+
+/// Sees every call and does nothing; counts, so that a test can tell that it was there.
+#[derive(Default)]
+pub struct Idle {
+    calls: AtomicU64,
+}
+
+impl Observer for Idle {
+    fn admit<'a>(&'a self, _: &'a Context, _: &'a Call<'a>) -> Admit<'a> {
+        Admit::Now
+    }
+
+    fn done(&self, _: &Context, _: &Call<'_>, _: Outcome<'_>, _: Duration) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Idle {
+    /// Calls seen so far.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+/// `fs` under three layers that do nothing.
+pub fn layered(fs: Stack, idle: &Arc<Idle>) -> Stack {
+    (0..3).fold(fs, |below, _| Arc::new(Observed::new(below, idle.clone())))
+}
+
+/// A directory, with every user as who they are.
+pub fn posix(root: &Path) -> Arc<PosixFs> {
+    let options = PosixOptions { squash: Squash::None, ..PosixOptions::default() };
+    PosixFs::open(root, FsUuid(7), options).expect("a directory that can be served")
+}
+
+const EXPORT: &str = "data";
+
+fn server_of(fs: Stack) -> Server {
+    let export = Export::new(EXPORT, fs, Vec::new());
+    Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()))
+}
+
+/// Clients of `fs`, which a server serves: calls pass layers that do nothing on either side.
+async fn clients_of(
+    connectors: Vec<Arc<dyn Connect>>,
+    idle: &Arc<Idle>,
+) -> Vec<Arc<dyn FileSystem>> {
+    let mut clients = Vec::new();
+    for (number, connector) in connectors.into_iter().enumerate() {
+        let host = format!("client{number}");
+        let options = ClientOptions { export: EXPORT.into(), key: None, timeout: None, host };
+        let session = Session::connect(connector, options, SessionMemory::heap()).await;
+        let remote: Stack = Arc::new(RemoteFs::new(session.expect("a session in fair weather")));
+        clients.push(layered(remote, idle));
+    }
+    clients
+}
+
+/// So many clients over the simulated `network`. To be called in a simulation.
+pub async fn simulated(network: &Network, fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
+    let server = server_of(layered(fs, idle));
+    let mut incoming = network.listen("server");
+    dray_rt::spawn(async move {
+        while let Some(connection) = incoming.recv().await {
+            let server = server.clone();
+            dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
+        }
+    });
+    let connector = |number| network.connector_from(&format!("client{number}"), "server");
+    clients_of((0..count).map(connector).collect(), idle).await
+}
+
+/// Weather in which nothing is well for long: frames are late, get lost with their
+/// connection, arrive with only the answer lost, or arrive when they have been given up.
+pub const FOUL: Weather = Weather {
+    delay_min: Duration::from_micros(5),
+    delay_max: Duration::from_millis(1),
+    break_one_in: Some(25),
+    deliver_then_break_one_in: Some(2),
+    linger_one_in: Some(2),
+    linger_max: Duration::from_millis(50),
+};
+
+/// So many clients over a Unix socket in `dir`. To be called on an executor with a real
+/// driver.
+pub async fn on_a_socket(dir: &Path, fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
+    let address: Address = format!("unix://{}/socket", dir.display()).parse().expect("an address");
+    let server = server_of(layered(fs, idle));
+    let listener = Listener::bind(&address).await.expect("a socket");
+    dray_rt::spawn(async move {
+        while let Ok((socket, peer)) = listener.accept().await {
+            let Ok(connection) = StreamConnection::new(socket, peer) else { return };
+            let server = server.clone();
+            dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
+        }
+    });
+    let connector = |_| Arc::new(Socket(address.clone())) as Arc<dyn Connect>;
+    clients_of((0..count).map(connector).collect(), idle).await
+}
+
+struct Socket(Address);
+
+impl Connect for Socket {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(async {
+            let connection = dray_fabric::connect(&self.0).await?;
+            Ok(Arc::new(connection) as Arc<dyn Connection>)
+        })
+    }
+
+    fn target(&self) -> String {
+        self.0.to_string()
+    }
+}
