@@ -60,6 +60,12 @@ pub(crate) async fn serve(server: Arc<Inner>, connection: Arc<dyn Connection>) {
     }
 }
 
+/// The export that a client wants whose first message is this; none if it is no greeting.
+/// Nothing has been checked: it says who is to serve the connection, no more.
+pub fn wanted_export(head: &[u8]) -> Option<String> {
+    Hello::from_message(head).ok().map(|hello| hello.export)
+}
+
 /// What a connection's calls share with its receiver.
 #[derive(Default)]
 struct Shared {
@@ -111,12 +117,14 @@ impl Sink for ServerSink {
         head: &[u8],
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>> {
-        let writes = matches!(self.stage, Stage::Serving(_))
-            && CallHead::get_message(&mut Input(head)).is_ok_and(|head| head.op == Op::Write);
-        if !writes {
-            return Poll::Ready(Err(Malformed("data where none belongs").into()));
+        let misplaced = Err(Malformed("data where none belongs").into());
+        let Stage::Serving(session) = &self.stage else { return Poll::Ready(misplaced) };
+        match CallHead::get_message(&mut Input(head)) {
+            Ok(head) if head.op == Op::Write => {
+                session.export.pool.poll_get(cx, data_bytes).map(Ok)
+            }
+            _ => Poll::Ready(misplaced),
         }
-        self.server.options.pool.poll_get(cx, data_bytes).map(Ok)
     }
 
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
@@ -283,8 +291,7 @@ impl ServerSink {
             }
             NotifyHead::RECLAIMED => self.server.grace.reclaimed(session.id),
             NotifyHead::GOODBYE => {
-                let (server, session) = (self.server.clone(), session.clone());
-                dray_rt::spawn(async move { server.end(&session).await });
+                drop(self.server.end(session.clone())); // nobody waits for it
             }
             _ => {} // from a newer version: advice, not a request
         }
@@ -379,7 +386,8 @@ impl CallInHand {
         drop(plan);
         match route {
             Some(route) => self.answer(&route, reply),
-            None => self.over(),
+            // Its client has given up on it, and waits for the tag alone.
+            None => self.answer(&self.route, reply),
         }
     }
 

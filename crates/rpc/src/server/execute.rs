@@ -171,7 +171,7 @@ async fn run_on_file(
     Ok(match call {
         Call::Read { handle, at, len_bytes } => {
             let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
-            let mut into = server.options.pool.wait(len_bytes).await;
+            let mut into = session.export.pool.wait(len_bytes).await;
             drop(into.split_off(len_bytes));
             let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
             session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);

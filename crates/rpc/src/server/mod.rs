@@ -13,6 +13,7 @@ mod session;
 mod slots;
 mod status;
 
+pub use connection::wanted_export;
 pub use export::{Allow, Export};
 pub use journal::{Journal, MemoryJournal, SessionRecord, SlotLog, SlotRecord};
 pub use journal_file::FileJournal;
