@@ -112,3 +112,45 @@ fn serve(server: &Socket, held: &mut Held) -> io::Result<()> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// How long closing a socket with unread data is made to take.
+    const LINGER: Duration = Duration::from_secs(6);
+
+    /// Something that is not closed at once, as a file on a file system that hangs; and the
+    /// other end, which must stay.
+    fn stubborn() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        while near.write(&[0; 1 << 16]).is_ok() {}
+        assert_eq!(near.write(&[0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        socket2::SockRef::from(&near).set_linger(Some(LINGER)).unwrap();
+        near.set_nonblocking(false).unwrap();
+        (near.into(), far)
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_let_go_holds_up_no_other_file_system() {
+        let (hung, well) = ([1; 32], [2; 32]);
+        let (stubborn, _far) = stubborn();
+        let (file, mut witness) = UnixStream::pair().unwrap();
+        let mut held = Held::default();
+        held.hold(hung, stubborn);
+        held.hold(well, file.into());
+        let begin = Instant::now();
+        held.release(&hung);
+        held.release(&well);
+        assert_eq!(witness.read(&mut [0]).unwrap(), 0, "it has been closed");
+        assert!(begin.elapsed() < LINGER / 2, "{:?}", begin.elapsed());
+        assert!(held.files.is_empty());
+    }
+}

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dray_fabric::{Peer, StreamConnection};
 use dray_rpc::server::{Server, wanted_export};
@@ -147,10 +147,10 @@ impl Workers {
                 (name, worker.ended)
             })
             .collect();
-        let deadline = Instant::now() + patience;
+        let deadline = dray_rt::now() + patience;
         let mut stuck = Stuck::new();
         for (name, ended) in ending {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline - dray_rt::now();
             if ended.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 *stuck.entry(name.clone()).or_default() += 1;
             }

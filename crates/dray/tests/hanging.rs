@@ -190,27 +190,6 @@ fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
 }
 
 #[test]
-fn deleted_files_are_kept_while_another_one_cannot_be_let_go() {
-    let Ice { rig, ext4, well, ice } = &mut Ice::new();
-    let owner = rig.start("exec 9>$AT/gone; rm $AT/gone; echo >$AT/ready; exec sleep 60", ice);
-    wait_for("the file to be deleted", || ice.join("ready").exists());
-    let frozen = Frozen::new(ext4.path());
-    owner.signal(libc::SIGKILL);
-    rig.end_of(owner);
-    // More than fit into the socket of a keeper that does not read it.
-    let at = well.join("f");
-    in_time("keeping deleted files of the other export", move || {
-        for _ in 0..1000 {
-            let file = File::create(&at).unwrap();
-            fs::remove_file(&at).unwrap();
-            drop(file);
-        }
-    });
-    drop(frozen);
-    fs::write(ice.join("after"), "thawed").unwrap();
-}
-
-#[test]
 fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs() {
     let Ice { rig, ext4, well, ice } = &mut Ice::new();
     let brief = rig.mount_export("ice", "brief", "transport=classic,timeout=2");
