@@ -98,21 +98,19 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         result
     });
     scope.kill(); // listeners close, and remove their sockets
-    let stuck = workers.end(END_MAX);
-    if stuck.is_empty() {
-        return result;
-    }
-    for (export, threads) in stuck {
+    for (export, threads) in workers.end(END_MAX) {
         log::error!(
             "export `{export}`: its file system does not let go of {threads} threads; the process \
              is gone when it does, and a new server need not wait for that"
         );
     }
+    result?;
     server.disconnect();
     keeper.iter().for_each(|keeper| keeper.leave());
-    // Whatever else would be given back may hang as well: only what others wait for is.
+    // Whatever else there is belongs to the next server, or could hang as well: only what
+    // others wait for is given back.
     drop((running, state));
-    std::process::exit(i32::from(result.is_err()))
+    std::process::exit(0)
 }
 
 fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
