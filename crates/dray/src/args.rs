@@ -105,7 +105,7 @@ pub struct ServeArgs {
     /// of clients [default: below /var/lib/dray, named after the first --listen]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// Threads that serve connections [default: one for each CPU, at home there]
+    /// Threads that serve the connections of each export [default: one for each CPU]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 }

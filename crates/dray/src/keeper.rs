@@ -124,6 +124,11 @@ impl KeeperClient {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Leaves the keeper to the server's next life, though this process lasts on.
+    pub fn leave(&self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both); // or it has ended
+    }
+
     /// Lets go what was held for the server's last life and nobody came back for.
     pub fn release_inherited(&self) {
         let mut state = self.lock();

@@ -13,6 +13,7 @@ mod endpoint;
 mod error;
 mod evict;
 mod export;
+mod hang;
 mod journal;
 mod keeper;
 mod keeper_process;

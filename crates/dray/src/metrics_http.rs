@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use dray_layers::metrics::PrometheusText;
 
+use crate::hang;
 use crate::report::ServerReport;
 
 /// The answer to one HTTP request.
@@ -26,6 +27,26 @@ pub fn answer(request: &str, report: &ServerReport) -> Vec<u8> {
     .into_bytes()
 }
 
+/// How long each export's file system has not answered, and how many calls wait for it.
+fn hangs(report: &ServerReport, text: &mut String) {
+    let all: Vec<_> = report.exports.iter().map(|one| (&one.name, hang::of(one))).collect();
+    for (name, help) in [
+        ("dray_hang_seconds", "Time since when the file system below has not answered, or 0."),
+        ("dray_hung_calls", "Calls that wait for a file system below that does not answer."),
+    ] {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n");
+        for (export, hang) in &all {
+            let value = match hang {
+                Some(hang) if name == "dray_hung_calls" => hang.calls as u64,
+                Some(hang) => hang.since.as_secs(),
+                None => 0,
+            };
+            let _ = writeln!(text, "{name}{{export=\"{export}\"}} {value}");
+        }
+    }
+}
+
 fn text(report: &ServerReport) -> String {
     let status = report.server.status();
     let mut text = PrometheusText::default();
@@ -34,6 +55,7 @@ fn text(report: &ServerReport) -> String {
         export.metrics.snapshot().prometheus(&labels, &mut text);
     }
     let mut text = text.finish();
+    hangs(report, &mut text);
     let away = status.clients.iter().filter(|client| client.away.is_some()).count();
     let files: usize = status.clients.iter().map(|client| client.files).sum();
     for (name, help, value) in [

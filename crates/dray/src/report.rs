@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dray_backends::posix::PosixFs;
 use dray_client::Session;
 use dray_fuse::{Consistency, Reporter, Transport};
 use dray_layers::metrics::Metrics;
@@ -10,12 +11,15 @@ use dray_rpc::server::{Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
+use crate::hang;
+
 /// An export, as the status shows it.
 pub struct ExportReport {
     pub name: String,
     pub dir: String,
     pub read_only: bool,
     pub metrics: Arc<Metrics>,
+    pub fs: Arc<PosixFs>,
 }
 
 /// What is said of a server beside what it says itself.
@@ -64,6 +68,10 @@ impl ServerReport {
             "below": below.map(|(_, kind)| kind),
             "read_only": export.read_only,
             "ops": ops,
+            "hang": hang::of(export).map(|hang| json!({
+                "since_s": seconds(hang.since),
+                "calls": hang.calls,
+            })),
         })
     }
 

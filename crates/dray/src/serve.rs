@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_backends::posix::{Keeper, PosixFs, PosixOptions};
+use dray_backends::posix::{self, Keeper, PosixFs, PosixOptions};
 use dray_core::FileSystem;
 use dray_fabric::{Address, BufferPool, Listener};
 use dray_layers::Observed;
@@ -27,7 +27,7 @@ use crate::report::{ExportReport, ServerReport};
 use crate::signals::{self, Ending};
 use crate::state::{StateDir, boot_id};
 use crate::workers::Workers;
-use crate::{metrics_http, paths};
+use crate::{hang, metrics_http, paths};
 
 /// Where a server listens that was not told: this machine alone can get there.
 const DEFAULT_LISTEN: &str = "127.0.0.1";
@@ -45,6 +45,10 @@ const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
 /// Most threads that serve connections.
 const THREADS_MAX: usize = 1024;
+
+/// How long threads may take to end. One that a file system does not let go is left
+/// behind: nothing else of the server may wait for it.
+const END_MAX: Duration = Duration::from_secs(5);
 
 /// Everything that a server is told.
 struct ServePlan {
@@ -78,21 +82,23 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let journal = ServerJournal::open(&plan.state)?;
     let running = Running::begin(&plan.state)?;
     let server = Server::new(options, exports, Arc::new(journal));
-    let workers = Arc::new(Workers::start(plan.threads).doing(|| "cannot start threads".into())?);
+    let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
+    let workers = Arc::new(Workers::new(&names, plan.threads));
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
     let result = executor.block_on(async {
         server.restore(running.machine_lost).await;
+        posix::release().doing(|| "cannot be the server again".into())?;
         let report = ServerReport {
             server: server.clone(),
             exports: reports,
             listen: plan.listen.iter().map(ToString::to_string).collect(),
             state: plan.state.display().to_string(),
-            threads: workers.len(),
+            threads: workers.each(),
             since: dray_rt::now(),
         };
-        if let Some(keeper) = keeper {
+        if let Some(keeper) = keeper.clone() {
             let lease = server.lease();
             scope.spawn_on(&Handle::current(), async move {
                 // By then every client has come back, or has been given up.
@@ -105,7 +111,19 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         result
     });
     scope.kill(); // listeners close, and remove their sockets
-    result
+    for (export, threads) in workers.end(END_MAX) {
+        log::error!(
+            "export `{export}`: its file system does not let go of {threads} threads; the process \
+             is gone when it does, and a new server need not wait for that"
+        );
+    }
+    result?;
+    server.disconnect();
+    keeper.iter().for_each(|keeper| keeper.leave());
+    // Whatever else there is belongs to the next server, or could hang as well: only what
+    // others wait for is given back.
+    drop((running, state));
+    std::process::exit(0)
 }
 
 fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
@@ -236,11 +254,11 @@ fn open_export(
         keeper: keeper.map(|keeper| keeper as Arc<dyn Keeper>),
         ..defaults
     };
-    let mut fs: Arc<dyn FileSystem> =
-        PosixFs::open(&dir, identity.uuid, options).map_err(|error| {
-            let root = if paths::is_root() { "" } else { "; `dray serve` must be started by root" };
-            Failure::new(format!("{}: {error}{root}", what()))
-        })?;
+    let posix = PosixFs::open(&dir, identity.uuid, options).map_err(|error| {
+        let root = if paths::is_root() { "" } else { "; `dray serve` must be started by root" };
+        Failure::new(format!("{}: {error}{root}", what()))
+    })?;
+    let mut fs: Arc<dyn FileSystem> = posix.clone();
     let faults = config.faults_of(&plan.name).map_err(Failure::usage)?;
     if !faults.is_empty() {
         log::warn!("export `{}` fails on purpose: `faults` is on", plan.name);
@@ -253,6 +271,7 @@ fn open_export(
         dir: dir.display().to_string(),
         read_only: plan.read_only,
         metrics,
+        fs: posix,
     };
     Ok((Export::new(&plan.name, fs, plan.allow.clone()), report))
 }
@@ -273,6 +292,8 @@ async fn serve(
     let (server, report) = (report.server.clone(), Arc::new(report));
     let control = listen_for_control(plan, &report, scope)?;
     listen_for_metrics(plan, &report, scope)?;
+    let watched = report.clone();
+    scope.spawn_on(&handle, async move { hang::watch(&watched).await });
     let leases = server.clone();
     scope.spawn_on(&handle, async move { leases.expire_leases().await });
     for listener in listeners {
@@ -294,7 +315,10 @@ async fn accept(listener: Listener, server: Server, workers: Arc<Workers>) {
     let mut complained: Option<dray_rt::Instant> = None;
     loop {
         match listener.accept().await {
-            Ok((socket, peer)) => workers.serve(&server, socket, peer),
+            Ok((socket, peer)) => {
+                let (workers, server) = (workers.clone(), server.clone());
+                dray_rt::spawn(async move { workers.serve(&server, socket, peer).await });
+            }
             Err(error) => {
                 // Out of descriptors or memory: what there is goes on, and later is better.
                 if complained.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY) {
@@ -328,9 +352,15 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
     match control::parse(question) {
         ("status", _) => report.json(),
         ("evict", who) => {
+            let evict = |session| {
+                let server = report.server.clone();
+                dray_rt::spawn_join(async move { server.evict(session).await })
+            };
+            // All at once: each may have to wait for a file system that hangs.
+            let evictions: Vec<_> = report.sessions_of(who).into_iter().map(evict).collect();
             let mut evicted = 0;
-            for session in report.sessions_of(who) {
-                evicted += usize::from(report.server.evict(session).await);
+            for eviction in evictions {
+                evicted += usize::from(eviction.await == Ok(true));
             }
             serde_json::json!({ "evicted": evicted })
         }

@@ -58,9 +58,14 @@ fn server(report: &Value, out: &mut String) {
     rates(report, out);
     let rows = list(&report["exports"]).iter().map(|export| {
         let mode = if export["read_only"] == true { "ro" } else { "rw" };
-        vec![text(&export["name"]), text(&export["below"]), mode.to_owned(), text(&export["dir"])]
+        let state = match &export["hang"] {
+            Value::Null => "answers".to_owned(),
+            hang => format!("HANGS {}, {} calls", age(&hang["since_s"]), text(&hang["calls"])),
+        };
+        let (name, below, dir) = (&export["name"], &export["below"], &export["dir"]);
+        vec![text(name), text(below), mode.to_owned(), state, text(dir)]
     });
-    table(out, &["EXPORT", "BELOW", "MODE", "DIRECTORY"], rows);
+    table(out, &["EXPORT", "BELOW", "MODE", "STATE", "DIRECTORY"], rows);
     let rows = list(&report["clients"]).iter().map(|client| {
         let away = match &client["away_s"] {
             Value::Null => "here".to_owned(),
@@ -212,15 +217,25 @@ mod tests {
     fn a_server_is_shown_and_names_cannot_command_the_terminal() {
         let report = json!({
             "kind": "server", "pid": 7, "uptime_s": 3, "listen": ["tcp://127.0.0.1:7440"],
-            "exports": [{ "name": "home", "below": "ext4", "dir": "/srv", "read_only": true }],
+            "exports": [
+                { "name": "home", "below": "ext4", "dir": "/srv", "read_only": true },
+                { "name": "disk", "dir": "/d", "hang": { "since_s": 60.0, "calls": 3 } },
+            ],
             "clients": [{ "host": "node\u{1b}[31m", "session": "ab", "away_s": 4.0 }],
             "operations": [{ "op": "read", "what": "#1 at 0", "uid": 5, "age_s": 0.5 }],
             "rates": { "operations_per_s": 2.5, "read_bytes_per_s": 2048.0 },
         });
         let text = render(&[(PathBuf::new(), report)]);
-        for part in
-            ["SERVER tcp://127.0.0.1:7440", "home", "ro", "away 4.0 s", "2.0 KiB/s", "#1 at 0"]
-        {
+        for part in [
+            "SERVER tcp://127.0.0.1:7440",
+            "home",
+            "ro",
+            "answers",
+            "HANGS 60.0 s, 3 calls",
+            "away 4.0 s",
+            "2.0 KiB/s",
+            "#1 at 0",
+        ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
         assert!(!text.contains('\u{1b}'));

@@ -1,95 +1,186 @@
-//! The threads that serve connections: one executor each, at home on its CPU.
+//! The threads that serve connections: each export has its own, one executor each, at
+//! home on its CPU.
+//!
+//! Calls to local file systems are made by the thread that reads the connection, so a
+//! file system that hangs stops its thread, and all connections of that thread. They are
+//! all of the same export (docs/adr/0011-hanging-file-systems.md). Threads start with the
+//! first connection that needs them.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dray_fabric::{Peer, StreamConnection};
-use dray_rpc::server::Server;
+use dray_rpc::server::{Server, wanted_export};
 use dray_rt::sync::oneshot;
-use dray_rt::{DriverKind, Executor, Handle};
+use dray_rt::{DriverKind, Executor, Handle, Scope};
+
+/// Threads of all exports together. Where there are more exports each has one.
+const THREADS_MAX: usize = 1024;
+
+/// A client that says nothing for this long is not waited for.
+const GREETING_MAX: Duration = Duration::from_secs(10);
 
 /// A server's threads.
 pub struct Workers {
-    workers: Vec<Worker>,
+    exports: BTreeMap<String, Group>,
     /// CPUs that this process may use, in order.
     cpus: Vec<usize>,
+    /// Threads of one export.
+    each: usize,
+}
+
+/// The threads of one export.
+struct Group {
+    workers: Vec<Mutex<Option<Worker>>>,
     next: AtomicUsize,
 }
 
-struct Worker {
+#[derive(Clone)]
+struct Place {
     handle: Handle,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    /// Of everything that runs there; ended by the thread itself, since nobody else can
+    /// end a task that hangs.
+    scope: Scope,
 }
 
+impl Place {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.scope.spawn_on(&self.handle, task);
+    }
+}
+
+struct Worker {
+    place: Place,
+    stop: oneshot::Sender<()>,
+    /// Says so when the thread has ended.
+    ended: Receiver<()>,
+}
+
+/// Threads that did not end in time, by export.
+pub type Stuck = BTreeMap<String, usize>;
+
 impl Workers {
-    /// Starts `count` threads; 0: one for each CPU. As many threads as CPUs are pinned to
-    /// one each. Errors: those of the system calls that make executors and threads.
-    pub fn start(count: usize) -> io::Result<Workers> {
+    /// Prepares `count` threads for each of `exports`; 0: one for each CPU. As many as CPUs
+    /// are pinned to one each.
+    pub fn new(exports: &[&str], count: usize) -> Workers {
         let cpus = allowed_cpus();
         let count = if count == 0 { cpus.len() } else { count };
-        let mut workers = Vec::with_capacity(count);
-        for index in 0..count {
-            let home = if count == cpus.len() { Some(cpus[index]) } else { None };
-            workers.push(Worker::start(index, home)?);
-        }
-        Ok(Workers { workers, cpus, next: AtomicUsize::new(0) })
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.workers.len()
-    }
-
-    /// Serves a connection: by the worker at home where its packets arrive, which spares
-    /// wake-ups across CPUs, else by the next one.
-    pub fn serve(&self, server: &Server, socket: OwnedFd, peer: Peer) {
-        let index = match dray_fabric::incoming_cpu(&socket) {
-            Some(cpu) if peer != Peer::Local => {
-                self.cpus.iter().position(|known| *known == cpu).unwrap_or(cpu)
-            }
-            _ => self.next.fetch_add(1, Ordering::Relaxed),
+        let each = count.min(THREADS_MAX / exports.len().max(1)).max(1);
+        let group = || Group {
+            workers: (0..each).map(|_| Mutex::default()).collect(),
+            next: AtomicUsize::new(0),
         };
+        let exports = exports.iter().map(|name| ((*name).to_owned(), group())).collect();
+        Workers { exports, cpus, each }
+    }
+
+    /// Threads that one export may have.
+    pub fn each(&self) -> usize {
+        self.each
+    }
+
+    /// Serves a connection on a thread of the export that its client greets with; whoever
+    /// wants none of ours is refused here. A task of the calling executor.
+    pub async fn serve(&self, server: &Server, socket: OwnedFd, peer: Peer) {
+        let greeting = dray_rt::timeout(GREETING_MAX, dray_fabric::peek_head(&socket)).await;
+        let head = match greeting {
+            Ok(Ok(head)) => head,
+            Ok(Err(error)) => return log::warn!("{peer} does not greet as a client does: {error}"),
+            Err(_) => return log::warn!("{peer} has connected and said nothing"),
+        };
+        let group = wanted_export(&head).and_then(|name| self.exports.get(&name));
+        let index = group.map(|group| (group, self.index(group, &socket, peer)));
         let server = server.clone();
-        self.workers[index % self.workers.len()].handle.spawn(async move {
+        let serve = async move {
             match StreamConnection::new(socket, peer) {
                 Ok(connection) => server.serve(Arc::new(connection)).await,
                 Err(error) => log::error!("cannot serve a connection of {peer}: {error}"),
             }
-        });
+        };
+        let Some((group, index)) = index else { return serve.await };
+        match self.place(group, index) {
+            Ok(place) => place.spawn(serve),
+            Err(error) => log::error!("cannot start a thread for {peer}: {error}"),
+        }
     }
-}
 
-impl Drop for Workers {
-    fn drop(&mut self) {
-        for worker in &mut self.workers {
-            worker.stop.take().map(|stop| stop.send(()));
+    /// The worker at home where packets of `socket` arrive, which spares wake-ups across
+    /// CPUs, else the next one.
+    fn index(&self, group: &Group, socket: &OwnedFd, peer: Peer) -> usize {
+        let index = match dray_fabric::incoming_cpu(socket) {
+            Some(cpu) if peer != Peer::Local => {
+                self.cpus.iter().position(|known| *known == cpu).unwrap_or(cpu)
+            }
+            _ => group.next.fetch_add(1, Ordering::Relaxed),
+        };
+        index % self.each
+    }
+
+    /// Where a worker's tasks are started; the worker too, if need be.
+    fn place(&self, group: &Group, index: usize) -> io::Result<Place> {
+        let mut started = lock(&group.workers[index]);
+        if let Some(worker) = &*started {
+            return Ok(worker.place.clone());
         }
-        for worker in &mut self.workers {
-            worker.thread.take().map(JoinHandle::join);
+        let home = (self.each == self.cpus.len()).then(|| self.cpus[index]);
+        let worker = Worker::start(index, home)?;
+        let place = worker.place.clone();
+        *started = Some(worker);
+        Ok(place)
+    }
+
+    /// Ends all threads. One that a file system does not let go has `patience`, and is
+    /// then left behind.
+    pub fn end(&self, patience: Duration) -> Stuck {
+        let ending: Vec<_> = self
+            .exports
+            .iter()
+            .flat_map(|(name, group)| group.workers.iter().map(move |worker| (name, worker)))
+            .filter_map(|(name, worker)| Some((name, lock(worker).take()?)))
+            .map(|(name, worker)| {
+                let _ = worker.stop.send(()); // or it has ended by itself
+                (name, worker.ended)
+            })
+            .collect();
+        let deadline = dray_rt::now() + patience;
+        let mut stuck = Stuck::new();
+        for (name, ended) in ending {
+            let left = deadline - dray_rt::now();
+            if ended.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                *stuck.entry(name.clone()).or_default() += 1;
+            }
         }
+        stuck
     }
 }
 
 impl Worker {
     fn start(index: usize, home: Option<usize>) -> io::Result<Worker> {
         let mut executor = Executor::new(DriverKind::Epoll)?;
-        let handle = executor.handle();
+        let place = Place { handle: executor.handle(), scope: Scope::new() };
+        let scope = place.scope.clone();
         let (stop, stopped) = oneshot::channel();
-        let thread =
-            std::thread::Builder::new().name(format!("dray-serve-{index}")).spawn(move || {
-                if let Some(cpu) = home {
-                    pin_here(cpu);
-                }
-                let _ = executor.block_on(stopped); // an error too means that it is over
-            })?;
-        Ok(Worker { handle, stop: Some(stop), thread: Some(thread) })
+        let (end, ended): (Sender<()>, _) = channel();
+        std::thread::Builder::new().name(format!("dray-serve-{index}")).spawn(move || {
+            if let Some(cpu) = home {
+                pin_here(cpu);
+            }
+            let _ = executor.block_on(stopped); // an error too means that it is over
+            scope.kill();
+            drop(end);
+        })?;
+        Ok(Worker { place, stop, ended })
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 /// CPUs that this process may run on, at least one.
 fn allowed_cpus() -> Vec<usize> {
     // SAFETY: a zeroed set is a valid one; the kernel writes at most its size.
@@ -121,17 +212,54 @@ fn pin_here(cpu: usize) {
 mod tests {
     use super::*;
 
+    fn start(workers: &Workers, export: &str, index: usize) -> Place {
+        workers.place(&workers.exports[export], index).unwrap()
+    }
+
     #[test]
-    fn workers_start_run_and_stop() {
-        let workers = Workers::start(3).unwrap();
-        assert_eq!(workers.len(), 3);
-        let (send, receive) = std::sync::mpsc::channel();
-        for worker in &workers.workers {
+    fn threads_start_when_they_are_needed_run_and_end() {
+        let workers = Workers::new(&["a", "b"], 3);
+        assert_eq!(workers.each(), 3);
+        let (send, receive) = channel();
+        for (export, index) in [("a", 0), ("a", 2), ("b", 1), ("a", 0)] {
             let send = send.clone();
-            worker.handle.spawn(async move { send.send(()).unwrap() });
+            start(&workers, export, index).spawn(async move {
+                send.send(std::thread::current().id()).unwrap();
+            });
         }
-        for _ in 0..3 {
-            receive.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
-        }
+        let limit = Duration::from_secs(10);
+        let ids: Vec<_> = (0..4).map(|_| receive.recv_timeout(limit).unwrap()).collect();
+        let different: std::collections::HashSet<_> = ids.iter().collect();
+        assert_eq!(different.len(), 3);
+        let started =
+            |group: &Group| group.workers.iter().filter(|one| lock(one).is_some()).count();
+        assert_eq!(workers.exports.values().map(started).collect::<Vec<_>>(), [2, 1]);
+        assert!(workers.end(limit).is_empty());
+    }
+
+    #[test]
+    fn a_thread_that_hangs_stops_its_own_export_alone_and_no_end() {
+        let workers = Workers::new(&["hung", "well"], 1);
+        let (inside, is_inside) = channel();
+        let (thaw, frozen) = channel::<()>();
+        start(&workers, "hung", 0).spawn(async move {
+            inside.send(()).unwrap();
+            let _ = frozen.recv();
+        });
+        is_inside.recv().unwrap();
+        let (send, receive) = channel();
+        start(&workers, "well", 0).spawn(async move { send.send(()).unwrap() });
+        receive.recv_timeout(Duration::from_secs(10)).unwrap();
+        let stuck = workers.end(Duration::from_millis(200));
+        assert_eq!(stuck, Stuck::from([("hung".to_owned(), 1)]));
+        drop(thaw);
+    }
+
+    #[test]
+    fn many_exports_share_the_limit() {
+        let names: Vec<String> = (0..2000).map(|number| number.to_string()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(Workers::new(&names, 64).each(), 1);
+        assert_eq!(Workers::new(&names[..100], 64).each(), 10);
     }
 }

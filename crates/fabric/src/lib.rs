@@ -8,6 +8,7 @@
 mod address;
 mod frame;
 mod listen;
+mod peek;
 mod pool;
 pub mod sim;
 mod stream;
@@ -21,6 +22,7 @@ use dray_core::{Buf, BufMut, Fut};
 pub use address::Address;
 pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
 pub use listen::{Listener, connect, incoming_cpu};
+pub use peek::peek_head;
 pub use pool::{BufferPool, PoolShare, PoolStats};
 pub use stream::StreamConnection;
 

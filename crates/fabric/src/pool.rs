@@ -26,6 +26,8 @@ const ALIGN_BYTES: usize = 4096;
 #[derive(Clone)]
 pub struct BufferPool {
     inner: Arc<Inner>,
+    /// Index of the party that this end takes for.
+    party: usize,
 }
 
 struct Inner {
@@ -41,6 +43,35 @@ struct State {
     used_bytes: usize,
     peak_bytes: usize,
     waiting: Vec<Waker>,
+    /// Who shares the pool; the first is whoever made it.
+    parties: Vec<Party>,
+    /// What is reserved for them and not used by them.
+    unused_bytes: usize,
+}
+
+impl State {
+    /// Changes what `party` uses, by `change`.
+    fn count(&mut self, party: usize, change: impl Fn(usize) -> usize) {
+        let party = &mut self.parties[party];
+        self.unused_bytes -= party.unused_bytes();
+        party.used_bytes = change(party.used_bytes);
+        self.unused_bytes += party.unused_bytes();
+        self.used_bytes = change(self.used_bytes);
+    }
+}
+
+/// One of those who share a pool.
+#[derive(Clone, Copy, Default)]
+struct Party {
+    used_bytes: usize,
+    /// What the others leave to it, whatever they need.
+    reserved_bytes: usize,
+}
+
+impl Party {
+    fn unused_bytes(self) -> usize {
+        self.reserved_bytes.saturating_sub(self.used_bytes)
+    }
 }
 
 /// What a pool holds now.
@@ -86,6 +117,7 @@ impl Drop for Slot {
 struct Lent {
     slot: Option<Slot>,
     pool: Arc<Inner>,
+    party: usize,
     share: Option<Arc<Share>>,
 }
 
@@ -103,7 +135,7 @@ impl Memory for Lent {}
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            self.pool.give_back(slot, self.share.as_deref());
+            self.pool.give_back(slot, self.party, self.share.as_deref());
         }
     }
 }
@@ -113,10 +145,10 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back(&self, slot: Slot, share: Option<&Share>) {
+    fn give_back(&self, slot: Slot, party: usize, share: Option<&Share>) {
         let bytes = CLASS_BYTES[slot.class];
         let mut state = self.lock();
-        state.used_bytes -= bytes;
+        state.count(party, |used| used - bytes);
         if let Some(share) = share {
             share.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -138,9 +170,22 @@ impl BufferPool {
     /// A pool that lends at most `limit_bytes` and keeps up to `kept_bytes_max` of
     /// returned memory for the next.
     pub fn new(limit_bytes: usize, kept_bytes_max: usize) -> BufferPool {
-        BufferPool {
-            inner: Arc::new(Inner { limit_bytes, kept_bytes_max, state: Mutex::default() }),
-        }
+        let state = State { parties: vec![Party::default()], ..State::default() };
+        let inner = Inner { limit_bytes, kept_bytes_max, state: Mutex::new(state) };
+        BufferPool { inner: Arc::new(inner), party: 0 }
+    }
+
+    /// Ends of this pool for `count` parties that must not be able to starve each other:
+    /// half of the memory is set aside for them in equal parts, the other half goes to
+    /// whoever comes first. To be called once a pool.
+    pub fn divide(&self, count: usize) -> Vec<BufferPool> {
+        let mut state = self.inner.lock();
+        let reserved_bytes = self.inner.limit_bytes / 2 / count.max(1);
+        let first = state.parties.len();
+        state.parties.resize(first + count, Party { used_bytes: 0, reserved_bytes });
+        state.unused_bytes += reserved_bytes * count;
+        let end = |party| BufferPool { inner: self.inner.clone(), party };
+        (first..first + count).map(end).collect()
     }
 
     /// An empty buffer with room for at least `bytes` (at most 1 MiB), if the pool's
@@ -198,7 +243,9 @@ impl BufferPool {
 
     fn take(&self, state: &mut State, class: usize, share: Option<&Arc<Share>>) -> Option<Slot> {
         let bytes = CLASS_BYTES[class];
-        let free_bytes = self.inner.limit_bytes.saturating_sub(state.used_bytes);
+        let others_unused_bytes = state.unused_bytes - state.parties[self.party].unused_bytes();
+        let taken_bytes = state.used_bytes + others_unused_bytes;
+        let free_bytes = self.inner.limit_bytes.saturating_sub(taken_bytes);
         let held_bytes = share.map_or(0, |share| share.used_bytes.load(Ordering::Relaxed));
         if held_bytes + bytes > free_bytes {
             return None;
@@ -213,14 +260,15 @@ impl BufferPool {
         if let Some(share) = share {
             share.used_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        state.used_bytes += bytes;
+        state.count(self.party, |used| used + bytes);
         state.peak_bytes = state.peak_bytes.max(state.used_bytes);
         Some(slot)
     }
 
     fn lend(&self, slot: Slot, share: Option<Arc<Share>>) -> BufMut {
         let (start, bytes) = (slot.start, CLASS_BYTES[slot.class]);
-        let lent = Arc::new(Lent { slot: Some(slot), pool: self.inner.clone(), share });
+        let (pool, party) = (self.inner.clone(), self.party);
+        let lent = Arc::new(Lent { slot: Some(slot), pool, party, share });
         // SAFETY: the slot's memory is valid while `lent` lives, and nobody else has it.
         unsafe { BufMut::over(start, bytes, lent) }
     }
@@ -296,6 +344,22 @@ mod tests {
         drop(shared);
         assert_eq!(pool.stats().used_bytes, 4096, "a slice keeps its slot");
         drop(part);
+        assert_eq!(pool.stats().used_bytes, 0);
+    }
+
+    #[test]
+    fn one_party_cannot_starve_the_others() {
+        let pool = BufferPool::new(8 << 20, 0);
+        let ends = pool.divide(2);
+        let greedy: Vec<_> = std::iter::from_fn(|| ends[0].get(1 << 20)).collect();
+        assert_eq!(greedy.len(), 6, "its own part and the common half");
+        let modest: Vec<_> = std::iter::from_fn(|| ends[1].get(1 << 20)).collect();
+        assert_eq!(modest.len(), 2, "what is set aside for it");
+        assert_eq!(pool.stats().used_bytes, 8 << 20);
+        drop(greedy);
+        let more: Vec<_> = std::iter::from_fn(|| ends[1].get(1 << 20)).collect();
+        assert_eq!(more.len(), 4, "the common half");
+        drop((modest, more));
         assert_eq!(pool.stats().used_bytes, 0);
     }
 

@@ -80,10 +80,9 @@ impl Pool {
         receive.await.map_err(|_| PoolFull) // only when the pool closes under the call
     }
 
-    /// Calls that run or wait now.
-    pub fn busy(&self) -> usize {
-        let state = self.inner.lock();
-        state.queue.len() + state.threads - state.idle
+    /// Calls that wait for a thread now.
+    pub fn waiting(&self) -> usize {
+        self.inner.lock().queue.len()
     }
 
     fn submit(&self, job: Job) -> Result<(), PoolFull> {

@@ -16,6 +16,7 @@ use super::nodes::{Node, NodeCache};
 use super::options::{Inline, PosixOptions};
 use super::paths::PathTable;
 use super::sys::Stat;
+use super::watch::Watched;
 use super::{cred, sys};
 use crate::locks::LockTable;
 
@@ -54,7 +55,8 @@ pub(crate) struct Core {
     mount_id: i32,
     dev: u64,
     proc_fd: OwnedFd,
-    pool: Pool,
+    pub(crate) pool: Pool,
+    pub(crate) watched: Watched,
 }
 
 /// On whose behalf work is done, after squashing.
@@ -117,6 +119,7 @@ impl Core {
             dev: stat.dev,
             proc_fd,
             pool: Pool::new("dray-posix", options.threads_max.max(1), options.queue_max),
+            watched: Watched::new(),
             options,
         }))
     }
@@ -196,7 +199,7 @@ impl Core {
         work: impl FnOnce(&Core) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
         match cred::assume(&caller.who, caller.umask) {
-            Ok(()) => work(self),
+            Ok(()) => self.watched.mark(|| work(self)),
             Err(error) => Some(Err(error)),
         }
     }

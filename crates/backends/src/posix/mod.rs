@@ -19,9 +19,11 @@ mod options;
 mod paths;
 mod siphash;
 mod sys;
+mod watch;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dray_core::{
     Access, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, FsUuid, Fut, Make, Name,
@@ -53,6 +55,15 @@ pub struct Holdings {
     pub locks: usize,
 }
 
+/// A file system below that does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hang {
+    /// Calls that are in it, and those that wait for a thread behind them.
+    pub calls: usize,
+    /// How long the first of them has been in it at least.
+    pub since: Duration,
+}
+
 impl PosixFs {
     /// Serves `dir` as the file system `uuid`. The process must be root's and must not fork
     /// and go on as the child afterwards. Errors: `EPERM` without the rights, and those of
@@ -66,6 +77,14 @@ impl PosixFs {
     /// the export is used; an idle export that is to be unmounted needs it.
     pub fn trim(&self) {
         self.core.nodes.trim();
+    }
+
+    /// Whether a call has been in the file system below for `least` or longer. Time counts
+    /// from the first time that this was asked while the call was under way: ask every now
+    /// and then. Never waits for the file system.
+    pub fn hang(&self, least: Duration) -> Option<Hang> {
+        let lasting = self.core.watched.lasting(least)?;
+        Some(Hang { calls: lasting.calls + self.core.pool.waiting(), since: lasting.longest })
     }
 
     /// The advisory locks of this export, for leases that end and for status.

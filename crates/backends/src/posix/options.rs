@@ -46,7 +46,8 @@ fn squash_group(who: &Arc<Identity>, anonymous: Gid) -> Arc<Identity> {
 pub enum Inline {
     /// On the calling thread for file systems on local disks or in memory, except for calls
     /// that wait for media; on the export's own threads for all others (FUSE, NFS and
-    /// whatever is not known), so that one that hangs blocks its own export alone.
+    /// whatever is not known), which take long. One that hangs keeps its thread in either
+    /// case: a calling thread must not serve other exports.
     Auto,
     /// Always on the calling thread.
     Always,

@@ -35,12 +35,12 @@ impl Loopback {
         let exports = vec![Export::new(NULL_EXPORT, fs, Vec::new())];
         let journal = Arc::new(MemoryJournal::default());
         let server = Server::new(ServerOptions::default(), exports, journal);
-        let workers = Workers::start(0).doing(what)?;
+        let workers = Workers::new(&[NULL_EXPORT], 0);
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().name("dray-survey".into()).spawn(move || {
             let result = Executor::new(DriverKind::Epoll).map(|mut executor| {
-                executor.block_on(accept(server, workers, tell.clone(), stopped));
+                executor.block_on(accept(server, Arc::new(workers), tell.clone(), stopped));
             });
             if let Err(error) = result {
                 let _ = tell.send(Err(error)); // whoever started us waits for it
@@ -66,7 +66,7 @@ impl Drop for Loopback {
 
 async fn accept(
     server: Server,
-    workers: Workers,
+    workers: Arc<Workers>,
     tell: std::sync::mpsc::Sender<std::io::Result<Address>>,
     stopped: oneshot::Receiver<()>,
 ) {
@@ -82,7 +82,8 @@ async fn accept(
     let scope = Scope::new();
     scope.spawn_on(&Handle::current(), async move {
         while let Ok((socket, peer)) = listener.accept().await {
-            workers.serve(&server, socket, peer);
+            let (workers, server) = (workers.clone(), server.clone());
+            dray_rt::spawn(async move { workers.serve(&server, socket, peer).await });
         }
     });
     let _ = stopped.await; // an error too means that it is over

@@ -27,6 +27,12 @@ impl Pid {
         // still its own.
         unsafe { libc::kill(self.0, signal) };
     }
+
+    /// Whether it has ended, though the shell has not been told to wait for it.
+    pub fn is_over(self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
+        stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.starts_with(" Z"))
+    }
 }
 
 impl Launcher {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use launcher::{Launcher, Pid};
+use launcher::Launcher;
+pub use launcher::Pid;
 
 /// A directory for everything, a server, and mounts.
 pub struct Rig {
@@ -104,8 +105,32 @@ impl Rig {
         self.launcher.get_mut().wait(server)
     }
 
+    /// Sends the server a signal; whoever asks waits for its end.
+    pub fn signal_server(&mut self, signal: i32) -> Pid {
+        let server = self.server.take().unwrap();
+        server.signal(signal);
+        server
+    }
+
+    /// Starts an application: a shell script, with `at` as `$AT`.
+    pub fn start(&mut self, script: &str, at: &Path) -> Pid {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("AT", at);
+        self.launcher.get_mut().start(&command, None, None)
+    }
+
+    /// Waits for the end of what was started here.
+    pub fn end_of(&mut self, pid: Pid) -> std::process::ExitStatus {
+        wait_for("a process to end", || pid.is_over());
+        self.launcher.get_mut().wait(pid)
+    }
+
     pub fn target(&self) -> String {
-        format!("dray+unix://{}?export=data", self.path("socket").display())
+        self.target_of("data")
+    }
+
+    fn target_of(&self, export: &str) -> String {
+        format!("dray+unix://{}?export={export}", self.path("socket").display())
     }
 
     /// Mounts in the background at a fresh directory.
@@ -115,12 +140,23 @@ impl Rig {
 
     /// As [`Rig::mount`], with another copy of the program.
     pub fn mount_with(&mut self, program: &Path, name: &str, options: &str) -> PathBuf {
+        let target = self.target();
+        self.mount_target(program, &target, name, options)
+    }
+
+    /// As [`Rig::mount`], of another export.
+    pub fn mount_export(&mut self, export: &str, name: &str, options: &str) -> PathBuf {
+        let target = self.target_of(export);
+        self.mount_target(Path::new(env!("CARGO_BIN_EXE_dray")), &target, name, options)
+    }
+
+    fn mount_target(&mut self, program: &Path, target: &str, name: &str, options: &str) -> PathBuf {
         let at = self.path(name);
         std::fs::create_dir(&at).unwrap();
         self.mounts.push(at.clone());
         let mut command = Command::new(program);
         command.env("DRAY_RUN_DIR", self.path("run")).env_remove("DRAY_LOG").stdin(Stdio::null());
-        command.arg("mount").arg(self.target()).arg(&at).args(["-o", options]);
+        command.arg("mount").arg(target).arg(&at).args(["-o", options]);
         let output = self.output(&command);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "mount: {}\n{said}", output.status);

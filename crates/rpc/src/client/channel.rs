@@ -2,19 +2,24 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use dray_core::{Buf, BufMut, Context, Errno, Error, Identity, Result};
 use dray_fabric::{Connection, Sink};
-use dray_rt::{Instant, timeout};
+use dray_rt::{Instant, Sleep, sleep, timeout};
 
 use crate::client::file::RemoteFile;
 use crate::wire::{Call, CallHead, Input, Kind, NO_SLOT, NotifyHead, ReplyHead, Wire, peek_tag};
 
 /// Identities that a connection remembers; the oldest is redefined for the next.
 const IDENTITIES_MAX: usize = 256;
+
+/// How long a server may take to say what came of a lock whose waiter gives up. One that
+/// takes longer cannot hear of it: its file system hangs.
+const GIVE_UP_MAX: Duration = Duration::from_secs(2);
 
 /// Sends calls and hands out their answers.
 pub(crate) struct Channel {
@@ -161,7 +166,7 @@ impl Channel {
             Ok(tag) => tag,
             Err((error, into)) => return Err((Failure::Error(error), into)),
         };
-        let mut guard = CallGuard { channel: self, tag, told: 0, waits };
+        let mut guard = CallGuard { channel: self, tag, told: None, waits };
         match self.timeout.filter(|_| !waits) {
             None => poll_fn(|task| guard.poll(cx, task)).await,
             // A server that is there but does not answer counts as away, too.
@@ -509,8 +514,9 @@ impl Identities {
 struct CallGuard<'a> {
     channel: &'a Channel,
     tag: u32,
-    /// The connection, counted, over which the server was told that the caller gives up.
-    told: u64,
+    /// The connection, counted, over which the server was told that the caller gives up,
+    /// and until when its answer is awaited.
+    told: Option<(u64, Pin<Box<Sleep>>)>,
     /// It waits for a lock.
     waits: bool,
 }
@@ -536,13 +542,22 @@ impl CallGuard<'_> {
         // the server knows whether it was granted; other callers are being killed, and
         // need not know.
         let Some(connection) = connection.filter(|_| self.waits) else { return Poll::Ready(()) };
-        if std::mem::replace(&mut self.told, number) != number {
+        if self.told.as_ref().is_none_or(|(told, _)| *told != number) {
             let mut message = Vec::new();
             NotifyHead { what: NotifyHead::CANCEL, flags: 0, tag: self.tag }
                 .put_message(&mut message);
             let _ = connection.send(&message, None);
+            self.told = Some((number, Box::pin(sleep(GIVE_UP_MAX))));
         }
-        Poll::Pending
+        let late =
+            self.told.as_mut().is_some_and(|(_, until)| until.as_mut().poll(task).is_ready());
+        if late {
+            // Its end is what such a server hears of first when it goes on, and it gives
+            // up what was waited for on a connection that has ended. Everything else that
+            // was asked for here is asked for again on the next one.
+            connection.close();
+        }
+        if late { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 

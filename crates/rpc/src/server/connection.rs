@@ -97,6 +97,12 @@ fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
     ))
 }
 
+/// The export that a client wants whose first message is this; none if it is no greeting.
+/// Nothing has been checked: it says who is to serve the connection, no more.
+pub fn wanted_export(head: &[u8]) -> Option<String> {
+    Hello::from_message(head).ok().map(|hello| hello.export)
+}
+
 /// What a connection's calls share with its receiver.
 #[derive(Default)]
 struct Shared {
@@ -347,8 +353,7 @@ impl ServerSink {
                 self.server.grace.reclaimed(session.id);
             }
             NotifyHead::GOODBYE => {
-                let (server, session) = (self.server.clone(), session.clone());
-                dray_rt::spawn(async move { server.end(&session).await });
+                drop(self.server.end(session.clone())); // nobody waits for it
             }
             _ => {} // from a newer version: advice, not a request
         }
@@ -455,7 +460,8 @@ impl CallInHand {
         drop(plan);
         match route {
             Some(route) => self.answer(&route, reply),
-            None => self.over(),
+            // Its client has given up on it, and waits for the tag alone.
+            None => self.answer(&self.route, reply),
         }
     }
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use dray_core::FileSystem;
-use dray_fabric::Peer;
+use dray_fabric::{BufferPool, Peer};
 
 use crate::server::order::Order;
 
@@ -18,12 +18,15 @@ pub struct Export {
     /// Who may use it; empty: everybody who gets to the port.
     pub allow: Vec<Allow>,
     pub(crate) order: Arc<Order>,
+    /// Memory for its data; its end of the server's pool, once it belongs to a server.
+    pub(crate) pool: BufferPool,
 }
 
 impl Export {
     /// Offers `fs` as `name`.
     pub fn new(name: &str, fs: Arc<dyn FileSystem>, allow: Vec<Allow>) -> Export {
-        Export { name: name.to_owned(), fs, allow, order: Arc::default() }
+        let pool = BufferPool::new(0, 0);
+        Export { name: name.to_owned(), fs, allow, order: Arc::default(), pool }
     }
 
     /// Whether clients at `peer` may use it. Processes of this machine, by Unix socket,

@@ -16,6 +16,7 @@ mod slots;
 mod stalls;
 mod status;
 
+pub use connection::wanted_export;
 pub use export::{Allow, Export};
 pub use journal::{Journal, MemoryJournal, SessionRecord, SlotLog, SlotRecord};
 pub use journal_file::FileJournal;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use dray_core::{Errno, NodeId};
 use dray_fabric::{BufferPool, Connection};
-use dray_rt::{random_bytes, random_u64, sleep};
+use dray_rt::sync::oneshot;
+use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
 use crate::auth::Key;
 use crate::server::connection;
@@ -101,6 +102,9 @@ pub(crate) struct Inner {
     next_connection: AtomicU64,
 }
 
+/// How long evicting waits for files to be given back.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(2);
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -109,8 +113,13 @@ impl Server {
     /// A server of these exports. It does nothing until it is given connections; where
     /// `journal` may hold sessions of a server before it, [`Server::restore`] comes first.
     pub fn new(options: ServerOptions, exports: Vec<Export>, journal: Arc<dyn Journal>) -> Server {
-        let exports =
-            exports.into_iter().map(|export| (export.name.clone(), Arc::new(export))).collect();
+        // The calls of one export that hangs hold their buffers as long as that lasts.
+        let pools = options.pool.divide(exports.len());
+        let exports = exports
+            .into_iter()
+            .zip(pools)
+            .map(|(export, pool)| (export.name.clone(), Arc::new(Export { pool, ..export })))
+            .collect();
         let inner = Inner {
             door: Arc::new(Door::new(options.connections_max)),
             options,
@@ -176,7 +185,8 @@ impl Server {
                     session.host,
                     session.id
                 );
-                self.inner.end(&session).await;
+                // Not awaited: its file system may hang, and others' need not wait for it.
+                drop(self.inner.end(session));
             }
         }
     }
@@ -193,9 +203,10 @@ impl Server {
         }
     }
 
-    /// Ends a session now: its locks and open files are given back. Its client is told, and
-    /// fails every call from then on; one that cannot be told now learns it when it comes
-    /// back to this server. False if there is no such session.
+    /// Ends a session now. Its client is told, and fails every call from then on; one that
+    /// cannot be told now learns it when it comes back to this server. Its locks and files are
+    /// given back when this returns, or, where their file system hangs, once it goes on. False
+    /// if there is no such session.
     pub async fn evict(&self, session: u64) -> bool {
         let Some(session) = lock(&self.inner.sessions).get(&session).cloned() else { return false };
         self.inner.note_evicted(session.id);
@@ -205,8 +216,18 @@ impl Server {
             let _ = connection.send(&message, None); // it may be why it is evicted
         }
         log::warn!("client {} (session {:x}) was evicted", session.host, session.id);
-        self.inner.end(&session).await;
+        let (host, id) = (session.host.clone(), session.id);
+        if timeout(GIVE_BACK_MAX, self.inner.end(session)).await.is_err() {
+            log::warn!("client {host} (session {id:x}): its files are given back when they can be");
+        }
         true
+    }
+
+    /// Closes all connections: clients turn to the next server. Waits for nothing.
+    pub fn disconnect(&self) {
+        let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        let connections = sessions.iter().flat_map(|session| session.connections());
+        connections.for_each(|connection| connection.close());
     }
 
     /// How long sessions outlive their last connection.
@@ -293,11 +314,20 @@ impl Inner {
         evicted.push_back(session);
     }
 
-    pub(crate) async fn end(&self, session: &Arc<Session>) {
+    /// Ends a session, on the executor that serves it. The answer comes when everything
+    /// has been given back; it need not be waited for.
+    pub(crate) fn end(self: &Arc<Inner>, session: Arc<Session>) -> oneshot::Receiver<()> {
         lock(&self.sessions).remove(&session.id);
-        session.end().await;
-        self.grace.reclaimed(session.id);
-        self.journal.remove(session.id);
+        session.cut_off();
+        let (done, ended) = oneshot::channel();
+        let (inner, home) = (self.clone(), session.home());
+        home.unwrap_or_else(Handle::current).spawn(async move {
+            session.end().await;
+            inner.grace.reclaimed(session.id);
+            inner.journal.remove(session.id);
+            let _ = done.send(()); // nobody has to wait for it
+        });
+        ended
     }
 
     fn expired(&self) -> Vec<Arc<Session>> {

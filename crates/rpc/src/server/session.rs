@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 
 use dray_core::{Cancel, Context, Errno, Error, Lock, LockFamily, LockOwner, NodeId, OpenFile};
 use dray_fabric::{Connection, PoolShare};
-use dray_rt::Instant;
+use dray_rt::{Handle, Instant};
 
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
@@ -46,6 +46,9 @@ struct State {
     connections: BTreeMap<u64, Arc<dyn Connection>>,
     /// Since when there has been none.
     alone_since: Option<Instant>,
+    /// The executor that served the last one: what may wait for the export's file system
+    /// is done there, where it holds up nobody else's export.
+    home: Option<Handle>,
     /// Calls that wait for something that may never come, by request.
     waits: BTreeMap<u64, Arc<Cancel>>,
     /// Calls in no slot that change something, under way by connection.
@@ -92,9 +95,9 @@ impl Session {
             secret: record.secret,
             node: NodeId(record.node),
             host: record.host,
+            buffers: export.pool.share(),
             export,
             slots: ReplaySlots::new(options.slots, log, options.sabotage),
-            buffers: options.pool.share(),
             calls: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
@@ -153,12 +156,18 @@ impl Session {
         let mut state = self.state();
         state.connections.insert(number, connection);
         state.alone_since = None;
+        state.home = Some(Handle::current());
         let many = state.connections.len() > CONNECTIONS_MAX;
         let oldest = if many { state.connections.pop_first() } else { None };
         drop(state);
         if let Some((_, oldest)) = oldest {
             oldest.close();
         }
+    }
+
+    /// The executor that serves this session; none before its first connection.
+    pub(crate) fn home(&self) -> Option<Handle> {
+        self.state().home.clone()
     }
 
     pub(crate) fn disconnected(&self, number: u64) {
@@ -288,9 +297,8 @@ impl Session {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Gives everything back: waits are cancelled, connections closed, files closed and
-    /// with them their locks.
-    pub(crate) async fn end(&self) {
+    /// Nothing comes from its client any more: waits are cancelled, connections closed.
+    pub(crate) fn cut_off(&self) {
         self.ended.store(true, Ordering::SeqCst);
         let (waits, connections) = {
             let mut state = self.state();
@@ -298,6 +306,11 @@ impl Session {
         };
         waits.values().for_each(|cancel| cancel.set());
         connections.values().for_each(|connection| connection.close());
+    }
+
+    /// Gives everything back after [`Session::cut_off`]: files are closed and with them
+    /// their locks.
+    pub(crate) async fn end(&self) {
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
         let mut cx = Context::system();
         cx.node = self.node;

@@ -1,0 +1,219 @@
+//! A file system below hangs: an ext4 that is frozen, as fsfreeze(8) does it. Everything
+//! that writes to it stands still in the kernel until it is thawed.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::{Pid, Rig, wait_for};
+use dray_testkit::fixture::Ext4;
+use serde_json::Value;
+
+/// What does not hang takes at most this long, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)` of linux/fs.h.
+const FIFREEZE: libc::c_ulong = 0xc004_5877;
+const FITHAW: libc::c_ulong = 0xc004_5878;
+
+/// A file system that stands still until this is dropped.
+struct Frozen(File);
+
+impl Frozen {
+    fn new(at: &Path) -> Frozen {
+        let root = File::open(at).unwrap();
+        // SAFETY: the argument is not used.
+        let result = unsafe { libc::ioctl(root.as_raw_fd(), FIFREEZE, 0) };
+        assert_eq!(result, 0, "FIFREEZE: {}", std::io::Error::last_os_error());
+        Frozen(root)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), FITHAW, 0) };
+    }
+}
+
+/// Does `work` on a thread that may be left behind.
+fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || send.send(work()));
+    receive.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what} hangs, too"))
+}
+
+/// Uses a mount as applications do.
+fn use_mount(at: &Path) {
+    for number in 0..50 {
+        let (dir, data) = (at.join(format!("d{number}")), vec![number; 100_000]);
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("f"), &data).unwrap();
+        File::open(dir.join("f")).unwrap().sync_all().unwrap();
+        assert_eq!(fs::read(dir.join("f")).unwrap(), data);
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+fn hang_of(rig: &Rig, export: &str) -> Value {
+    let socket = rig.path("socket");
+    let text = rig.demand(&["status", "--json", "--interval", "0", socket.to_str().unwrap()]);
+    let report: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let exports = report["exports"].as_array().unwrap();
+    exports.iter().find(|one| one["name"] == export).unwrap()["hang"].clone()
+}
+
+struct Ice {
+    rig: Rig,
+    ext4: Ext4,
+    /// Of an export on a healthy file system.
+    well: PathBuf,
+    /// Of the export on the file system that will hang.
+    ice: PathBuf,
+}
+
+impl Ice {
+    fn new() -> Ice {
+        let (mut rig, ext4) = (Rig::new(), Ext4::new(64 << 20, "").unwrap());
+        Ice::serve(&mut rig, &ext4);
+        let well = rig.mount("well", "transport=classic");
+        let ice = rig.mount_export("ice", "ice", "transport=classic");
+        fs::write(ice.join("log"), "before\n").unwrap();
+        // Of its own: the kernel lets nobody out who waits for a directory that another
+        // process is just changing.
+        fs::create_dir(ice.join("own")).unwrap();
+        Ice { rig, ext4, well, ice }
+    }
+
+    /// With one thread: whatever of two exports could meet on a thread does.
+    fn serve(rig: &mut Rig, ext4: &Ext4) {
+        let export = format!("ice={},squash=none", ext4.path().display());
+        rig.serve(&["--threads", "1", "--export", &export]);
+    }
+}
+
+#[test]
+fn a_file_system_that_hangs_blocks_its_own_export_alone() {
+    let Ice { rig, ext4, well, ice } = &mut Ice::new();
+    let frozen = Frozen::new(ext4.path());
+    let mut writers: Vec<_> = ["echo appended >>$AT/log", "echo new >$AT/new", "mkdir $AT/dir"]
+        .iter()
+        .map(|script| rig.start(script, ice))
+        .collect();
+    let killed = rig.start("echo killed >$AT/own/killed", ice);
+    // On connections that nobody reads just now, too.
+    for number in 0..8 {
+        writers.push(rig.start(&format!("echo {number} >$AT/more{number}"), ice));
+    }
+    let at = well.clone();
+    in_time("the other export", move || use_mount(&at));
+    let twin = rig.mount("twin", "transport=classic");
+    in_time("a new mount of the other export", move || use_mount(&twin));
+
+    wait_for("the hang to be noticed", || hang_of(rig, "ice")["calls"].as_u64() > Some(0));
+    assert!(hang_of(rig, "ice")["since_s"].as_f64() >= Some(5.0));
+    assert!(hang_of(rig, "data").is_null());
+    let at = well.clone();
+    in_time("the other export", move || use_mount(&at));
+    assert!(!writers.iter().any(|writer| writer.is_over()));
+
+    killed.signal(libc::SIGKILL);
+    rig.end_of(killed);
+
+    drop(frozen);
+    for writer in writers {
+        assert!(rig.end_of(writer).success());
+    }
+    assert_eq!(fs::read_to_string(ice.join("log")).unwrap(), "before\nappended\n");
+    assert_eq!(fs::read_to_string(ice.join("new")).unwrap(), "new\n");
+    assert!(ice.join("dir").is_dir());
+    for number in 0..8 {
+        let content = fs::read_to_string(ice.join(format!("more{number}"))).unwrap();
+        assert_eq!(content, format!("{number}\n"));
+    }
+    wait_for("the end of the hang to be noticed", || hang_of(rig, "ice").is_null());
+    use_mount(ice);
+}
+
+#[test]
+fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
+    let Ice { rig, ext4, well, ice } = &mut Ice::new();
+    let frozen = Frozen::new(ext4.path());
+    let writer = rig.start("echo appended >>$AT/log", ice);
+    fs::write(well.join("f"), "kept").unwrap();
+    wait_for("the hang to be noticed", || !hang_of(rig, "ice").is_null());
+    let old = rig.signal_server(libc::SIGTERM);
+    wait_for("the socket to go", || !rig.path("socket").exists());
+    let lock = rig.path("state/lock");
+    wait_for("the state directory to be free", || {
+        Command::new("flock").arg("-n").arg(&lock).arg("true").status().unwrap().success()
+    });
+    Ice::serve(rig, ext4);
+    let at = well.clone();
+    let read = in_time("the other export", move || {
+        use_mount(&at);
+        fs::read_to_string(at.join("f")).unwrap()
+    });
+    assert_eq!(read, "kept");
+    drop(frozen);
+    assert!(rig.end_of(writer).success());
+    assert_eq!(fs::read_to_string(ice.join("log")).unwrap(), "before\nappended\n");
+    assert!(rig.end_of(old).success());
+}
+
+#[test]
+fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
+    let Ice { rig, ext4, ice, .. } = &mut Ice::new();
+    let holder = rig.start("exec 9<$AT/log; flock 9; echo >$AT/held; exec sleep 60", ice);
+    wait_for("the lock to be held", || ice.join("held").exists());
+    let waiter = rig.start("exec 9<$AT/log; exec flock 9", ice);
+    wait_for("the lock to be waited for", || waits_for_a_lock(waiter));
+    let frozen = Frozen::new(ext4.path());
+    let writers: Vec<_> =
+        (0..8).map(|number| rig.start(&format!("echo >$AT/w{number}"), ice)).collect();
+    std::thread::sleep(Duration::from_millis(500));
+    waiter.signal(libc::SIGKILL);
+    rig.end_of(waiter);
+    drop(frozen);
+    for writer in writers {
+        assert!(rig.end_of(writer).success());
+    }
+    holder.signal(libc::SIGKILL);
+    rig.end_of(holder);
+    let next = rig.start("exec 9<$AT/log; flock -n 9", ice);
+    assert!(rig.end_of(next).success(), "nobody holds the lock");
+}
+
+#[test]
+fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs() {
+    let Ice { rig, ext4, well, ice } = &mut Ice::new();
+    let brief = rig.mount_export("ice", "brief", "transport=classic,timeout=2");
+    let frozen = Frozen::new(ext4.path());
+    let writer = rig.start("echo new >$AT/new", ice);
+    let at = brief.join("own/brief");
+    let error = in_time("a mount with a limit", move || fs::write(at, "x").unwrap_err());
+    assert_eq!(error.raw_os_error(), Some(libc::EHOSTDOWN));
+    let socket = rig.path("socket");
+    let text = rig.demand(&["status", "--json", "--interval", "0", socket.to_str().unwrap()]);
+    let report: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let clients = report["clients"].as_array().unwrap();
+    for client in clients.iter().filter(|client| client["export"] == "ice") {
+        rig.demand(&["evict", client["session"].as_str().unwrap()]);
+    }
+    let at = well.clone();
+    in_time("the other export", move || use_mount(&at));
+    drop(frozen);
+    assert!(rig.end_of(writer).success(), "it goes on in a new session");
+    fs::write(brief.join("own/after"), "thawed").unwrap();
+}
+
+fn waits_for_a_lock(pid: Pid) -> bool {
+    let name = fs::read_to_string(format!("/proc/{}/comm", pid.0)).unwrap_or_default();
+    let call = fs::read_to_string(format!("/proc/{}/syscall", pid.0)).unwrap_or_default();
+    name.trim() == "flock" && call.starts_with(&format!("{} ", libc::SYS_flock))
+}
