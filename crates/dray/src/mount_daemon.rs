@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_client::SessionMemory;
 use dray_fuse::proto::abi;
-use dray_fuse::{Device, State, Transport};
+use dray_fuse::{Device, State};
 use dray_rt::{Interest, Source};
 
 use crate::args::MountDaemonArgs;
@@ -48,11 +48,10 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     let wait = adopted.then(|| waiting_for_server(&control)).transpose();
     let device = Device { fd: held.device, clones: held.clones, state };
     let running = mount.serve(device, memory_in(held.session), wait.doing(what)?)?;
-    let ring = running.reporter().stats().transport == Transport::Uring;
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }
-    tell(&control, ready_word(ring, can_resend(&running)));
+    tell(&control, ready_word(can_resend(&running)));
     let supervised = Arc::new(AtomicBool::new(true));
     let (heard, at_ending) = (supervised.clone(), at.clone());
     running.wait(async move {

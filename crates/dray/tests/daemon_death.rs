@@ -262,7 +262,12 @@ fn applications_notice_no_death_of_the_daemon() {
     if skipped() {
         return;
     }
-    for options in ["", "consistency=close-to-open"] {
+    for options in [
+        "transport=classic",
+        "transport=classic,consistency=close-to-open",
+        "transport=uring",
+        "transport=uring,consistency=close-to-open",
+    ] {
         let mut rig = Rig::new();
         rig.serve(&[]);
         let at = rig.mount("mount", options);

@@ -21,16 +21,11 @@ pub const WAITING: u8 = b'w';
 /// Words of a daemon that serves.
 const READY: u8 = b'r';
 const READY_WITHOUT_RESEND: u8 = b'o';
-const READY_ON_RING: u8 = b'u';
 
-/// The word with which a daemon says that it serves: over a ring or not, and whether the
-/// kernel can send requests again.
-pub fn ready_word(ring: bool, resend: bool) -> u8 {
-    match (ring, resend) {
-        (true, _) => READY_ON_RING,
-        (false, true) => READY,
-        (false, false) => READY_WITHOUT_RESEND,
-    }
+/// The word with which a daemon says that it serves, and whether the kernel can send requests
+/// again.
+pub fn ready_word(resend: bool) -> u8 {
+    if resend { READY } else { READY_WITHOUT_RESEND }
 }
 
 /// How far a daemon is.
@@ -42,8 +37,6 @@ pub enum Stage {
     Serving,
     /// It serves, and what it has read ends with it.
     ServingWithoutResend,
-    /// It serves a ring, and the mount ends with it.
-    ServingRing,
 }
 
 /// A daemon.
@@ -108,7 +101,6 @@ impl Daemon {
             match *word {
                 READY => self.stage = Stage::Serving,
                 READY_WITHOUT_RESEND => self.stage = Stage::ServingWithoutResend,
-                READY_ON_RING => self.stage = Stage::ServingRing,
                 _ => {}
             }
         }

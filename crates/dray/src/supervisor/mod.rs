@@ -254,9 +254,6 @@ impl Supervisor {
     fn signalled(&mut self, signal: i32) {
         let at = self.at().display();
         match signal {
-            libc::SIGHUP if self.served == Some(Stage::ServingRing) => {
-                log::error!("{at}: a mount over io_uring cannot be upgraded in place");
-            }
             libc::SIGHUP => {
                 log::info!("{at}: upgrading to {}", self.args.program.display());
                 self.program = Program::Given;
@@ -299,14 +296,8 @@ impl Supervisor {
 
     /// What follows a death; `code` is what the first daemon's is told as.
     fn after(&mut self, death: Death, code: u8) -> Option<End> {
-        match self.served {
-            None => return Some(End::NeverServed(code)),
-            Some(Stage::ServingRing) => {
-                return Some(End::GaveUp(
-                    "over io_uring a mount does not outlive its daemon (-o transport=classic does)",
-                ));
-            }
-            Some(_) => {}
+        if self.served.is_none() {
+            return Some(End::NeverServed(code));
         }
         if self.program == Program::Given {
             log::error!("{} failed: going on with the former program", self.args.program.display());
