@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_client::SessionMemory;
 use dray_fuse::proto::abi;
-use dray_fuse::{Device, State};
+use dray_fuse::{Device, State, Transport};
 use dray_rt::{Interest, Source};
 
 use crate::args::MountDaemonArgs;
@@ -51,7 +51,8 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }
-    tell(&control, ready_word(can_resend(&running)));
+    let ring = running.reporter().stats().transport == Transport::Uring;
+    tell(&control, ready_word(ring, can_resend(&running)));
     let supervised = Arc::new(AtomicBool::new(true));
     let (heard, at_ending) = (supervised.clone(), at.clone());
     running.wait(async move {
@@ -65,6 +66,11 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
             );
         }
     })
+}
+
+/// Sets the queues of a ring going again, in a process that holds nothing of the mount.
+pub fn wake(at: &Path) -> Result<(), Failure> {
+    dray_fuse::wake_queues(at).doing(|| format!("cannot wake the queues of {}", at.display()))
 }
 
 fn can_resend(running: &Running) -> bool {

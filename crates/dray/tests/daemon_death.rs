@@ -386,6 +386,31 @@ fn a_mount_whose_daemons_all_fail_is_ended() {
     blocked.wait().unwrap();
 }
 
+/// A daemon that crashes again and again is given up: applications get errors and can end.
+#[test]
+fn crashes_are_bounded() {
+    if skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let file = File::create(at.join("file")).unwrap();
+        for crash in 1..=5 {
+            let pid = daemon(&at).expect("a daemon");
+            signal(pid, libc::SIGABRT); // Rust takes the first SIGSEGV for itself
+            if crash < 5 {
+                wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != pid));
+                file.write_all_at(b"still there", 0).unwrap();
+            }
+        }
+        gone(&at);
+        let refused = file.write_all_at(b"no more", 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ENOTCONN));
+    }
+}
+
 #[test]
 fn signals_to_the_supervisor_unmount_unless_it_is_busy() {
     if skipped() {

@@ -31,24 +31,6 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs `act` on `cpu`, then lets this thread run where it could before. Errors: those of
-/// sched_getaffinity(2) and sched_setaffinity(2).
-pub(crate) fn on<T>(cpu: usize, act: impl FnOnce() -> T) -> io::Result<T> {
-    // SAFETY: an all-zero set is valid; the kernel writes and reads at most its size.
-    unsafe {
-        let mut before: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut before) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        pin_to(cpu)?;
-        let result = act();
-        match libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &before) {
-            0 => Ok(result),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
 /// The queues that worker `index` of `workers` serves: that of the CPU it is pinned to,
 /// and its share of those that no worker is pinned to.
 pub(crate) fn queues_of(index: usize, pinned: &[usize], possible: usize) -> Vec<u16> {

@@ -11,9 +11,6 @@ use crate::proto::abi::{self, ROOT_NODE, notify};
 use crate::proto::reply::header;
 use crate::shared::Shared;
 
-/// The first number of a poke.
-const POKE_UNIQUE: u64 = 1 << 62;
-
 /// Sends notifications of one mount. The kernel takes locks to carry them out: never send
 /// one from within an operation on the same file or directory, except where it is said
 /// to be safe.
@@ -63,17 +60,6 @@ impl Notifier {
 /// caller takes it out. Errors: `EINVAL` where the kernel cannot; those of write(2).
 pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     write_answer(device, &header(0, notify::RESEND, 0), &[])
-}
-
-/// Has the kernel send a request that nobody waits for (NOTIFY_REPLY), to the ring's queue of
-/// the CPU that this runs on. `number` tells it from others. Errors: those of write(2).
-pub(crate) fn poke(device: BorrowedFd<'_>, number: u64) -> io::Result<()> {
-    // Asks for no bytes of the root's page cache, in a range of numbers that the kernel
-    // itself does not reach: it counts from 0, in steps of 2.
-    let mut body = [0; 32];
-    body[0..8].copy_from_slice(&(POKE_UNIQUE + 2 * number).to_ne_bytes());
-    body[8..16].copy_from_slice(&ROOT_NODE.to_ne_bytes());
-    write_answer(device, &header(0, notify::RETRIEVE, body.len()), &body)
 }
 
 /// As [`Notifier::inval_inode`], for a node number other than the root's.

@@ -36,8 +36,6 @@ pub(crate) mod header {
     pub(crate) const RING_SLOTS: usize = 56;
     /// Entries whose memory has been taken, those of dead daemons included.
     pub(crate) const RING_TAKEN: usize = 64;
-    /// Numbers used for requests of our own through the kernel.
-    pub(crate) const POKES: usize = 72;
 }
 
 /// The surviving state of one mount. A supervisor keeps its descriptor and hands it to

@@ -21,11 +21,16 @@ pub const WAITING: u8 = b'w';
 /// Words of a daemon that serves.
 const READY: u8 = b'r';
 const READY_WITHOUT_RESEND: u8 = b'o';
+const READY_ON_RING: u8 = b'u';
 
-/// The word with which a daemon says that it serves, and whether the kernel can send requests
-/// again.
-pub fn ready_word(resend: bool) -> u8 {
-    if resend { READY } else { READY_WITHOUT_RESEND }
+/// The word with which a daemon says that it serves: over a ring or not, and whether the
+/// kernel can send requests again.
+pub fn ready_word(ring: bool, resend: bool) -> u8 {
+    match (ring, resend) {
+        (true, _) => READY_ON_RING,
+        (false, true) => READY,
+        (false, false) => READY_WITHOUT_RESEND,
+    }
 }
 
 /// How far a daemon is.
@@ -37,6 +42,8 @@ pub enum Stage {
     Serving,
     /// It serves, and what it has read ends with it.
     ServingWithoutResend,
+    /// It serves a ring, whose queues need a push if they have been without a daemon.
+    ServingRing,
 }
 
 /// A daemon.
@@ -101,6 +108,7 @@ impl Daemon {
             match *word {
                 READY => self.stage = Stage::Serving,
                 READY_WITHOUT_RESEND => self.stage = Stage::ServingWithoutResend,
+                READY_ON_RING => self.stage = Stage::ServingRing,
                 _ => {}
             }
         }
@@ -152,5 +160,31 @@ impl Unmounting {
             log::error!("{}", said.trim().trim_start_matches("dray: "));
         }
         true
+    }
+}
+
+/// `dray wake-mount`, in processes of their own: each waits for answers of the mount, and
+/// does not get them if its daemon dies, until another one has been woken.
+#[derive(Default)]
+pub struct Waking(Vec<Child>);
+
+impl Waking {
+    /// Starts another one; those before it are ended as far as they can be. Errors: those of
+    /// fork(2) and exec(2).
+    pub fn start(&mut self, at: &Path) -> io::Result<()> {
+        self.reap();
+        for child in &mut self.0 {
+            let _ = child.kill(); // what the mount has taken up ends with its answer
+        }
+        let mut command = Command::new(OWN_PROGRAM);
+        command.arg0("dray").arg("wake-mount").arg(at);
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.0.push(quiet.spawn()?);
+        Ok(())
+    }
+
+    /// Forgets those that have ended.
+    pub fn reap(&mut self) {
+        self.0.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     }
 }

@@ -24,7 +24,7 @@ use crate::daemonize::Waiting;
 use crate::error::{Doing, EXIT_FAILED, Failure};
 use crate::mount_table;
 
-use child::{Daemon, Stage, Unmounting};
+use child::{Daemon, Stage, Unmounting, Waking};
 use note::Note;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
@@ -72,6 +72,7 @@ struct Supervisor {
     /// What is known since a daemon was ready for the first time.
     served: Option<Stage>,
     unmounting: Option<Unmounting>,
+    waking: Waking,
     note: Option<Note>,
 }
 
@@ -97,6 +98,7 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         program: Program::Own,
         served: None,
         unmounting: None,
+        waking: Waking::default(),
         note: note.ok(),
         args,
     };
@@ -141,6 +143,7 @@ impl Supervisor {
             for signal in self.signals.read()? {
                 self.signalled(signal);
             }
+            self.waking.reap();
         }
         if let Some(unmounting) = &mut self.unmounting
             && unmounting.is_over()
@@ -238,6 +241,11 @@ impl Supervisor {
         let Some(daemon) = &self.daemon else { return Ok(()) };
         let (stage, pid) = (daemon.stage, daemon.pid());
         self.restarts.ready();
+        if self.served.is_some() && stage == Stage::ServingRing {
+            if let Err(error) = self.waking.start(&self.args.mount.mountpoint) {
+                log::error!("cannot wake {}: {error}", self.args.mount.mountpoint.display());
+            }
+        }
         self.served = Some(stage);
         if stage == Stage::ServingWithoutResend {
             self.held.clones.clear();

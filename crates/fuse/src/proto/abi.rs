@@ -164,7 +164,6 @@ pub const EXT_GROUPS: u32 = 32;
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
-    pub const RETRIEVE: i32 = 5;
     pub const RESEND: i32 = 7;
 }
 

@@ -8,21 +8,24 @@
 //! The entries outlive the daemon. The end of a thread takes its idle entries out of the
 //! queue (see the exit guard in `dray_rt`), so that requests wait for a successor. What the
 //! dead daemon had read lies in the [`Area`], and the successor answers it from its own
-//! rings. Then it registers the idle entries anew, and sets each queue going again.
+//! rings. Then it registers the idle entries anew. Requests that wait in a queue are not given
+//! to entries that are registered, only to entries that become free: somebody has to ask for
+//! something on each CPU ([`crate::wake_queues`]).
 //!
 //! FORGET and INTERRUPT come on /dev/fuse, where a reader stays. A lock request may block
 //! for long: as many entries are added to its queue as such requests are under way, so
 //! that the request which ends the wait finds one.
 
+use std::convert::Infallible;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::task::{Poll, Waker};
 
 use dray_core::{Buf, BufMut, Memory};
 use dray_rt::sync::{Notify, watch};
-use dray_rt::{Completion, Ring, RingToken, poll_once_then_spawn, spawn};
+use dray_rt::{Completion, Ring, RingToken, poll_once_then_spawn};
 use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
 
@@ -31,10 +34,9 @@ use crate::options::Options;
 use crate::proto::Head;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
-use crate::state::{State, header as words};
+use crate::state::State;
 use crate::transport::area::{Area, OVERWRITTEN_MAX, PAYLOAD_BYTES, Slot};
 use crate::transport::{Answer, Message};
-use crate::{cpus, notify};
 
 /// Commands of the ring: take this memory; here is the answer, the next request please.
 const REGISTER: u32 = 1;
@@ -50,14 +52,14 @@ const PAYLOAD_SIZE_AT: usize = 256 + 16;
 /// What the entries of a mount have in common.
 pub(crate) struct Queues {
     area: Arc<Area>,
-    state: State,
     device: Arc<OwnedFd>,
     depth: usize,
     queues: Vec<Queue>,
     /// A predecessor's requests are under way: new ones may come.
     open: watch::Sender<bool>,
-    /// Requests may wait in the kernel that came while nobody served the queues.
-    adopted: bool,
+    /// Held by every entry until it is in its queue or serves a request.
+    settling: Mutex<Option<mpsc::Sender<Infallible>>>,
+    settled: Mutex<mpsc::Receiver<Infallible>>,
 }
 
 /// Entries of one CPU's queue, and how many of them hold requests that may block.
@@ -79,14 +81,15 @@ impl Queues {
         adopted: bool,
     ) -> io::Result<Queues> {
         let depth = options.ring_depth.max(1);
+        let (settling, settled) = mpsc::channel();
         Ok(Queues {
             area: Arc::new(Area::open(state, cpus * depth + options.ring_spares_max)?),
-            state: state.clone(),
             device,
             depth,
             queues: (0..cpus).map(|_| Queue::default()).collect(),
             open: watch::channel(!adopted).0,
-            adopted,
+            settling: Mutex::new(Some(settling)),
+            settled: Mutex::new(settled),
         })
     }
 
@@ -99,10 +102,13 @@ impl Queues {
     /// predecessor had read first. New requests come when they are [opened](Queues::open).
     pub(crate) fn serve(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpus: &[u16]) {
         for &cpu in cpus {
-            for slot in self.area.adopted(cpu) {
+            let adopted: Vec<Slot> = self.area.adopted(cpu).collect();
+            // All are counted before the first request asks whether there are enough.
+            let entries = &self.queues[usize::from(cpu)].entries;
+            entries.store(adopted.len(), Ordering::Release);
+            for slot in adopted {
                 self.start_entry(worker, ring, cpu, slot);
             }
-            let entries = &self.queues[usize::from(cpu)].entries;
             while entries.load(Ordering::Acquire) < self.depth && self.add_entry(worker, ring, cpu)
             {
             }
@@ -110,9 +116,12 @@ impl Queues {
     }
 
     /// Every thread has begun with what its predecessor had read, so that these requests
-    /// have found their replay slots: new ones may come.
+    /// have found their replay slots: new ones may come. Returns when all entries are in
+    /// their queues, so that a request that comes from now on finds one.
     pub(crate) fn open(&self) {
         self.open.send_replace(true);
+        drop(lock(&self.settling).take());
+        let _ = lock(&self.settled).recv(); // ends when all have let go
     }
 
     async fn wait_open(&self) {
@@ -123,6 +132,7 @@ impl Queues {
     /// Adds an entry to a queue; false when the memory for entries is used up.
     fn add_entry(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) -> bool {
         let Some(slot) = self.area.take(cpu) else { return false };
+        self.queues[usize::from(cpu)].entries.fetch_add(1, Ordering::AcqRel);
         self.start_entry(worker, ring, cpu, slot);
         true
     }
@@ -134,7 +144,6 @@ impl Queues {
         cpu: u16,
         slot: Slot,
     ) {
-        self.queues[usize::from(cpu)].entries.fetch_add(1, Ordering::AcqRel);
         let entry = Arc::new(Entry {
             cpu,
             slot,
@@ -149,12 +158,9 @@ impl Queues {
     }
 
     /// Puts the entry into its queue, for new requests.
-    async fn register(self: &Arc<Queues>, entry: &Entry, ring: &Ring, token: RingToken) {
+    async fn register(&self, entry: &Entry, ring: &Ring, token: RingToken) {
         self.wait_open().await;
         entry.register(ring, token);
-        if self.adopted {
-            spawn(poke_registered(self.clone(), ring.clone(), entry.cpu));
-        }
     }
 
     /// A request that may block begins: makes sure that as many entries as without it
@@ -261,6 +267,28 @@ impl Entry {
             Some(head) if head.unique == request => Found::Request,
             _ => Found::Idle,
         }
+    }
+
+    /// Goes on where a predecessor stopped. True if there is a request to be served; else
+    /// the entry is in its queue.
+    async fn begin(&self, queues: &Queues, ring: &Ring, token: RingToken) -> bool {
+        match self.found() {
+            Found::Request => return true,
+            Found::Answered => {
+                self.slot.touch(self.payload_len());
+                self.commit(ring, token);
+                passed(ring).await;
+                let mut mail = self.mail();
+                if mail.result != Some(NOT_FOUND) {
+                    return false;
+                }
+                mail.result = None; // the kernel had that answer: the entry was idle
+            }
+            Found::Idle => {}
+        }
+        queues.register(self, ring, token).await;
+        passed(ring).await;
+        false
     }
 
     fn word(&self, at: usize) -> u64 {
@@ -411,29 +439,12 @@ async fn serve_entry(
     entry: Arc<Entry>,
     token: RingToken,
 ) {
-    let mut arrived = match entry.found() {
-        Found::Request => true,
-        Found::Answered => {
-            entry.slot.touch(entry.payload_len());
-            entry.commit(&ring, token);
-            false
-        }
-        Found::Idle => {
-            queues.register(&entry, &ring, token).await;
-            false
-        }
-    };
+    let settling = lock(&queues.settling).clone();
+    let mut arrived = entry.begin(&queues, &ring, token).await;
+    drop(settling);
     loop {
-        if !std::mem::take(&mut arrived) {
-            match entry.until(|mail| mail.result.take()).await {
-                0.. => {}
-                // The kernel had that answer: the entry was idle when its daemon died.
-                NOT_FOUND => {
-                    queues.register(&entry, &ring, token).await;
-                    continue;
-                }
-                _ => return, // the connection has ended, or the kernel wants no ring
-            }
+        if !std::mem::take(&mut arrived) && entry.until(|mail| mail.result.take()).await < 0 {
+            return; // the connection has ended, or the kernel wants no ring
         }
         let Some(head) = Head::decode(entry.slot.headers()) else { return };
         let blocks = head.opcode == op::SETLKW && !entry.unlocks();
@@ -452,31 +463,26 @@ async fn serve_entry(
     }
 }
 
-/// Sets a queue going again once the entry before us in the ring is in it. The kernel gives
-/// requests that found no entry to those that become free, but not to those that are
-/// registered: so each new entry gets a request of our own, and with its answer the next
-/// one that waits. Nobody waits for ours.
-async fn poke_registered(queues: Arc<Queues>, ring: Ring, cpu: u16) {
+/// Waits until the kernel has taken what was put on the ring before, and has said so if it
+/// refused it.
+async fn passed(ring: &Ring) {
     let passed = Arc::new(Passed(Notify::new()));
     let token = ring.attach(passed.clone());
     // SAFETY: the command points to nothing.
     unsafe { ring.push(token, Entry128::from(opcode::Nop::new().build())) };
     passed.0.notified().await;
-    let number = queues.state.region.word(words::POKES).fetch_add(1, Ordering::Relaxed);
-    let poke = || notify::poke(queues.device.as_fd(), number);
-    // The kernel chooses the queue by the CPU that it is called on. Where this process may
-    // not run, what waits is served behind the next request from there; and a connection
-    // that refuses the message has ended.
-    let _ = cpus::on(usize::from(cpu), poke);
 }
 
-/// The ring has come past a command.
 struct Passed(Notify);
 
 impl Completion for Passed {
     fn complete(&self, _token: RingToken, _result: i32) {
         self.0.notify_one();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// CPUs that can ever be there: as many queues as the kernel wants served.
