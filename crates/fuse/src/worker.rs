@@ -151,8 +151,8 @@ impl Mounted {
 
     /// Stops serving without ending the mount: requests that are under way stay
     /// unanswered, and a successor has them sent again ([`Notifier::resend`]). For an
-    /// upgrade in place of a classic mount, whose descriptors somebody else holds, too; a
-    /// mount over io_uring does not survive it.
+    /// upgrade in place of a classic mount, whose descriptors somebody else holds, too. A
+    /// mount over io_uring may lose requests by it: there the process has to end.
     pub fn stop(self) -> io::Result<()> {
         self.start.ended.send_replace(true);
         self.wait()

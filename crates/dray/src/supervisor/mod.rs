@@ -241,10 +241,11 @@ impl Supervisor {
         let Some(daemon) = &self.daemon else { return Ok(()) };
         let (stage, pid) = (daemon.stage, daemon.pid());
         self.restarts.ready();
-        if self.served.is_some() && stage == Stage::ServingRing {
-            if let Err(error) = self.waking.start(&self.args.mount.mountpoint) {
-                log::error!("cannot wake {}: {error}", self.args.mount.mountpoint.display());
-            }
+        if self.served.is_some()
+            && stage == Stage::ServingRing
+            && let Err(error) = self.waking.start(&self.args.mount.mountpoint)
+        {
+            log::error!("cannot wake {}: {error}", self.args.mount.mountpoint.display());
         }
         self.served = Some(stage);
         if stage == Stage::ServingWithoutResend {

@@ -137,13 +137,7 @@ impl Queues {
         true
     }
 
-    fn start_entry(
-        self: &Arc<Queues>,
-        worker: &Arc<Worker>,
-        ring: &Ring,
-        cpu: u16,
-        slot: Slot,
-    ) {
+    fn start_entry(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16, slot: Slot) {
         let entry = Arc::new(Entry {
             cpu,
             slot,
