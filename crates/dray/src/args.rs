@@ -69,6 +69,12 @@ pub enum Command {
     /// Serves a mount; started by its supervisor.
     #[command(hide = true)]
     MountDaemon(MountDaemonArgs),
+    /// Sets a mount going again behind a daemon that died; started by its supervisor.
+    #[command(hide = true)]
+    WakeMount {
+        /// Where it is.
+        mountpoint: PathBuf,
+    },
 }
 
 /// Serve directories to clients.

@@ -78,5 +78,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Upgrade(args) => upgrade::run(&args),
         Command::MountSupervisor(args) => supervisor::run(args),
         Command::MountDaemon(args) => mount_daemon::run(args),
+        Command::WakeMount { mountpoint } => mount_daemon::wake(&mountpoint),
     }
 }

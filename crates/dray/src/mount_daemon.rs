@@ -48,10 +48,10 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     let wait = adopted.then(|| waiting_for_server(&control)).transpose();
     let device = Device { fd: held.device, clones: held.clones, state };
     let running = mount.serve(device, memory_in(held.session), wait.doing(what)?)?;
-    let ring = running.reporter().stats().transport == Transport::Uring;
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }
+    let ring = running.reporter().stats().transport == Transport::Uring;
     tell(&control, ready_word(ring, can_resend(&running)));
     let supervised = Arc::new(AtomicBool::new(true));
     let (heard, at_ending) = (supervised.clone(), at.clone());
@@ -66,6 +66,11 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
             );
         }
     })
+}
+
+/// Sets the queues of a ring going again, in a process that holds nothing of the mount.
+pub fn wake(at: &Path) -> Result<(), Failure> {
+    dray_fuse::wake_queues(at).doing(|| format!("cannot wake the queues of {}", at.display()))
 }
 
 fn can_resend(running: &Running) -> bool {

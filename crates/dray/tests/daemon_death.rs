@@ -262,7 +262,12 @@ fn applications_notice_no_death_of_the_daemon() {
     if skipped() {
         return;
     }
-    for options in ["", "consistency=close-to-open"] {
+    for options in [
+        "transport=classic",
+        "transport=classic,consistency=close-to-open",
+        "transport=uring",
+        "transport=uring,consistency=close-to-open",
+    ] {
         let mut rig = Rig::new();
         rig.serve(&[]);
         let at = rig.mount("mount", options);
@@ -283,13 +288,54 @@ fn applications_notice_no_death_of_the_daemon() {
 }
 
 #[test]
+fn the_server_and_the_daemon_die_together() {
+    if skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let load = load(&at);
+        let (begin, mut kills) = (Instant::now(), 0);
+        while begin.elapsed() < KILLING_TIME {
+            std::thread::sleep(some_time(kills));
+            let before = load.steps.load(Ordering::Relaxed);
+            let daemon = daemon(&at).expect("a daemon");
+            if kills % 2 == 0 {
+                signal(daemon, libc::SIGKILL);
+                rig.end_server(libc::SIGKILL);
+            } else {
+                rig.end_server(libc::SIGKILL);
+                signal(daemon, libc::SIGKILL);
+            }
+            kills += 1;
+            rig.serve(&[]);
+            wait_for("progress", || load.steps.load(Ordering::Relaxed) > before);
+        }
+        let turns = load.end();
+        eprintln!("{options}: {kills} kills of both, turns {turns:?}");
+        assert!(kills >= 3, "{kills}");
+        check_load(&at, &turns);
+        rig.umount(&at);
+        gone(&at);
+    }
+}
+
+#[test]
 fn a_blocked_lock_survives_and_can_be_killed() {
     if skipped() {
         return;
     }
+    for options in ["transport=classic", "transport=uring"] {
+        blocked_lock(options);
+    }
+}
+
+fn blocked_lock(options: &str) {
     let mut rig = Rig::new();
     rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let at = rig.mount("mount", options);
     let holder = File::create(at.join("lock")).unwrap();
     lock(&holder, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
     let path = at.join("lock");
@@ -325,11 +371,17 @@ fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
     if skipped() {
         return;
     }
+    for options in ["transport=classic", "transport=uring"] {
+        upgrade(options);
+    }
+}
+
+fn upgrade(options: &str) {
     let mut rig = Rig::new();
     rig.serve(&[]);
     let program = rig.path("dray");
     fs::copy(env!("CARGO_BIN_EXE_dray"), &program).unwrap();
-    let at = rig.mount_with(&program, "mount", "");
+    let at = rig.mount_with(&program, "mount", options);
     let kept = Kept::new(&at);
     let load = load(&at);
     let place = at.to_str().unwrap().to_owned();
@@ -379,6 +431,31 @@ fn a_mount_whose_daemons_all_fail_is_ended() {
     gone(&at);
     let _ = blocked.kill(); // it may have ended with an error
     blocked.wait().unwrap();
+}
+
+/// A daemon that crashes again and again is given up: applications get errors and can end.
+#[test]
+fn crashes_are_bounded() {
+    if skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let file = File::create(at.join("file")).unwrap();
+        for crash in 1..=5 {
+            let pid = daemon(&at).expect("a daemon");
+            signal(pid, libc::SIGABRT); // Rust takes the first SIGSEGV for itself
+            if crash < 5 {
+                wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != pid));
+                file.write_all_at(b"still there", 0).unwrap();
+            }
+        }
+        gone(&at);
+        let refused = file.write_all_at(b"no more", 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ENOTCONN));
+    }
 }
 
 #[test]

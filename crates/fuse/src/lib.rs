@@ -20,6 +20,7 @@ mod session;
 mod shared;
 mod state;
 mod transport;
+mod wake;
 mod worker;
 
 pub use device::{clone_device, open_device};
@@ -29,4 +30,5 @@ pub use notify::{Notifier, resend};
 pub use options::{Consistency, Host, NoHost, Options, Transport, WORKERS_MAX};
 pub use session::Session;
 pub use state::State;
+pub use wake::wake_queues;
 pub use worker::{Device, Mounted, PerThread, Reporter, Stats};

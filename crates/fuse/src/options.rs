@@ -22,7 +22,7 @@ pub enum Consistency {
 /// Which transport carries the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// Reads and writes of /dev/fuse: everywhere, and survives the daemon's death.
+    /// Reads and writes of /dev/fuse: everywhere.
     #[default]
     Classic,
     /// FUSE over io_uring; falls back to classic where the kernel does not offer it.

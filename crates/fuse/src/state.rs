@@ -1,5 +1,5 @@
-//! What must survive the daemon's process: the outcome of INIT, the node table and the
-//! handle table, in one memfd.
+//! What must survive the daemon's process: the outcome of INIT, the node table, the handle
+//! table and the memory of the ring, in one memfd.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,9 +9,10 @@ use crate::region::{Region, memfd};
 
 /// "drayfuse", and the version of the layout below it.
 const MAGIC: u64 = 0x6472_6179_6675_7365;
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
-/// Bytes of the header page, which is followed by node records and handle records.
+/// Bytes of the header page, which is followed by node records, handle
+/// records and, once there is a ring, its memory.
 const HEADER_BYTES: usize = 4096;
 /// Most nodes that the kernel may know at a time; memory is taken for those that it does.
 pub(crate) const NODES_MAX: u64 = 1 << 26;
@@ -30,6 +31,11 @@ pub(crate) mod header {
     /// Node records ever used; those behind are zero.
     pub(crate) const NODES_USED: usize = 32;
     pub(crate) const HANDLES_USED: usize = 40;
+    /// Where the memory of the ring is mapped, and for how many entries; 0 until it is.
+    pub(crate) const RING_ADDRESS: usize = 48;
+    pub(crate) const RING_SLOTS: usize = 56;
+    /// Entries whose memory has been taken, those of dead daemons included.
+    pub(crate) const RING_TAKEN: usize = 64;
 }
 
 /// The surviving state of one mount. A supervisor keeps its descriptor and hands it to
@@ -59,7 +65,7 @@ impl State {
                 _ => return Err(io::Error::last_os_error()),
             }
         };
-        if size as usize != Self::len_bytes() {
+        if (size as usize) < Self::len_bytes() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let state = State::map(fd)?;
@@ -84,6 +90,11 @@ impl State {
 
     fn map(fd: OwnedFd) -> io::Result<State> {
         Ok(State { region: Arc::new(Region::map(fd, Self::len_bytes())?) })
+    }
+
+    /// Where the memory of the ring begins: behind the tables.
+    pub(crate) fn ring_at() -> usize {
+        Self::len_bytes()
     }
 
     /// Where the record of node slot `slot` begins.

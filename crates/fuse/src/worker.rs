@@ -89,7 +89,7 @@ impl Mounted {
         let session = Session::agree(device.fd.as_fd(), &device.state, &options)?;
         let descriptors = descriptors(&device, pinned.len())?;
         let fd = Arc::new(device.fd);
-        let queues = queues(session, adopted, &fd, &options)?;
+        let queues = queues(session, adopted, &fd, &device.state, &options)?;
         let workers = pinned.len();
         let start = Arc::new(Start {
             fd,
@@ -113,6 +113,9 @@ impl Mounted {
         drop(ready);
         for _ in 0..workers {
             started.recv().map_err(|_| io::Error::from_raw_os_error(libc::EIO))??;
+        }
+        if let Some(queues) = &start.queues {
+            queues.open();
         }
         let shared = start.shared().clone().ok_or(io::ErrorKind::Other)?;
         Ok(Mounted { shared, threads, start })
@@ -148,8 +151,8 @@ impl Mounted {
 
     /// Stops serving without ending the mount: requests that are under way stay
     /// unanswered, and a successor has them sent again ([`Notifier::resend`]). For an
-    /// upgrade in place of a classic mount, whose descriptors somebody else holds, too; a
-    /// mount over io_uring does not survive it.
+    /// upgrade in place of a classic mount, whose descriptors somebody else holds, too. A
+    /// mount over io_uring may lose requests by it: there the process has to end.
     pub fn stop(self) -> io::Result<()> {
         self.start.ended.send_replace(true);
         self.wait()
@@ -300,24 +303,19 @@ fn worker_cpus(options: &Options) -> Vec<usize> {
     allowed
 }
 
-/// The ring's queues, if it was agreed on. Errors: `EOPNOTSUPP` for a mount on a ring whose
-/// daemon has died; those of memfd_create(2) and mmap(2).
+/// The ring's queues, if it was agreed on. Errors: those of the area's system calls.
 fn queues(
     session: Session,
     adopted: bool,
     fd: &Arc<OwnedFd>,
+    state: &State,
     options: &Options,
 ) -> io::Result<Option<Arc<Queues>>> {
     if !session.has(OVER_IO_URING) {
         return Ok(None);
     }
-    if adopted {
-        // Requests that were in the kernel's hands when the daemon died are lost to its
-        // successor: the mount is ended rather than served with holes.
-        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-    }
-    let (depth, spares_max) = (options.ring_depth, options.ring_spares_max);
-    Ok(Some(Arc::new(Queues::new(fd.clone(), possible_cpus()?, depth, spares_max)?)))
+    let queues = Queues::new(fd.clone(), state, possible_cpus()?, options, adopted)?;
+    Ok(Some(Arc::new(queues)))
 }
 
 /// One descriptor for each worker: the clones if they suffice, else the first one, the

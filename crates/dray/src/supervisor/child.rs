@@ -42,7 +42,7 @@ pub enum Stage {
     Serving,
     /// It serves, and what it has read ends with it.
     ServingWithoutResend,
-    /// It serves a ring, and the mount ends with it.
+    /// It serves a ring, whose queues need a push if they have been without a daemon.
     ServingRing,
 }
 
@@ -160,5 +160,31 @@ impl Unmounting {
             log::error!("{}", said.trim().trim_start_matches("dray: "));
         }
         true
+    }
+}
+
+/// `dray wake-mount`, in processes of their own: each waits for answers of the mount, and
+/// does not get them if its daemon dies, until another one has been woken.
+#[derive(Default)]
+pub struct Waking(Vec<Child>);
+
+impl Waking {
+    /// Starts another one; those before it are ended as far as they can be. Errors: those of
+    /// fork(2) and exec(2).
+    pub fn start(&mut self, at: &Path) -> io::Result<()> {
+        self.reap();
+        for child in &mut self.0 {
+            let _ = child.kill(); // what the mount has taken up ends with its answer
+        }
+        let mut command = Command::new(OWN_PROGRAM);
+        command.arg0("dray").arg("wake-mount").arg(at);
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.0.push(quiet.spawn()?);
+        Ok(())
+    }
+
+    /// Forgets those that have ended.
+    pub fn reap(&mut self) {
+        self.0.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     }
 }

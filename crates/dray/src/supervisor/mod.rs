@@ -24,7 +24,7 @@ use crate::daemonize::Waiting;
 use crate::error::{Doing, EXIT_FAILED, Failure};
 use crate::mount_table;
 
-use child::{Daemon, Stage, Unmounting};
+use child::{Daemon, Stage, Unmounting, Waking};
 use note::Note;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
@@ -72,6 +72,7 @@ struct Supervisor {
     /// What is known since a daemon was ready for the first time.
     served: Option<Stage>,
     unmounting: Option<Unmounting>,
+    waking: Waking,
     note: Option<Note>,
 }
 
@@ -97,6 +98,7 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         program: Program::Own,
         served: None,
         unmounting: None,
+        waking: Waking::default(),
         note: note.ok(),
         args,
     };
@@ -141,6 +143,7 @@ impl Supervisor {
             for signal in self.signals.read()? {
                 self.signalled(signal);
             }
+            self.waking.reap();
         }
         if let Some(unmounting) = &mut self.unmounting
             && unmounting.is_over()
@@ -235,6 +238,12 @@ impl Supervisor {
         let Some(daemon) = &self.daemon else { return Ok(()) };
         let (stage, pid) = (daemon.stage, daemon.pid());
         self.restarts.ready();
+        if self.served.is_some()
+            && stage == Stage::ServingRing
+            && let Err(error) = self.waking.start(&self.args.mount.mountpoint)
+        {
+            log::error!("cannot wake {}: {error}", self.args.mount.mountpoint.display());
+        }
         self.served = Some(stage);
         if stage == Stage::ServingWithoutResend {
             self.held.clones.clear();
@@ -251,9 +260,6 @@ impl Supervisor {
     fn signalled(&mut self, signal: i32) {
         let at = self.at().display();
         match signal {
-            libc::SIGHUP if self.served == Some(Stage::ServingRing) => {
-                log::error!("{at}: a mount over io_uring cannot be upgraded in place");
-            }
             libc::SIGHUP => {
                 log::info!("{at}: upgrading to {}", self.args.program.display());
                 self.program = Program::Given;
@@ -296,14 +302,8 @@ impl Supervisor {
 
     /// What follows a death; `code` is what the first daemon's is told as.
     fn after(&mut self, death: Death, code: u8) -> Option<End> {
-        match self.served {
-            None => return Some(End::NeverServed(code)),
-            Some(Stage::ServingRing) => {
-                return Some(End::GaveUp(
-                    "over io_uring a mount does not outlive its daemon (-o transport=classic does)",
-                ));
-            }
-            Some(_) => {}
+        if self.served.is_none() {
+            return Some(End::NeverServed(code));
         }
         if self.program == Program::Given {
             log::error!("{} failed: going on with the former program", self.args.program.display());

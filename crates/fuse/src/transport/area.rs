@@ -1,14 +1,22 @@
-//! The memory of ring entries: one memfd, a page of headers and a payload for each entry,
-//! at an address that does not change.
+//! The memory of ring entries: a page of headers and a payload for each entry.
+//!
+//! It outlives the daemon: it lies behind the tables of [`State`], and a successor maps it
+//! at the addresses that the kernel was told. So the requests that a daemon had when it died
+//! are there for its successor, and the journal in each page says how far they had come.
+//!
+//! ```text
+//! page    0  the kernel's block of headers        512  journal
+//!      1024  what an answer overwrote             3072  the two memory areas, for the kernel
+//! ```
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use dray_core::IO_MAX_BYTES;
 
-use crate::region::memfd;
+use crate::state::{State, header};
 
 /// Bytes of an entry's header page.
 const PAGE_BYTES: usize = 4096;
@@ -16,14 +24,30 @@ const PAGE_BYTES: usize = 4096;
 pub(crate) const PAYLOAD_BYTES: usize = IO_MAX_BYTES;
 /// Bytes of the part of the page that the kernel uses.
 pub(crate) const HEADERS_BYTES: usize = 288;
+/// Words of the journal: the queue's CPU plus one (0: never used); the request whose
+/// overwritten bytes are kept, and how many of them are payload; the request whose answer is
+/// complete.
+const CPU_AT: usize = 512;
+const KEPT_AT: usize = 520;
+const KEPT_PAYLOAD_AT: usize = 528;
+const ANSWERED_AT: usize = 536;
+/// Where the overwritten bytes are kept: headers, then the beginning of the payload.
+const KEEP_AT: usize = 1024;
 /// Where in the page the kernel is told of the two memory areas.
 const IOVEC_AT: usize = 3072;
+/// Most bytes of a request's payload that an answer may overwrite. Requests with a larger
+/// payload are answered with less: a WRITE, the value of an attribute.
+pub(crate) const OVERWRITTEN_MAX: usize = IOVEC_AT - KEEP_AT - HEADERS_BYTES;
+/// Where the memory is wanted: above programs and their heaps, below libraries and stacks,
+/// with 39-bit addresses, too, so that it is free in every successor.
+const WANTED_ADDRESS: usize = 0x20_0000_0000;
 
 pub(crate) struct Area {
     start: NonNull<u8>,
     slots: usize,
-    used: AtomicUsize,
-    _memory: OwnedFd,
+    /// Slots that a predecessor had taken; they come first.
+    adopted: usize,
+    state: State,
 }
 
 // SAFETY: the mapping is valid on every thread; each slot is handed out once.
@@ -32,45 +56,83 @@ unsafe impl Send for Area {}
 unsafe impl Sync for Area {}
 
 impl Area {
-    /// Room for `slots` entries. Memory is taken for those parts that are used.
-    pub(crate) fn new(slots: usize) -> io::Result<Area> {
-        let len = slots * (PAGE_BYTES + PAYLOAD_BYTES);
-        let memory = memfd(c"dray-fuse-ring", len)?;
-        // SAFETY: no address is asked for, so that nothing that is mapped is replaced.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                memory.as_raw_fd(),
-                0,
-            )
+    /// The area of `state`: a predecessor's, or a new one with room for `slots` entries.
+    /// Memory is taken for those parts that are used. Errors: those of ftruncate(2) and
+    /// mmap(2); `EADDRINUSE` if the addresses of a predecessor are taken in this process.
+    pub(crate) fn open(state: &State, slots: usize) -> io::Result<Area> {
+        let region = &state.region;
+        let (address, known) = (region.load(header::RING_ADDRESS), region.load(header::RING_SLOTS));
+        if known != 0 {
+            let mut area = Area::map(state, address as usize, known as usize)?;
+            if area.start.as_ptr() as u64 != address {
+                return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+            }
+            area.adopted = region.load(header::RING_TAKEN) as usize;
+            return Ok(area);
+        }
+        let len_bytes = State::ring_at() + slots * (PAGE_BYTES + PAYLOAD_BYTES);
+        // SAFETY: no memory is passed.
+        if unsafe { libc::ftruncate(region.fd().as_raw_fd(), len_bytes as libc::off_t) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let area = Area::map(state, WANTED_ADDRESS, slots)?;
+        region.store(header::RING_ADDRESS, area.start.as_ptr() as u64);
+        region.store(header::RING_SLOTS, slots as u64);
+        Ok(area)
+    }
+
+    /// Maps it at `address`, or elsewhere if that is taken.
+    fn map(state: &State, address: usize, slots: usize) -> io::Result<Area> {
+        let len_bytes = slots * (PAGE_BYTES + PAYLOAD_BYTES);
+        let map = |address: usize, flags| {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | flags;
+            let (fd, at) = (state.region.fd().as_raw_fd(), State::ring_at() as libc::off_t);
+            // SAFETY: nothing that is mapped is replaced.
+            unsafe { libc::mmap(address as *mut _, len_bytes, protection, flags, fd, at) }
         };
+        let mut start = map(address, libc::MAP_FIXED_NOREPLACE);
+        if start == libc::MAP_FAILED {
+            start = map(0, 0);
+        }
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // SAFETY: the range is the mapping just made; it changes nothing but core dumps,
+        // which would else take memory for all of it.
+        unsafe { libc::madvise(start, len_bytes, libc::MADV_DONTDUMP) };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Area { start, slots, used: AtomicUsize::new(0), _memory: memory })
+        Ok(Area { start, slots, adopted: 0, state: state.clone() })
     }
 
-    /// A slot for one more entry; none when all are taken. They are never given back:
-    /// the kernel has no command for it.
-    pub(crate) fn take(&self) -> Option<Slot> {
-        let next = |used| (used < self.slots).then_some(used + 1);
-        let index = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
-        // SAFETY: within the mapping: headers in front, payloads behind all of them, so
-        // that those are aligned to pages and lie side by side.
+    fn slot(&self, index: usize) -> Slot {
+        assert!(index < self.slots);
+        // SAFETY: within the mapping: headers in front, payloads behind all of them, so that
+        // those are aligned to pages and lie side by side.
         unsafe {
-            let page = self.start.add(index * PAGE_BYTES);
-            let payload = self.start.add(self.slots * PAGE_BYTES + index * PAYLOAD_BYTES);
-            let vectors = page.add(IOVEC_AT).cast::<[libc::iovec; 2]>();
-            vectors.write([
-                libc::iovec { iov_base: page.as_ptr().cast(), iov_len: HEADERS_BYTES },
-                libc::iovec { iov_base: payload.as_ptr().cast(), iov_len: PAYLOAD_BYTES },
-            ]);
-            Some(Slot { page, payload, vectors: vectors.as_ptr() as u64 })
+            Slot {
+                page: self.start.add(index * PAGE_BYTES),
+                payload: self.start.add(self.slots * PAGE_BYTES + index * PAYLOAD_BYTES),
+            }
         }
+    }
+
+    /// A slot for one more entry of the queue of `cpu`; none when all are taken. They are
+    /// never given back: the kernel has no command for it.
+    pub(crate) fn take(&self, cpu: u16) -> Option<Slot> {
+        let taken = self.state.region.word(header::RING_TAKEN);
+        let next = |taken| (taken < self.slots as u64).then_some(taken + 1);
+        let index = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
+        let slot = self.slot(index as usize);
+        slot.prepare();
+        slot.word(CPU_AT).store(u64::from(cpu) + 1, Ordering::Release);
+        Some(slot)
+    }
+
+    /// The slots that a predecessor had used for the queue of `cpu`.
+    pub(crate) fn adopted(&self, cpu: u16) -> impl Iterator<Item = Slot> {
+        let slots = (0..self.adopted).map(|index| self.slot(index));
+        slots.filter(move |slot| slot.cpu() == Some(cpu)).inspect(Slot::prepare)
     }
 }
 
@@ -78,17 +140,177 @@ impl Drop for Area {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours; every entry keeps the area alive.
         unsafe {
-            let len = self.slots * (PAGE_BYTES + PAYLOAD_BYTES);
-            libc::munmap(self.start.as_ptr().cast(), len);
+            let len_bytes = self.slots * (PAGE_BYTES + PAYLOAD_BYTES);
+            libc::munmap(self.start.as_ptr().cast(), len_bytes);
         }
     }
 }
 
-/// The memory of one entry.
+/// The memory of one entry. The accesses to it must not overlap with those of the kernel,
+/// nor with each other: it belongs to the entry's task.
 #[derive(Clone, Copy)]
 pub(crate) struct Slot {
-    pub(crate) page: NonNull<u8>,
+    page: NonNull<u8>,
     pub(crate) payload: NonNull<u8>,
+}
+
+impl Slot {
     /// Address of the two iovecs for the kernel.
-    pub(crate) vectors: u64,
+    pub(crate) fn vectors(&self) -> u64 {
+        // SAFETY: within the page.
+        unsafe { self.page.add(IOVEC_AT).as_ptr() as u64 }
+    }
+
+    fn prepare(&self) {
+        let vectors = [
+            libc::iovec { iov_base: self.page.as_ptr().cast(), iov_len: HEADERS_BYTES },
+            libc::iovec { iov_base: self.payload.as_ptr().cast(), iov_len: PAYLOAD_BYTES },
+        ];
+        // SAFETY: within the page, and aligned; the range of madvise is mapped, and is not
+        // changed by it. What the kernel writes to should be there: it gives up a request
+        // that needs memory while this process is being killed.
+        unsafe {
+            self.page.add(IOVEC_AT).cast::<[libc::iovec; 2]>().write(vectors);
+            libc::madvise(self.payload.as_ptr().cast(), PAGE_BYTES, libc::MADV_POPULATE_WRITE);
+        }
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: within the page, aligned, and only ever used as an atomic.
+        unsafe { self.page.add(at).cast::<AtomicU64>().as_ref() }
+    }
+
+    /// Whose queue it is used for; none: it never was.
+    fn cpu(&self) -> Option<u16> {
+        let word = self.word(CPU_AT).load(Ordering::Acquire);
+        u16::try_from(word.checked_sub(1)?).ok()
+    }
+
+    /// The kernel's block of headers.
+    pub(crate) fn headers(&self) -> &[u8] {
+        // SAFETY: the page is mapped, and the kernel does not write it while the entry is
+        // ours.
+        unsafe { std::slice::from_raw_parts(self.page.as_ptr(), HEADERS_BYTES) }
+    }
+
+    /// Writes into the block of headers.
+    pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= HEADERS_BYTES);
+        // SAFETY: within the block of headers, to which no reference is alive here.
+        unsafe { copy(bytes.as_ptr(), self.page.as_ptr().add(at), bytes.len()) };
+    }
+
+    /// Writes into the payload as much as there is room for; answers how much.
+    pub(crate) fn fill(&self, bytes: &[u8]) -> usize {
+        let len = bytes.len().min(PAYLOAD_BYTES);
+        // SAFETY: the payload is mapped, and nobody else uses it now.
+        unsafe { copy(bytes.as_ptr(), self.payload.as_ptr(), len) };
+        len
+    }
+
+    /// Keeps what an answer to `request` is about to overwrite: the headers and the first
+    /// `payload_len` bytes of the payload, at most [`OVERWRITTEN_MAX`].
+    pub(crate) fn keep(&self, request: u64, payload_len: usize) {
+        assert!(payload_len <= OVERWRITTEN_MAX);
+        // SAFETY: both are within the page and the payload, and do not overlap.
+        unsafe {
+            let kept = self.page.as_ptr().add(KEEP_AT);
+            copy(self.page.as_ptr(), kept, HEADERS_BYTES);
+            copy(self.payload.as_ptr(), kept.add(HEADERS_BYTES), payload_len);
+        }
+        self.word(KEPT_PAYLOAD_AT).store(payload_len as u64, Ordering::Release);
+        self.word(KEPT_AT).store(request, Ordering::Release);
+        // A kill leaves what was stored before the instruction that it came at, so only the
+        // compiler could have the overwriting overtake this.
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// Marks the answer to `request` as complete.
+    pub(crate) fn answered(&self, request: u64) {
+        self.word(ANSWERED_AT).store(request, Ordering::Release);
+    }
+
+    /// Whether the answer to `request` lies here, complete.
+    pub(crate) fn is_answered(&self, request: u64) -> bool {
+        self.word(ANSWERED_AT).load(Ordering::Acquire) == request
+    }
+
+    /// Puts back what a predecessor's answer to `request` has overwritten, if it had begun.
+    pub(crate) fn restore(&self, request: u64) {
+        if self.word(KEPT_AT).load(Ordering::Acquire) != request {
+            return;
+        }
+        let payload_len = self.word(KEPT_PAYLOAD_AT).load(Ordering::Acquire) as usize;
+        // SAFETY: both are within the page and the payload, and do not overlap.
+        unsafe {
+            let kept = self.page.as_ptr().add(KEEP_AT);
+            copy(kept, self.page.as_ptr(), HEADERS_BYTES);
+            copy(kept.add(HEADERS_BYTES), self.payload.as_ptr(), payload_len.min(OVERWRITTEN_MAX));
+        }
+    }
+
+    /// Has the first `len` bytes of the payload mapped for reading: they were written by
+    /// another process.
+    pub(crate) fn touch(&self, len: usize) {
+        for at in (0..len.min(PAYLOAD_BYTES)).step_by(PAGE_BYTES) {
+            // SAFETY: within the payload, which is mapped.
+            unsafe { self.payload.as_ptr().add(at).read_volatile() };
+        }
+    }
+}
+
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`].
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(slot: &Slot, len: usize) -> Vec<u8> {
+        // SAFETY: within the payload.
+        unsafe { std::slice::from_raw_parts(slot.payload.as_ptr(), len) }.to_vec()
+    }
+
+    #[test]
+    fn a_successor_finds_requests_where_they_were() {
+        let state = State::create().unwrap();
+        let area = Area::open(&state, 3).unwrap();
+        let start = area.start;
+        let slot = area.take(1).unwrap();
+        area.take(0).unwrap();
+        slot.put(0, b"the head");
+        slot.fill(b"a name");
+        drop(area);
+        let area = Area::open(&state, 7).unwrap();
+        assert_eq!((area.start, area.slots), (start, 3));
+        let slot = area.adopted(1).next().unwrap();
+        assert_eq!(&slot.headers()[..8], b"the head");
+        assert_eq!(bytes(&slot, 6), b"a name");
+        assert_eq!((area.adopted(0).count(), area.adopted(1).count()), (1, 1));
+        assert!(area.take(0).is_some() && area.take(0).is_none());
+    }
+
+    #[test]
+    fn what_a_half_written_answer_overwrote_comes_back() {
+        let state = State::create().unwrap();
+        let area = Area::open(&state, 1).unwrap();
+        let slot = area.take(0).unwrap();
+        slot.put(0, b"request");
+        slot.fill(b"old name");
+        slot.keep(8, 3);
+        slot.put(0, b"answer!");
+        slot.fill(b"ANS");
+        slot.restore(6);
+        assert_eq!(&slot.headers()[..7], b"answer!");
+        slot.restore(8);
+        assert_eq!(&slot.headers()[..7], b"request");
+        assert_eq!(bytes(&slot, 8), b"old name");
+        assert!(!slot.is_answered(8));
+        slot.answered(8);
+        assert!(slot.is_answered(8));
+    }
 }

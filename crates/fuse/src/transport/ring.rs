@@ -5,31 +5,44 @@
 //! answer is put into the same entry and committed, which also asks for the next request.
 //! One task serves one entry, for ever.
 //!
+//! The entries outlive the daemon. The end of a thread takes its idle entries out of the
+//! queue (see the exit guard in `dray_rt`), so that requests wait for a successor. What the
+//! dead daemon had read lies in the [`Area`], and the successor answers it from its own
+//! rings. Then it registers the idle entries anew. Requests that wait in a queue are not given
+//! to entries that are registered, only to entries that become free: somebody has to ask for
+//! something on each CPU ([`crate::wake_queues`]).
+//!
 //! FORGET and INTERRUPT come on /dev/fuse, where a reader stays. A lock request may block
 //! for long: as many entries are added to its queue as such requests are under way, so
 //! that the request which ends the wait finds one.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::task::{Poll, Waker};
 
 use dray_core::{Buf, BufMut, Memory};
-use dray_rt::{Completion, Ring, RingToken, spawn};
+use dray_rt::sync::{Notify, watch};
+use dray_rt::{Completion, Ring, RingToken, poll_once_then_spawn};
 use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
 
 use crate::front::Worker;
+use crate::options::Options;
 use crate::proto::Head;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
-use crate::transport::area::{Area, HEADERS_BYTES, PAYLOAD_BYTES, Slot};
+use crate::state::State;
+use crate::transport::area::{Area, OVERWRITTEN_MAX, PAYLOAD_BYTES, Slot};
 use crate::transport::{Answer, Message};
 
 /// Commands of the ring: take this memory; here is the answer, the next request please.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
+/// Result of a commit of a request that the kernel does not know (any more).
+const NOT_FOUND: i32 = -libc::ENOENT;
 /// Offsets in the block of headers: the arguments, and what is said about the entry.
 const ARGS_AT: usize = 128;
 const LOCK_KIND_AT: usize = 32;
@@ -42,6 +55,11 @@ pub(crate) struct Queues {
     device: Arc<OwnedFd>,
     depth: usize,
     queues: Vec<Queue>,
+    /// A predecessor's requests are under way: new ones may come.
+    open: watch::Sender<bool>,
+    /// Held by every entry until it is in its queue or serves a request.
+    settling: Mutex<Option<mpsc::Sender<Infallible>>>,
+    settled: Mutex<mpsc::Receiver<Infallible>>,
 }
 
 /// Entries of one CPU's queue, and how many of them hold requests that may block.
@@ -53,19 +71,25 @@ struct Queue {
 
 impl Queues {
     /// Queues for `cpus` possible CPUs of `depth` entries each, and `spares_max` in all
-    /// for requests that block.
+    /// for requests that block; `adopted` if a predecessor has served them. Errors: those
+    /// of [`Area::open`].
     pub(crate) fn new(
         device: Arc<OwnedFd>,
+        state: &State,
         cpus: usize,
-        depth: usize,
-        spares_max: usize,
+        options: &Options,
+        adopted: bool,
     ) -> io::Result<Queues> {
-        let depth = depth.max(1);
+        let depth = options.ring_depth.max(1);
+        let (settling, settled) = mpsc::channel();
         Ok(Queues {
-            area: Arc::new(Area::new(cpus * depth + spares_max)?),
+            area: Arc::new(Area::open(state, cpus * depth + options.ring_spares_max)?),
             device,
             depth,
             queues: (0..cpus).map(|_| Queue::default()).collect(),
+            open: watch::channel(!adopted).0,
+            settling: Mutex::new(Some(settling)),
+            settled: Mutex::new(settled),
         })
     }
 
@@ -74,19 +98,46 @@ impl Queues {
         self.queues.len()
     }
 
-    /// Starts serving the queues with these numbers on this thread's executor.
+    /// Starts serving the queues with these numbers on this thread's executor, what a
+    /// predecessor had read first. New requests come when they are [opened](Queues::open).
     pub(crate) fn serve(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpus: &[u16]) {
         for &cpu in cpus {
-            for _ in 0..self.depth {
-                self.add_entry(worker, ring, cpu);
+            let adopted: Vec<Slot> = self.area.adopted(cpu).collect();
+            // All are counted before the first request asks whether there are enough.
+            let entries = &self.queues[usize::from(cpu)].entries;
+            entries.store(adopted.len(), Ordering::Release);
+            for slot in adopted {
+                self.start_entry(worker, ring, cpu, slot);
+            }
+            while entries.load(Ordering::Acquire) < self.depth && self.add_entry(worker, ring, cpu)
+            {
             }
         }
     }
 
+    /// Every thread has begun with what its predecessor had read, so that these requests
+    /// have found their replay slots: new ones may come. Returns when all entries are in
+    /// their queues, so that a request that comes from now on finds one.
+    pub(crate) fn open(&self) {
+        self.open.send_replace(true);
+        drop(lock(&self.settling).take());
+        let _ = lock(&self.settled).recv(); // ends when all have let go
+    }
+
+    async fn wait_open(&self) {
+        let mut open = self.open.subscribe();
+        let _ = open.wait_for(|open| *open).await; // the sender is ours
+    }
+
     /// Adds an entry to a queue; false when the memory for entries is used up.
     fn add_entry(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) -> bool {
-        let Some(slot) = self.area.take() else { return false };
+        let Some(slot) = self.area.take(cpu) else { return false };
         self.queues[usize::from(cpu)].entries.fetch_add(1, Ordering::AcqRel);
+        self.start_entry(worker, ring, cpu, slot);
+        true
+    }
+
+    fn start_entry(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16, slot: Slot) {
         let entry = Arc::new(Entry {
             cpu,
             slot,
@@ -95,8 +146,15 @@ impl Queues {
             _area: self.area.clone(),
         });
         let token = ring.attach(entry.clone());
-        spawn(serve_entry(self.clone(), worker.clone(), ring.clone(), entry, token));
-        true
+        let serving = serve_entry(self.clone(), worker.clone(), ring.clone(), entry, token);
+        // What was under way goes first, so it is polled now.
+        poll_once_then_spawn(Box::pin(serving));
+    }
+
+    /// Puts the entry into its queue, for new requests.
+    async fn register(&self, entry: &Entry, ring: &Ring, token: RingToken) {
+        self.wait_open().await;
+        entry.register(ring, token);
     }
 
     /// A request that may block begins: makes sure that as many entries as without it
@@ -187,25 +245,48 @@ impl Entry {
         .await
     }
 
-    /// The block of headers.
-    fn headers(&self) -> &[u8] {
-        // SAFETY: the page is mapped, and the kernel does not write it while the entry
-        // is ours.
-        unsafe { std::slice::from_raw_parts(self.slot.page.as_ptr(), HEADERS_BYTES) }
-    }
-
-    fn put(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= HEADERS_BYTES);
-        // SAFETY: within the block of headers, of which this task is the only user, and
-        // to which no reference is alive here.
-        unsafe {
-            let target = self.slot.page.as_ptr().add(at);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
+    /// How far a predecessor had come with the entry, if there was one. A request that was
+    /// not answered is as the kernel left it.
+    fn found(&self) -> Found {
+        let request = self.word(COMMIT_ID_AT);
+        if request == 0 {
+            return Found::Idle;
+        }
+        if self.slot.is_answered(request) {
+            return Found::Answered;
+        }
+        self.slot.restore(request);
+        // The kernel writes the head last.
+        match Head::decode(self.slot.headers()) {
+            Some(head) if head.unique == request => Found::Request,
+            _ => Found::Idle,
         }
     }
 
+    /// Goes on where a predecessor stopped. True if there is a request to be served; else
+    /// the entry is in its queue.
+    async fn begin(&self, queues: &Queues, ring: &Ring, token: RingToken) -> bool {
+        match self.found() {
+            Found::Request => return true,
+            Found::Answered => {
+                self.slot.touch(self.payload_len());
+                self.commit(ring, token);
+                passed(ring).await;
+                let mut mail = self.mail();
+                if mail.result != Some(NOT_FOUND) {
+                    return false;
+                }
+                mail.result = None; // the kernel had that answer: the entry was idle
+            }
+            Found::Idle => {}
+        }
+        queues.register(self, ring, token).await;
+        passed(ring).await;
+        false
+    }
+
     fn word(&self, at: usize) -> u64 {
-        self.headers()[at..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+        self.slot.headers()[at..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
     }
 
     fn payload_len(&self) -> usize {
@@ -223,7 +304,7 @@ impl Entry {
         // SAFETY: a submission is 128 bytes with the address at 16 and the length at 24,
         // for which this command has no setter; the two iovecs are in the entry's page.
         unsafe {
-            sqe.add(16).cast::<u64>().write_unaligned(self.slot.vectors);
+            sqe.add(16).cast::<u64>().write_unaligned(self.slot.vectors());
             sqe.add(24).cast::<u32>().write_unaligned(2);
             ring.push(token, command);
         }
@@ -244,7 +325,7 @@ impl Entry {
         unique: u64,
         answer: Result<Answer, i32>,
     ) {
-        let (error, answer) = match answer {
+        let (mut error, answer) = match answer {
             Ok(answer) => (0, answer),
             Err(error) => (error, Answer::Empty),
         };
@@ -252,7 +333,7 @@ impl Entry {
         let here = std::ptr::eq(answer.bytes().as_ptr(), self.slot.payload.as_ptr());
         // What is not in the payload yet gets there when nobody uses that any more; our
         // own buffers over it go first.
-        let elsewhere = match answer {
+        let mut elsewhere = match answer {
             answer if here => {
                 drop(answer);
                 None
@@ -263,24 +344,38 @@ impl Entry {
         if self.mail().lent {
             self.until(|mail| (!mail.lent).then_some(())).await;
         }
-        if let Some(answer) = &elsewhere {
-            len = self.fill(answer.bytes());
+        let overwritten = if here { 0 } else { len.min(self.payload_len()) };
+        if overwritten > OVERWRITTEN_MAX {
+            (error, len, elsewhere) = (-libc::EIO, 0, None); // no operation has both so long
         }
-        self.put(0, &header(unique, error, len));
-        self.put(PAYLOAD_SIZE_AT, &(len as u32).to_ne_bytes());
+        let request = self.word(COMMIT_ID_AT);
+        self.slot.keep(request, overwritten.min(OVERWRITTEN_MAX));
+        if let Some(answer) = &elsewhere {
+            len = self.slot.fill(answer.bytes());
+        }
+        self.slot.put(0, &header(unique, error, len));
+        self.slot.put(PAYLOAD_SIZE_AT, &(len as u32).to_ne_bytes());
+        self.slot.answered(request);
+        self.commit(ring, token);
+    }
+
+    /// Gives the answer in the entry to the kernel, and asks for the next request.
+    fn commit(&self, ring: &Ring, token: RingToken) {
         let commit = self.command(COMMIT_AND_FETCH, self.word(COMMIT_ID_AT));
         // SAFETY: the command points to nothing; the entry's memory stays mapped.
         unsafe { ring.push(token, commit) };
     }
+}
 
-    fn fill(&self, bytes: &[u8]) -> usize {
-        let len = bytes.len().min(PAYLOAD_BYTES);
-        // SAFETY: the payload is mapped, and nobody else uses it now.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.slot.payload.as_ptr(), len);
-        }
-        len
-    }
+/// What a successor finds in an entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// Nothing: it was in the kernel's queue, if anywhere.
+    Idle,
+    /// A request that was not answered.
+    Request,
+    /// An answer. The kernel may have it already.
+    Answered,
 }
 
 /// A request that lies in an entry.
@@ -292,11 +387,11 @@ pub(crate) struct Arrived {
 
 impl Arrived {
     pub(crate) fn head(&self) -> &[u8] {
-        &self.entry.headers()[..ARGS_AT]
+        &self.entry.slot.headers()[..ARGS_AT]
     }
 
     pub(crate) fn args(&self) -> &[u8] {
-        &self.entry.headers()[ARGS_AT..2 * ARGS_AT]
+        &self.entry.slot.headers()[ARGS_AT..2 * ARGS_AT]
     }
 
     pub(crate) fn payload(&self) -> &[u8] {
@@ -338,12 +433,14 @@ async fn serve_entry(
     entry: Arc<Entry>,
     token: RingToken,
 ) {
-    entry.register(&ring, token);
+    let settling = lock(&queues.settling).clone();
+    let mut arrived = entry.begin(&queues, &ring, token).await;
+    drop(settling);
     loop {
-        if entry.until(|mail| mail.result.take()).await < 0 {
+        if !std::mem::take(&mut arrived) && entry.until(|mail| mail.result.take()).await < 0 {
             return; // the connection has ended, or the kernel wants no ring
         }
-        let Some(head) = Head::decode(entry.headers()) else { return };
+        let Some(head) = Head::decode(entry.slot.headers()) else { return };
         let blocks = head.opcode == op::SETLKW && !entry.unlocks();
         let answer = if blocks && !queues.begin_blocking(&worker, &ring, entry.cpu) {
             Err(-libc::ENOLCK)
@@ -358,6 +455,28 @@ async fn serve_entry(
         };
         entry.answer(&ring, token, head.unique, answer).await;
     }
+}
+
+/// Waits until the kernel has taken what was put on the ring before, and has said so if it
+/// refused it.
+async fn passed(ring: &Ring) {
+    let passed = Arc::new(Passed(Notify::new()));
+    let token = ring.attach(passed.clone());
+    // SAFETY: the command points to nothing.
+    unsafe { ring.push(token, Entry128::from(opcode::Nop::new().build())) };
+    passed.0.notified().await;
+}
+
+struct Passed(Notify);
+
+impl Completion for Passed {
+    fn complete(&self, _token: RingToken, _result: i32) {
+        self.0.notify_one();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// CPUs that can ever be there: as many queues as the kernel wants served.

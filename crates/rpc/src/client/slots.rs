@@ -35,6 +35,8 @@ struct State {
     resting: VecDeque<(u32, u32)>,
     /// What the process before us had used free slots for last.
     answered: Vec<SlotState>,
+    /// Free slots that are kept at least, as long as there are fresh ones.
+    resting_min: usize,
     /// In use when the process before us died, and not asked for again so far.
     orphans: Vec<SlotState>,
     waiting: Vec<Waker>,
@@ -52,11 +54,15 @@ impl Slots {
     pub(crate) fn new(memory: Arc<SessionMemory>) -> Slots {
         let (orphans, free): (Vec<_>, Vec<_>) =
             memory.slots().into_iter().partition(|slot| slot.in_use);
-        let (fresh, answered): (Vec<_>, Vec<_>) =
+        let (fresh, mut answered): (Vec<_>, Vec<_>) =
             free.into_iter().partition(|slot| slot.sequence == 0);
+        // The front end counts its requests, so this is the longest free first; and all of
+        // them stay free as long as possible, since any may be asked for again.
+        answered.sort_by_key(|slot| slot.request);
         let state = State {
             fresh: fresh.iter().rev().map(|slot| slot.number).collect(),
             resting: answered.iter().map(|slot| (slot.number, slot.sequence)).collect(),
+            resting_min: RESTING_MIN + answered.len(),
             answered,
             orphans,
             waiting: Vec::new(),
@@ -113,7 +119,7 @@ impl State {
                 return Some((number, sequence));
             }
         }
-        if self.resting.len() < RESTING_MIN
+        if self.resting.len() < self.resting_min
             && let Some(number) = self.fresh.pop()
         {
             return Some((number, 1));
@@ -135,5 +141,45 @@ impl Drop for Slot {
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_rt::{DriverKind, Executor};
+
+    /// As a process that died left them: `count` slots, answered in this order.
+    fn left(count: u32, requests: &[(u32, u64)]) -> Arc<Slots> {
+        let memory = SessionMemory::heap();
+        memory.set_slots(count);
+        for (number, request) in requests {
+            memory.take_slot(*number, 5, *request);
+            memory.free_slot(*number, 5);
+        }
+        Arc::new(Slots::new(Arc::new(memory)))
+    }
+
+    fn take(slots: &Arc<Slots>, request: u64) -> Slot {
+        let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(slots.take(&Context::system(), request)).unwrap()
+    }
+
+    #[test]
+    fn an_answer_that_was_not_passed_on_is_found_behind_other_requests() {
+        let answered: Vec<(u32, u64)> = (0..12).map(|n| (n, 100 + u64::from(n) * 2)).collect();
+        let slots = left(64, &answered);
+        let new: Vec<Slot> = (0..30).map(|n| take(&slots, 200 + n)).collect();
+        let again = take(&slots, 100);
+        assert_eq!((again.number, again.sequence), (0, 5));
+        drop(new);
+    }
+
+    #[test]
+    fn without_fresh_slots_the_longest_free_is_used_first() {
+        let slots = left(3, &[(0, 106), (1, 102), (2, 104)]);
+        let order: Vec<u32> = (0..2).map(|n| take(&slots, 200 + n)).map(|s| s.number).collect();
+        assert_eq!(order, [1, 2]);
+        assert_eq!(take(&slots, 106).number, 0);
     }
 }

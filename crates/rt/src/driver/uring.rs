@@ -100,6 +100,9 @@ pub(crate) struct Uring {
     ring: IoUring<Entry128, cqueue::Entry>,
     kick: Arc<OwnedFd>,
     kick_armed: bool,
+    /// Watched and never used, see [`Uring::arm_exit_guard`].
+    exit_guard: IoUring,
+    exit_guard_armed: bool,
     foreign: HashMap<u64, Arc<dyn Completion>>,
     /// Swapped with the inbox's list, so that neither is allocated anew.
     commands: Vec<Entry128>,
@@ -117,6 +120,8 @@ impl Uring {
             ring,
             kick: event,
             kick_armed: false,
+            exit_guard: IoUring::new(1)?,
+            exit_guard_armed: false,
             foreign: HashMap::new(),
             commands: Vec::new(),
             done: Vec::new(),
@@ -127,6 +132,7 @@ impl Uring {
     pub(crate) fn park(&mut self, shared: &Shared, wait: Option<Duration>) -> bool {
         self.take_inbox(shared);
         self.arm_kick();
+        self.arm_exit_guard();
         let wanted = usize::from(wait != Some(Duration::ZERO));
         let result = match wait {
             Some(wait) if wanted > 0 => {
@@ -171,6 +177,21 @@ impl Uring {
             let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
             self.submit_one(&Entry128::from(poll).user_data(OWNER_KICK << OWNER_SHIFT));
             self.kick_armed = true;
+        }
+    }
+
+    /// Makes the kernel cancel what this thread has submitted as the first thing when the
+    /// thread ends, however it ends: it does so only for a thread that has a request on an
+    /// io_uring descriptor under way (`io_uring_files_cancel` in io_uring/cancel.c, called by
+    /// `do_exit` before the thread counts as exiting). Otherwise requests stay until the ring
+    /// is taken down, and whatever is handed to them meanwhile is lost: for FUSE over
+    /// io_uring a request of an application each (docs/adr/0001).
+    fn arm_exit_guard(&mut self) {
+        if !self.exit_guard_armed {
+            let fd = types::Fd(self.exit_guard.as_raw_fd());
+            let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+            self.submit_one(&Entry128::from(poll).user_data(OWNER_NOBODY << OWNER_SHIFT));
+            self.exit_guard_armed = true;
         }
     }
 
