@@ -238,6 +238,11 @@ fn work(
     ready: &mpsc::Sender<io::Result<()>>,
 ) -> io::Result<()> {
     let kind = if start.queues.is_some() { DriverKind::Uring } else { DriverKind::Epoll };
+    if start.queues.is_some() {
+        // Before anything is connected: the server serves a connection on the CPU that it
+        // was made on. Where we may not stay on ours we serve its queues from another one.
+        let _ = cpus::pin_to(start.pinned[index]);
+    }
     let mut executor = match Executor::new(kind) {
         Ok(executor) => executor,
         Err(error) => {
@@ -261,8 +266,6 @@ fn work(
             let _ = ready.send(Ok(()));
             return classic::run(worker, descriptor, start.ended.subscribe()).await;
         };
-        // Where it may not stay on its CPU it serves the queues from another one.
-        let _ = cpus::pin_to(start.pinned[index]);
         let own = cpus::queues_of(index, &start.pinned, queues.cpus());
         queues.serve(&worker, &ring, &own);
         let _ = ready.send(Ok(()));
