@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::executor::{Shared, current};
+use crate::executor::{Shared, current, is_current};
 
 /// Which readiness is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,11 @@ impl Source {
         let id = shared.registry.add(fd.as_raw_fd(), state.clone(), exclusive)?;
         shared.kick_if_parked();
         Ok(Source { fd, id, state, shared })
+    }
+
+    /// Whether the calling task runs on the executor that this was made on.
+    pub fn is_here(&self) -> bool {
+        is_current(&self.shared)
     }
 
     /// Lets the other executors that wait for a descriptor made by [`Source::new_shared`] be
