@@ -175,22 +175,11 @@ fn prepare(socket: &Socket, peer: Peer) -> io::Result<()> {
 
 /// Keeps a connection that stays on this machine from being paced. Many systems use BBR,
 /// which looks for a bottleneck that loopback has not, by timers and by sending less for a
-/// while. Where it cannot be changed the connection works all the same, if slower. What
-/// goes over a network keeps what the system's administrator has chosen.
+/// while. What goes over a network keeps what the system's administrator has chosen.
 fn calm(socket: &Socket, ip: IpAddr) {
-    if !ip.to_canonical().is_loopback() {
-        return;
+    if ip.to_canonical().is_loopback() {
+        let _ = socket.set_tcp_congestion(LOOPBACK_CONGESTION); // slower without, no more
     }
-    // SAFETY: the name is read during the call only.
-    unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_CONGESTION,
-            LOOPBACK_CONGESTION.as_ptr().cast(),
-            LOOPBACK_CONGESTION.len() as libc::socklen_t,
-        )
-    };
 }
 
 async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
@@ -215,21 +204,10 @@ mod tests {
     use super::*;
     use dray_rt::{DriverKind, Executor, spawn_join};
 
-    fn congestion_control(socket: &impl AsFd) -> String {
-        let mut name = [0u8; 16];
-        let mut len = name.len() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes to `name`.
-        let result = unsafe {
-            libc::getsockopt(
-                socket.as_fd().as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_CONGESTION,
-                name.as_mut_ptr().cast(),
-                &mut len,
-            )
-        };
-        assert_eq!(result, 0);
-        String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned()
+    fn congestion_control(socket: &impl AsFd) -> Vec<u8> {
+        let mut name = SockRef::from(socket).tcp_congestion().unwrap();
+        name.retain(|&byte| byte != 0);
+        name
     }
 
     #[test]
@@ -243,8 +221,8 @@ mod tests {
                 let accepted = spawn_join(async move { listener.accept().await.unwrap().0 });
                 let near = Address::Tcp { host: "127.0.0.1".into(), port };
                 let connection = connect(&near).await.unwrap();
-                assert_eq!(congestion_control(&accepted.await.unwrap()), "reno");
-                assert_eq!(congestion_control(connection.socket()), "reno");
+                assert_eq!(congestion_control(&accepted.await.unwrap()), b"reno");
+                assert_eq!(congestion_control(connection.socket()), b"reno");
             }
         });
     }
