@@ -194,6 +194,6 @@ mod tests {
         let table = targets_table(&measures);
         let row = |name| table.lines().find(|row: &&str| row.contains(name)).unwrap();
         assert!(row("rand4k_cpu_us").contains("(missed)"), "{table}");
-        assert!(row("create_per_s").contains("11,000") && !row("create_per_s").contains("missed"));
+        assert!(row("create_per_s").contains("11.0 k") && !row("create_per_s").contains("missed"));
     }
 }

@@ -353,16 +353,22 @@ impl Core {
         Ok(())
     }
 
-    /// As [`Core::find`], where what has the name is at hand already: spares opening it.
-    pub(crate) fn find_at_hand(&self, dir: &Node, name: &Name) -> Option<Entry> {
-        let Ids::Native(codec) = &self.ids else { return None };
-        let (handle, mount_id) = sys::handle_at(dir.fd(), name).ok()?;
+    /// As [`Core::find`], where what has the name is at hand already, which spares opening
+    /// it; none where it is not. Errors: `ENOENT`.
+    pub(crate) fn find_at_hand(&self, dir: &Node, name: &Name) -> Result<Option<Entry>> {
+        let Ids::Native(codec) = &self.ids else { return Ok(None) };
+        let (handle, mount_id) = match sys::handle_at(dir.fd(), name) {
+            Ok(found) => found,
+            Err(Errno::ENOENT) => return Err(Errno::ENOENT.into()),
+            Err(_) => return Ok(None), // the slow way says what is wrong
+        };
         if mount_id != self.mount_id {
-            return None; // the slow way says what is wrong
+            return Ok(None);
         }
-        let id = codec.encode(&handle)?;
-        let node = self.nodes.get(id)?;
-        Some(Entry { id, attr: sys::stat(node.fd()).ok()?.attr })
+        let Some(node) = codec.encode(&handle).and_then(|id| self.nodes.get(id)) else {
+            return Ok(None);
+        };
+        Ok(Some(Entry { id: node.id, attr: sys::stat(node.fd())?.attr }))
     }
 
     /// Finds `name` in `dir` as the caller, and keeps what it found at hand.

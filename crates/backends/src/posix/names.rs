@@ -39,7 +39,7 @@ impl From<Make<'_>> for Making {
 impl Core {
     pub(crate) fn lookup(&self, dir: FileId, name: &Name) -> Result<Entry> {
         let dir = self.directory(dir)?;
-        match self.find_at_hand(&dir, name) {
+        match self.find_at_hand(&dir, name)? {
             Some(entry) => Ok(entry),
             None => Ok(self.find(&dir, name)?.0),
         }
