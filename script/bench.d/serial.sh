@@ -1,7 +1,7 @@
 # dray, end to end on one machine, against a raw TCP connection and the bare tmpfs.
 #
-# In every round: raw TCP (as the system sets it up, and with the congestion control that dray
-# uses on loopback: the faster one counts), native tmpfs, then each transport, one after the other, so that
+# In every round: raw TCP (as the system sets it up, which the targets are about, and with the
+# congestion control that dray uses on loopback), native tmpfs, then each transport, one after the other, so that
 # whatever else the machine does hits all of them. Ratios are taken within a round; the
 # median over rounds counts. All arms use the same files on the same tmpfs.
 
