@@ -19,7 +19,10 @@ pub fn run(command: &str, args: &Args) -> Outcome {
         "load" => load(args),
         "fill" => fill(args),
         "tcp" => raw_tcp(args),
-        "tcp-serve" => tcp::serve(args.get("pin").and_then(|cpu| cpu.parse().ok())),
+        "tcp-serve" => tcp::serve(tcp::Setup {
+            pin_cpu: args.get("pin").and_then(|cpu| cpu.parse().ok()),
+            congestion: args.get("congestion"),
+        }),
         "idle" => idle_cost(args),
         "sessions" => idle_sessions(args),
         "counters" => count(args),
@@ -186,7 +189,7 @@ fn fill(args: &Args) -> Outcome {
     }
 }
 
-/// `tcp [--secs S]`: streams both ways, and ping-pong with and without a CPU shared.
+/// `tcp [--secs S] [--congestion NAME]`: streams both ways, and ping-pong with and without a CPU shared.
 fn raw_tcp(args: &Args) -> Outcome {
     let printer = Printer::new(args)?;
     let time = Duration::from_secs_f64(args.number("secs", 2.0)?);
@@ -197,7 +200,9 @@ fn raw_tcp(args: &Args) -> Outcome {
         ("pingpong_same_cpu", Mode::PingPong, true),
     ];
     for (name, mode, share_cpu) in runs {
-        printer.sample(name, &tcp::run(mode, time, share_cpu)?);
+        let setup =
+            tcp::Setup { pin_cpu: share_cpu.then_some(0), congestion: args.get("congestion") };
+        printer.sample(name, &tcp::run(mode, time, setup)?);
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ const USAGE: &str = "usage: dray-bench COMMAND ...
   counters  allocations, bytes, system calls and round trips of single calls
   inetd     gives each connection on a port to a new process
   report    medians, ratios and targets of a run, as JSON lines and as a table
-  plot      figures and the README's table from a run
+  plot      figures and the tables of the pages from a run
 Each is explained where it is defined; script/bench calls them.";
 
 /// `open` keeps every file open: the soft limit on descriptors is raised to the hard one.

@@ -8,14 +8,16 @@ use std::path::Path;
 use crate::args::Args;
 use crate::measure::read_all;
 use crate::plot::bars::{Bar, Group, chart};
-use crate::report::{Measures, PEER_ROWS, TARGETS, table};
+use crate::report::{Measures, PEER_ROWS, TARGETS, Verdict, table};
 use crate::{Outcome, told};
 
-/// Between these lines of the README the table is written.
-const MARKERS: (&str, &str) = ("<!-- bench: begin -->", "<!-- bench: end -->");
+/// Between these lines of the README its tables are written.
+const README: (&str, &str) = ("<!-- bench: begin -->", "<!-- bench: end -->");
+/// Between these lines of docs/PERFORMANCE.md the targets are written.
+const TARGETS_PAGE: (&str, &str) = ("<!-- performance: begin -->", "<!-- performance: end -->");
 
-/// `plot --serial FILE --peers FILE --figures DIR --readme FILE`. A file of a benchmark
-/// that never ran is left out.
+/// `plot --serial FILE --peers FILE --figures DIR --readme FILE --performance FILE`. A file
+/// of a benchmark that never ran is left out.
 pub fn run(args: &Args) -> Outcome {
     let figures = Path::new(args.need("figures")?);
     fs::create_dir_all(figures).map_err(told("figures"))?;
@@ -23,6 +25,8 @@ pub fn run(args: &Args) -> Outcome {
     if let Some(measures) = measures(args.need("serial")?)? {
         save(&figures.join("serial.svg"), &serial_chart(&measures))?;
         block.push_str(&serial_table(&measures));
+        let page = Path::new(args.need("performance")?);
+        write_block(page, TARGETS_PAGE, &targets_table(&measures))?;
     }
     if let Some(measures) = measures(args.need("peers")?)? {
         save(&figures.join("peers.svg"), &peers_chart(&measures))?;
@@ -31,7 +35,7 @@ pub fn run(args: &Args) -> Outcome {
     if block.is_empty() {
         return Err("there is no run to show: script/bench serial first".to_owned());
     }
-    write_block(Path::new(args.need("readme")?), &block)
+    write_block(Path::new(args.need("readme")?), README, &block)
 }
 
 fn measures(path: &str) -> Outcome<Option<Measures>> {
@@ -45,19 +49,19 @@ fn save(path: &Path, text: &str) -> Outcome {
     fs::write(path, text).map_err(told(&path.display().to_string()))
 }
 
-/// Replaces what is between the markers; a README without them is left alone.
-fn write_block(readme: &Path, block: &str) -> Outcome {
-    let Ok(text) = fs::read_to_string(readme) else { return Ok(()) };
-    match with_block(&text, block) {
-        Some(text) => save(readme, &text),
-        None => Ok(()),
-    }
+/// Replaces what is between the markers. Errors: the page cannot be read or written, or has
+/// no such markers.
+fn write_block(page: &Path, markers: (&str, &str), block: &str) -> Outcome {
+    let name = page.display().to_string();
+    let text = fs::read_to_string(page).map_err(told(&name))?;
+    let text = with_block(&text, markers, block);
+    save(page, &text.ok_or(format!("{name} has no `{}` to write behind", markers.0))?)
 }
 
-fn with_block(text: &str, block: &str) -> Option<String> {
-    let (before, rest) = text.split_once(MARKERS.0)?;
-    let (_, after) = rest.split_once(MARKERS.1)?;
-    Some(format!("{before}{}\n{block}{}{after}", MARKERS.0, MARKERS.1))
+fn with_block(text: &str, markers: (&str, &str), block: &str) -> Option<String> {
+    let (before, rest) = text.split_once(markers.0)?;
+    let (_, after) = rest.split_once(markers.1)?;
+    Some(format!("{before}{}\n{block}{}{after}", markers.0, markers.1))
 }
 
 const TRANSPORTS: [&str; 2] = ["classic", "uring"];
@@ -125,6 +129,26 @@ fn serial_table(measures: &Measures) -> String {
     table::markdown(&rows)
 }
 
+/// The targets, what was measured, and whether they were reached.
+fn targets_table(measures: &Measures) -> String {
+    let mut rows = vec![vec!["metric".to_owned(), "unit".to_owned(), "target".to_owned()]];
+    rows[0].extend(TRANSPORTS.iter().map(|arm| (*arm).to_owned()));
+    for (metric, unit, target) in TARGETS {
+        let mut row = vec![metric.to_owned(), unit.to_owned(), target.text()];
+        row.extend(TRANSPORTS.iter().map(|arm| {
+            // What does not depend on the transport is measured once.
+            match measures.median(arm, metric).or_else(|| measures.median("server", metric)) {
+                Some(value) if target.judge(value) == Verdict::Miss => {
+                    format!("{} (missed)", table::figure(value))
+                }
+                value => table::figure_or_dash(value),
+            }
+        }));
+        rows.push(row);
+    }
+    table::markdown(&rows)
+}
+
 fn peers_table(measures: &Measures) -> String {
     let arms = measures.arms();
     // The derived lines come first and name dray: native is put in front for reading.
@@ -144,13 +168,32 @@ fn peers_table(measures: &Measures) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::Measure;
 
     #[test]
     fn only_what_is_between_the_markers_changes() {
-        let text = format!("a\n{}\nold\n{}\nb\n", MARKERS.0, MARKERS.1);
-        let new = with_block(&text, "new\n").unwrap();
-        assert_eq!(new, format!("a\n{}\nnew\n{}\nb\n", MARKERS.0, MARKERS.1));
-        assert_eq!(with_block(&new, "new\n").unwrap(), new);
-        assert_eq!(with_block("no markers", "new"), None);
+        let text = format!("a\n{}\nold\n{}\nb\n", README.0, README.1);
+        let new = with_block(&text, README, "new\n").unwrap();
+        assert_eq!(new, format!("a\n{}\nnew\n{}\nb\n", README.0, README.1));
+        assert_eq!(with_block(&new, README, "new\n").unwrap(), new);
+        assert_eq!(with_block(&text, TARGETS_PAGE, "new"), None);
+    }
+
+    #[test]
+    fn a_missed_target_is_shown_as_missed() {
+        let line = |metric: &str, value| Measure {
+            bench: "serial".into(),
+            arm: "uring".into(),
+            metric: metric.into(),
+            value,
+            unit: "x".into(),
+            round: 0,
+        };
+        let measures =
+            Measures::new(vec![line("rand4k_cpu_us", 40.0), line("create_per_s", 11_000.0)]);
+        let table = targets_table(&measures);
+        let row = |name| table.lines().find(|row: &&str| row.contains(name)).unwrap();
+        assert!(row("rand4k_cpu_us").contains("(missed)"), "{table}");
+        assert!(row("create_per_s").contains("11.0 k") && !row("create_per_s").contains("missed"));
     }
 }

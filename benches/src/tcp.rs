@@ -5,12 +5,16 @@
 //! - ping-pong: 64 bytes there, 4 KiB back, as a small read over a wire would be.
 //!
 //! The server is this program started again. Both sides set `TCP_NODELAY`, touch the
-//! same buffer over and over, and choose no CPU unless asked to share one.
+//! same buffer over and over, and choose no CPU unless asked to share one. They use the
+//! system's congestion control, or the one they are told: dray has its own on loopback.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::load::Sample;
 use crate::{Outcome, cpu, told};
@@ -43,11 +47,37 @@ impl Mode {
     }
 }
 
+/// How both sides are set up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setup<'a> {
+    /// Both run on this CPU.
+    pub pin_cpu: Option<usize>,
+    /// Congestion control; none: the system's.
+    pub congestion: Option<&'a str>,
+}
+
+impl Setup<'_> {
+    /// Before a connection begins: what the first one has set up may stay.
+    fn prepare(&self, socket: &impl AsFd) -> Outcome {
+        let Some(name) = self.congestion else { return Ok(()) };
+        SockRef::from(socket).set_tcp_congestion(name.as_bytes()).map_err(told(name))
+    }
+
+    fn connect(&self, port: &str) -> Outcome<TcpStream> {
+        let address: SocketAddr = format!("127.0.0.1:{port}").parse().map_err(told(port))?;
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(told("socket"))?;
+        self.prepare(&socket)?;
+        socket.connect(&address.into()).map_err(told(port))?;
+        Ok(socket.into())
+    }
+}
+
 /// The server's side: prints its port, serves one connection, ends.
-pub fn serve(pin_cpu: Option<usize>) -> Outcome {
+pub fn serve(setup: Setup<'_>) -> Outcome {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(told("bind"))?;
+    setup.prepare(&listener)?;
     println!("{}", listener.local_addr().map_err(told("address"))?.port());
-    if let Some(cpu) = pin_cpu {
+    if let Some(cpu) = setup.pin_cpu {
         cpu::pin(cpu);
     }
     let (mut socket, _) = listener.accept().map_err(told("accept"))?;
@@ -72,22 +102,25 @@ pub fn serve(pin_cpu: Option<usize>) -> Outcome {
     std::io::stdin().read_to_end(&mut Vec::new()).map(drop).map_err(told("stdin"))
 }
 
-/// Starts a server and loads it for `time`. With `share_cpu` both sides run on CPU 0.
-pub fn run(mode: Mode, time: Duration, share_cpu: bool) -> Outcome<Sample> {
+/// Starts a server and loads it for `time`.
+pub fn run(mode: Mode, time: Duration, setup: Setup<'_>) -> Outcome<Sample> {
     let this = std::env::current_exe().map_err(told("own path"))?;
     let mut command = Command::new(this);
     command.arg("tcp-serve").stdin(Stdio::piped()).stdout(Stdio::piped());
-    if share_cpu {
-        command.args(["--pin", "0"]);
+    if let Some(cpu) = setup.pin_cpu {
+        command.args(["--pin", &cpu.to_string()]);
+    }
+    if let Some(name) = setup.congestion {
+        command.args(["--congestion", name]);
     }
     let mut child = command.spawn().map_err(told("tcp-serve"))?;
     // The client runs on a thread of its own: its binding to a CPU ends with it.
     let client = std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            if share_cpu {
-                cpu::pin(0);
+            if let Some(cpu) = setup.pin_cpu {
+                cpu::pin(cpu);
             }
-            drive(&mut child, mode, time)
+            drive(&mut child, mode, time, setup)
         });
         client.join().unwrap_or_else(|_| Err("the TCP client failed".into()))
     });
@@ -98,13 +131,12 @@ pub fn run(mode: Mode, time: Duration, share_cpu: bool) -> Outcome<Sample> {
     client
 }
 
-fn drive(child: &mut Child, mode: Mode, time: Duration) -> Outcome<Sample> {
+fn drive(child: &mut Child, mode: Mode, time: Duration, setup: Setup<'_>) -> Outcome<Sample> {
     let pid = child.id() as i32;
     let out = child.stdout.take().ok_or("tcp-serve has no output")?;
     let mut port = String::new();
     BufReader::new(out).read_line(&mut port).map_err(told("tcp-serve"))?;
-    let address = format!("127.0.0.1:{}", port.trim());
-    let mut socket = TcpStream::connect(&address).map_err(told(&address))?;
+    let mut socket = setup.connect(port.trim())?;
     socket.set_nodelay(true).map_err(told("nodelay"))?;
     socket.write_all(&[mode.byte()]).map_err(told("write"))?;
     let mut buffer = vec![1; MESSAGE_BYTES];

@@ -1,6 +1,7 @@
 # dray, end to end on one machine, against a raw TCP connection and the bare tmpfs.
 #
-# In every round: raw TCP, native tmpfs, then each transport, one after the other, so that
+# In every round: raw TCP (as the system sets it up, which the targets are about, and with the
+# congestion control that dray uses on loopback), native tmpfs, then each transport, one after the other, so that
 # whatever else the machine does hits all of them. Ratios are taken within a round; the
 # median over rounds counts. All arms use the same files on the same tmpfs.
 
@@ -72,6 +73,8 @@ one_round() {
     local round=$1 arm server
     server=$(pids_of "$SERVER")
     "$BENCH" tcp --bench serial --arm tcp --round "$round" --secs "$SECS" >>"$RAW"
+    "$BENCH" tcp --bench serial --arm tcp.reno --round "$round" --secs "$SECS" \
+        --congestion reno >>"$RAW"
     load native "$round" --dir "$STORE/export" $STRICT_LOADS warm_read
     for arm in $ARMS; do
         load "$arm" "$round" --dir "$WORK/$arm" --server "$server" \

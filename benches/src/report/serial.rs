@@ -177,7 +177,7 @@ fn absolute(measures: &Measures, arms: &[&str]) -> String {
         "unlink.per_s",
         "create_write_close.per_s",
     ];
-    let columns: Vec<&str> = ["tcp", "native"].iter().chain(arms).copied().collect();
+    let columns: Vec<&str> = ["tcp", "tcp.reno", "native"].iter().chain(arms).copied().collect();
     let mut rows = vec![vec!["median".to_owned()]];
     rows[0].extend(columns.iter().map(|arm| (*arm).to_owned()));
     for metric in metrics {

@@ -45,10 +45,14 @@ pub trait Sink: Send {
 
 /// An established connection, which keeps frames whole and in order.
 pub trait Connection: Send + Sync + 'static {
-    /// Sends a frame, at once if the other end keeps up; otherwise it is queued, and
-    /// `data` is held until it has gone. Errors: the connection is closed, or a bound on
-    /// head or data was passed.
+    /// Sends a frame: at the end of the executor's turn if the other end keeps up; otherwise
+    /// it is queued, and `data` is held until it has gone. Errors: the connection is closed,
+    /// or a bound on head or data was passed.
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()>;
+
+    /// Does not wait for the end of the turn with what was sent: for a sender whose executor
+    /// may have no further turn. A network without turns has nothing to do.
+    fn flush(&self) {}
 
     /// Receives until the connection ends and says why. To be called once, by a task
     /// of the executor that the connection was made on.

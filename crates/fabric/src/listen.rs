@@ -1,7 +1,7 @@
 //! Making connections.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +20,9 @@ const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_TRIES: u32 = 3;
 /// Data that nobody acknowledges for this long end the connection.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+
+/// Congestion control on loopback: that which every Linux has built in (tcp(7)).
+const LOOPBACK_CONGESTION: &[u8] = b"reno";
 
 /// Accepts connections on one address.
 pub struct Listener {
@@ -40,6 +43,7 @@ impl Listener {
                 let socket = Socket::new(Domain::for_address(first), Type::STREAM, None)?;
                 socket.set_reuse_address(true)?;
                 socket.bind(&first.into())?;
+                calm(&socket, first.ip()); // before a connection begins, it inherits this
                 Listener::listen(socket, address.clone(), None)
             }
             Address::Unix(path) => {
@@ -156,7 +160,7 @@ async fn connect_to(domain: Domain, name: &SockAddr, peer: Peer) -> io::Result<S
 
 fn prepare(socket: &Socket, peer: Peer) -> io::Result<()> {
     socket.set_nonblocking(true)?;
-    if let Peer::Ip(_) = peer {
+    if let Peer::Ip(ip) = peer {
         socket.set_tcp_nodelay(true)?;
         let keepalive = TcpKeepalive::new()
             .with_time(KEEPALIVE_AFTER)
@@ -164,8 +168,18 @@ fn prepare(socket: &Socket, peer: Peer) -> io::Result<()> {
             .with_retries(KEEPALIVE_TRIES);
         socket.set_tcp_keepalive(&keepalive)?;
         socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+        calm(socket, ip.ip());
     }
     Ok(())
+}
+
+/// Keeps a connection that stays on this machine from being paced. Many systems use BBR,
+/// which looks for a bottleneck that loopback has not, by timers and by sending less for a
+/// while. What goes over a network keeps what the system's administrator has chosen.
+fn calm(socket: &Socket, ip: IpAddr) {
+    if ip.to_canonical().is_loopback() {
+        let _ = socket.set_tcp_congestion(LOOPBACK_CONGESTION); // slower without, no more
+    }
 }
 
 async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
@@ -183,4 +197,33 @@ async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
 
 fn no_address() -> io::Error {
     io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_rt::{DriverKind, Executor, spawn_join};
+
+    fn congestion_control(socket: &impl AsFd) -> Vec<u8> {
+        let mut name = SockRef::from(socket).tcp_congestion().unwrap();
+        name.retain(|&byte| byte != 0);
+        name
+    }
+
+    #[test]
+    fn nothing_paces_a_connection_on_loopback() {
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            for host in ["127.0.0.1", "0.0.0.0"] {
+                let any = Address::Tcp { host: host.into(), port: 0 };
+                let listener = Listener::bind(&any).await.unwrap();
+                let Address::Tcp { port, .. } = *listener.address() else { unreachable!() };
+                let accepted = spawn_join(async move { listener.accept().await.unwrap().0 });
+                let near = Address::Tcp { host: "127.0.0.1".into(), port };
+                let connection = connect(&near).await.unwrap();
+                assert_eq!(congestion_control(&accepted.await.unwrap()), b"reno");
+                assert_eq!(congestion_control(connection.socket()), b"reno");
+            }
+        });
+    }
 }

@@ -1,7 +1,9 @@
 //! Connections over a byte stream: TCP and Unix sockets.
 //!
-//! One task reads and flushes; anybody may send. A send writes to the socket at once,
-//! on the sender's thread, so that a request costs no switch of tasks on its way out.
+//! One task, the runner, reads and flushes; anybody may send. What is sent on the runner's
+//! thread goes out at the end of its executor's turn, together with whatever else was sent
+//! in that turn: one system call and one wake-up of the other end for all of it. What other
+//! threads send, and what is large, goes out at once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,6 +31,13 @@ const BULK_BYTES: usize = 32 << 10;
 const PATIENT_FROM_BYTES: usize = 128 << 10;
 /// How much that part is at most.
 const PATIENT_FOR_BYTES: usize = 256 << 10;
+/// Frames that wait for the end of a turn; with one more all go.
+const BATCH_FRAMES: usize = 32;
+/// Bytes that wait for the end of a turn; with one more all go.
+const BATCH_BYTES: usize = 48 << 10;
+/// Memory of heads kept for the next ones: pieces, and bytes of each.
+const SPARE_HEADS: usize = 16;
+const SPARE_HEAD_BYTES: usize = 1024;
 /// Frames handled before other tasks get their turn.
 const FRAMES_PER_TURN: usize = 64;
 
@@ -56,12 +65,19 @@ struct Out {
     /// Frames that went through the queue, and bytes of theirs.
     sent_frames: u64,
     sent_bytes: u64,
+    queued_bytes: usize,
     closed: bool,
+    /// The socket takes no more for now; the runner goes on when it does.
+    full: bool,
+    /// The runner is at work, and flushes before it rests.
+    running: bool,
     /// The task in `run`, to be told that something waits for the socket.
     runner: Option<Waker>,
+    /// Memory of heads that have gone.
+    spare: Vec<Vec<u8>>,
 }
 
-/// The rest of a frame that the socket has not taken yet.
+/// A frame, or the rest of one that the socket has not taken yet.
 struct Pending {
     head: Vec<u8>,
     head_done: usize,
@@ -70,9 +86,9 @@ struct Pending {
 }
 
 impl Pending {
-    fn parts(&self) -> (&[u8], &[u8]) {
+    fn parts(&self) -> [&[u8]; 2] {
         let data = self.data.as_deref().unwrap_or_default();
-        (&self.head[self.head_done..], &data[self.data_done..])
+        [&self.head[self.head_done..], &data[self.data_done..]]
     }
 
     fn advance(&mut self, bytes: usize) {
@@ -82,8 +98,68 @@ impl Pending {
     }
 
     fn left_bytes(&self) -> usize {
-        let (head, data) = self.parts();
-        head.len() + data.len()
+        self.parts().iter().map(|part| part.len()).sum()
+    }
+}
+
+impl Out {
+    fn push(&mut self, prefix: &[u8], head: &[u8], data: Option<Buf>) {
+        let mut whole = self.spare.pop().unwrap_or_default();
+        whole.clear();
+        whole.extend_from_slice(prefix);
+        whole.extend_from_slice(head);
+        let pending = Pending { head: whole, head_done: 0, data, data_done: 0 };
+        self.queued_bytes += pending.left_bytes();
+        self.queue.push_back(pending);
+    }
+
+    /// Whether what is queued may wait for the end of a turn.
+    fn may_wait(&self) -> bool {
+        self.queue.len() <= BATCH_FRAMES && self.queued_bytes <= BATCH_BYTES
+    }
+
+    /// Hands the socket as much as it takes in one call; bytes taken.
+    fn write(&self, fd: RawFd) -> io::Result<usize> {
+        let mut parts = [slice(&[]); 2 * BATCH_FRAMES];
+        let mut used = 0;
+        let frames = self.queue.iter().take(BATCH_FRAMES);
+        for part in frames.flat_map(Pending::parts).filter(|part| !part.is_empty()) {
+            parts[used] = slice(part);
+            used += 1;
+        }
+        send_parts(fd, &mut parts[..used])
+    }
+
+    /// The socket has taken that many bytes.
+    fn wrote(&mut self, mut bytes: usize) {
+        self.queued_bytes -= bytes;
+        self.sent_bytes += bytes as u64;
+        while let Some(first) = self.queue.front_mut() {
+            let left = first.left_bytes();
+            if bytes < left {
+                first.advance(bytes);
+                return;
+            }
+            bytes -= left;
+            let gone = self.queue.pop_front().expect("looked at above");
+            self.sent_frames += 1;
+            if self.spare.len() < SPARE_HEADS && gone.head.capacity() <= SPARE_HEAD_BYTES {
+                self.spare.push(gone.head);
+            }
+        }
+    }
+
+    /// Hands the socket what it takes now.
+    fn flush(&mut self, fd: RawFd) -> io::Result<()> {
+        while !self.queue.is_empty() && !self.full {
+            match self.write(fd) {
+                Ok(written) => self.wrote(written),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.full = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -94,63 +170,78 @@ impl StreamConnection {
         Ok(StreamConnection { source, peer, out, queued: AtomicUsize::new(0), incoming })
     }
 
+    #[cfg(test)]
+    pub(crate) fn socket(&self) -> &Source {
+        &self.source
+    }
+
     fn out(&self) -> MutexGuard<'_, Out> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes what is queued; ready when nothing is left.
-    fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// What waits for the other end counts as queued, not what waits for the turn's end.
+    fn note_backlog(&self, out: &Out) {
+        let backlog = if out.full { out.queue.len() } else { 0 };
+        self.queued.store(backlog, Ordering::Relaxed);
+    }
+
+    fn fd(&self) -> RawFd {
+        self.source.as_fd().as_raw_fd()
+    }
+
+    /// Writes what is queued; ready when nothing is left. `running`: the runner goes on, and
+    /// calls this again before it rests.
+    fn poll_flush(&self, cx: &mut Context<'_>, running: bool) -> Poll<io::Result<()>> {
         let mut out = self.out();
         if out.closed {
             return Poll::Ready(Err(closed()));
         }
+        out.running = running;
         match &mut out.runner {
             Some(runner) => runner.clone_from(cx.waker()),
             none => *none = Some(cx.waker().clone()),
         }
-        while let Some(first) = out.queue.front() {
-            let (head, data) = first.parts();
-            let written = self.source.poll_io(cx, Interest::Write, |fd| write2(fd, [head, data]));
-            let Poll::Ready(written) = written? else { return Poll::Pending };
-            out.sent_bytes += written as u64;
-            let first = out.queue.front_mut().expect("looked at above");
-            first.advance(written);
-            if first.left_bytes() == 0 {
-                out.queue.pop_front();
-                out.sent_frames += 1;
-                self.queued.store(out.queue.len(), Ordering::Relaxed);
-            }
+        out.full = false;
+        while !out.queue.is_empty() {
+            let Poll::Ready(written) = self.source.poll_io(cx, Interest::Write, |fd| out.write(fd))
+            else {
+                out.full = true;
+                self.note_backlog(&out);
+                return Poll::Pending;
+            };
+            out.wrote(written?);
         }
+        self.note_backlog(&out);
         Poll::Ready(Ok(()))
     }
 
     fn try_send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
         let prefix = Prefix::of(head, data.as_deref().map_or(0, <[u8]>::len))?.encode();
-        let bytes = data.as_deref().unwrap_or_default();
-        let total = PREFIX_BYTES + head.len() + bytes.len();
         let mut out = self.out();
         if out.closed {
             return Err(closed());
         }
-        let mut written = 0;
-        if out.queue.is_empty() {
-            written = match write2_prefixed(self.source.as_fd().as_raw_fd(), &prefix, head, bytes) {
-                Ok(written) => written,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                Err(error) => return Err(error),
-            };
+        out.push(&prefix, head, data);
+        let waits = out.may_wait() && self.source.is_here();
+        if out.full || waits && out.running {
+            self.note_backlog(&out);
+            return Ok(()); // the runner sees to it
         }
-        if written == total {
+        let runner = match waits {
+            true => out.runner.take(),
+            false => None,
+        };
+        if let Some(runner) = runner {
+            out.running = true; // queued behind the tasks that are ready now, it flushes them all
+            drop(out);
+            runner.wake();
             return Ok(());
         }
-        let mut pending =
-            Pending { head: [&prefix[..], head].concat(), head_done: 0, data, data_done: 0 };
-        pending.advance(written);
-        out.queue.push_back(pending);
-        self.queued.store(out.queue.len(), Ordering::Relaxed);
+        let flushed = out.flush(self.fd());
+        self.note_backlog(&out);
+        flushed?;
         // The runner waits for the socket; it has to look at the queue to want to write.
-        let runner = out.runner.take();
+        let runner = if out.full && !out.running { out.runner.take() } else { None };
         drop(out);
         runner.into_iter().for_each(Waker::wake);
         Ok(())
@@ -177,27 +268,39 @@ impl Connection for StreamConnection {
     fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
         let mut receiver = Receiver::default();
         Box::pin(std::future::poll_fn(move |cx| {
-            if let Poll::Ready(Err(error)) = self.poll_flush(cx) {
+            if let Poll::Ready(Err(error)) = self.poll_flush(cx, true) {
                 return Poll::Ready(error);
             }
             let ended = receiver.poll(cx, &self.source, sink);
             self.incoming.note(&receiver);
-            if ended.is_ready() {
+            if let Poll::Ready(error) = ended {
                 self.close();
+                return Poll::Ready(error);
             }
-            ended
+            match self.poll_flush(cx, false) {
+                Poll::Ready(Err(error)) => Poll::Ready(error),
+                _ => Poll::Pending,
+            }
         }))
+    }
+
+    fn flush(&self) {
+        let _ = self.out().flush(self.fd()); // a broken connection shows by itself
     }
 
     fn close(&self) {
         let mut out = self.out();
+        if !out.closed {
+            let _ = out.flush(self.fd()); // a last word, such as a refusal, may wait
+        }
         out.closed = true;
         out.queue.clear();
+        out.queued_bytes = 0;
         self.queued.store(0, Ordering::Relaxed);
         let runner = out.runner.take();
         drop(out);
         // SAFETY: no memory is passed; the descriptor is ours and open.
-        unsafe { libc::shutdown(self.source.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
+        unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
         runner.into_iter().for_each(Waker::wake);
     }
 
@@ -214,10 +317,7 @@ impl Connection for StreamConnection {
         };
         let out = self.out();
         let outgoing = Progress { frame: out.sent_frames, bytes: out.sent_bytes };
-        Unfinished {
-            incoming: partly.then_some(incoming),
-            outgoing: (!out.queue.is_empty()).then_some(outgoing),
-        }
+        Unfinished { incoming: partly.then_some(incoming), outgoing: out.full.then_some(outgoing) }
     }
 
     fn peer(&self) -> Peer {
@@ -449,14 +549,6 @@ fn set_low_water(source: &Source, bytes: usize) {
     };
 }
 
-fn write2(fd: RawFd, parts: [&[u8]; 2]) -> io::Result<usize> {
-    send_parts(fd, &mut parts.map(slice))
-}
-
-fn write2_prefixed(fd: RawFd, prefix: &[u8], head: &[u8], data: &[u8]) -> io::Result<usize> {
-    send_parts(fd, &mut [slice(prefix), slice(head), slice(data)])
-}
-
 fn slice(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() }
 }
@@ -481,4 +573,135 @@ fn read2(fd: RawFd, target: &mut [MaybeUninit<u8>], scratch: &mut [u8]) -> io::R
     // SAFETY: the parts describe exclusive slices that outlive the call.
     let read = unsafe { libc::readv(fd, parts.as_ptr(), parts.len() as i32) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use dray_rt::{DriverKind, Executor, spawn, yield_now};
+
+    use super::*;
+    use crate::frame::HEAD_MAX_BYTES;
+
+    /// Refuses whatever comes, with a last word.
+    struct Refusing(Arc<StreamConnection>);
+
+    impl Sink for Refusing {
+        fn poll_place(
+            &mut self,
+            _: &mut Context<'_>,
+            _: &[u8],
+            bytes: usize,
+        ) -> Poll<io::Result<BufMut>> {
+            Poll::Ready(Ok(BufMut::heap(bytes)))
+        }
+
+        fn frame(&mut self, _: &[u8], _: Option<BufMut>) -> io::Result<()> {
+            self.0.send(b"refused", None)?;
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
+    }
+
+    fn pair() -> (Arc<StreamConnection>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        (Arc::new(StreamConnection::new(ours.into(), Peer::Local).unwrap()), theirs)
+    }
+
+    fn arrived(socket: &mut UnixStream) -> Vec<u8> {
+        let mut bytes = vec![0; 4 * HEAD_MAX_BYTES + (1 << 20)];
+        let count = socket.read(&mut bytes).unwrap_or(0);
+        bytes.truncate(count);
+        bytes
+    }
+
+    fn frame(head: &[u8]) -> Vec<u8> {
+        [&Prefix { head_bytes: head.len(), data_bytes: 0 }.encode()[..], head].concat()
+    }
+
+    fn run(connection: &Arc<StreamConnection>) {
+        let connection = connection.clone();
+        spawn(async move {
+            let mut sink = Refusing(connection.clone());
+            connection.run(&mut sink).await;
+        });
+    }
+
+    #[test]
+    fn what_is_sent_in_one_turn_goes_out_together_and_in_order() {
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let (connection, mut theirs) = pair();
+            connection.send(b"before the runner", None).unwrap();
+            assert_eq!(arrived(&mut theirs), frame(b"before the runner"));
+            run(&connection);
+            yield_now().await;
+            connection.send(b"one", None).unwrap();
+            connection.send(b"two", None).unwrap();
+            assert_eq!(arrived(&mut theirs), b"", "not before the end of the turn");
+            yield_now().await;
+            assert_eq!(arrived(&mut theirs), [frame(b"one"), frame(b"two")].concat());
+        });
+    }
+
+    #[test]
+    fn what_is_large_or_comes_from_elsewhere_waits_for_nothing() {
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let (connection, mut theirs) = pair();
+            run(&connection);
+            yield_now().await;
+            connection.send(b"waits", None).unwrap();
+            connection.send(b"does not", Some(Buf::from(vec![7; BATCH_BYTES]))).unwrap();
+            let came = arrived(&mut theirs);
+            assert!(came.starts_with(&frame(b"waits")) && came.len() > BATCH_BYTES);
+            let other = connection.clone();
+            std::thread::spawn(move || other.send(b"elsewhere", None).unwrap()).join().unwrap();
+            assert_eq!(arrived(&mut theirs), frame(b"elsewhere"));
+            connection.send(b"flushed", None).unwrap();
+            connection.flush();
+            assert_eq!(arrived(&mut theirs), frame(b"flushed"));
+        });
+    }
+
+    #[test]
+    fn a_last_word_is_heard_before_the_end() {
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let (connection, mut theirs) = pair();
+            run(&connection);
+            std::io::Write::write_all(&mut theirs, &frame(b"hello")).unwrap();
+            while !connection.out().closed {
+                dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            assert_eq!(arrived(&mut theirs), frame(b"refused"));
+        });
+    }
+
+    /// A slow reader gets everything, once it reads.
+    #[test]
+    fn what_the_socket_does_not_take_goes_when_it_does() {
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let (connection, mut theirs) = pair();
+            run(&connection);
+            yield_now().await;
+            let mut expected = Vec::new();
+            for number in 0u32..40 {
+                let data = vec![number as u8; 60_000];
+                let head = number.to_le_bytes();
+                connection.send(&head, Some(Buf::from(data.clone()))).unwrap();
+                let prefix = Prefix { head_bytes: 4, data_bytes: data.len() }.encode();
+                expected.extend([&prefix[..], &head, &data].concat());
+            }
+            assert!(connection.queued_frames() > 0, "the socket took all of it");
+            let mut came = Vec::new();
+            while came.len() < expected.len() {
+                came.extend(arrived(&mut theirs));
+                dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            assert!(came == expected);
+            assert_eq!(connection.queued_frames(), 0);
+        });
+    }
 }

@@ -215,6 +215,15 @@ impl Start {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes this thread, that of worker `index`, to its CPU; none where it stays free to
+    /// run anywhere. Over a ring every worker has its CPU; without one only where each CPU
+    /// has its worker, so that none is busy while another's is not.
+    fn home_of(&self, index: usize) -> Option<usize> {
+        let cpu = self.pinned[index];
+        let wanted = self.queues.is_some() || self.pinned == cpus::allowed();
+        (wanted && cpus::pin_to(cpu).is_ok()).then_some(cpu)
+    }
+
     /// What the workers share, made by the first that knows the root.
     fn share(&self, fs: &Arc<dyn FileSystem>) -> Arc<Shared> {
         let mut shared = self.shared();
@@ -241,6 +250,9 @@ fn work(
     ready: &mpsc::Sender<io::Result<()>>,
 ) -> io::Result<()> {
     let kind = if start.queues.is_some() { DriverKind::Uring } else { DriverKind::Epoll };
+    // Before anything is connected: the server serves a connection on the CPU that it was
+    // made on.
+    let home = start.home_of(index);
     let mut executor = match Executor::new(kind) {
         Ok(executor) => executor,
         Err(error) => {
@@ -262,10 +274,8 @@ fn work(
         let rings = start.queues.as_ref().zip(Ring::of(&handle));
         let Some((queues, ring)) = rings else {
             let _ = ready.send(Ok(()));
-            return classic::run(worker, descriptor, start.ended.subscribe()).await;
+            return classic::run(worker, descriptor, home, start.ended.subscribe()).await;
         };
-        // Where it may not stay on its CPU it serves the queues from another one.
-        let _ = cpus::pin_to(start.pinned[index]);
         let own = cpus::queues_of(index, &start.pinned, queues.cpus());
         queues.serve(&worker, &ring, &own);
         let _ = ready.send(Ok(()));
@@ -286,7 +296,7 @@ async fn serve_beside_ring(
         let _ = ended.wait_for(|ended| *ended).await; // the sender lives as long as `start`
         return Ok(());
     }
-    let result = classic::run(worker, descriptor, start.ended.subscribe()).await;
+    let result = classic::run(worker, descriptor, None, start.ended.subscribe()).await;
     start.ended.send_replace(true);
     result
 }

@@ -41,6 +41,10 @@ pub(crate) fn current() -> Option<Arc<Shared>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
+pub(crate) fn is_current(shared: &Arc<Shared>) -> bool {
+    CURRENT.with_borrow(|current| current.as_ref().is_some_and(|here| Arc::ptr_eq(here, shared)))
+}
+
 /// Whether the running task is part of a simulation.
 pub fn in_simulation() -> bool {
     CURRENT.with_borrow(|shared| shared.as_ref().is_some_and(|shared| shared.simulated()))

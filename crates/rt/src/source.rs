@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::executor::{Shared, current};
+use crate::executor::{Shared, current, is_current};
 
 /// Which readiness is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,11 +86,34 @@ impl Source {
     /// # Panics
     /// Outside of an executor, and in a simulation, which has no descriptors.
     pub fn new(fd: OwnedFd) -> io::Result<Source> {
+        Source::register(fd, false)
+    }
+
+    /// As [`Source::new`], for reading only, of something that several executors read from:
+    /// where the driver can, an event wakes one that waits and not all of them
+    /// (`EPOLLEXCLUSIVE`).
+    pub fn new_shared(fd: OwnedFd) -> io::Result<Source> {
+        Source::register(fd, true)
+    }
+
+    fn register(fd: OwnedFd, exclusive: bool) -> io::Result<Source> {
         let shared = current().expect("descriptors are for tasks of an executor");
         let state = Arc::new(SourceState::default());
-        let id = shared.registry.add(fd.as_raw_fd(), state.clone())?;
+        let id = shared.registry.add(fd.as_raw_fd(), state.clone(), exclusive)?;
         shared.kick_if_parked();
         Ok(Source { fd, id, state, shared })
+    }
+
+    /// Whether the calling task runs on the executor that this was made on.
+    pub fn is_here(&self) -> bool {
+        is_current(&self.shared)
+    }
+
+    /// Lets the other executors that wait for a descriptor made by [`Source::new_shared`] be
+    /// woken before this one from now on. What is there already still wakes this one, too.
+    /// Errors: those of epoll_ctl(2).
+    pub fn step_back(&self) -> io::Result<()> {
+        self.shared.registry.step_back(self.id, self.fd.as_raw_fd())
     }
 
     /// Tries `call` until it is something else than `EAGAIN`, waiting for readiness

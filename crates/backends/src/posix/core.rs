@@ -62,7 +62,8 @@ pub(crate) struct Core {
 /// On whose behalf work is done, after squashing.
 pub(crate) struct Caller {
     pub(crate) who: Arc<Identity>,
-    umask: u32,
+    /// Only what makes files has to do with it; for the rest it costs a system call.
+    umask: Option<u32>,
 }
 
 impl Core {
@@ -129,11 +130,12 @@ impl Core {
     }
 
     /// Who asks, after squashing.
-    pub(crate) fn caller(&self, cx: &Context) -> Caller {
+    pub(crate) fn caller(&self, cx: &Context, op: Op) -> Caller {
         // The server's own work, such as opening again after a restart what a client had
         // open, is not done as a client.
         let who = if cx.internal { cx.who.clone() } else { self.options.squash.map(&cx.who) };
-        Caller { who, umask: cx.umask }
+        let makes = matches!(op, Op::Make | Op::Create | Op::Tmpfile);
+        Caller { who, umask: makes.then_some(cx.umask) }
     }
 
     /// `EROFS` where changes are refused.
@@ -181,7 +183,7 @@ impl Core {
     ) -> Fut<'a, Result<T>> {
         Box::pin(async move {
             cx.check()?;
-            let caller = self.caller(cx);
+            let caller = self.caller(cx, op);
             if inline && let Some(result) = self.now(&caller, |core| work(core, &caller, false)) {
                 return result.map_err(|error| error.during(op));
             }
@@ -354,6 +356,24 @@ impl Core {
         Ok(())
     }
 
+    /// As [`Core::find`], where what has the name is at hand already, which spares opening
+    /// it; none where it is not. Errors: `ENOENT`.
+    pub(crate) fn find_at_hand(&self, dir: &Node, name: &Name) -> Result<Option<Entry>> {
+        let Ids::Native(codec) = &self.ids else { return Ok(None) };
+        let (handle, mount_id) = match sys::handle_at(dir.fd(), name) {
+            Ok(found) => found,
+            Err(Errno::ENOENT) => return Err(Errno::ENOENT.into()),
+            Err(_) => return Ok(None), // the slow way says what is wrong
+        };
+        if mount_id != self.mount_id {
+            return Ok(None);
+        }
+        let Some(node) = codec.encode(&handle).and_then(|id| self.nodes.get(id)) else {
+            return Ok(None);
+        };
+        Ok(Some(Entry { id: node.id, attr: sys::stat(node.fd())?.attr }))
+    }
+
     /// Finds `name` in `dir` as the caller, and keeps what it found at hand.
     pub(crate) fn find(&self, dir: &Node, name: &Name) -> Result<(Entry, Arc<Node>)> {
         let fd = sys::open_path(dir.fd(), name)?;
@@ -456,6 +476,6 @@ fn busy() -> Error {
 impl Caller {
     /// A caller for tests of what needs no export.
     pub(crate) fn of(who: Identity) -> Caller {
-        Caller { who: Arc::new(who), umask: 0 }
+        Caller { who: Arc::new(who), umask: None }
     }
 }

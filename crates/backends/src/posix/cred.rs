@@ -60,12 +60,15 @@ thread_local! {
     static THREAD: RefCell<Thread> = RefCell::default();
 }
 
-/// Makes this thread the caller: what it does from now on is checked against `who`.
+/// Makes this thread the caller: what it does from now on is checked against `who`. Without
+/// a umask that of an earlier caller stays, which matters to nothing but making files.
 /// Errors: `EPERM` if the server may not do that; then nothing must be done for the caller.
-pub(crate) fn assume(who: &Identity, umask: u32) -> Result<()> {
+pub(crate) fn assume(who: &Identity, umask: Option<u32>) -> Result<()> {
     THREAD.with_borrow_mut(|thread| {
         thread.prepare()?;
-        thread.set_umask(umask & 0o777);
+        if let Some(umask) = umask {
+            thread.set_umask(umask & 0o777);
+        }
         thread.become_user(who)
     })
 }

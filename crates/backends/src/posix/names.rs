@@ -39,7 +39,10 @@ impl From<Make<'_>> for Making {
 impl Core {
     pub(crate) fn lookup(&self, dir: FileId, name: &Name) -> Result<Entry> {
         let dir = self.directory(dir)?;
-        Ok(self.find(&dir, name)?.0)
+        match self.find_at_hand(&dir, name)? {
+            Some(entry) => Ok(entry),
+            None => Ok(self.find(&dir, name)?.0),
+        }
     }
 
     /// The directory above. A directory that was moved out of the export has none.

@@ -68,7 +68,7 @@ impl OpenFile for PosixFile {
                 return Err((error, into));
             }
             if self.core.inline {
-                let caller = self.core.caller(cx);
+                let caller = self.core.caller(cx, Op::Read);
                 let read = |core: &Core| data::read(core, &self.state, at, &mut into, false);
                 match self.core.now(&caller, read) {
                     Some(Ok(())) => return Ok(into),

@@ -11,10 +11,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-use dray_core::{Buf, IO_MAX_BYTES, Memory};
+use dray_core::{Buf, IO_MAX_BYTES, Memory, Pid};
 use dray_rt::sync::watch;
 use dray_rt::{Interest, Source, poll_once_then_spawn};
 
+use crate::cpus::Lookout;
 use crate::device::write_answer;
 use crate::front::Worker;
 use crate::proto::reply::header;
@@ -26,6 +27,8 @@ const BUFFER_BYTES: usize = IO_MAX_BYTES + 8192;
 const SMALL_BYTES: usize = 1024;
 /// Read buffers kept by a worker while they are not in use.
 const SPARE_MAX: usize = 8;
+/// Requests between two looks at where a caller runs.
+const LOOK_EVERY: u64 = 64;
 /// Requests read in a row before other tasks get their turn.
 const READS_PER_TURN: u64 = 16;
 
@@ -96,17 +99,23 @@ impl Replier {
     }
 }
 
-/// Reads and serves requests until the mount ends, or until `stop` is set. Errors: those
-/// of read(2) that mean something else than the end of the mount.
+/// Reads and serves requests until the mount ends, or until `stop` is set. `home` is the
+/// CPU that this worker is pinned to, if every CPU has one that is. Errors: those of read(2)
+/// that mean something else than the end of the mount, and those of epoll_ctl(2).
 pub(crate) async fn run(
     worker: Arc<Worker>,
     device: OwnedFd,
+    home: Option<usize>,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let device = Arc::new(Source::new(device)?);
+    let device = Arc::new(Source::new_shared(device)?);
     let buffers = Arc::new(Buffers::default());
     let mut buffer = buffers.take();
     let mut reads = 0u64;
+    // Of the workers that wait the kernel wakes the one that began to wait first, wherever the
+    // caller runs. A wake-up across CPUs costs more than all else about a small request: the
+    // worker that finds its caller at another one's home lets that one go first.
+    let home = home.and_then(|home| Some((home, Lookout::start().ok()?)));
     loop {
         let read = read_or_stop(&device, &mut buffer.bytes, &mut stop).await;
         let len = match read {
@@ -125,8 +134,14 @@ pub(crate) async fn run(
         } else {
             std::mem::replace(&mut buffer, buffers.take()).into_buf(len)
         };
-        serve(&worker, &device, message);
+        let caller = serve(&worker, &device, message);
         reads += 1;
+        if let Some((home, lookout)) = &home
+            && reads.is_multiple_of(LOOK_EVERY)
+            && lookout.turn_to(caller).is_some_and(|cpu| cpu != *home)
+        {
+            device.step_back()?;
+        }
         if reads.is_multiple_of(READS_PER_TURN) {
             dray_rt::yield_now().await;
             if *stop.borrow() {
@@ -136,8 +151,9 @@ pub(crate) async fn run(
     }
 }
 
-fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf) {
-    let Some(head) = crate::proto::Head::decode(&message) else { return };
+/// Serves one request and tells whose it is.
+fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf) -> Pid {
+    let Some(head) = crate::proto::Head::decode(&message) else { return Pid(0) };
     let replier = Replier { device: device.clone(), unique: head.unique };
     let worker = worker.clone();
     poll_once_then_spawn(Box::pin(async move {
@@ -145,6 +161,7 @@ fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf) {
         let answer = worker.serve(&message).await;
         replier.send(answer);
     }));
+    head.pid
 }
 
 /// The next request; none once `stop` is set and no request is there.

@@ -317,6 +317,7 @@ impl Channel {
             let mut message = Vec::new();
             NotifyHead { what, flags: 0, tag }.put_message(&mut message);
             let _ = connection.send(&message, None); // a broken connection shows by itself
+            connection.flush();
         }
     }
 

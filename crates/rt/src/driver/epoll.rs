@@ -29,7 +29,7 @@ impl Epoll {
         // SAFETY: just made, owned by nobody else.
         let fd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
         let (kick, event) = Kick::new()?;
-        add(&fd, event.as_raw_fd(), KICK_ID)?;
+        add(&fd, event.as_raw_fd(), KICK_ID, false)?;
         let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_WAIT];
         Ok((Epoll { fd, kick: event, events }, kick))
     }
@@ -72,8 +72,12 @@ impl Epoll {
     }
 }
 
-pub(crate) fn add(epoll: &OwnedFd, fd: RawFd, id: u64) -> io::Result<()> {
-    let bits = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+pub(crate) fn add(epoll: &OwnedFd, fd: RawFd, id: u64, shared: bool) -> io::Result<()> {
+    let bits = match shared {
+        // With both directions or RDHUP the kernel refuses EPOLLEXCLUSIVE.
+        true => libc::EPOLLIN | libc::EPOLLET | libc::EPOLLEXCLUSIVE,
+        false => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
+    };
     let mut event = libc::epoll_event { events: bits as u32, u64: id };
     // SAFETY: `event` is read during the call only.
     match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {

@@ -104,7 +104,7 @@ impl Registry {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn add(&self, fd: RawFd, state: Arc<SourceState>) -> io::Result<u64> {
+    pub(crate) fn add(&self, fd: RawFd, state: Arc<SourceState>, shared: bool) -> io::Result<u64> {
         let id = {
             let mut slots = self.lock();
             let index = slots.free.pop().unwrap_or(slots.used.len() as u32);
@@ -117,7 +117,7 @@ impl Registry {
             u64::from(slot.generation) << 32 | u64::from(index)
         };
         let added = match &self.kind {
-            RegistryKind::Epoll(epoll) => epoll::add(epoll, fd, id),
+            RegistryKind::Epoll(epoll) => epoll::add(epoll, fd, id, shared),
             RegistryKind::Uring(inbox) => {
                 uring::lock(inbox).watch(id, fd);
                 Ok(())
@@ -134,6 +134,15 @@ impl Registry {
             RegistryKind::None => {}
         }
         self.forget(id);
+    }
+
+    /// Ends the watch of a shared descriptor and begins it again, behind everybody else's.
+    pub(crate) fn step_back(&self, id: u64, fd: RawFd) -> io::Result<()> {
+        if let RegistryKind::Epoll(epoll) = &self.kind {
+            epoll::remove(epoll, fd);
+            epoll::add(epoll, fd, id, true)?;
+        }
+        Ok(())
     }
 
     /// Watches the descriptor of `id` anew, after its watch ended by itself.
