@@ -207,9 +207,12 @@ fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs()
     }
     let at = well.clone();
     in_time("the other export", move || use_mount(&at));
+    assert!(!rig.end_of(writer).success(), "an evicted mount fails its calls");
     drop(frozen);
-    assert!(rig.end_of(writer).success(), "it goes on in a new session");
-    fs::write(brief.join("own/after"), "thawed").unwrap();
+    let error = fs::write(brief.join("own/after"), "").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ESHUTDOWN));
+    let anew = rig.mount_export("ice", "anew", "transport=classic");
+    fs::write(anew.join("own/after"), "thawed").unwrap();
 }
 
 fn waits_for_a_lock(pid: Pid) -> bool {
