@@ -259,6 +259,11 @@ impl OpenFile for RemoteFile {
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             self.closed.store(true, Ordering::Relaxed);
+            // Errors of writing are told by a flush: of the close nobody needs to hear.
+            let held = &self.session.link.held;
+            if !held.concerns(self.handle) && self.session.channel()?.close(self.handle) {
+                return Ok(());
+            }
             // Where it is being opened again for its locks, that comes first; a lock that
             // could not be had again matters no more.
             let _ = self.session.link.held.check(cx, self.handle).await;

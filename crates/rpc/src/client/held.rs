@@ -123,6 +123,15 @@ impl Held {
         state.locks.clone()
     }
 
+    /// Whether locks were taken through an open file, or are in doubt: closing it gives
+    /// them back, and whoever waits for them ought not to wait longer than for the close.
+    pub(crate) fn concerns(&self, handle: u64) -> bool {
+        let state = self.lock();
+        state.locks.iter().any(|held| held.handle == handle)
+            || state.lost.contains(&handle)
+            || state.doubtful.contains(&handle)
+    }
+
     /// Whether a lock is still wanted.
     pub(crate) fn holds(&self, lock: &HeldLock) -> bool {
         self.lock().locks.contains(lock)

@@ -13,6 +13,7 @@ use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
 use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Ask, Channel, Receiver, value_of};
+use crate::client::closing::Closing;
 use crate::client::held::{Held, HeldLock};
 use crate::client::memory::SessionMemory;
 use crate::client::outage::Outage;
@@ -44,6 +45,7 @@ pub(crate) struct Link {
     pub(crate) slots: Arc<Slots>,
     memory: Arc<SessionMemory>,
     pub(crate) held: Held,
+    pub(crate) closing: Arc<Closing>,
     requests: AtomicU64,
     pub(crate) node: NodeId,
     known: Mutex<Known>,
@@ -91,6 +93,7 @@ impl Link {
             options,
             connector,
             slots: Arc::new(Slots::new(memory.clone())),
+            closing: Arc::new(Closing::new(memory.clone())),
             memory,
             held: Held::default(),
             requests: AtomicU64::new(1),
@@ -328,6 +331,9 @@ impl Link {
     /// Closes a file that nobody has any more, as soon as the server can be asked.
     pub(crate) fn close_later(&self, session: &Arc<Session>, handle: u64) {
         let Ok(channel) = session.channel() else { return };
+        if !self.held.concerns(handle) && channel.close(handle) {
+            return;
+        }
         let link = session.link.clone();
         self.home.spawn(async move {
             let (cx, call) = (Context::system(), Call::Close { handle });

@@ -7,6 +7,7 @@
 //! word 2, 3  its secret                  word 6  instance of the server
 //! word 8+2n  slot n: sequence << 32 | in use
 //! word 9+2n  the request that it is, or was last, in use for
+//! the last 64: handles that were closed and that the server may have open; 0: none
 //! ```
 //! Each word is stored in one piece and a slot's request before its state, so that what a
 //! successor finds is true whatever instruction the process died at.
@@ -19,6 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dray_core::NodeId;
 use dray_rt::random_u64;
 
+use crate::wire::CallHead;
+
 /// "dray ses" and the version of the layout, 1.
 const MAGIC: u64 = u64::from_le_bytes(*b"drayse\0\x01");
 const SESSION: usize = 1;
@@ -28,8 +31,11 @@ const SLOTS: usize = 5;
 const INSTANCE: usize = 6;
 const FIRST_SLOT: usize = 8;
 /// Slots that there is room for; a server that grants more sees this many used.
-pub(crate) const SLOTS_MAX: usize = 1020;
-const WORDS: usize = FIRST_SLOT + 2 * SLOTS_MAX;
+pub(crate) const SLOTS_MAX: usize = 988;
+const FIRST_CLOSE: usize = FIRST_SLOT + 2 * SLOTS_MAX;
+/// One-way closes that can be kept.
+pub(crate) const CLOSES_MAX: usize = CallHead::ONE_WAY_MAX;
+const WORDS: usize = FIRST_CLOSE + CLOSES_MAX;
 const BYTES: usize = WORDS * 8;
 
 /// Memory of one session.
@@ -183,6 +189,15 @@ impl SessionMemory {
         let at = FIRST_SLOT + 2 * number as usize;
         self.set(at + 1, request);
         self.set(at, u64::from(sequence) << 32 | 1);
+    }
+
+    /// The handle in one of the places for closes, 0 if it is free.
+    pub(crate) fn close(&self, place: u32) -> u64 {
+        self.get(FIRST_CLOSE + place as usize)
+    }
+
+    pub(crate) fn set_close(&self, place: u32, handle: u64) {
+        self.set(FIRST_CLOSE + place as usize, handle);
     }
 
     pub(crate) fn free_slot(&self, number: u32, sequence: u32) {

@@ -6,6 +6,7 @@
 //! and sent again after a reconnection; the server's replay slots make that harmless.
 
 mod channel;
+mod closing;
 mod file;
 mod fs;
 mod held;

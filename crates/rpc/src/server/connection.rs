@@ -101,6 +101,8 @@ fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
 #[derive(Default)]
 struct Shared {
     in_flight: AtomicU32,
+    /// Calls under way that nobody waits for.
+    one_way: AtomicU32,
     state: Mutex<Waits>,
 }
 
@@ -114,6 +116,10 @@ struct Waits {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Waits> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counter(&self, one_way: bool) -> &AtomicU32 {
+        if one_way { &self.one_way } else { &self.in_flight }
     }
 
     fn serving(&self) -> bool {
@@ -318,7 +324,7 @@ impl ServerSink {
                 if let Some(tag) = peek_unknown_op(head) {
                     let error = Error::new(Errno::ENOTSUP);
                     let mut message = Reply::failure(&error).message;
-                    ReplyHead::set_tag(&mut message, tag);
+                    ReplyHead::address(&mut message, tag, false);
                     self.say(&message);
                     return self.room_for_answers(0);
                 }
@@ -374,8 +380,18 @@ impl ServerSink {
     ) -> io::Result<()> {
         let who = self.identities.get(head.identity);
         let who = who.ok_or(Malformed("an identity that was not defined"))?;
-        let under_way = self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
-        self.room_for_answers(under_way)?;
+        let one_way = head.flags & CallHead::ONE_WAY != 0;
+        if one_way && head.op != Op::Close {
+            return Err(Malformed("a call that must be answered and is not to be").into());
+        }
+        let under_way = self.shared.counter(one_way).fetch_add(1, Ordering::SeqCst);
+        match one_way {
+            true if under_way >= CallHead::ONE_WAY_MAX as u32 => {
+                return Err(Malformed("more one-way calls at once than were allowed").into());
+            }
+            true => {}
+            false => self.room_for_answers(under_way)?,
+        }
         let route = Route { connection: self.connection.clone(), tag: head.tag };
         let mut cx = Context::new(session.node, head.request, who, head.pid);
         cx.umask = head.umask;
@@ -515,20 +531,33 @@ impl CallInHand {
     }
 
     fn answer(&self, route: &Route, mut reply: Reply) {
-        ReplyHead::set_tag(&mut reply.message, route.tag);
+        if self.one_way() {
+            if let Some(error) = reply.error() {
+                log::warn!("{}: closing a file failed: {error}", self.session.host);
+            }
+            return self.over();
+        }
+        // What goes to another connection than it came from says nothing of that one's closes.
+        let settled = Arc::ptr_eq(&route.connection, &self.route.connection)
+            && self.shared.counter(true).load(Ordering::SeqCst) == 0;
+        ReplyHead::address(&mut reply.message, route.tag, settled);
         let sent = route.connection.send(&reply.message, reply.data);
         // Whatever else went wrong ends the connection, and it is asked for again.
         if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
             let error = Error::new(Errno::EOVERFLOW).because("an answer longer than a message");
             let mut message = Reply::failure(&error).message;
-            ReplyHead::set_tag(&mut message, route.tag);
+            ReplyHead::address(&mut message, route.tag, settled);
             let _ = route.connection.send(&message, None); // as above
         }
         self.over();
     }
 
+    fn one_way(&self) -> bool {
+        self.head.flags & CallHead::ONE_WAY != 0
+    }
+
     fn over(&self) {
-        self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.shared.counter(self.one_way()).fetch_sub(1, Ordering::SeqCst);
         if self.head.op == Op::Lock {
             self.shared.lock().cancels.remove(&self.head.tag);
         }

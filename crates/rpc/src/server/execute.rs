@@ -36,6 +36,11 @@ impl Reply {
         Reply { message, data: None }
     }
 
+    /// The error that it carries.
+    pub(crate) fn error(&self) -> Option<Error> {
+        ReplyHead::get_message(&mut Input(&self.message)).ok()?.error()
+    }
+
     pub(crate) fn replayed(message: Vec<u8>) -> Reply {
         Reply { message, data: None }
     }
