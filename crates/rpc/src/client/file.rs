@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock, LockOwner,
-    Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
+    LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
 
 use crate::client::channel::{Answer, Ask, Failure, value_of};
@@ -25,12 +25,21 @@ pub(crate) struct RemoteFile {
     handle: u64,
     /// As first opened; for opening it again.
     how: OpenHow,
+    at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
 }
 
 impl RemoteFile {
-    pub(crate) fn new(session: Arc<Session>, id: FileId, handle: u64, how: OpenHow) -> RemoteFile {
-        RemoteFile { session, id, handle, how, closed: AtomicBool::new(false) }
+    pub(crate) fn new(
+        session: Arc<Session>,
+        id: FileId,
+        handle: u64,
+        how: OpenHow,
+        at_open: Option<AtOpen>,
+    ) -> RemoteFile {
+        let how = OpenHow { with_attr: false, ..how }; // what was told once is enough
+        let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
+        RemoteFile { session, id, handle, how, at_open, closed }
     }
 
     async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
@@ -99,7 +108,7 @@ impl RemoteFile {
             let call = Call::Open { id: file.id, how, handle: file.handle, again: true };
             let ask = Ask { call: &call, slot: None, data: None, into: None, to: None, ..*lost };
             let channel = self.session.channel()?;
-            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
+            value_of(channel.call(ask, |_| Ok(())).await)?;
         }
         Ok(())
     }
@@ -108,6 +117,10 @@ impl RemoteFile {
 impl OpenFile for RemoteFile {
     fn id(&self) -> FileId {
         self.id
+    }
+
+    fn at_open(&self) -> Option<AtOpen> {
+        self.at_open.as_deref().copied()
     }
 
     fn as_any(&self) -> &dyn Any {

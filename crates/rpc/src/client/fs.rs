@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, Fut, Make, Name, OpenFile,
-    OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
+    Access, AtOpen, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, Fut, Make, Name,
+    OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
 };
 
 use crate::client::channel::{Ask, value_of};
@@ -33,7 +33,7 @@ impl RemoteFs {
     /// the number of the request that opened it. No call is made; should the server have
     /// lost it, it is opened again when it is used.
     pub fn attach(&self, id: FileId, how: OpenHow, request: u64) -> Arc<dyn OpenFile> {
-        self.file(id, request, how)
+        self.file(id, request, how, None)
     }
 
     /// A call that changes nothing: asking twice does no harm.
@@ -60,8 +60,21 @@ impl RemoteFs {
             .map_err(|error| error.during(call.op()))
     }
 
-    fn file(&self, id: FileId, handle: u64, how: OpenHow) -> Arc<dyn OpenFile> {
-        Arc::new(RemoteFile::new(self.session.clone(), id, handle, how))
+    fn file(
+        &self,
+        id: FileId,
+        handle: u64,
+        how: OpenHow,
+        at_open: Option<AtOpen>,
+    ) -> Arc<dyn OpenFile> {
+        Arc::new(RemoteFile::new(self.session.clone(), id, handle, how, at_open))
+    }
+
+    /// A file that a call has just made.
+    fn made(&self, made: (Entry, bool), handle: u64, how: OpenHow) -> (Entry, Arc<dyn OpenFile>) {
+        let (entry, no_capability) = made;
+        let at_open = how.with_attr.then_some(AtOpen { attr: entry.attr, no_capability });
+        (entry, self.file(entry.id, handle, how, at_open))
     }
 }
 
@@ -160,12 +173,11 @@ impl FileSystem for RemoteFs {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Open { id, how, handle, again: false };
             // Cutting a file twice could cut what was written in between.
-            if how.truncates() {
-                self.change::<()>(cx, call).await?;
-            } else {
-                self.ask::<()>(cx, call).await?;
-            }
-            Ok(self.file(id, handle, how))
+            let at_open = match how.truncates() {
+                true => self.change(cx, call).await?,
+                false => self.ask(cx, call).await?,
+            };
+            Ok(self.file(id, handle, how, at_open))
         })
     }
 
@@ -179,8 +191,7 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
-            let entry: Entry = self.change(cx, call).await?;
-            Ok((entry, self.file(entry.id, handle, how.open)))
+            Ok(self.made(self.change(cx, call).await?, handle, how.open))
         })
     }
 
@@ -192,8 +203,8 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
             let handle = self.session.link.handle_of(cx);
-            let entry: Entry = self.change(cx, Call::Tmpfile { dir, how, handle }).await?;
-            Ok((entry, self.file(entry.id, handle, how.open)))
+            let call = Call::Tmpfile { dir, how, handle };
+            Ok(self.made(self.change(cx, call).await?, handle, how.open))
         })
     }
 

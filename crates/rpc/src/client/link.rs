@@ -314,11 +314,12 @@ impl Link {
                 let request = 0;
                 let (data, into, to) = (None, None, None);
                 let ask = Ask { cx: &cx, call: &call, slot: None, request, data, into, to };
-                let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
+                // What an open answers besides is of no interest.
+                let outcome = channel.call(ask, |_| Ok(())).await;
                 if self.known().instance != instance {
                     return false; // whatever the answer says, it is not that server's
                 }
-                if let Err(error) = value_of::<()>(outcome) {
+                if let Err(error) = value_of(outcome) {
                     log::error!("{}: lost a lock on file {id}: {error}", self.connector.target());
                     self.held.lost(&held);
                     break;

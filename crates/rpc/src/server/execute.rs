@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{
-    Buf, Context, DirPage, Errno, Error, FileSystem, Identity, Lock, LockKind, Make, Name, Op,
-    OpenFile, Result,
+    AtOpen, Buf, Context, DirPage, Errno, Error, FileId, FileSystem, Identity, Lock,
+    LockKind, Make, Name, Op, OpenFile, OpenHow, Result,
 };
 
 use crate::server::service::{Inner, Sabotage};
@@ -135,17 +135,17 @@ async fn run(
                 let cx = if again { &as_system(cx) } else { cx };
                 keep(session, cx, handle, fs.open(cx, id, how).await?).await?;
             }
-            Reply::success(&())
+            Reply::success(&at_open(session, cx, handle, how).await)
         }
         Call::Create { dir, name, how, handle } => {
             let (entry, file) = fs.create(cx, dir, Name::new(name)?, how).await?;
             keep(session, cx, handle, file).await?;
-            Reply::success(&entry)
+            Reply::success(&(entry, no_capability(fs, cx, entry.id, how.open).await))
         }
         Call::Tmpfile { dir, how, handle } => {
             let (entry, file) = fs.tmpfile(cx, dir, how).await?;
             keep(session, cx, handle, file).await?;
-            Reply::success(&entry)
+            Reply::success(&(entry, no_capability(fs, cx, entry.id, how.open).await))
         }
         Call::Access { id, want } => Reply::success(&fs.access(cx, id, want).await?),
         Call::Statfs {} => Reply::success(&fs.statfs(cx).await?),
@@ -281,6 +281,26 @@ async fn make(fs: &dyn FileSystem, cx: &Context, call: Call<'_>) -> Result<Reply
 /// open, and the file's mode may forbid by now what was allowed then.
 fn as_system(cx: &Context) -> Context {
     Context { who: Identity::system(), internal: true, ..cx.clone() }
+}
+
+/// What a client that caches wants to know besides, so that it need not ask. An error is
+/// told when it does.
+async fn at_open(session: &Session, cx: &Context, handle: u64, how: OpenHow) -> Option<AtOpen> {
+    let file = session.file(handle).filter(|_| how.with_attr)?;
+    let attr = file.getattr(cx).await.ok()?;
+    let no_capability = no_capability(&*session.export.fs, cx, file.id(), how).await;
+    Some(AtOpen { attr, no_capability })
+}
+
+/// Whether it is known that a file just opened has no `security.capability`. That matters to
+/// those who write, for their kernel wants to remove it.
+async fn no_capability(fs: &dyn FileSystem, cx: &Context, id: FileId, how: OpenHow) -> bool {
+    how.with_attr
+        && how.writes()
+        && fs
+            .getxattr(cx, id, b"security.capability")
+            .await
+            .is_err_and(|error| matches!(error.errno(), Errno::ENODATA | Errno::ENOTSUP))
 }
 
 async fn keep(session: &Session, cx: &Context, handle: u64, file: Arc<dyn OpenFile>) -> Result<()> {

@@ -89,7 +89,7 @@ pub(crate) async fn plan(
 /// Finds out what came of a change.
 pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settled {
     let settled = match op {
-        Op::Make | Op::Create | Op::Link => settle_new_name(fs, intent).await,
+        Op::Make | Op::Create | Op::Link => settle_new_name(fs, op, intent).await,
         Op::Remove => settle_remove(fs, intent).await,
         Op::Rename => settle_rename(fs, intent).await,
         Op::Write => settle_append(fs, intent).await,
@@ -105,6 +105,7 @@ async fn find(fs: &dyn FileSystem, cx: &Context, dir: FileId, name: &[u8]) -> Op
 
 async fn settle_new_name(
     fs: &dyn FileSystem,
+    op: Op,
     intent: &[u8],
 ) -> std::result::Result<Settled, Malformed> {
     let mut input = Input(intent);
@@ -112,6 +113,10 @@ async fn settle_new_name(
     let before: Option<FileId> = input.get()?;
     let now = find(fs, &Context::system(), dir, name).await;
     Ok(match (before, now) {
+        // Nothing is known of its extended attributes.
+        (None, Some(entry)) if op == Op::Create => {
+            Settled::Done(Reply::success(&(entry, false)).message)
+        }
         (None, Some(entry)) => Settled::Done(Reply::success(&entry).message),
         _ => Settled::Undone,
     })
