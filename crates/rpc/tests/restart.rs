@@ -11,6 +11,7 @@ use dray_core::{
     Buf, BufMut, Context, CreateHow, FileSystem, Make, Name, OpenHow, RemoveKind, RenameHow, Write,
 };
 use dray_fabric::sim::Network;
+use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, random_u64, sleep};
 
@@ -68,7 +69,7 @@ async fn torment(mut machine: Machine, done: Arc<std::sync::atomic::AtomicBool>)
 }
 
 /// Changes that would show if they were applied twice or not at all.
-async fn work(fs: &dyn FileSystem, rounds: u32) {
+async fn work(fs: &RemoteFs, rounds: u32) {
     let cx = Context::system();
     let root = fs.info().root;
     let (_, log) = fs.create(&cx, root, name("log"), NEW).await.unwrap();
@@ -104,6 +105,15 @@ async fn work(fs: &dyn FileSystem, rounds: u32) {
             .await
             .unwrap_or_else(|error| panic!("{}: {error:?}", fail("read", round)));
         assert_eq!(read.filled(), text.as_bytes());
+        let put = fs.put(&cx, dir.id, name("p"), 0o444, Buf::from(text.as_bytes())).await;
+        put.unwrap_or_else(|error| panic!("{}: {error:?}", fail("put", round)));
+        fs.rename(&cx, (dir.id, name("p")), (root, name("q")), RenameHow::Replace)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("rename what was put", round)));
+        let found = fs.lookup(&cx, root, name("q")).await.unwrap().id;
+        let put = fs.open(&cx, found, OpenHow::READ).await.unwrap();
+        let read = put.read(&cx, 0, BufMut::heap(16)).await.unwrap();
+        assert_eq!(read.filled(), text.as_bytes(), "put in round {round}");
         file.close(&cx).await.unwrap_or_else(|error| panic!("{}: {error:?}", fail("close", round)));
         fs.remove(&cx, dir.id, name("h"), RemoveKind::File)
             .await
@@ -136,3 +146,41 @@ fn changes_are_applied_once_over_deaths_of_the_server() {
     }
     assert!(kills > 1000, "only {kills} kills: the test tests nothing");
 }
+
+/// One client puts a file, another removes it: what is put once cannot be removed twice.
+#[test]
+fn what_is_put_is_put_once_over_deaths_of_the_server() {
+    let (mut kills, mut removed_all) = (0, 0);
+    for seed in 0..60 {
+        let (died, removed) = simulate(seed, async {
+            let network = Network::new();
+            let machine = Machine::start(&network).await;
+            let putter = connect(network.connector("s"), client_options()).await.unwrap();
+            let remover = connect(network.connector("s"), client_options()).await.unwrap();
+            let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+            let torment = dray_rt::spawn_join(torment(machine, done.clone()));
+            let puts = dray_rt::spawn_join(async move {
+                for round in 0..PUTS {
+                    let (cx, data) = (Context::system(), Buf::from(vec![round as u8; 4096]));
+                    putter.put(&cx, putter.info().root, name("x"), 0o644, data).await.unwrap();
+                }
+            });
+            let (cx, root, mut removed) = (Context::system(), remover.info().root, 0);
+            for _ in 0..PUTS * 2 {
+                let result = remover.remove(&cx, root, name("x"), RemoveKind::File).await;
+                removed += u64::from(result.is_ok());
+            }
+            puts.await.unwrap();
+            removed +=
+                u64::from(remover.remove(&cx, root, name("x"), RemoveKind::File).await.is_ok());
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            (torment.await.unwrap(), removed)
+        });
+        assert!(removed <= PUTS, "seed {seed}: put {PUTS} times and removed {removed} times");
+        (kills, removed_all) = (kills + died, removed_all + removed);
+    }
+    assert!(kills > 100 && removed_all > 60 * 5, "{kills} kills, {removed_all} removed: too calm");
+}
+
+/// Files put by the test above in one run.
+const PUTS: u64 = 30;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, AtOpen, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, Fut, Make, Name,
-    OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
+    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, Fut, Make,
+    Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
 };
 
 use crate::client::channel::{Ask, value_of};
@@ -38,13 +38,30 @@ impl RemoteFs {
 
     /// A call that changes nothing: asking twice does no harm.
     async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
-        self.send(cx, &call, None).await
+        self.send(cx, &call, None, None).await
+    }
+
+    /// Makes or replaces the file `name` in `dir` with `data`, at most
+    /// [`IO_MAX_BYTES`](dray_core::IO_MAX_BYTES), in one round trip: create, write and close.
+    /// Others may see it before all data are in it, as with the three calls. Errors: those
+    /// of the three; after an error of writing the file may be there with less in it.
+    pub async fn put(
+        &self,
+        cx: &Context,
+        dir: FileId,
+        name: &Name,
+        mode: u32,
+        data: Buf,
+    ) -> Result<()> {
+        let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
+        let call = Call::Put { dir, name: name.as_bytes(), mode };
+        self.send(cx, &call, Some((slot.number, slot.sequence)), Some(data)).await
     }
 
     /// A call that changes something: in a replay slot, so that it is applied once.
     async fn change<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
         let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
-        self.send(cx, &call, Some((slot.number, slot.sequence))).await
+        self.send(cx, &call, Some((slot.number, slot.sequence)), None).await
     }
 
     async fn send<T: for<'b> Wire<'b>>(
@@ -52,9 +69,10 @@ impl RemoteFs {
         cx: &Context,
         call: &Call<'_>,
         slot: Option<(u32, u32)>,
+        data: Option<Buf>,
     ) -> Result<T> {
         let request = self.session.link.request_of(cx);
-        let ask = Ask { cx, call, slot, request, data: None, into: None, to: None };
+        let ask = Ask { cx, call, slot, request, data, into: None, to: None };
         let channel = self.session.channel()?;
         value_of(channel.call(ask, |bytes| Input::whole(bytes)).await)
             .map_err(|error| error.during(call.op()))

@@ -17,7 +17,7 @@ use crate::server::door::Guest;
 use crate::server::execute::{self, Reply};
 use crate::server::export::Export;
 use crate::server::identities::Identities;
-use crate::server::intent::{self, Plan};
+use crate::server::intent::{self, Begun, Plan};
 use crate::server::service::{Inner, Sabotage, refused};
 use crate::server::session::Session;
 use crate::server::slots::{self, Route, Verdict};
@@ -179,7 +179,7 @@ impl Sink for ServerSink {
         };
         let call = CallHead::get_message(&mut Input(head));
         let takes_data = match &call {
-            Ok(call) => call.op == Op::Write,
+            Ok(call) => matches!(call.op, Op::Write | Op::Put),
             Err(_) => peek_unknown_op(head).is_some(), // a later version's; it is refused
         };
         if !takes_data {
@@ -442,7 +442,7 @@ impl CallInHand {
             // file again and repeats the call under the same number.
             return self.answer(&self.route, unknown_handle);
         }
-        let mut append_at = None;
+        let mut begun = None;
         if slot != NO_SLOT && !slots::holds(self.head.op) {
             let error = Error::new(Errno::EPROTO).because("not a change, but in a replay slot");
             return self.answer(&self.route, Reply::failure(&error));
@@ -450,7 +450,7 @@ impl CallInHand {
         if slot != NO_SLOT {
             match self.session.slots.begin(slot, sequence, &self.route) {
                 Verdict::Fresh => {}
-                Verdict::FreshAt(at) => append_at = Some(at),
+                Verdict::Begun(what) => begun = Some(what),
                 Verdict::Replay(message) => {
                     return self.answer(&self.route, Reply::replayed(message));
                 }
@@ -463,7 +463,7 @@ impl CallInHand {
             }
         }
         let data = data.map(BufMut::freeze);
-        let Executed { reply, plan } = self.execute(&body, data, append_at).await;
+        let Executed { reply, plan } = self.execute(&body, data, begun).await;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply.message),
@@ -477,8 +477,8 @@ impl CallInHand {
 
     /// Calls that end at once, nearly all, are not worth a note; the others show in the
     /// status while they last.
-    async fn execute(&self, body: &[u8], data: Option<Buf>, append_at: Option<u64>) -> Executed {
-        let mut call = std::pin::pin!(self.execute_noted(body, data, append_at));
+    async fn execute(&self, body: &[u8], data: Option<Buf>, begun: Option<Begun>) -> Executed {
+        let mut call = std::pin::pin!(self.execute_noted(body, data, begun));
         let first = std::future::poll_fn(|task| Poll::Ready(call.as_mut().poll(task))).await;
         if let Poll::Ready(executed) = first {
             return executed;
@@ -500,7 +500,7 @@ impl CallInHand {
         &self,
         body: &[u8],
         data: Option<Buf>,
-        append_at: Option<u64>,
+        begun: Option<Begun>,
     ) -> Executed {
         let (op, slot) = (self.head.op, self.head.slot);
         let changes = matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Close);
@@ -514,7 +514,7 @@ impl CallInHand {
         }
         let mut plan = None;
         if slot != NO_SLOT
-            && append_at.is_none()
+            && begun.is_none()
             && let Ok(call) = Call::get(op, &mut Input(body))
         {
             let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
@@ -525,7 +525,7 @@ impl CallInHand {
             }
         }
         let (server, session) = (&self.server, &self.session);
-        let reply = execute::execute(server, session, &self.cx, op, body, data, append_at).await;
+        let reply = execute::execute(server, session, &self.cx, op, body, data, begun).await;
         dray_rt::step().await;
         Executed { reply, plan }
     }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{
-    AtOpen, Buf, Context, DirPage, Errno, Error, FileId, FileSystem, Identity, Lock,
-    LockKind, Make, Name, Op, OpenFile, OpenHow, Result,
+    AtOpen, Buf, Context, CreateHow, DirPage, Errno, Error, FileId, FileSystem, Identity, Lock,
+    LockKind, LockOwner, Make, Name, Op, OpenFile, OpenHow, Result, Write,
 };
 
+use crate::server::intent::Begun;
 use crate::server::service::{Inner, Sabotage};
 use crate::server::session::Session;
 use crate::wire::{Call, Input, PAGE_MAX_BYTES, ReplyHead, Wire};
@@ -91,13 +92,20 @@ pub(crate) async fn execute(
     op: Op,
     body: &[u8],
     data: Option<Buf>,
-    append_at: Option<u64>,
+    begun: Option<Begun>,
 ) -> Reply {
     let result = match Call::get(op, &mut Input(body)) {
-        Ok(Call::Write { handle, mut how }) if append_at.is_some() => {
-            how.append = false;
-            how.at = append_at.unwrap_or_default();
+        Ok(Call::Write { handle, mut how }) => {
+            if let Some(Begun::AppendAt(at)) = begun {
+                (how.append, how.at) = (false, at);
+            }
             run(server, session, cx, Call::Write { handle, how }, data).await
+        }
+        Ok(Call::Put { dir, name, mode }) => {
+            let data = data.unwrap_or_default();
+            session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+            let place = Place { dir, name, mode, begun };
+            put(&*session.export.fs, cx, place, data).await.map(|()| Reply::success(&()))
         }
         Ok(call) => run(server, session, cx, call, data).await,
         Err(_) => Err(Error::new(Errno::EPROTO).because("malformed call")),
@@ -277,6 +285,51 @@ async fn make(fs: &dyn FileSystem, cx: &Context, call: Call<'_>) -> Result<Reply
     Ok(Reply::success(&fs.make(cx, dir, Name::new(name)?, what).await?))
 }
 
+/// Where data are put.
+struct Place<'a> {
+    dir: FileId,
+    name: &'a [u8],
+    mode: u32,
+    /// What an earlier life of the server had done.
+    begun: Option<Begun>,
+}
+
+/// Create, write, close.
+async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf) -> Result<()> {
+    let how = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
+    let file = match place.begun {
+        Some(Begun::Put { id, made }) => {
+            let cx = if made { &as_system(cx) } else { cx };
+            match fs.open(cx, id, how).await {
+                // It was there, and somebody has removed it since.
+                Err(error) if error.errno() == Errno::ESTALE => return Ok(()),
+                opened => opened?,
+            }
+        }
+        _ => {
+            let how = CreateHow { open: how, mode: place.mode, exclusive: false };
+            fs.create(cx, place.dir, Name::new(place.name)?, how).await?.1
+        }
+    };
+    dray_rt::step().await;
+    let mut written = Ok(0);
+    let mut at = 0;
+    while !data.is_empty() {
+        written = file.write(cx, Write::at(at), data.clone()).await;
+        match written {
+            Ok(0) => written = Err(Error::new(Errno::EIO).because("a write of nothing")),
+            Ok(count) => (at, data) = (at + count as u64, data.slice(count..data.len())),
+            Err(_) => {}
+        }
+        if written.is_err() {
+            break;
+        }
+    }
+    let flushed = file.flush(cx, LockOwner(0)).await;
+    let closed = file.close(cx).await;
+    written.and(flushed).and(closed)
+}
+
 /// Opening again after the server lost its state: the rights were checked at the first
 /// open, and the file's mode may forbid by now what was allowed then.
 fn as_system(cx: &Context) -> Context {
@@ -330,6 +383,7 @@ pub(crate) fn describe(op: Op, body: &[u8]) -> String {
         | Ok(Call::Make { dir, name: bytes, .. })
         | Ok(Call::Remove { dir, name: bytes, .. })
         | Ok(Call::Create { dir, name: bytes, .. })
+        | Ok(Call::Put { dir, name: bytes, .. })
         | Ok(Call::Link { dir, name: bytes, .. }) => format!("{dir}/{}", name(bytes)),
         Ok(Call::Rename { from, from_name, to, to_name, .. }) => {
             format!("{from}/{} -> {to}/{}", name(from_name), name(to_name))

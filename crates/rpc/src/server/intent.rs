@@ -23,8 +23,31 @@ pub(crate) enum Settled {
     Undone,
     /// It was applied; this is the answer that its client waits for.
     Done(Vec<u8>),
+    /// It was begun, and is to be gone on with when it comes again.
+    Begun(Begun),
+}
+
+/// What is known of a change that the server's death cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
     /// Data for the end of the file belong here; writing them again does no harm.
     AppendAt(u64),
+    /// This file was to be written, whatever name it has now. If `made`, it was made for
+    /// that, so that its mode does not limit the writing.
+    Put { id: FileId, made: bool },
+}
+
+impl Begun {
+    /// The intent to note instead, where looking once more could find something else.
+    pub(crate) fn intent(self, old: &[u8]) -> Option<Vec<u8>> {
+        let Begun::Put { id, made } = self else { return None };
+        let mut input = Input(old);
+        let place: (FileId, &[u8]) = input.get().ok()?;
+        let before: Option<FileId> = input.get().ok()?;
+        let mut intent = Vec::with_capacity(old.len());
+        (place, (before, Some((id, made)))).put(&mut intent);
+        Some(intent)
+    }
 }
 
 /// The order in which a change takes its turn, and the intent to note.
@@ -57,6 +80,12 @@ pub(crate) async fn plan(
             let turn = order.turn(*dir, None).await;
             (*dir, *name).put(&mut intent);
             find(fs, cx, *dir, name).await.map(|entry| entry.id).put(&mut intent);
+            turn
+        }
+        Call::Put { dir, name, .. } => {
+            let turn = order.turn(*dir, None).await;
+            let before = find(fs, cx, *dir, name).await.map(|entry| entry.id);
+            ((*dir, *name), (before, None::<(FileId, bool)>)).put(&mut intent);
             turn
         }
         Call::Rename { from, from_name, to, to_name, how } => {
@@ -93,6 +122,7 @@ pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settle
         Op::Remove => settle_remove(fs, intent).await,
         Op::Rename => settle_rename(fs, intent).await,
         Op::Write => settle_append(fs, intent).await,
+        Op::Put => settle_put(fs, intent).await,
         Op::Setxattr | Op::Removexattr => settle_xattr(fs, op, intent).await,
         _ => Ok(Settled::Undone),
     };
@@ -175,7 +205,23 @@ async fn settle_append(
             log::error!("{id}: cannot keep the place of an append that was cut short: {error}");
         }
     }
-    Ok(Settled::AppendAt(before))
+    Ok(Settled::Begun(Begun::AppendAt(before)))
+}
+
+async fn settle_put(fs: &dyn FileSystem, intent: &[u8]) -> std::result::Result<Settled, Malformed> {
+    let mut input = Input(intent);
+    let (dir, name): (FileId, &[u8]) = input.get()?;
+    let (before, begun): (Option<FileId>, Option<(FileId, bool)>) = input.get()?;
+    if let Some((id, made)) = begun {
+        return Ok(Settled::Begun(Begun::Put { id, made }));
+    }
+    let now = find(fs, &Context::system(), dir, name).await.map(|entry| entry.id);
+    Ok(match (before, now) {
+        (None, Some(id)) => Settled::Begun(Begun::Put { id, made: true }),
+        // Cut and written, or not yet: once more into the same file is the same.
+        (Some(before), Some(id)) if before == id => Settled::Begun(Begun::Put { id, made: false }),
+        _ => Settled::Undone,
+    })
 }
 
 async fn settle_xattr(

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dray_core::{FileSystem, Op};
 use dray_fabric::Connection;
 
-use crate::server::intent::{self, Settled};
+use crate::server::intent::{self, Begun, Settled};
 use crate::server::journal::{SlotLog, SlotRecord};
 use crate::server::service::Sabotage;
 
@@ -47,8 +47,8 @@ enum State {
     /// Being applied; the answer goes where the client asked last.
     Running(Route),
     Done,
-    /// An append that the server's death cut short: its place in the file.
-    AppendAt(u64),
+    /// The server's death cut it short; it goes on when it comes again.
+    Begun(Begun),
 }
 
 /// Where an answer goes.
@@ -62,8 +62,8 @@ pub(crate) struct Route {
 pub(crate) enum Verdict {
     /// Apply it.
     Fresh,
-    /// Apply it, at this offset instead of at the end of the file.
-    FreshAt(u64),
+    /// Go on with it.
+    Begun(Begun),
     /// It was applied: this was the answer, complete but for the tag.
     Replay(Vec<u8>),
     /// It is being applied; the answer will go to the connection that asked last.
@@ -107,8 +107,11 @@ impl ReplaySlots {
                             self.log.done(number, sequence, &answer);
                             Slot { sequence, state: State::Done, answer }
                         }
-                        Settled::AppendAt(at) => {
-                            Slot { sequence, state: State::AppendAt(at), ..Slot::default() }
+                        Settled::Begun(begun) => {
+                            if let Some(intent) = begun.intent(&intent) {
+                                self.log.begin(number, sequence, op, &intent);
+                            }
+                            Slot { sequence, state: State::Begun(begun), ..Slot::default() }
                         }
                     }
                 }
@@ -129,10 +132,10 @@ impl ReplaySlots {
         if sequence == slot.sequence {
             return match &mut slot.state {
                 State::Unused => Verdict::Stale,
-                State::AppendAt(at) => {
-                    let at = *at;
+                State::Begun(begun) => {
+                    let begun = *begun;
                     slot.state = State::Running(route.clone());
-                    Verdict::FreshAt(at)
+                    Verdict::Begun(begun)
                 }
                 State::Running(old) => {
                     *old = route.clone();
