@@ -17,7 +17,7 @@ use crate::target::Target;
 /// Symbolic links followed in one path, as Linux does.
 const LINKS_MAX: usize = 40;
 /// Bytes of names and records asked for with one page of a directory.
-const PAGE_BYTES: usize = 64 << 10;
+const PAGE_BYTES: usize = 128 << 10;
 
 /// Connects to the export that `target` names, such as `dray://node1/home`. Errors: the
 /// target is malformed (`Protocol`), nobody answers, or the server refuses.
