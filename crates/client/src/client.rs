@@ -133,8 +133,13 @@ impl Client {
         const MODE: u32 = 0o666;
         let cx = self.context();
         if let Some(remote) = self.remote.as_ref().filter(|_| data.len() <= IO_MAX_BYTES) {
-            return remote.put(&cx, dir, name, MODE, Buf::from(data)).await;
+            let put = remote.put(&cx, dir, name, MODE, Buf::from(data)).await;
+            if !put.as_ref().is_err_and(|error| error.errno() == Errno::ENOTSUP) {
+                return put;
+            }
+            // An older server, which does not know that call.
         }
+        let cx = self.context();
         let open = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
         let how = CreateHow { open, mode: MODE, exclusive: false };
         let (_, file) = self.fs.create(&cx, dir, name, how).await?;

@@ -19,7 +19,7 @@ pub(crate) fn holds(op: Op) -> bool {
     use Op::*;
     match op {
         Setattr | Make | Remove | Rename | Link | Open | Create | Tmpfile | Setxattr
-        | Removexattr | Write | Allocate | CopyRange | SetFlags => true,
+        | Removexattr | Write | Allocate | CopyRange | SetFlags | Put => true,
         Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
         | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close => false,
     }
