@@ -164,7 +164,7 @@ impl Channel {
     /// is known to be done: then it must be called.
     pub(crate) fn close(&self, handle: u64) -> bool {
         let mut state = self.lock();
-        if state.shut {
+        if state.ended.is_some() {
             return false;
         }
         let Some(close) = self.closing.note(handle) else { return false };
