@@ -30,6 +30,7 @@ pub(crate) struct RemoteFile {
 
 impl RemoteFile {
     pub(crate) fn new(session: Arc<Session>, id: FileId, handle: u64, how: OpenHow) -> RemoteFile {
+        session.link.files.opened(handle, id, how);
         RemoteFile { session, id, handle, how, closed: AtomicBool::new(false) }
     }
 
@@ -263,6 +264,7 @@ impl OpenFile for RemoteFile {
             // could not be had again matters no more.
             let _ = self.session.link.held.check(cx, self.handle).await;
             self.session.link.held.closed(self.handle);
+            self.session.link.files.closing(self.handle).await;
             self.ask(cx, Call::Close { handle: self.handle }).await
         })
     }

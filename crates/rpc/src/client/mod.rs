@@ -7,6 +7,7 @@
 
 mod channel;
 mod file;
+mod files;
 mod fs;
 mod held;
 mod link;

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{
-    Buf, Context, DirPage, Errno, Error, FileSystem, Identity, Lock, LockKind, Make, Name, Op,
-    OpenFile, Result,
+    Buf, Context, DirPage, Entry, Errno, Error, FileSystem, Identity, Lock, LockKind, Make, Name,
+    Op, OpenFile, OpenHow, Result,
 };
 
+use crate::server::intent::Amend;
+use crate::server::order::Span;
 use crate::server::service::{Inner, Sabotage};
 use crate::server::session::Session;
 use crate::wire::{Call, Input, PAGE_MAX_BYTES, ReplyHead, Wire};
@@ -86,15 +88,16 @@ pub(crate) async fn execute(
     op: Op,
     body: &[u8],
     data: Option<Buf>,
-    append_at: Option<u64>,
+    amend: Option<Amend>,
 ) -> Reply {
     let result = match Call::get(op, &mut Input(body)) {
-        Ok(Call::Write { handle, mut how }) if append_at.is_some() => {
-            how.append = false;
-            how.at = append_at.unwrap_or_default();
-            run(server, session, cx, Call::Write { handle, how }, data).await
+        Ok(call) => {
+            let call = match amend {
+                Some(amend) => amend.apply(call),
+                None => call,
+            };
+            run(server, session, cx, call, data).await
         }
-        Ok(call) => run(server, session, cx, call, data).await,
         Err(_) => Err(Error::new(Errno::EPROTO).because("malformed call")),
     };
     result.unwrap_or_else(|error| Reply::failure(&error))
@@ -171,6 +174,8 @@ async fn run_on_file(
     Ok(match call {
         Call::Read { handle, at, len_bytes } => {
             let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
+            let span = Span::bytes(at, len_bytes as u64);
+            session.export.order.whole(file(handle)?.id(), span).await;
             let mut into = session.buffers.wait(len_bytes).await;
             drop(into.split_off(len_bytes));
             let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
@@ -276,6 +281,35 @@ async fn make(fs: &dyn FileSystem, cx: &Context, call: Call<'_>) -> Result<Reply
 /// open, and the file's mode may forbid by now what was allowed then.
 fn as_system(cx: &Context) -> Context {
     Context { who: Identity::system(), internal: true, ..cx.clone() }
+}
+
+/// An opening that an earlier life of the server carried out is answered again, and this
+/// one has not the file: it is opened, else it could go before its client uses it.
+pub(crate) async fn open_replayed(
+    session: &Session,
+    cx: &Context,
+    op: Op,
+    body: &[u8],
+    answer: &[u8],
+) {
+    let mut input = Input(answer);
+    if !ReplyHead::get_message(&mut input).is_ok_and(|head| head.errno == 0) {
+        return;
+    }
+    let opened = match Call::get(op, &mut Input(body)) {
+        Ok(Call::Create { how, handle, .. }) | Ok(Call::Tmpfile { how, handle, .. }) => {
+            input.get::<Entry>().ok().map(|entry| (entry.id, how.open, handle))
+        }
+        Ok(Call::Open { id, how, handle, .. }) => Some((id, how, handle)),
+        _ => None,
+    };
+    let Some((id, how, handle)) = opened.filter(|(_, _, handle)| !session.has_file(*handle)) else {
+        return;
+    };
+    let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
+    if let Ok(file) = session.export.fs.open(&as_system(cx), id, how).await {
+        let _ = keep(session, cx, handle, file).await; // its client will find out
+    }
 }
 
 async fn keep(session: &Session, cx: &Context, handle: u64, file: Arc<dyn OpenFile>) -> Result<()> {
