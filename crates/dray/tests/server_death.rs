@@ -60,6 +60,42 @@ fn deleted_files_that_are_open_outlive_the_server() {
     rig.umount(&at);
 }
 
+/// Their holder does nothing between the server's return and the removal: it has to come
+/// back by itself, or what is removed has to be kept for it.
+#[test]
+fn files_deleted_by_others_right_after_the_restart_live_on() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mnt", "transport=classic");
+    for round in 0..5 {
+        let open = |name: &str| {
+            let path = at.join(format!("{name}{round}"));
+            let mut options = File::options();
+            let file = options.create(true).truncate(true).read(true).write(true).open(path);
+            let file = file.unwrap();
+            file.write_all_at(name.as_bytes(), 0).unwrap();
+            file
+        };
+        let (removed, replaced) = (open("removed"), open("replaced"));
+        kill_and_serve_again(&mut rig);
+        // By a mount that has not waited for anything: it is not the one that had them open.
+        let other = rig.mount(&format!("other{round}"), "transport=classic");
+        fs::remove_file(other.join(format!("removed{round}"))).unwrap();
+        fs::write(other.join("new"), b"new").unwrap();
+        fs::rename(other.join("new"), other.join(format!("replaced{round}"))).unwrap();
+        for (file, text) in [(&removed, &b"removed"[..]), (&replaced, b"replaced")] {
+            let mut read = vec![0; text.len()];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert_eq!(read, text);
+        }
+        kill_and_serve_again(&mut rig);
+        removed.write_all_at(b"after another death", 100).unwrap();
+        assert_eq!(removed.metadata().unwrap().len(), 119);
+        rig.umount(&other);
+    }
+    rig.umount(&at);
+}
+
 #[test]
 fn what_was_open_for_writing_stays_so_whatever_its_mode() {
     let mut rig = Rig::new();

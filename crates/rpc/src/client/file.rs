@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock, LockOwner,
-    Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+    Allocate, Attr, Buf, BufMut, Context, DirPage, Errno, Error, Fate, FileId, Fut, Io, Lock,
+    LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
 
 use crate::client::channel::{Answer, Ask, Failure, value_of};
@@ -193,6 +193,7 @@ impl OpenFile for RemoteFile {
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            self.session.link.held.clear(cx, self.handle).await?;
             self.session.link.held.flushed(self.id, owner);
             self.ask(cx, Call::Flush { handle: self.handle, owner }).await
         })
@@ -234,11 +235,16 @@ impl OpenFile for RemoteFile {
         // In no slot: taking a lock that one has, or giving back one that one has not,
         // changes nothing, and a waiting lock must not hold up the unlock behind it.
         Box::pin(async move {
-            let handle = self.handle;
+            let (handle, link) = (self.handle, &self.session.link);
+            link.held.clear(cx, handle).await?;
             // What is given back is not claimed again, whether or not the answer comes:
             // somebody else may have it by then.
             self.session.link.held.given_up(self.id, lock);
-            self.ask::<()>(cx, Call::Lock { handle, lock, wait, reclaim: false }).await?;
+            let asked = self.ask::<()>(cx, Call::Lock { handle, lock, wait, reclaim: false }).await;
+            if asked.as_ref().is_err_and(|error| wait && error.fate() == Fate::Unknown) {
+                link.undo_lock(&self.session, handle, (self.id, lock));
+            }
+            asked?;
             let held = HeldLock { handle, id: self.id, how: self.how, lock };
             self.session.link.held.granted(held);
             Ok(())

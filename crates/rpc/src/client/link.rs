@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use dray_core::{BufMut, Context, Errno, FsInfo, NodeId, OpenHow};
+use dray_core::{BufMut, Context, Errno, Error, FileId, FsInfo, Lock, NodeId, OpenHow};
 use dray_fabric::{Connect, Connection, Sink};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
@@ -97,8 +97,8 @@ impl Link {
             options,
             connector,
             slots: Arc::new(Slots::new(memory.clone())),
+            held: Held::new(memory.clone()),
             memory,
-            held: Held::default(),
             files: OpenFiles::default(),
             returned: AtomicU64::new(0),
             requests: AtomicU64::new(1),
@@ -379,6 +379,43 @@ impl Link {
             }
         }
         true
+    }
+
+    /// The wait for a lock was given up while the server could not be asked: it may have
+    /// been granted. Once the server is back, its owner has what it knows to have.
+    pub(crate) fn undo_lock(
+        self: &Arc<Link>,
+        session: &Arc<Session>,
+        handle: u64,
+        (id, lock): (FileId, Lock),
+    ) {
+        self.held.undo(handle);
+        let (link, session) = (self.clone(), Arc::downgrade(session));
+        self.home.spawn(async move {
+            while let Some(channel) = session.upgrade().and_then(|session| session.channel().ok()) {
+                match link.hold_only_known(&channel, handle, (id, lock)).await {
+                    Err(error) if error.errno() == Errno::EHOSTDOWN => sleep(BACKOFF_LAST).await,
+                    _ => break, // also where the server lost everything
+                }
+            }
+            link.held.undone(handle);
+        });
+    }
+
+    async fn hold_only_known(
+        &self,
+        channel: &Channel,
+        handle: u64,
+        (id, lock): (FileId, Lock),
+    ) -> Result<(), Error> {
+        let cx = Context::system();
+        for lock in self.held.known(id, lock) {
+            let call = Call::Lock { handle, lock, wait: false, reclaim: false };
+            let (data, into, to) = (None, None, None);
+            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
+        }
+        Ok(())
     }
 
     /// Closes a file that nobody has any more, as soon as the server can be asked.

@@ -247,3 +247,40 @@ impl ReplaySlots {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::journal::{Journal, MemoryJournal, SessionRecord};
+    use dray_fabric::sim::Network;
+
+    /// A client that goes on counting in a new session was never answered once it had
+    /// counted half way round.
+    #[test]
+    fn a_new_session_begins_at_any_number_and_wraps() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(async {
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            let connection = network.connector("s").connect().await.unwrap();
+            let route = Route { connection, tag: 0 };
+            let record = SessionRecord {
+                id: 1,
+                secret: [0; 16],
+                node: 1,
+                export: String::new(),
+                host: String::new(),
+            };
+            let log = MemoryJournal::default().create(&record, 2).unwrap();
+            let slots = ReplaySlots::new(log, None);
+            for sequence in [u32::MAX - 1, u32::MAX, 0, 1] {
+                assert!(matches!(slots.begin(1, sequence, &route), Verdict::Fresh));
+                slots.done(1, sequence, b"answer");
+                assert!(matches!(slots.begin(1, sequence, &route), Verdict::Replay(_)));
+            }
+            assert!(matches!(slots.begin(1, u32::MAX, &route), Verdict::Stale));
+            assert!(matches!(slots.begin(2, 1, &route), Verdict::Unknown));
+        });
+    }
+}
