@@ -131,6 +131,37 @@ fn locks_outlive_the_server_and_stay_exclusive() {
     rig.umount(&two);
 }
 
+/// As after a loss of power: another boot, and nothing is left of the journal.
+#[test]
+fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
+    let mut rig = Rig::new();
+    let config = rig.path("config.toml");
+    fs::write(&config, "lease_s = 4\n").unwrap();
+    let more = ["--config", config.to_str().unwrap()];
+    rig.serve(&more);
+    let one = rig.mount("one", "transport=classic");
+    let two = rig.mount("two", "transport=classic");
+    let holder = File::create(one.join("f")).unwrap();
+    holder.lock().unwrap();
+    rig.end_server(libc::SIGKILL);
+    fs::remove_dir_all(rig.path("state/sessions")).unwrap();
+    fs::write(rig.path("state/running"), "1").unwrap();
+    let begin = Instant::now();
+    rig.serve(&more);
+    // Nobody gets a lock before all who may have held one could claim it.
+    let apart = File::create(two.join("apart")).unwrap();
+    apart.lock().unwrap();
+    assert!(begin.elapsed() > Duration::from_secs(3), "no grace period");
+    let other = File::open(two.join("f")).unwrap();
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    (&holder).write_all(b"still mine").unwrap();
+    holder.unlock().unwrap();
+    other.lock().unwrap();
+    drop((holder, other, apart));
+    rig.umount(&one);
+    rig.umount(&two);
+}
+
 /// Appends, directories and renames go on while the server is killed again and again.
 #[test]
 fn work_goes_on_over_deaths_and_nothing_is_applied_twice() {

@@ -29,7 +29,7 @@ fn a_seed_is_one_run() {
 /// and whoever had it by then lost it.
 #[test]
 fn what_was_given_back_is_not_claimed_again() {
-    for seed in [936, 2081, 2416] {
+    for seed in [729, 10_697, 17_655] {
         run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
