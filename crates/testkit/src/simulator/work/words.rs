@@ -31,8 +31,8 @@ pub(super) struct Words {
     state: Mutex<(u64, Vec<Event<Deed>>)>,
 }
 
-fn apply(words: &Vec<u64>, deed: &Deed) -> Option<Vec<u64>> {
-    let mut words = words.clone();
+fn apply(words: &[u64], deed: &Deed) -> Option<Vec<u64>> {
+    let mut words = words.to_vec();
     match deed {
         Deed::Append(word) => words.push(*word),
         Deed::Set(place, word) => {
@@ -163,7 +163,7 @@ impl Work for Words {
             self.read(client, &file).await?;
             file.close(&client.cx()).await.map_err(client.failed("close"))?;
             let events = &lock(&self.state).1;
-            if linearizable_from(Vec::new(), events, apply) {
+            if linearizable_from(Vec::new(), events, |words, deed| apply(words, deed)) {
                 return Ok(());
             }
             Err(format!("no order of these explains them: {events:#x?}"))
