@@ -32,6 +32,8 @@ struct State {
     calls: Vec<Pending>,
     free: Vec<u32>,
     calls_max: usize,
+    /// The session that the connection belongs to.
+    session: u64,
     waiting: Vec<Waker>,
     identities: Identities,
     closes: Unsettled,
@@ -82,6 +84,10 @@ struct Pending {
     waker: Option<Waker>,
     /// Order of sending, kept over reconnections.
     number: u64,
+    /// Its replay slot.
+    slot: Option<u32>,
+    /// The session that it was sent in; 0: it has not been sent.
+    session: u64,
 }
 
 #[derive(Default, PartialEq, Eq, Clone, Copy, Debug)]
@@ -145,6 +151,7 @@ impl Channel {
                 calls: Vec::new(),
                 free: Vec::new(),
                 calls_max: 1,
+                session: 0,
                 waiting: Vec::new(),
                 identities: Identities::default(),
                 closes: Unsettled::default(),
@@ -271,9 +278,16 @@ impl Channel {
     }
 
     /// A connection is up: identities are unknown to it, and calls without an answer are
-    /// sent again in the order of their sending.
-    pub(crate) fn up(&self, connection: Arc<dyn Connection>, calls_max: u32) {
+    /// sent again in the order of their sending. If the server has given up the session in
+    /// which they were sent, nobody knows what came of changes, and they fail.
+    pub(crate) fn up(
+        &self,
+        connection: Arc<dyn Connection>,
+        session: u64,
+        (calls_max, slots): (u32, u32),
+    ) {
         let mut state = self.lock();
+        state.session = session;
         state.connection = Some(connection);
         state.down_since = None;
         state.calls_max = calls_max.max(1) as usize;
@@ -283,6 +297,9 @@ impl Channel {
             state.closes.iter().map(|(number, close)| (number, Err(close))).collect();
         for tag in 0..state.calls.len() as u32 {
             match state.calls[tag as usize].phase {
+                Phase::Asked if state.calls[tag as usize].is_lost(session, slots) => {
+                    state.fail(tag, Errno::EIO);
+                }
                 Phase::Asked => again.push((state.calls[tag as usize].number, Ok(tag))),
                 Phase::Abandoned => state.release(tag),
                 _ => {}
@@ -355,6 +372,18 @@ impl Channel {
         }
     }
 
+    /// Says which replay slots have nothing under way.
+    pub(crate) fn notify_idle(&self, slots: &[u32]) {
+        let connection = self.lock().connection.clone();
+        if let Some(connection) = connection.filter(|_| !slots.is_empty()) {
+            let mut message = Vec::new();
+            let head = NotifyHead { what: NotifyHead::IDLE, flags: 0, tag: slots.len() as u32 };
+            head.put_message(&mut message);
+            slots.iter().for_each(|slot| slot.put(&mut message));
+            let _ = connection.send(&message, None); // said again to the next connection
+        }
+    }
+
     pub(crate) fn stats(&self) -> ChannelStats {
         let state = self.lock();
         let in_flight = state.calls.iter().filter(|call| call.phase == Phase::Asked).count();
@@ -384,6 +413,15 @@ impl End {
             End::Shut => Errno::ENOTCONN,
             End::Evicted => Errno::ESHUTDOWN,
         }
+    }
+}
+
+impl Pending {
+    /// Whether it is a change that a session now lost may have carried out, or one in a
+    /// slot that the new one has not.
+    fn is_lost(&self, session: u64, slots: u32) -> bool {
+        let sent_before = self.session != 0 && self.session != session;
+        self.slot.is_some_and(|slot| sent_before || slot >= slots)
     }
 }
 
@@ -444,6 +482,8 @@ impl State {
         pending.data = ask.data;
         pending.into = ask.into;
         pending.number = self.sent;
+        pending.slot = ask.slot.map(|(slot, _)| slot);
+        pending.session = 0;
         pending.waker = None;
         self.send(tag);
     }
@@ -483,7 +523,9 @@ impl State {
     /// Sends or resends a call; without a connection it waits for the next one.
     fn send(&mut self, tag: u32) {
         let Some(connection) = self.connection.clone() else { return };
+        let session = self.session;
         let pending = &mut self.calls[tag as usize];
+        pending.session = session;
         let mut sent = Ok(());
         if let Some(who) = &pending.identity {
             let index = self.identities.index(who);
@@ -518,12 +560,17 @@ impl State {
         }
     }
 
+    fn fail(&mut self, tag: u32, errno: Errno) {
+        let pending = &mut self.calls[tag as usize];
+        pending.phase = Phase::Failed(errno);
+        pending.data = None;
+        pending.waker.take().into_iter().for_each(Waker::wake);
+    }
+
     fn fail_all(&mut self, errno: Errno) {
-        for pending in &mut self.calls {
-            if pending.phase == Phase::Asked {
-                pending.phase = Phase::Failed(errno);
-                pending.data = None;
-                pending.waker.take().into_iter().for_each(Waker::wake);
+        for tag in 0..self.calls.len() as u32 {
+            if self.calls[tag as usize].phase == Phase::Asked {
+                self.fail(tag, errno);
             }
         }
         self.wake_waiting();

@@ -8,6 +8,7 @@
 mod channel;
 mod closing;
 mod file;
+mod files;
 mod fs;
 mod held;
 mod link;

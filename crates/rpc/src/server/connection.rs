@@ -17,10 +17,10 @@ use crate::server::door::Guest;
 use crate::server::execute::{self, Reply};
 use crate::server::export::Export;
 use crate::server::identities::Identities;
-use crate::server::intent::{self, Begun, Plan};
+use crate::server::intent::{self, Plan};
 use crate::server::service::{Inner, Sabotage, refused};
 use crate::server::session::Session;
-use crate::server::slots::{self, Route, Verdict};
+use crate::server::slots::{self, Again, Route, Verdict};
 use crate::server::status::Running;
 use crate::wire::{
     Auth, Call, CallHead, Challenge, HandshakeError, Hello, Input, Kind, Malformed, NO_SLOT,
@@ -285,7 +285,7 @@ impl ServerSink {
             instance: self.server.instance,
             boot: options.boot,
             calls_max: options.calls_max,
-            slots: options.slots,
+            slots: session.slots.count(),
             lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,
             info: session.export.fs.info().clone(),
         };
@@ -335,12 +335,20 @@ impl ServerSink {
                 input.get::<Kind>()?;
                 Ok(self.identities.define(input)?)
             }
-            Kind::Notify => self.notified(session, NotifyHead::get_message(&mut input)?),
+            Kind::Notify => {
+                let head = NotifyHead::get_message(&mut input)?;
+                self.notified(session, head, input)
+            }
             _ => Err(Malformed("a client does not send that").into()),
         }
     }
 
-    fn notified(&mut self, session: &Arc<Session>, head: NotifyHead) -> io::Result<()> {
+    fn notified(
+        &mut self,
+        session: &Arc<Session>,
+        head: NotifyHead,
+        mut input: Input<'_>,
+    ) -> io::Result<()> {
         match head.what {
             NotifyHead::CANCEL => {
                 let cancel = self.shared.lock().cancels.get(&head.tag).cloned();
@@ -352,6 +360,12 @@ impl ServerSink {
                 session.locks_claimed();
                 self.server.grace.reclaimed(session.id);
             }
+            NotifyHead::IDLE => {
+                for _ in 0..head.tag.min(session.slots.count()) {
+                    session.slots.idle(input.get()?);
+                }
+            }
+            NotifyHead::RETURNED => session.export.returning.returned(session.id),
             NotifyHead::GOODBYE => {
                 let (server, session) = (self.server.clone(), session.clone());
                 dray_rt::spawn(async move { server.end(&session).await });
@@ -417,10 +431,11 @@ impl ServerSink {
     }
 }
 
-/// What came of a call. The plan keeps its turn until the answer has been noted.
+/// What came of a call. It keeps its turn until the answer has been noted.
 struct Executed {
     reply: Reply,
     plan: Option<Plan>,
+    again: Option<Again>,
 }
 
 /// A call from its arrival to its answer.
@@ -442,7 +457,7 @@ impl CallInHand {
             // file again and repeats the call under the same number.
             return self.answer(&self.route, unknown_handle);
         }
-        let mut begun = None;
+        let mut again = None;
         if slot != NO_SLOT && !slots::holds(self.head.op) {
             let error = Error::new(Errno::EPROTO).because("not a change, but in a replay slot");
             return self.answer(&self.route, Reply::failure(&error));
@@ -450,8 +465,9 @@ impl CallInHand {
         if slot != NO_SLOT {
             match self.session.slots.begin(slot, sequence, &self.route) {
                 Verdict::Fresh => {}
-                Verdict::Begun(what) => begun = Some(what),
+                Verdict::Again(cut) => again = Some(cut),
                 Verdict::Replay(message) => {
+                    self.open_replayed(&body, &message).await;
                     return self.answer(&self.route, Reply::replayed(message));
                 }
                 Verdict::Running => return self.over(),
@@ -463,22 +479,32 @@ impl CallInHand {
             }
         }
         let data = data.map(BufMut::freeze);
-        let Executed { reply, plan } = self.execute(&body, data, begun).await;
+        let Executed { reply, plan, again } = self.execute(&body, data, again).await;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply.message),
         };
-        drop(plan);
+        drop((plan, again));
         match route {
             Some(route) => self.answer(&route, reply),
             None => self.over(),
         }
     }
 
+    /// Before an opening is answered again.
+    async fn open_replayed(&self, body: &[u8], answer: &[u8]) {
+        if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open) {
+            return;
+        }
+        // Its connection may go: the file must not be opened once it has been closed.
+        let _unslotted = self.session.unslotted(self.connection).await;
+        execute::open_replayed(&self.session, &self.cx, self.head.op, body, answer).await;
+    }
+
     /// Calls that end at once, nearly all, are not worth a note; the others show in the
     /// status while they last.
-    async fn execute(&self, body: &[u8], data: Option<Buf>, begun: Option<Begun>) -> Executed {
-        let mut call = std::pin::pin!(self.execute_noted(body, data, begun));
+    async fn execute(&self, body: &[u8], data: Option<Buf>, again: Option<Again>) -> Executed {
+        let mut call = std::pin::pin!(self.execute_noted(body, data, again));
         let first = std::future::poll_fn(|task| Poll::Ready(call.as_mut().poll(task))).await;
         if let Poll::Ready(executed) = first {
             return executed;
@@ -500,7 +526,7 @@ impl CallInHand {
         &self,
         body: &[u8],
         data: Option<Buf>,
-        begun: Option<Begun>,
+        again: Option<Again>,
     ) -> Executed {
         let (op, slot) = (self.head.op, self.head.slot);
         let changes = matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Close);
@@ -510,11 +536,13 @@ impl CallInHand {
         };
         if op == Op::Lock && self.cx.check().is_err() {
             // Its connection went while it waited: it has been asked for again.
-            return Executed { reply: Reply::failure(&self.cx.cancelled()), plan: None };
+            let reply = Reply::failure(&self.cx.cancelled());
+            return Executed { reply, plan: None, again: None };
         }
+        let amend = again.as_ref().and_then(|again| again.amend);
         let mut plan = None;
         if slot != NO_SLOT
-            && begun.is_none()
+            && again.is_none()
             && let Ok(call) = Call::get(op, &mut Input(body))
         {
             let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
@@ -525,9 +553,9 @@ impl CallInHand {
             }
         }
         let (server, session) = (&self.server, &self.session);
-        let reply = execute::execute(server, session, &self.cx, op, body, data, begun).await;
+        let reply = execute::execute(server, session, &self.cx, op, body, data, amend).await;
         dray_rt::step().await;
-        Executed { reply, plan }
+        Executed { reply, plan, again }
     }
 
     fn answer(&self, route: &Route, mut reply: Reply) {

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{
-    AtOpen, Buf, Context, CreateHow, DirPage, Errno, Error, FileId, FileSystem, Identity, Lock,
-    LockKind, LockOwner, Make, Name, Op, OpenFile, OpenHow, Result, Write,
+    AtOpen, Buf, Context, CreateHow, DirPage, Entry, Errno, Error, FileId, FileSystem, Identity,
+    Lock, LockKind, LockOwner, Make, Name, Op, OpenFile, OpenHow, Result, Write,
 };
 
-use crate::server::intent::Begun;
+use crate::server::intent::Amend;
+use crate::server::order::Span;
 use crate::server::service::{Inner, Sabotage};
 use crate::server::session::Session;
 use crate::wire::{Call, Input, PAGE_MAX_BYTES, ReplyHead, Wire};
@@ -92,22 +93,22 @@ pub(crate) async fn execute(
     op: Op,
     body: &[u8],
     data: Option<Buf>,
-    begun: Option<Begun>,
+    amend: Option<Amend>,
 ) -> Reply {
     let result = match Call::get(op, &mut Input(body)) {
-        Ok(Call::Write { handle, mut how }) => {
-            if let Some(Begun::AppendAt(at)) = begun {
-                (how.append, how.at) = (false, at);
-            }
-            run(server, session, cx, Call::Write { handle, how }, data).await
-        }
         Ok(Call::Put { dir, name, mode }) => {
             let data = data.unwrap_or_default();
             session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
-            let place = Place { dir, name, mode, begun };
+            let place = Place { dir, name, mode, amend };
             put(&*session.export.fs, cx, place, data).await.map(|()| Reply::success(&()))
         }
-        Ok(call) => run(server, session, cx, call, data).await,
+        Ok(call) => {
+            let call = match amend {
+                Some(amend) => amend.apply(call),
+                None => call,
+            };
+            run(server, session, cx, call, data).await
+        }
         Err(_) => Err(Error::new(Errno::EPROTO).because("malformed call")),
     };
     result.unwrap_or_else(|error| Reply::failure(&error))
@@ -184,6 +185,8 @@ async fn run_on_file(
     Ok(match call {
         Call::Read { handle, at, len_bytes } => {
             let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
+            let span = Span::bytes(at, len_bytes as u64);
+            session.export.order.whole(file(handle)?.id(), span).await;
             let mut into = session.buffers.wait(len_bytes).await;
             drop(into.split_off(len_bytes));
             let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
@@ -291,15 +294,19 @@ struct Place<'a> {
     name: &'a [u8],
     mode: u32,
     /// What an earlier life of the server had done.
-    begun: Option<Begun>,
+    amend: Option<Amend>,
 }
 
 /// Create, write, close.
 async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf) -> Result<()> {
     let how = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
-    let file = match place.begun {
-        Some(Begun::Put { id, made }) => {
-            let cx = if made { &as_system(cx) } else { cx };
+    let file = match place.amend {
+        Some(Amend::Put { id, made }) => {
+            // One that was made was empty, and others may have written to it since.
+            let (cx, how) = match made {
+                true => (&as_system(cx), OpenHow::new(libc::O_WRONLY)),
+                false => (cx, how),
+            };
             match fs.open(cx, id, how).await {
                 // It was there, and somebody has removed it since.
                 Err(error) if error.errno() == Errno::ESTALE => return Ok(()),
@@ -354,6 +361,35 @@ async fn no_capability(fs: &dyn FileSystem, cx: &Context, id: FileId, how: OpenH
             .getxattr(cx, id, b"security.capability")
             .await
             .is_err_and(|error| matches!(error.errno(), Errno::ENODATA | Errno::ENOTSUP))
+}
+
+/// An opening that an earlier life of the server carried out is answered again, and this
+/// one has not the file: it is opened, else it could go before its client uses it.
+pub(crate) async fn open_replayed(
+    session: &Session,
+    cx: &Context,
+    op: Op,
+    body: &[u8],
+    answer: &[u8],
+) {
+    let mut input = Input(answer);
+    if !ReplyHead::get_message(&mut input).is_ok_and(|head| head.errno == 0) {
+        return;
+    }
+    let opened = match Call::get(op, &mut Input(body)) {
+        Ok(Call::Create { how, handle, .. }) | Ok(Call::Tmpfile { how, handle, .. }) => {
+            input.get::<Entry>().ok().map(|entry| (entry.id, how.open, handle))
+        }
+        Ok(Call::Open { id, how, handle, .. }) => Some((id, how, handle)),
+        _ => None,
+    };
+    let Some((id, how, handle)) = opened.filter(|(_, _, handle)| !session.has_file(*handle)) else {
+        return;
+    };
+    let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
+    if let Ok(file) = session.export.fs.open(&as_system(cx), id, how).await {
+        let _ = keep(session, cx, handle, file).await; // its client will find out
+    }
 }
 
 async fn keep(session: &Session, cx: &Context, handle: u64, file: Arc<dyn OpenFile>) -> Result<()> {

@@ -8,6 +8,7 @@ use dray_core::FileSystem;
 use dray_fabric::Peer;
 
 use crate::server::order::Order;
+use crate::server::returning::Returning;
 
 /// A file system under the name by which clients ask for it.
 pub struct Export {
@@ -18,12 +19,19 @@ pub struct Export {
     /// Who may use it; empty: everybody who gets to the port.
     pub allow: Vec<Allow>,
     pub(crate) order: Arc<Order>,
+    pub(crate) returning: Returning,
 }
 
 impl Export {
     /// Offers `fs` as `name`.
     pub fn new(name: &str, fs: Arc<dyn FileSystem>, allow: Vec<Allow>) -> Export {
-        Export { name: name.to_owned(), fs, allow, order: Arc::default() }
+        Export {
+            name: name.to_owned(),
+            fs,
+            allow,
+            order: Arc::default(),
+            returning: Returning::default(),
+        }
     }
 
     /// Whether clients at `peer` may use it. Processes of this machine, by Unix socket,

@@ -36,6 +36,10 @@ pub enum Sabotage {
     Fence,
     /// Locks that are claimed again are said to be had, and are not.
     Reclaim,
+    /// What the death of the process cut short is not kept for whoever asked for it.
+    Turns,
+    /// Files that are removed while clients come back are not kept for them.
+    Custody,
 }
 
 /// How a server behaves.
@@ -141,8 +145,11 @@ impl Server {
             };
             let options = &self.inner.options;
             let session = Session::new(record, export, options, log);
-            session.slots.restore(&*session.export.fs).await;
+            session.slots.restore(&*session.export.fs, &session.export.order).await;
             session.begins_alone();
+            if options.sabotage != Some(Sabotage::Custody) {
+                session.export.returning.awaits(session.id);
+            }
             if session.slots.had_locks() {
                 awaited.insert(session.id);
             }
@@ -297,6 +304,7 @@ impl Inner {
         lock(&self.sessions).remove(&session.id);
         session.end().await;
         self.grace.reclaimed(session.id);
+        session.export.returning.returned(session.id);
         self.journal.remove(session.id);
     }
 

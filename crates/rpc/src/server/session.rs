@@ -93,7 +93,7 @@ impl Session {
             node: NodeId(record.node),
             host: record.host,
             export,
-            slots: ReplaySlots::new(options.slots, log, options.sabotage),
+            slots: ReplaySlots::new(log, options.sabotage),
             buffers: options.pool.share(),
             calls: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
@@ -298,6 +298,7 @@ impl Session {
         };
         waits.values().for_each(|cancel| cancel.set());
         connections.values().for_each(|connection| connection.close());
+        self.slots.end();
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
         let mut cx = Context::system();
         cx.node = self.node;

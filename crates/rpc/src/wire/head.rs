@@ -205,6 +205,12 @@ impl NotifyHead {
 
     /// From the client: every lock that it wanted to claim again has been.
     pub const RECLAIMED: u8 = 4;
+    /// From the client: the replay slots whose numbers follow, as many as the argument
+    /// says, have nothing under way. What a server's death cut short in them is given up.
+    pub const IDLE: u8 = 5;
+    /// From the client: it has opened again what it had open, and has the answers that it
+    /// waited for when the server came back.
+    pub const RETURNED: u8 = 6;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {
