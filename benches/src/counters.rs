@@ -130,7 +130,7 @@ impl Counters {
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
 /// The operations counted, by name.
-const OPERATIONS: [&str; 9] = [
+const OPERATIONS: [&str; 10] = [
     "lookup",
     "getattr",
     "read_4k",
@@ -139,6 +139,7 @@ const OPERATIONS: [&str; 9] = [
     "write_1m",
     "open_close",
     "create_close",
+    "put_4k",
     "remove",
 ];
 
@@ -205,6 +206,10 @@ impl Scene {
             "create_close" => {
                 let (_, file) = fs.create(cx, root, new_name, NEW).await.map_err(told(op))?;
                 file.close(cx).await.map_err(told(op))
+            }
+            "put_4k" => {
+                let (name, data) = (Name::new(b"put").map_err(told("name"))?, &self.data);
+                fs.put(cx, root, name, 0o644, data.slice(0..4096)).await.map_err(told(op))
             }
             "remove" => fs.remove(cx, root, new_name, RemoveKind::File).await.map_err(told(op)),
             _ => Err(format!("no operation is called {op}")),

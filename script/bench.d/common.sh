@@ -146,7 +146,7 @@ switch_uring_on() {
 # --- dray ------------------------------------------------------------------------------
 
 # Counters of a mount: our names, and where `dray status MOUNT --json` has them.
-FIELDS=${FIELDS:-round_trips=server.calls,client_allocations=process.allocations,client_copied_bytes=process.copied_bytes}
+FIELDS=${FIELDS:-round_trips=server.calls,client_copied_bytes=process.copied_bytes}
 
 # start_dray_server PORT DIRECTORY: pid in $SERVER.
 start_dray_server() {

@@ -42,6 +42,30 @@ work_goes_on() {
     for number in $(seq 400); do [ "$(cat "$at/moved$number/file")" = "$number" ]; done
 }
 
+# git works while the server is killed every second, and what it made is whole.
+git_goes_on() {
+    local at=$scratch/mnt/repo number worker code=0
+    git init -q "$at"
+    (
+        set -e
+        cd "$at"
+        for number in $(seq 50); do
+            echo "$number" >"file$number"
+            git add "file$number"
+            git -c user.name=ci -c user.email=ci@example.org commit -qm "$number"
+        done
+    ) &
+    worker=$!
+    while kill -0 "$worker" 2>/dev/null; do
+        sleep 1
+        restart_server 0.1
+    done
+    wait "$worker" || code=$?
+    [ "$code" = 0 ]
+    git -C "$at" fsck --full --strict
+    [ "$(git -C "$at" rev-list --count HEAD)" = 50 ]
+}
+
 # An open file and its lock go on.
 open_files_live() {
     local at=$scratch/mnt/open
@@ -136,6 +160,7 @@ checked() {
     server=$(cat "$scratch/server.pid" 2>/dev/null || echo "$server")
 }
 checked work-goes-on work_goes_on
+checked git-goes-on git_goes_on
 checked open-files-live open_files_live
 checked deleted-files-live deleted_files_live
 checked limits-hold limits_hold

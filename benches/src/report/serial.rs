@@ -103,7 +103,8 @@ fn value(m: &Measures, arm: &str, metric: &str) -> Option<f64> {
             Some(m.median(arm, "readdir.round_trips")? / LISTING_64_KIB.ceil())
         }
         "warm_read_vs_native" => {
-            m.ratio((cto, "warm_read.mib_per_s"), ("native", "warm_read.mib_per_s"))
+            let native = &format!("native.{arm}")[..];
+            m.ratio((cto, "warm_read.mib_per_s"), (native, "warm_read.mib_per_s"))
         }
         "server_kib_per_idle_conn" => m.median("server", metric),
         "create_per_s" | "open_close_per_s" | "unlink_per_s" => {

@@ -5,9 +5,9 @@ use std::any::Any;
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Allocate, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, Errno, Error, FileId,
-    FileSystem, FileType, FsInfo, FsUuid, Fut, Io, Lock, LockOwner, Make, Name, OpenFile, OpenHow,
-    RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet,
+    Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, Errno, Error,
+    FileId, FileSystem, FileType, FsInfo, FsUuid, Fut, Io, Lock, LockOwner, Make, Name, OpenFile,
+    OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet,
 };
 
 const ROOT: FileId = FileId { ino: 1, generation: 1 };
@@ -203,6 +203,10 @@ struct NullFile {
 impl OpenFile for NullFile {
     fn id(&self) -> FileId {
         self.entry.id
+    }
+
+    fn at_open(&self) -> Option<AtOpen> {
+        None
     }
 
     fn as_any(&self) -> &dyn Any {

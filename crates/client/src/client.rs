@@ -17,7 +17,7 @@ use crate::target::Target;
 /// Symbolic links followed in one path, as Linux does.
 const LINKS_MAX: usize = 40;
 /// Bytes of names and records asked for with one page of a directory.
-const PAGE_BYTES: usize = 64 << 10;
+const PAGE_BYTES: usize = 128 << 10;
 
 /// Connects to the export that `target` names, such as `dray://node1/home`. Errors: the
 /// target is malformed (`Protocol`), nobody answers, or the server refuses.
@@ -32,7 +32,7 @@ pub async fn connect(target: &str, options: &Options) -> std::result::Result<Cli
 #[derive(Clone)]
 pub struct Client {
     fs: Arc<dyn FileSystem>,
-    session: Option<Arc<Session>>,
+    remote: Option<RemoteFs>,
     who: Arc<Identity>,
     next_request: Arc<AtomicU64>,
 }
@@ -44,14 +44,15 @@ impl Client {
         options: &Options,
     ) -> std::result::Result<Client, ConnectError> {
         let session = connect_session(target, options, SessionMemory::heap()).await?;
-        let mut client = Client::over(Arc::new(RemoteFs::new(session.clone())));
-        client.session = Some(session);
+        let remote = RemoteFs::new(session);
+        let mut client = Client::over(Arc::new(remote.clone()));
+        client.remote = Some(remote);
         Ok(client)
     }
 
     /// A client of a file system that is already there.
     pub fn over(fs: Arc<dyn FileSystem>) -> Client {
-        Client { fs, session: None, who: own_identity(), next_request: Arc::new(1.into()) }
+        Client { fs, remote: None, who: own_identity(), next_request: Arc::new(1.into()) }
     }
 
     /// The file system under it.
@@ -61,12 +62,12 @@ impl Client {
 
     /// The session under it; none if it was made by [`Client::over`].
     pub fn session(&self) -> Option<&Arc<Session>> {
-        self.session.as_ref()
+        self.remote.as_ref().map(RemoteFs::session)
     }
 
     /// Ends the session, so that the server gives back at once what it holds for it.
     pub fn goodbye(&self) {
-        if let Some(session) = &self.session {
+        if let Some(session) = self.session() {
             session.goodbye();
         }
     }
@@ -74,7 +75,7 @@ impl Client {
     /// A context for one call of this process.
     pub fn context(&self) -> Context {
         let request = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
-        let node = self.session.as_ref().map_or(NodeId(0), |session| session.node());
+        let node = self.session().map_or(NodeId(0), |session| session.node());
         Context::new(node, request, self.who.clone(), Pid(std::process::id()))
     }
 
@@ -116,9 +117,33 @@ impl Client {
         content.and_then(|content| closed.map(|()| content))
     }
 
-    /// Makes or replaces a file with this content: create, write, close.
+    /// Makes or replaces a file with this content: create, write, close. Costs a round trip
+    /// a component of the path, and one; see [`Dir::put`] for many files in one directory.
     pub async fn put(&self, path: &str, data: &[u8]) -> Result<()> {
-        let file = self.create(path, 0o666).await?;
+        let (dir, name) = self.place(path).await?;
+        self.put_at(dir, name, data).await
+    }
+
+    /// A directory to put files in.
+    pub async fn dir(&self, path: &str) -> Result<Dir> {
+        Ok(Dir { client: self.clone(), id: self.find_id(path).await? })
+    }
+
+    async fn put_at(&self, dir: FileId, name: &Name, data: &[u8]) -> Result<()> {
+        const MODE: u32 = 0o666;
+        let cx = self.context();
+        if let Some(remote) = self.remote.as_ref().filter(|_| data.len() <= IO_MAX_BYTES) {
+            let put = remote.put(&cx, dir, name, MODE, Buf::from(data)).await;
+            if !put.as_ref().is_err_and(|error| error.errno() == Errno::ENOTSUP) {
+                return put;
+            }
+            // An older server, which does not know that call.
+        }
+        let cx = self.context();
+        let open = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
+        let how = CreateHow { open, mode: MODE, exclusive: false };
+        let (_, file) = self.fs.create(&cx, dir, name, how).await?;
+        let file = File { client: self.clone(), file };
         let written = file.write_all(0, data).await;
         let closed = file.close().await;
         written.and(closed)
@@ -185,7 +210,15 @@ impl Client {
         let path = path.trim_end_matches('/');
         let (parent, last) = path.rsplit_once('/').unwrap_or(("", path));
         let name = Name::new(last.as_bytes())?;
-        Ok((self.find(parent).await?.id, name))
+        Ok((self.find_id(parent).await?, name))
+    }
+
+    /// As [`Client::find`], where the attributes do not matter: the root is known.
+    async fn find_id(&self, path: &str) -> Result<FileId> {
+        match components(path.as_bytes()).is_empty() {
+            true => Ok(self.fs.info().root),
+            false => Ok(self.find(path).await?.id),
+        }
     }
 
     /// What `path` leads to, from the export's root.
@@ -228,6 +261,22 @@ impl Client {
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
     let parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
     parts.rev().map(<[u8]>::to_vec).collect()
+}
+
+/// A directory that was found once. It stays the same one if it is renamed.
+#[derive(Clone)]
+pub struct Dir {
+    client: Client,
+    id: FileId,
+}
+
+impl Dir {
+    /// Makes or replaces the file `name` with this content. Up to
+    /// [`IO_MAX_BYTES`] this is one round trip. It is done once, whatever happens to the
+    /// server meanwhile; others may see the file before all data are in it.
+    pub async fn put(&self, name: &str, data: &[u8]) -> Result<()> {
+        self.client.put_at(self.id, Name::new(name.as_bytes())?, data).await
+    }
 }
 
 /// An open file. Close it to learn of errors; dropping it closes it too.

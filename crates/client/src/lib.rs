@@ -9,7 +9,7 @@ mod connector;
 mod identity;
 mod target;
 
-pub use client::{Client, File, connect};
+pub use client::{Client, Dir, File, connect};
 pub use connector::{Options, connect_session, connect_timeout};
 pub use identity::own_identity;
 pub use target::Target;

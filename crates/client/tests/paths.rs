@@ -78,3 +78,34 @@ fn nobody_there_is_an_error_that_says_where() {
         assert!(error.to_string().contains("dray://"), "{error}");
     });
 }
+
+#[test]
+fn small_files_are_put_in_one_round_trip() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(MemoryOptions::default()));
+        let target = serve(dir.path(), fs).await;
+        let client = connect(&target.to_string(), &Options::default()).await.unwrap();
+        let calls = || {
+            let status = client.session().unwrap().status();
+            status.channels.iter().map(|channel| channel.calls).sum::<u64>()
+        };
+        client.mkdir("d", 0o755).await.unwrap();
+        let known = client.dir("d").await.unwrap();
+        let before = calls();
+        for number in 0..100 {
+            known.put(&number.to_string(), &[number; 4096]).await.unwrap();
+        }
+        assert_eq!(calls() - before, 100, "in a known directory");
+        let before = calls();
+        client.put("at the root", b"content").await.unwrap();
+        assert_eq!(calls() - before, 1, "the root is always known");
+        assert_eq!(client.list("d").await.unwrap().len(), 100);
+        assert_eq!(client.get("d/77").await.unwrap(), [77; 4096]);
+        known.put("77", b"").await.unwrap();
+        assert_eq!(client.get("d/77").await.unwrap(), b"", "what was there is replaced");
+        assert_eq!(known.put("", b"x").await.unwrap_err().errno(), Errno::ENOENT);
+        known.put("large", &vec![1; 3 << 20]).await.unwrap();
+        assert_eq!(client.stat("d/large").await.unwrap().size, 3 << 20);
+    });
+}

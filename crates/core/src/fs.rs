@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::{
-    Access, Allocate, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId, FsInfo, Io,
-    Lock, LockOwner, Make, Name, OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs,
-    Write, XattrSet,
+    Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
+    FsInfo, Io, Lock, LockOwner, Make, Name, OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr,
+    Statfs, Write, XattrSet,
 };
 
 /// A boxed future: stacks are put together at run time. `Send`, so that a task
@@ -152,6 +152,9 @@ pub trait FileSystem: Send + Sync + 'static {
 pub trait OpenFile: Send + Sync + 'static {
     /// The file that is open.
     fn id(&self) -> FileId;
+
+    /// What came with the answer to [`OpenHow::with_attr`]; none: ask.
+    fn at_open(&self) -> Option<AtOpen>;
 
     /// For implementations that must recognise their own ([`OpenFile::copy_range`]).
     fn as_any(&self) -> &dyn Any;

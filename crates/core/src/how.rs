@@ -1,6 +1,6 @@
 //! Arguments of operations that are more than a number.
 
-use crate::{FileId, FsUuid};
+use crate::{Attr, FileId, FsUuid};
 
 /// How to open an existing file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +10,19 @@ pub struct OpenHow {
     pub flags: i32,
     /// Clear set-id bits on `O_TRUNC` (`FUSE_OPEN_KILL_SUIDGID`).
     pub kill_set_id: bool,
+    /// Whoever opens wants [`AtOpen`] with the answer. Where the file system is local it
+    /// need not come: asking is cheap there.
+    pub with_attr: bool,
+}
+
+/// A file as it was just after it was opened, for a kernel that keeps what it once learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtOpen {
+    /// Its attributes.
+    pub attr: Attr,
+    /// It is known to have no extended attribute `security.capability`, for which Linux
+    /// looks at the first write (file_remove_privs, fs/inode.c).
+    pub no_capability: bool,
 }
 
 impl OpenHow {
@@ -22,7 +35,7 @@ impl OpenHow {
 
     /// With these flags of open(2).
     pub const fn new(flags: i32) -> OpenHow {
-        OpenHow { flags, kill_set_id: false }
+        OpenHow { flags, kill_set_id: false, with_attr: false }
     }
 
     /// Whether reading was asked for.

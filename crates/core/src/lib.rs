@@ -26,7 +26,7 @@ pub use errno::Errno;
 pub use error::{Error, Fate, Io, Result};
 pub use fs::{FileSystem, Fut, OpenFile};
 pub use how::{
-    Access, Allocate, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,
+    Access, Allocate, AtOpen, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,
     XattrSet,
 };
 pub use id::{FileId, FsUuid, Gid, LockOwner, NodeId, Pid, RequestId, Uid};

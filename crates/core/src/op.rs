@@ -58,6 +58,7 @@ ops! {
     GetFlags "get_flags" false,
     SetFlags "set_flags" true,
     Close "close" true,
+    Put "put" true,
 }
 
 impl Op {

@@ -166,11 +166,13 @@ impl MountReport {
                 "connections": up,
                 "sessions_lost": session.lost,
                 "calls": session.channels.iter().map(|channel| channel.calls).sum::<u64>(),
+                "closes_one_way": session.channels.iter().map(|one| one.one_way).sum::<u64>(),
                 "calls_resent": session.channels.iter().map(|one| one.resent).sum::<u64>(),
                 "calls_in_flight": session.channels.iter().map(|one| one.in_flight).sum::<u64>(),
                 "reconnections": session.channels.iter()
                     .map(|channel| channel.connections.saturating_sub(1)).sum::<u64>(),
             },
+            "process": { "copied_bytes": dray_core::copied_bytes() },
             "ops": counts,
             "operations": operations,
         })

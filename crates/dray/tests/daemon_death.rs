@@ -492,3 +492,32 @@ fn a_daemon_without_supervisor_goes_on() {
     rig.umount(&at);
     gone(&at);
 }
+
+/// Nobody is left to say goodbye: the lease decides.
+#[test]
+fn a_client_that_is_gone_gives_its_locks_back_after_its_lease() {
+    if skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let config = rig.path("config.toml");
+    fs::write(&config, "lease_s = 3\n").unwrap();
+    rig.serve(&["--config", config.to_str().unwrap()]);
+    let one = rig.mount("one", "transport=classic");
+    let two = rig.mount("two", "transport=classic");
+    let holder = fs::File::create(one.join("f")).unwrap();
+    holder.lock().unwrap();
+    let other = fs::File::open(two.join("f")).unwrap();
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    signal(supervisor(&one), libc::SIGKILL);
+    while let Some(daemon) = daemon(&one) {
+        signal(daemon, libc::SIGKILL);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    let begin = std::time::Instant::now();
+    other.lock().unwrap();
+    assert!(begin.elapsed() > Duration::from_secs(1), "the lease was not waited for");
+    drop((holder, other));
+    rig.umount(&two);
+}

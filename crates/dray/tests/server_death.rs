@@ -60,6 +60,42 @@ fn deleted_files_that_are_open_outlive_the_server() {
     rig.umount(&at);
 }
 
+/// Their holder does nothing between the server's return and the removal: it has to come
+/// back by itself, or what is removed has to be kept for it.
+#[test]
+fn files_deleted_by_others_right_after_the_restart_live_on() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mnt", "transport=classic");
+    for round in 0..5 {
+        let open = |name: &str| {
+            let path = at.join(format!("{name}{round}"));
+            let mut options = File::options();
+            let file = options.create(true).truncate(true).read(true).write(true).open(path);
+            let file = file.unwrap();
+            file.write_all_at(name.as_bytes(), 0).unwrap();
+            file
+        };
+        let (removed, replaced) = (open("removed"), open("replaced"));
+        kill_and_serve_again(&mut rig);
+        // By a mount that has not waited for anything: it is not the one that had them open.
+        let other = rig.mount(&format!("other{round}"), "transport=classic");
+        fs::remove_file(other.join(format!("removed{round}"))).unwrap();
+        fs::write(other.join("new"), b"new").unwrap();
+        fs::rename(other.join("new"), other.join(format!("replaced{round}"))).unwrap();
+        for (file, text) in [(&removed, &b"removed"[..]), (&replaced, b"replaced")] {
+            let mut read = vec![0; text.len()];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert_eq!(read, text);
+        }
+        kill_and_serve_again(&mut rig);
+        removed.write_all_at(b"after another death", 100).unwrap();
+        assert_eq!(removed.metadata().unwrap().len(), 119);
+        rig.umount(&other);
+    }
+    rig.umount(&at);
+}
+
 #[test]
 fn what_was_open_for_writing_stays_so_whatever_its_mode() {
     let mut rig = Rig::new();
@@ -91,6 +127,37 @@ fn locks_outlive_the_server_and_stay_exclusive() {
     holder.unlock().unwrap();
     other.lock().unwrap();
     drop((holder, other));
+    rig.umount(&one);
+    rig.umount(&two);
+}
+
+/// As after a loss of power: another boot, and nothing is left of the journal.
+#[test]
+fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
+    let mut rig = Rig::new();
+    let config = rig.path("config.toml");
+    fs::write(&config, "lease_s = 4\n").unwrap();
+    let more = ["--config", config.to_str().unwrap()];
+    rig.serve(&more);
+    let one = rig.mount("one", "transport=classic");
+    let two = rig.mount("two", "transport=classic");
+    let holder = File::create(one.join("f")).unwrap();
+    holder.lock().unwrap();
+    rig.end_server(libc::SIGKILL);
+    fs::remove_dir_all(rig.path("state/sessions")).unwrap();
+    fs::write(rig.path("state/running"), "1").unwrap();
+    let begin = Instant::now();
+    rig.serve(&more);
+    // Nobody gets a lock before all who may have held one could claim it.
+    let apart = File::create(two.join("apart")).unwrap();
+    apart.lock().unwrap();
+    assert!(begin.elapsed() > Duration::from_secs(3), "no grace period");
+    let other = File::open(two.join("f")).unwrap();
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    (&holder).write_all(b"still mine").unwrap();
+    holder.unlock().unwrap();
+    other.lock().unwrap();
+    drop((holder, other, apart));
     rig.umount(&one);
     rig.umount(&two);
 }

@@ -4,6 +4,7 @@
 //! This crate must not know what serves the files: neither networks nor wires, nor where
 //! the options come from. It imports `core` and `rt`, and speaks to the kernel by itself.
 
+mod capabilities;
 mod cpus;
 mod device;
 mod flight;

@@ -94,7 +94,7 @@ fn wanted(options: &Options) -> u64 {
     // With attributes believed for no time at all the kernel would look up every name
     // again, so that fetching them with the names would be in vain.
     if options.consistency != Consistency::Strict {
-        flags |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO | init::AUTO_INVAL_DATA;
+        flags |= init::DO_READDIRPLUS | init::AUTO_INVAL_DATA;
         // Where the kernel checks permissions it must know the ACLs.
         flags |= init::POSIX_ACL;
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Attr, FileId, LockOwner, Timestamp};
 
+use crate::capabilities::Capabilities;
 use crate::flight::Flights;
 use crate::handles::Handles;
 use crate::identity::Identities;
@@ -25,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) flights: Flights,
     pub(crate) lock_owners: LockOwners,
     pub(crate) versions: Versions,
+    pub(crate) capabilities: Capabilities,
     /// Somebody searches for signals that the kernel did not tell of.
     pub(crate) searching: AtomicBool,
 }
@@ -49,6 +51,7 @@ impl Shared {
             flights: Flights::new(workers),
             lock_owners: LockOwners::new(adopted),
             versions: Versions::default(),
+            capabilities: Capabilities::default(),
             searching: AtomicBool::new(false),
         }
     }

@@ -4,9 +4,9 @@ use std::any::Any;
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Allocate, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId, FileSystem,
-    FsInfo, Fut, Io, Lock, LockOwner, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow,
-    Result, Seek, SetAttr, Statfs, Write, XattrSet,
+    Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
+    FileSystem, FsInfo, Fut, Io, Lock, LockOwner, Make, Name, Op, OpenFile, OpenHow, RemoveKind,
+    RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet,
 };
 
 use crate::observe::{Admit, Call, Observer, Outcome};
@@ -260,6 +260,10 @@ impl<O: Observer> ObservedFile<O> {
 impl<O: Observer> OpenFile for ObservedFile<O> {
     fn id(&self) -> FileId {
         self.inner.id()
+    }
+
+    fn at_open(&self) -> Option<AtOpen> {
+        self.inner.at_open()
     }
 
     /// The file below, so that it recognises its own through any number of observers.

@@ -11,6 +11,7 @@ use dray_core::{
     Buf, BufMut, Context, CreateHow, FileSystem, Make, Name, OpenHow, RemoveKind, RenameHow, Write,
 };
 use dray_fabric::sim::Network;
+use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, random_u64, sleep};
 
@@ -68,7 +69,7 @@ async fn torment(mut machine: Machine, done: Arc<std::sync::atomic::AtomicBool>)
 }
 
 /// Changes that would show if they were applied twice or not at all.
-async fn work(fs: &dyn FileSystem, rounds: u32) {
+async fn work(fs: &RemoteFs, rounds: u32) {
     let cx = Context::system();
     let root = fs.info().root;
     let (_, log) = fs.create(&cx, root, name("log"), NEW).await.unwrap();
@@ -104,6 +105,15 @@ async fn work(fs: &dyn FileSystem, rounds: u32) {
             .await
             .unwrap_or_else(|error| panic!("{}: {error:?}", fail("read", round)));
         assert_eq!(read.filled(), text.as_bytes());
+        let put = fs.put(&cx, dir.id, name("p"), 0o444, Buf::from(text.as_bytes())).await;
+        put.unwrap_or_else(|error| panic!("{}: {error:?}", fail("put", round)));
+        fs.rename(&cx, (dir.id, name("p")), (root, name("q")), RenameHow::Replace)
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", fail("rename what was put", round)));
+        let found = fs.lookup(&cx, root, name("q")).await.unwrap().id;
+        let put = fs.open(&cx, found, OpenHow::READ).await.unwrap();
+        let read = put.read(&cx, 0, BufMut::heap(16)).await.unwrap();
+        assert_eq!(read.filled(), text.as_bytes(), "put in round {round}");
         file.close(&cx).await.unwrap_or_else(|error| panic!("{}: {error:?}", fail("close", round)));
         fs.remove(&cx, dir.id, name("h"), RemoveKind::File)
             .await
@@ -135,4 +145,41 @@ fn changes_are_applied_once_over_deaths_of_the_server() {
         });
     }
     assert!(kills > 1000, "only {kills} kills: the test tests nothing");
+}
+
+/// One client puts a file, another removes it as soon as it is there: it must not come back,
+/// though the first may still have to ask again whether it was put.
+#[test]
+fn what_is_put_is_put_once_over_deaths_of_the_server() {
+    let mut kills = 0;
+    for seed in 0..50 {
+        kills += simulate(seed, async {
+            let network = Network::new();
+            let machine = Machine::start(&network).await;
+            let putter = connect(network.connector("s"), client_options()).await.unwrap();
+            let remover = connect(network.connector("s"), client_options()).await.unwrap();
+            let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+            let torment = dray_rt::spawn_join(torment(machine, done.clone()));
+            let (cx, root) = (Context::system(), remover.info().root);
+            for round in 0..20 {
+                let text = format!("x{round}");
+                let put = dray_rt::spawn_join({
+                    let (putter, text) = (putter.clone(), text.clone());
+                    async move {
+                        let data = Buf::from(text.as_bytes());
+                        putter.put(&Context::system(), root, name(&text), 0o444, data).await
+                    }
+                });
+                while remover.remove(&cx, root, name(&text), RemoveKind::File).await.is_err() {
+                    sleep(Duration::from_micros(random_u64() % 500)).await;
+                }
+                put.await.unwrap().unwrap();
+                let found = remover.lookup(&cx, root, name(&text)).await;
+                assert!(found.is_err(), "seed {seed}: {text} was put again after its removal");
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            torment.await.unwrap()
+        });
+    }
+    assert!(kills > 200, "only {kills} kills: the test tests nothing");
 }

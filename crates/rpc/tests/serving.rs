@@ -10,8 +10,8 @@ use common::{
     simulate,
 };
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Errno, FileSystem, Make, Name, OpenHow, RemoveKind, Write,
-    XattrSet,
+    Buf, BufMut, Cancel, Context, CreateHow, Errno, Fate, FileSystem, Lock, LockFamily, LockKind,
+    LockOwner, LockRange, Make, Name, OpenHow, Pid, RemoveKind, Write, XattrSet,
 };
 use dray_fabric::Address;
 use dray_fabric::sim::{Network, Weather};
@@ -192,6 +192,114 @@ fn a_client_that_stays_away_loses_its_session_and_opens_its_files_again() {
         file.write(&cx, Write::at(0), Buf::from(&b"again"[..])).await.unwrap();
         assert_eq!(server.status().clients.len(), 1);
         assert_eq!(fs.session().status().lost, 1);
+    });
+}
+
+/// Its change had been made when the session was lost: to make it again would be wrong, and
+/// so would the error of trying.
+#[test]
+fn what_a_lost_session_had_under_way_ends_with_an_error_and_happened_once() {
+    simulate(7, async {
+        let network = Network::new();
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let (cx, root) = (Context::system(), fs.info().root);
+        fs.statfs(&cx).await.unwrap(); // so that the next frame is the change itself
+        network.set_weather(Weather {
+            break_one_in: Some(1),
+            deliver_then_break_one_in: Some(1),
+            ..Weather::default()
+        });
+        let (there, at) = (fs.clone(), Context::system());
+        let made = dray_rt::spawn_join(async move {
+            there.make(&at, root, name("d"), Make::Directory { mode: 0o755 }).await
+        });
+        dray_rt::sleep(Duration::from_millis(5)).await;
+        network.partition("s", true);
+        network.set_weather(Weather::default());
+        let (there, at) = (fs.clone(), Context::system());
+        let unsent = dray_rt::spawn_join(async move {
+            there.make(&at, root, name("later"), Make::Directory { mode: 0o755 }).await
+        });
+        dray_rt::sleep(Duration::from_secs(100)).await;
+        assert!(server.status().clients.is_empty());
+        network.partition("s", false);
+        let error = made.await.unwrap().unwrap_err();
+        assert_eq!((error.errno(), error.fate()), (Errno::EIO, Fate::Unknown));
+        unsent.await.unwrap().unwrap();
+        fs.lookup(&cx, root, name("d")).await.unwrap();
+        fs.remove(&cx, root, name("d"), RemoveKind::Directory).await.unwrap();
+    });
+}
+
+#[test]
+fn a_session_begun_anew_with_fewer_slots_goes_on() {
+    simulate(8, async {
+        let (network, fs) = (Network::new(), memory());
+        let life = Scope::new();
+        let server = server_of(fs.clone(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &life);
+        let client = connect(network.connector("s"), client_options()).await.unwrap();
+        let (cx, root) = (Context::system(), client.info().root);
+        let make = async |round: &str| {
+            for number in 0..20 {
+                let (name, what) = (format!("{round}-{number}"), Make::Directory { mode: 0o755 });
+                let name = dray_core::NameBuf::new(name.as_bytes()).unwrap();
+                client.make(&cx, root, &name, what).await.unwrap();
+            }
+        };
+        make("before").await;
+        life.kill();
+        network.break_all("s");
+        let server = server_of(fs, ServerOptions { slots: 2, ..ServerOptions::default() });
+        serve_simulated(&network, "s", &server, &Scope::new());
+        dray_rt::sleep(Duration::from_secs(1)).await; // what is sent before it notices is lost
+        make("after").await;
+        assert_eq!(client.session().status().lost, 1);
+    });
+}
+
+/// The answer that granted it was lost, and its waiter gave up before the server was back.
+#[test]
+fn a_lock_that_nobody_knows_of_is_given_back() {
+    simulate(9, async {
+        let (network, below) = (Network::new(), memory());
+        let server = server_of(below.clone(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let cx = Context::system();
+        let (entry, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
+        let lock = |kind, owner| Lock {
+            family: LockFamily::Posix,
+            kind,
+            range: LockRange { start: 0, end: 9 },
+            owner: LockOwner(owner),
+            pid: Pid(1),
+        };
+        let beside = below.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+        beside.lock(&cx, lock(LockKind::Exclusive, 1), false).await.unwrap();
+        let cancel = Arc::new(Cancel::default());
+        let waiting = Context { cancel: Some(cancel.clone()), ..Context::system() };
+        let waiter = dray_rt::spawn_join(async move {
+            let result = file.lock(&waiting, lock(LockKind::Exclusive, 2), true).await;
+            (file, result)
+        });
+        dray_rt::sleep(Duration::from_millis(50)).await;
+        network.set_weather(Weather { break_one_in: Some(1), ..Weather::default() });
+        beside.lock(&cx, lock(LockKind::Unlock, 1), false).await.unwrap();
+        dray_rt::sleep(Duration::from_millis(5)).await;
+        network.partition("s", true);
+        cancel.set();
+        let (file, result) = waiter.await.unwrap();
+        assert_eq!(result.unwrap_err().errno(), Errno::EINTR);
+        assert_eq!(below.locks().len(), 1);
+        network.set_weather(Weather::default());
+        network.partition("s", false);
+        dray_rt::sleep(Duration::from_secs(2)).await;
+        assert!(below.locks().is_empty());
+        file.lock(&cx, lock(LockKind::Exclusive, 2), true).await.unwrap();
+        file.close(&cx).await.unwrap();
     });
 }
 

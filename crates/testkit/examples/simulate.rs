@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use dray_rpc::server::Sabotage;
 use dray_testkit::simulator;
 
-const USAGE: &str =
-    "simulate [--seeds A..B] [--minutes N] [--break reply-cache|intents|fence|reclaim]
+const USAGE: &str = "simulate [--seeds A..B] [--minutes N]
+         [--break reply-cache|intents|fence|reclaim|turns|custody]
 
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
@@ -38,6 +38,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
                     "intents" => Sabotage::Intents,
                     "fence" => Sabotage::Fence,
                     "reclaim" => Sabotage::Reclaim,
+                    "turns" => Sabotage::Turns,
+                    "custody" => Sabotage::Custody,
                     _ => return None,
                 });
             }

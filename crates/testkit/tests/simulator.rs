@@ -1,7 +1,7 @@
 //! Clients and a server, with everything going wrong.
 
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{run, run_interleaved, run_power_loss};
+use dray_testkit::simulator::{run, run_cut_short, run_interleaved, run_power_loss};
 
 /// Seeds of the ordinary test; `script/simulate` runs more.
 const SEEDS: u64 = 300;
@@ -29,7 +29,7 @@ fn a_seed_is_one_run() {
 /// and whoever had it by then lost it.
 #[test]
 fn what_was_given_back_is_not_claimed_again() {
-    for seed in [936, 2081, 2416] {
+    for seed in [729, 10_697, 17_655] {
         run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
@@ -48,8 +48,16 @@ fn what_was_synced_survives_a_loss_of_power() {
     }
 }
 
+#[test]
+fn what_a_death_cuts_short_happens_once_and_before_all_others() {
+    for seed in 0..200 {
+        run_cut_short(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 /// With a protection left out, some seed must show it.
 fn must_fail(sabotage: Sabotage) {
+    let run = if sabotage == Sabotage::Turns { run_cut_short } else { run };
     let passes = |seed| {
         // Whatever notices it: a check of the simulator, or an assertion of the code.
         std::panic::catch_unwind(|| run(seed, Some(sabotage))).is_ok_and(|run| run.is_ok())
@@ -75,4 +83,14 @@ fn a_server_that_reads_stale_connections_is_found_out() {
 #[test]
 fn a_server_that_forgets_locks_is_found_out() {
     must_fail(Sabotage::Reclaim);
+}
+
+#[test]
+fn a_server_that_lets_others_at_what_was_cut_short_is_found_out() {
+    must_fail(Sabotage::Turns);
+}
+
+#[test]
+fn a_server_that_does_not_keep_removed_files_for_who_returns_is_found_out() {
+    must_fail(Sabotage::Custody);
 }

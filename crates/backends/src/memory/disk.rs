@@ -17,9 +17,10 @@ use super::{MemoryFs, MemoryOptions, Shared};
 ///   truncation removed. One thing is weaker than ext4's ordered mode: a size may
 ///   survive without the data behind it, which then read as zeros.
 /// - collapse and insert of ranges make the file durable first and themselves at once.
-/// - [`MemoryDisk::kill`] ends a server process: nothing is lost. Files that were open
-///   stay reachable by id, also when they are deleted afterwards, as if a supervisor had
-///   their descriptors, until [`MemoryDisk::drop_orphans`].
+/// - [`MemoryDisk::kill`] ends a server process: nothing is lost. Files that were deleted
+///   and open stay reachable by id, as if a supervisor had their descriptors, until
+///   [`MemoryDisk::drop_orphans`]. What is deleted afterwards goes, if nobody has opened
+///   it again.
 ///
 /// Numbers and generations of surviving files stay; those of lost files are not used
 /// again. File systems and open files from before a crash or kill answer `EIO`.
@@ -86,7 +87,7 @@ impl MemoryDisk {
         let mut inodes = store.inodes().clone();
         let mut orphans = self.lock_orphans();
         for (&ino, inode) in &mut inodes {
-            let held = inode.meta.nlink == 0 || inode.opens > 0;
+            let held = inode.meta.nlink == 0;
             inode.opens = u32::from(held);
             if held {
                 orphans.insert(ino);
@@ -96,7 +97,7 @@ impl MemoryDisk {
         self.shared.forget_locks(store.options().locks_max);
     }
 
-    /// Gives up the open files that outlived a [`MemoryDisk::kill`]; those opened
+    /// Gives up the deleted files that outlived a [`MemoryDisk::kill`]; those opened
     /// again since live on until they are closed.
     pub fn drop_orphans(&self) {
         let mut store = self.shared.lock();

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
-    Allocate, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock, LockFamily,
-    LockKind, LockOwner, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
+    LockFamily, LockKind, LockOwner, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
 
 use super::store::Store;
@@ -142,6 +142,10 @@ fn answer<'a, T: Send + 'a>(result: T) -> Fut<'a, T> {
 impl OpenFile for MemoryFile {
     fn id(&self) -> FileId {
         self.id
+    }
+
+    fn at_open(&self) -> Option<AtOpen> {
+        None
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
-    Allocate, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock, LockFamily,
-    LockKind, LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
+    LockFamily, LockKind, LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write,
 };
 
 use super::attrs::Target;
@@ -56,6 +56,10 @@ impl PosixFile {
 impl OpenFile for PosixFile {
     fn id(&self) -> FileId {
         self.state.inode.id
+    }
+
+    fn at_open(&self) -> Option<AtOpen> {
+        None
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -16,7 +16,7 @@ use crate::proto::wire::Small;
 use crate::transport::Answer;
 
 /// Bytes of names and records asked for at a time.
-const PAGE_BYTES: usize = 64 << 10;
+const PAGE_BYTES: usize = 128 << 10;
 /// Largest answer to one request of the kernel.
 const LIST_MAX_BYTES: usize = 1 << 20;
 /// The positions behind "." and "..": near the end of what a position can be, where no

@@ -146,6 +146,7 @@ impl Worker {
         if self.shared.nodes.id(node).is_err() {
             self.shared.versions.forget(node);
             self.shared.lock_owners.forget(node);
+            self.shared.capabilities.forget(node);
         }
     }
 

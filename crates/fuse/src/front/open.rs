@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use dray_core::{Context, CreateHow, Entry, Errno, LockOwner, OpenFile, OpenHow, Result};
+use dray_core::{AtOpen, Context, CreateHow, Entry, Errno, LockOwner, OpenFile, OpenHow, Result};
 
+use crate::capabilities::Asked;
 use crate::front::Worker;
 use crate::notify::inval_inode;
 use crate::options::Consistency;
@@ -18,14 +19,23 @@ use crate::transport::Answer;
 const NOT_PASSED_ON: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK;
 
-fn how(flags: u32, open_flags: u32) -> OpenHow {
-    OpenHow {
-        flags: flags as i32 & !NOT_PASSED_ON,
-        kill_set_id: open_flags & abi::OPEN_KILL_SUIDGID != 0,
-    }
-}
-
 impl Worker {
+    fn how(&self, flags: u32, open_flags: u32) -> OpenHow {
+        OpenHow {
+            flags: flags as i32 & !NOT_PASSED_ON,
+            kill_set_id: open_flags & abi::OPEN_KILL_SUIDGID != 0,
+            with_attr: self.shared.options.consistency == Consistency::CloseToOpen,
+        }
+    }
+
+    fn create_how(&self, flags: u32, mode: u32, open_flags: u32) -> CreateHow {
+        CreateHow {
+            open: self.how(flags, open_flags),
+            mode: mode & 0o7777,
+            exclusive: flags as i32 & libc::O_EXCL != 0,
+        }
+    }
+
     pub(crate) async fn opening(
         &self,
         cx: &Context,
@@ -33,15 +43,17 @@ impl Worker {
         op: &Operation<'_>,
     ) -> Result<Answer> {
         let id = self.id(node)?;
+        let asked = self.shared.capabilities.asked();
         match *op {
             Operation::Open { flags, open_flags } => {
-                let how = how(flags, open_flags);
+                let how = self.how(flags, open_flags);
                 let file = self.fs.open(cx, id, how).await?;
-                let kernel = self.kernel_flags(cx, node, &file).await?;
+                let kernel = self.kernel_flags(cx, (node, asked), &file).await?;
                 self.open_answer(cx, Small::new(), file, how.flags, kernel)
             }
             Operation::Opendir { flags } => {
-                let how = how(flags | libc::O_DIRECTORY as u32, 0);
+                let how = self.how(flags | libc::O_DIRECTORY as u32, 0);
+                let how = OpenHow { with_attr: false, ..how };
                 let file = self.fs.open(cx, id, how).await?;
                 let kernel = match self.shared.options.consistency {
                     Consistency::Immutable => fopen::KEEP_CACHE | fopen::CACHE_DIR,
@@ -50,15 +62,15 @@ impl Worker {
                 self.open_answer(cx, Small::new(), file, how.flags, kernel)
             }
             Operation::Create { name, flags, mode, open_flags, .. } => {
-                let how = create_how(flags, mode, open_flags);
-                let (entry, file) = self.fs.create(cx, id, name, how).await?;
-                self.created(cx, entry, file, how)
+                let how = self.create_how(flags, mode, open_flags);
+                let made = self.fs.create(cx, id, name, how).await?;
+                self.created(cx, made, how, asked)
             }
             Operation::Tmpfile { flags, mode, open_flags, .. } => {
-                let mut how = create_how(flags, mode, open_flags);
+                let mut how = self.create_how(flags, mode, open_flags);
                 how.open.flags &= !libc::O_TMPFILE; // which has O_DIRECTORY in it
-                let (entry, file) = self.fs.tmpfile(cx, id, how).await?;
-                self.created(cx, entry, file, how)
+                let made = self.fs.tmpfile(cx, id, how).await?;
+                self.created(cx, made, how, asked)
             }
             _ => Err(Errno::EIO.into()),
         }
@@ -67,11 +79,16 @@ impl Worker {
     fn created(
         &self,
         cx: &Context,
-        entry: Entry,
-        file: Arc<dyn OpenFile>,
+        (entry, file): (Entry, Arc<dyn OpenFile>),
         how: CreateHow,
+        asked: Asked,
     ) -> Result<Answer> {
         let out = self.entry(Small::new(), &entry)?;
+        if file.at_open().is_some_and(|seen| seen.no_capability)
+            && let Some(node) = self.shared.nodes.find(entry.id)
+        {
+            self.shared.capabilities.note_absent(node, asked);
+        }
         let kernel = match self.shared.options.consistency {
             Consistency::Strict => fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
             _ => 0,
@@ -92,15 +109,26 @@ impl Worker {
     }
 
     /// What the kernel may do with the data of an open file.
-    async fn kernel_flags(&self, cx: &Context, node: u64, file: &Arc<dyn OpenFile>) -> Result<u32> {
+    async fn kernel_flags(
+        &self,
+        cx: &Context,
+        (node, asked): (u64, Asked),
+        file: &Arc<dyn OpenFile>,
+    ) -> Result<u32> {
         match self.shared.options.consistency {
             // Nothing is cached but for mappings, whose pages the kernel drops at each
             // open without KEEP_CACHE.
             Consistency::Strict => Ok(fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES),
             Consistency::Immutable => Ok(fopen::KEEP_CACHE),
             Consistency::CloseToOpen => {
-                let attr = file.getattr(cx).await?;
-                if self.shared.versions.unchanged(node, &attr) {
+                let seen = match file.at_open() {
+                    Some(seen) => seen,
+                    None => AtOpen { attr: file.getattr(cx).await?, no_capability: false },
+                };
+                if seen.no_capability {
+                    self.shared.capabilities.note_absent(node, asked);
+                }
+                if self.shared.versions.unchanged(node, &seen.attr) {
                     return Ok(fopen::KEEP_CACHE);
                 }
                 // The kernel's idea of the size may be as old as its attributes. Without
@@ -146,13 +174,5 @@ impl Worker {
         };
         self.shared.handles.remove(fh)?;
         result.map(|()| Answer::Empty)
-    }
-}
-
-fn create_how(flags: u32, mode: u32, open_flags: u32) -> CreateHow {
-    CreateHow {
-        open: how(flags, open_flags),
-        mode: mode & 0o7777,
-        exclusive: flags as i32 & libc::O_EXCL != 0,
     }
 }

@@ -3,6 +3,7 @@
 
 use dray_core::{Context, Errno, Result, XattrSet};
 
+use crate::capabilities;
 use crate::front::{Worker, invalid};
 use crate::proto::Operation;
 use crate::proto::wire::Small;
@@ -17,6 +18,9 @@ impl Worker {
     ) -> Result<Answer> {
         let id = self.id(node)?;
         match *op {
+            Operation::Getxattr { name, size } if name == capabilities::NAME => {
+                self.get_capability(cx, node, size).await
+            }
             Operation::Getxattr { name, size } => {
                 sized(self.fs.getxattr(cx, id, name).await?, size)
             }
@@ -28,8 +32,15 @@ impl Worker {
                     libc::XATTR_REPLACE => XattrSet::Replace,
                     _ => return Err(invalid("a flag of setxattr that is not served")),
                 };
-                self.fs.setxattr(cx, id, name, value, how).await?;
-                Ok(Answer::Empty)
+                let capability = name == capabilities::NAME;
+                if capability {
+                    self.shared.capabilities.changes(node);
+                }
+                let set = self.fs.setxattr(cx, id, name, value, how).await;
+                if capability {
+                    self.shared.capabilities.changes(node);
+                }
+                set.map(|()| Answer::Empty)
             }
             Operation::Removexattr { name } => {
                 self.fs.removexattr(cx, id, name).await?;
@@ -37,6 +48,23 @@ impl Worker {
             }
             _ => Err(Errno::EIO.into()),
         }
+    }
+
+    async fn get_capability(&self, cx: &Context, node: u64, size: u32) -> Result<Answer> {
+        let believed = self.shared.options.attr_validity();
+        if believed.is_zero() {
+            return sized(self.fs.getxattr(cx, self.id(node)?, capabilities::NAME).await?, size);
+        }
+        let known = &self.shared.capabilities;
+        if known.absent(node, believed) {
+            return Err(Errno::ENODATA.into());
+        }
+        let asked = known.asked();
+        let value = self.fs.getxattr(cx, self.id(node)?, capabilities::NAME).await;
+        if value.as_ref().is_err_and(|error| error.errno() == Errno::ENODATA) {
+            known.note_absent(node, asked);
+        }
+        sized(value?, size)
     }
 }
 

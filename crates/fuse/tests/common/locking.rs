@@ -141,6 +141,10 @@ impl OpenFile for LockingFile {
         self.inner.id()
     }
 
+    fn at_open(&self) -> Option<AtOpen> {
+        self.inner.at_open()
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

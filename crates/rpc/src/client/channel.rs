@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use dray_core::{Buf, BufMut, Context, Errno, Error, Identity, Result};
+use dray_core::{Buf, BufMut, Context, Errno, Error, Identity, Pid, RequestId, Result};
 use dray_fabric::{Connection, Sink};
 use dray_rt::{Instant, Sleep, sleep, timeout};
 
+use crate::client::closing::{Close, Closing, Unsettled};
 use crate::client::file::RemoteFile;
 use crate::wire::{Call, CallHead, Input, Kind, NO_SLOT, NotifyHead, ReplyHead, Wire, peek_tag};
 
@@ -24,6 +25,7 @@ const GIVE_UP_MAX: Duration = Duration::from_secs(2);
 /// Sends calls and hands out their answers.
 pub(crate) struct Channel {
     timeout: Option<Duration>,
+    closing: Arc<Closing>,
     state: Mutex<State>,
 }
 
@@ -35,8 +37,15 @@ struct State {
     calls: Vec<Pending>,
     free: Vec<u32>,
     calls_max: usize,
+    /// The session that the connection belongs to.
+    session: u64,
     waiting: Vec<Waker>,
     identities: Identities,
+    closes: Unsettled,
+    /// Number of the message sent last.
+    sent: u64,
+    /// Where closes are encoded.
+    one_way: Vec<u8>,
     stats: ChannelStats,
     /// Wakes the link's task when the channel is shut.
     link: Option<Waker>,
@@ -60,6 +69,8 @@ pub struct ChannelStats {
     pub connections: u64,
     /// Calls sent; each is one round trip.
     pub calls: u64,
+    /// Closes sent that no answer was waited for.
+    pub one_way: u64,
     /// Calls sent again after a reconnection.
     pub resent: u64,
     /// Calls under way now.
@@ -78,6 +89,10 @@ struct Pending {
     waker: Option<Waker>,
     /// Order of sending, kept over reconnections.
     number: u64,
+    /// Its replay slot.
+    slot: Option<u32>,
+    /// The session that it was sent in; 0: it has not been sent.
+    session: u64,
 }
 
 #[derive(Default, PartialEq, Eq, Clone, Copy, Debug)]
@@ -130,9 +145,10 @@ pub(crate) struct Ask<'a> {
 }
 
 impl Channel {
-    pub(crate) fn new(timeout: Option<Duration>) -> Arc<Channel> {
+    pub(crate) fn new(timeout: Option<Duration>, closing: Arc<Closing>) -> Arc<Channel> {
         Arc::new(Channel {
             timeout,
+            closing,
             state: Mutex::new(State {
                 connection: None,
                 down_since: Some(dray_rt::now()),
@@ -140,8 +156,12 @@ impl Channel {
                 calls: Vec::new(),
                 free: Vec::new(),
                 calls_max: 1,
+                session: 0,
                 waiting: Vec::new(),
                 identities: Identities::default(),
+                closes: Unsettled::default(),
+                sent: 0,
+                one_way: Vec::new(),
                 stats: ChannelStats::default(),
                 link: None,
             }),
@@ -150,6 +170,25 @@ impl Channel {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes an open file without waiting for it. False if that cannot be kept until it
+    /// is known to be done: then it must be called.
+    pub(crate) fn close(&self, handle: u64) -> bool {
+        let mut state = self.lock();
+        if state.ended.is_some() {
+            return false;
+        }
+        let Some(close) = self.closing.note(handle) else { return false };
+        state.stats.one_way += 1;
+        state.close(close);
+        true
+    }
+
+    /// Closes what the process before us had closed, perhaps in vain.
+    pub(crate) fn inherit(&self) {
+        let mut state = self.lock();
+        self.closing.inherited().into_iter().for_each(|close| state.close(close));
     }
 
     /// Sends a call and waits for its answer; over reconnections, if need be. The
@@ -244,25 +283,43 @@ impl Channel {
     }
 
     /// A connection is up: identities are unknown to it, and calls without an answer are
-    /// sent again in the order of their sending.
-    pub(crate) fn up(&self, connection: Arc<dyn Connection>, calls_max: u32) {
+    /// sent again in the order of their sending. If the server has given up the session in
+    /// which they were sent, nobody knows what came of changes, and they fail.
+    pub(crate) fn up(
+        &self,
+        connection: Arc<dyn Connection>,
+        session: u64,
+        (calls_max, slots): (u32, u32),
+    ) {
         let mut state = self.lock();
+        state.session = session;
         state.connection = Some(connection);
         state.down_since = None;
         state.calls_max = calls_max.max(1) as usize;
         state.identities.known.iter_mut().for_each(|(_, defined)| *defined = false);
         state.stats.connections += 1;
-        let mut again: Vec<_> = Vec::new();
+        let mut again: Vec<_> =
+            state.closes.iter().map(|(number, close)| (number, Err(close))).collect();
         for tag in 0..state.calls.len() as u32 {
             match state.calls[tag as usize].phase {
-                Phase::Asked => again.push((state.calls[tag as usize].number, tag)),
+                Phase::Asked if state.calls[tag as usize].is_lost(session, slots) => {
+                    state.fail(tag, Errno::EIO);
+                }
+                Phase::Asked => again.push((state.calls[tag as usize].number, Ok(tag))),
                 Phase::Abandoned => state.release(tag),
                 _ => {}
             }
         }
-        again.sort_unstable();
-        state.stats.resent += again.len() as u64;
-        again.into_iter().for_each(|(_, tag)| state.send(tag));
+        again.sort_unstable_by_key(|(number, _)| *number);
+        for (_, what) in again {
+            match what {
+                Ok(tag) => {
+                    state.stats.resent += 1;
+                    state.send(tag);
+                }
+                Err(close) => state.send_close(close),
+            }
+        }
         state.wake_callers(); // who has given up says so again
         state.wake_waiting();
     }
@@ -321,6 +378,18 @@ impl Channel {
         }
     }
 
+    /// Says which replay slots have nothing under way.
+    pub(crate) fn notify_idle(&self, slots: &[u32]) {
+        let connection = self.lock().connection.clone();
+        if let Some(connection) = connection.filter(|_| !slots.is_empty()) {
+            let mut message = Vec::new();
+            let head = NotifyHead { what: NotifyHead::IDLE, flags: 0, tag: slots.len() as u32 };
+            head.put_message(&mut message);
+            slots.iter().for_each(|slot| slot.put(&mut message));
+            let _ = connection.send(&message, None); // said again to the next connection
+        }
+    }
+
     pub(crate) fn stats(&self) -> ChannelStats {
         let state = self.lock();
         let in_flight = state.calls.iter().filter(|call| call.phase == Phase::Asked).count();
@@ -350,6 +419,15 @@ impl End {
             End::Shut => Errno::ENOTCONN,
             End::Evicted => Errno::ESHUTDOWN,
         }
+    }
+}
+
+impl Pending {
+    /// Whether it is a change that a session now lost may have carried out, or one in a
+    /// slot that the new one has not.
+    fn is_lost(&self, session: u64, slots: u32) -> bool {
+        let sent_before = self.session != 0 && self.session != session;
+        self.slot.is_some_and(|slot| sent_before || slot >= slots)
     }
 }
 
@@ -397,9 +475,10 @@ impl State {
             identity,
             pid: ask.cx.pid,
             umask: ask.cx.umask,
-            request: dray_core::RequestId(ask.request),
+            request: RequestId(ask.request),
         };
         self.stats.calls += 1;
+        self.sent += 1;
         let pending = &mut self.calls[tag as usize];
         pending.message.clear();
         head.put_message(&mut pending.message);
@@ -408,15 +487,51 @@ impl State {
         pending.identity = Some(ask.cx.who.clone());
         pending.data = ask.data;
         pending.into = ask.into;
-        pending.number = self.stats.calls;
+        pending.number = self.sent;
+        pending.slot = ask.slot.map(|(slot, _)| slot);
+        pending.session = 0;
         pending.waker = None;
         self.send(tag);
+    }
+
+    fn close(&mut self, close: Close) {
+        self.sent += 1;
+        self.closes.sent(self.sent, close);
+        self.send_close(close);
+    }
+
+    /// Sends or resends a close; without a connection it waits for the next one.
+    fn send_close(&mut self, Close { handle, .. }: Close) {
+        let Some(connection) = self.connection.clone() else { return };
+        let (call, identity) = (Call::Close { handle }, self.identities.index(&Identity::system()));
+        if let Some(definition) = self.identities.define(identity) {
+            let _ = connection.send(&definition, None); // a failure shows at the next message
+        }
+        let head = CallHead {
+            op: call.op(),
+            flags: CallHead::ONE_WAY,
+            tag: 0,
+            slot: NO_SLOT,
+            sequence: 0,
+            identity,
+            pid: Pid(0),
+            umask: 0,
+            request: RequestId(0),
+        };
+        let mut message = std::mem::take(&mut self.one_way);
+        message.clear();
+        head.put_message(&mut message);
+        call.put(&mut message);
+        let _ = connection.send(&message, None); // a broken connection shows by itself
+        self.one_way = message;
     }
 
     /// Sends or resends a call; without a connection it waits for the next one.
     fn send(&mut self, tag: u32) {
         let Some(connection) = self.connection.clone() else { return };
+        let session = self.session;
         let pending = &mut self.calls[tag as usize];
+        pending.session = session;
         let mut sent = Ok(());
         if let Some(who) = &pending.identity {
             let index = self.identities.index(who);
@@ -451,12 +566,17 @@ impl State {
         }
     }
 
+    fn fail(&mut self, tag: u32, errno: Errno) {
+        let pending = &mut self.calls[tag as usize];
+        pending.phase = Phase::Failed(errno);
+        pending.data = None;
+        pending.waker.take().into_iter().for_each(Waker::wake);
+    }
+
     fn fail_all(&mut self, errno: Errno) {
-        for pending in &mut self.calls {
-            if pending.phase == Phase::Asked {
-                pending.phase = Phase::Failed(errno);
-                pending.data = None;
-                pending.waker.take().into_iter().for_each(Waker::wake);
+        for tag in 0..self.calls.len() as u32 {
+            if self.calls[tag as usize].phase == Phase::Asked {
+                self.fail(tag, errno);
             }
         }
         self.wake_waiting();
@@ -613,10 +733,15 @@ impl Sink for Receiver {
             _ => return Err(crate::wire::Malformed("a server does not send that").into()),
         }
         let tag = peek_tag(head)?;
-        let mut state = self.0.lock();
+        let settled = ReplyHead::get_message(&mut Input(head))?.flags & ReplyHead::SETTLED != 0;
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
         let Some(pending) = state.calls.get_mut(tag as usize) else {
             return Err(crate::wire::Malformed("an answer to nothing").into());
         };
+        if settled && matches!(pending.phase, Phase::Asked | Phase::Abandoned) {
+            state.closes.settle(pending.number, &self.0.closing);
+        }
         match pending.phase {
             Phase::Asked => {
                 pending.reply.clear();
@@ -626,7 +751,7 @@ impl Sink for Receiver {
                 }
                 pending.phase = Phase::Answered;
                 let waker = pending.waker.take();
-                drop(state);
+                drop(guard);
                 waker.into_iter().for_each(Waker::wake);
                 Ok(())
             }

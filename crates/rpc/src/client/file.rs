@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock, LockOwner,
-    Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, Fate, FileId, Fut, Io,
+    Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
 
 use crate::client::channel::{Answer, Ask, Failure, value_of};
@@ -25,12 +25,22 @@ pub(crate) struct RemoteFile {
     handle: u64,
     /// As first opened; for opening it again.
     how: OpenHow,
+    at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
 }
 
 impl RemoteFile {
-    pub(crate) fn new(session: Arc<Session>, id: FileId, handle: u64, how: OpenHow) -> RemoteFile {
-        RemoteFile { session, id, handle, how, closed: AtomicBool::new(false) }
+    pub(crate) fn new(
+        session: Arc<Session>,
+        id: FileId,
+        handle: u64,
+        how: OpenHow,
+        at_open: Option<AtOpen>,
+    ) -> RemoteFile {
+        let how = OpenHow { with_attr: false, ..how }; // what was told once is enough
+        session.link.files.opened(handle, id, how);
+        let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
+        RemoteFile { session, id, handle, how, at_open, closed }
     }
 
     async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
@@ -99,7 +109,7 @@ impl RemoteFile {
             let call = Call::Open { id: file.id, how, handle: file.handle, again: true };
             let ask = Ask { call: &call, slot: None, data: None, into: None, to: None, ..*lost };
             let channel = self.session.channel()?;
-            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
+            value_of(channel.call(ask, |_| Ok(())).await)?;
         }
         Ok(())
     }
@@ -108,6 +118,10 @@ impl RemoteFile {
 impl OpenFile for RemoteFile {
     fn id(&self) -> FileId {
         self.id
+    }
+
+    fn at_open(&self) -> Option<AtOpen> {
+        self.at_open.as_deref().copied()
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -192,6 +206,7 @@ impl OpenFile for RemoteFile {
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            self.session.link.held.clear(cx, self.handle).await?;
             self.session.link.held.flushed(self.id, owner);
             self.ask(cx, Call::Flush { handle: self.handle, owner }).await
         })
@@ -233,11 +248,16 @@ impl OpenFile for RemoteFile {
         // In no slot: taking a lock that one has, or giving back one that one has not,
         // changes nothing, and a waiting lock must not hold up the unlock behind it.
         Box::pin(async move {
-            let handle = self.handle;
+            let (handle, link) = (self.handle, &self.session.link);
+            link.held.clear(cx, handle).await?;
             // What is given back is not claimed again, whether or not the answer comes:
             // somebody else may have it by then.
             self.session.link.held.given_up(self.id, lock);
-            self.ask::<()>(cx, Call::Lock { handle, lock, wait, reclaim: false }).await?;
+            let asked = self.ask::<()>(cx, Call::Lock { handle, lock, wait, reclaim: false }).await;
+            if asked.as_ref().is_err_and(|error| wait && error.fate() == Fate::Unknown) {
+                link.undo_lock(&self.session, handle, (self.id, lock));
+            }
+            asked?;
             let held = HeldLock { handle, id: self.id, how: self.how, lock };
             self.session.link.held.granted(held);
             Ok(())
@@ -259,10 +279,19 @@ impl OpenFile for RemoteFile {
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             self.closed.store(true, Ordering::Relaxed);
+            let link = &self.session.link;
+            // Errors of writing are told by a flush: of the close nobody needs to hear.
+            if !link.held.concerns(self.handle) {
+                link.files.closing(self.handle).await;
+                if self.session.channel()?.close(self.handle) {
+                    return Ok(());
+                }
+            }
             // Where it is being opened again for its locks, that comes first; a lock that
             // could not be had again matters no more.
-            let _ = self.session.link.held.check(cx, self.handle).await;
-            self.session.link.held.closed(self.handle);
+            let _ = link.held.check(cx, self.handle).await;
+            link.held.closed(self.handle);
+            link.files.closing(self.handle).await;
             self.ask(cx, Call::Close { handle: self.handle }).await
         })
     }

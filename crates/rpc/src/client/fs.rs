@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, Fut, Make, Name, OpenFile,
-    OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
+    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, Fut, Make,
+    Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
 };
 
 use crate::client::channel::{Ask, value_of};
@@ -33,18 +33,35 @@ impl RemoteFs {
     /// the number of the request that opened it. No call is made; should the server have
     /// lost it, it is opened again when it is used.
     pub fn attach(&self, id: FileId, how: OpenHow, request: u64) -> Arc<dyn OpenFile> {
-        self.file(id, request, how)
+        self.file(id, request, how, None)
     }
 
     /// A call that changes nothing: asking twice does no harm.
     async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
-        self.send(cx, &call, None).await
+        self.send(cx, &call, None, None).await
+    }
+
+    /// Makes or replaces the file `name` in `dir` with `data`, at most
+    /// [`IO_MAX_BYTES`](dray_core::IO_MAX_BYTES), in one round trip: create, write and close.
+    /// Others may see it before all data are in it, as with the three calls. Errors: those
+    /// of the three; after an error of writing the file may be there with less in it.
+    pub async fn put(
+        &self,
+        cx: &Context,
+        dir: FileId,
+        name: &Name,
+        mode: u32,
+        data: Buf,
+    ) -> Result<()> {
+        let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
+        let call = Call::Put { dir, name: name.as_bytes(), mode };
+        self.send(cx, &call, Some((slot.number, slot.sequence)), Some(data)).await
     }
 
     /// A call that changes something: in a replay slot, so that it is applied once.
     async fn change<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
         let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
-        self.send(cx, &call, Some((slot.number, slot.sequence))).await
+        self.send(cx, &call, Some((slot.number, slot.sequence)), None).await
     }
 
     async fn send<T: for<'b> Wire<'b>>(
@@ -52,16 +69,30 @@ impl RemoteFs {
         cx: &Context,
         call: &Call<'_>,
         slot: Option<(u32, u32)>,
+        data: Option<Buf>,
     ) -> Result<T> {
         let request = self.session.link.request_of(cx);
-        let ask = Ask { cx, call, slot, request, data: None, into: None, to: None };
+        let ask = Ask { cx, call, slot, request, data, into: None, to: None };
         let channel = self.session.channel()?;
         value_of(channel.call(ask, |bytes| Input::whole(bytes)).await)
             .map_err(|error| error.during(call.op()))
     }
 
-    fn file(&self, id: FileId, handle: u64, how: OpenHow) -> Arc<dyn OpenFile> {
-        Arc::new(RemoteFile::new(self.session.clone(), id, handle, how))
+    fn file(
+        &self,
+        id: FileId,
+        handle: u64,
+        how: OpenHow,
+        at_open: Option<AtOpen>,
+    ) -> Arc<dyn OpenFile> {
+        Arc::new(RemoteFile::new(self.session.clone(), id, handle, how, at_open))
+    }
+
+    /// A file that a call has just made.
+    fn made(&self, made: (Entry, bool), handle: u64, how: OpenHow) -> (Entry, Arc<dyn OpenFile>) {
+        let (entry, no_capability) = made;
+        let at_open = how.with_attr.then_some(AtOpen { attr: entry.attr, no_capability });
+        (entry, self.file(entry.id, handle, how, at_open))
     }
 }
 
@@ -160,12 +191,11 @@ impl FileSystem for RemoteFs {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Open { id, how, handle, again: false };
             // Cutting a file twice could cut what was written in between.
-            if how.truncates() {
-                self.change::<()>(cx, call).await?;
-            } else {
-                self.ask::<()>(cx, call).await?;
-            }
-            Ok(self.file(id, handle, how))
+            let at_open = match how.truncates() {
+                true => self.change(cx, call).await?,
+                false => self.ask(cx, call).await?,
+            };
+            Ok(self.file(id, handle, how, at_open))
         })
     }
 
@@ -179,8 +209,7 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
-            let entry: Entry = self.change(cx, call).await?;
-            Ok((entry, self.file(entry.id, handle, how.open)))
+            Ok(self.made(self.change(cx, call).await?, handle, how.open))
         })
     }
 
@@ -192,8 +221,8 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
             let handle = self.session.link.handle_of(cx);
-            let entry: Entry = self.change(cx, Call::Tmpfile { dir, how, handle }).await?;
-            Ok((entry, self.file(entry.id, handle, how.open)))
+            let call = Call::Tmpfile { dir, how, handle };
+            Ok(self.made(self.change(cx, call).await?, handle, how.open))
         })
     }
 

@@ -3,13 +3,15 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use dray_core::{
     Context, Errno, Error, FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, OpenHow,
     Result,
 };
+
+use crate::client::memory::{LOCKS_MAX, SessionMemory};
 
 /// A lock and the open file through which it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +23,8 @@ pub(crate) struct HeldLock {
 }
 
 /// All locks of a mount.
-#[derive(Default)]
 pub(crate) struct Held {
+    memory: Arc<SessionMemory>,
     state: Mutex<State>,
     /// Some open file has lost a lock or may have; spares looking which at each call.
     any_lost: AtomicBool,
@@ -31,16 +33,58 @@ pub(crate) struct Held {
 #[derive(Default)]
 struct State {
     locks: Vec<HeldLock>,
+    /// What of them is noted for a successor of this process, and where.
+    noted: Vec<(usize, HeldLock)>,
+    complained: bool,
     lost: BTreeSet<u64>,
     /// Open files whose locks are being claimed again: nothing may be done through them
     /// before it is known whether they are had.
     doubtful: BTreeSet<u64>,
+    /// Open files for which waits that were given up are being undone.
+    undoing: Vec<u64>,
     /// Claims under way: where a server dies during one, the next begins before it ends.
     claims: u32,
     waiting: Vec<Waker>,
 }
 
+impl State {
+    /// Notes what has changed: what is new before what has gone, so that a successor
+    /// claims rather too much than too little.
+    fn save(&mut self, memory: &SessionMemory) {
+        let noted = |held: &&HeldLock| !self.noted.iter().any(|(_, noted)| noted == *held);
+        let new: Vec<HeldLock> = self.locks.iter().filter(noted).copied().collect();
+        let gone: Vec<(usize, HeldLock)> =
+            self.noted.iter().filter(|(_, noted)| !self.locks.contains(noted)).copied().collect();
+        for held in new {
+            let free = |place: &usize| !self.noted.iter().any(|(other, _)| other == place);
+            match (0..LOCKS_MAX).find(free) {
+                Some(place) => {
+                    memory.put_lock(place, &held);
+                    self.noted.push((place, held));
+                }
+                None if !std::mem::replace(&mut self.complained, true) => log::warn!(
+                    "more than {LOCKS_MAX} locks are held: further ones cannot be claimed again \
+                     if this process and then the server's machine fail"
+                ),
+                None => {}
+            }
+        }
+        for (place, held) in gone {
+            memory.remove_lock(place);
+            self.noted.retain(|noted| *noted != (place, held));
+        }
+    }
+}
+
 impl Held {
+    /// With the locks noted in `memory`, if a process before us did.
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> Held {
+        let noted = memory.locks();
+        let locks = noted.iter().map(|(_, held)| *held).collect();
+        let state = State { locks, noted, ..State::default() };
+        Held { memory, state: Mutex::new(state), any_lost: AtomicBool::new(false) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,6 +111,7 @@ impl Held {
             kept.push(new);
         }
         state.locks = kept;
+        state.save(&self.memory);
     }
 
     /// A call is about to be made that gives up what is held here: all of it, or with a
@@ -90,18 +135,82 @@ impl Held {
         }
     }
 
+    /// The wait for `lock` was given up while nobody could be asked whether it had been
+    /// granted: nothing else is asked through this open file until that is undone.
+    pub(crate) fn undo(&self, handle: u64) {
+        self.lock().undoing.push(handle);
+    }
+
+    /// One such wait has been undone.
+    pub(crate) fn undone(&self, handle: u64) {
+        let mut state = self.lock();
+        if let Some(at) = state.undoing.iter().position(|other| *other == handle) {
+            state.undoing.swap_remove(at);
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until nothing is to be undone. `EINTR` when the caller gives up.
+    pub(crate) async fn clear(&self, cx: &Context, handle: u64) -> Result<()> {
+        std::future::poll_fn(|task| {
+            let mut state = self.lock();
+            if !state.undoing.contains(&handle) {
+                return Poll::Ready(Ok(()));
+            }
+            state.waiting.push(task.waker().clone());
+            drop(state);
+            match &cx.cancel {
+                Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
+                _ => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// What its owner holds of the range of `lock`: what is granted beyond that, nobody
+    /// knows of.
+    pub(crate) fn known(&self, id: FileId, lock: Lock) -> Vec<Lock> {
+        let mut gaps = vec![lock.range];
+        let mut known = Vec::new();
+        for held in self.lock().locks.iter().map(|held| (held.id, held.lock)) {
+            let (file, held) = held;
+            let same = (held.family, held.owner) == (lock.family, lock.owner);
+            if file != id || !same || !held.range.overlaps(lock.range) {
+                continue;
+            }
+            let start = held.range.start.max(lock.range.start);
+            let end = held.range.end.min(lock.range.end);
+            known.push(Lock { range: LockRange { start, end }, ..held });
+            gaps = gaps.into_iter().flat_map(|gap| without(gap, held.range)).flatten().collect();
+        }
+        let unlock = |range| Lock { kind: LockKind::Unlock, range, ..lock };
+        known.extend(gaps.into_iter().map(unlock));
+        known
+    }
+
     /// `owner` closed a descriptor of `id`: its fcntl locks there are gone.
     pub(crate) fn flushed(&self, id: FileId, owner: LockOwner) {
-        self.lock().locks.retain(|held| {
+        let mut state = self.lock();
+        let before = state.locks.len();
+        state.locks.retain(|held| {
             held.id != id || held.lock.owner != owner || held.lock.family != LockFamily::Posix
         });
+        if state.locks.len() < before {
+            state.save(&self.memory);
+        }
     }
 
     /// An open file was closed: its flock locks are gone, and whatever it had lost
     /// matters no more.
     pub(crate) fn closed(&self, handle: u64) {
         let mut state = self.lock();
+        let before = state.locks.len();
         state.locks.retain(|held| held.handle != handle || held.lock.family != LockFamily::Flock);
+        if state.locks.len() < before {
+            state.save(&self.memory);
+        }
         state.lost.remove(&handle);
         state.doubtful.remove(&handle);
         self.note(&state);
@@ -121,6 +230,15 @@ impl Held {
         state.claims += 1;
         self.note(&state);
         state.locks.clone()
+    }
+
+    /// Whether locks were taken through an open file, or are in doubt: closing it gives
+    /// them back, and whoever waits for them ought not to wait longer than for the close.
+    pub(crate) fn concerns(&self, handle: u64) -> bool {
+        let state = self.lock();
+        state.locks.iter().any(|held| held.handle == handle)
+            || state.lost.contains(&handle)
+            || state.doubtful.contains(&handle)
     }
 
     /// Whether a lock is still wanted.
@@ -146,6 +264,7 @@ impl Held {
     pub(crate) fn lost(&self, gone: &HeldLock) {
         let mut state = self.lock();
         state.locks.retain(|held| held != gone);
+        state.save(&self.memory);
         state.lost.insert(gone.handle);
         self.note(&state);
     }
@@ -209,7 +328,7 @@ mod tests {
 
     #[test]
     fn unlocking_the_middle_leaves_both_ends() {
-        let all = Held::default();
+        let all = Held::new(Arc::new(SessionMemory::heap()));
         all.granted(held(1, LockKind::Exclusive, 0, 99));
         all.granted(held(1, LockKind::Unlock, 40, 59));
         let ranges: Vec<_> = all
@@ -225,8 +344,29 @@ mod tests {
     }
 
     #[test]
+    fn a_successor_knows_the_locks() {
+        let memory = Arc::new(SessionMemory::heap());
+        let all = Held::new(memory.clone());
+        all.granted(held(1, LockKind::Exclusive, 0, 99));
+        all.granted(held(2, LockKind::Shared, 40, 59));
+        let flock = Lock { family: LockFamily::Flock, ..held(3, LockKind::Shared, 0, 9).lock };
+        all.granted(HeldLock { lock: flock, ..held(3, LockKind::Shared, 0, 9) });
+        all.granted(held(1, LockKind::Unlock, 90, u64::MAX));
+        let sorted = |all: &Held| {
+            let mut locks = all.lock().locks.clone();
+            locks.sort_by_key(|held| (held.handle, held.lock.range.start));
+            locks
+        };
+        assert_eq!(sorted(&all).len(), 4);
+        assert_eq!(sorted(&Held::new(memory.clone())), sorted(&all));
+        all.closed(3);
+        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
+        assert!(Held::new(memory).lock().locks.is_empty());
+    }
+
+    #[test]
     fn a_lost_lock_is_told_until_the_file_is_closed() {
-        let all = Held::default();
+        let all = Held::new(Arc::new(SessionMemory::heap()));
         let lock = held(7, LockKind::Exclusive, 0, u64::MAX);
         all.granted(lock);
         let check = |handle| {

@@ -6,13 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use dray_core::{BufMut, Context, Errno, FsInfo, NodeId, OpenHow};
+use dray_core::{BufMut, Context, Errno, Error, FileId, FsInfo, Lock, NodeId, OpenHow};
 use dray_fabric::{Connect, Connection, Sink};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
 use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Ask, Channel, Receiver, value_of};
+use crate::client::closing::Closing;
+use crate::client::files::OpenFiles;
 use crate::client::held::{Held, HeldLock};
 use crate::client::memory::SessionMemory;
 use crate::client::outage::Outage;
@@ -28,6 +30,8 @@ use crate::wire::{
 /// comes back do not come all at once.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 const BACKOFF_LAST: Duration = Duration::from_millis(500);
+/// Files that are opened again at once.
+const REOPENED_AT_ONCE: usize = 16;
 /// A handshake that takes longer has failed.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
@@ -44,6 +48,10 @@ pub(crate) struct Link {
     pub(crate) slots: Arc<Slots>,
     memory: Arc<SessionMemory>,
     pub(crate) held: Held,
+    pub(crate) closing: Arc<Closing>,
+    pub(crate) files: OpenFiles,
+    /// The instance of the server that we have come back to wholly.
+    returned: AtomicU64,
     requests: AtomicU64,
     pub(crate) node: NodeId,
     known: Mutex<Known>,
@@ -91,8 +99,11 @@ impl Link {
             options,
             connector,
             slots: Arc::new(Slots::new(memory.clone())),
+            closing: Arc::new(Closing::new(memory.clone())),
+            held: Held::new(memory.clone()),
             memory,
-            held: Held::default(),
+            files: OpenFiles::default(),
+            returned: AtomicU64::new(0),
             requests: AtomicU64::new(1),
             node,
             known: Mutex::new(known),
@@ -269,8 +280,10 @@ impl Link {
             self.slots.grant(welcome.slots);
         } else if known.session != welcome.session {
             known.lost += 1;
+            self.slots.begin_anew(welcome.slots);
             log::warn!(
-                "{} had forgotten this mount: open files are opened again, locks are lost",
+                "{} had forgotten this mount: open files are opened again, locks are lost, \
+                 and changes that were under way end with an error",
                 self.connector.target()
             );
         }
@@ -282,12 +295,59 @@ impl Link {
         forgotten && !first
     }
 
-    /// Claims every lock again from a server that lost its state.
-    async fn reclaim(self: Arc<Link>, channel: Arc<Channel>, locks: Vec<HeldLock>, instance: u64) {
+    /// Has again from a server that lost its state what the one before it gave us: locks,
+    /// open files, answers.
+    async fn come_back(
+        self: Arc<Link>,
+        channel: Arc<Channel>,
+        locks: Vec<HeldLock>,
+        instance: u64,
+    ) {
+        let answered = self.slots.await_answers(&channel);
         let done = self.claim(&channel, locks, instance).await;
         self.held.settled();
         if done && self.known().instance == instance {
             channel.notify(NotifyHead::RECLAIMED, 0);
+        }
+        self.open_all(&channel, instance).await;
+        answered.await;
+        if self.known().instance == instance {
+            self.returned.store(instance, Ordering::SeqCst);
+            channel.notify(NotifyHead::RETURNED, 0);
+        }
+    }
+
+    /// Opens again everything that is open, some files at once.
+    async fn open_all(self: &Arc<Link>, channel: &Arc<Channel>, instance: u64) {
+        let left = Arc::new(Mutex::new(self.files.handles()));
+        let open = |_| {
+            let (link, channel, left) = (self.clone(), channel.clone(), left.clone());
+            dray_rt::spawn_join(async move {
+                loop {
+                    let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                    let Some(handle) = next.filter(|_| link.known().instance == instance) else {
+                        return;
+                    };
+                    link.open_again(&channel, handle).await;
+                }
+            })
+        };
+        for task in (0..REOPENED_AT_ONCE).map(open).collect::<Vec<_>>() {
+            let _ = task.await; // ended with the executor: nobody needs the files
+        }
+    }
+
+    async fn open_again(&self, channel: &Channel, handle: u64) {
+        let Some(file) = self.files.open_again(handle) else { return };
+        let (cx, id) = (Context::system(), file.id);
+        let call = Call::Open { id, how: file.how, handle, again: true };
+        let (data, into, to) = (None, None, None);
+        let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+        // What an open answers besides is of no interest.
+        let opened = channel.call(ask, |_| Ok(())).await;
+        if let Err(error) = value_of(opened) {
+            // Whoever uses it is told.
+            log::error!("{}: cannot open file {id} again: {error}", self.connector.target());
         }
     }
 
@@ -311,11 +371,12 @@ impl Link {
                 let request = 0;
                 let (data, into, to) = (None, None, None);
                 let ask = Ask { cx: &cx, call: &call, slot: None, request, data, into, to };
-                let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
+                // What an open answers besides is of no interest.
+                let outcome = channel.call(ask, |_| Ok(())).await;
                 if self.known().instance != instance {
                     return false; // whatever the answer says, it is not that server's
                 }
-                if let Err(error) = value_of::<()>(outcome) {
+                if let Err(error) = value_of(outcome) {
                     log::error!("{}: lost a lock on file {id}: {error}", self.connector.target());
                     self.held.lost(&held);
                     break;
@@ -325,14 +386,55 @@ impl Link {
         true
     }
 
+    /// The wait for a lock was given up while the server could not be asked: it may have
+    /// been granted. Once the server is back, its owner has what it knows to have.
+    pub(crate) fn undo_lock(
+        self: &Arc<Link>,
+        session: &Arc<Session>,
+        handle: u64,
+        (id, lock): (FileId, Lock),
+    ) {
+        self.held.undo(handle);
+        let (link, session) = (self.clone(), Arc::downgrade(session));
+        self.home.spawn(async move {
+            while let Some(channel) = session.upgrade().and_then(|session| session.channel().ok()) {
+                match link.hold_only_known(&channel, handle, (id, lock)).await {
+                    Err(error) if error.errno() == Errno::EHOSTDOWN => sleep(BACKOFF_LAST).await,
+                    _ => break, // also where the server lost everything
+                }
+            }
+            link.held.undone(handle);
+        });
+    }
+
+    async fn hold_only_known(
+        &self,
+        channel: &Channel,
+        handle: u64,
+        (id, lock): (FileId, Lock),
+    ) -> Result<(), Error> {
+        let cx = Context::system();
+        for lock in self.held.known(id, lock) {
+            let call = Call::Lock { handle, lock, wait: false, reclaim: false };
+            let (data, into, to) = (None, None, None);
+            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
+        }
+        Ok(())
+    }
+
     /// Closes a file that nobody has any more, as soon as the server can be asked.
     pub(crate) fn close_later(&self, session: &Arc<Session>, handle: u64) {
         let Ok(channel) = session.channel() else { return };
+        if !self.held.concerns(handle) && self.files.forget(handle) && channel.close(handle) {
+            return;
+        }
         let link = session.link.clone();
         self.home.spawn(async move {
             let (cx, call) = (Context::system(), Call::Close { handle });
             let _ = link.held.check(&cx, handle).await; // as for a close that is asked for
             link.held.closed(handle);
+            link.files.closing(handle).await;
             let (data, into, to) = (None, None, None);
             let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
             let _ = channel.call(ask, |bytes| Input::whole::<()>(bytes)).await; // nobody asks
@@ -456,9 +558,15 @@ impl LinkSink {
             let target = self.link.connector.target();
             log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
         }
-        self.channel.up(self.connection.clone(), welcome.calls_max);
+        let granted = (welcome.calls_max, welcome.slots);
+        self.channel.up(self.connection.clone(), welcome.session, granted);
+        self.channel.notify_idle(&self.link.slots.idle());
         if let Some(held) = held {
-            dray_rt::spawn(self.link.clone().reclaim(self.channel.clone(), held, welcome.instance));
+            let (link, channel) = (self.link.clone(), self.channel.clone());
+            dray_rt::spawn(link.come_back(channel, held, welcome.instance));
+        } else if self.link.returned.load(Ordering::SeqCst) == welcome.instance {
+            // Said before, perhaps to a connection that broke.
+            self.channel.notify(NotifyHead::RETURNED, 0);
         }
         if let Some(tell) = self.tell.take() {
             let _ = tell.send(Ok(welcome.info)); // whoever asked may have gone

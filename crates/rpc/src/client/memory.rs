@@ -7,20 +7,26 @@
 //! word 2, 3  its secret                  word 6  instance of the server
 //! word 8+2n  slot n: sequence << 32 | in use
 //! word 9+2n  the request that it is, or was last, in use for
+//! behind the slots: handles that were closed and that the server may have open; 0: none
+//! behind those, ten words each: locks held; the first word is 0, or kind and family
 //! ```
-//! Each word is stored in one piece and a slot's request before its state, so that what a
-//! successor finds is true whatever instruction the process died at.
+//! Each word is stored in one piece, a slot's request before its state and a lock's first
+//! word last, so that what a successor finds is true whatever instruction the process
+//! died at.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dray_core::NodeId;
+use dray_core::{FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid};
 use dray_rt::random_u64;
 
-/// "dray ses" and the version of the layout, 1.
-const MAGIC: u64 = u64::from_le_bytes(*b"drayse\0\x01");
+use crate::client::held::HeldLock;
+use crate::wire::CallHead;
+
+/// "dray ses" and the version of the layout, 2: 1 had neither closes nor locks.
+const MAGIC: u64 = u64::from_le_bytes(*b"drayse\0\x02");
 const SESSION: usize = 1;
 const SECRET: usize = 2;
 const NODE: usize = 4;
@@ -29,7 +35,14 @@ const INSTANCE: usize = 6;
 const FIRST_SLOT: usize = 8;
 /// Slots that there is room for; a server that grants more sees this many used.
 pub(crate) const SLOTS_MAX: usize = 1020;
-const WORDS: usize = FIRST_SLOT + 2 * SLOTS_MAX;
+const FIRST_CLOSE: usize = FIRST_SLOT + 2 * SLOTS_MAX;
+/// One-way closes that can be kept.
+pub(crate) const CLOSES_MAX: usize = CallHead::ONE_WAY_MAX;
+const FIRST_LOCK: usize = FIRST_CLOSE + CLOSES_MAX;
+const LOCK_WORDS: usize = 10;
+/// Locks that there is room for; a successor does not know of further ones.
+pub(crate) const LOCKS_MAX: usize = 1024;
+const WORDS: usize = FIRST_LOCK + LOCK_WORDS * LOCKS_MAX;
 const BYTES: usize = WORDS * 8;
 
 /// Memory of one session.
@@ -185,8 +198,67 @@ impl SessionMemory {
         self.set(at, u64::from(sequence) << 32 | 1);
     }
 
+    /// The handle in one of the places for closes, 0 if it is free.
+    pub(crate) fn close(&self, place: u32) -> u64 {
+        self.get(FIRST_CLOSE + place as usize)
+    }
+
+    pub(crate) fn set_close(&self, place: u32, handle: u64) {
+        self.set(FIRST_CLOSE + place as usize, handle);
+    }
+
     pub(crate) fn free_slot(&self, number: u32, sequence: u32) {
         self.set(FIRST_SLOT + 2 * number as usize, u64::from(sequence) << 32);
+    }
+}
+
+impl SessionMemory {
+    /// Notes a lock at this place, below [`LOCKS_MAX`].
+    pub(crate) fn put_lock(&self, place: usize, held: &HeldLock) {
+        let at = FIRST_LOCK + LOCK_WORDS * place;
+        let HeldLock { handle, id, how, lock } = held;
+        let words = [
+            *handle,
+            id.ino,
+            id.generation,
+            how.flags as u32 as u64,
+            lock.range.start,
+            lock.range.end,
+            lock.owner.0,
+            u64::from(lock.pid.0),
+        ];
+        self.set(at, 0);
+        words.iter().enumerate().for_each(|(index, word)| self.set(at + 1 + index, *word));
+        let kind = if lock.kind == LockKind::Shared { 1 } else { 2 };
+        self.set(at, kind | u64::from(lock.family == LockFamily::Flock) << 8);
+    }
+
+    pub(crate) fn remove_lock(&self, place: usize) {
+        self.set(FIRST_LOCK + LOCK_WORDS * place, 0);
+    }
+
+    /// The locks of the process before us, and their places.
+    pub(crate) fn locks(&self) -> Vec<(usize, HeldLock)> {
+        (0..LOCKS_MAX).filter_map(|place| Some((place, self.lock(place)?))).collect()
+    }
+
+    fn lock(&self, place: usize) -> Option<HeldLock> {
+        let at = FIRST_LOCK + LOCK_WORDS * place;
+        let word = |index: usize| self.get(at + index);
+        let kind = match word(0) & 0xff {
+            1 => LockKind::Shared,
+            2 => LockKind::Exclusive,
+            _ => return None,
+        };
+        let lock = Lock {
+            family: if word(0) >> 8 == 1 { LockFamily::Flock } else { LockFamily::Posix },
+            kind,
+            range: LockRange { start: word(5), end: word(6) },
+            owner: LockOwner(word(7)),
+            pid: Pid(word(8) as u32),
+        };
+        let id = FileId { ino: word(2), generation: word(3) };
+        Some(HeldLock { handle: word(1), id, how: OpenHow::new(word(4) as u32 as i32), lock })
     }
 }
 

@@ -6,7 +6,9 @@
 //! and sent again after a reconnection; the server's replay slots make that harmless.
 
 mod channel;
+mod closing;
 mod file;
+mod files;
 mod fs;
 mod held;
 mod link;

@@ -103,7 +103,8 @@ impl Session {
         memory: SessionMemory,
     ) -> std::result::Result<Arc<Session>, ConnectError> {
         let link = Arc::new(Link::new(connector, options, memory));
-        let channel = Channel::new(link.options.timeout);
+        let channel = Channel::new(link.options.timeout, link.closing.clone());
+        channel.inherit();
         let info = link.start(channel.clone()).await?;
         let session = Arc::new(Session { link, info, channels: RwLock::default() });
         session.adopt(channel);
@@ -127,7 +128,7 @@ impl Session {
         let here = HERE.with_borrow(|here| here.iter().any(|(key, _)| *key == self.key()));
         let many = self.channels.read().is_ok_and(|channels| channels.len() >= CHANNELS_MAX);
         if !here && !many {
-            let channel = Channel::new(self.link.options.timeout);
+            let channel = Channel::new(self.link.options.timeout, self.link.closing.clone());
             self.link.go_on(channel.clone());
             self.adopt(channel);
         }

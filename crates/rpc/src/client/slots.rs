@@ -8,22 +8,29 @@
 //! answers had come, but perhaps had not been passed on to the kernel. That is why a slot
 //! rests before it is used again.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
-use dray_core::{Context, Result};
+use dray_core::{Context, Errno, Error, Result};
+use dray_rt::Instant;
 
+use crate::client::channel::Channel;
 use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
 
 /// As long as there are slots that were never used, one that was used is not used again
 /// before this many others were: few enough that a quiet session touches few.
 const RESTING_MIN: usize = 8;
 
+/// What the process before us had under way comes again within this time, or never.
+const ORPHANS_MAX: Duration = Duration::from_secs(5);
+
 /// The slots of one session.
 pub(crate) struct Slots {
     memory: Arc<SessionMemory>,
+    born: Instant,
     state: Mutex<State>,
 }
 
@@ -39,6 +46,16 @@ struct State {
     resting_min: usize,
     /// In use when the process before us died, and not asked for again so far.
     orphans: Vec<SlotState>,
+    /// Requests that the process before us sent in a session that the server has given
+    /// up: nobody knows what came of them.
+    unknown: Vec<u64>,
+    /// Slots that the server granted.
+    count: u32,
+    /// Slots in use.
+    used: BTreeSet<u32>,
+    /// Slots that were in use when the server came back, and who is told of their end.
+    awaited: BTreeSet<u32>,
+    told: Option<Arc<Channel>>,
     waiting: Vec<Waker>,
 }
 
@@ -65,9 +82,10 @@ impl Slots {
             resting_min: RESTING_MIN + answered.len(),
             answered,
             orphans,
-            waiting: Vec::new(),
+            count: memory.slots().len() as u32,
+            ..State::default()
         };
-        Slots { memory, state: Mutex::new(state) }
+        Slots { memory, born: dray_rt::now(), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -79,9 +97,65 @@ impl Slots {
         let count = count.min(SLOTS_MAX as u32);
         self.memory.set_slots(count);
         let mut state = self.lock();
+        state.count = count;
         state.fresh = (0..count).rev().collect();
         state.resting.clear();
         std::mem::take(&mut state.waiting).into_iter().for_each(Waker::wake);
+    }
+
+    /// A new session takes the place of one that the server has given up, with `count`
+    /// slots. Slots in use that it has not end with their use.
+    pub(crate) fn begin_anew(&self, count: u32) {
+        let count = count.min(SLOTS_MAX as u32);
+        let mut state = self.lock();
+        let before = std::mem::take(&mut state.orphans);
+        state.resting.extend(before.iter().map(|slot| (slot.number, slot.sequence)));
+        let answered = std::mem::take(&mut state.answered);
+        state.unknown.extend(before.iter().chain(&answered).map(|slot| slot.request));
+        before.iter().for_each(|slot| self.memory.free_slot(slot.number, slot.sequence));
+        let old = state.count;
+        state.fresh.extend((old..count).rev());
+        state.fresh.retain(|number| *number < count);
+        state.resting.retain(|(number, _)| *number < count);
+        state.count = count;
+        self.memory.set_slots(count);
+        std::mem::take(&mut state.waiting).into_iter().for_each(Waker::wake);
+    }
+
+    /// Slots that have been used, and nothing is under way in them.
+    pub(crate) fn idle(&self) -> Vec<u32> {
+        let state = self.lock();
+        let orphans = state.orphans.iter().filter(|_| self.born.elapsed() >= ORPHANS_MAX);
+        let orphans = orphans.map(|slot| slot.number);
+        state.resting.iter().map(|(number, _)| *number).chain(orphans).collect()
+    }
+
+    /// Waits until every slot that is in use now has been given back. Each is reported to
+    /// the server: whatever it keeps for its repetition, there is none any more.
+    pub(crate) fn await_answers(
+        self: &Arc<Slots>,
+        channel: &Arc<Channel>,
+    ) -> impl Future<Output = ()> {
+        let mut state = self.lock();
+        state.awaited = state.used.clone();
+        state.told = Some(channel.clone());
+        drop(state);
+        let (slots, channel) = (self.clone(), channel.clone());
+        async move {
+            if !slots.lock().orphans.is_empty() {
+                dray_rt::sleep(ORPHANS_MAX.saturating_sub(slots.born.elapsed())).await;
+                channel.notify_idle(&slots.idle());
+            }
+            poll_fn(|task| {
+                let mut state = slots.lock();
+                if state.awaited.is_empty() {
+                    return Poll::Ready(());
+                }
+                state.waiting.push(task.waker().clone());
+                Poll::Pending
+            })
+            .await;
+        }
     }
 
     /// Takes a slot for `request` (0: one that nobody will ask for again), waiting while
@@ -89,7 +163,12 @@ impl Slots {
     pub(crate) async fn take(self: &Arc<Slots>, cx: &Context, request: u64) -> Result<Slot> {
         poll_fn(|task| {
             let mut state = self.lock();
+            if request != 0 && state.unknown.contains(&request) {
+                let lost = "the server gave up the session in which this was asked before";
+                return Poll::Ready(Err(Error::unknown(Errno::EIO).because(lost)));
+            }
             if let Some((number, sequence)) = state.find(request) {
+                state.used.insert(number);
                 self.memory.take_slot(number, sequence, request);
                 return Poll::Ready(Ok(Slot { number, sequence, home: self.clone() }));
             }
@@ -137,9 +216,17 @@ impl Drop for Slot {
     fn drop(&mut self) {
         self.home.memory.free_slot(self.number, self.sequence);
         let mut state = self.home.lock();
-        state.resting.push_back((self.number, self.sequence));
+        state.used.remove(&self.number);
+        if self.number < state.count {
+            state.resting.push_back((self.number, self.sequence));
+        }
+        let awaited = state.awaited.remove(&self.number);
+        let told = state.told.clone().filter(|_| awaited);
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
+        if let Some(channel) = told {
+            channel.notify_idle(&[self.number]);
+        }
         waiting.into_iter().for_each(Waker::wake);
     }
 }

@@ -20,7 +20,7 @@ use crate::server::identities::Identities;
 use crate::server::intent::{self, Plan};
 use crate::server::service::{Inner, Sabotage, refused};
 use crate::server::session::Session;
-use crate::server::slots::{self, Route, Verdict};
+use crate::server::slots::{self, Again, Route, Verdict};
 use crate::server::status::Running;
 use crate::wire::{
     Auth, Call, CallHead, Challenge, HandshakeError, Hello, Input, Kind, Malformed, NO_SLOT,
@@ -107,6 +107,8 @@ pub fn wanted_export(head: &[u8]) -> Option<String> {
 #[derive(Default)]
 struct Shared {
     in_flight: AtomicU32,
+    /// Calls under way that nobody waits for.
+    one_way: AtomicU32,
     state: Mutex<Waits>,
 }
 
@@ -120,6 +122,10 @@ struct Waits {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Waits> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counter(&self, one_way: bool) -> &AtomicU32 {
+        if one_way { &self.one_way } else { &self.in_flight }
     }
 
     fn serving(&self) -> bool {
@@ -179,7 +185,7 @@ impl Sink for ServerSink {
         };
         let call = CallHead::get_message(&mut Input(head));
         let takes_data = match &call {
-            Ok(call) => call.op == Op::Write,
+            Ok(call) => matches!(call.op, Op::Write | Op::Put),
             Err(_) => peek_unknown_op(head).is_some(), // a later version's; it is refused
         };
         if !takes_data {
@@ -285,7 +291,7 @@ impl ServerSink {
             instance: self.server.instance,
             boot: options.boot,
             calls_max: options.calls_max,
-            slots: options.slots,
+            slots: session.slots.count(),
             lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,
             info: session.export.fs.info().clone(),
         };
@@ -324,7 +330,7 @@ impl ServerSink {
                 if let Some(tag) = peek_unknown_op(head) {
                     let error = Error::new(Errno::ENOTSUP);
                     let mut message = Reply::failure(&error).message;
-                    ReplyHead::set_tag(&mut message, tag);
+                    ReplyHead::address(&mut message, tag, false);
                     self.say(&message);
                     return self.room_for_answers(0);
                 }
@@ -335,12 +341,20 @@ impl ServerSink {
                 input.get::<Kind>()?;
                 Ok(self.identities.define(input)?)
             }
-            Kind::Notify => self.notified(session, NotifyHead::get_message(&mut input)?),
+            Kind::Notify => {
+                let head = NotifyHead::get_message(&mut input)?;
+                self.notified(session, head, input)
+            }
             _ => Err(Malformed("a client does not send that").into()),
         }
     }
 
-    fn notified(&mut self, session: &Arc<Session>, head: NotifyHead) -> io::Result<()> {
+    fn notified(
+        &mut self,
+        session: &Arc<Session>,
+        head: NotifyHead,
+        mut input: Input<'_>,
+    ) -> io::Result<()> {
         match head.what {
             NotifyHead::CANCEL => {
                 let cancel = self.shared.lock().cancels.get(&head.tag).cloned();
@@ -352,6 +366,12 @@ impl ServerSink {
                 session.locks_claimed();
                 self.server.grace.reclaimed(session.id);
             }
+            NotifyHead::IDLE => {
+                for _ in 0..head.tag.min(session.slots.count()) {
+                    session.slots.idle(input.get()?);
+                }
+            }
+            NotifyHead::RETURNED => session.export.returning.returned(session.id),
             NotifyHead::GOODBYE => {
                 drop(self.server.end(session.clone())); // nobody waits for it
             }
@@ -379,8 +399,18 @@ impl ServerSink {
     ) -> io::Result<()> {
         let who = self.identities.get(head.identity);
         let who = who.ok_or(Malformed("an identity that was not defined"))?;
-        let under_way = self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
-        self.room_for_answers(under_way)?;
+        let one_way = head.flags & CallHead::ONE_WAY != 0;
+        if one_way && head.op != Op::Close {
+            return Err(Malformed("a call that must be answered and is not to be").into());
+        }
+        let under_way = self.shared.counter(one_way).fetch_add(1, Ordering::SeqCst);
+        match one_way {
+            true if under_way >= CallHead::ONE_WAY_MAX as u32 => {
+                return Err(Malformed("more one-way calls at once than were allowed").into());
+            }
+            true => {}
+            false => self.room_for_answers(under_way)?,
+        }
         let route = Route { connection: self.connection.clone(), tag: head.tag };
         let mut cx = Context::new(session.node, head.request, who, head.pid);
         cx.umask = head.umask;
@@ -406,10 +436,11 @@ impl ServerSink {
     }
 }
 
-/// What came of a call. The plan keeps its turn until the answer has been noted.
+/// What came of a call. It keeps its turn until the answer has been noted.
 struct Executed {
     reply: Reply,
     plan: Option<Plan>,
+    again: Option<Again>,
 }
 
 /// A call from its arrival to its answer.
@@ -431,7 +462,7 @@ impl CallInHand {
             // file again and repeats the call under the same number.
             return self.answer(&self.route, unknown_handle);
         }
-        let mut append_at = None;
+        let mut again = None;
         if slot != NO_SLOT && !slots::holds(self.head.op) {
             let error = Error::new(Errno::EPROTO).because("not a change, but in a replay slot");
             return self.answer(&self.route, Reply::failure(&error));
@@ -439,8 +470,9 @@ impl CallInHand {
         if slot != NO_SLOT {
             match self.session.slots.begin(slot, sequence, &self.route) {
                 Verdict::Fresh => {}
-                Verdict::FreshAt(at) => append_at = Some(at),
+                Verdict::Again(cut) => again = Some(cut),
                 Verdict::Replay(message) => {
+                    self.open_replayed(&body, &message).await;
                     return self.answer(&self.route, Reply::replayed(message));
                 }
                 Verdict::Running => return self.over(),
@@ -452,12 +484,12 @@ impl CallInHand {
             }
         }
         let data = data.map(BufMut::freeze);
-        let Executed { reply, plan } = self.execute(&body, data, append_at).await;
+        let Executed { reply, plan, again } = self.execute(&body, data, again).await;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply.message),
         };
-        drop(plan);
+        drop((plan, again));
         match route {
             Some(route) => self.answer(&route, reply),
             // Its client has given up on it, and waits for the tag alone.
@@ -465,10 +497,20 @@ impl CallInHand {
         }
     }
 
+    /// Before an opening is answered again.
+    async fn open_replayed(&self, body: &[u8], answer: &[u8]) {
+        if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open) {
+            return;
+        }
+        // Its connection may go: the file must not be opened once it has been closed.
+        let _unslotted = self.session.unslotted(self.connection).await;
+        execute::open_replayed(&self.session, &self.cx, self.head.op, body, answer).await;
+    }
+
     /// Calls that end at once, nearly all, are not worth a note; the others show in the
     /// status while they last.
-    async fn execute(&self, body: &[u8], data: Option<Buf>, append_at: Option<u64>) -> Executed {
-        let mut call = std::pin::pin!(self.execute_noted(body, data, append_at));
+    async fn execute(&self, body: &[u8], data: Option<Buf>, again: Option<Again>) -> Executed {
+        let mut call = std::pin::pin!(self.execute_noted(body, data, again));
         let first = std::future::poll_fn(|task| Poll::Ready(call.as_mut().poll(task))).await;
         if let Poll::Ready(executed) = first {
             return executed;
@@ -490,7 +532,7 @@ impl CallInHand {
         &self,
         body: &[u8],
         data: Option<Buf>,
-        append_at: Option<u64>,
+        again: Option<Again>,
     ) -> Executed {
         let (op, slot) = (self.head.op, self.head.slot);
         let changes = matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Close);
@@ -500,11 +542,13 @@ impl CallInHand {
         };
         if op == Op::Lock && self.cx.check().is_err() {
             // Its connection went while it waited: it has been asked for again.
-            return Executed { reply: Reply::failure(&self.cx.cancelled()), plan: None };
+            let reply = Reply::failure(&self.cx.cancelled());
+            return Executed { reply, plan: None, again: None };
         }
+        let amend = again.as_ref().and_then(|again| again.amend);
         let mut plan = None;
         if slot != NO_SLOT
-            && append_at.is_none()
+            && again.is_none()
             && let Ok(call) = Call::get(op, &mut Input(body))
         {
             let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
@@ -515,26 +559,39 @@ impl CallInHand {
             }
         }
         let (server, session) = (&self.server, &self.session);
-        let reply = execute::execute(server, session, &self.cx, op, body, data, append_at).await;
+        let reply = execute::execute(server, session, &self.cx, op, body, data, amend).await;
         dray_rt::step().await;
-        Executed { reply, plan }
+        Executed { reply, plan, again }
     }
 
     fn answer(&self, route: &Route, mut reply: Reply) {
-        ReplyHead::set_tag(&mut reply.message, route.tag);
+        if self.one_way() {
+            if let Some(error) = reply.error() {
+                log::warn!("{}: closing a file failed: {error}", self.session.host);
+            }
+            return self.over();
+        }
+        // What goes to another connection than it came from says nothing of that one's closes.
+        let settled = Arc::ptr_eq(&route.connection, &self.route.connection)
+            && self.shared.counter(true).load(Ordering::SeqCst) == 0;
+        ReplyHead::address(&mut reply.message, route.tag, settled);
         let sent = route.connection.send(&reply.message, reply.data);
         // Whatever else went wrong ends the connection, and it is asked for again.
         if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
             let error = Error::new(Errno::EOVERFLOW).because("an answer longer than a message");
             let mut message = Reply::failure(&error).message;
-            ReplyHead::set_tag(&mut message, route.tag);
+            ReplyHead::address(&mut message, route.tag, settled);
             let _ = route.connection.send(&message, None); // as above
         }
         self.over();
     }
 
+    fn one_way(&self) -> bool {
+        self.head.flags & CallHead::ONE_WAY != 0
+    }
+
     fn over(&self) {
-        self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.shared.counter(self.one_way()).fetch_sub(1, Ordering::SeqCst);
         if self.head.op == Op::Lock {
             self.shared.lock().cancels.remove(&self.head.tag);
         }

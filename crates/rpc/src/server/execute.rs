@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{
-    Buf, Context, DirPage, Errno, Error, FileSystem, Identity, Lock, LockKind, Make, Name, Op,
-    OpenFile, Result,
+    AtOpen, Buf, Context, CreateHow, DirPage, Entry, Errno, Error, FileId, FileSystem, Identity,
+    Lock, LockKind, LockOwner, Make, Name, Op, OpenFile, OpenHow, Result, Write,
 };
 
+use crate::server::intent::Amend;
+use crate::server::order::Span;
 use crate::server::service::{Inner, Sabotage};
 use crate::server::session::Session;
 use crate::wire::{Call, Input, PAGE_MAX_BYTES, ReplyHead, Wire};
@@ -34,6 +36,11 @@ impl Reply {
         let mut message = Vec::new();
         ReplyHead::failure(0, error).put_message(&mut message);
         Reply { message, data: None }
+    }
+
+    /// The error that it carries.
+    pub(crate) fn error(&self) -> Option<Error> {
+        ReplyHead::get_message(&mut Input(&self.message)).ok()?.error()
     }
 
     pub(crate) fn replayed(message: Vec<u8>) -> Reply {
@@ -86,15 +93,22 @@ pub(crate) async fn execute(
     op: Op,
     body: &[u8],
     data: Option<Buf>,
-    append_at: Option<u64>,
+    amend: Option<Amend>,
 ) -> Reply {
     let result = match Call::get(op, &mut Input(body)) {
-        Ok(Call::Write { handle, mut how }) if append_at.is_some() => {
-            how.append = false;
-            how.at = append_at.unwrap_or_default();
-            run(server, session, cx, Call::Write { handle, how }, data).await
+        Ok(Call::Put { dir, name, mode }) => {
+            let data = data.unwrap_or_default();
+            session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+            let place = Place { dir, name, mode, amend };
+            put(&*session.export.fs, cx, place, data).await.map(|()| Reply::success(&()))
         }
-        Ok(call) => run(server, session, cx, call, data).await,
+        Ok(call) => {
+            let call = match amend {
+                Some(amend) => amend.apply(call),
+                None => call,
+            };
+            run(server, session, cx, call, data).await
+        }
         Err(_) => Err(Error::new(Errno::EPROTO).because("malformed call")),
     };
     result.unwrap_or_else(|error| Reply::failure(&error))
@@ -130,17 +144,17 @@ async fn run(
                 let cx = if again { &as_system(cx) } else { cx };
                 keep(session, cx, handle, fs.open(cx, id, how).await?).await?;
             }
-            Reply::success(&())
+            Reply::success(&at_open(session, cx, handle, how).await)
         }
         Call::Create { dir, name, how, handle } => {
             let (entry, file) = fs.create(cx, dir, Name::new(name)?, how).await?;
             keep(session, cx, handle, file).await?;
-            Reply::success(&entry)
+            Reply::success(&(entry, no_capability(fs, cx, entry.id, how.open).await))
         }
         Call::Tmpfile { dir, how, handle } => {
             let (entry, file) = fs.tmpfile(cx, dir, how).await?;
             keep(session, cx, handle, file).await?;
-            Reply::success(&entry)
+            Reply::success(&(entry, no_capability(fs, cx, entry.id, how.open).await))
         }
         Call::Access { id, want } => Reply::success(&fs.access(cx, id, want).await?),
         Call::Statfs {} => Reply::success(&fs.statfs(cx).await?),
@@ -171,6 +185,8 @@ async fn run_on_file(
     Ok(match call {
         Call::Read { handle, at, len_bytes } => {
             let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
+            let span = Span::bytes(at, len_bytes as u64);
+            session.export.order.whole(file(handle)?.id(), span).await;
             let mut into = session.buffers.wait(len_bytes).await;
             drop(into.split_off(len_bytes));
             let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
@@ -272,10 +288,108 @@ async fn make(fs: &dyn FileSystem, cx: &Context, call: Call<'_>) -> Result<Reply
     Ok(Reply::success(&fs.make(cx, dir, Name::new(name)?, what).await?))
 }
 
+/// Where data are put.
+struct Place<'a> {
+    dir: FileId,
+    name: &'a [u8],
+    mode: u32,
+    /// What an earlier life of the server had done.
+    amend: Option<Amend>,
+}
+
+/// Create, write, close.
+async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf) -> Result<()> {
+    let how = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
+    let file = match place.amend {
+        Some(Amend::Put { id, made }) => {
+            // One that was made was empty, and others may have written to it since.
+            let (cx, how) = match made {
+                true => (&as_system(cx), OpenHow::new(libc::O_WRONLY)),
+                false => (cx, how),
+            };
+            match fs.open(cx, id, how).await {
+                // It was there, and somebody has removed it since.
+                Err(error) if error.errno() == Errno::ESTALE => return Ok(()),
+                opened => opened?,
+            }
+        }
+        _ => {
+            let how = CreateHow { open: how, mode: place.mode, exclusive: false };
+            fs.create(cx, place.dir, Name::new(place.name)?, how).await?.1
+        }
+    };
+    dray_rt::step().await;
+    let mut written = Ok(0);
+    let mut at = 0;
+    while !data.is_empty() {
+        written = file.write(cx, Write::at(at), data.clone()).await;
+        match written {
+            Ok(0) => written = Err(Error::new(Errno::EIO).because("a write of nothing")),
+            Ok(count) => (at, data) = (at + count as u64, data.slice(count..data.len())),
+            Err(_) => {}
+        }
+        if written.is_err() {
+            break;
+        }
+    }
+    let flushed = file.flush(cx, LockOwner(0)).await;
+    let closed = file.close(cx).await;
+    written.and(flushed).and(closed)
+}
+
 /// Opening again after the server lost its state: the rights were checked at the first
 /// open, and the file's mode may forbid by now what was allowed then.
 fn as_system(cx: &Context) -> Context {
     Context { who: Identity::system(), internal: true, ..cx.clone() }
+}
+
+/// What a client that caches wants to know besides, so that it need not ask. An error is
+/// told when it does.
+async fn at_open(session: &Session, cx: &Context, handle: u64, how: OpenHow) -> Option<AtOpen> {
+    let file = session.file(handle).filter(|_| how.with_attr)?;
+    let attr = file.getattr(cx).await.ok()?;
+    let no_capability = no_capability(&*session.export.fs, cx, file.id(), how).await;
+    Some(AtOpen { attr, no_capability })
+}
+
+/// Whether it is known that a file just opened has no `security.capability`. That matters to
+/// those who write, for their kernel wants to remove it.
+async fn no_capability(fs: &dyn FileSystem, cx: &Context, id: FileId, how: OpenHow) -> bool {
+    how.with_attr
+        && how.writes()
+        && fs
+            .getxattr(cx, id, b"security.capability")
+            .await
+            .is_err_and(|error| matches!(error.errno(), Errno::ENODATA | Errno::ENOTSUP))
+}
+
+/// An opening that an earlier life of the server carried out is answered again, and this
+/// one has not the file: it is opened, else it could go before its client uses it.
+pub(crate) async fn open_replayed(
+    session: &Session,
+    cx: &Context,
+    op: Op,
+    body: &[u8],
+    answer: &[u8],
+) {
+    let mut input = Input(answer);
+    if !ReplyHead::get_message(&mut input).is_ok_and(|head| head.errno == 0) {
+        return;
+    }
+    let opened = match Call::get(op, &mut Input(body)) {
+        Ok(Call::Create { how, handle, .. }) | Ok(Call::Tmpfile { how, handle, .. }) => {
+            input.get::<Entry>().ok().map(|entry| (entry.id, how.open, handle))
+        }
+        Ok(Call::Open { id, how, handle, .. }) => Some((id, how, handle)),
+        _ => None,
+    };
+    let Some((id, how, handle)) = opened.filter(|(_, _, handle)| !session.has_file(*handle)) else {
+        return;
+    };
+    let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
+    if let Ok(file) = session.export.fs.open(&as_system(cx), id, how).await {
+        let _ = keep(session, cx, handle, file).await; // its client will find out
+    }
 }
 
 async fn keep(session: &Session, cx: &Context, handle: u64, file: Arc<dyn OpenFile>) -> Result<()> {
@@ -305,6 +419,7 @@ pub(crate) fn describe(op: Op, body: &[u8]) -> String {
         | Ok(Call::Make { dir, name: bytes, .. })
         | Ok(Call::Remove { dir, name: bytes, .. })
         | Ok(Call::Create { dir, name: bytes, .. })
+        | Ok(Call::Put { dir, name: bytes, .. })
         | Ok(Call::Link { dir, name: bytes, .. }) => format!("{dir}/{}", name(bytes)),
         Ok(Call::Rename { from, from_name, to, to_name, .. }) => {
             format!("{from}/{} -> {to}/{}", name(from_name), name(to_name))

@@ -8,6 +8,7 @@ use dray_core::FileSystem;
 use dray_fabric::{BufferPool, Peer};
 
 use crate::server::order::Order;
+use crate::server::returning::Returning;
 
 /// A file system under the name by which clients ask for it.
 pub struct Export {
@@ -18,6 +19,7 @@ pub struct Export {
     /// Who may use it; empty: everybody who gets to the port.
     pub allow: Vec<Allow>,
     pub(crate) order: Arc<Order>,
+    pub(crate) returning: Returning,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
     pub(crate) pool: BufferPool,
 }
@@ -25,8 +27,14 @@ pub struct Export {
 impl Export {
     /// Offers `fs` as `name`.
     pub fn new(name: &str, fs: Arc<dyn FileSystem>, allow: Vec<Allow>) -> Export {
-        let pool = BufferPool::new(0, 0);
-        Export { name: name.to_owned(), fs, allow, order: Arc::default(), pool }
+        Export {
+            name: name.to_owned(),
+            fs,
+            allow,
+            order: Arc::default(),
+            returning: Returning::default(),
+            pool: BufferPool::new(0, 0),
+        }
     }
 
     /// Whether clients at `peer` may use it. Processes of this machine, by Unix socket,

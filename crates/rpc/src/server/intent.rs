@@ -3,17 +3,21 @@
 //!
 //! An intent holds what was under the names before the change. The server that finds an
 //! intent without an answer looks what is there now. That decides it, because changes
-//! of one directory happen one after the other ([`Order`](crate::server::order::Order))
+//! of the same thing happen one after the other ([`Order`](crate::server::order::Order))
 //! and nobody but dray changes the directory; where somebody else does, the guess is as
-//! good as looking can be, and it is logged.
+//! good as looking can be. Changes that set something, such as a write at an offset, need
+//! no decision: they are made again, and nobody else gets at the same before.
+
+use std::cell::Cell;
 
 use dray_core::{
-    Context, Entry, Errno, FileId, FileSystem, Identity, Name, Op, RenameHow, Result, SetAttr,
+    Context, Entry, Errno, FileId, FileSystem, FileType, Identity, Name, Op, RenameHow, Result,
+    Write,
 };
 
 use crate::server::execute::Reply;
 use crate::server::journal::INTENT_MAX_BYTES;
-use crate::server::order::Turn;
+use crate::server::order::{Span, Turn};
 use crate::server::session::Session;
 use crate::wire::{Call, Input, Malformed, Wire};
 
@@ -23,18 +27,85 @@ pub(crate) enum Settled {
     Undone,
     /// It was applied; this is the answer that its client waits for.
     Done(Vec<u8>),
-    /// Data for the end of the file belong here; writing them again does no harm.
-    AppendAt(u64),
+    /// It may have been, wholly or in part. Making it again sets that right, as long as
+    /// nobody touches the same before: it is kept for whoever asked.
+    Cut(CutShort),
 }
 
-/// The order in which a change takes its turn, and the intent to note.
+/// What a change that was cut short is about.
+pub(crate) struct CutShort {
+    pub(crate) held: Vec<(FileId, Span)>,
+    pub(crate) amend: Option<Amend>,
+}
+
+/// What of a call is not as it was asked for when it is made again.
+#[derive(Clone, Copy)]
+pub(crate) enum Amend {
+    /// Data for the end of the file go where that was.
+    AppendAt(u64),
+    /// A copy within a file takes what was there, not what it has put behind that.
+    CopyAtMost(u64),
+    /// This file is to be written, whatever name it has now. If `made`, it was made for
+    /// that, so that its mode does not limit the writing.
+    Put { id: FileId, made: bool },
+}
+
+impl Amend {
+    /// The call to make.
+    pub(crate) fn apply<'a>(self, call: Call<'a>) -> Call<'a> {
+        match (self, call) {
+            (Amend::AppendAt(at), Call::Write { handle, how }) => {
+                Call::Write { handle, how: Write { at, append: false, ..how } }
+            }
+            (Amend::CopyAtMost(most), Call::CopyRange { handle, at, to, to_at, len_bytes }) => {
+                Call::CopyRange { handle, at, to, to_at, len_bytes: len_bytes.min(most) }
+            }
+            (_, call) => call, // a put looks itself
+        }
+    }
+
+    /// The intent to note instead, where looking once more could find something else.
+    pub(crate) fn intent(self, old: &[u8]) -> Option<Vec<u8>> {
+        let Amend::Put { id, made } = self else { return None };
+        let mut input = Input(old);
+        let place: (FileId, &[u8]) = input.get().ok()?;
+        let before: Option<FileId> = input.get().ok()?;
+        let mut intent = Vec::with_capacity(INTENT_MAX_BYTES);
+        (place, (before, Some((id, made)))).put(&mut intent);
+        Some(intent)
+    }
+}
+
+impl CutShort {
+    fn of(file: FileId, span: Span) -> Settled {
+        Settled::Cut(CutShort { held: vec![(file, span)], amend: None })
+    }
+}
+
+/// A change's turn, and the intent to note before it.
+#[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) intent: Vec<u8>,
-    _turn: Turn,
+    _turns: [Option<Turn>; 2],
 }
 
-/// What most intents take, bytes.
-const INTENT_BYTES: usize = 128;
+thread_local! {
+    /// The memory of the last intent, for the next.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+impl Plan {
+    fn new(intent: Vec<u8>, turn: Turn, second: Option<Turn>) -> Plan {
+        Plan { intent, _turns: [Some(turn), second] }
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        let intent = std::mem::take(&mut self.intent);
+        let _ = SPARE.try_with(|spare| spare.set(intent)); // the thread may be ending
+    }
+}
 
 /// Waits for the turn of a change and looks at what there is before it. None for a call
 /// that may be repeated without harm.
@@ -44,59 +115,141 @@ pub(crate) async fn plan(
     call: &Call<'_>,
     data_bytes: usize,
 ) -> Option<Plan> {
+    let mut intent = SPARE.take();
+    intent.clear();
+    let plan = match repeatable(session, call, data_bytes) {
+        Some((file, span)) => {
+            (false, (file, span)).put(&mut intent);
+            Plan::new(intent, session.export.order.turn(file, span).await, None)
+        }
+        None => plan_looked_at(session, cx, call, data_bytes, intent).await?,
+    };
+    // Only names that no file system takes make it longer: such a call changes nothing.
+    (plan.intent.len() <= INTENT_MAX_BYTES).then_some(plan)
+}
+
+/// What a change is about whose repetition sets the same again, so that there is no need
+/// to know whether it was made.
+fn repeatable(session: &Session, call: &Call<'_>, data_bytes: usize) -> Option<(FileId, Span)> {
+    let id = |handle: &u64| session.file(*handle).map(|file| file.id());
+    Some(match call {
+        Call::Write { handle, how } if !how.append => {
+            (id(handle)?, Span::bytes(how.at, data_bytes as u64))
+        }
+        Call::CopyRange { handle, to, to_at, len_bytes, .. } if id(handle)? != id(to)? => {
+            (id(to)?, Span::bytes(*to_at, *len_bytes))
+        }
+        Call::Allocate { handle, .. } | Call::SetFlags { handle, .. } => (id(handle)?, Span::ALL),
+        Call::Setattr { id, .. } | Call::Open { id, .. } => (*id, Span::ALL),
+        _ => return None,
+    })
+}
+
+async fn plan_looked_at(
+    session: &Session,
+    cx: &Context,
+    call: &Call<'_>,
+    data_bytes: usize,
+    mut intent: Vec<u8>,
+) -> Option<Plan> {
     let fs = &*session.export.fs;
     let order = &session.export.order;
-    let system = Context { who: Identity::system(), internal: true, cancel: None, ..cx.clone() };
-    let cx = &system;
-    let mut intent = Vec::with_capacity(INTENT_BYTES);
+    let cx = &Context { who: Identity::system(), internal: true, cancel: None, ..cx.clone() };
+    let mut second = None;
     let turn = match call {
         Call::Make { dir, name, .. }
         | Call::Create { dir, name, .. }
         | Call::Link { dir, name, .. }
         | Call::Remove { dir, name, .. } => {
-            let turn = order.turn(*dir, None).await;
+            let turn = order.turn(*dir, Span::ALL).await;
             (*dir, *name).put(&mut intent);
-            find(fs, cx, *dir, name).await.map(|entry| entry.id).put(&mut intent);
+            let entry = find(fs, cx, *dir, name).await;
+            let before = entry.as_ref().map(|entry| entry.id);
+            before.put(&mut intent);
+            if let (Call::Remove { .. }, Some(victim)) = (call, &entry) {
+                session.export.returning.keep(fs, cx, victim).await;
+            }
+            if let (Call::Create { how, .. }, Some(entry)) = (call, &entry) {
+                let cuts = how.open.truncates() && !how.exclusive && is_regular(entry);
+                cuts.put(&mut intent);
+                if cuts {
+                    second = Some(order.turn(entry.id, Span::ALL).await);
+                }
+            }
+            turn
+        }
+        Call::Put { dir, name, .. } => {
+            let turn = order.turn(*dir, Span::ALL).await;
+            let entry = find(fs, cx, *dir, name).await;
+            let before = entry.as_ref().map(|entry| entry.id);
+            ((*dir, *name), (before, None::<(FileId, bool)>)).put(&mut intent);
+            if let Some(file) = entry.filter(is_regular) {
+                second = Some(order.turn(file.id, Span::ALL).await);
+            }
             turn
         }
         Call::Rename { from, from_name, to, to_name, how } => {
-            let turn = order.turn(*from, Some(*to)).await;
+            let (turn, other) = order.turns(*from, *to).await;
+            second = other;
             ((*from, *from_name), (*to, *to_name)).put(&mut intent);
             how.put(&mut intent);
             find(fs, cx, *from, from_name).await.map(|entry| entry.id).put(&mut intent);
-            find(fs, cx, *to, to_name).await.map(|entry| entry.id).put(&mut intent);
+            let victim = find(fs, cx, *to, to_name).await;
+            victim.as_ref().map(|entry| entry.id).put(&mut intent);
+            if let (RenameHow::Replace, Some(victim)) = (how, &victim) {
+                session.export.returning.keep(fs, cx, victim).await;
+            }
             turn
         }
-        Call::Write { handle, how } if how.append => {
+        Call::Write { handle, .. } => {
             let file = session.file(*handle)?;
-            let turn = order.turn(file.id(), None).await;
+            let turn = order.turn(file.id(), Span::ALL).await;
             let size = file.getattr(cx).await.ok()?.size;
-            (file.id(), (size, data_bytes as u64)).put(&mut intent);
+            (true, (file.id(), (size, data_bytes as u64))).put(&mut intent);
+            turn
+        }
+        Call::CopyRange { handle, at, .. } => {
+            let file = session.file(*handle)?;
+            let turn = order.turn(file.id(), Span::ALL).await;
+            let size = file.getattr(cx).await.ok()?.size;
+            (true, (file.id(), size.saturating_sub(*at))).put(&mut intent);
             turn
         }
         Call::Setxattr { id, name, .. } | Call::Removexattr { id, name } => {
-            let turn = order.turn(*id, None).await;
+            let turn = order.turn(*id, Span::ALL).await;
             (*id, *name).put(&mut intent);
             fs.getxattr(cx, *id, name).await.is_ok().put(&mut intent);
             turn
         }
         _ => return None,
     };
-    // Only names that no file system takes make it longer: such a call changes nothing.
-    (intent.len() <= INTENT_MAX_BYTES).then_some(Plan { intent, _turn: turn })
+    Some(Plan::new(intent, turn, second))
 }
 
 /// Finds out what came of a change.
 pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settled {
     let settled = match op {
-        Op::Make | Op::Create | Op::Link => settle_new_name(fs, intent).await,
+        Op::Make | Op::Create | Op::Link => settle_new_name(fs, op, intent).await,
         Op::Remove => settle_remove(fs, intent).await,
         Op::Rename => settle_rename(fs, intent).await,
-        Op::Write => settle_append(fs, intent).await,
+        Op::Write => settle_write(fs, intent).await,
+        Op::CopyRange => settle_copy(intent),
+        Op::Put => settle_put(fs, intent).await,
         Op::Setxattr | Op::Removexattr => settle_xattr(fs, op, intent).await,
-        _ => Ok(Settled::Undone),
+        _ => settle_repeatable(intent),
     };
     settled.unwrap_or(Settled::Undone)
+}
+
+fn settle_repeatable(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
+    let (_, (file, span)): (bool, (FileId, Span)) = Input::whole(intent)?;
+    Ok(CutShort::of(file, span))
+}
+
+/// Of these alone a change of the directory takes the turn too: the turn of a directory
+/// behind that of another, out of their order, could wait for ever.
+fn is_regular(entry: &Entry) -> bool {
+    entry.attr.file_type() == FileType::Regular
 }
 
 async fn find(fs: &dyn FileSystem, cx: &Context, dir: FileId, name: &[u8]) -> Option<Entry> {
@@ -105,13 +258,25 @@ async fn find(fs: &dyn FileSystem, cx: &Context, dir: FileId, name: &[u8]) -> Op
 
 async fn settle_new_name(
     fs: &dyn FileSystem,
+    op: Op,
     intent: &[u8],
 ) -> std::result::Result<Settled, Malformed> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
+    if let Some(file) = before
+        && op == Op::Create
+        && input.get()?
+    {
+        let held = vec![(file, Span::ALL), (dir, Span::ALL)];
+        return Ok(Settled::Cut(CutShort { held, amend: None }));
+    }
     let now = find(fs, &Context::system(), dir, name).await;
     Ok(match (before, now) {
+        // Nothing is known of its extended attributes.
+        (None, Some(entry)) if op == Op::Create => {
+            Settled::Done(Reply::success(&(entry, false)).message)
+        }
         (None, Some(entry)) => Settled::Done(Reply::success(&entry).message),
         _ => Settled::Undone,
     })
@@ -152,25 +317,47 @@ async fn settle_rename(
     Ok(if applied { Settled::Done(Reply::success(&()).message) } else { Settled::Undone })
 }
 
-async fn settle_append(
+async fn settle_write(
     fs: &dyn FileSystem,
     intent: &[u8],
 ) -> std::result::Result<Settled, Malformed> {
-    let (id, (before, len)): (FileId, (u64, u64)) = Input::whole(intent)?;
-    let cx = Context::system();
-    let Ok(now) = fs.getattr(&cx, id).await else { return Ok(Settled::Undone) };
-    let end = before.checked_add(len).ok_or(Malformed("an append beyond the longest file"))?;
+    if intent.first() == Some(&0) {
+        return settle_repeatable(intent);
+    }
+    let (_, (file, (before, _))): (bool, (FileId, (u64, u64))) = Input::whole(intent)?;
+    let Ok(now) = fs.getattr(&Context::system(), file).await else { return Ok(Settled::Undone) };
     if now.size <= before {
         return Ok(Settled::Undone);
     }
-    // Begun. A kill can end a write half way: the place is kept until the data come again.
-    if now.size < end {
-        let set = SetAttr { size: Some(end), ..SetAttr::default() };
-        if let Err(error) = fs.setattr(&cx, id, set).await {
-            log::error!("{id}: cannot keep the place of an append that was cut short: {error}");
-        }
+    // Begun; a kill can end a write half way. Nobody else could make the file longer.
+    let held = vec![(file, Span::ALL)];
+    Ok(Settled::Cut(CutShort { held, amend: Some(Amend::AppendAt(before)) }))
+}
+
+fn settle_copy(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
+    if intent.first() == Some(&0) {
+        return settle_repeatable(intent);
     }
-    Ok(Settled::AppendAt(before))
+    let (_, (file, most)): (bool, (FileId, u64)) = Input::whole(intent)?;
+    let held = vec![(file, Span::ALL)];
+    Ok(Settled::Cut(CutShort { held, amend: Some(Amend::CopyAtMost(most)) }))
+}
+
+async fn settle_put(fs: &dyn FileSystem, intent: &[u8]) -> std::result::Result<Settled, Malformed> {
+    let mut input = Input(intent);
+    let (dir, name): (FileId, &[u8]) = input.get()?;
+    let (before, begun): (Option<FileId>, Option<(FileId, bool)>) = input.get()?;
+    let now = find(fs, &Context::system(), dir, name).await.map(|entry| entry.id);
+    let (id, made) = match (begun, before, now) {
+        (Some(begun), _, _) => begun,
+        (None, None, Some(made)) => (made, true),
+        // Cut and written, or not yet: once more into the same file is the same.
+        (None, Some(before), Some(now)) if before == now => (now, false),
+        _ => return Ok(Settled::Undone),
+    };
+    // The name is free for others: the data go to the file, whatever name it has.
+    let held = vec![(id, Span::ALL)];
+    Ok(Settled::Cut(CutShort { held, amend: Some(Amend::Put { id, made }) }))
 }
 
 async fn settle_xattr(
@@ -185,11 +372,12 @@ async fn settle_xattr(
     let exists = match &now {
         Ok(_) => true,
         Err(error) if error.errno() == Errno::ENODATA => false,
-        Err(_) => return Ok(Settled::Undone),
+        Err(_) => return Ok(CutShort::of(id, Span::ALL)),
     };
     let applied = match op {
         Op::Setxattr => !existed && exists,
         _ => existed && !exists,
     };
-    Ok(if applied { Settled::Done(Reply::success(&()).message) } else { Settled::Undone })
+    let done = || Settled::Done(Reply::success(&()).message);
+    Ok(if applied { done() } else { CutShort::of(id, Span::ALL) })
 }

@@ -59,6 +59,9 @@ pub trait SlotLog: Send + Sync + 'static {
     /// It was answered. `answer` is at most [`ANSWER_MAX_BYTES`].
     fn done(&self, slot: u32, sequence: u32, answer: &[u8]);
 
+    /// Slots that there are.
+    fn count(&self) -> u32;
+
     /// Everything noted, by slot.
     fn records(&self) -> Vec<(u32, SlotRecord)>;
 
@@ -102,8 +105,8 @@ impl MemoryJournal {
 }
 
 impl Journal for MemoryJournal {
-    fn create(&self, session: &SessionRecord, _: u32) -> io::Result<Arc<dyn SlotLog>> {
-        let log = Arc::new(MemoryLog::default());
+    fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
+        let log = Arc::new(MemoryLog { slots, state: Mutex::default() });
         self.lock().insert(session.id, (session.clone(), log.clone()));
         Ok(log)
     }
@@ -120,8 +123,8 @@ impl Journal for MemoryJournal {
     }
 }
 
-#[derive(Default)]
 struct MemoryLog {
+    slots: u32,
     state: Mutex<(BTreeMap<u32, SlotRecord>, bool)>,
 }
 
@@ -142,6 +145,10 @@ impl SlotLog for MemoryLog {
         assert!(answer.len() <= ANSWER_MAX_BYTES);
         let record = SlotRecord::Answer { sequence, answer: answer.to_vec() };
         self.lock().0.insert(slot, record);
+    }
+
+    fn count(&self) -> u32 {
+        self.slots
     }
 
     fn records(&self) -> Vec<(u32, SlotRecord)> {

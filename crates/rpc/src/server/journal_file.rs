@@ -313,6 +313,10 @@ impl SlotLog for FileLog {
         self.store(at, sequence, STATE_ANSWER, 0);
     }
 
+    fn count(&self) -> u32 {
+        self.slots
+    }
+
     fn records(&self) -> Vec<(u32, SlotRecord)> {
         let slot = |slot| Some((slot, self.record(self.slot(slot)?)?));
         (0..self.slots).filter_map(slot).collect()

@@ -10,6 +10,7 @@ mod intent;
 mod journal;
 mod journal_file;
 mod order;
+mod returning;
 mod service;
 mod session;
 mod slots;

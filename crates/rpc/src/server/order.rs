@@ -1,105 +1,261 @@
-//! Changes in one directory, one after the other.
+//! Changes of the same thing, one after the other.
 //!
 //! Between the noting of an intent and the noting of its answer nobody else may change
-//! the names that it is about; else looking could not tell, after a death in between,
-//! whether it was applied.
+//! what it is about: the names of a directory, some bytes of a file. Else nobody could
+//! tell, after a death in between, whether it was applied, and making it again could undo
+//! what somebody else did since.
 
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use dray_core::FileId;
 
-/// Directories share this many queues.
-const QUEUES: usize = 256;
+use crate::wire::{Input, Malformed, Wire};
 
-/// The queues of one export.
+/// Independent parts of the table, so that threads seldom meet.
+const SHARDS: usize = 64;
+
+/// What of a file or directory a change is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// First byte.
+    start: u64,
+    /// The byte after the last.
+    end: u64,
+}
+
+impl Span {
+    /// Everything: attributes, size, names.
+    pub(crate) const ALL: Span = Span { start: 0, end: u64::MAX };
+
+    /// `len` bytes from `at` on.
+    pub(crate) fn bytes(at: u64, len: u64) -> Span {
+        Span { start: at, end: at.saturating_add(len.max(1)) }
+    }
+
+    fn meets(self, other: Span) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+}
+
+impl<'a> Wire<'a> for Span {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.start, self.end).put(out);
+    }
+    fn get(input: &mut Input<'a>) -> Result<Span, Malformed> {
+        let (start, end) = input.get()?;
+        Ok(Span { start, end })
+    }
+}
+
+/// The turns of one export.
 pub(crate) struct Order {
-    queues: Vec<Mutex<Queue>>,
+    shards: Vec<Mutex<Shard>>,
+    /// Turns of changes that a server's death cut short.
+    cut: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Queue {
-    taken: bool,
-    waiting: Vec<Waker>,
+struct Shard {
+    next_ticket: u64,
+    files: HashMap<FileId, Claims>,
 }
 
-/// Up to two queues held; let go in the end.
+/// Who changes a file now, and who waits for that. Nearly always one claim.
+#[derive(Default)]
+struct Claims {
+    first: Option<Claim>,
+    more: Vec<Claim>,
+}
+
+struct Claim {
+    ticket: u64,
+    span: Span,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Behind those with lower tickets that want some of the same.
+    Waits(Waker),
+    Has,
+    /// Begun by a server that died; reads wait for it, too.
+    Cut,
+}
+
+impl Claims {
+    fn iter(&self) -> impl Iterator<Item = &Claim> {
+        self.first.iter().chain(&self.more)
+    }
+
+    fn push(&mut self, claim: Claim) {
+        match &mut self.first {
+            none @ None => *none = Some(claim),
+            Some(_) => self.more.push(claim),
+        }
+    }
+
+    fn find(&mut self, ticket: u64) -> Option<&mut Claim> {
+        self.first.iter_mut().chain(&mut self.more).find(|claim| claim.ticket == ticket)
+    }
+
+    /// Takes a claim out. Answers whom to wake: who may have its turn by that.
+    fn remove(&mut self, ticket: u64) -> Vec<Waker> {
+        let gone = match &self.first {
+            Some(first) if first.ticket == ticket => std::mem::replace(
+                &mut self.first,
+                (!self.more.is_empty()).then(|| self.more.swap_remove(0)),
+            ),
+            _ => {
+                let at = self.more.iter().position(|claim| claim.ticket == ticket);
+                at.map(|at| self.more.swap_remove(at))
+            }
+        };
+        let Some(gone) = gone else { return Vec::new() };
+        let waits = |claim: &Claim| match &claim.stage {
+            Stage::Waits(waker) if claim.span.meets(gone.span) => Some(waker.clone()),
+            _ => None,
+        };
+        self.iter().filter_map(waits).collect()
+    }
+
+    /// Whether a claim with this ticket has to wait.
+    fn bars(&self, ticket: u64, span: Span) -> bool {
+        self.iter().any(|other| {
+            let before = other.ticket < ticket || !matches!(other.stage, Stage::Waits(_));
+            other.ticket != ticket && before && other.span.meets(span)
+        })
+    }
+}
+
+/// A turn, or a place in the queue for it; given back in the end.
 pub(crate) struct Turn {
     order: Arc<Order>,
-    held: [Option<usize>; 2],
+    file: FileId,
+    ticket: u64,
+    cut: bool,
 }
 
 impl Default for Order {
     fn default() -> Order {
-        Order { queues: (0..QUEUES).map(|_| Mutex::default()).collect() }
+        Order { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), cut: AtomicUsize::new(0) }
     }
 }
 
 impl Order {
-    fn lock(&self, queue: usize) -> MutexGuard<'_, Queue> {
-        self.queues[queue].lock().unwrap_or_else(PoisonError::into_inner)
+    fn shard(&self, file: FileId) -> MutexGuard<'_, Shard> {
+        // Fibonacci hashing (Knuth 6.4): inode numbers come in runs.
+        let mixed = (file.ino ^ file.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        self.shards[mixed as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody else changes these files or directories.
-    pub(crate) async fn turn(self: &Arc<Order>, first: FileId, second: Option<FileId>) -> Turn {
-        let mut wanted = [Some(queue_of(first)), second.map(queue_of)];
-        if wanted[1] == wanted[0] {
-            wanted[1] = None;
-        }
-        wanted.sort_by_key(|queue| queue.unwrap_or(QUEUES)); // the same order for everybody
-        let mut turn = Turn { order: self.clone(), held: [None, None] };
-        for (place, queue) in wanted.into_iter().enumerate() {
-            let Some(queue) = queue else { continue };
-            std::future::poll_fn(|task| {
-                let mut state = self.lock(queue);
-                if !std::mem::replace(&mut state.taken, true) {
-                    return Poll::Ready(());
-                }
-                state.waiting.push(task.waker().clone());
-                Poll::Pending
-            })
-            .await;
-            turn.held[place] = Some(queue);
-        }
+    fn enter(self: &Arc<Order>, file: FileId, span: Span, stage: Stage) -> Turn {
+        let cut = matches!(stage, Stage::Cut);
+        let mut shard = self.shard(file);
+        let ticket = shard.next_ticket;
+        shard.next_ticket += 1;
+        shard.files.entry(file).or_default().push(Claim { ticket, span, stage });
+        Turn { order: self.clone(), file, ticket, cut }
+    }
+
+    /// Waits until nobody else changes any of the same. Who came first goes first.
+    pub(crate) async fn turn(self: &Arc<Order>, file: FileId, span: Span) -> Turn {
+        let turn = self.enter(file, span, Stage::Waits(Waker::noop().clone()));
+        std::future::poll_fn(|task| {
+            let mut shard = self.shard(file);
+            let Some(claims) = shard.files.get_mut(&file) else { return Poll::Ready(()) };
+            let barred = claims.bars(turn.ticket, span);
+            if let Some(claim) = claims.find(turn.ticket) {
+                claim.stage = if barred { Stage::Waits(task.waker().clone()) } else { Stage::Has };
+            }
+            if barred { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
         turn
+    }
+
+    /// The turns of two directories, in the same order for everybody.
+    pub(crate) async fn turns(self: &Arc<Order>, one: FileId, two: FileId) -> (Turn, Option<Turn>) {
+        let key = |file: &FileId| (file.ino, file.generation);
+        let (first, second) = if key(&one) <= key(&two) { (one, two) } else { (two, one) };
+        let turn = self.turn(first, Span::ALL).await;
+        if first == second {
+            return (turn, None);
+        }
+        (turn, Some(self.turn(second, Span::ALL).await))
+    }
+
+    /// The turn of a change that a server before us had begun. Nobody can be in the way:
+    /// it had its turn when that server died.
+    pub(crate) fn hold(self: &Arc<Order>, file: FileId, span: Span) -> Turn {
+        self.cut.fetch_add(1, Ordering::SeqCst);
+        self.enter(file, span, Stage::Cut)
+    }
+
+    /// Waits until no change of these bytes is cut short: they may be half written.
+    pub(crate) async fn whole(self: &Arc<Order>, file: FileId, span: Span) {
+        if self.cut.load(Ordering::SeqCst) == 0 {
+            return; // as good as always
+        }
+        let is_cut = {
+            let shard = self.shard(file);
+            shard.files.get(&file).is_some_and(|claims| {
+                let cut = |claim: &Claim| matches!(claim.stage, Stage::Cut);
+                claims.iter().any(|claim| cut(claim) && claim.span.meets(span))
+            })
+        };
+        if is_cut {
+            drop(self.turn(file, span).await);
+        }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        for queue in self.held.into_iter().flatten() {
-            let mut state = self.order.lock(queue);
-            state.taken = false;
-            let waiting = std::mem::take(&mut state.waiting);
-            drop(state);
-            waiting.into_iter().for_each(Waker::wake);
+        if self.cut {
+            self.order.cut.fetch_sub(1, Ordering::SeqCst);
         }
+        let mut shard = self.order.shard(self.file);
+        let Some(claims) = shard.files.get_mut(&self.file) else { return };
+        let wakers = claims.remove(self.ticket);
+        if claims.first.is_none() {
+            shard.files.remove(&self.file);
+        }
+        drop(shard);
+        wakers.into_iter().for_each(Waker::wake);
     }
-}
-
-fn queue_of(id: FileId) -> usize {
-    // Fibonacci hashing (Knuth 6.4): inode numbers come in runs.
-    ((id.ino ^ id.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize % QUEUES
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn simulate(test: impl Future<Output = ()>) {
+        dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 5 }).unwrap().block_on(test);
+    }
+
+    fn file(ino: u64) -> FileId {
+        FileId { ino, generation: 0 }
+    }
+
+    fn is_free(order: &Arc<Order>, span: Span) -> bool {
+        let mut turn = std::pin::pin!(order.turn(file(1), span));
+        let mut task = std::task::Context::from_waker(Waker::noop());
+        turn.as_mut().poll(&mut task).is_ready()
+    }
+
     #[test]
     fn one_turn_at_a_time_and_no_deadlock_between_pairs() {
-        let mut executor =
-            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 5 }).unwrap();
-        executor.block_on(async {
+        simulate(async {
             let order = Arc::new(Order::default());
             let inside = Arc::new(Mutex::new(0));
-            let ids = [1, 2].map(|ino| FileId { ino, generation: 0 });
             let tasks: Vec<_> = (0..50)
                 .map(|n| {
                     let (order, inside) = (order.clone(), inside.clone());
-                    let pair = if n % 2 == 0 { [ids[0], ids[1]] } else { [ids[1], ids[0]] };
+                    let pair = if n % 2 == 0 { [1, 2] } else { [2, 1] };
                     dray_rt::spawn_join(async move {
-                        let _turn = order.turn(pair[0], Some(pair[1])).await;
+                        let _turns = order.turns(file(pair[0]), file(pair[1])).await;
                         *inside.lock().unwrap() += 1;
                         dray_rt::yield_now().await;
                         assert_eq!(*inside.lock().unwrap(), 1);
@@ -110,6 +266,44 @@ mod tests {
             for task in tasks {
                 task.await.unwrap();
             }
+            assert!(order.shards.iter().all(|shard| shard.lock().unwrap().files.is_empty()));
+        });
+    }
+
+    #[test]
+    fn what_does_not_meet_goes_on_side_by_side() {
+        simulate(async {
+            let order = Arc::new(Order::default());
+            let one = order.turn(file(1), Span::bytes(0, 10)).await;
+            assert!(is_free(&order, Span::bytes(10, 10)));
+            assert!(!is_free(&order, Span::bytes(9, 1)) && !is_free(&order, Span::ALL));
+            // Who waits for everything is not passed by those that come later.
+            let mut all = std::pin::pin!(order.turn(file(1), Span::ALL));
+            let mut task = std::task::Context::from_waker(Waker::noop());
+            assert!(all.as_mut().poll(&mut task).is_pending());
+            assert!(!is_free(&order, Span::bytes(10, 10)));
+            drop(one);
+            assert!(all.as_mut().poll(&mut task).is_ready());
+        });
+    }
+
+    #[test]
+    fn a_change_cut_short_keeps_its_turn_and_readers_out() {
+        simulate(async {
+            let order = Arc::new(Order::default());
+            order.whole(file(1), Span::ALL).await;
+            let cut = order.hold(file(1), Span::bytes(5, 5));
+            assert!(is_free(&order, Span::bytes(0, 5)) && !is_free(&order, Span::bytes(9, 2)));
+            order.whole(file(1), Span::bytes(0, 5)).await;
+            let reader = dray_rt::spawn_join({
+                let order = order.clone();
+                async move { order.whole(file(1), Span::bytes(8, 1)).await }
+            });
+            dray_rt::yield_now().await;
+            assert!(!is_free(&order, Span::bytes(8, 1)));
+            drop(cut);
+            reader.await.unwrap();
+            assert!(is_free(&order, Span::ALL));
         });
     }
 }

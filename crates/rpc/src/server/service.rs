@@ -37,6 +37,10 @@ pub enum Sabotage {
     Fence,
     /// Locks that are claimed again are said to be had, and are not.
     Reclaim,
+    /// What the death of the process cut short is not kept for whoever asked for it.
+    Turns,
+    /// Files that are removed while clients come back are not kept for them.
+    Custody,
 }
 
 /// How a server behaves.
@@ -150,8 +154,11 @@ impl Server {
             };
             let options = &self.inner.options;
             let session = Session::new(record, export, options, log);
-            session.slots.restore(&*session.export.fs).await;
+            session.slots.restore(&*session.export.fs, &session.export.order).await;
             session.begins_alone();
+            if options.sabotage != Some(Sabotage::Custody) {
+                session.export.returning.awaits(session.id);
+            }
             if session.slots.had_locks() {
                 awaited.insert(session.id);
             }
@@ -324,6 +331,7 @@ impl Inner {
         home.unwrap_or_else(Handle::current).spawn(async move {
             session.end().await;
             inner.grace.reclaimed(session.id);
+            session.export.returning.returned(session.id);
             inner.journal.remove(session.id);
             let _ = done.send(()); // nobody has to wait for it
         });

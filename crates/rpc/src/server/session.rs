@@ -97,7 +97,7 @@ impl Session {
             host: record.host,
             buffers: export.pool.share(),
             export,
-            slots: ReplaySlots::new(options.slots, log, options.sabotage),
+            slots: ReplaySlots::new(log, options.sabotage),
             calls: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
@@ -306,6 +306,7 @@ impl Session {
         };
         waits.values().for_each(|cancel| cancel.set());
         connections.values().for_each(|connection| connection.close());
+        self.slots.end();
     }
 
     /// Gives everything back after [`Session::cut_off`]: files are closed and with them

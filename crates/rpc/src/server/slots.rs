@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dray_core::{FileSystem, Op};
 use dray_fabric::Connection;
 
-use crate::server::intent::{self, Settled};
+use crate::server::intent::{self, Amend, CutShort, Settled};
 use crate::server::journal::{SlotLog, SlotRecord};
+use crate::server::order::{Order, Turn};
 use crate::server::service::Sabotage;
 
 /// Whether calls of this kind come in a slot: changes with a short answer. The answer of
@@ -19,7 +20,7 @@ pub(crate) fn holds(op: Op) -> bool {
     use Op::*;
     match op {
         Setattr | Make | Remove | Rename | Link | Open | Create | Tmpfile | Setxattr
-        | Removexattr | Write | Allocate | CopyRange | SetFlags => true,
+        | Removexattr | Write | Allocate | CopyRange | SetFlags | Put => true,
         Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
         | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close => false,
     }
@@ -42,13 +43,29 @@ struct Slot {
 
 #[derive(Default)]
 enum State {
+    /// Whatever number comes first is the first.
     #[default]
     Unused,
+    /// Changes up to this number are over; no answer is kept.
+    Over,
     /// Being applied; the answer goes where the client asked last.
     Running(Route),
     Done,
-    /// An append that the server's death cut short: its place in the file.
-    AppendAt(u64),
+    /// The server's death cut it short: its turn is kept until it comes again.
+    Cut(Again),
+}
+
+/// What a change has that is made again.
+pub(crate) struct Again {
+    pub(crate) _turns: Vec<Turn>,
+    pub(crate) amend: Option<Amend>,
+}
+
+impl Slot {
+    /// One in which everything up to `sequence` is over.
+    fn over(sequence: u32) -> Slot {
+        Slot { sequence, state: State::Over, answer: Vec::new() }
+    }
 }
 
 /// Where an answer goes.
@@ -62,8 +79,8 @@ pub(crate) struct Route {
 pub(crate) enum Verdict {
     /// Apply it.
     Fresh,
-    /// Apply it, at this offset instead of at the end of the file.
-    FreshAt(u64),
+    /// Apply it: a server before us began to.
+    Again(Again),
     /// It was applied: this was the answer, complete but for the tag.
     Replay(Vec<u8>),
     /// It is being applied; the answer will go to the connection that asked last.
@@ -75,40 +92,40 @@ pub(crate) enum Verdict {
 }
 
 impl ReplaySlots {
-    pub(crate) fn new(
-        count: u32,
-        log: Arc<dyn SlotLog>,
-        sabotage: Option<Sabotage>,
-    ) -> ReplaySlots {
-        let slots = Mutex::new((0..count).map(|_| Slot::default()).collect());
+    /// As many as there is room for in `log`.
+    pub(crate) fn new(log: Arc<dyn SlotLog>, sabotage: Option<Sabotage>) -> ReplaySlots {
+        let slots = Mutex::new((0..log.count()).map(|_| Slot::default()).collect());
         ReplaySlots { slots, log, sabotage }
     }
 
     /// Takes over what a server before us had noted.
-    pub(crate) async fn restore(&self, fs: &dyn FileSystem) {
+    pub(crate) async fn restore(&self, fs: &dyn FileSystem, order: &Arc<Order>) {
         for (number, record) in self.log.records() {
             let slot = match record {
+                SlotRecord::Answer { sequence, answer } if answer.is_empty() => {
+                    Slot::over(sequence)
+                }
                 SlotRecord::Answer { sequence, answer } => {
                     Slot { sequence, state: State::Done, answer }
                 }
                 SlotRecord::Intent { sequence, .. } if self.sabotage == Some(Sabotage::Intents) => {
-                    Slot { sequence: sequence.wrapping_sub(1), ..Slot::default() }
+                    Slot::over(sequence.wrapping_sub(1))
                 }
                 SlotRecord::Intent { sequence, op, intent } => {
                     match intent::settle(fs, op, &intent).await {
-                        Settled::Undone => {
-                            // The intent must go: a later life would settle it by what
-                            // others have changed since.
-                            let sequence = sequence.wrapping_sub(1);
-                            self.log.done(number, sequence, &[]);
-                            Slot { sequence, ..Slot::default() }
-                        }
+                        Settled::Undone => self.undone(number, sequence),
                         Settled::Done(answer) => {
                             self.log.done(number, sequence, &answer);
                             Slot { sequence, state: State::Done, answer }
                         }
-                        Settled::AppendAt(at) => {
-                            Slot { sequence, state: State::AppendAt(at), ..Slot::default() }
+                        Settled::Cut(cut) => {
+                            // The next life is not to look again: it could find something else.
+                            let noted = cut.amend.and_then(|amend| amend.intent(&intent));
+                            if let Some(intent) = noted {
+                                self.log.begin(number, sequence, op, &intent);
+                            }
+                            let state = State::Cut(self.keep(cut, order));
+                            Slot { sequence, state, answer: Vec::new() }
                         }
                     }
                 }
@@ -119,6 +136,47 @@ impl ReplaySlots {
         }
     }
 
+    fn keep(&self, cut: CutShort, order: &Arc<Order>) -> Again {
+        let CutShort { held, amend } = cut;
+        if self.sabotage == Some(Sabotage::Turns) {
+            return Again { _turns: Vec::new(), amend };
+        }
+        let _turns = held.into_iter().map(|(file, span)| order.hold(file, span)).collect();
+        Again { _turns, amend }
+    }
+
+    /// The slot of a change that was not applied. The intent must go: a later life would
+    /// settle it by what others have changed since.
+    fn undone(&self, number: u32, sequence: u32) -> Slot {
+        let before = sequence.wrapping_sub(1);
+        self.log.done(number, before, &[]);
+        Slot::over(before)
+    }
+
+    /// The client has nothing under way in this slot: what was cut short there will not
+    /// be asked for again.
+    pub(crate) fn idle(&self, number: u32) {
+        let mut slots = self.lock();
+        let Some(slot) = slots.get_mut(number as usize) else { return };
+        if matches!(slot.state, State::Cut(_)) {
+            let over = self.undone(number, slot.sequence);
+            let cut = std::mem::replace(slot, over);
+            drop(slots);
+            drop(cut);
+        }
+    }
+
+    /// The session is over, and all that was kept for it.
+    pub(crate) fn end(&self) {
+        let count = self.lock().len() as u32;
+        (0..count).for_each(|number| self.idle(number));
+    }
+
+    /// How many there are: as many as the session was granted by whichever server.
+    pub(crate) fn count(&self) -> u32 {
+        self.lock().len() as u32
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,14 +184,15 @@ impl ReplaySlots {
     pub(crate) fn begin(&self, slot: u32, sequence: u32, route: &Route) -> Verdict {
         let mut slots = self.lock();
         let Some(slot) = slots.get_mut(slot as usize) else { return Verdict::Unknown };
-        if sequence == slot.sequence {
+        let first = matches!(slot.state, State::Unused);
+        if sequence == slot.sequence && !first {
+            let running = State::Running(route.clone());
             return match &mut slot.state {
-                State::Unused => Verdict::Stale,
-                State::AppendAt(at) => {
-                    let at = *at;
-                    slot.state = State::Running(route.clone());
-                    Verdict::FreshAt(at)
-                }
+                State::Unused | State::Over => Verdict::Stale,
+                State::Cut(_) => match std::mem::replace(&mut slot.state, running) {
+                    State::Cut(again) => Verdict::Again(again),
+                    _ => Verdict::Stale,
+                },
                 State::Running(old) => {
                     *old = route.clone();
                     Verdict::Running
@@ -146,11 +205,14 @@ impl ReplaySlots {
             };
         }
         // Numbers wrap: half of them lie ahead.
-        if sequence.wrapping_sub(slot.sequence) > u32::MAX / 2 {
+        if !first && sequence.wrapping_sub(slot.sequence) > u32::MAX / 2 {
             return Verdict::Stale;
         }
         slot.sequence = sequence;
-        slot.state = State::Running(route.clone());
+        // What was cut short there has been given up.
+        let before = std::mem::replace(&mut slot.state, State::Running(route.clone()));
+        drop(slots);
+        drop(before);
         Verdict::Fresh
     }
 
@@ -188,5 +250,42 @@ impl ReplaySlots {
             State::Running(route) => Some(route),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::journal::{Journal, MemoryJournal, SessionRecord};
+    use dray_fabric::sim::Network;
+
+    /// A client that goes on counting in a new session was never answered once it had
+    /// counted half way round.
+    #[test]
+    fn a_new_session_begins_at_any_number_and_wraps() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(async {
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            let connection = network.connector("s").connect().await.unwrap();
+            let route = Route { connection, tag: 0 };
+            let record = SessionRecord {
+                id: 1,
+                secret: [0; 16],
+                node: 1,
+                export: String::new(),
+                host: String::new(),
+            };
+            let log = MemoryJournal::default().create(&record, 2).unwrap();
+            let slots = ReplaySlots::new(log, None);
+            for sequence in [u32::MAX - 1, u32::MAX, 0, 1] {
+                assert!(matches!(slots.begin(1, sequence, &route), Verdict::Fresh));
+                slots.done(1, sequence, b"answer");
+                assert!(matches!(slots.begin(1, sequence, &route), Verdict::Replay(_)));
+            }
+            assert!(matches!(slots.begin(1, u32::MAX, &route), Verdict::Stale));
+            assert!(matches!(slots.begin(2, 1, &route), Verdict::Unknown));
+        });
     }
 }

@@ -83,4 +83,7 @@ calls! {
     GetFlags { handle: u64 },
     SetFlags { handle: u64, flags: u32 },
     Close { handle: u64 },
+    /// Makes or replaces a file with the data that come along: create, write and close in
+    /// one. It is no method of the traits: the server makes the three calls.
+    Put { dir: FileId, name: Bytes<'a>, mode: u32 },
 }

@@ -58,7 +58,7 @@ wire_struct! {
     CallHead {
         /// Which operation.
         op: Op,
-        /// Room for flags; zero.
+        /// Bits of [`CallHead::ONE_WAY`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
         tag: u32,
@@ -78,6 +78,14 @@ wire_struct! {
 }
 
 impl CallHead {
+    /// Nobody waits for an answer, and none comes; `tag` says nothing. Only a close may be
+    /// such: it changes nothing when it comes again. Its sender keeps it until an answer
+    /// with [`ReplyHead::SETTLED`].
+    pub const ONE_WAY: u16 = 1;
+    /// One-way calls that a client may have sent and not yet heard of, and a server have
+    /// under way on one connection.
+    pub const ONE_WAY_MAX: usize = 64;
+
     /// Where `identity` stands in a message: its number differs between connections, so
     /// a call that is sent again gets another.
     pub const IDENTITY_AT: usize = 16;
@@ -116,7 +124,7 @@ wire_struct! {
     ReplyHead {
         /// How to take a failure.
         fate: Fate,
-        /// Bits of [`ReplyHead::UNKNOWN_HANDLE`] and later ones.
+        /// Bits of [`ReplyHead::UNKNOWN_HANDLE`] and [`ReplyHead::SETTLED`].
         flags: u16,
         /// Of the call that is answered.
         tag: u32,
@@ -129,9 +137,15 @@ impl ReplyHead {
     /// The server does not know the open file that the call named (it lost its state):
     /// open it again and repeat the call. It was not applied.
     pub const UNKNOWN_HANDLE: u16 = 1;
+    /// Every one-way call that came on this connection before the call that is answered has
+    /// been carried out.
+    pub const SETTLED: u16 = 2;
 
-    /// Puts the tag into an encoded reply.
-    pub fn set_tag(message: &mut [u8], tag: u32) {
+    /// Puts the tag into an encoded reply, and whether all before it is settled.
+    pub fn address(message: &mut [u8], tag: u32, settled: bool) {
+        let flags = u16::from_le_bytes([message[2], message[3]]) & !ReplyHead::SETTLED;
+        let flags = if settled { flags | ReplyHead::SETTLED } else { flags };
+        message[2..4].copy_from_slice(&flags.to_le_bytes());
         message[4..8].copy_from_slice(&tag.to_le_bytes());
     }
 
@@ -191,6 +205,12 @@ impl NotifyHead {
 
     /// From the client: every lock that it wanted to claim again has been.
     pub const RECLAIMED: u8 = 4;
+    /// From the client: the replay slots whose numbers follow, as many as the argument
+    /// says, have nothing under way. What a server's death cut short in them is given up.
+    pub const IDLE: u8 = 5;
+    /// From the client: it has opened again what it had open, and has the answers that it
+    /// waited for when the server came back.
+    pub const RETURNED: u8 = 6;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {
@@ -231,5 +251,11 @@ mod tests {
         assert_eq!((peek_kind(&call), peek_kind(&reply)), (Ok(Kind::Call), Ok(Kind::Reply)));
         let error = ReplyHead::get_message(&mut Input(&reply)).unwrap().error().unwrap();
         assert_eq!((error.errno(), error.fate()), (Errno::EAGAIN, Fate::Retry));
+        for settled in [true, false] {
+            ReplyHead::address(&mut reply, 79, settled);
+            let head = ReplyHead::get_message(&mut Input(&reply)).unwrap();
+            let expected = if settled { ReplyHead::SETTLED } else { 0 };
+            assert_eq!((head.tag, head.flags), (79, expected));
+        }
     }
 }

@@ -22,4 +22,4 @@ pub const VERSION_MIN: u16 = 1;
 pub const VERSION_MAX: u16 = 1;
 
 /// Most bytes that a page of directory entries takes; it travels as data.
-pub const PAGE_MAX_BYTES: usize = 128 << 10;
+pub const PAGE_MAX_BYTES: usize = 256 << 10;

@@ -1,9 +1,10 @@
 //! The layout of core's types.
 
 use dray_core::{
-    Access, Allocate, Attr, CreateHow, DirPage, Entry, FileId, FileType, FsInfo, FsUuid, Gid,
-    Identity, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid, RemoveKind,
-    RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet, Timestamp, Uid, Write, XattrSet,
+    Access, Allocate, AtOpen, Attr, CreateHow, DirPage, Entry, FileId, FileType, FsInfo, FsUuid,
+    Gid, Identity, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid,
+    RemoveKind, RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet, Timestamp, Uid, Write,
+    XattrSet,
 };
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_fields, wire_numbers};
@@ -54,7 +55,8 @@ wire_fields!(Statfs {
     files_free,
     name_max_bytes
 });
-wire_fields!(OpenHow { flags, kill_set_id });
+wire_fields!(OpenHow { flags, kill_set_id, with_attr });
+wire_fields!(AtOpen { attr, no_capability });
 wire_fields!(CreateHow { open, mode, exclusive });
 wire_fields!(Write { at, append, sync, kill_set_id });
 wire_fields!(Allocate { flags, at, len_bytes });

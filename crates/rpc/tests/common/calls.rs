@@ -92,6 +92,7 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
         Op::GetFlags => Call::GetFlags { handle },
         Op::SetFlags => Call::SetFlags { handle, flags: 0 },
         Op::Close => Call::Close { handle },
+        Op::Put => Call::Put { dir, name, mode: chance.next() as u32 },
     }
 }
 
@@ -107,7 +108,8 @@ fn id(root: FileId, chance: &mut Chance) -> FileId {
 }
 
 fn open_how(chance: &mut Chance) -> OpenHow {
-    OpenHow { flags: chance.next() as i32, kill_set_id: chance.below(2) == 0 }
+    let (flags, mut odd) = (chance.next() as i32, || chance.below(2) == 0);
+    OpenHow { flags, kill_set_id: odd(), with_attr: odd() }
 }
 
 fn create_how(chance: &mut Chance) -> CreateHow {

@@ -1,6 +1,7 @@
 //! Whether what several clients saw of one value could have happened in some order.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 
 /// What was done to the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,13 +14,13 @@ pub enum Kind {
 
 /// One operation, between two ticks of a clock that never shows the same twice.
 #[derive(Clone, Copy, Debug)]
-pub struct Event {
+pub struct Event<K = Kind> {
     /// When it was asked for.
     pub from: u64,
     /// When it was answered; `u64::MAX` if it never was.
     pub to: u64,
     /// What it was.
-    pub kind: Kind,
+    pub kind: K,
     /// It need not have happened: nobody was told that it did.
     pub optional: bool,
 }
@@ -28,14 +29,27 @@ pub struct Event {
 pub const EVENTS_MAX: usize = 128;
 
 /// Whether there is an order of the events, each at one moment between its two ticks, in
-/// which every read finds what was written last (Wing and Gong 1993, with the states seen
-/// before remembered as by Lowe 2017). The value is 0 at first.
+/// which every read finds what was written last. The value is 0 at first.
 pub fn linearizable(events: &[Event]) -> bool {
+    linearizable_from(0, events, |value, kind| match kind {
+        Kind::Read(found) => (found == value).then_some(*value),
+        Kind::Write(new) => Some(*new),
+    })
+}
+
+/// The same for any kind of state, which is `first` at first: `apply` answers the state
+/// after an event, or none if it could not have happened (Wing and Gong 1993, with the
+/// states seen before remembered as by Lowe 2017).
+pub fn linearizable_from<S: Clone + Eq + Hash, K>(
+    first: S,
+    events: &[Event<K>],
+    apply: impl Fn(&S, &K) -> Option<S>,
+) -> bool {
     assert!(events.len() <= EVENTS_MAX, "a history is too long to be looked at");
     let mut seen = HashSet::new();
-    let mut next = vec![(0u128, 0u64)];
-    while let Some((done, value)) = next.pop() {
-        if !seen.insert((done, value)) {
+    let mut next = vec![(0u128, first)];
+    while let Some((done, state)) = next.pop() {
+        if !seen.insert((done, state.clone())) {
             continue;
         }
         let open = |index: &usize| done & 1 << index == 0;
@@ -45,17 +59,12 @@ pub fn linearizable(events: &[Event]) -> bool {
         else {
             return true;
         };
-        let latest = (0..events.len()).filter(|at| !open(at)).map(|at| events[at].from).max();
         for at in left() {
-            let event = events[at];
-            if event.from > deadline || latest.is_some_and(|latest| event.to < latest) {
+            let event = &events[at];
+            if event.from > deadline {
                 continue;
             }
-            match event.kind {
-                Kind::Read(found) if found == value => next.push((done | 1 << at, value)),
-                Kind::Read(_) => {}
-                Kind::Write(new) => next.push((done | 1 << at, new)),
-            }
+            next.extend(apply(&state, &event.kind).map(|state| (done | 1 << at, state)));
         }
     }
     false

@@ -17,7 +17,7 @@ pub(super) const SERVER: &str = "server";
 /// The export's name.
 pub(super) const EXPORT: &str = "data";
 /// How long a session outlives its last connection.
-pub(super) const LEASE: Duration = Duration::from_secs(10);
+pub(super) const LEASE: Duration = Duration::from_secs(60);
 
 /// Memory for data at the server, bytes.
 const POOL_BYTES: usize = 64 << 20;

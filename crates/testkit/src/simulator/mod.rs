@@ -27,7 +27,7 @@ use machine::Machine;
 use torment::Plan;
 use work::Work;
 
-pub use history::{Event, Kind, linearizable};
+pub use history::{Event, Kind, linearizable, linearizable_from};
 pub use power::run_power_loss;
 
 /// Success, or what is wrong.
@@ -82,6 +82,13 @@ pub fn run_interleaved(seed: u64) -> Result<Report, Failure> {
     run_planned(seed, None, |seed| Plan { kind: work::KINDS, ..Plan::draw(seed) })
 }
 
+/// As [`run`], with one kind of work: changes of one file by several clients, and a server
+/// that dies all the time.
+pub fn run_cut_short(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
+    let kill_every = Some(Duration::from_millis(3));
+    run_planned(seed, sabotage, |seed| Plan { kind: work::WORDS, kill_every, ..Plan::draw(seed) })
+}
+
 fn run_planned(
     seed: u64,
     sabotage: Option<Sabotage>,
@@ -120,7 +127,7 @@ async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
     let network = Network::new();
     let machine = Machine::new(&network, sabotage, plan.slow);
     machine.start(false).await;
-    let work = work::of_kind(plan.kind, plan.clients, &machine);
+    let work = work::of_kind(plan.kind, plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
     for number in 0..plan.clients {
         world.add_client(number).await?;

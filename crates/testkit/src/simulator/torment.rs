@@ -55,7 +55,7 @@ impl Plan {
             clients: 2 + below(3) as usize,
             slow: (below(3) == 0).then(|| (1 + below(10), millis(1, 30))),
             weather,
-            kill_every: (below(2) == 0).then(|| millis(3, 100)),
+            kill_every: (below(3) > 0).then(|| millis(2, 60)),
             cut_every: (below(4) == 0).then(|| millis(20, 300)),
             crash_after: (below(4) == 0).then(|| millis(1, 100)),
         }
@@ -73,18 +73,25 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
     let (stop, stopped) = watch::channel(false);
     let (machine, network) = (world.machine.clone(), world.network.clone());
     let mut torments = Vec::new();
+    let clients = plan.clients as u64;
     if let Some(every) = plan.kill_every {
-        let stopped = stopped.clone();
+        let (stopped, network) = (stopped.clone(), network.clone());
         torments.push(dray_rt::spawn_join(async move {
             while machine.deaths() < DEATHS_MAX && go_on(&stopped, every).await {
                 machine.kill();
+                // Often somebody comes back much later than the others.
+                let late = (below(2) == 0).then(|| format!("client{}", below(clients)));
+                late.iter().for_each(|late| network.partition(late, true));
                 sleep(if below(8) == 0 { millis(0, 2000) } else { millis(0, 20) }).await;
                 machine.start(false).await;
+                if let Some(late) = late {
+                    sleep(millis(0, 100)).await;
+                    network.partition(&late, false);
+                }
             }
         }));
     }
     if let Some(every) = plan.cut_every {
-        let clients = plan.clients as u64;
         torments.push(dray_rt::spawn_join(async move {
             while go_on(&stopped, every).await {
                 let whom = below(clients + 1);

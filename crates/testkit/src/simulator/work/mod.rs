@@ -2,10 +2,12 @@
 
 mod append;
 mod counter;
+mod deleted;
 pub(super) mod interleaved;
 mod model;
 mod names;
 mod register;
+mod words;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,7 +17,6 @@ use dray_rt::{random_u64, sleep};
 
 use super::Outcome;
 use super::client::Client;
-use super::machine::Machine;
 
 /// Something that several clients do at once.
 pub(super) trait Work: Send + Sync + 'static {
@@ -39,16 +40,21 @@ pub(super) trait Work: Send + Sync + 'static {
 }
 
 /// Kinds of work that seeds choose from.
-pub(super) const KINDS: u64 = 5;
+pub(super) const KINDS: u64 = 7;
+
+/// The kind that is [`words::Words`].
+pub(super) const WORDS: u64 = 5;
 
 /// The work of this kind for so many clients; [`KINDS`]: one sequence through all.
-pub(super) fn of_kind(kind: u64, clients: usize, machine: &Machine) -> Arc<dyn Work> {
+pub(super) fn of_kind(kind: u64, clients: usize) -> Arc<dyn Work> {
     match kind {
         0 => Arc::new(append::Append::default()),
         1 => Arc::new(counter::Counter::default()),
         2 => Arc::new(names::Names::new(clients)),
-        3 => Arc::new(register::Register::new(machine.clone())),
+        3 => Arc::new(register::Register::default()),
         4 => Arc::new(model::Disjoint::new(clients)),
+        WORDS => Arc::new(words::Words::default()),
+        6 => Arc::new(deleted::Deleted::default()),
         _ => Arc::new(interleaved::Interleaved::new(clients)),
     }
 }

@@ -8,21 +8,16 @@ use super::{Work, lock, pick, think};
 use crate::simulator::Outcome;
 use crate::simulator::client::Client;
 use crate::simulator::history::{Event, Kind, linearizable};
-use crate::simulator::machine::Machine;
 
 /// Operations of each client.
-const OPERATIONS: u64 = 12;
+const OPERATIONS: u64 = 24;
 
+#[derive(Default)]
 pub(super) struct Register {
-    machine: Machine,
     state: Mutex<(u64, Vec<Event>)>,
 }
 
 impl Register {
-    pub(super) fn new(machine: Machine) -> Register {
-        Register { machine, state: Mutex::default() }
-    }
-
     fn tick(&self) -> u64 {
         let mut state = lock(&self.state);
         state.0 += 1;
@@ -37,15 +32,10 @@ impl Register {
         state.1.len() - 1
     }
 
-    fn end(&self, index: usize, twice: bool) {
+    fn end(&self, index: usize) {
         let to = self.tick();
         let events = &mut lock(&self.state).1;
         events[index].to = to;
-        // A plain write that the server's death cut off from its answer is made again.
-        if twice {
-            let again = events[index];
-            events.push(again);
-        }
         events[index].optional = false;
     }
 }
@@ -75,11 +65,11 @@ impl Work for Register {
             for number in 0..OPERATIONS {
                 if pick(3) == 0 {
                     let value = (client.number as u64 + 1) << 32 | number;
-                    let (index, deaths) = (self.begin(value), self.machine.deaths());
+                    let index = self.begin(value);
                     let bytes = Buf::from(&value.to_le_bytes()[..]);
                     let written = file.write(&client.cx(), Write::at(0), bytes).await;
                     written.map_err(client.failed("write"))?;
-                    self.end(index, deaths != self.machine.deaths());
+                    self.end(index);
                 } else {
                     let from = self.tick();
                     let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;

@@ -1,0 +1,181 @@
+//! How often a system call on a real mount asks the server. These numbers are promises
+//! (docs/PERFORMANCE.md) and do not depend on how fast or busy the machine is.
+
+mod common;
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use common::Rig;
+
+/// Repetitions of what is counted.
+const TIMES: u64 = 50;
+/// The status command looks at the mount point, which may be a round trip or two.
+const ASKING: u64 = 2;
+/// Names in the large directory, and what a kernel is told of each: `fuse_direntplus`
+/// (128 + 24 bytes) and a name of 13 bytes, rounded up to 8.
+const NAMES: u64 = 10_000;
+const LISTED_BYTES: u64 = 168;
+
+/// The transports that this machine has, if it can mount at all.
+fn transports() -> Vec<&'static str> {
+    // SAFETY: no memory is passed.
+    if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+        return Vec::new();
+    }
+    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    if switch.is_ok_and(|text| text.starts_with('Y')) {
+        return vec!["classic", "uring"];
+    }
+    eprintln!("left out: FUSE over io_uring is off, or this kernel has none");
+    vec!["classic"]
+}
+
+/// A mount whose round trips are counted.
+struct Counted<'a> {
+    rig: &'a Rig,
+    at: PathBuf,
+}
+
+impl Counted<'_> {
+    fn so_far(&self) -> u64 {
+        let status = self.rig.demand(&["status", self.at.to_str().unwrap(), "--json"]);
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        status["server"]["calls"].as_u64().unwrap()
+    }
+
+    /// Round trips of `work`, which does what is counted [`TIMES`] times, for each.
+    fn each(&self, work: impl FnOnce(&Path)) -> u64 {
+        let made = self.of(work);
+        assert!(made % TIMES <= ASKING, "{made} round trips for {TIMES} times the same");
+        made / TIMES
+    }
+
+    /// Round trips of `work`, and up to [`ASKING`] more.
+    fn of(&self, work: impl FnOnce(&Path)) -> u64 {
+        let before = self.so_far();
+        work(&self.at);
+        self.so_far() - before
+    }
+}
+
+/// Serves, mounts over each transport, and lets `check` look at it.
+fn on_each_transport(consistency: &str, check: impl Fn(&Counted<'_>)) {
+    for transport in transports() {
+        let mut rig = Rig::new();
+        let export = rig.path("export");
+        fs::create_dir_all(export.join("a/b/c")).unwrap();
+        fs::write(export.join("a/b/c/deep"), "deep").unwrap();
+        fs::write(export.join("known"), "known").unwrap();
+        rig.serve(&[]);
+        let at = rig.mount(
+            "mnt",
+            &format!("consistency={consistency},transport={transport},attr_timeout=60"),
+        );
+        check(&Counted { rig: &rig, at: at.clone() });
+        rig.umount(&at);
+    }
+}
+
+fn create_write_close(dir: &Path) {
+    for number in 0..TIMES {
+        let path = dir.join(format!("new{number}"));
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path).unwrap();
+        file.write_all(&[7; 4096]).unwrap();
+    }
+}
+
+fn open_close(path: &Path) {
+    (0..TIMES).for_each(|_| drop(File::open(path).unwrap()));
+}
+
+/// stat(2) as the C library has it: without the time of birth.
+fn stat(path: &Path) {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: an all-zero stat is valid.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a C string and a stat that outlive the call.
+    assert_eq!(unsafe { libc::stat(path.as_ptr(), &mut stat) }, 0);
+}
+
+#[test]
+fn strict_create_write_and_close_are_three_round_trips() {
+    on_each_transport("strict", |mount| {
+        stat(&mount.at);
+        assert_eq!(mount.each(create_write_close), 3, "lookup, create, write");
+    });
+}
+
+#[test]
+fn strict_open_is_one_lookup_a_component_and_the_open() {
+    on_each_transport("strict", |mount| {
+        assert_eq!(mount.each(|at| open_close(&at.join("known"))), 2);
+        assert_eq!(mount.each(|at| open_close(&at.join("a/b/c/deep"))), 5);
+    });
+}
+
+#[test]
+fn close_to_open_stats_cached_names_for_nothing_and_opens_them_in_one_round_trip() {
+    on_each_transport("close-to-open", |mount| {
+        let known = mount.at.join("known");
+        stat(&known);
+        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| stat(&known))), 0);
+        assert_eq!(mount.each(|_| open_close(&known)), 1);
+        let deep = mount.at.join("a/b/c/deep");
+        stat(&deep);
+        assert_eq!(mount.each(|_| open_close(&deep)), 1);
+    });
+}
+
+#[test]
+fn close_to_open_create_write_and_close_are_four_round_trips() {
+    on_each_transport("close-to-open", |mount| {
+        stat(&mount.at);
+        // The kernel checks permissions and forgets a directory's attributes at each change.
+        assert_eq!(mount.each(create_write_close), 4, "getattr, lookup, create, write");
+    });
+}
+
+#[test]
+fn close_to_open_reads_what_was_read_for_nothing() {
+    on_each_transport("close-to-open", |mount| {
+        let path = mount.at.join("pages");
+        fs::write(&path, vec![3; 1 << 20]).unwrap();
+        let read = |file: &File| file.read_exact_at(&mut vec![0; 1 << 20], 0).unwrap();
+        read(&File::open(&path).unwrap()); // sees the last write, and fills the cache
+        let file = File::open(&path).unwrap();
+        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| read(&file))), 0);
+    });
+}
+
+#[test]
+fn a_listing_is_at_most_one_round_trip_for_64_kib_and_brings_the_attributes() {
+    for consistency in ["strict", "close-to-open"] {
+        on_each_transport(consistency, |mount| {
+            let many = mount.rig.path("export").join("many");
+            fs::create_dir(&many).unwrap();
+            for number in 0..NAMES {
+                fs::write(many.join(format!("name-{number:08}")), "").unwrap();
+            }
+            let many = mount.at.join("many");
+            stat(&many);
+            let mut names = Vec::new();
+            let listed = mount.of(|_| {
+                let paths = fs::read_dir(&many).unwrap().map(|entry| entry.unwrap().path());
+                names.extend(paths);
+            });
+            assert_eq!(names.len() as u64, NAMES);
+            let limit = (NAMES * LISTED_BYTES).div_ceil(64 << 10);
+            assert!(listed <= limit, "{consistency}: {listed} round trips, not {limit}");
+            if consistency == "close-to-open" {
+                let asked = mount.of(|_| names.iter().for_each(|name| stat(name)));
+                assert!(asked <= ASKING, "{asked} round trips for names just listed");
+            }
+        });
+    }
+}

@@ -1,0 +1,100 @@
+//! Files that are known to have no `security.capability`, where attributes are believed for
+//! a while. The kernel looks for it before it writes into its pages, again whenever it has
+//! learned new attributes, and does not remember that there is none.
+//!
+//! A wrong answer does no harm to a write: the server's kernel removes the attribute with it
+//! (`FUSE_HANDLE_KILLPRIV_V2`). To a program that is started it gives less, never more.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_rt::{Instant, now};
+
+/// What the kernel looks for.
+pub(crate) const NAME: &[u8] = b"security.capability";
+
+/// Files remembered; beyond it all are forgotten, which costs round trips only.
+const FILES_MAX: usize = 1 << 20;
+
+#[derive(Default)]
+pub(crate) struct Capabilities {
+    state: Mutex<Absent>,
+}
+
+#[derive(Default)]
+struct Absent {
+    /// Since when it is known, by node.
+    since: HashMap<u64, Instant>,
+    /// Times that this mount has begun or ended to set one.
+    changes: u64,
+}
+
+/// When a question was asked whose answer is to be believed.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    at: Instant,
+    changes: u64,
+}
+
+impl Capabilities {
+    fn lock(&self) -> MutexGuard<'_, Absent> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Before the server is asked.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked { at: now(), changes: self.lock().changes }
+    }
+
+    /// The answer: `node` has none. Not believed if one was set meanwhile.
+    pub(crate) fn note_absent(&self, node: u64, asked: Asked) {
+        let mut state = self.lock();
+        if state.changes != asked.changes {
+            return;
+        }
+        if state.since.len() >= FILES_MAX {
+            state.since.clear();
+        }
+        state.since.insert(node, asked.at);
+    }
+
+    /// Whether `node` had none when that was asked, less than `believed` ago.
+    pub(crate) fn absent(&self, node: u64, believed: Duration) -> bool {
+        self.lock().since.get(&node).is_some_and(|since| since.elapsed() < believed)
+    }
+
+    /// One is about to be set, or has been.
+    pub(crate) fn changes(&self, node: u64) {
+        let mut state = self.lock();
+        state.changes += 1;
+        state.since.remove(&node);
+    }
+
+    /// The kernel has forgotten `node`.
+    pub(crate) fn forget(&self, node: u64) {
+        self.lock().since.remove(&node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absence_is_believed_for_a_while_and_not_over_a_change() {
+        let (all, second) = (Capabilities::default(), Duration::from_secs(1));
+        let asked = all.asked();
+        all.note_absent(7, asked);
+        assert!(all.absent(7, second) && !all.absent(8, second));
+        assert!(!all.absent(7, Duration::ZERO));
+        all.changes(7);
+        assert!(!all.absent(7, second));
+        all.note_absent(7, asked);
+        assert!(!all.absent(7, second), "the answer may be from before the change");
+        all.note_absent(7, all.asked());
+        assert!(all.absent(7, second));
+        all.forget(7);
+        assert!(!all.absent(7, second));
+    }
+}

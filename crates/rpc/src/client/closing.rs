@@ -1,0 +1,106 @@
+//! Open files that were closed in one message, without waiting for an answer.
+//!
+//! Whether the server has carried out such a close shows with the next answer on the same
+//! connection ([`ReplyHead::SETTLED`](crate::wire::ReplyHead)). Until then the close is
+//! kept, also for a later process of this mount, and sent again on each new connection. A
+//! number never stands for a second open file, so closing again what is closed does nothing.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::client::memory::{CLOSES_MAX, SessionMemory};
+
+/// The places in a session's memory that hold closes.
+pub(crate) struct Closing {
+    memory: Arc<SessionMemory>,
+    free: Mutex<Vec<u32>>,
+}
+
+/// A close that the server may not have carried out yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Close {
+    pub(crate) handle: u64,
+    place: u32,
+}
+
+impl Closing {
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> Closing {
+        let free = (0..CLOSES_MAX as u32).filter(|place| memory.close(*place) == 0).collect();
+        Closing { memory, free: Mutex::new(free) }
+    }
+
+    /// What the process before us had sent and not heard of.
+    pub(crate) fn inherited(&self) -> Vec<Close> {
+        let close = |place| Close { handle: self.memory.close(place), place };
+        (0..CLOSES_MAX as u32).map(close).filter(|close| close.handle != 0).collect()
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that `handle` is about to be closed. None if too many are noted already.
+    pub(crate) fn note(&self, handle: u64) -> Option<Close> {
+        let place = self.free().pop()?;
+        self.memory.set_close(place, handle);
+        Some(Close { handle, place })
+    }
+
+    fn forget(&self, close: Close) {
+        self.memory.set_close(close.place, 0);
+        self.free().push(close.place);
+    }
+}
+
+/// Those sent on one channel, in the order of their sending among its calls.
+#[derive(Default)]
+pub(crate) struct Unsettled {
+    closes: VecDeque<(u64, Close)>,
+}
+
+impl Unsettled {
+    pub(crate) fn sent(&mut self, number: u64, close: Close) {
+        self.closes.push_back((number, close));
+    }
+
+    /// A call sent as `number` was answered, and all before it is settled.
+    pub(crate) fn settle(&mut self, number: u64, closing: &Closing) {
+        while let Some(&(sent, close)) = self.closes.front()
+            && sent < number
+        {
+            self.closes.pop_front();
+            closing.forget(close);
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, Close)> {
+        self.closes.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_settled_is_left_to_a_successor() {
+        let memory = Arc::new(SessionMemory::heap());
+        let closing = Closing::new(memory.clone());
+        let mut unsettled = Unsettled::default();
+        for handle in 1..=CLOSES_MAX as u64 {
+            unsettled.sent(handle, closing.note(handle).unwrap());
+        }
+        assert_eq!(closing.note(999), None, "there is a limit");
+        unsettled.settle(3, &closing);
+        assert_eq!(
+            unsettled.iter().count(),
+            CLOSES_MAX - 2,
+            "the second was sent before the third"
+        );
+        let mut left: Vec<_> =
+            Closing::new(memory).inherited().iter().map(|close| close.handle).collect();
+        left.sort_unstable();
+        assert!(left.into_iter().eq(3..=CLOSES_MAX as u64));
+        assert!(closing.note(999).is_some());
+    }
+}

@@ -1,0 +1,115 @@
+//! The time after a start in which clients of the server's last life come back and open
+//! their files again.
+//!
+//! A file that loses its name in this time may be one of theirs. The server cannot know:
+//! so it keeps open whatever is removed, until everybody has come back or is given up.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use dray_core::{Context, Entry, FileId, FileSystem, FileType, OpenFile, OpenHow};
+
+/// Files kept at most; the removal of another one waits until everybody is back.
+const KEPT_MAX: usize = 4096;
+
+/// Who is to come back to an export, and what is kept for them.
+#[derive(Default)]
+pub(crate) struct Returning {
+    anybody: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    awaited: BTreeSet<u64>,
+    kept: BTreeMap<FileId, Arc<dyn OpenFile>>,
+    waiting: Vec<Waker>,
+}
+
+impl Returning {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This session may have files open.
+    pub(crate) fn awaits(&self, session: u64) {
+        self.lock().awaited.insert(session);
+        self.anybody.store(true, Ordering::SeqCst);
+    }
+
+    /// `session` has opened its files again, or is over.
+    pub(crate) fn returned(&self, session: u64) {
+        let mut state = self.lock();
+        if !state.awaited.remove(&session) || !state.awaited.is_empty() {
+            return;
+        }
+        self.anybody.store(false, Ordering::SeqCst);
+        let State { kept, waiting, .. } = std::mem::take(&mut *state);
+        drop(state);
+        drop(kept); // nobody is left to be told how the closing went
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Keeps a file that is about to lose a name.
+    pub(crate) async fn keep(&self, fs: &dyn FileSystem, cx: &Context, entry: &Entry) {
+        if !self.anybody.load(Ordering::SeqCst) || entry.attr.file_type() != FileType::Regular {
+            return;
+        }
+        std::future::poll_fn(|task| {
+            let mut state = self.lock();
+            if state.kept.len() < KEPT_MAX || state.awaited.is_empty() {
+                return Poll::Ready(());
+            }
+            state.waiting.push(task.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        match fs.open(cx, entry.id, OpenHow::READ).await {
+            Ok(file) => {
+                let mut state = self.lock();
+                let spare = match state.awaited.is_empty() {
+                    true => Some(file), // all have come back meanwhile
+                    false => state.kept.insert(entry.id, file),
+                };
+                drop(state);
+                drop(spare);
+            }
+            Err(error) => {
+                log::warn!("file {} is removed, and could not be kept open: {error}", entry.id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{CreateHow, Errno, Name, RemoveKind};
+
+    const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+
+    #[test]
+    fn a_removed_file_is_kept_until_the_last_has_returned() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(async {
+            let (fs, cx) = (MemoryFs::new(MemoryOptions::default()), Context::system());
+            let (root, name) = (fs.info().root, Name::new(b"f").unwrap());
+            let (entry, file) = fs.create(&cx, root, name, NEW).await.unwrap();
+            file.close(&cx).await.unwrap();
+            let returning = Returning::default();
+            returning.awaits(1);
+            returning.awaits(2);
+            returning.keep(&fs, &cx, &entry).await;
+            fs.remove(&cx, root, name, RemoveKind::File).await.unwrap();
+            returning.returned(1);
+            fs.getattr(&cx, entry.id).await.unwrap();
+            returning.returned(2);
+            let gone = fs.getattr(&cx, entry.id).await.unwrap_err();
+            assert_eq!(gone.errno(), Errno::ESTALE);
+        });
+    }
+}

@@ -1,0 +1,136 @@
+//! Closing a file takes one message and no answer, and happens all the same.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
+use dray_core::{Context, CreateHow, FileSystem, Name, OpenFile, OpenHow};
+use dray_fabric::sim::{Network, Weather};
+use dray_rpc::client::{RemoteFs, Session, SessionMemory};
+use dray_rpc::server::{Server, ServerOptions};
+use dray_rt::{Scope, sleep};
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: false };
+
+async fn serve(network: &Network) -> (Server, Scope) {
+    let (server, scope) = (server_of(memory(), ServerOptions::default()), Scope::new());
+    serve_simulated(network, "s", &server, &scope);
+    (server, scope)
+}
+
+async fn create(fs: &RemoteFs, name: &str) -> Arc<dyn OpenFile> {
+    let name = Name::new(name.as_bytes()).unwrap();
+    fs.create(&Context::system(), fs.info().root, name, NEW).await.unwrap().1
+}
+
+fn round_trips(fs: &RemoteFs) -> u64 {
+    fs.session().status().channels.iter().map(|channel| channel.calls).sum()
+}
+
+/// Files that clients have open.
+fn open_files(server: &Server) -> u64 {
+    server.status().clients.iter().map(|client| client.files as u64).sum()
+}
+
+#[test]
+fn a_close_is_no_round_trip() {
+    simulate(1, async {
+        let network = Network::new();
+        let (server, _life) = serve(&network).await;
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let before = round_trips(&fs);
+        for round in 0..1000 {
+            let file = create(&fs, "f").await;
+            match round % 2 {
+                0 => file.close(&Context::system()).await.unwrap(),
+                _ => drop(file),
+            }
+        }
+        assert_eq!(round_trips(&fs) - before, 1000, "one for each create");
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(open_files(&server), 0);
+    });
+}
+
+#[test]
+fn closes_in_a_row_are_answered_now_and_then() {
+    simulate(2, async {
+        let network = Network::new();
+        let (server, _life) = serve(&network).await;
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let mut files = Vec::new();
+        for number in 0..1000 {
+            files.push(create(&fs, &number.to_string()).await);
+        }
+        let before = round_trips(&fs);
+        for file in files {
+            file.close(&Context::system()).await.unwrap();
+        }
+        let made = round_trips(&fs) - before;
+        // The limit is 64, but an answer may come while some are still being carried out.
+        assert!((1000 / 65..=1000 / 4).contains(&made), "{made} round trips");
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(open_files(&server), 0);
+    });
+}
+
+#[test]
+fn closes_arrive_over_broken_connections() {
+    for seed in 0..60 {
+        simulate(seed, async {
+            let network = Network::new();
+            let (server, _life) = serve(&network).await;
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            network.set_weather(Weather {
+                break_one_in: Some(6),
+                deliver_then_break_one_in: Some(2),
+                ..Weather::default()
+            });
+            for _ in 0..50 {
+                create(&fs, "f").await.close(&Context::system()).await.unwrap();
+            }
+            network.set_weather(Weather::default());
+            assert!(fs.session().status().channels[0].connections > 1, "seed {seed}");
+            sleep(Duration::from_secs(5)).await;
+            assert_eq!(open_files(&server), 0, "seed {seed}");
+        });
+    }
+}
+
+/// The process that closed a file is killed before it knows whether the server heard of it.
+#[test]
+fn a_successor_closes_again() {
+    simulate(4, async {
+        let network = Network::new();
+        let (server, _life) = serve(&network).await;
+        let memory = SessionMemory::create_memfd().unwrap();
+        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        let process = Scope::new();
+        process.spawn_on(&dray_rt::Handle::current(), {
+            let network = network.clone();
+            async move {
+                let first = Session::connect(network.connector("s"), client_options(), memory);
+                let first = RemoteFs::new(first.await.unwrap());
+                // A process that is killed drops nothing.
+                std::mem::forget(create(&first, "kept").await);
+                let closed = create(&first, "closed").await;
+                network.partition("s", true);
+                network.break_all("s");
+                closed.close(&Context::system()).await.unwrap();
+                std::future::pending::<()>().await;
+            }
+        });
+        sleep(Duration::from_secs(1)).await;
+        process.kill();
+        network.partition("s", false);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(open_files(&server), 2);
+        let memory = SessionMemory::from_fd(fd).unwrap();
+        let next = Session::connect(network.connector("s"), client_options(), memory).await;
+        let next = RemoteFs::new(next.unwrap());
+        next.statfs(&Context::system()).await.unwrap();
+        assert_eq!(open_files(&server), 1);
+    });
+}
