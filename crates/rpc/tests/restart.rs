@@ -11,7 +11,7 @@ use dray_core::{
     Buf, BufMut, Context, CreateHow, FileSystem, Make, Name, OpenHow, RemoveKind, RenameHow, Write,
 };
 use dray_fabric::sim::Network;
-use dray_rpc::server::{MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Loss, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, random_u64, sleep};
 
 fn name(text: &str) -> &Name {
@@ -47,7 +47,7 @@ impl Machine {
 
     async fn restart(&mut self) -> Server {
         let server = server_with(self.fs.clone(), ServerOptions::default(), self.journal.clone());
-        server.restore(false).await;
+        server.restore(Loss::Nothing).await;
         self.life = Scope::new();
         serve_simulated(&self.network, "s", &server, &self.life);
         server

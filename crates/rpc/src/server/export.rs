@@ -8,6 +8,9 @@ use dray_core::FileSystem;
 use dray_fabric::{BufferPool, Peer};
 
 use crate::server::order::Order;
+use crate::server::redone::Redone;
+use crate::server::stable::Stable;
+use crate::server::stamps::Stamps;
 
 /// A file system under the name by which clients ask for it.
 pub struct Export {
@@ -20,13 +23,24 @@ pub struct Export {
     pub(crate) order: Arc<Order>,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
     pub(crate) pool: BufferPool,
+    pub(crate) stamps: Arc<Stamps>,
+    pub(crate) stable: Stable,
+    pub(crate) redone: Redone,
 }
 
 impl Export {
     /// Offers `fs` as `name`.
     pub fn new(name: &str, fs: Arc<dyn FileSystem>, allow: Vec<Allow>) -> Export {
-        let pool = BufferPool::new(0, 0);
-        Export { name: name.to_owned(), fs, allow, order: Arc::default(), pool }
+        Export {
+            name: name.to_owned(),
+            fs,
+            allow,
+            order: Arc::default(),
+            stamps: Arc::default(),
+            stable: Stable::default(),
+            redone: Redone::default(),
+            pool: BufferPool::new(0, 0),
+        }
     }
 
     /// Whether clients at `peer` may use it. Processes of this machine, by Unix socket,

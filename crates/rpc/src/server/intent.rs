@@ -15,7 +15,7 @@ use crate::server::execute::Reply;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::order::Turn;
 use crate::server::session::Session;
-use crate::wire::{Call, Input, Malformed, Wire};
+use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};
 
 /// What came of a change that was under way when the server died.
 pub(crate) enum Settled {
@@ -30,6 +30,8 @@ pub(crate) enum Settled {
 /// The order in which a change takes its turn, and the intent to note.
 pub(crate) struct Plan {
     pub(crate) intent: Vec<u8>,
+    /// Where an append goes, bytes.
+    pub(crate) append_at: Option<u64>,
     _turn: Turn,
 }
 
@@ -49,6 +51,7 @@ pub(crate) async fn plan(
     let system = Context { who: Identity::system(), internal: true, cancel: None, ..cx.clone() };
     let cx = &system;
     let mut intent = Vec::with_capacity(INTENT_BYTES);
+    let mut append_at = None;
     let turn = match call {
         Call::Make { dir, name, .. }
         | Call::Create { dir, name, .. }
@@ -72,6 +75,7 @@ pub(crate) async fn plan(
             let turn = order.turn(file.id(), None).await;
             let size = file.getattr(cx).await.ok()?.size;
             (file.id(), (size, data_bytes as u64)).put(&mut intent);
+            append_at = Some(size);
             turn
         }
         Call::Setxattr { id, name, .. } | Call::Removexattr { id, name } => {
@@ -83,7 +87,7 @@ pub(crate) async fn plan(
         _ => return None,
     };
     // Only names that no file system takes make it longer: such a call changes nothing.
-    (intent.len() <= INTENT_MAX_BYTES).then_some(Plan { intent, _turn: turn })
+    (intent.len() <= INTENT_MAX_BYTES).then_some(Plan { intent, append_at, _turn: turn })
 }
 
 /// Finds out what came of a change.
@@ -92,11 +96,30 @@ pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settle
         Op::Make | Op::Create | Op::Link => settle_new_name(fs, intent).await,
         Op::Remove => settle_remove(fs, intent).await,
         Op::Rename => settle_rename(fs, intent).await,
-        Op::Write => settle_append(fs, intent).await,
+        Op::Write => settle_append(fs, intent, false).await,
         Op::Setxattr | Op::Removexattr => settle_xattr(fs, op, intent).await,
         _ => Ok(Settled::Undone),
     };
     settled.unwrap_or(Settled::Undone)
+}
+
+/// Finds out whether an answered change is still there after a loss of the machine. What it
+/// had noted before it tells; without a note it can be made again without harm.
+pub(crate) async fn settle_answered(
+    fs: &dyn FileSystem,
+    answer: Vec<u8>,
+    begun: Option<(Op, Vec<u8>)>,
+) -> Settled {
+    let failed = ReplyHead::get_message(&mut Input(&answer)).is_ok_and(|head| head.errno != 0);
+    match begun {
+        _ if failed => Settled::Done(answer),
+        // Others may have appended behind it: its place stays its own.
+        Some((Op::Write, intent)) => {
+            settle_append(fs, &intent, true).await.unwrap_or(Settled::Undone)
+        }
+        Some((op, intent)) => settle(fs, op, &intent).await,
+        None => Settled::Undone,
+    }
 }
 
 async fn find(fs: &dyn FileSystem, cx: &Context, dir: FileId, name: &[u8]) -> Option<Entry> {
@@ -155,12 +178,13 @@ async fn settle_rename(
 async fn settle_append(
     fs: &dyn FileSystem,
     intent: &[u8],
+    answered: bool,
 ) -> std::result::Result<Settled, Malformed> {
     let (id, (before, len)): (FileId, (u64, u64)) = Input::whole(intent)?;
     let cx = Context::system();
     let Ok(now) = fs.getattr(&cx, id).await else { return Ok(Settled::Undone) };
     let end = before.checked_add(len).ok_or(Malformed("an append beyond the longest file"))?;
-    if now.size <= before {
+    if now.size <= before && !answered {
         return Ok(Settled::Undone);
     }
     // Begun. A kill can end a write half way: the place is kept until the data come again.

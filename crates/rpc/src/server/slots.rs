@@ -21,7 +21,8 @@ pub(crate) fn holds(op: Op) -> bool {
         Setattr | Make | Remove | Rename | Link | Open | Create | Tmpfile | Setxattr
         | Removexattr | Write | Allocate | CopyRange | SetFlags => true,
         Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
-        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close => false,
+        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close | SyncAll
+        | Recover | Redo => false,
     }
 }
 
@@ -85,10 +86,22 @@ impl ReplaySlots {
     }
 
     /// Takes over what a server before us had noted.
-    pub(crate) async fn restore(&self, fs: &dyn FileSystem) {
+    /// After a loss of the machine (`lost`) an answer is no proof that its change is there.
+    pub(crate) async fn restore(&self, fs: &dyn FileSystem, lost: bool) {
         for (number, record) in self.log.records() {
             let slot = match record {
-                SlotRecord::Answer { sequence, answer } => {
+                SlotRecord::Answer { sequence, answer, begun } if lost => {
+                    match intent::settle_answered(fs, answer, begun).await {
+                        Settled::Done(answer) => Slot { sequence, state: State::Done, answer },
+                        Settled::AppendAt(at) => {
+                            Slot { sequence, state: State::AppendAt(at), ..Slot::default() }
+                        }
+                        Settled::Undone => {
+                            Slot { sequence: sequence.wrapping_sub(1), ..Slot::default() }
+                        }
+                    }
+                }
+                SlotRecord::Answer { sequence, answer, .. } => {
                     Slot { sequence, state: State::Done, answer }
                 }
                 SlotRecord::Intent { sequence, .. } if self.sabotage == Some(Sabotage::Intents) => {

@@ -3,6 +3,7 @@
 use dray_core::{Errno, Error, Fate, Op, Pid, RequestId};
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
+use crate::wire::stamp::Stamp;
 
 /// What kind of message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +59,7 @@ wire_struct! {
     CallHead {
         /// Which operation.
         op: Op,
-        /// Room for flags; zero.
+        /// Bits of [`CallHead::RECOVERY`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
         tag: u32,
@@ -78,6 +79,9 @@ wire_struct! {
 }
 
 impl CallHead {
+    /// Part of a recovery: it does not wait for the end of it.
+    pub const RECOVERY: u16 = 1;
+
     /// Where `identity` stands in a message: its number differs between connections, so
     /// a call that is sent again gets another.
     pub const IDENTITY_AT: usize = 16;
@@ -129,6 +133,21 @@ impl ReplyHead {
     /// The server does not know the open file that the call named (it lost its state):
     /// open it again and repeat the call. It was not applied.
     pub const UNKNOWN_HANDLE: u16 = 1;
+
+    /// A [`Stamp`](crate::wire::Stamp) stands between the head and the results.
+    pub const STAMPED: u16 = 2;
+
+    /// Where the results of a reply begin that is not stamped.
+    const RESULTS_AT: usize = 10;
+
+    /// Puts a stamp into an encoded reply that has none.
+    pub fn set_stamp(message: &mut Vec<u8>, stamp: Stamp) {
+        let flags = u16::from_le_bytes([message[2], message[3]]) | ReplyHead::STAMPED;
+        message[2..4].copy_from_slice(&flags.to_le_bytes());
+        let results_at = ReplyHead::RESULTS_AT;
+        stamp.put(message); // at the end first: a list of bytes of its own would cost more
+        message[results_at..].rotate_right(Stamp::BYTES);
+    }
 
     /// Puts the tag into an encoded reply.
     pub fn set_tag(message: &mut [u8], tag: u32) {
@@ -191,6 +210,10 @@ impl NotifyHead {
 
     /// From the client: every lock that it wanted to claim again has been.
     pub const RECLAIMED: u8 = 4;
+
+    /// From the server: every change up to the stamp that follows the head, eight bytes, is
+    /// on media.
+    pub const STABLE: u8 = 5;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

@@ -79,7 +79,7 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
             while machine.deaths() < DEATHS_MAX && go_on(&stopped, every).await {
                 machine.kill();
                 sleep(if below(8) == 0 { millis(0, 2000) } else { millis(0, 20) }).await;
-                machine.start(false).await;
+                machine.start().await;
             }
         }));
     }

@@ -5,6 +5,7 @@ mod counter;
 pub(super) mod interleaved;
 mod model;
 mod names;
+mod own;
 mod register;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,9 +48,22 @@ pub(super) fn of_kind(kind: u64, clients: usize, machine: &Machine) -> Arc<dyn W
         0 => Arc::new(append::Append::default()),
         1 => Arc::new(counter::Counter::default()),
         2 => Arc::new(names::Names::new(clients)),
-        3 => Arc::new(register::Register::new(machine.clone())),
+        3 => Arc::new(register::Register::new(machine.clone(), false)),
         4 => Arc::new(model::Disjoint::new(clients)),
         _ => Arc::new(interleaved::Interleaved::new(clients)),
+    }
+}
+
+/// Kinds of work for which the server's machine loses power.
+pub(super) const POWER_KINDS: u64 = 3;
+
+/// The work of this kind while the server's machine loses power. `kept`: clients keep
+/// whatever they write, so that nothing may be lost.
+pub(super) fn for_power(kind: u64, machine: &Machine, kept: bool) -> Arc<dyn Work> {
+    match kind {
+        0 => Arc::new(own::Own::new(kept)),
+        1 => Arc::new(register::Register::new(machine.clone(), true)),
+        _ => Arc::new(append::Append::default()),
     }
 }
 

@@ -7,7 +7,7 @@ use dray_core::{Buf, BufMut, Fut, Write};
 use super::{Work, lock, pick, think};
 use crate::simulator::Outcome;
 use crate::simulator::client::Client;
-use crate::simulator::history::{Event, Kind, linearizable};
+use crate::simulator::history::{Event, Kind, linearizable, nothing_replaced_is_found};
 use crate::simulator::machine::Machine;
 
 /// Operations of each client.
@@ -15,12 +15,14 @@ const OPERATIONS: u64 = 12;
 
 pub(super) struct Register {
     machine: Machine,
+    /// The machine loses power, and some of what is written is synced.
+    syncs: bool,
     state: Mutex<(u64, Vec<Event>)>,
 }
 
 impl Register {
-    pub(super) fn new(machine: Machine) -> Register {
-        Register { machine, state: Mutex::default() }
+    pub(super) fn new(machine: Machine, syncs: bool) -> Register {
+        Register { machine, syncs, state: Mutex::default() }
     }
 
     fn tick(&self) -> u64 {
@@ -80,6 +82,9 @@ impl Work for Register {
                     let written = file.write(&client.cx(), Write::at(0), bytes).await;
                     written.map_err(client.failed("write"))?;
                     self.end(index, deaths != self.machine.deaths());
+                    if self.syncs && pick(3) == 0 {
+                        file.sync(&client.cx(), true).await.map_err(client.failed("sync"))?;
+                    }
                 } else {
                     let from = self.tick();
                     let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
@@ -100,7 +105,11 @@ impl Work for Register {
     fn verify<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let events = &lock(&self.state).1;
-            if linearizable(events) {
+            let right = match self.syncs {
+                true => nothing_replaced_is_found(events),
+                false => linearizable(events),
+            };
+            if right {
                 return Ok(());
             }
             Err(format!("no order of these reads and writes explains them: {events:#?}"))
