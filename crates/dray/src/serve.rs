@@ -132,7 +132,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     keeper.iter().for_each(|keeper| keeper.leave());
     // Whatever else there is belongs to the next server, or could hang as well: only what
     // others wait for is given back.
-    drop((running, state));
+    drop(state);
     std::process::exit(0)
 }
 
