@@ -35,6 +35,7 @@ pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {
         key: None,
         timeout: Some(Duration::from_secs(10)),
         host: "dray-bench".to_owned(),
+        replay_bytes: 0,
     };
     let session =
         Session::connect(Arc::new(Sockets(address.clone())), options, SessionMemory::heap()).await;

@@ -109,7 +109,7 @@ free_port() {
 serve() {
     : "${port:=$(free_port)}"
     "$DRAY" serve --export "test=$scratch/store/export,squash=none" \
-        --listen "tcp://127.0.0.1:$port" --state "$scratch/state" "$@" \
+        --listen "tcp://127.0.0.1:$port" --state "${state:-$scratch/state}" "$@" \
         >>"$scratch/server.log" 2>&1 7>&- 8>&- 9>&- &
     server=$!
     # A check that starts it anew is a subshell: those after it read this.

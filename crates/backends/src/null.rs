@@ -169,6 +169,10 @@ impl FileSystem for NullFs {
         }))
     }
 
+    fn sync_all<'a>(&'a self, _: &'a Context) -> Fut<'a, Result<()>> {
+        ready(Ok(()))
+    }
+
     fn getxattr<'a>(&'a self, _: &'a Context, _: FileId, _: &'a [u8]) -> Fut<'a, Result<Vec<u8>>> {
         unsupported()
     }

@@ -19,6 +19,9 @@ pub struct Options {
     /// How long a call waits for a server that is away before it fails with `EHOSTDOWN`;
     /// none: for ever.
     pub timeout: Option<Duration>,
+    /// What was written and is not known to be on media is kept up to this size, to be sent
+    /// again should the server's machine lose power; 0: its loss is told, no more.
+    pub replay_bytes: u64,
 }
 
 /// Connects to sockets.
@@ -49,6 +52,7 @@ pub async fn connect_session(
         key: options.key.clone(),
         timeout: options.timeout,
         host: host_name(),
+        replay_bytes: options.replay_bytes,
     };
     Session::connect(Arc::new(Sockets(target.address.clone())), options, memory).await
 }

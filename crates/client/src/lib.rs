@@ -16,5 +16,6 @@ pub use target::Target;
 
 pub use dray_rpc::auth::Key;
 pub use dray_rpc::client::{
-    ChannelStats, ConnectError, RemoteFs, Session, SessionMemory, SessionStatus,
+    ChannelStats, ConnectError, LossEvent, RemoteFs, Session, SessionMemory, SessionStatus,
+    UnsyncedStatus,
 };

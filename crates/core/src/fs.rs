@@ -116,6 +116,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Space and inodes.
     fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>>;
 
+    /// Brings to media whatever was changed before the call, by whomever (syncfs(2)).
+    /// Errors: those of writing it, `EIO` above all.
+    fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>>;
+
     /// The value of an extended attribute; `ENODATA` if there is none.
     fn getxattr<'a>(
         &'a self,

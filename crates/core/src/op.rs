@@ -2,7 +2,9 @@
 
 macro_rules! ops {
     ($($variant:ident $name:literal $writes:literal),* $(,)?) => {
-        /// An operation of [`FileSystem`](crate::FileSystem) or [`OpenFile`](crate::OpenFile).
+        /// An operation of [`FileSystem`](crate::FileSystem) or [`OpenFile`](crate::OpenFile);
+        /// `Recover` and `Redo` are of the wire alone: what a client sends again after the
+        /// server's machine has lost power.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         #[allow(missing_docs)] // The names are those of the trait's methods.
@@ -59,6 +61,9 @@ ops! {
     SetFlags "set_flags" true,
     Close "close" true,
     Put "put" true,
+    SyncAll "sync_all" false,
+    Recover "recover" false,
+    Redo "redo" true,
 }
 
 impl Op {

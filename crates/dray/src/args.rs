@@ -114,6 +114,9 @@ pub struct ServeArgs {
     /// Threads that serve the connections of each export [default: one for each CPU]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Count as another start of the machine: for tests of what a loss of power does.
+    #[arg(long, value_name = "HEX", hide = true, value_parser = parse_boot)]
+    pub boot_id: Option<u128>,
 }
 
 /// Mount an export of a server.
@@ -135,8 +138,9 @@ pub struct MountArgs {
     /// timeout=SECONDS (how long calls wait for a server that is away, then EHOSTDOWN;
     /// default: for ever, killable); consistency=strict|close-to-open|immutable (default
     /// strict); transport=auto|uring|classic; auth=none|psk:FILE; ro; attr_timeout=SECONDS
-    /// (under close-to-open, default 1); replay=SIZE (accepted for later versions; has no
-    /// effect yet); allow_other (needed by ordinary users only, see
+    /// (under close-to-open, default 1); replay=SIZE (written data kept until they are on
+    /// media, to be sent again if the server's machine loses power; default 64M, 0: their
+    /// loss is told, no more); allow_other (needed by ordinary users only, see
     /// fusermount3(1)); job_ids; workers=N; nosuid, nodev, noexec; those that concern
     /// fstab alone are accepted
     #[arg(short = 'o', value_name = "OPTION,...", action = ArgAction::Append)]
@@ -304,6 +308,10 @@ pub struct MountDaemonArgs {
     /// Another daemon has served the mount before.
     #[arg(long)]
     pub successor: bool,
+}
+
+fn parse_boot(text: &str) -> Result<u128, String> {
+    u128::from_str_radix(text, 16).map_err(|error| error.to_string())
 }
 
 /// Arguments as mount(8) passes them to its helpers: `mount.dray SPEC DIR [-sfnv] [-N NS]

@@ -1,17 +1,17 @@
 //! Where `dray serve` keeps its sessions: the journal's files in the state directory.
 
-use std::io;
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dray_backends::posix;
 use dray_rpc::server::{FileJournal, Journal, SessionRecord, SlotLog};
 
 use crate::error::{Doing, Failure};
-use crate::state::boot_id;
 
-/// Holds the boot id of the machine while a server runs; left over from one that died.
-const RUNNING: &str = "running";
+/// Holds the boot id of the machine under the last server.
+const BOOT: &str = "boot";
 
 /// A journal whose files belong to the server, whoever its threads work for just then.
 pub struct ServerJournal(FileJournal);
@@ -42,26 +42,62 @@ impl Journal for ServerJournal {
     }
 }
 
-/// Notes that a server runs, until it is dropped at an orderly end.
-pub struct Running<'a> {
-    state: &'a Path,
-    /// The machine went down under the last server: what was not synced may be lost.
+/// Knows whether the machine went down since the last server ran here.
+pub struct Boot {
+    path: PathBuf,
+    now: String,
+    /// It did: what was not synced may be lost.
     pub machine_lost: bool,
 }
 
-impl Running<'_> {
-    /// Looks how the last server ended, and begins.
-    pub fn begin(state: &Path) -> Result<Running<'_>, Failure> {
-        let path = state.join(RUNNING);
-        let now = format!("{:032x}\n", boot_id());
+impl Boot {
+    /// Looks which start of the machine the last server saw; this is `boot`.
+    pub fn begin(state: &Path, boot: u128) -> Result<Boot, Failure> {
+        let path = state.join(BOOT);
+        let now = format!("{boot:032x}\n");
         let last = std::fs::read_to_string(&path).ok();
-        std::fs::write(&path, &now).doing(|| format!("cannot write {}", path.display()))?;
-        Ok(Running { state, machine_lost: last.is_some_and(|last| last != now) })
+        let machine_lost = last.as_ref().is_some_and(|last| *last != now);
+        let boot = Boot { path, now, machine_lost };
+        if last.is_none() {
+            boot.note()?;
+        }
+        Ok(boot)
+    }
+
+    /// Nobody comes back any more with what the machine lost. Before, a server that is
+    /// started anew has to ask for it anew.
+    pub fn note(&self) -> Result<(), Failure> {
+        let write = || {
+            let mut file = File::create(&self.path)?;
+            file.write_all(self.now.as_bytes())?;
+            file.sync_all()?; // it has to outlive the machine
+            match self.path.parent() {
+                Some(dir) => File::open(dir)?.sync_all(),
+                None => Ok(()),
+            }
+        };
+        let what = || format!("cannot write {}", self.path.display());
+        posix::as_server(write)
+            .map_err(|error| io::Error::from(error.errno()))
+            .doing(what)?
+            .doing(what)
     }
 }
 
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(self.state.join(RUNNING)); // at worst a needless grace period
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_counts_as_lost_until_that_is_settled() {
+        let state = tempfile::tempdir().unwrap();
+        let begin = |boot| Boot::begin(state.path(), boot).unwrap();
+        assert!(!begin(1).machine_lost, "the first server ever");
+        assert!(!begin(1).machine_lost);
+        assert!(begin(2).machine_lost);
+        let second = begin(2);
+        assert!(second.machine_lost, "the one before it died before it was settled");
+        second.note().unwrap();
+        assert!(!begin(2).machine_lost);
     }
 }

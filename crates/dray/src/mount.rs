@@ -119,7 +119,11 @@ impl Mount {
     }
 
     fn client_options(&self) -> ClientOptions {
-        ClientOptions { key: self.plan.key.clone(), timeout: self.plan.timeout }
+        ClientOptions {
+            key: self.plan.key.clone(),
+            timeout: self.plan.timeout,
+            replay_bytes: self.plan.replay_bytes,
+        }
     }
 
     /// Says hello to the server and goodbye, so that what is wrong is known before anything
@@ -248,6 +252,11 @@ impl Host for Attached {
             }
         })
     }
+
+    fn owes_error(&self, id: FileId) -> bool {
+        let told = self.0.borrow();
+        told.as_ref().and_then(Option::as_ref).is_some_and(|session| session.owes_error(id))
+    }
 }
 
 impl Connection {
@@ -352,6 +361,7 @@ impl Running {
         if result.is_err() && mount_table::find(&mount.at).is_some() {
             let _ = dray_fuse::unmount(&mount.at, true); // nobody will ever answer there again
         }
+        new_executor()?.block_on(session.settle());
         session.goodbye();
         result
     }

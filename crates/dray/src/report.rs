@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_backends::posix::PosixFs;
-use dray_client::Session;
+use dray_client::{LossEvent, Session, UnsyncedStatus};
 use dray_fuse::{Consistency, Reporter, Transport};
 use dray_layers::metrics::Metrics;
 use dray_rpc::server::{Server, ServerStatus};
@@ -173,10 +173,37 @@ impl MountReport {
                     .map(|channel| channel.connections.saturating_sub(1)).sum::<u64>(),
             },
             "process": { "copied_bytes": dray_core::copied_bytes() },
+            "unsynced": unsynced(&session.unsynced),
             "ops": counts,
             "operations": operations,
         })
     }
+}
+
+/// What may not be on media at the server, and what was lost with its power.
+fn unsynced(status: &UnsyncedStatus) -> Value {
+    let event = |event: &LossEvent| {
+        json!({
+            "age_s": seconds(event.age),
+            "inode": event.file.map(|file| file.ino),
+            "what": event.what,
+            "bytes": event.bytes,
+        })
+    };
+    json!({
+        "limit_bytes": status.limit_bytes,
+        "kept_bytes": status.kept_bytes,
+        "unkept_bytes": status.unkept_bytes,
+        "files": status.files,
+        "names": status.names,
+        "recovering": status.recovering,
+        "power_losses": status.power_losses,
+        "sent_changes": status.sent_changes,
+        "sent_bytes": status.sent_bytes,
+        "losses": status.losses,
+        "lost_bytes": status.lost_bytes,
+        "events": status.events.iter().map(event).collect::<Vec<_>>(),
+    })
 }
 
 fn operation_of_mount(operation: &dray_fuse::InFlight) -> Value {

@@ -11,7 +11,7 @@ use dray_layers::Observed;
 use dray_layers::faults::Faults;
 use dray_layers::metrics::Metrics;
 use dray_rpc::auth::Key;
-use dray_rpc::server::{Export, Server, ServerOptions};
+use dray_rpc::server::{Export, Loss, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor, Handle, Scope};
 
 use crate::args::ServeArgs;
@@ -20,7 +20,7 @@ use crate::control::{self, Kind};
 use crate::endpoint::{self, Answer};
 use crate::error::{Doing, Failure};
 use crate::export::ExportPlan;
-use crate::journal::{Running, ServerJournal};
+use crate::journal::{Boot, ServerJournal};
 use crate::keeper::KeeperClient;
 use crate::notify_systemd::notify;
 use crate::report::{ExportReport, ServerReport};
@@ -59,6 +59,8 @@ struct ServePlan {
     metrics: Option<String>,
     state: PathBuf,
     threads: usize,
+    /// Of the machine.
+    boot: u128,
 }
 
 /// Serves until a signal asks for an end.
@@ -80,7 +82,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         reports.push(report);
     }
     let journal = ServerJournal::open(&plan.state)?;
-    let running = Running::begin(&plan.state)?;
+    let boot = Boot::begin(&plan.state, options.boot)?;
     let server = Server::new(options, exports, Arc::new(journal));
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let workers = Arc::new(Workers::new(&names, plan.threads));
@@ -88,8 +90,16 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
     let result = executor.block_on(async {
-        server.restore(running.machine_lost).await;
+        let loss = if boot.machine_lost { Loss::Unsynced } else { Loss::Nothing };
+        server.restore(loss).await;
         posix::release().doing(|| "cannot be the server again".into())?;
+        let recovering = server.clone();
+        scope.spawn_on(&Handle::current(), async move {
+            recovering.recovered().await;
+            if let Err(failure) = boot.note() {
+                log::error!("{}; the next start waits for clients again", failure.message);
+            }
+        });
         let report = ServerReport {
             server: server.clone(),
             exports: reports,
@@ -122,7 +132,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     keeper.iter().for_each(|keeper| keeper.leave());
     // Whatever else there is belongs to the next server, or could hang as well: only what
     // others wait for is given back.
-    drop((running, state));
+    drop(state);
     std::process::exit(0)
 }
 
@@ -161,6 +171,7 @@ fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
         state: args.state.or(config.state.clone()).unwrap_or_else(|| default_state(&listen[0])),
         listen,
         threads,
+        boot: args.boot_id.unwrap_or_else(boot_id),
         config,
     })
 }
@@ -182,7 +193,7 @@ fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
         key: parse_auth(&plan.auth)?,
         lease: plan.config.lease().map_err(Failure::usage)?.unwrap_or(defaults.lease),
         sessions_max: plan.config.clients_max.unwrap_or(defaults.sessions_max),
-        boot: boot_id(),
+        boot: plan.boot,
         pool,
         ..defaults
     })

@@ -206,6 +206,11 @@ impl<O: Observer> FileSystem for Observed<O> {
         watch!(self, cx, self.call(Op::Statfs, root), self.inner.statfs(cx))
     }
 
+    fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
+        let root = self.inner.info().root;
+        watch!(self, cx, self.call(Op::SyncAll, root), self.inner.sync_all(cx))
+    }
+
     fn getxattr<'a>(
         &'a self,
         cx: &'a Context,

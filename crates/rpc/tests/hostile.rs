@@ -177,7 +177,8 @@ fn hostile_clients_disturb_nobody(fs: Arc<dyn FileSystem>) {
     let rounds = honest.join().expect("the honest client was disturbed");
     assert!(rounds > 0);
     eventually("every buffer is back", || served.server.status().buffer_used_bytes == 0);
-    assert!(served.server.status().operations.is_empty());
+    // A sync of everything takes as long as the disk does.
+    eventually("every call is over", || served.server.status().operations.is_empty());
     served.end();
 }
 

@@ -12,7 +12,7 @@ use dray_core::{
 };
 use dray_fabric::sim::Network;
 use dray_rpc::client::RemoteFs;
-use dray_rpc::server::{MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Loss, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, random_u64, sleep};
 
 fn name(text: &str) -> &Name {
@@ -48,7 +48,7 @@ impl Machine {
 
     async fn restart(&mut self) -> Server {
         let server = server_with(self.fs.clone(), ServerOptions::default(), self.journal.clone());
-        server.restore(false).await;
+        server.restore(Loss::Nothing).await;
         self.life = Scope::new();
         serve_simulated(&self.network, "s", &server, &self.life);
         server

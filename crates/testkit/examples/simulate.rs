@@ -6,22 +6,28 @@ use std::time::{Duration, Instant};
 use dray_rpc::server::Sabotage;
 use dray_testkit::simulator;
 
-const USAGE: &str = "simulate [--seeds A..B] [--minutes N]
-         [--break reply-cache|intents|fence|reclaim|turns|custody]
+const USAGE: &str = "simulate [--seeds A..B] [--minutes N] [--power] [--break WHAT]
 
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
---break WHAT   leaves a protection of the server out: some seed must fail";
+--power        the server's machine loses power
+--break WHAT   leaves a protection of the server out: some seed must fail. reply-cache,
+               intents, fence, reclaim; with --power redo, redo-order, redo-gate, redo-floor";
 
 struct Wanted {
     seeds: std::ops::Range<u64>,
     time: Option<Duration>,
     sabotage: Option<Sabotage>,
+    power: bool,
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
-    let mut wanted = Wanted { seeds: 0..2000, time: None, sabotage: None };
+    let mut wanted = Wanted { seeds: 0..2000, time: None, sabotage: None, power: false };
     while let Some(argument) = arguments.next() {
+        if argument == "--power" {
+            wanted.power = true;
+            continue;
+        }
         let value = arguments.next()?;
         match argument.as_str() {
             "--seeds" => {
@@ -40,6 +46,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
                     "reclaim" => Sabotage::Reclaim,
                     "turns" => Sabotage::Turns,
                     "custody" => Sabotage::Custody,
+                    "redo" => Sabotage::Redo,
+                    "redo-order" => Sabotage::RedoOrder,
+                    "redo-gate" => Sabotage::RedoGate,
+                    "redo-floor" => Sabotage::RedoFloor,
                     _ => return None,
                 });
             }
@@ -60,7 +70,10 @@ fn main() -> ExitCode {
         if wanted.time.is_some_and(|time| begin.elapsed() >= time) {
             break;
         }
-        let report = std::panic::catch_unwind(|| simulator::run(seed, wanted.sabotage));
+        let report = std::panic::catch_unwind(|| match wanted.power {
+            true => simulator::run_power_losses(seed, wanted.sabotage),
+            false => simulator::run(seed, wanted.sabotage),
+        });
         runs += 1;
         match report {
             Ok(Ok(report)) => {
@@ -73,7 +86,8 @@ fn main() -> ExitCode {
                     Ok(Err(failure)) => failure.to_string(),
                     _ => format!("seed {seed}: it panicked"),
                 };
-                println!("{why}\n  again: script/simulate --seeds {seed}..{}", seed + 1);
+                let again = if wanted.power { "--power " } else { "" };
+                println!("{why}\n  again: script/simulate {again}--seeds {seed}..{}", seed + 1);
             }
         }
         if runs.is_multiple_of(500) {

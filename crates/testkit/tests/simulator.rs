@@ -1,7 +1,9 @@
 //! Clients and a server, with everything going wrong.
 
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{run, run_cut_short, run_interleaved, run_power_loss};
+use dray_testkit::simulator::{
+    run, run_cut_short, run_interleaved, run_power_loss, run_power_losses,
+};
 
 /// Seeds of the ordinary test; `script/simulate` runs more.
 const SEEDS: u64 = 300;
@@ -93,4 +95,43 @@ fn a_server_that_lets_others_at_what_was_cut_short_is_found_out() {
 #[test]
 fn a_server_that_does_not_keep_removed_files_for_who_returns_is_found_out() {
     must_fail(Sabotage::Custody);
+}
+
+/// Seeds with losses of power of the ordinary test.
+const POWER_SEEDS: u64 = 300;
+
+#[test]
+fn what_was_kept_outlives_a_loss_of_power_and_what_was_not_is_told() {
+    for seed in 0..POWER_SEEDS {
+        run_power_losses(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+/// As [`must_fail`], where the server's machine loses power.
+fn must_fail_without_power(sabotage: Sabotage) {
+    let passes = |seed| {
+        std::panic::catch_unwind(|| run_power_losses(seed, Some(sabotage)))
+            .is_ok_and(|run| run.is_ok())
+    };
+    assert!(!(0..POWER_SEEDS).all(passes), "{sabotage:?} was left out and nobody noticed");
+}
+
+#[test]
+fn a_server_that_drops_what_is_sent_again_is_found_out() {
+    must_fail_without_power(Sabotage::Redo);
+}
+
+#[test]
+fn a_server_that_redoes_in_order_of_arrival_is_found_out() {
+    must_fail_without_power(Sabotage::RedoOrder);
+}
+
+#[test]
+fn a_server_that_does_new_work_before_the_old_is_found_out() {
+    must_fail_without_power(Sabotage::RedoGate);
+}
+
+#[test]
+fn a_server_that_undoes_what_was_synced_is_found_out() {
+    must_fail_without_power(Sabotage::RedoFloor);
 }

@@ -210,6 +210,13 @@ impl FileSystem for MemoryFs {
         answer(self.with(|store| Ok(store.statfs())))
     }
 
+    fn sync_all<'a>(&'a self, _cx: &'a Context) -> Fut<'a, Result<()>> {
+        answer(self.with(|store| {
+            store.sync_all();
+            Ok(())
+        }))
+    }
+
     fn getxattr<'a>(
         &'a self,
         cx: &'a Context,

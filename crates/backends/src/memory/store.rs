@@ -239,6 +239,14 @@ impl Store {
         }
     }
 
+    /// Everything becomes durable.
+    pub(super) fn sync_all(&mut self) {
+        self.finish();
+        if let Some(journal) = &mut self.journal {
+            journal.sync_all(&self.inodes);
+        }
+    }
+
     /// Ends an operation: what it changed becomes one record of the journal.
     pub(super) fn finish(&mut self) {
         let change = std::mem::take(&mut self.change);

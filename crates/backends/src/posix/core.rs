@@ -125,6 +125,11 @@ impl Core {
         }))
     }
 
+    /// A real descriptor of the root, not one for paths alone.
+    pub(crate) fn mount_fd(&self) -> BorrowedFd<'_> {
+        self.mount.as_fd()
+    }
+
     pub(crate) fn proc_fd(&self) -> BorrowedFd<'_> {
         self.proc_fd.as_fd()
     }

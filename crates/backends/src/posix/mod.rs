@@ -243,6 +243,10 @@ impl FileSystem for PosixFs {
         self.core.run(cx, Op::Statfs, |core, _| Ok(sys::statfs(core.root.fd())?.0))
     }
 
+    fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
+        self.core.run_slow(cx, Op::SyncAll, |core, _| Ok(sys::sync_all(core.mount_fd())?))
+    }
+
     fn getxattr<'a>(
         &'a self,
         cx: &'a Context,

@@ -64,7 +64,8 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     check(args)?;
     let subject = subject(&args.target)?;
     let key = crate::serve::parse_auth(args.auth.as_deref().unwrap_or("none"))?;
-    let options = dray_client::Options { key, timeout: Some(Duration::from_secs(30)) };
+    let timeout = Some(Duration::from_secs(30));
+    let options = dray_client::Options { key, timeout, replay_bytes: 0 };
     let mut survey = Survey { args, rows: Vec::new(), notes: Vec::new(), done: 0 };
     let loopback = Loopback::start()?;
     match &subject {

@@ -95,6 +95,7 @@ impl FileSystem for Locking {
         link(id: FileId, dir: FileId, name: &'a Name) -> Result<Entry>;
         access(id: FileId, want: Access) -> Result<()>;
         statfs() -> Result<Statfs>;
+        sync_all() -> Result<()>;
         getxattr(id: FileId, name: &'a [u8]) -> Result<Vec<u8>>;
         setxattr(id: FileId, name: &'a [u8], value: &'a [u8], how: XattrSet) -> Result<()>;
         listxattr(id: FileId) -> Result<Vec<u8>>;

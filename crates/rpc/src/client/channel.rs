@@ -13,7 +13,9 @@ use dray_rt::{Instant, Sleep, sleep, timeout};
 
 use crate::client::closing::{Close, Closing, Unsettled};
 use crate::client::file::RemoteFile;
-use crate::wire::{Call, CallHead, Input, Kind, NO_SLOT, NotifyHead, ReplyHead, Wire, peek_tag};
+use crate::wire::{
+    Call, CallHead, Input, Kind, NO_SLOT, NotifyHead, ReplyHead, Stamp, Wire, peek_tag,
+};
 
 /// Identities that a connection remembers; the oldest is redefined for the next.
 const IDENTITIES_MAX: usize = 256;
@@ -26,11 +28,15 @@ const GIVE_UP_MAX: Duration = Duration::from_secs(2);
 pub(crate) struct Channel {
     timeout: Option<Duration>,
     closing: Arc<Closing>,
+    /// Its calls are part of a recovery.
+    recovery: bool,
     state: Mutex<State>,
 }
 
 struct State {
     connection: Option<Arc<dyn Connection>>,
+    /// The life of the server's machine that it leads to.
+    epoch: u64,
     /// No connection since then; calls fail once this is longer ago than the timeout.
     down_since: Option<Instant>,
     ended: Option<End>,
@@ -86,6 +92,8 @@ struct Pending {
     data: Option<Buf>,
     into: Option<BufMut>,
     reply: Vec<u8>,
+    /// The life of the server's machine that answered.
+    epoch: u64,
     waker: Option<Waker>,
     /// Order of sending, kept over reconnections.
     number: u64,
@@ -121,6 +129,18 @@ struct Identities {
 pub(crate) struct Answer<T> {
     pub(crate) value: T,
     pub(crate) data: Option<BufMut>,
+    pub(crate) made: Made,
+}
+
+/// When a change was made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Made {
+    /// Its stamp; 0 from a server that gives none.
+    pub(crate) stamp: u64,
+    /// Where a write went, where that is known.
+    pub(crate) at: Option<u64>,
+    /// In which life of the server's machine.
+    pub(crate) epoch: u64,
 }
 
 /// What the server says of a call.
@@ -146,11 +166,22 @@ pub(crate) struct Ask<'a> {
 
 impl Channel {
     pub(crate) fn new(timeout: Option<Duration>, closing: Arc<Closing>) -> Arc<Channel> {
+        Channel::with(timeout, closing, false)
+    }
+
+    /// A channel whose calls do not wait for the end of a recovery: they are part of it.
+    pub(crate) fn for_recovery(closing: Arc<Closing>) -> Arc<Channel> {
+        Channel::with(None, closing, true)
+    }
+
+    fn with(timeout: Option<Duration>, closing: Arc<Closing>, recovery: bool) -> Arc<Channel> {
         Arc::new(Channel {
             timeout,
             closing,
+            recovery,
             state: Mutex::new(State {
                 connection: None,
+                epoch: 0,
                 down_since: Some(dray_rt::now()),
                 ended: None,
                 calls: Vec::new(),
@@ -229,7 +260,8 @@ impl Channel {
                 return Poll::Ready(Err((error, into)));
             }
             if let Some(tag) = state.take_tag() {
-                state.ask(tag, ask.take().expect("given until it is ready"));
+                let flags = if self.recovery { CallHead::RECOVERY } else { 0 };
+                state.ask(tag, ask.take().expect("given until it is ready"), flags);
                 return Poll::Ready(Ok(tag));
             }
             state.waiting.push(task.waker().clone());
@@ -264,7 +296,7 @@ impl Channel {
         };
         let into = pending.into.take();
         let outcome = match pending.phase {
-            Phase::Answered => read_reply(&pending.reply, decode),
+            Phase::Answered => read_reply(&pending.reply, pending.epoch, decode),
             Phase::Failed(errno) => Err(Failure::Error(Error::unknown(errno))),
             // Interrupted: the answer may still come, and finds nobody.
             phase => {
@@ -277,22 +309,24 @@ impl Channel {
         };
         state.release(tag);
         match outcome {
-            Ok(value) => Ok(Answer { value, data: into }),
+            Ok((value, made)) => Ok(Answer { value, data: into, made }),
             Err(failure) => Err((failure, into)),
         }
     }
 
     /// A connection is up: identities are unknown to it, and calls without an answer are
     /// sent again in the order of their sending. If the server has given up the session in
-    /// which they were sent, nobody knows what came of changes, and they fail.
+    /// which they were sent, nobody knows what came of changes, and they fail. `epoch`: the
+    /// life of the server's machine.
     pub(crate) fn up(
         &self,
         connection: Arc<dyn Connection>,
-        session: u64,
+        (session, epoch): (u64, u64),
         (calls_max, slots): (u32, u32),
     ) {
         let mut state = self.lock();
         state.session = session;
+        state.epoch = epoch;
         state.connection = Some(connection);
         state.down_since = None;
         state.calls_max = calls_max.max(1) as usize;
@@ -360,6 +394,11 @@ impl Channel {
         state.link.take().into_iter().for_each(Waker::wake);
     }
 
+    /// Whether it was shut.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.lock().ended.is_some()
+    }
+
     /// Whether it was shut; `task` is woken when that happens.
     pub(crate) fn poll_shut(&self, task: &mut TaskContext<'_>) -> Poll<()> {
         let mut state = self.lock();
@@ -399,18 +438,24 @@ impl Channel {
 
 fn read_reply<T>(
     message: &[u8],
+    epoch: u64,
     decode: impl FnOnce(&[u8]) -> std::result::Result<T, crate::wire::Malformed>,
-) -> std::result::Result<T, Failure> {
+) -> std::result::Result<(T, Made), Failure> {
     let mut input = Input(message);
     let malformed = |_| Failure::Error(Error::unknown(Errno::EPROTO).because("malformed answer"));
     let head = ReplyHead::get_message(&mut input).map_err(malformed)?;
     if head.flags & ReplyHead::UNKNOWN_HANDLE != 0 {
         return Err(Failure::UnknownHandle);
     }
-    match head.error() {
-        Some(error) => Err(Failure::Error(error)),
-        None => decode(input.0).map_err(malformed),
+    if let Some(error) = head.error() {
+        return Err(Failure::Error(error));
     }
+    let mut made = Made { epoch, ..Made::default() };
+    if head.flags & ReplyHead::STAMPED != 0 {
+        let Stamp { number, at } = input.get().map_err(malformed)?;
+        made = Made { stamp: number, at: (at != Stamp::NOWHERE).then_some(at), epoch };
+    }
+    decode(input.0).map(|value| (value, made)).map_err(malformed)
 }
 
 impl End {
@@ -463,12 +508,12 @@ impl State {
         Some(tag as u32)
     }
 
-    fn ask(&mut self, tag: u32, ask: Ask<'_>) {
+    fn ask(&mut self, tag: u32, ask: Ask<'_>, flags: u16) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
         let identity = self.identities.index(&ask.cx.who);
         let head = CallHead {
             op: ask.call.op(),
-            flags: 0,
+            flags,
             tag,
             slot,
             sequence,
@@ -736,6 +781,7 @@ impl Sink for Receiver {
         let settled = ReplyHead::get_message(&mut Input(head))?.flags & ReplyHead::SETTLED != 0;
         let mut guard = self.0.lock();
         let state = &mut *guard;
+        let epoch = state.epoch;
         let Some(pending) = state.calls.get_mut(tag as usize) else {
             return Err(crate::wire::Malformed("an answer to nothing").into());
         };
@@ -750,6 +796,7 @@ impl Sink for Receiver {
                     pending.into = data;
                 }
                 pending.phase = Phase::Answered;
+                pending.epoch = epoch;
                 let waker = pending.waker.take();
                 drop(guard);
                 waker.into_iter().for_each(Waker::wake);

@@ -9,10 +9,11 @@ use dray_core::{
     Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
 
-use crate::client::channel::{Answer, Ask, Failure, value_of};
+use crate::client::channel::{Answer, Ask, Failure, Made, error_of, value_of};
 use crate::client::held::HeldLock;
 use crate::client::session::Session;
-use crate::wire::{Call, Input, PAGE_MAX_BYTES, Wire};
+use crate::client::unsynced::{Changed, Writer, changes_of};
+use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Wire};
 
 /// A server that loses a file between its opening and the call after it, this often in one
 /// life, is not worth asking again.
@@ -27,6 +28,7 @@ pub(crate) struct RemoteFile {
     how: OpenHow,
     at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
+    writer: Writer,
 }
 
 impl RemoteFile {
@@ -40,11 +42,30 @@ impl RemoteFile {
         let how = OpenHow { with_attr: false, ..how }; // what was told once is enough
         session.link.files.opened(handle, id, how);
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
-        RemoteFile { session, id, handle, how, at_open, closed }
+        RemoteFile { session, id, handle, how, at_open, closed, writer: Writer::default() }
+    }
+
+    /// One that a process before us opened, and may have written.
+    pub(crate) fn adopted(self) -> RemoteFile {
+        if self.how.writes() {
+            self.session.link.unsynced.adopted(self.id, &self.writer);
+        }
+        self
+    }
+
+    /// Notes a change of this file that was made through it.
+    pub(crate) fn changed(&self, cx: &Context, made: Made, change: Option<Change>, data: &[u8]) {
+        let (file, who) = (self.id, &cx.who);
+        self.session.changed(Changed { file, made, change, data, who }, Some(&self.writer));
+    }
+
+    /// Fails if something that was written through it is lost, once for each loss.
+    fn owed(&self, op: Op) -> Result<()> {
+        self.session.link.unsynced.owed(self.id, &self.writer, op)
     }
 
     async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
-        self.send(cx, &call, None, (None, None)).await
+        self.send(cx, &call, None, (None, None)).await.map(|(value, _)| value)
     }
 
     async fn change<T: for<'b> Wire<'b>>(
@@ -52,7 +73,7 @@ impl RemoteFile {
         cx: &Context,
         call: Call<'_>,
         data: Option<Buf>,
-    ) -> Result<T> {
+    ) -> Result<(T, Made)> {
         let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
         self.send(cx, &call, Some((slot.number, slot.sequence)), (data, None)).await
     }
@@ -63,10 +84,11 @@ impl RemoteFile {
         call: &Call<'_>,
         slot: Option<(u32, u32)>,
         (data, to): (Option<Buf>, Option<&RemoteFile>),
-    ) -> Result<T> {
+    ) -> Result<(T, Made)> {
         let ask =
             Ask { cx, call, slot, request: self.session.link.request_of(cx), data, into: None, to };
-        value_of(self.call(ask).await).map_err(|error| error.during(call.op()))
+        let answer = self.call(ask).await.map_err(|failure| error_of(failure).during(call.op()))?;
+        Ok((answer.value, answer.made))
     }
 
     /// Calls, and if the server has lost the file, opens it again and repeats the call.
@@ -161,9 +183,13 @@ impl OpenFile for RemoteFile {
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
         Box::pin(async move {
             let call = Call::Write { handle: self.handle, how };
-            let len_bytes = from.len() as u64;
-            let written = self.change::<u32>(cx, call, Some(from)).await?;
-            believable(u64::from(written), len_bytes).map(|written| written as usize)
+            let (written, made) = self.change::<u32>(cx, call, Some(from.clone())).await?;
+            let written = believable(u64::from(written), from.len() as u64)? as usize;
+            if !how.sync {
+                let at = if how.append { made.at } else { Some(how.at) };
+                self.changed(cx, made, at.map(|at| Change::Write { at }), &from[..written]);
+            }
+            Ok(written)
         })
     }
 
@@ -201,23 +227,45 @@ impl OpenFile for RemoteFile {
 
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
         let call = Call::Setattr { id: self.id, handle: Some(self.handle), set };
-        Box::pin(self.change(cx, call, None))
+        Box::pin(async move {
+            let (attr, made) = self.change(cx, call, None).await?;
+            for change in changes_of(set, &attr) {
+                self.changed(cx, made, Some(change), &[]);
+            }
+            Ok(attr)
+        })
     }
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             self.session.link.held.clear(cx, self.handle).await?;
             self.session.link.held.flushed(self.id, owner);
-            self.ask(cx, Call::Flush { handle: self.handle, owner }).await
+            self.ask::<()>(cx, Call::Flush { handle: self.handle, owner }).await?;
+            self.owed(Op::Flush)
         })
     }
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
-        Box::pin(self.ask(cx, Call::Sync { handle: self.handle, data_only }))
+        Box::pin(async move {
+            let call = Call::Sync { handle: self.handle, data_only };
+            let ((), made) = self.send(cx, &call, None, (None, None)).await?;
+            if self.session.link.unsynced.synced(self.id, made) {
+                self.session.tend();
+            }
+            self.owed(Op::Sync)
+        })
     }
 
     fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
-        Box::pin(self.change(cx, Call::Allocate { handle: self.handle, what }, None))
+        Box::pin(async move {
+            let call = Call::Allocate { handle: self.handle, what };
+            let ((), made) = self.change(cx, call, None).await?;
+            let Allocate { flags, at, len_bytes } = what;
+            let moves = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
+            let change = Change::Allocate { flags, at, len_bytes };
+            self.changed(cx, made, (flags & moves == 0).then_some(change), &[]);
+            Ok(())
+        })
     }
 
     fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>> {
@@ -240,7 +288,9 @@ impl OpenFile for RemoteFile {
             let link = &self.session.link;
             let slot = link.slots.take(cx, link.request_of(cx)).await?;
             let slot = Some((slot.number, slot.sequence));
-            believable(self.send(cx, &call, slot, (None, Some(to))).await?, len_bytes)
+            let (copied, made) = self.send(cx, &call, slot, (None, Some(to))).await?;
+            to.changed(cx, made, None, &[]); // what was copied was never here
+            believable(copied, len_bytes)
         })
     }
 
@@ -273,27 +323,46 @@ impl OpenFile for RemoteFile {
     }
 
     fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
-        Box::pin(self.change(cx, Call::SetFlags { handle: self.handle, flags }, None))
+        Box::pin(async move {
+            let call = Call::SetFlags { handle: self.handle, flags };
+            let ((), made) = self.change(cx, call, None).await?;
+            self.changed(cx, made, None, &[]);
+            Ok(())
+        })
     }
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             self.closed.store(true, Ordering::Relaxed);
-            let link = &self.session.link;
-            // Errors of writing are told by a flush: of the close nobody needs to hear.
-            if !link.held.concerns(self.handle) {
-                link.files.closing(self.handle).await;
-                if self.session.channel()?.close(self.handle) {
-                    return Ok(());
-                }
-            }
-            // Where it is being opened again for its locks, that comes first; a lock that
-            // could not be had again matters no more.
-            let _ = link.held.check(cx, self.handle).await;
-            link.held.closed(self.handle);
-            link.files.closing(self.handle).await;
-            self.ask(cx, Call::Close { handle: self.handle }).await
+            let closed = self.close_at_server(cx).await;
+            // What was written through it may be lost, and this is the last chance to say so.
+            let unsynced = &self.session.link.unsynced;
+            let owed = match unsynced.decided(cx).await {
+                Ok(()) => self.owed(Op::Close),
+                Err(error) => Err(error),
+            };
+            unsynced.closed(self.id, &self.writer);
+            closed.and(owed)
         })
+    }
+}
+
+impl RemoteFile {
+    async fn close_at_server(&self, cx: &Context) -> Result<()> {
+        let link = &self.session.link;
+        // Errors of writing are told by a flush: of the close nobody needs to hear.
+        if !link.held.concerns(self.handle) {
+            link.files.closing(self.handle).await;
+            if self.session.channel()?.close(self.handle) {
+                return Ok(());
+            }
+        }
+        // Where it is being opened again for its locks, that comes first; a lock that could
+        // not be had again matters no more.
+        let _ = link.held.check(cx, self.handle).await;
+        link.held.closed(self.handle);
+        link.files.closing(self.handle).await;
+        self.ask(cx, Call::Close { handle: self.handle }).await
     }
 }
 
@@ -308,6 +377,7 @@ fn believable(moved_bytes: u64, given_bytes: u64) -> Result<u64> {
 impl Drop for RemoteFile {
     /// A file that was not closed is closed without anybody being told how that went.
     fn drop(&mut self) {
+        self.session.link.unsynced.closed(self.id, &self.writer);
         if !self.closed.swap(true, Ordering::Relaxed) {
             self.session.link.close_later(&self.session, self.handle);
         }

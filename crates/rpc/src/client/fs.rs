@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, Fut, Make,
-    Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
+    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, FileId, FileSystem, FileType, FsInfo,
+    Fut, Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
 };
 
-use crate::client::channel::{Ask, value_of};
+use crate::client::channel::{Ask, Made, error_of};
 use crate::client::file::RemoteFile;
 use crate::client::session::Session;
-use crate::wire::{Call, Input, Wire};
+use crate::client::unsynced::{Changed, Expect, changes_of};
+use crate::wire::{Call, Change, Input, Wire};
 
 /// A file system that a server serves.
 #[derive(Clone)]
@@ -33,12 +34,12 @@ impl RemoteFs {
     /// the number of the request that opened it. No call is made; should the server have
     /// lost it, it is opened again when it is used.
     pub fn attach(&self, id: FileId, how: OpenHow, request: u64) -> Arc<dyn OpenFile> {
-        self.file(id, request, how, None)
+        Arc::new(self.file(id, request, how, None).adopted())
     }
 
     /// A call that changes nothing: asking twice does no harm.
     async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
-        self.send(cx, &call, None, None).await
+        self.send(cx, &call, None, None).await.map(|(value, _)| value)
     }
 
     /// Makes or replaces the file `name` in `dir` with `data`, at most
@@ -55,11 +56,21 @@ impl RemoteFs {
     ) -> Result<()> {
         let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
         let call = Call::Put { dir, name: name.as_bytes(), mode };
-        self.send(cx, &call, Some((slot.number, slot.sequence)), Some(data)).await
+        let slot = Some((slot.number, slot.sequence));
+        let (id, made): (FileId, _) = self.send(cx, &call, slot, Some(data.clone())).await?;
+        self.session.named((dir, name.as_bytes()), made, Expect::Is(id));
+        let who = &cx.who;
+        for (change, data) in
+            [(Change::Size { size: 0 }, &[][..]), (Change::Write { at: 0 }, &data[..])]
+        {
+            let changed = Changed { file: id, made, change: Some(change), data, who };
+            self.session.changed(changed, None);
+        }
+        Ok(())
     }
 
     /// A call that changes something: in a replay slot, so that it is applied once.
-    async fn change<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
+    async fn change<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<(T, Made)> {
         let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
         self.send(cx, &call, Some((slot.number, slot.sequence)), None).await
     }
@@ -70,29 +81,51 @@ impl RemoteFs {
         call: &Call<'_>,
         slot: Option<(u32, u32)>,
         data: Option<Buf>,
-    ) -> Result<T> {
+    ) -> Result<(T, Made)> {
         let request = self.session.link.request_of(cx);
         let ask = Ask { cx, call, slot, request, data, into: None, to: None };
         let channel = self.session.channel()?;
-        value_of(channel.call(ask, |bytes| Input::whole(bytes)).await)
-            .map_err(|error| error.during(call.op()))
+        let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
+        let answer = outcome.map_err(|failure| error_of(failure).during(call.op()))?;
+        Ok((answer.value, answer.made))
     }
 
-    fn file(
+    fn file(&self, id: FileId, handle: u64, how: OpenHow, at_open: Option<AtOpen>) -> RemoteFile {
+        RemoteFile::new(self.session.clone(), id, handle, how, at_open)
+    }
+
+    /// A file that the call just answered has made.
+    fn made(
         &self,
-        id: FileId,
-        handle: u64,
-        how: OpenHow,
-        at_open: Option<AtOpen>,
-    ) -> Arc<dyn OpenFile> {
-        Arc::new(RemoteFile::new(self.session.clone(), id, handle, how, at_open))
+        cx: &Context,
+        (entry, no_capability): (Entry, bool),
+        (handle, how): (u64, OpenHow),
+        made: Made,
+    ) -> (Entry, Arc<dyn OpenFile>) {
+        let at_open = how.with_attr.then_some(AtOpen { attr: entry.attr, no_capability });
+        let file = self.changed_file(cx, entry.id, (handle, how), at_open, made);
+        (entry, Arc::new(file))
     }
 
-    /// A file that a call has just made.
-    fn made(&self, made: (Entry, bool), handle: u64, how: OpenHow) -> (Entry, Arc<dyn OpenFile>) {
-        let (entry, no_capability) = made;
-        let at_open = how.with_attr.then_some(AtOpen { attr: entry.attr, no_capability });
-        (entry, self.file(entry.id, handle, how, at_open))
+    /// A file that the call just answered opened, and cut or made.
+    fn changed_file(
+        &self,
+        cx: &Context,
+        id: FileId,
+        (handle, how): (u64, OpenHow),
+        at_open: Option<AtOpen>,
+        made: Made,
+    ) -> RemoteFile {
+        let file = self.file(id, handle, how, at_open);
+        let cut = how.truncates().then_some(Change::Size { size: 0 });
+        file.changed(cx, made, cut.or(Some(Change::Attr(SetAttr::default()))), &[]);
+        file
+    }
+
+    /// Notes a change of what has no content, or none that can be made again.
+    fn changed(&self, cx: &Context, file: FileId, made: Made, change: Option<Change>) {
+        let who = &cx.who;
+        self.session.changed(Changed { file, made, change, data: &[], who }, None);
     }
 }
 
@@ -119,7 +152,16 @@ impl FileSystem for RemoteFs {
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        Box::pin(self.change(cx, Call::Setattr { id, handle: None, set }))
+        Box::pin(async move {
+            let call = Call::Setattr { id, handle: None, set };
+            let (attr, made) = self.change(cx, call).await?;
+            for change in changes_of(set, &attr) {
+                // A directory or link is not opened for it.
+                let again = attr.file_type() == FileType::Regular;
+                self.changed(cx, id, made, again.then_some(change));
+            }
+            Ok(attr)
+        })
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
@@ -139,7 +181,12 @@ impl FileSystem for RemoteFs {
             Make::Symlink { target } => (2, 0, 0, target),
         };
         let name = name.as_bytes();
-        Box::pin(self.change(cx, Call::Make { dir, name, kind, mode, rdev, target }))
+        Box::pin(async move {
+            let call = Call::Make { dir, name, kind, mode, rdev, target };
+            let (entry, made): (Entry, _) = self.change(cx, call).await?;
+            self.session.named((dir, name), made, Expect::Is(entry.id));
+            Ok(entry)
+        })
     }
 
     fn remove<'a>(
@@ -149,7 +196,12 @@ impl FileSystem for RemoteFs {
         name: &'a Name,
         kind: RemoveKind,
     ) -> Fut<'a, Result<()>> {
-        Box::pin(self.change(cx, Call::Remove { dir, name: name.as_bytes(), kind }))
+        Box::pin(async move {
+            let name = name.as_bytes();
+            let ((), made) = self.change(cx, Call::Remove { dir, name, kind }).await?;
+            self.session.named((dir, name), made, Expect::Gone);
+            Ok(())
+        })
     }
 
     fn rename<'a>(
@@ -159,16 +211,20 @@ impl FileSystem for RemoteFs {
         to: (FileId, &'a Name),
         how: RenameHow,
     ) -> Fut<'a, Result<()>> {
-        Box::pin(self.change(
-            cx,
-            Call::Rename {
-                from: from.0,
-                from_name: from.1.as_bytes(),
-                to: to.0,
-                to_name: to.1.as_bytes(),
-                how,
-            },
-        ))
+        Box::pin(async move {
+            let ((from, from_name), (to, to_name)) =
+                ((from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()));
+            let moved = self.session.link.unsynced.expected(from, from_name);
+            let call = Call::Rename { from, from_name, to, to_name, how };
+            let ((), made) = self.change(cx, call).await?;
+            let [before, after] = match how {
+                RenameHow::Exchange => [Expect::Unknown; 2],
+                _ => [Expect::Gone, moved.unwrap_or(Expect::There)],
+            };
+            self.session.named((from, from_name), made, before);
+            self.session.named((to, to_name), made, after);
+            Ok(())
+        })
     }
 
     fn link<'a>(
@@ -178,7 +234,12 @@ impl FileSystem for RemoteFs {
         dir: FileId,
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
-        Box::pin(self.change(cx, Call::Link { id, dir, name: name.as_bytes() }))
+        Box::pin(async move {
+            let name = name.as_bytes();
+            let (entry, made): (Entry, _) = self.change(cx, Call::Link { id, dir, name }).await?;
+            self.session.named((dir, name), made, Expect::Is(entry.id));
+            Ok(entry)
+        })
     }
 
     fn open<'a>(
@@ -191,11 +252,14 @@ impl FileSystem for RemoteFs {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Open { id, how, handle, again: false };
             // Cutting a file twice could cut what was written in between.
-            let at_open = match how.truncates() {
-                true => self.change(cx, call).await?,
-                false => self.ask(cx, call).await?,
+            let file = if how.truncates() {
+                let (at_open, made) = self.change(cx, call).await?;
+                self.changed_file(cx, id, (handle, how), at_open, made)
+            } else {
+                let at_open = self.ask(cx, call).await?;
+                self.file(id, handle, how, at_open)
             };
-            Ok(self.file(id, handle, how, at_open))
+            Ok(Arc::new(file) as Arc<dyn OpenFile>)
         })
     }
 
@@ -209,7 +273,9 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
-            Ok(self.made(self.change(cx, call).await?, handle, how.open))
+            let (answer, made): ((Entry, bool), _) = self.change(cx, call).await?;
+            self.session.named((dir, name.as_bytes()), made, Expect::Is(answer.0.id));
+            Ok(self.made(cx, answer, (handle, how.open), made))
         })
     }
 
@@ -222,7 +288,8 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Tmpfile { dir, how, handle };
-            Ok(self.made(self.change(cx, call).await?, handle, how.open))
+            let (answer, made) = self.change(cx, call).await?;
+            Ok(self.made(cx, answer, (handle, how.open), made))
         })
     }
 
@@ -232,6 +299,10 @@ impl FileSystem for RemoteFs {
 
     fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>> {
         Box::pin(self.ask(cx, Call::Statfs {}))
+    }
+
+    fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
+        Box::pin(self.session.sync_all(cx))
     }
 
     fn getxattr<'a>(
@@ -251,7 +322,11 @@ impl FileSystem for RemoteFs {
         value: &'a [u8],
         how: XattrSet,
     ) -> Fut<'a, Result<()>> {
-        Box::pin(self.change(cx, Call::Setxattr { id, name, value, how }))
+        Box::pin(async move {
+            let ((), made) = self.change(cx, Call::Setxattr { id, name, value, how }).await?;
+            self.changed(cx, id, made, None);
+            Ok(())
+        })
     }
 
     fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
@@ -264,6 +339,10 @@ impl FileSystem for RemoteFs {
         id: FileId,
         name: &'a [u8],
     ) -> Fut<'a, Result<()>> {
-        Box::pin(self.change(cx, Call::Removexattr { id, name }))
+        Box::pin(async move {
+            let ((), made) = self.change(cx, Call::Removexattr { id, name }).await?;
+            self.changed(cx, id, made, None);
+            Ok(())
+        })
     }
 }

@@ -18,11 +18,13 @@ use crate::client::files::OpenFiles;
 use crate::client::held::{Held, HeldLock};
 use crate::client::memory::SessionMemory;
 use crate::client::outage::Outage;
+use crate::client::recovery::Recovery;
 use crate::client::session::{ClientOptions, ConnectError, Session};
 use crate::client::slots::Slots;
+use crate::client::unsynced::Unsynced;
 use crate::wire::{
-    Auth, Call, Challenge, HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, Proof,
-    VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+    Auth, Call, Challenge, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind, Malformed,
+    NotifyHead, Proof, RECOVERING, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
 };
 
 /// First wait before connecting anew; doubled each time up to the last. What is waited is
@@ -52,6 +54,7 @@ pub(crate) struct Link {
     pub(crate) files: OpenFiles,
     /// The instance of the server that we have come back to wholly.
     returned: AtomicU64,
+    pub(crate) unsynced: Unsynced,
     requests: AtomicU64,
     pub(crate) node: NodeId,
     known: Mutex<Known>,
@@ -69,7 +72,8 @@ pub(crate) struct Known {
     pub(crate) session: u64,
     secret: [u8; 16],
     pub(crate) instance: u64,
-    pub(crate) boot: u128,
+    /// Whether answers to changes have stamps.
+    pub(crate) stamps: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -78,6 +82,14 @@ pub(crate) struct Known {
 struct Ended {
     error: io::Error,
     of_use: bool,
+}
+
+/// What a welcome tells.
+struct News {
+    /// The server has lost what it kept in memory for us.
+    forgotten: bool,
+    /// So has its machine, and what was not on media.
+    power_lost: bool,
 }
 
 /// How a handshake ended.
@@ -91,7 +103,8 @@ impl Link {
     ) -> Link {
         let memory = Arc::new(memory);
         let node = memory.node();
-        let mut known = Known::default();
+        let (mut known, replay_bytes) = (Known::default(), options.replay_bytes);
+        let inherited = memory.session().is_some();
         if let Some((session, secret, instance)) = memory.session() {
             known = Known { session, secret, instance, ..known };
         }
@@ -104,6 +117,7 @@ impl Link {
             memory,
             files: OpenFiles::default(),
             returned: AtomicU64::new(0),
+            unsynced: Unsynced::new(replay_bytes, inherited),
             requests: AtomicU64::new(1),
             node,
             known: Mutex::new(known),
@@ -149,6 +163,8 @@ impl Link {
                 return channel.evict();
             }
             match self.connect_once(&channel, &mut replaces, None).await {
+                // One of its own for a recovery that is over.
+                Ok(_) if channel.is_shut() => return,
                 Ok(Ended { error, of_use }) => {
                     let target = self.connector.target();
                     if self.is_wanted() && self.outage.lost(key_of(&channel)) {
@@ -212,6 +228,7 @@ impl Link {
             connection: connection.clone(),
             stage: Stage::Begin,
             hello: Vec::new(),
+            features: 0,
             number: *replaces,
             failure: None,
             of_use: false,
@@ -266,13 +283,18 @@ impl Link {
     /// it can be told by the request, also by a later process.
     pub(crate) fn handle_of(&self, cx: &Context) -> u64 {
         match self.request_of(cx) {
-            0 => self.requests.fetch_add(1, Ordering::Relaxed) | OWN_NUMBER,
+            0 => self.own_handle(),
             request => request,
         }
     }
 
-    /// Takes note of a welcome. True if the server has lost what it kept in memory for us.
-    fn welcomed(&self, welcome: &Welcome) -> bool {
+    /// A number for a file that we open for ourselves.
+    pub(crate) fn own_handle(&self) -> u64 {
+        self.requests.fetch_add(1, Ordering::Relaxed) | OWN_NUMBER
+    }
+
+    /// Takes note of a welcome.
+    fn welcomed(&self, welcome: &Welcome, stamps: bool) -> News {
         let mut known = self.known();
         let first = known.session == 0;
         let forgotten = known.instance != welcome.instance || known.session != welcome.session;
@@ -291,8 +313,15 @@ impl Link {
         known.session = welcome.session;
         known.secret = welcome.secret;
         known.instance = welcome.instance;
-        known.boot = welcome.boot;
-        forgotten && !first
+        known.stamps = stamps;
+        let (before, boot) = (self.memory.boot(), fold(welcome.boot));
+        self.memory.set_boot(boot);
+        // While it is noted nobody else can come to another conclusion.
+        let power_lost = !first && before != 0 && boot != 0 && before != boot;
+        if power_lost {
+            self.unsynced.power_lost();
+        }
+        News { forgotten: forgotten && !first, power_lost }
     }
 
     /// Has again from a server that lost its state what the one before it gave us: locks,
@@ -386,6 +415,11 @@ impl Link {
         true
     }
 
+    /// Starts a task that outlives whoever asks for it.
+    pub(crate) fn spawn_home(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.home.spawn(work);
+    }
+
     /// The wait for a lock was given up while the server could not be asked: it may have
     /// been granted. Once the server is back, its owner has what it knows to have.
     pub(crate) fn undo_lock(
@@ -442,6 +476,14 @@ impl Link {
     }
 }
 
+/// A boot id in one word; 0 stays 0.
+fn fold(boot: u128) -> u64 {
+    match (boot >> 64) as u64 ^ boot as u64 {
+        0 if boot != 0 => 1,
+        folded => folded,
+    }
+}
+
 /// Ends a connection on which no handshake comes to an end. It keeps none that has ended.
 async fn watch_handshake(connection: Weak<dyn Connection>, channel: Weak<Channel>) {
     sleep(HANDSHAKE_MAX).await;
@@ -476,6 +518,7 @@ struct LinkSink {
     channel: Arc<Channel>,
     connection: Arc<dyn Connection>,
     stage: Stage,
+    features: u64,
     /// What was said first; the proofs cover it.
     hello: Vec<u8>,
     /// Of this connection at the server; before it is known, of the one that it replaces.
@@ -495,7 +538,7 @@ impl LinkSink {
         let hello = Hello {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
-            features: 0,
+            features: FEATURES,
             auth: if options.key.is_some() { Auth::Psk } else { Auth::None },
             nonce,
             export: options.export.clone(),
@@ -539,6 +582,7 @@ impl LinkSink {
         if known.session != 0 {
             proof.session_proof = Key::of_session(&known.secret).prove(Role::Session, seen);
         }
+        self.features = challenge.features;
         self.stage = Stage::Challenged;
         let _ = self.connection.send(&proof.message(), None); // a broken connection shows by itself
         Ok(())
@@ -549,7 +593,8 @@ impl LinkSink {
         if welcome.session == 0 || welcome.slots == 0 || welcome.calls_max == 0 {
             return Err(Malformed("a welcome that allows nothing").into());
         }
-        let forgotten = self.link.welcomed(&welcome);
+        let stamps = self.features & FEATURE_STAMPS != 0;
+        let News { forgotten, power_lost } = self.link.welcomed(&welcome, stamps);
         // Before anything is sent again: a lock may be somebody else's by now.
         let held = forgotten.then(|| self.link.held.doubt_all());
         self.number = welcome.connection;
@@ -558,9 +603,15 @@ impl LinkSink {
             let target = self.link.connector.target();
             log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
         }
+        let epoch = self.link.unsynced.epoch();
         let granted = (welcome.calls_max, welcome.slots);
-        self.channel.up(self.connection.clone(), welcome.session, granted);
+        self.channel.up(self.connection.clone(), (welcome.session, epoch), granted);
         self.channel.notify_idle(&self.link.slots.idle());
+        if forgotten && stamps && self.features & RECOVERING != 0 {
+            dray_rt::spawn(Recovery::run(self.link.clone(), welcome.instance));
+        } else if power_lost {
+            self.link.unsynced.recovery_ends(Some("the server did not wait for it"));
+        }
         if let Some(held) = held {
             let (link, channel) = (self.link.clone(), self.channel.clone());
             dray_rt::spawn(link.come_back(channel, held, welcome.instance));
@@ -579,10 +630,14 @@ impl LinkSink {
             self.of_use = true;
             return self.receiver.frame(head, data);
         }
-        // Others are a later version's advice.
-        if NotifyHead::get_message(&mut Input(head))?.what == NotifyHead::EVICTED {
-            self.link.heed_eviction();
-            self.channel.evict();
+        let mut input = Input(head);
+        match NotifyHead::get_message(&mut input)?.what {
+            NotifyHead::EVICTED => {
+                self.link.heed_eviction();
+                self.channel.evict();
+            }
+            NotifyHead::STABLE => self.link.unsynced.stable(input.get()?, false),
+            _ => {} // a later version's advice
         }
         Ok(())
     }

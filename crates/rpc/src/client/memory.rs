@@ -5,6 +5,7 @@
 //! word 0     magic and version           word 4  the client's node
 //! word 1     session, 0 before the first word 5  slots
 //! word 2, 3  its secret                  word 6  instance of the server
+//!                                        word 7  boot of its machine, folded to one word
 //! word 8+2n  slot n: sequence << 32 | in use
 //! word 9+2n  the request that it is, or was last, in use for
 //! behind the slots: handles that were closed and that the server may have open; 0: none
@@ -32,6 +33,7 @@ const SECRET: usize = 2;
 const NODE: usize = 4;
 const SLOTS: usize = 5;
 const INSTANCE: usize = 6;
+const BOOT: usize = 7;
 const FIRST_SLOT: usize = 8;
 /// Slots that there is room for; a server that grants more sees this many used.
 pub(crate) const SLOTS_MAX: usize = 1020;
@@ -169,6 +171,15 @@ impl SessionMemory {
         self.set(INSTANCE, instance);
         self.set(SESSION, session);
         self.set(0, MAGIC);
+    }
+
+    /// The start of the server's machine that was seen last; 0 for none.
+    pub(crate) fn boot(&self) -> u64 {
+        self.get(BOOT)
+    }
+
+    pub(crate) fn set_boot(&self, boot: u64) {
+        self.set(BOOT, boot);
     }
 
     /// The slots of the process before us; none if there was none.

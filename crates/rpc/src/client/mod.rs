@@ -12,12 +12,17 @@ mod files;
 mod fs;
 mod held;
 mod link;
+mod losses;
 mod memory;
 mod outage;
+mod recovery;
 mod session;
 mod slots;
+mod tend;
+mod unsynced;
 
 pub use channel::ChannelStats;
 pub use fs::RemoteFs;
+pub use losses::{LossEvent, UnsyncedStatus};
 pub use memory::SessionMemory;
 pub use session::{ClientOptions, ConnectError, Session, SessionStatus};

@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use dray_core::{Errno, Error, FsInfo, NodeId, Result};
+use dray_core::{Errno, Error, FileId, FsInfo, NodeId, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::link::Link;
+use crate::client::losses::UnsyncedStatus;
 use crate::client::memory::SessionMemory;
 use crate::wire::NotifyHead;
 
@@ -31,6 +32,9 @@ pub struct ClientOptions {
     pub timeout: Option<Duration>,
     /// Name of this host, for the server's status.
     pub host: String,
+    /// What was written and is not known to be on media is kept up to this size, to be sent
+    /// again should the server's machine lose power.
+    pub replay_bytes: u64,
 }
 
 /// Why a mount could not be made.
@@ -86,6 +90,8 @@ pub struct SessionStatus {
     pub lost: u64,
     /// Its connections.
     pub channels: Vec<ChannelStats>,
+    /// What may not be on media at the server.
+    pub unsynced: UnsyncedStatus,
 }
 
 thread_local! {
@@ -108,6 +114,9 @@ impl Session {
         let info = link.start(channel.clone()).await?;
         let session = Arc::new(Session { link, info, channels: RwLock::default() });
         session.adopt(channel);
+        if !session.link.unsynced.is_clean() && session.link.unsynced.call_tender() {
+            session.tend(); // for what a process before us wrote
+        }
         Ok(session)
     }
 
@@ -142,6 +151,12 @@ impl Session {
         channels.iter().for_each(|channel| channel.notify(NotifyHead::GOODBYE, 0));
     }
 
+    /// Whether the close of a descriptor of `id` has a loss to tell, or may have, so that it
+    /// must be passed on.
+    pub fn owes_error(&self, id: FileId) -> bool {
+        self.link.unsynced.owes(id)
+    }
+
     /// What it is doing.
     pub fn status(&self) -> SessionStatus {
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
@@ -151,6 +166,7 @@ impl Session {
             session: known.session,
             lost: known.lost,
             channels: channels.iter().map(|channel| channel.stats()).collect(),
+            unsynced: self.link.unsynced.status(),
         }
     }
 

@@ -17,19 +17,18 @@ use crate::server::door::Guest;
 use crate::server::execute::{self, Reply};
 use crate::server::export::Export;
 use crate::server::identities::Identities;
-use crate::server::intent::{self, Plan};
+use crate::server::intent::{self, Amend, Plan};
 use crate::server::service::{Inner, Sabotage, refused};
 use crate::server::session::Session;
 use crate::server::slots::{self, Again, Route, Verdict};
+use crate::server::stamps::{self, Stamped};
 use crate::server::status::Running;
 use crate::wire::{
-    Auth, Call, CallHead, Challenge, HandshakeError, Hello, Input, Kind, Malformed, NO_SLOT,
-    NotifyHead, Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
-    peek_unknown_op,
+    Auth, Call, CallHead, Challenge, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind,
+    Malformed, NO_SLOT, NotifyHead, Proof, RECOVERING, Refused, ReplyHead, Stamp, VERSION_MAX,
+    VERSION_MIN, Welcome, peek_kind, peek_unknown_op,
 };
 
-/// Optional features of the protocol that are spoken: none are defined yet.
-const FEATURES: u64 = 0;
 /// A handshake that takes longer is given up.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
@@ -147,6 +146,7 @@ struct Challenged {
     message: Vec<u8>,
     nonce: [u8; 32],
     version: u16,
+    features: u64,
     export: Arc<Export>,
 }
 
@@ -155,7 +155,7 @@ impl Challenged {
         Transcript {
             hello: &self.message,
             version: self.version,
-            features: FEATURES,
+            features: self.features,
             server_nonce: &self.nonce,
             wish,
         }
@@ -185,7 +185,7 @@ impl Sink for ServerSink {
         };
         let call = CallHead::get_message(&mut Input(head));
         let takes_data = match &call {
-            Ok(call) => matches!(call.op, Op::Write | Op::Put),
+            Ok(call) => matches!(call.op, Op::Write | Op::Put | Op::Redo),
             Err(_) => peek_unknown_op(head).is_some(), // a later version's; it is refused
         };
         if !takes_data {
@@ -213,11 +213,14 @@ impl ServerSink {
         let export = self.admit(&hello).map_err(HandshakeError::Refused)?;
         let mut nonce = [0; 32];
         random_bytes(&mut nonce);
-        let challenged = Challenged { hello, message: head.to_vec(), nonce, version, export };
+        let recovering = self.server.recovery.running();
+        let features = hello.features & FEATURES | if recovering { RECOVERING } else { 0 };
+        let message = head.to_vec();
+        let challenged = Challenged { hello, message, nonce, version, features, export };
         let key = self.server.options.key.as_ref();
         let seen = challenged.transcript(&[]);
         let proof = key.map_or([0; 32], |key| key.prove(Role::Server, seen));
-        self.say(&Challenge { version, features: FEATURES, nonce, proof }.message());
+        self.say(&Challenge { version, features, nonce, proof }.message());
         self.stage = Stage::Challenged(Box::new(challenged));
         Ok(())
     }
@@ -276,6 +279,7 @@ impl ServerSink {
         if self.server.options.sabotage != Some(Sabotage::Fence) {
             session.replace(proof.replaces);
         }
+        session.set_stamps(challenged.hello.features & FEATURE_STAMPS != 0);
         self.welcome(session, resumed);
         Ok(())
     }
@@ -436,11 +440,18 @@ impl ServerSink {
     }
 }
 
-/// What came of a call. It keeps its turn until the answer has been noted.
+/// What came of a call. It keeps its turns until the answer has been noted.
 struct Executed {
     reply: Reply,
     plan: Option<Plan>,
     again: Option<Again>,
+    stamped: Option<Stamped>,
+}
+
+impl Executed {
+    fn only(reply: Reply) -> Executed {
+        Executed { reply, plan: None, again: None, stamped: None }
+    }
 }
 
 /// A call from its arrival to its answer.
@@ -457,6 +468,16 @@ struct CallInHand {
 impl CallInHand {
     async fn carry_out(self, body: Vec<u8>, data: Option<BufMut>) {
         let (slot, sequence) = (self.head.slot, self.head.sequence);
+        if self.server.recovery.running() && self.waits_for_recovery(&body) {
+            let waited = self.server.recovery.wait(&self.cx).await;
+            if let Err(error) = waited {
+                return self.answer(&self.route, Reply::failure(&error));
+            }
+            // It has been asked for again on a later connection, where the answer must go.
+            if !self.session.has_connection(self.connection) {
+                return self.over();
+            }
+        }
         if let Err(unknown_handle) = execute::check_handles(&self.session, self.head.op, &body) {
             // Nothing was applied, so the slot stays as it was: the client opens the
             // file again and repeats the call under the same number.
@@ -484,12 +505,12 @@ impl CallInHand {
             }
         }
         let data = data.map(BufMut::freeze);
-        let Executed { reply, plan, again } = self.execute(&body, data, again).await;
+        let Executed { reply, plan, again, stamped } = self.execute(&body, data, again).await;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply.message),
         };
-        drop((plan, again));
+        drop((plan, again, stamped));
         match route {
             Some(route) => self.answer(&route, reply),
             // Its client has given up on it, and waits for the tag alone.
@@ -542,26 +563,75 @@ impl CallInHand {
         };
         if op == Op::Lock && self.cx.check().is_err() {
             // Its connection went while it waited: it has been asked for again.
-            let reply = Reply::failure(&self.cx.cancelled());
-            return Executed { reply, plan: None, again: None };
+            return Executed::only(Reply::failure(&self.cx.cancelled()));
         }
         let amend = again.as_ref().and_then(|again| again.amend);
+        let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
+        let call = Call::get(op, &mut Input(body)).ok();
         let mut plan = None;
         if slot != NO_SLOT
             && again.is_none()
-            && let Ok(call) = Call::get(op, &mut Input(body))
+            && let Some(call) = &call
         {
-            let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
-            plan = intent::plan(&self.session, &self.cx, &call, data_bytes).await;
+            plan = intent::plan(&self.session, &self.cx, call, data_bytes).await;
             if let Some(plan) = &plan {
                 self.session.slots.intend(slot, self.head.sequence, op, &plan.intent);
                 dray_rt::step().await;
             }
         }
         let (server, session) = (&self.server, &self.session);
-        let reply = execute::execute(server, session, &self.cx, op, body, data, amend).await;
+        // Behind the turn: one that was kept over a kill waits for its call to come again,
+        // which takes a stamp then.
+        let stamped = match &call {
+            Some(call) => self.stamped(call, data_bytes).await,
+            None => None,
+        };
+        let reply = execute::execute(server, session, &self.cx, op, body, data, amend);
+        let mut reply = reply.await;
+        let amended_at = match amend {
+            Some(Amend::AppendAt(at)) => Some(at),
+            _ => None,
+        };
+        let at = amended_at.or(plan.as_ref().and_then(|plan| plan.append_at));
+        let changes = op.writes() && !matches!(op, Op::Lock | Op::Close | Op::Redo);
+        if changes || stamped.is_some() {
+            self.stamp(&mut reply, stamped.as_ref(), body, at);
+        }
         dray_rt::step().await;
-        Executed { reply, plan, again }
+        Executed { reply, plan, again, stamped }
+    }
+
+    /// New work does; what belongs to the recovery does not, nor does giving back.
+    fn waits_for_recovery(&self, body: &[u8]) -> bool {
+        let belongs = match self.head.op {
+            Op::Close | Op::Lock => true,
+            // For what is opened again.
+            op @ Op::Open => {
+                matches!(Call::get(op, &mut Input(body)), Ok(Call::Open { again: true, .. }))
+            }
+            _ => self.head.flags & CallHead::RECOVERY != 0,
+        };
+        !belongs && self.server.options.sabotage != Some(Sabotage::RedoGate)
+    }
+
+    /// The stamp of a change of data, once nobody else changes the same bytes.
+    async fn stamped(&self, call: &Call<'_>, data_bytes: usize) -> Option<Stamped> {
+        let (file, range) = stamps::bytes_changed(&self.session, call, data_bytes)?;
+        Some(self.session.export.stamps.take(file, range).await)
+    }
+
+    /// Puts the stamp of a change that was made into its answer.
+    fn stamp(&self, reply: &mut Reply, stamped: Option<&Stamped>, body: &[u8], at: Option<u64>) {
+        if !self.session.stamps() || !reply.is_success() {
+            return;
+        }
+        let number =
+            stamped.map_or_else(|| self.session.export.stamps.next(), |stamped| stamped.number);
+        let at = at.or_else(|| match Call::get(self.head.op, &mut Input(body)) {
+            Ok(Call::Write { how, .. }) if !how.append => Some(how.at),
+            _ => None,
+        });
+        reply.stamp(Stamp { number, at: at.unwrap_or(Stamp::NOWHERE) });
     }
 
     fn answer(&self, route: &Route, mut reply: Reply) {

@@ -12,7 +12,8 @@ use crate::server::intent::Amend;
 use crate::server::order::Span;
 use crate::server::service::{Inner, Sabotage};
 use crate::server::session::Session;
-use crate::wire::{Call, Input, PAGE_MAX_BYTES, ReplyHead, Wire};
+use crate::server::stamps::WHOLE;
+use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, ReplyHead, Stamp, Wire, get_floors};
 
 /// An answer, complete but for its tag.
 pub(crate) struct Reply {
@@ -30,6 +31,17 @@ impl Reply {
 
     fn with_data(data: Buf) -> Reply {
         Reply { data: Some(data), ..Reply::success(&()) }
+    }
+
+    /// Whether the call was carried out.
+    pub(crate) fn is_success(&self) -> bool {
+        let head = ReplyHead::get_message(&mut Input(&self.message));
+        head.is_ok_and(|head| head.errno == 0)
+    }
+
+    /// Adds a stamp.
+    pub(crate) fn stamp(&mut self, stamp: Stamp) {
+        ReplyHead::set_stamp(&mut self.message, stamp);
     }
 
     pub(crate) fn failure(error: &Error) -> Reply {
@@ -78,6 +90,7 @@ pub(crate) fn check_handles(
         | Call::Lock { handle, .. }
         | Call::TestLock { handle, .. }
         | Call::GetFlags { handle }
+        | Call::Redo { handle, .. }
         | Call::SetFlags { handle, .. } => [Some(handle), None],
         _ => [None, None],
     };
@@ -100,7 +113,7 @@ pub(crate) async fn execute(
             let data = data.unwrap_or_default();
             session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
             let place = Place { dir, name, mode, amend };
-            put(&*session.export.fs, cx, place, data).await.map(|()| Reply::success(&()))
+            put(&*session.export.fs, cx, place, data).await.map(|id| Reply::success(&id))
         }
         Ok(call) => {
             let call = match amend {
@@ -170,8 +183,78 @@ async fn run(
             }
             Reply::success(&())
         }
+        Call::SyncAll {} => sync_all(server, session, cx).await?,
+        Call::Recover { instance, .. } if instance != server.instance => {
+            return Err(Error::new(Errno::ESTALE).because("meant for an earlier server"));
+        }
+        Call::Recover { step: 2, .. } => {
+            server.recovery.done(session.id);
+            Reply::success(&())
+        }
+        Call::Recover { newest, floor, floors, step, .. } => {
+            recover(server, session, (newest, floor, floors, step == 1)).await?
+        }
         call => run_on_file(server, session, cx, call, data).await?,
     })
+}
+
+async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
+    let export = &session.export;
+    let stamp = export.stable.sync_all(cx, &*export.fs, &export.stamps).await?;
+    server.tell_stable(export, stamp);
+    let mut reply = Reply::success(&());
+    if session.stamps() {
+        reply.stamp(Stamp { number: stamp, at: Stamp::NOWHERE });
+    }
+    Ok(reply)
+}
+
+/// Syncs a file. Its stamp says what is on media: everything that was over before.
+async fn sync(session: &Session, cx: &Context, handle: u64, data_only: bool) -> Result<Reply> {
+    let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
+    let upto = session.export.stamps.take(file.id(), WHOLE).await.number;
+    file.sync(cx, data_only).await?;
+    let mut reply = Reply::success(&());
+    if session.stamps() {
+        reply.stamp(Stamp { number: upto, at: Stamp::NOWHERE });
+    }
+    Ok(reply)
+}
+
+/// What a client knows after a loss of power; with the last of it, it waits for the others.
+async fn recover(
+    server: &Inner,
+    session: &Session,
+    (newest, floor, floors, last): (u64, u64, &[u8], bool),
+) -> Result<Reply> {
+    server.recovery.admit(session.id)?;
+    let floors = get_floors(floors).map_err(|_| Error::new(Errno::EPROTO))?;
+    session.export.stamps.raise(newest);
+    if server.options.sabotage != Some(Sabotage::RedoFloor) {
+        session.export.redone.declare(floor, &floors)?;
+    }
+    if last {
+        server.recovery.declare(session.id).await?;
+    }
+    Ok(Reply::success(&()))
+}
+
+async fn redo(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    file: &dyn OpenFile,
+    (stamp, change, data): (u64, Change, Buf),
+) -> Result<Reply> {
+    let _active = server.recovery.enter(session.id)?;
+    let stamp = match server.options.sabotage {
+        Some(Sabotage::Redo) => return Ok(Reply::success(&())),
+        Some(Sabotage::RedoOrder) => session.export.stamps.next(),
+        _ => stamp,
+    };
+    let export = &session.export;
+    export.redone.redo(cx, &export.stamps, file, (stamp, change, data)).await?;
+    Ok(Reply::success(&()))
 }
 
 async fn run_on_file(
@@ -214,8 +297,10 @@ async fn run_on_file(
             session.forget_owner(handle, owner);
             Reply::success(&flushed?)
         }
-        Call::Sync { handle, data_only } => {
-            Reply::success(&file(handle)?.sync(cx, data_only).await?)
+        Call::Sync { handle, data_only } => sync(session, cx, handle, data_only).await?,
+        Call::Redo { handle, stamp, change } => {
+            let change = (stamp, change, data.unwrap_or_default());
+            redo(server, session, cx, &*file(handle)?, change).await?
         }
         Call::Allocate { handle, what } => Reply::success(&file(handle)?.allocate(cx, what).await?),
         Call::Seek { handle, at, what } => Reply::success(&file(handle)?.seek(cx, at, what).await?),
@@ -297,8 +382,8 @@ struct Place<'a> {
     amend: Option<Amend>,
 }
 
-/// Create, write, close.
-async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf) -> Result<()> {
+/// Create, write, close. Answers the file.
+async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf) -> Result<FileId> {
     let how = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
     let file = match place.amend {
         Some(Amend::Put { id, made }) => {
@@ -309,7 +394,7 @@ async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf)
             };
             match fs.open(cx, id, how).await {
                 // It was there, and somebody has removed it since.
-                Err(error) if error.errno() == Errno::ESTALE => return Ok(()),
+                Err(error) if error.errno() == Errno::ESTALE => return Ok(id),
                 opened => opened?,
             }
         }
@@ -334,7 +419,7 @@ async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf)
     }
     let flushed = file.flush(cx, LockOwner(0)).await;
     let closed = file.close(cx).await;
-    written.and(flushed).and(closed)
+    written.and(flushed).and(closed).map(|()| file.id())
 }
 
 /// Opening again after the server lost its state: the rights were checked at the first

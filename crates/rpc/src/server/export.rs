@@ -8,7 +8,10 @@ use dray_core::FileSystem;
 use dray_fabric::{BufferPool, Peer};
 
 use crate::server::order::Order;
+use crate::server::redone::Redone;
 use crate::server::returning::Returning;
+use crate::server::stable::Stable;
+use crate::server::stamps::Stamps;
 
 /// A file system under the name by which clients ask for it.
 pub struct Export {
@@ -22,6 +25,9 @@ pub struct Export {
     pub(crate) returning: Returning,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
     pub(crate) pool: BufferPool,
+    pub(crate) stamps: Arc<Stamps>,
+    pub(crate) stable: Stable,
+    pub(crate) redone: Redone,
 }
 
 impl Export {
@@ -33,6 +39,9 @@ impl Export {
             allow,
             order: Arc::default(),
             returning: Returning::default(),
+            stamps: Arc::default(),
+            stable: Stable::default(),
+            redone: Redone::default(),
             pool: BufferPool::new(0, 0),
         }
     }

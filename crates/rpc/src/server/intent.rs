@@ -19,7 +19,7 @@ use crate::server::execute::Reply;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::order::{Span, Turn};
 use crate::server::session::Session;
-use crate::wire::{Call, Input, Malformed, Wire};
+use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};
 
 /// What came of a change that was under way when the server died.
 pub(crate) enum Settled {
@@ -86,6 +86,8 @@ impl CutShort {
 #[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) intent: Vec<u8>,
+    /// Where an append goes, bytes.
+    pub(crate) append_at: Option<u64>,
     _turns: [Option<Turn>; 2],
 }
 
@@ -96,7 +98,7 @@ thread_local! {
 
 impl Plan {
     fn new(intent: Vec<u8>, turn: Turn, second: Option<Turn>) -> Plan {
-        Plan { intent, _turns: [Some(turn), second] }
+        Plan { intent, append_at: None, _turns: [Some(turn), second] }
     }
 }
 
@@ -156,6 +158,7 @@ async fn plan_looked_at(
     let order = &session.export.order;
     let cx = &Context { who: Identity::system(), internal: true, cancel: None, ..cx.clone() };
     let mut second = None;
+    let mut append_at = None;
     let turn = match call {
         Call::Make { dir, name, .. }
         | Call::Create { dir, name, .. }
@@ -206,6 +209,7 @@ async fn plan_looked_at(
             let turn = order.turn(file.id(), Span::ALL).await;
             let size = file.getattr(cx).await.ok()?.size;
             (true, (file.id(), (size, data_bytes as u64))).put(&mut intent);
+            append_at = Some(size);
             turn
         }
         Call::CopyRange { handle, at, .. } => {
@@ -223,7 +227,9 @@ async fn plan_looked_at(
         }
         _ => return None,
     };
-    Some(Plan::new(intent, turn, second))
+    let mut plan = Plan::new(intent, turn, second);
+    plan.append_at = append_at;
+    Some(plan)
 }
 
 /// Finds out what came of a change.
@@ -232,13 +238,32 @@ pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settle
         Op::Make | Op::Create | Op::Link => settle_new_name(fs, op, intent).await,
         Op::Remove => settle_remove(fs, intent).await,
         Op::Rename => settle_rename(fs, intent).await,
-        Op::Write => settle_write(fs, intent).await,
+        Op::Write => settle_write(fs, intent, false).await,
         Op::CopyRange => settle_copy(intent),
         Op::Put => settle_put(fs, intent).await,
         Op::Setxattr | Op::Removexattr => settle_xattr(fs, op, intent).await,
         _ => settle_repeatable(intent),
     };
     settled.unwrap_or(Settled::Undone)
+}
+
+/// Finds out whether an answered change is still there after a loss of the machine. What it
+/// had noted before it tells; without a note it can be made again without harm.
+pub(crate) async fn settle_answered(
+    fs: &dyn FileSystem,
+    answer: Vec<u8>,
+    begun: Option<(Op, Vec<u8>)>,
+) -> Settled {
+    let failed = ReplyHead::get_message(&mut Input(&answer)).is_ok_and(|head| head.errno != 0);
+    match begun {
+        _ if failed => Settled::Done(answer),
+        // Others may have appended behind it: its place stays its own.
+        Some((Op::Write, intent)) => {
+            settle_write(fs, &intent, true).await.unwrap_or(Settled::Undone)
+        }
+        Some((op, intent)) => settle(fs, op, &intent).await,
+        None => Settled::Undone,
+    }
 }
 
 fn settle_repeatable(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
@@ -320,13 +345,14 @@ async fn settle_rename(
 async fn settle_write(
     fs: &dyn FileSystem,
     intent: &[u8],
+    answered: bool,
 ) -> std::result::Result<Settled, Malformed> {
     if intent.first() == Some(&0) {
         return settle_repeatable(intent);
     }
     let (_, (file, (before, _))): (bool, (FileId, (u64, u64))) = Input::whole(intent)?;
     let Ok(now) = fs.getattr(&Context::system(), file).await else { return Ok(Settled::Undone) };
-    if now.size <= before {
+    if now.size <= before && !answered {
         return Ok(Settled::Undone);
     }
     // Begun; a kill can end a write half way. Nobody else could make the file longer.

@@ -2,7 +2,8 @@
 //! changes that were under way.
 //!
 //! A journal survives the death of the process, not necessarily that of the machine: it
-//! is memory that somebody else keeps (a mapped file). Nothing is ever synced.
+//! is memory that somebody else keeps (a mapped file). Slots are never synced; that there is
+//! a session is, so that after a loss of power it is known whom to wait for.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -48,6 +49,8 @@ pub enum SlotRecord {
         sequence: u32,
         /// The answer.
         answer: Vec<u8>,
+        /// What had been noted before it, if anything had.
+        begun: Option<(Op, Vec<u8>)>,
     },
 }
 
@@ -143,8 +146,14 @@ impl SlotLog for MemoryLog {
 
     fn done(&self, slot: u32, sequence: u32, answer: &[u8]) {
         assert!(answer.len() <= ANSWER_MAX_BYTES);
-        let record = SlotRecord::Answer { sequence, answer: answer.to_vec() };
-        self.lock().0.insert(slot, record);
+        let slots = &mut self.lock().0;
+        let begun = match slots.get(&slot) {
+            Some(SlotRecord::Intent { sequence: begun, op, intent }) if *begun == sequence => {
+                Some((*op, intent.clone()))
+            }
+            _ => None,
+        };
+        slots.insert(slot, SlotRecord::Answer { sequence, answer: answer.to_vec(), begun });
     }
 
     fn count(&self) -> u32 {

@@ -42,6 +42,8 @@ const _: () = assert!(ANSWER_AT + ANSWER_MAX_BYTES <= SLOT_BYTES);
 
 const STATE_INTENT: u64 = 1;
 const STATE_ANSWER: u64 = 2;
+/// Operation of an answer before which nothing was noted: a lookup changes nothing.
+const NOT_BEGUN: u8 = Op::Lookup as u8;
 
 /// Keeps sessions as files `session-ID` in a directory.
 pub struct FileJournal {
@@ -77,11 +79,17 @@ impl Journal for FileJournal {
         map.write(8, &slots.to_le_bytes());
         map.write(12, &(record.len() as u32).to_le_bytes());
         map.word(0).store(MAGIC, Ordering::Release);
+        // After a loss of power the server has to know whom to wait for.
+        file.sync_all()?;
+        File::open(&self.dir)?.sync_all()?;
         Ok(Arc::new(FileLog { map, slots }))
     }
 
     fn remove(&self, session: u64) {
-        let _ = fs::remove_file(self.path(session)); // at worst it expires once more
+        // At worst it expires once more. Synced, since after a loss of power everybody would
+        // wait for somebody who has said goodbye.
+        let _ = fs::remove_file(self.path(session));
+        let _ = File::open(&self.dir).and_then(|dir| dir.sync_all());
     }
 
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
@@ -281,17 +289,23 @@ impl FileLog {
         let sequence = (word >> 32) as u32;
         match word >> 8 & 0xff {
             STATE_INTENT => {
-                let op = *Op::ALL.get((word & 0xff) as usize)?;
-                let len = (self.map.u32(at + 8) as usize).min(INTENT_MAX_BYTES);
-                let intent = self.map.read(at + INTENT_AT, len);
+                let (op, intent) = self.begun(at, word)?;
                 Some(SlotRecord::Intent { sequence, op, intent })
             }
             STATE_ANSWER => {
                 let len = (self.map.u32(at + 12) as usize).min(ANSWER_MAX_BYTES);
-                Some(SlotRecord::Answer { sequence, answer: self.map.read(at + ANSWER_AT, len) })
+                let answer = self.map.read(at + ANSWER_AT, len);
+                let begun = (word as u8 != NOT_BEGUN).then(|| self.begun(at, word)).flatten();
+                Some(SlotRecord::Answer { sequence, answer, begun })
             }
             _ => None,
         }
+    }
+
+    fn begun(&self, at: usize, word: u64) -> Option<(Op, Vec<u8>)> {
+        let op = *Op::ALL.get((word & 0xff) as usize)?;
+        let len = (self.map.u32(at + 8) as usize).min(INTENT_MAX_BYTES);
+        Some((op, self.map.read(at + INTENT_AT, len)))
     }
 }
 
@@ -308,9 +322,12 @@ impl SlotLog for FileLog {
     fn done(&self, slot: u32, sequence: u32, answer: &[u8]) {
         assert!(answer.len() <= ANSWER_MAX_BYTES);
         let Some(at) = self.slot(slot) else { return };
+        let word = self.map.word(at).load(Ordering::Acquire);
+        let noted = (word >> 32) as u32 == sequence && word >> 8 & 0xff == STATE_INTENT;
+        let begun = if noted { word as u8 } else { NOT_BEGUN };
         self.map.half_word(at + 12).store(answer.len() as u32, Ordering::Release);
         self.map.write(at + ANSWER_AT, answer);
-        self.store(at, sequence, STATE_ANSWER, 0);
+        self.store(at, sequence, STATE_ANSWER, begun);
     }
 
     fn count(&self) -> u32 {
@@ -359,11 +376,13 @@ mod tests {
         assert_eq!(sessions.len(), 1);
         assert_eq!(sessions[0].0, record(1));
         assert!(sessions[0].1.had_locks());
+        let begun = Some((Op::Remove, b"first".to_vec()));
+        let answered = SlotRecord::Answer { sequence: 1, answer: b"answer".to_vec(), begun };
         assert_eq!(
             sessions[0].1.records(),
             [
                 (3, SlotRecord::Intent { sequence: 10, op: Op::Make, intent: b"intent".to_vec() }),
-                (4, SlotRecord::Answer { sequence: 1, answer: b"answer".to_vec() }),
+                (4, answered),
                 (5, SlotRecord::Intent { sequence: 2, op: Op::Link, intent: Vec::new() }),
             ]
         );

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Errno, NodeId};
+use dray_core::{Context, Errno, NodeId};
 use dray_fabric::{BufferPool, Connection};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
@@ -16,10 +16,11 @@ use crate::server::door::Door;
 use crate::server::export::Export;
 use crate::server::grace::Grace;
 use crate::server::journal::{Journal, SessionRecord};
+use crate::server::recovery::Recovery;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::{ClientStatus, OperationStatus, Running, ServerStatus};
-use crate::wire::{Hello, NotifyHead, Refused};
+use crate::wire::{Hello, NotifyHead, Refused, Wire};
 
 /// Evicted sessions remembered.
 const EVICTED_MAX: usize = 4096;
@@ -41,6 +42,25 @@ pub enum Sabotage {
     Turns,
     /// Files that are removed while clients come back are not kept for them.
     Custody,
+    /// Changes sent again after a loss of power are said to be made, and are not.
+    Redo,
+    /// They are made in the order of their arrival.
+    RedoOrder,
+    /// New work does not wait for them.
+    RedoGate,
+    /// What somebody has synced since is not looked at.
+    RedoFloor,
+}
+
+/// What the server's machine has lost since the server's last life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Nothing: the process ended, the machine did not.
+    Nothing,
+    /// What was not synced; the journal knows all sessions.
+    Unsynced,
+    /// The journal's sessions, too: anybody may have kept changes, or held locks.
+    SessionsToo,
 }
 
 /// How a server behaves.
@@ -94,6 +114,7 @@ pub(crate) struct Inner {
     pub(crate) options: ServerOptions,
     pub(crate) instance: u64,
     pub(crate) grace: Grace,
+    pub(crate) recovery: Recovery,
     journal: Arc<dyn Journal>,
     exports: BTreeMap<String, Arc<Export>>,
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
@@ -129,6 +150,7 @@ impl Server {
             options,
             instance: random_u64(),
             grace: Grace::default(),
+            recovery: Recovery::default(),
             journal,
             exports,
             sessions: Mutex::default(),
@@ -142,9 +164,9 @@ impl Server {
 
     /// Takes over the sessions of the server's last life: changes that were under way are
     /// settled, and who held locks gets the time of a lease to claim them again.
-    /// `lost`: the machine went down and what the journal says cannot be relied upon, so
-    /// anybody may have held locks.
-    pub async fn restore(&self, lost: bool) {
+    /// `loss`: how much of what was not synced is gone.
+    pub async fn restore(&self, loss: Loss) {
+        let lost = loss != Loss::Nothing;
         let mut awaited = BTreeSet::new();
         for (record, log) in self.inner.journal.load() {
             let Some(export) = self.inner.exports.get(&record.export).cloned() else {
@@ -154,17 +176,28 @@ impl Server {
             };
             let options = &self.inner.options;
             let session = Session::new(record, export, options, log);
-            session.slots.restore(&*session.export.fs, &session.export.order).await;
+            session.slots.restore(&*session.export.fs, &session.export.order, lost).await;
             session.begins_alone();
             if options.sabotage != Some(Sabotage::Custody) {
                 session.export.returning.awaits(session.id);
             }
-            if session.slots.had_locks() {
+            if lost || session.slots.had_locks() {
                 awaited.insert(session.id);
             }
             lock(&self.inner.sessions).insert(session.id, Arc::new(session));
         }
-        self.inner.grace.begin(awaited, lost, self.inner.options.lease);
+        let (anybody, lease) = (loss == Loss::SessionsToo, self.inner.options.lease);
+        if lost {
+            self.inner.recovery.begin(awaited.clone(), anybody, lease);
+        }
+        self.inner.grace.begin(awaited, anybody, lease);
+    }
+
+    /// Waits until what a loss of power may have undone has been made again as far as it
+    /// can be. Until then the machine has to count as lost at the next start, too.
+    pub async fn recovered(&self) {
+        let _ = self.inner.recovery.wait(&Context::system()).await; // nobody cancels it
+        self.inner.exports.values().for_each(|export| export.redone.clear());
     }
 
     /// Serves one connection until it ends; a task of the executor that the connection
@@ -332,10 +365,26 @@ impl Inner {
             session.end().await;
             inner.grace.reclaimed(session.id);
             session.export.returning.returned(session.id);
+            inner.recovery.done(session.id);
             inner.journal.remove(session.id);
             let _ = done.send(()); // nobody has to wait for it
         });
         ended
+    }
+
+    /// Tells the clients of `export` that everything up to `stamp` is on media.
+    pub(crate) fn tell_stable(&self, export: &Arc<Export>, stamp: u64) {
+        let mut message = Vec::new();
+        NotifyHead { what: NotifyHead::STABLE, flags: 0, tag: 0 }.put_message(&mut message);
+        stamp.put(&mut message);
+        let concerned: Vec<_> = lock(&self.sessions)
+            .values()
+            .filter(|session| session.stamps() && Arc::ptr_eq(&session.export, export))
+            .filter_map(|session| session.connections().into_iter().next())
+            .collect();
+        for connection in concerned {
+            let _ = connection.send(&message, None); // who is away hears of the next
+        }
     }
 
     fn expired(&self) -> Vec<Arc<Session>> {

@@ -37,6 +37,8 @@ pub(crate) struct Session {
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     ended: AtomicBool,
+    /// The client knows of stamps.
+    stamps: AtomicBool,
     files: Mutex<HashMap<u64, Arc<dyn OpenFile>>>,
     state: Mutex<State>,
 }
@@ -102,9 +104,19 @@ impl Session {
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             ended: AtomicBool::new(false),
+            stamps: AtomicBool::new(false),
             files: Mutex::default(),
             state: Mutex::default(),
         }
+    }
+
+    /// Whether the client knows of stamps.
+    pub(crate) fn stamps(&self) -> bool {
+        self.stamps.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_stamps(&self, known: bool) {
+        self.stamps.store(known, Ordering::Relaxed);
     }
 
     fn files(&self) -> MutexGuard<'_, HashMap<u64, Arc<dyn OpenFile>>> {
@@ -187,6 +199,11 @@ impl Session {
         };
         drop(state);
         replaced.values().for_each(|connection| connection.close());
+    }
+
+    /// Whether it is one of this session's connections, and has not been replaced.
+    pub(crate) fn has_connection(&self, number: u64) -> bool {
+        self.state().connections.contains_key(&number)
     }
 
     pub(crate) fn connections(&self) -> Vec<Arc<dyn Connection>> {

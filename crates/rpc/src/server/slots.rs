@@ -22,7 +22,8 @@ pub(crate) fn holds(op: Op) -> bool {
         Setattr | Make | Remove | Rename | Link | Open | Create | Tmpfile | Setxattr
         | Removexattr | Write | Allocate | CopyRange | SetFlags | Put => true,
         Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
-        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close => false,
+        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close | SyncAll
+        | Recover | Redo => false,
     }
 }
 
@@ -99,13 +100,24 @@ impl ReplaySlots {
     }
 
     /// Takes over what a server before us had noted.
-    pub(crate) async fn restore(&self, fs: &dyn FileSystem, order: &Arc<Order>) {
+    /// After a loss of the machine (`lost`) an answer is no proof that its change is there.
+    pub(crate) async fn restore(&self, fs: &dyn FileSystem, order: &Arc<Order>, lost: bool) {
         for (number, record) in self.log.records() {
             let slot = match record {
-                SlotRecord::Answer { sequence, answer } if answer.is_empty() => {
+                SlotRecord::Answer { sequence, answer, .. } if answer.is_empty() => {
                     Slot::over(sequence)
                 }
-                SlotRecord::Answer { sequence, answer } => {
+                SlotRecord::Answer { sequence, answer, begun } if lost => {
+                    match intent::settle_answered(fs, answer, begun).await {
+                        Settled::Undone => Slot::over(sequence.wrapping_sub(1)),
+                        Settled::Done(answer) => Slot { sequence, state: State::Done, answer },
+                        Settled::Cut(cut) => {
+                            let state = State::Cut(self.keep(cut, order));
+                            Slot { sequence, state, answer: Vec::new() }
+                        }
+                    }
+                }
+                SlotRecord::Answer { sequence, answer, .. } => {
                     Slot { sequence, state: State::Done, answer }
                 }
                 SlotRecord::Intent { sequence, .. } if self.sabotage == Some(Sabotage::Intents) => {

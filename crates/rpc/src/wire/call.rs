@@ -6,6 +6,7 @@ use dray_core::{
 };
 
 use crate::wire::codec::{Input, Malformed, Wire};
+use crate::wire::stamp::Change;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }),* $(,)?) => {
@@ -86,4 +87,13 @@ calls! {
     /// Makes or replaces a file with the data that come along: create, write and close in
     /// one. It is no method of the traits: the server makes the three calls.
     Put { dir: FileId, name: Bytes<'a>, mode: u32 },
+    SyncAll {},
+    /// What a client knows to be on media, after the server's machine has lost power.
+    /// `instance`: the server's life that it is meant for; `newest`: the last stamp it has seen; `floor`: everything up to this one is on media;
+    /// `floors`: pairs of file and stamp, of files for which more is. `step`: 0 more of them
+    /// follow; 1 these are the last, and the answer comes when changes can be sent; 2 all
+    /// changes have been sent.
+    Recover { instance: u64, newest: u64, floor: u64, floors: Bytes<'a>, step: u8 },
+    /// A change that the client kept and the loss of power may have undone.
+    Redo { handle: u64, stamp: u64, change: Change },
 }

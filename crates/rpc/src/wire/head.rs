@@ -3,6 +3,7 @@
 use dray_core::{Errno, Error, Fate, Op, Pid, RequestId};
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
+use crate::wire::stamp::Stamp;
 
 /// What kind of message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +59,7 @@ wire_struct! {
     CallHead {
         /// Which operation.
         op: Op,
-        /// Bits of [`CallHead::ONE_WAY`] and later ones.
+        /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
         tag: u32,
@@ -85,6 +86,8 @@ impl CallHead {
     /// One-way calls that a client may have sent and not yet heard of, and a server have
     /// under way on one connection.
     pub const ONE_WAY_MAX: usize = 64;
+    /// Part of a recovery: it does not wait for the end of it.
+    pub const RECOVERY: u16 = 2;
 
     /// Where `identity` stands in a message: its number differs between connections, so
     /// a call that is sent again gets another.
@@ -140,6 +143,21 @@ impl ReplyHead {
     /// Every one-way call that came on this connection before the call that is answered has
     /// been carried out.
     pub const SETTLED: u16 = 2;
+
+    /// A [`Stamp`](crate::wire::Stamp) stands between the head and the results.
+    pub const STAMPED: u16 = 4;
+
+    /// Where the results of a reply begin that is not stamped.
+    const RESULTS_AT: usize = 10;
+
+    /// Puts a stamp into an encoded reply that has none.
+    pub fn set_stamp(message: &mut Vec<u8>, stamp: Stamp) {
+        let flags = u16::from_le_bytes([message[2], message[3]]) | ReplyHead::STAMPED;
+        message[2..4].copy_from_slice(&flags.to_le_bytes());
+        let results_at = ReplyHead::RESULTS_AT;
+        stamp.put(message); // at the end first: a list of bytes of its own would cost more
+        message[results_at..].rotate_right(Stamp::BYTES);
+    }
 
     /// Puts the tag into an encoded reply, and whether all before it is settled.
     pub fn address(message: &mut [u8], tag: u32, settled: bool) {
@@ -211,6 +229,10 @@ impl NotifyHead {
     /// From the client: it has opened again what it had open, and has the answers that it
     /// waited for when the server came back.
     pub const RETURNED: u8 = 6;
+
+    /// From the server: every change up to the stamp that follows the head, eight bytes, is
+    /// on media.
+    pub const STABLE: u8 = 7;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

@@ -48,7 +48,7 @@ wire_struct! {
         version_min: u16,
         /// Newest version that it speaks.
         version_max: u16,
-        /// Optional features that it knows; none are defined yet.
+        /// Optional features that it knows: [`crate::wire::FEATURES`].
         features: u64,
         /// The method that it will use.
         auth: Auth,

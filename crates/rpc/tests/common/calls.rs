@@ -4,7 +4,7 @@ use dray_core::{
     Access, Allocate, CreateHow, FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, Op,
     OpenHow, Pid, RemoveKind, RenameHow, Seek, SetAttr, TimeSet, Timestamp, Write, XattrSet,
 };
-use dray_rpc::wire::Call;
+use dray_rpc::wire::{Call, Change};
 
 use super::raw::Chance;
 
@@ -93,6 +93,20 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
         Op::SetFlags => Call::SetFlags { handle, flags: 0 },
         Op::Close => Call::Close { handle },
         Op::Put => Call::Put { dir, name, mode: chance.next() as u32 },
+        Op::SyncAll => Call::SyncAll {},
+        Op::Recover => {
+            let (instance, newest, floor) = (chance.edge(), chance.edge(), chance.edge());
+            Call::Recover { instance, newest, floor, floors: name, step: chance.below(4) as u8 }
+        }
+        Op::Redo => {
+            let change = match chance.below(4) {
+                0 => Change::Write { at },
+                1 => Change::Size { size: at },
+                2 => Change::Allocate { flags: 3, at, len_bytes: chance.edge() },
+                _ => Change::Attr(set_attr(chance)),
+            };
+            Call::Redo { handle, stamp: chance.edge(), change }
+        }
     }
 }
 

@@ -40,7 +40,13 @@ pub fn server_with(fs: MemoryFs, options: ServerOptions, journal: MemoryJournal)
 }
 
 pub fn client_options() -> ClientOptions {
-    ClientOptions { export: "data".into(), key: None, timeout: None, host: "node1".into() }
+    ClientOptions {
+        export: "data".into(),
+        key: None,
+        timeout: None,
+        host: "node1".into(),
+        replay_bytes: 1 << 20,
+    }
 }
 
 pub fn key(text: &str) -> Option<Key> {

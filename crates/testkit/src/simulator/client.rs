@@ -57,9 +57,14 @@ pub(super) struct Client {
 
 impl Client {
     /// Mounts. To be run on a [`Node`] of this name.
-    pub(super) async fn mount(network: &Network, name: &str, number: usize) -> Client {
-        let options =
-            ClientOptions { export: EXPORT.into(), key: None, timeout: None, host: name.into() };
+    pub(super) async fn mount(
+        network: &Network,
+        name: &str,
+        number: usize,
+        replay_bytes: u64,
+    ) -> Client {
+        let (export, host) = (EXPORT.into(), name.into());
+        let options = ClientOptions { export, key: None, timeout: None, host, replay_bytes };
         loop {
             let connector = network.connector_from(name, SERVER);
             let session = Session::connect(connector, options.clone(), SessionMemory::heap()).await;
@@ -95,7 +100,12 @@ impl Client {
     /// Says who failed, and with what.
     pub(super) fn failed(&self, what: &str) -> impl Fn(Error) -> String + use<> {
         let text = format!("client {}: {what}", self.number);
-        move |error| format!("{text}: {error:?}")
+        let session = self.fs.session().clone();
+        move |error| {
+            let lost = session.status().unsynced.events;
+            let lost: Vec<_> = lost.iter().map(|event| event.what.as_str()).collect();
+            format!("{text}: {error:?} {lost:?}")
+        }
     }
 }
 

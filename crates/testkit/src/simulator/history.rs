@@ -70,6 +70,37 @@ pub fn linearizable_from<S: Clone + Eq + Hash, K>(
     false
 }
 
+/// Whether no read finds what an answered write had replaced: one that was asked for after
+/// the write of what is found, and answered before the read; or that another read had found
+/// replaced. Weaker than [`linearizable`]: a write that was not answered may be seen, be
+/// undone, and be made again.
+pub fn nothing_replaced_is_found(events: &[Event]) -> bool {
+    let writes = || {
+        events.iter().filter_map(|event| match event.kind {
+            Kind::Write(value) => Some((value, event)),
+            Kind::Read(_) => None,
+        })
+    };
+    let reads = || {
+        events.iter().filter_map(|event| match event.kind {
+            Kind::Read(found) => Some((found, event)),
+            Kind::Write(_) => None,
+        })
+    };
+    // When the write of a value was answered for good.
+    let made =
+        |value| writes().filter(|(other, _)| *other == value).map(|(_, write)| write.to).max();
+    reads().all(|(found, read)| {
+        let made_at = made(found).unwrap_or(0);
+        let replaced = writes().any(|(_, write)| made_at < write.from && write.to < read.from);
+        let turned = reads().any(|(other, before)| {
+            let both = made_at < before.from && made(other).unwrap_or(0) < before.from;
+            other != found && both && before.to < read.from
+        });
+        !replaced && !turned
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,5 +123,16 @@ mod tests {
         assert!(linearizable(&[lost, event(7, 8, Kind::Read(0))]));
         assert!(linearizable(&[lost, event(7, 8, Kind::Read(7))]));
         assert!(!linearizable(&[lost, event(7, 8, Kind::Read(7)), event(9, 10, Kind::Read(0))]));
+    }
+
+    #[test]
+    fn what_was_replaced_is_not_found_again() {
+        let write = |from, value| event(from, from + 1, Kind::Write(value));
+        let read = |from, value| event(from, from + 1, Kind::Read(value));
+        assert!(nothing_replaced_is_found(&[write(1, 7), read(3, 7), write(5, 8), read(7, 8)]));
+        assert!(!nothing_replaced_is_found(&[write(1, 7), write(3, 8), read(5, 7)]));
+        let (one, other) = (event(1, 4, Kind::Write(7)), event(2, 3, Kind::Write(8)));
+        assert!(nothing_replaced_is_found(&[one, other, read(5, 7), read(7, 7)]));
+        assert!(!nothing_replaced_is_found(&[one, other, read(5, 7), read(7, 8)]));
     }
 }

@@ -9,7 +9,9 @@ use dray_fabric::BufferPool;
 use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
-use dray_rpc::server::{Export, MemoryJournal, Sabotage, Server, ServerOptions, ServerStatus};
+use dray_rpc::server::{
+    Export, Loss, MemoryJournal, Sabotage, Server, ServerOptions, ServerStatus,
+};
 use dray_rt::{Handle, Scope};
 
 /// The server's name on the network.
@@ -35,13 +37,14 @@ struct Inner {
     life: Mutex<Life>,
 }
 
-#[derive(Default)]
 struct Life {
     scope: Scope,
     server: Option<Server>,
     fs: Option<MemoryFs>,
     pools: Vec<BufferPool>,
     boot: u128,
+    /// What the server that starts next has lost.
+    loss: Loss,
     deaths: u64,
 }
 
@@ -58,7 +61,15 @@ impl Machine {
             journal: MemoryJournal::default(),
             sabotage,
             slow,
-            life: Mutex::default(),
+            life: Mutex::new(Life {
+                scope: Scope::default(),
+                server: None,
+                fs: None,
+                pools: Vec::new(),
+                boot: 1,
+                loss: Loss::Nothing,
+                deaths: 0,
+            }),
         }))
     }
 
@@ -67,7 +78,8 @@ impl Machine {
     }
 
     /// Starts the server process, which takes over from the one before.
-    pub(super) async fn start(&self, machine_lost: bool) {
+    pub(super) async fn start(&self) {
+        let loss = self.life().loss;
         let fs = self.0.disk.mount();
         let mut below: Arc<dyn FileSystem> = Arc::new(fs.clone());
         if let Some((one_in, delay)) = self.0.slow {
@@ -84,9 +96,14 @@ impl Machine {
         };
         let export = Export::new(EXPORT, below, Vec::new());
         let server = Server::new(options, vec![export], Arc::new(self.0.journal.clone()));
-        server.restore(machine_lost).await;
+        server.restore(loss).await;
         let scope = Scope::new();
         serve(&self.0.network, &server, &scope);
+        let (machine, recovering) = (self.clone(), server.clone());
+        scope.spawn_on(&Handle::current(), async move {
+            recovering.recovered().await;
+            machine.life().loss = Loss::Nothing;
+        });
         let mut life = self.life();
         life.pools.retain(|pool| pool.stats().used_bytes > 0);
         life.pools.push(pool);
@@ -107,7 +124,11 @@ impl Machine {
         if forget {
             self.0.journal.forget();
         }
-        self.life().boot += 1;
+        let mut life = self.life();
+        life.boot += 1;
+        if forget || life.loss != Loss::SessionsToo {
+            life.loss = if forget { Loss::SessionsToo } else { Loss::Unsynced };
+        }
     }
 
     fn end_process(&self) {

@@ -28,13 +28,16 @@ use torment::Plan;
 use work::Work;
 
 pub use history::{Event, Kind, linearizable, linearizable_from};
-pub use power::run_power_loss;
+pub use power::{run_power_loss, run_power_losses};
 
 /// Success, or what is wrong.
 type Outcome<T> = Result<T, String>;
 
 /// Simulated time after which a run makes no progress any more.
 const TIME_MAX: Duration = Duration::from_secs(3600);
+
+/// What clients keep, bytes.
+const REPLAY_BYTES: u64 = 1 << 20;
 
 /// What a run was like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,7 +129,7 @@ struct World {
 async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
     let network = Network::new();
     let machine = Machine::new(&network, sabotage, plan.slow);
-    machine.start(false).await;
+    machine.start().await;
     let work = work::of_kind(plan.kind, plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
     for number in 0..plan.clients {
@@ -158,7 +161,9 @@ impl World {
         let name = format!("client{number}");
         let node = Node::new(&self.network, name.clone());
         let network = self.network.clone();
-        let mounted = node.run(async move { Client::mount(&network, &name, number).await }).await;
+        let mounted = node
+            .run(async move { Client::mount(&network, &name, number, REPLAY_BYTES).await })
+            .await;
         self.nodes.push(node);
         self.clients.push(mounted.map_err(|_| "a client died while it mounted")?);
         Ok(())

@@ -1,17 +1,22 @@
-//! The server's machine loses power: what was synced is there afterwards.
+//! The server's machine loses power: what was synced is there afterwards, what was not is
+//! sent again by the clients that kept it, and what nobody kept is told.
 
 use std::time::Duration;
 
 use dray_core::{Buf, BufMut, FileSystem, OpenHow, Write};
-use dray_fabric::sim::Network;
-use dray_rt::{random_u64, sleep};
+use dray_fabric::sim::{Network, Weather};
+use dray_rpc::server::Sabotage;
+use dray_rt::{random_u64, sleep, timeout};
 
 use super::client::{Client, Node};
 use super::machine::Machine;
-use super::{Failure, Outcome};
+use super::work::{self, POWER_KINDS, Work};
+use super::{Failure, Outcome, Report, TIME_MAX};
 
 /// Losses of power in one run.
 const LOSSES: u64 = 5;
+/// Longest that a client needs to send again what it kept, leases of others included.
+const RECOVERED_MAX: Duration = Duration::from_secs(60);
 
 /// One client writes and syncs while the server's machine loses power again and again.
 /// Looks for what was synced only: what was not is the client's to send again.
@@ -23,10 +28,10 @@ pub fn run_power_loss(seed: u64) -> Result<(), Failure> {
 async fn simulate() -> Outcome<()> {
     let network = Network::new();
     let machine = Machine::new(&network, None, None);
-    machine.start(false).await;
+    machine.start().await;
     let node = Node::new(&network, "client0".into());
     let net = network.clone();
-    let client = node.run(async move { Client::mount(&net, "client0", 0).await }).await;
+    let client = node.run(async move { Client::mount(&net, "client0", 0, 0).await }).await;
     let client = client.map_err(|_| "the client died")?;
     let mut synced = Vec::new();
     for loss in 0..LOSSES {
@@ -44,7 +49,7 @@ async fn simulate() -> Outcome<()> {
         }
         machine.lose_power(random_u64(), random_u64().is_multiple_of(2));
         sleep(Duration::from_millis(random_u64() % 500)).await;
-        machine.start(true).await;
+        machine.start().await;
         for text in &synced {
             look(&client, text).await?;
         }
@@ -63,4 +68,143 @@ async fn look(client: &Client, text: &str) -> Outcome<()> {
         true => Ok(()),
         false => Err(format!("{text} was synced and is not what was written")),
     }
+}
+
+/// What a seed stands for.
+#[derive(Debug)]
+struct Plan {
+    kind: u64,
+    clients: usize,
+    /// What clients keep, bytes.
+    replay_bytes: u64,
+    /// The server's notes on its clients are lost, too.
+    forget: bool,
+    /// One of so many messages ends its connection.
+    break_one_in: Option<u64>,
+    /// The server dies once more while clients send what they kept.
+    kills: bool,
+    /// When a client crashes.
+    crash_after: Option<Duration>,
+}
+
+fn below(bound: u64) -> u64 {
+    random_u64() % bound
+}
+
+impl Plan {
+    /// The kind of work goes round with the seed; the rest is drawn.
+    fn draw(seed: u64) -> Plan {
+        let kind = seed % POWER_KINDS;
+        // Only a client's own file can be compared where something may be lost, and a
+        // server that has forgotten its clients cannot know an append that comes again.
+        let replay_bytes = match below(3) {
+            0 if kind == 0 => 0,
+            1 if kind == 0 => 20_000,
+            _ => 1 << 20,
+        };
+        Plan {
+            kind,
+            clients: 1 + below(3) as usize,
+            replay_bytes,
+            forget: kind < 2 && below(3) == 0,
+            break_one_in: (below(2) == 0).then(|| 10 + below(50)),
+            kills: below(3) == 0,
+            // What it kept goes with it: that must show in nobody else's file.
+            crash_after: (kind == 0 && below(4) == 0).then(|| Duration::from_millis(below(60))),
+        }
+    }
+}
+
+/// Clients work while the server's machine loses power again and again. What they keep must
+/// be there afterwards as if nothing had happened; of what they do not keep they must be told.
+pub fn run_power_losses(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
+    let mut plan = None;
+    let ran = super::in_simulation(seed, async {
+        let drawn = plan.insert(Plan::draw(seed));
+        simulate_kept(drawn, sabotage).await
+    });
+    ran.map_err(|what| Failure { seed, plan: format!("{plan:?}"), what })
+}
+
+async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
+    let network = Network::new();
+    let machine = Machine::new(&network, sabotage, None);
+    machine.start().await;
+    let (mut nodes, mut clients) = (Vec::new(), Vec::new());
+    for number in 0..plan.clients {
+        let name = format!("client{number}");
+        let (node, net) = (Node::new(&network, name.clone()), network.clone());
+        let replay_bytes = plan.replay_bytes;
+        let mount = async move { Client::mount(&net, &name, number, replay_bytes).await };
+        clients.push(node.run(mount).await.map_err(|_| "a client died")?);
+        nodes.push(node);
+    }
+    let work = work::for_power(plan.kind, &machine, plan.replay_bytes >= 1 << 20);
+    work.prepare(&clients[0]).await?;
+    for name in ["own0", "own1", "own2", "log"] {
+        let file = clients[0].open(clients[0].root(), name, libc::O_RDWR).await?;
+        file.close(&clients[0].cx()).await.map_err(clients[0].failed("close"))?;
+    }
+    // What is there at the beginning stays there.
+    clients[0].fs.sync_all(&clients[0].cx()).await.map_err(clients[0].failed("sync"))?;
+    network.set_weather(Weather { break_one_in: plan.break_one_in, ..Weather::default() });
+    let mut works: Vec<_> = nodes
+        .iter()
+        .zip(&clients)
+        .map(|(node, client)| {
+            let (work, client) = (work.clone(), client.clone());
+            Some(node.run(async move { work.run(&client).await }))
+        })
+        .collect();
+    let mut crashing = plan.crash_after;
+    for _ in 0..LOSSES {
+        sleep(Duration::from_micros(below(25_000))).await;
+        if crashing.take_if(|_| below(2) == 0).is_some() {
+            nodes[0].crash();
+            work.crashed(0);
+            works[0] = None;
+        }
+        machine.lose_power(random_u64(), plan.forget);
+        sleep(Duration::from_millis(below(300))).await;
+        machine.start().await;
+        if plan.kills {
+            sleep(Duration::from_micros(below(5000))).await;
+            machine.kill();
+            machine.start().await;
+        }
+    }
+    for work in works.into_iter().flatten() {
+        let standstill = |_| {
+            let clients: Vec<_> =
+                clients.iter().map(|client| client.fs.session().status()).collect();
+            format!("no progress in an hour: {:?} {clients:?}", machine.status())
+        };
+        let done = timeout(TIME_MAX, work).await.map_err(standstill)?;
+        done.map_err(|_| "a client's task died")??;
+    }
+    network.set_weather(Weather::default());
+    for client in clients.iter().skip(usize::from(plan.crash_after.is_some() && crashing.is_none()))
+    {
+        verify(&*work, client).await?;
+    }
+    Ok(Report {
+        work: work.name(),
+        clients: plan.clients,
+        deaths: machine.deaths(),
+        breaks: network.breaks(),
+        took: Duration::from_nanos(dray_rt::now().as_nanos()),
+        fingerprint: random_u64(),
+    })
+}
+
+async fn verify(work: &dyn Work, client: &Client) -> Outcome<()> {
+    work.verify(client).await?;
+    let begin = dray_rt::now();
+    while client.fs.session().status().unsynced.recovering {
+        if begin.elapsed() > RECOVERED_MAX {
+            return Err(format!("client {} recovers for ever", client.number));
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
 }

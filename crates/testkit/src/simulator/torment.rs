@@ -83,7 +83,7 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
                 let late = (below(2) == 0).then(|| format!("client{}", below(clients)));
                 late.iter().for_each(|late| network.partition(late, true));
                 sleep(if below(8) == 0 { millis(0, 2000) } else { millis(0, 20) }).await;
-                machine.start(false).await;
+                machine.start().await;
                 if let Some(late) = late {
                     sleep(millis(0, 100)).await;
                     network.partition(&late, false);

@@ -71,7 +71,13 @@ async fn clients_of(
     let mut clients = Vec::new();
     for (number, connector) in connectors.into_iter().enumerate() {
         let host = format!("client{number}");
-        let options = ClientOptions { export: EXPORT.into(), key: None, timeout: None, host };
+        let options = ClientOptions {
+            export: EXPORT.into(),
+            key: None,
+            timeout: None,
+            host,
+            replay_bytes: 1 << 20,
+        };
         let session = Session::connect(connector, options, SessionMemory::heap()).await;
         let remote: Stack = Arc::new(RemoteFs::new(session.expect("a session in fair weather")));
         clients.push(layered(remote, idle));

@@ -39,6 +39,13 @@ pub(crate) fn sync(fd: BorrowedFd<'_>, data_only: bool) -> Sys<()> {
     Ok(())
 }
 
+/// syncfs(2): the whole file system that `fd` is on.
+pub(crate) fn sync_all(fd: BorrowedFd<'_>) -> Sys<()> {
+    // SAFETY: numbers only.
+    call(|| unsafe { libc::syncfs(fd.as_raw_fd()) })?;
+    Ok(())
+}
+
 /// fallocate(2).
 pub(crate) fn allocate(fd: BorrowedFd<'_>, what: Allocate) -> Sys<()> {
     let at = i64::try_from(what.at).map_err(|_| Errno::EFBIG)?;

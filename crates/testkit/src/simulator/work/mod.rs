@@ -6,6 +6,7 @@ mod deleted;
 pub(super) mod interleaved;
 mod model;
 mod names;
+mod own;
 mod register;
 mod words;
 
@@ -17,6 +18,7 @@ use dray_rt::{random_u64, sleep};
 
 use super::Outcome;
 use super::client::Client;
+use super::machine::Machine;
 
 /// Something that several clients do at once.
 pub(super) trait Work: Send + Sync + 'static {
@@ -56,6 +58,19 @@ pub(super) fn of_kind(kind: u64, clients: usize) -> Arc<dyn Work> {
         WORDS => Arc::new(words::Words::default()),
         6 => Arc::new(deleted::Deleted::default()),
         _ => Arc::new(interleaved::Interleaved::new(clients)),
+    }
+}
+
+/// Kinds of work for which the server's machine loses power.
+pub(super) const POWER_KINDS: u64 = 3;
+
+/// The work of this kind while the server's machine loses power. `kept`: clients keep
+/// whatever they write, so that nothing may be lost.
+pub(super) fn for_power(kind: u64, machine: &Machine, kept: bool) -> Arc<dyn Work> {
+    match kind {
+        0 => Arc::new(own::Own::new(kept)),
+        1 => Arc::new(register::Register::without_power(machine.clone())),
+        _ => Arc::new(append::Append::default()),
     }
 }
 

@@ -7,17 +7,30 @@ use dray_core::{Buf, BufMut, Fut, Write};
 use super::{Work, lock, pick, think};
 use crate::simulator::Outcome;
 use crate::simulator::client::Client;
-use crate::simulator::history::{Event, Kind, linearizable};
+use crate::simulator::history::{Event, Kind, linearizable, nothing_replaced_is_found};
+use crate::simulator::machine::Machine;
 
 /// Operations of each client.
 const OPERATIONS: u64 = 24;
 
 #[derive(Default)]
 pub(super) struct Register {
+    /// The server's machine, if it loses power; some of what is written is synced then.
+    power: Option<Machine>,
     state: Mutex<(u64, Vec<Event>)>,
 }
 
 impl Register {
+    /// While `machine` loses power.
+    pub(super) fn without_power(machine: Machine) -> Register {
+        Register { power: Some(machine), ..Register::default() }
+    }
+
+    /// Times that the machine has lost power.
+    fn losses(&self) -> u64 {
+        self.power.as_ref().map_or(0, Machine::deaths)
+    }
+
     fn tick(&self) -> u64 {
         let mut state = lock(&self.state);
         state.0 += 1;
@@ -32,10 +45,15 @@ impl Register {
         state.1.len() - 1
     }
 
-    fn end(&self, index: usize) {
+    fn end(&self, index: usize, twice: bool) {
         let to = self.tick();
         let events = &mut lock(&self.state).1;
         events[index].to = to;
+        // One that a loss of power cut off from its answer may be seen, undone, and made again.
+        if twice {
+            let again = events[index];
+            events.push(again);
+        }
         events[index].optional = false;
     }
 }
@@ -65,11 +83,14 @@ impl Work for Register {
             for number in 0..OPERATIONS {
                 if pick(3) == 0 {
                     let value = (client.number as u64 + 1) << 32 | number;
-                    let index = self.begin(value);
+                    let (index, losses) = (self.begin(value), self.losses());
                     let bytes = Buf::from(&value.to_le_bytes()[..]);
                     let written = file.write(&client.cx(), Write::at(0), bytes).await;
                     written.map_err(client.failed("write"))?;
-                    self.end(index);
+                    self.end(index, losses != self.losses());
+                    if self.power.is_some() && pick(3) == 0 {
+                        file.sync(&client.cx(), true).await.map_err(client.failed("sync"))?;
+                    }
                 } else {
                     let from = self.tick();
                     let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
@@ -90,7 +111,11 @@ impl Work for Register {
     fn verify<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let events = &lock(&self.state).1;
-            if linearizable(events) {
+            let right = match self.power.is_some() {
+                true => nothing_replaced_is_found(events),
+                false => linearizable(events),
+            };
+            if right {
                 return Ok(());
             }
             Err(format!("no order of these reads and writes explains them: {events:#?}"))

@@ -1,0 +1,125 @@
+//! What was lost when the server's machine lost power, for people.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use dray_core::FileId;
+use dray_rt::Instant;
+
+/// Losses remembered for the status.
+const EVENTS_MAX: usize = 64;
+/// Losses that are named in the log after one loss of power; of the rest their number.
+const LINES_MAX: u64 = 100;
+
+/// A loss, for the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LossEvent {
+    /// How long ago.
+    pub age: Duration,
+    /// The file, or the directory of a name.
+    pub file: Option<FileId>,
+    /// What was lost and why, for people.
+    pub what: String,
+    /// Data, as far as it was counted.
+    pub bytes: u64,
+}
+
+/// What is not known to be on media, and what became of what was not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnsyncedStatus {
+    /// How much is kept at most.
+    pub limit_bytes: u64,
+    /// Kept, to be sent again.
+    pub kept_bytes: u64,
+    /// Written and not kept: lost if the server's machine loses power now.
+    pub unkept_bytes: u64,
+    /// Files with changes that may not be on media.
+    pub files: u64,
+    /// Names made, changed or removed, for which the same holds.
+    pub names: u64,
+    /// What was kept is being sent again.
+    pub recovering: bool,
+    /// Times that the server's machine lost power.
+    pub power_losses: u64,
+    /// Changes sent again, and their data.
+    pub sent_changes: u64,
+    /// As above.
+    pub sent_bytes: u64,
+    /// Losses reported.
+    pub losses: u64,
+    /// Their data, as far as it was counted.
+    pub lost_bytes: u64,
+    /// The last of them.
+    pub events: Vec<LossEvent>,
+}
+
+#[derive(Default)]
+pub(crate) struct Losses {
+    /// Recoveries begun.
+    pub(crate) attempt: u64,
+    power_losses: u64,
+    sent_changes: u64,
+    sent_bytes: u64,
+    losses: u64,
+    lost_bytes: u64,
+    lines: u64,
+    events: VecDeque<(Instant, LossEvent)>,
+}
+
+impl Losses {
+    pub(crate) fn power_lost(&mut self) {
+        self.power_losses += 1;
+        self.lines = 0;
+    }
+
+    pub(crate) fn sent(&mut self, bytes: u64) {
+        self.sent_changes += 1;
+        self.sent_bytes += bytes;
+    }
+
+    /// Number of the last loss.
+    pub(crate) fn number(&self) -> u64 {
+        self.losses
+    }
+
+    /// Tells of a loss: log line, event, metric. Answers its number.
+    pub(crate) fn report(
+        &mut self,
+        file: Option<FileId>,
+        what: &str,
+        why: &str,
+        bytes: u64,
+    ) -> u64 {
+        self.losses += 1;
+        self.lost_bytes += bytes;
+        let of = file.map_or_else(String::new, |file| format!("{file}: "));
+        let text = format!("{of}{what} ({bytes} bytes counted): {why}");
+        self.lines += 1;
+        match self.lines {
+            ..LINES_MAX => log::error!("lost with the power of the server's machine: {text}"),
+            LINES_MAX => log::error!("and further losses: `dray status` has their number"),
+            _ => {}
+        }
+        if self.events.len() >= EVENTS_MAX {
+            self.events.pop_front();
+        }
+        let event = LossEvent { age: Duration::ZERO, file, what: text, bytes };
+        self.events.push_back((dray_rt::now(), event));
+        self.losses
+    }
+
+    pub(crate) fn status(&self) -> UnsyncedStatus {
+        let events = self.events.iter();
+        UnsyncedStatus {
+            power_losses: self.power_losses,
+            sent_changes: self.sent_changes,
+            sent_bytes: self.sent_bytes,
+            losses: self.losses,
+            lost_bytes: self.lost_bytes,
+            events: events
+                .map(|(at, event)| LossEvent { age: at.elapsed(), ..event.clone() })
+                .collect(),
+            ..UnsyncedStatus::default()
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! After a loss of power of the server's machine: sends again what was kept, looks after
+//! names, and tells what is lost.
+
+use std::sync::Arc;
+
+use dray_core::{Buf, Context, Errno, FileId, OpenHow, Result};
+
+use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::link::Link;
+use crate::client::unsynced::{Expect, Kept};
+use crate::wire::{Call, Input, Wire, put_floor};
+
+/// Files named in one message.
+const FLOORS_OF_ONE: usize = 1024;
+
+/// One recovery, with the server's life that it is about.
+pub(crate) struct Recovery {
+    link: Arc<Link>,
+    channel: Arc<Channel>,
+    instance: u64,
+}
+
+/// The server has gone meanwhile: the next one begins a recovery of its own.
+struct Gone;
+
+impl Recovery {
+    /// Recovers with a server that waits for it. What waits on the other channels cannot
+    /// keep it waiting: it has a connection of its own.
+    pub(crate) async fn run(link: Arc<Link>, instance: u64) {
+        let channel = Channel::for_recovery(link.closing.clone());
+        link.go_on(channel.clone());
+        link.unsynced.recovery_begins();
+        let recovery = Recovery { link, channel: channel.clone(), instance };
+        let _ = recovery.carry_out().await; // the next one takes over
+        channel.shut();
+    }
+
+    async fn carry_out(&self) -> std::result::Result<(), Gone> {
+        let unsynced = &self.link.unsynced;
+        match self.declare().await? {
+            Ok(()) => {
+                self.send_all().await?;
+                self.check_names().await?;
+                unsynced.recovery_ends(None);
+            }
+            Err(error) => unsynced.recovery_ends(Some(&error.to_string())),
+        }
+        let instance = self.instance;
+        let done = Call::Recover { instance, newest: 0, floor: 0, floors: &[], step: 2 };
+        self.call::<()>(&Context::system(), &done, None).await.map(drop)
+    }
+
+    /// An answer of this life of the server.
+    async fn call<T: for<'b> Wire<'b>>(
+        &self,
+        cx: &Context,
+        call: &Call<'_>,
+        data: Option<Buf>,
+    ) -> std::result::Result<Result<T>, Gone> {
+        let ask = Ask { cx, call, slot: None, request: 0, data, into: None, to: None };
+        let outcome = self.channel.call(ask, |bytes| Input::whole(bytes)).await;
+        match self.link.known().instance == self.instance {
+            true => Ok(value_of(outcome)),
+            false => Err(Gone),
+        }
+    }
+
+    /// Says what is on media, and waits until everybody has.
+    async fn declare(&self) -> std::result::Result<Result<()>, Gone> {
+        let (newest, floor, floors) = self.link.unsynced.stamps_seen();
+        let mut pieces = floors.chunks(FLOORS_OF_ONE).peekable();
+        loop {
+            let mut floors = Vec::new();
+            for (file, stamp) in pieces.next().unwrap_or_default() {
+                put_floor(*file, *stamp, &mut floors);
+            }
+            let step = u8::from(pieces.peek().is_none());
+            let instance = self.instance;
+            let call = Call::Recover { instance, newest, floor, floors: &floors, step };
+            let outcome = self.call(&Context::system(), &call, None).await?;
+            if step == 1 || outcome.is_err() {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    async fn send_all(&self) -> std::result::Result<(), Gone> {
+        let unsynced = &self.link.unsynced;
+        loop {
+            // More may have come: answers that were on their way.
+            let files = unsynced.files_to_send();
+            if files.is_empty() {
+                return Ok(());
+            }
+            for file in files {
+                match self.send_file(file).await? {
+                    Ok(()) => {}
+                    Err(error) if error.errno() == Errno::ESTALE => unsynced.file_gone(file),
+                    Err(error) => {
+                        let why = format!("it could not be sent again: {error}");
+                        unsynced.file_lost(file, &why);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn send_file(&self, id: FileId) -> std::result::Result<Result<()>, Gone> {
+        let (system, handle) = (Context::system(), self.link.own_handle());
+        let how = OpenHow::new(libc::O_WRONLY);
+        let open = Call::Open { id, how, handle, again: true };
+        if let Err(error) = self.call::<()>(&system, &open, None).await? {
+            return Ok(Err(error));
+        }
+        let mut outcome = Ok(());
+        while outcome.is_ok()
+            && let Some(kept) = self.link.unsynced.next_to_send(id)
+        {
+            outcome = self.send(handle, &kept).await?;
+        }
+        // What was sent counts, however the close goes.
+        let _ = self.call::<()>(&system, &Call::Close { handle }, None).await?;
+        Ok(outcome)
+    }
+
+    async fn send(&self, handle: u64, kept: &Kept) -> std::result::Result<Result<()>, Gone> {
+        let mut cx = Context::system();
+        cx.who = kept.who.clone();
+        let call = Call::Redo { handle, stamp: kept.stamp, change: kept.change };
+        let data = (!kept.data.is_empty()).then(|| kept.data.clone());
+        let outcome = self.call(&cx, &call, data).await?;
+        if outcome.is_ok() {
+            self.link.unsynced.sent(kept);
+        }
+        Ok(outcome)
+    }
+
+    /// Names are not made again: what the loss of power undid is told.
+    async fn check_names(&self) -> std::result::Result<(), Gone> {
+        for (dir, name, expect) in self.link.unsynced.names_to_check() {
+            let call = Call::Lookup { dir, name: &name };
+            let found = self.call::<dray_core::Entry>(&Context::system(), &call, None).await?;
+            if let Some(why) = undone(expect, found.map(|entry| entry.id)) {
+                self.link.unsynced.name_lost(dir, &name, why);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with a name, if anything is.
+fn undone(expect: Expect, found: Result<FileId>) -> Option<&'static str> {
+    match (expect, found) {
+        (Expect::Unknown, _) => Some("it may have been undone: two names had changed places"),
+        (Expect::Is(id), Ok(found)) if id == found => None,
+        (Expect::Is(_), Ok(_)) => Some("another file has the name"),
+        (Expect::There, Ok(_)) => None,
+        (Expect::Is(_) | Expect::There, Err(_)) => Some("nothing has the name any more"),
+        (Expect::Gone, Ok(_)) => Some("what had been removed or renamed is back"),
+        (Expect::Gone, Err(_)) => None,
+    }
+}

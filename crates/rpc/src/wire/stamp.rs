@@ -1,0 +1,131 @@
+//! The order of changes, and changes that are sent again.
+
+use dray_core::{FileId, SetAttr};
+
+use crate::wire::codec::{Input, Malformed, Wire, wire_struct};
+
+wire_struct! {
+    /// When a change was made, in the server's order. Of two changes that touch the same
+    /// bytes the later has the greater number; numbers grow over restarts of the machine.
+    Stamp {
+        /// The number; of a sync: every change up to this one is on media.
+        number: u64,
+        /// Where a write went, bytes; [`Stamp::NOWHERE`] for other changes.
+        at: u64,
+    }
+}
+
+impl Stamp {
+    /// Encoded, bytes.
+    pub const BYTES: usize = 16;
+    /// In `at`: it was no write.
+    pub const NOWHERE: u64 = u64::MAX;
+}
+
+/// A change of one file that can be made again, in any order with others: its stamp says
+/// over which of them it prevails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The data that come with it belong here.
+    Write {
+        /// Offset, bytes.
+        at: u64,
+    },
+    /// The file was cut, or made longer by a hole, to this size.
+    Size {
+        /// Bytes.
+        size: u64,
+    },
+    /// fallocate(2), but for what moves data.
+    Allocate {
+        /// Flags of fallocate(2).
+        flags: i32,
+        /// First byte.
+        at: u64,
+        /// Number of bytes.
+        len_bytes: u64,
+    },
+    /// Attributes were set; the size is not among them.
+    Attr(SetAttr),
+}
+
+impl<'a> Wire<'a> for Change {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Change::Write { at } => (0u8, *at).put(out),
+            Change::Size { size } => (1u8, *size).put(out),
+            Change::Allocate { flags, at, len_bytes } => {
+                (2u8, (*flags, (*at, *len_bytes))).put(out);
+            }
+            Change::Attr(set) => (3u8, *set).put(out),
+        }
+    }
+    fn get(input: &mut Input<'a>) -> Result<Change, Malformed> {
+        Ok(match input.get::<u8>()? {
+            0 => Change::Write { at: input.get()? },
+            1 => Change::Size { size: input.get()? },
+            2 => {
+                let (flags, (at, len_bytes)) = input.get()?;
+                Change::Allocate { flags, at, len_bytes }
+            }
+            3 => Change::Attr(input.get()?),
+            _ => return Err(Malformed("an unknown change")),
+        })
+    }
+}
+
+/// Appends a file and the stamp up to which it is on media.
+pub fn put_floor(file: FileId, stamp: u64, out: &mut Vec<u8>) {
+    (file, stamp).put(out);
+}
+
+/// What [`put_floor`] appended.
+pub fn get_floors(bytes: &[u8]) -> Result<Vec<(FileId, u64)>, Malformed> {
+    let mut input = Input(bytes);
+    let mut floors = Vec::new();
+    while !input.0.is_empty() {
+        floors.push(input.get()?);
+    }
+    Ok(floors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ReplyHead;
+
+    #[test]
+    fn a_stamp_goes_between_head_and_results() {
+        let mut message = Vec::new();
+        ReplyHead::success(9).put_message(&mut message);
+        77u32.put(&mut message);
+        let stamp = Stamp { number: 5, at: 4096 };
+        ReplyHead::set_stamp(&mut message, stamp.clone());
+        let mut input = Input(&message);
+        let head = ReplyHead::get_message(&mut input).unwrap();
+        assert_eq!((head.flags, head.tag), (ReplyHead::STAMPED, 9));
+        assert_eq!(input.get::<Stamp>(), Ok(stamp));
+        assert_eq!(Input::whole::<u32>(input.0), Ok(77));
+    }
+
+    #[test]
+    fn changes_and_floors_come_back_as_they_went() {
+        let set = SetAttr { mode: Some(0o640), ..SetAttr::default() };
+        for change in [
+            Change::Write { at: 1 << 40 },
+            Change::Size { size: 3 },
+            Change::Allocate { flags: 3, at: 4096, len_bytes: 8192 },
+            Change::Attr(set),
+        ] {
+            let mut bytes = Vec::new();
+            change.put(&mut bytes);
+            assert_eq!(Input::whole::<Change>(&bytes), Ok(change));
+            assert!(Input::whole::<Change>(&bytes[..bytes.len() - 1]).is_err());
+        }
+        let floors = [1, 2].map(|ino| (FileId { ino, generation: 7 }, ino * 100));
+        let mut bytes = Vec::new();
+        floors.iter().for_each(|(file, stamp)| put_floor(*file, *stamp, &mut bytes));
+        assert_eq!(get_floors(&bytes).unwrap(), floors);
+        assert!(get_floors(&bytes[1..]).is_err());
+    }
+}

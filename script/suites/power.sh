@@ -1,0 +1,121 @@
+#!/bin/bash
+# The server's machine loses power: its disk goes on with what it had been given, which is a
+# copy of the image behind the mounted file system, and everything else is gone. What clients
+# kept is sent again; of what they did not keep they are told. power.sh [classic|uring]
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/mounts.sh"
+transport=${1:-classic}
+begin power
+store 300
+boot=1
+
+# The state directory is on the lost machine, too.
+state=$scratch/store/state
+serve_machine() { serve --boot-id "$boot"; }
+
+# lose_power: as far as the server's machine is concerned. The image must not change while
+# it is copied, so it is copied until it did not.
+lose_power() {
+    kill -9 "$server"
+    wait "$server" 2>/dev/null || true
+    local image=$scratch/memory/image
+    for _ in 1 2 3 4 5; do
+        cp --sparse=always "$image" "$scratch/image"
+        cmp -s "$image" "$scratch/image" && break
+    done
+    for _ in $(seq 100); do # until the keeper of deleted files is gone
+        umount "$scratch/store" 2>/dev/null && break
+        sleep 0.1
+    done
+    cp --sparse=always "$scratch/image" "$image"
+    rm "$scratch/image"
+    mount -t ext4 -o loop "$image" "$scratch/store"
+    boot=$((boot + 1))
+    echo "$boot" >"$scratch/boot" # for those after a check, which is a subshell
+}
+
+# told NAME KEY: a number of the mount's status on what may not be on media.
+told() {
+    "$DRAY" status "$scratch/$1" --json |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["unsynced"][sys.argv[1]])' "$2"
+}
+
+# base NAME...: files that are there, and empty, whatever happens.
+base() {
+    local name
+    for name in "$@"; do : >"$scratch/mnt/$name"; done
+    sync -f "$scratch/store"
+}
+
+sync_7() { LC_ALL=C dd if=/dev/null conv=fsync >&7; }
+
+# What was written and not synced is there after the loss, in open and in closed files.
+kept_is_sent_again() {
+    local at=$scratch/mnt
+    base open closed
+    exec 7<>"$at/open"
+    head -c 8000000 /dev/urandom >"$scratch/data"
+    cat "$scratch/data" >&7
+    dd if="$scratch/data" "of=$at/closed" bs=1M
+    printf changed | dd "of=$at/closed" bs=1 seek=4000000 conv=notrunc
+    printf changed | dd "of=$scratch/data" bs=1 seek=4000000 conv=notrunc
+    truncate -s 5000000 "$at/closed"
+    lose_power
+    # Else this would prove nothing.
+    if cmp -n 5000000 "$scratch/data" "$scratch/store/export/closed"; then return 1; fi
+    serve_machine
+    sync_7
+    exec 7>&-
+    cmp -n 5000000 "$scratch/data" "$at/closed"
+    [ "$(stat -c %s "$at/closed")" = 5000000 ]
+    [ "$(stat -c %s "$at/open")" = 8000000 ]
+    cmp "$at/closed" "$scratch/store/export/closed"
+    [ "$(told mnt losses)" = 0 ]
+    [ "$(told mnt power_losses)" = 1 ]
+}
+
+# Without replay whoever has the file open is told at the next sync, once; of closed ones
+# the mount's status tells.
+not_kept_is_told() {
+    mount_at bare replay=0
+    local at=$scratch/bare said
+    base told untold
+    exec 7<>"$at/told"
+    head -c 3000000 /dev/urandom >&7
+    head -c 3000000 /dev/urandom >"$at/untold"
+    lose_power
+    serve_machine
+    said=$(sync_7 2>&1) && return 1
+    echo "$said"
+    [[ $said == *"Input/output error"* ]]
+    sync_7
+    exec 7>&-
+    [ "$(told bare losses)" -ge 2 ]
+    [ "$(told bare lost_bytes)" -ge 6000000 ]
+    "$DRAY" status "$at" --json | grep -q "it was not kept"
+    unmount_at bare
+}
+
+# A file whose name did not get onto media is gone, and that is told.
+lost_names_are_told() {
+    local at=$scratch/mnt
+    mkdir "$at/fresh"
+    echo here >"$at/fresh/file"
+    lose_power
+    serve_machine
+    ls "$at" >/dev/null
+    if [ -e "$at/fresh/file" ]; then return; fi # its name was on media
+    "$DRAY" status "$at" --json | grep -q "nothing has the name any more"
+}
+
+checked() {
+    check "$@"
+    server=$(cat "$scratch/server.pid" 2>/dev/null || echo "$server")
+    boot=$(cat "$scratch/boot" 2>/dev/null || echo 1)
+}
+serve_machine
+mount_at mnt replay=64M
+checked kept-is-sent-again kept_is_sent_again
+checked not-kept-is-told not_kept_is_told
+checked lost-names-are-told lost_names_are_told
+finish
