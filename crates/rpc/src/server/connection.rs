@@ -17,7 +17,7 @@ use crate::server::door::Guest;
 use crate::server::execute::{self, Reply};
 use crate::server::export::Export;
 use crate::server::identities::Identities;
-use crate::server::intent::{self, Plan};
+use crate::server::intent::{self, Plan, Standing};
 use crate::server::service::{Inner, Sabotage, refused};
 use crate::server::session::Session;
 use crate::server::slots::{self, Again, Route, Verdict};
@@ -553,7 +553,8 @@ impl CallInHand {
             }
         }
         let (server, session) = (&self.server, &self.session);
-        let reply = execute::execute(server, session, &self.cx, op, body, data, amend).await;
+        let standing = Standing { plan: plan.as_mut(), amend };
+        let reply = execute::execute(server, session, &self.cx, op, body, data, standing).await;
         dray_rt::step().await;
         Executed { reply, plan, again }
     }
