@@ -5,11 +5,13 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
-use dray_core::{Context, CreateHow, FileSystem, Name, OpenFile, OpenHow};
+use common::{client_options, connect, memory, serve_simulated, server_of, server_with, simulate};
+use dray_core::{Context, CreateHow, FileSystem, Name, Op, OpenFile, OpenHow};
 use dray_fabric::sim::{Network, Weather};
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{RemoteFs, Session, SessionMemory};
-use dray_rpc::server::{Server, ServerOptions};
+use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep};
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: false };
@@ -97,6 +99,46 @@ fn closes_arrive_over_broken_connections() {
             assert_eq!(open_files(&server), 0, "seed {seed}");
         });
     }
+}
+
+/// A client that meets a new server opens its files again by itself. A close that overtook
+/// such an opening at the server would leave the file open for ever.
+#[test]
+fn what_is_closed_while_it_is_opened_again_stays_closed() {
+    simulate(3, async {
+        let network = Network::new();
+        let (files, journal) = (memory(), MemoryJournal::default());
+        let first = server_with(files.clone(), ServerOptions::default(), journal.clone());
+        let life = Scope::new();
+        serve_simulated(&network, "s", &first, &life);
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let mut open = Vec::new();
+        for number in 0..50 {
+            open.push(create(&fs, &number.to_string()).await);
+        }
+        life.kill();
+        network.break_all("s");
+        let delay = Duration::from_millis(50);
+        let slow = Fault { op: Some(Op::Open), when: When::Always, delay, error: None };
+        let faults = Arc::new(Faults::new(vec![slow]));
+        let files = Arc::new(Observed::new(Arc::new(files), faults.clone()));
+        let exports = vec![Export::new("data", files, Vec::new())];
+        let server = Server::new(ServerOptions::default(), exports, Arc::new(journal));
+        server.restore(Loss::Nothing).await;
+        let life = Scope::new();
+        serve_simulated(&network, "s", &server, &life);
+        while faults.hits() == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        for (number, file) in open.into_iter().enumerate() {
+            match number % 2 {
+                0 => file.close(&Context::system()).await.unwrap(),
+                _ => drop(file),
+            }
+        }
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(open_files(&server), 0);
+    });
 }
 
 /// The process that closed a file is killed before it knows whether the server heard of it.

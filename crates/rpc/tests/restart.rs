@@ -5,14 +5,17 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{client_options, connect, memory, serve_simulated, server_with, simulate};
+use common::{client_options, connect, memory, serve_simulated, simulate};
 use dray_backends::memory::MemoryFs;
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, FileSystem, Make, Name, OpenHow, RemoveKind, RenameHow, Write,
+    Buf, BufMut, Context, CreateHow, FileSystem, Make, Name, Op, OpenHow, RemoveKind, RenameHow,
+    Write,
 };
 use dray_fabric::sim::Network;
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::RemoteFs;
-use dray_rpc::server::{Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, random_u64, sleep};
 
 fn name(text: &str) -> &Name {
@@ -47,7 +50,14 @@ impl Machine {
     }
 
     async fn restart(&mut self) -> Server {
-        let server = server_with(self.fs.clone(), ServerOptions::default(), self.journal.clone());
+        self.restart_on(Arc::new(self.fs.clone())).await
+    }
+
+    /// The same, with something between the server and the files.
+    async fn restart_on(&mut self, fs: Arc<dyn FileSystem>) -> Server {
+        let exports = vec![Export::new("data", fs, Vec::new())];
+        let journal = Arc::new(self.journal.clone());
+        let server = Server::new(ServerOptions::default(), exports, journal);
         server.restore(Loss::Nothing).await;
         self.life = Scope::new();
         serve_simulated(&self.network, "s", &server, &self.life);
@@ -182,4 +192,50 @@ fn what_is_put_is_put_once_over_deaths_of_the_server() {
         });
     }
     assert!(kills > 200, "only {kills} kills: the test tests nothing");
+}
+
+/// One client puts a file, another appends to it as soon as it is there: after a death it
+/// must be clear which bytes at the end are whose.
+#[test]
+fn an_append_to_what_is_being_put_comes_behind_it_after_a_death() {
+    simulate(1, async {
+        let network = Network::new();
+        let mut machine = Machine::start(&network).await;
+        machine.kill();
+        let slow = |number, delay_ms| Fault {
+            op: Some(Op::Write),
+            when: When::Nth(number),
+            delay: Duration::from_millis(delay_ms),
+            error: None,
+        };
+        // What is put is written after 50 ms, what is appended not before the death.
+        let faults = Faults::new(vec![slow(1, 50), slow(2, 500)]);
+        let fs = Observed::new(Arc::new(machine.fs.clone()), Arc::new(faults));
+        machine.restart_on(Arc::new(fs)).await;
+        let putter = connect(network.connector("s"), client_options()).await.unwrap();
+        let other = connect(network.connector("s"), client_options()).await.unwrap();
+        let (cx, root) = (Context::system(), other.info().root);
+        let put = dray_rt::spawn_join(async move {
+            let data = Buf::from(&b"put"[..]);
+            putter.put(&Context::system(), root, name("f"), 0o644, data).await
+        });
+        sleep(Duration::from_millis(20)).await;
+        let entry = other.lookup(&cx, root, name("f")).await.unwrap();
+        let file = other.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+        let append = dray_rt::spawn_join({
+            let file = file.clone();
+            async move {
+                let how = Write { append: true, ..Write::default() };
+                file.write(&Context::system(), how, Buf::from(&b"append"[..])).await
+            }
+        });
+        put.await.unwrap().unwrap();
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(other.getattr(&cx, entry.id).await.unwrap().size, 3, "not appended so far");
+        machine.kill();
+        machine.restart().await;
+        append.await.unwrap().unwrap();
+        let read = file.read(&cx, 0, BufMut::heap(64)).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(read.filled()), "putappend");
+    });
 }

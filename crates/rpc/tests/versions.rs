@@ -53,7 +53,7 @@ const LATER_OP: u8 = 200;
 fn a_client_of_the_next_version_is_served() {
     with_server(|socket| {
         let mut stream = stranger(socket);
-        let next = Hello { version_max: VERSION_MAX + 1, features: 7, ..hello("data") };
+        let next = Hello { version_max: VERSION_MAX + 1, features: 1 << 63, ..hello("data") };
         stream.write_all(&frame(&longer(next.message()), b"")).unwrap();
         let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
         assert_eq!((challenge.version, challenge.features), (VERSION_MAX, 0));

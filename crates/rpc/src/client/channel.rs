@@ -326,7 +326,7 @@ impl Channel {
     ) {
         let mut state = self.lock();
         state.session = session;
-        state.epoch = epoch;
+        let power_lost = std::mem::replace(&mut state.epoch, epoch) != epoch;
         state.connection = Some(connection);
         state.down_since = None;
         state.calls_max = calls_max.max(1) as usize;
@@ -336,7 +336,7 @@ impl Channel {
             state.closes.iter().map(|(number, close)| (number, Err(close))).collect();
         for tag in 0..state.calls.len() as u32 {
             match state.calls[tag as usize].phase {
-                Phase::Asked if state.calls[tag as usize].is_lost(session, slots) => {
+                Phase::Asked if state.calls[tag as usize].is_lost(session, slots, power_lost) => {
                     state.fail(tag, Errno::EIO);
                 }
                 Phase::Asked => again.push((state.calls[tag as usize].number, Ok(tag))),
@@ -469,10 +469,28 @@ impl End {
 
 impl Pending {
     /// Whether it is a change that a session now lost may have carried out, or one in a
-    /// slot that the new one has not.
-    fn is_lost(&self, session: u64, slots: u32) -> bool {
+    /// slot that the new one has not. If the session went with the power of the server's
+    /// machine, a change that only sets something is made again, as those are that were
+    /// answered and not synced.
+    fn is_lost(&self, session: u64, slots: u32, power_lost: bool) -> bool {
         let sent_before = self.session != 0 && self.session != session;
-        self.slot.is_some_and(|slot| sent_before || slot >= slots)
+        let unknown = sent_before && !(power_lost && self.sets());
+        self.slot.is_some_and(|slot| unknown || slot >= slots)
+    }
+
+    /// Whether making it again comes to the same.
+    fn sets(&self) -> bool {
+        let mut input = Input(&self.message);
+        let Ok(head) = CallHead::get_message(&mut input) else { return false };
+        match Call::get(head.op, &mut input) {
+            Ok(Call::Write { how, .. }) => !how.append,
+            Ok(Call::Create { how, .. }) => !how.exclusive,
+            Ok(Call::Open { .. } | Call::Setattr { .. } | Call::Setxattr { .. }) => true,
+            Ok(Call::Allocate { what: dray_core::Allocate { flags, .. }, .. }) => {
+                flags & (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) == 0
+            }
+            _ => false,
+        }
     }
 }
 

@@ -303,6 +303,10 @@ mod tests {
         memory.take_slot(2, 7, 100);
         memory.take_slot(3, 1, 102);
         memory.free_slot(3, 1);
+        // Neighbours do not touch each other.
+        memory.take_slot(SLOTS_MAX as u32 - 1, 5, 104);
+        (0..CLOSES_MAX as u32).for_each(|place| memory.set_close(place, 200));
+        memory.remove_lock(0);
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
         drop(memory);
         let next = SessionMemory::from_fd(fd).unwrap();
@@ -312,5 +316,10 @@ mod tests {
         assert_eq!(slots.len(), 4);
         assert_eq!(slots[2], SlotState { number: 2, sequence: 7, in_use: true, request: 100 });
         assert_eq!(slots[3], SlotState { number: 3, sequence: 1, in_use: false, request: 102 });
+        let last = SLOTS_MAX as u32 - 1;
+        let expected = SlotState { number: last, sequence: 5, in_use: true, request: 104 };
+        assert_eq!(next.slot(last), expected);
+        assert!((0..CLOSES_MAX as u32).all(|place| next.close(place) == 200));
+        assert!(next.locks().is_empty());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dray_core::{Buf, Context, Errno, FileId, OpenHow, Result};
+use dray_core::{AtOpen, Buf, Context, Errno, FileId, OpenHow, Result};
 
 use crate::client::channel::{Ask, Channel, value_of};
 use crate::client::link::Link;
@@ -109,7 +109,7 @@ impl Recovery {
         let (system, handle) = (Context::system(), self.link.own_handle());
         let how = OpenHow::new(libc::O_WRONLY);
         let open = Call::Open { id, how, handle, again: true };
-        if let Err(error) = self.call::<()>(&system, &open, None).await? {
+        if let Err(error) = self.call::<Option<AtOpen>>(&system, &open, None).await? {
             return Ok(Err(error));
         }
         let mut outcome = Ok(());

@@ -17,7 +17,7 @@ use crate::server::door::Guest;
 use crate::server::execute::{self, Reply};
 use crate::server::export::Export;
 use crate::server::identities::Identities;
-use crate::server::intent::{self, Amend, Plan};
+use crate::server::intent::{self, Amend, Plan, Standing};
 use crate::server::service::{Inner, Sabotage, refused};
 use crate::server::session::Session;
 use crate::server::slots::{self, Again, Route, Verdict};
@@ -586,7 +586,8 @@ impl CallInHand {
             Some(call) => self.stamped(call, data_bytes).await,
             None => None,
         };
-        let reply = execute::execute(server, session, &self.cx, op, body, data, amend);
+        let standing = Standing { plan: plan.as_mut(), amend };
+        let reply = execute::execute(server, session, &self.cx, op, body, data, standing);
         let mut reply = reply.await;
         let amended_at = match amend {
             Some(Amend::AppendAt(at)) => Some(at),

@@ -8,7 +8,7 @@ use dray_core::{
     Lock, LockKind, LockOwner, Make, Name, Op, OpenFile, OpenHow, Result, Write,
 };
 
-use crate::server::intent::Amend;
+use crate::server::intent::{Amend, Standing};
 use crate::server::order::Span;
 use crate::server::service::{Inner, Sabotage};
 use crate::server::session::Session;
@@ -106,17 +106,17 @@ pub(crate) async fn execute(
     op: Op,
     body: &[u8],
     data: Option<Buf>,
-    amend: Option<Amend>,
+    standing: Standing<'_>,
 ) -> Reply {
     let result = match Call::get(op, &mut Input(body)) {
         Ok(Call::Put { dir, name, mode }) => {
             let data = data.unwrap_or_default();
             session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
-            let place = Place { dir, name, mode, amend };
-            put(&*session.export.fs, cx, place, data).await.map(|id| Reply::success(&id))
+            let place = Place { dir, name, mode, standing };
+            put(session, cx, place, data).await.map(|id| Reply::success(&id))
         }
         Ok(call) => {
-            let call = match amend {
+            let call = match standing.amend {
                 Some(amend) => amend.apply(call),
                 None => call,
             };
@@ -378,14 +378,14 @@ struct Place<'a> {
     dir: FileId,
     name: &'a [u8],
     mode: u32,
-    /// What an earlier life of the server had done.
-    amend: Option<Amend>,
+    standing: Standing<'a>,
 }
 
 /// Create, write, close. Answers the file.
-async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf) -> Result<FileId> {
+async fn put(session: &Session, cx: &Context, place: Place<'_>, mut data: Buf) -> Result<FileId> {
+    let fs = &*session.export.fs;
     let how = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
-    let file = match place.amend {
+    let file = match place.standing.amend {
         Some(Amend::Put { id, made }) => {
             // One that was made was empty, and others may have written to it since.
             let (cx, how) = match made {
@@ -400,7 +400,11 @@ async fn put(fs: &dyn FileSystem, cx: &Context, place: Place<'_>, mut data: Buf)
         }
         _ => {
             let how = CreateHow { open: how, mode: place.mode, exclusive: false };
-            fs.create(cx, place.dir, Name::new(place.name)?, how).await?.1
+            let (entry, file) = fs.create(cx, place.dir, Name::new(place.name)?, how).await?;
+            if let Some(plan) = place.standing.plan {
+                plan.made(&session.export.order, entry.id).await;
+            }
+            file
         }
     };
     dray_rt::step().await;

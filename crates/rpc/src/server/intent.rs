@@ -9,6 +9,7 @@
 //! no decision: they are made again, and nobody else gets at the same before.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use dray_core::{
     Context, Entry, Errno, FileId, FileSystem, FileType, Identity, Name, Op, RenameHow, Result,
@@ -17,7 +18,7 @@ use dray_core::{
 
 use crate::server::execute::Reply;
 use crate::server::journal::INTENT_MAX_BYTES;
-use crate::server::order::{Span, Turn};
+use crate::server::order::{Order, Span, Turn};
 use crate::server::session::Session;
 use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};
 
@@ -100,6 +101,23 @@ impl Plan {
     fn new(intent: Vec<u8>, turn: Turn, second: Option<Turn>) -> Plan {
         Plan { intent, append_at: None, _turns: [Some(turn), second] }
     }
+
+    /// The file that a put has just made is its too, until its data are in it: who appended
+    /// meanwhile could not tell, after a death, whose bytes are at the end.
+    pub(crate) async fn made(&mut self, order: &Arc<Order>, file: FileId) {
+        if self._turns[1].is_none() {
+            self._turns[1] = Some(order.turn(file, Span::ALL).await);
+        }
+    }
+}
+
+/// What a call in a slot has besides what was asked.
+#[derive(Default)]
+pub(crate) struct Standing<'a> {
+    /// When it is made for the first time.
+    pub(crate) plan: Option<&'a mut Plan>,
+    /// When it is made again.
+    pub(crate) amend: Option<Amend>,
 }
 
 impl Drop for Plan {
