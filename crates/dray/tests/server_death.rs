@@ -137,17 +137,16 @@ fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
     let mut rig = Rig::new();
     let config = rig.path("config.toml");
     fs::write(&config, "lease_s = 4\n").unwrap();
-    let more = ["--config", config.to_str().unwrap()];
-    rig.serve(&more);
+    let boot = |id| ["--config", config.to_str().unwrap(), "--boot-id", id];
+    rig.serve(&boot("1"));
     let one = rig.mount("one", "transport=classic");
     let two = rig.mount("two", "transport=classic");
     let holder = File::create(one.join("f")).unwrap();
     holder.lock().unwrap();
     rig.end_server(libc::SIGKILL);
     fs::remove_dir_all(rig.path("state/sessions")).unwrap();
-    fs::write(rig.path("state/running"), "1").unwrap();
     let begin = Instant::now();
-    rig.serve(&more);
+    rig.serve(&boot("2"));
     // Nobody gets a lock before all who may have held one could claim it.
     let apart = File::create(two.join("apart")).unwrap();
     apart.lock().unwrap();
