@@ -361,7 +361,6 @@ impl Running {
         if result.is_err() && mount_table::find(&mount.at).is_some() {
             let _ = dray_fuse::unmount(&mount.at, true); // nobody will ever answer there again
         }
-        new_executor()?.block_on(session.settle());
         session.goodbye();
         result
     }

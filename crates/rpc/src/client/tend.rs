@@ -16,8 +16,6 @@ use crate::wire::{Call, Input};
 const SYNC_AFTER: Duration = Duration::from_secs(30);
 /// Between two syncs, however urgent they are.
 const SYNC_PAUSE: Duration = Duration::from_millis(20);
-/// A mount that ends waits so long for what it wrote to get on media.
-const LAST_SYNC_MAX: Duration = Duration::from_secs(60);
 
 impl Session {
     /// Notes a change of a file.
@@ -58,23 +56,6 @@ impl Session {
             answer.map_err(|failure| error_of(failure).during(Op::SyncAll))?;
         self.link.unsynced.stable(made.stamp, true);
         Ok(())
-    }
-
-    /// Before the end of a mount: brings to media what it changed, as umount(8) does it. What
-    /// could not be is logged.
-    pub async fn settle(self: &Arc<Session>) {
-        if self.link.unsynced.is_clean() {
-            return;
-        }
-        let cx = Context::system();
-        let synced = dray_rt::timeout(LAST_SYNC_MAX, self.sync_all(&cx)).await;
-        if !matches!(synced, Ok(Ok(()))) {
-            log::error!(
-                "{}: what was written last could not be synced before the end of the mount; it is \
-                 lost if the server's machine loses power now",
-                self.link.connector.target()
-            );
-        }
     }
 }
 
