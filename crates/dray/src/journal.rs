@@ -12,14 +12,21 @@ use crate::error::{Doing, Failure};
 
 /// Holds the boot id of the machine under the last server.
 const BOOT: &str = "boot";
+/// Holds a file for each session.
+const SESSIONS: &str = "sessions";
 
 /// A journal whose files belong to the server, whoever its threads work for just then.
 pub struct ServerJournal(FileJournal);
 
 impl ServerJournal {
+    /// Whether a server has kept its sessions in this state directory.
+    pub fn is_there(state: &Path) -> bool {
+        state.join(SESSIONS).is_dir()
+    }
+
     /// In the state directory `state`.
     pub fn open(state: &Path) -> Result<ServerJournal, Failure> {
-        let dir = state.join("sessions");
+        let dir = state.join(SESSIONS);
         let journal = FileJournal::open(&dir).doing(|| format!("cannot use {}", dir.display()))?;
         Ok(ServerJournal(journal))
     }

@@ -81,6 +81,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         exports.push(export);
         reports.push(report);
     }
+    // Nobody knows then who is to be waited for.
+    let sessions_lost = !ServerJournal::is_there(&plan.state);
     let journal = ServerJournal::open(&plan.state)?;
     let boot = Boot::begin(&plan.state, options.boot)?;
     let server = Server::new(options, exports, Arc::new(journal));
@@ -90,7 +92,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
     let result = executor.block_on(async {
-        let loss = if boot.machine_lost { Loss::Unsynced } else { Loss::Nothing };
+        let loss = match boot.machine_lost {
+            true if sessions_lost => Loss::SessionsToo,
+            true => Loss::Unsynced,
+            false => Loss::Nothing,
+        };
         server.restore(loss).await;
         posix::release().doing(|| "cannot be the server again".into())?;
         let recovering = server.clone();
