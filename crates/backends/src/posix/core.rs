@@ -263,6 +263,10 @@ impl Core {
         if stat.dev != self.dev {
             return Err(stale().because("the file is on another file system"));
         }
+        // The file system has not let go of it yet, and would not as long as we keep it.
+        if stat.attr.nlink == 0 && !self.files.in_use(id) {
+            return Err(stale());
+        }
         Ok(self.nodes.insert(Node::new(id, stat.attr.file_type(), fd)))
     }
 

@@ -167,6 +167,12 @@ impl Files {
         lock(&self.inodes).get(&id).and_then(Weak::upgrade)
     }
 
+    /// Whether somebody has it open, or had in the server's last life.
+    pub(crate) fn in_use(&self, id: FileId) -> bool {
+        let kept = |(keeper, fs): &(Arc<dyn Keeper>, FsUuid)| keeper.holds(*fs, id);
+        self.find(id).is_some() || self.keeper.as_ref().is_some_and(kept)
+    }
+
     /// A descriptor of an open inode, for when it cannot be found by its id otherwise.
     pub(crate) fn any_descriptor(&self, id: FileId) -> Option<Arc<OwnedFd>> {
         self.find(id)?;

@@ -30,14 +30,6 @@ fn ids_survive_renames_and_a_restart_of_the_server() {
             file.close(cx).await.unwrap();
             drop(file);
             assert_eq!(errno(kit.fs.getattr(cx, id).await), Errno::ESTALE);
-            // Some file systems let go of a deleted file a moment after its last close.
-            let begin = std::time::Instant::now();
-            while let Ok(file) = kit.fs.open(cx, id, OpenHow::READ).await {
-                file.close(cx).await.unwrap();
-                drop(file);
-                assert!(begin.elapsed().as_secs() < 10, "a deleted file outlives its last close");
-                dray_rt::sleep(std::time::Duration::from_millis(10)).await;
-            }
             assert_eq!(errno(kit.fs.open(cx, id, OpenHow::READ).await), Errno::ESTALE);
         });
     }
