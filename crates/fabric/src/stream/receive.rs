@@ -1,0 +1,234 @@
+//! Frames that come in: heads found in what the socket has, data landed where they belong.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use dray_core::BufMut;
+use dray_rt::{Interest, Source};
+
+use super::socket::{read2, set_low_water};
+use crate::Sink;
+use crate::frame::{PREFIX_BYTES, Prefix};
+
+/// Bytes read ahead of knowing what they are.
+const SCRATCH_BYTES: usize = 64 << 10;
+/// The same while large data is expected: what lies behind a head should land in its
+/// own memory and not be copied there.
+const SCRATCH_BULK_BYTES: usize = 512;
+/// Data from this size on counts as large.
+const BULK_BYTES: usize = 32 << 10;
+/// While at least this much of a frame's data is missing the kernel is asked to wake us
+/// only when a good part of it is there, instead of at every few segments.
+const PATIENT_FROM_BYTES: usize = 128 << 10;
+/// How much that part is at most.
+const PATIENT_FOR_BYTES: usize = 256 << 10;
+/// Frames handled before other tasks get their turn.
+const FRAMES_PER_TURN: usize = 64;
+
+/// Takes frames off the stream.
+#[derive(Default)]
+pub(super) struct Receiver {
+    /// The beginning of a frame that has not arrived whole. Empty while idle, so that
+    /// an idle connection costs no buffer.
+    rest: Vec<u8>,
+    state: State,
+    bulk: bool,
+    /// The socket's low-water mark, bytes.
+    low_water_bytes: usize,
+    /// Frames and bytes received so far.
+    pub(super) frames: u64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Head,
+    /// The head is there; memory for the data is awaited.
+    Place { head: Vec<u8>, data_bytes: usize },
+    /// Data are landing.
+    Data { head: Vec<u8>, data_bytes: usize, into: BufMut },
+}
+
+thread_local! {
+    /// One a thread, not one a connection.
+    static SCRATCH: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+impl Receiver {
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &Source,
+        sink: &mut dyn Sink,
+    ) -> Poll<io::Error> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(SCRATCH_BYTES, 0);
+            match self.poll_frames(cx, source, sink, scratch) {
+                Poll::Ready(Ok(never)) => match never {},
+                Poll::Ready(Err(error)) => Poll::Ready(error),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+    }
+
+    fn poll_frames(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &Source,
+        sink: &mut dyn Sink,
+        scratch: &mut [u8],
+    ) -> Poll<io::Result<std::convert::Infallible>> {
+        for _ in 0..FRAMES_PER_TURN {
+            if self.poll_placed(cx, sink)?.is_pending() {
+                return Poll::Pending;
+            }
+            self.adjust_low_water(source);
+            let limit = if self.bulk { SCRATCH_BULK_BYTES } else { SCRATCH_BYTES };
+            let scratch = &mut scratch[..limit];
+            let read = match &mut self.state {
+                State::Data { data_bytes, into, .. } => {
+                    let missing = *data_bytes - into.len();
+                    let target = &mut into.spare()[..missing];
+                    let read = source.poll_io(cx, Interest::Read, |fd| read2(fd, target, scratch));
+                    let Poll::Ready(read) = read? else { return Poll::Pending };
+                    // SAFETY: the kernel has filled that much of it.
+                    unsafe { into.advance(read.min(missing)) };
+                    self.bytes += read as u64;
+                    if read < missing + scratch.len() {
+                        source.drained();
+                    }
+                    if read == 0 {
+                        return Poll::Ready(Err(end_of_stream()));
+                    }
+                    read.saturating_sub(missing)
+                }
+                _ => {
+                    let read = source.poll_io(cx, Interest::Read, |fd| read2(fd, &mut [], scratch));
+                    let Poll::Ready(read) = read? else { return Poll::Pending };
+                    if read < scratch.len() {
+                        source.drained();
+                    }
+                    if read == 0 {
+                        return Poll::Ready(Err(end_of_stream()));
+                    }
+                    self.bytes += read as u64;
+                    read
+                }
+            };
+            self.take(cx, sink, &scratch[..read])?;
+        }
+        cx.waker().wake_by_ref(); // more may be there: after the others' turn
+        Poll::Pending
+    }
+
+    /// Some of a frame is here, and the rest is the other end's to send. Not so while it is
+    /// we who have no memory for it.
+    pub(super) fn is_within_a_frame(&self) -> bool {
+        match self.state {
+            State::Head => !self.rest.is_empty(),
+            State::Place { .. } => false,
+            State::Data { .. } => true,
+        }
+    }
+
+    fn adjust_low_water(&mut self, source: &Source) {
+        let wanted = match &self.state {
+            State::Data { data_bytes, into, .. } => match data_bytes - into.len() {
+                missing if missing >= PATIENT_FROM_BYTES => missing.min(PATIENT_FOR_BYTES),
+                _ => 1,
+            },
+            _ => 1,
+        };
+        if wanted != self.low_water_bytes.max(1) {
+            set_low_water(source, wanted);
+            self.low_water_bytes = wanted;
+        }
+    }
+
+    /// Uses up `fresh`, in which at most the beginning of a frame is left over.
+    fn take(&mut self, cx: &mut Context<'_>, sink: &mut dyn Sink, fresh: &[u8]) -> io::Result<()> {
+        self.deliver_if_whole(sink)?;
+        let joined;
+        let mut bytes = fresh;
+        if !self.rest.is_empty() {
+            self.rest.extend_from_slice(fresh);
+            joined = std::mem::take(&mut self.rest);
+            bytes = &joined;
+        }
+        while matches!(self.state, State::Head) {
+            let Some((prefix, head)) = first_head(bytes)? else { break };
+            let head_end = PREFIX_BYTES + prefix.head_bytes;
+            bytes = &bytes[head_end..];
+            self.bulk = prefix.data_bytes >= BULK_BYTES;
+            self.frames += 1;
+            if prefix.data_bytes == 0 {
+                sink.frame(head, None)?;
+                continue;
+            }
+            match sink.poll_place(cx, head, prefix.data_bytes) {
+                Poll::Ready(into) => {
+                    let mut into = into?;
+                    let here = bytes.len().min(prefix.data_bytes);
+                    into.put(&bytes[..here]);
+                    bytes = &bytes[here..];
+                    if here == prefix.data_bytes {
+                        sink.frame(head, Some(into))?;
+                    } else {
+                        let head = head.to_vec();
+                        self.state = State::Data { head, data_bytes: prefix.data_bytes, into };
+                    }
+                }
+                Poll::Pending => {
+                    let head = head.to_vec();
+                    self.state = State::Place { head, data_bytes: prefix.data_bytes };
+                }
+            }
+        }
+        self.rest = bytes.to_vec(); // no allocation when nothing is left
+        Ok(())
+    }
+
+    /// Goes on where memory was missing. Pending: it still is.
+    fn poll_placed(&mut self, cx: &mut Context<'_>, sink: &mut dyn Sink) -> Poll<io::Result<()>> {
+        while let State::Place { head, data_bytes } = &mut self.state {
+            let Poll::Ready(into) = sink.poll_place(cx, head, *data_bytes) else {
+                return Poll::Pending;
+            };
+            let (head, data_bytes) = (std::mem::take(head), *data_bytes);
+            self.state = State::Data { head, data_bytes, into: into? };
+            // What had been read behind the head comes first.
+            let rest = std::mem::take(&mut self.rest);
+            if let State::Data { into, .. } = &mut self.state {
+                let here = rest.len().min(data_bytes);
+                into.put(&rest[..here]);
+                self.deliver_if_whole(sink)?;
+                self.take(cx, sink, &rest[here..])?;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn deliver_if_whole(&mut self, sink: &mut dyn Sink) -> io::Result<()> {
+        match std::mem::take(&mut self.state) {
+            State::Data { head, data_bytes, into } if into.len() == data_bytes => {
+                sink.frame(&head, Some(into))
+            }
+            state => {
+                self.state = state;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The sizes and head of the first frame in `bytes`, if its head is whole.
+fn first_head(bytes: &[u8]) -> io::Result<Option<(Prefix, &[u8])>> {
+    let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+    let prefix = Prefix::decode(prefix)?;
+    Ok(bytes.get(PREFIX_BYTES..PREFIX_BYTES + prefix.head_bytes).map(|head| (prefix, head)))
+}
+
+fn end_of_stream() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the other end closed the connection")
+}
