@@ -16,9 +16,9 @@ use dray_core::{
     Write,
 };
 
-use crate::server::execute::Reply;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::order::{Order, Span, Turn};
+use crate::server::reply::Reply;
 use crate::server::session::Session;
 use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};
 

@@ -12,6 +12,7 @@ mod journal_file;
 mod order;
 mod recovery;
 mod redone;
+mod reply;
 mod returning;
 mod service;
 mod session;

@@ -1,0 +1,46 @@
+//! Answers on their way to the client, and the end of their calls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dray_core::{Errno, Error, Op};
+
+use super::call::CallInHand;
+use crate::server::reply::Reply;
+use crate::server::slots::Route;
+use crate::wire::{CallHead, ReplyHead};
+
+impl CallInHand {
+    pub(super) fn answer(&self, route: &Route, mut reply: Reply) {
+        if self.one_way() {
+            if let Some(error) = reply.error() {
+                log::warn!("{}: closing a file failed: {error}", self.session.host);
+            }
+            return self.over();
+        }
+        // What goes to another connection than it came from says nothing of that one's closes.
+        let settled = Arc::ptr_eq(&route.connection, &self.route.connection)
+            && self.shared.counter(true).load(Ordering::SeqCst) == 0;
+        ReplyHead::address(&mut reply.message, route.tag, settled);
+        let sent = route.connection.send(&reply.message, reply.data);
+        // Whatever else went wrong ends the connection, and it is asked for again.
+        if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
+            let error = Error::new(Errno::EOVERFLOW).because("an answer longer than a message");
+            let mut message = Reply::failure(&error).message;
+            ReplyHead::address(&mut message, route.tag, settled);
+            let _ = route.connection.send(&message, None); // as above
+        }
+        self.over();
+    }
+
+    fn one_way(&self) -> bool {
+        self.head.flags & CallHead::ONE_WAY != 0
+    }
+
+    pub(super) fn over(&self) {
+        self.shared.counter(self.one_way()).fetch_sub(1, Ordering::SeqCst);
+        if self.head.op == Op::Lock {
+            self.shared.lock().cancels.remove(&self.head.tag);
+        }
+    }
+}

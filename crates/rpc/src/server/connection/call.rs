@@ -1,0 +1,214 @@
+//! A call in hand: whether it is carried out, once, and what that takes.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::task::Poll;
+
+use dray_core::{Buf, BufMut, Context, Errno, Error, Op};
+
+use super::Shared;
+use crate::server::execute;
+use crate::server::intent::{self, Amend, Plan, Standing};
+use crate::server::reply::Reply;
+use crate::server::service::{Inner, Sabotage};
+use crate::server::session::Session;
+use crate::server::slots::{self, Again, Route, Verdict};
+use crate::server::stamps::{self, Stamped};
+use crate::server::status::Running;
+use crate::wire::{Call, CallHead, Input, NO_SLOT, Stamp};
+
+/// A call from its arrival to its answer.
+pub(super) struct CallInHand {
+    pub(super) server: Arc<Inner>,
+    pub(super) session: Arc<Session>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) route: Route,
+    pub(super) connection: u64,
+    pub(super) head: CallHead,
+    pub(super) cx: Context,
+}
+
+/// What came of a call. It keeps its turns until the answer has been noted.
+struct Executed {
+    reply: Reply,
+    plan: Option<Plan>,
+    again: Option<Again>,
+    stamped: Option<Stamped>,
+}
+
+impl Executed {
+    fn only(reply: Reply) -> Executed {
+        Executed { reply, plan: None, again: None, stamped: None }
+    }
+}
+
+impl CallInHand {
+    pub(super) async fn carry_out(self, body: Vec<u8>, data: Option<BufMut>) {
+        let (slot, sequence) = (self.head.slot, self.head.sequence);
+        if self.server.recovery.running() && self.waits_for_recovery(&body) {
+            let waited = self.server.recovery.wait(&self.cx).await;
+            if let Err(error) = waited {
+                return self.answer(&self.route, Reply::failure(&error));
+            }
+            // It has been asked for again on a later connection, where the answer must go.
+            if !self.session.has_connection(self.connection) {
+                return self.over();
+            }
+        }
+        if let Err(unknown_handle) = execute::check_handles(&self.session, self.head.op, &body) {
+            // Nothing was applied, so the slot stays as it was: the client opens the
+            // file again and repeats the call under the same number.
+            return self.answer(&self.route, unknown_handle);
+        }
+        let mut again = None;
+        if slot != NO_SLOT && !slots::holds(self.head.op) {
+            let error = Error::new(Errno::EPROTO).because("not a change, but in a replay slot");
+            return self.answer(&self.route, Reply::failure(&error));
+        }
+        if slot != NO_SLOT {
+            match self.session.slots.begin(slot, sequence, &self.route) {
+                Verdict::Fresh => {}
+                Verdict::Again(cut) => again = Some(cut),
+                Verdict::Replay(message) => {
+                    self.open_replayed(&body, &message).await;
+                    return self.answer(&self.route, Reply::replayed(message));
+                }
+                Verdict::Running => return self.over(),
+                Verdict::Stale => return self.over(),
+                Verdict::Unknown => {
+                    let error = Error::new(Errno::EPROTO).because("no such replay slot");
+                    return self.answer(&self.route, Reply::failure(&error));
+                }
+            }
+        }
+        let data = data.map(BufMut::freeze);
+        let Executed { reply, plan, again, stamped } = self.execute(&body, data, again).await;
+        let route = match slot {
+            NO_SLOT => Some(self.route.clone()),
+            _ => self.session.slots.done(slot, sequence, &reply.message),
+        };
+        drop((plan, again, stamped));
+        match route {
+            Some(route) => self.answer(&route, reply),
+            // Its client has given up on it, and waits for the tag alone.
+            None => self.answer(&self.route, reply),
+        }
+    }
+
+    /// Before an opening is answered again.
+    async fn open_replayed(&self, body: &[u8], answer: &[u8]) {
+        if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open) {
+            return;
+        }
+        // Its connection may go: the file must not be opened once it has been closed.
+        let _unslotted = self.session.unslotted(self.connection).await;
+        execute::open_replayed(&self.session, &self.cx, self.head.op, body, answer).await;
+    }
+
+    /// Calls that end at once, nearly all, are not worth a note; the others show in the
+    /// status while they last.
+    async fn execute(&self, body: &[u8], data: Option<Buf>, again: Option<Again>) -> Executed {
+        let mut call = std::pin::pin!(self.execute_noted(body, data, again));
+        let first = std::future::poll_fn(|task| Poll::Ready(call.as_mut().poll(task))).await;
+        if let Poll::Ready(executed) = first {
+            return executed;
+        }
+        let number = self.server.running(Running {
+            op: self.head.op,
+            session: self.session.id,
+            cx: self.cx.clone(),
+            since: dray_rt::now(),
+            body: body.to_vec(),
+        });
+        let executed = call.await;
+        self.server.finished(number);
+        executed
+    }
+
+    /// With the intent noted where the change must not be applied twice.
+    async fn execute_noted(
+        &self,
+        body: &[u8],
+        data: Option<Buf>,
+        again: Option<Again>,
+    ) -> Executed {
+        let (op, slot) = (self.head.op, self.head.slot);
+        let changes = matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Close);
+        let _unslotted = match changes && slot == NO_SLOT {
+            true => Some(self.session.unslotted(self.connection).await),
+            false => None,
+        };
+        if op == Op::Lock && self.cx.check().is_err() {
+            // Its connection went while it waited: it has been asked for again.
+            return Executed::only(Reply::failure(&self.cx.cancelled()));
+        }
+        let amend = again.as_ref().and_then(|again| again.amend);
+        let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
+        let call = Call::get(op, &mut Input(body)).ok();
+        let mut plan = None;
+        if slot != NO_SLOT
+            && again.is_none()
+            && let Some(call) = &call
+        {
+            plan = intent::plan(&self.session, &self.cx, call, data_bytes).await;
+            if let Some(plan) = &plan {
+                self.session.slots.intend(slot, self.head.sequence, op, &plan.intent);
+                dray_rt::step().await;
+            }
+        }
+        let (server, session) = (&self.server, &self.session);
+        // Behind the turn: one that was kept over a kill waits for its call to come again,
+        // which takes a stamp then.
+        let stamped = match &call {
+            Some(call) => self.stamped(call, data_bytes).await,
+            None => None,
+        };
+        let standing = Standing { plan: plan.as_mut(), amend };
+        let reply = execute::execute(server, session, &self.cx, op, body, data, standing);
+        let mut reply = reply.await;
+        let amended_at = match amend {
+            Some(Amend::AppendAt(at)) => Some(at),
+            _ => None,
+        };
+        let at = amended_at.or(plan.as_ref().and_then(|plan| plan.append_at));
+        let changes = op.writes() && !matches!(op, Op::Lock | Op::Close | Op::Redo);
+        if changes || stamped.is_some() {
+            self.stamp(&mut reply, stamped.as_ref(), body, at);
+        }
+        dray_rt::step().await;
+        Executed { reply, plan, again, stamped }
+    }
+
+    /// New work does; what belongs to the recovery does not, nor does giving back.
+    fn waits_for_recovery(&self, body: &[u8]) -> bool {
+        let belongs = match self.head.op {
+            Op::Close | Op::Lock => true,
+            // For what is opened again.
+            op @ Op::Open => {
+                matches!(Call::get(op, &mut Input(body)), Ok(Call::Open { again: true, .. }))
+            }
+            _ => self.head.flags & CallHead::RECOVERY != 0,
+        };
+        !belongs && self.server.options.sabotage != Some(Sabotage::RedoGate)
+    }
+
+    /// The stamp of a change of data, once nobody else changes the same bytes.
+    async fn stamped(&self, call: &Call<'_>, data_bytes: usize) -> Option<Stamped> {
+        let (file, range) = stamps::bytes_changed(&self.session, call, data_bytes)?;
+        Some(self.session.export.stamps.take(file, range).await)
+    }
+
+    /// Puts the stamp of a change that was made into its answer.
+    fn stamp(&self, reply: &mut Reply, stamped: Option<&Stamped>, body: &[u8], at: Option<u64>) {
+        if !self.session.stamps() || !reply.is_success() {
+            return;
+        }
+        let number =
+            stamped.map_or_else(|| self.session.export.stamps.next(), |stamped| stamped.number);
+        let at = at.or_else(|| match Call::get(self.head.op, &mut Input(body)) {
+            Ok(Call::Write { how, .. }) if !how.append => Some(how.at),
+            _ => None,
+        });
+        reply.stamp(Stamp { number, at: at.unwrap_or(Stamp::NOWHERE) });
+    }
+}

@@ -1,0 +1,171 @@
+//! The handshake: who the client is, which export it wants, which session it gets.
+
+use std::io;
+use std::sync::Arc;
+
+use dray_core::Errno;
+use dray_rt::random_bytes;
+
+use super::{ServerSink, Stage};
+use crate::auth::{Key, Role, Transcript};
+use crate::server::export::Export;
+use crate::server::service::{Sabotage, refused};
+use crate::server::session::Session;
+use crate::wire::{
+    Auth, Challenge, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Malformed, Proof, RECOVERING,
+    Refused, VERSION_MAX, VERSION_MIN, Welcome,
+};
+
+/// The newest version that both ends speak.
+fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
+    let version = client_max.min(VERSION_MAX);
+    if version >= VERSION_MIN.max(client_min) {
+        return Ok(version);
+    }
+    Err(refused(
+        Errno::EPROTONOSUPPORT,
+        format!(
+            "the client speaks protocol versions {client_min} to {client_max}, this server \
+             {VERSION_MIN} to {VERSION_MAX}: bring both to neighbouring releases"
+        ),
+    ))
+}
+
+/// The export that a client wants whose first message is this; none if it is no greeting.
+/// Nothing has been checked: it says who is to serve the connection, no more.
+pub fn wanted_export(head: &[u8]) -> Option<String> {
+    Hello::from_message(head).ok().map(|hello| hello.export)
+}
+
+/// A handshake half way.
+pub(super) struct Challenged {
+    hello: Hello,
+    /// The hello as it came, which the proofs cover.
+    message: Vec<u8>,
+    nonce: [u8; 32],
+    version: u16,
+    features: u64,
+    export: Arc<Export>,
+}
+
+impl Challenged {
+    fn transcript<'a>(&'a self, wish: &'a [u8]) -> Transcript<'a> {
+        Transcript {
+            hello: &self.message,
+            version: self.version,
+            features: self.features,
+            server_nonce: &self.nonce,
+            wish,
+        }
+    }
+}
+
+impl ServerSink {
+    pub(super) fn hello(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let version = agree(Hello::versions(head)?).map_err(HandshakeError::Refused)?;
+        let hello = Hello::from_message(head)?;
+        let export = self.admit(&hello).map_err(HandshakeError::Refused)?;
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce);
+        let recovering = self.server.recovery.running();
+        let features = hello.features & FEATURES | if recovering { RECOVERING } else { 0 };
+        let message = head.to_vec();
+        let challenged = Challenged { hello, message, nonce, version, features, export };
+        let key = self.server.options.key.as_ref();
+        let seen = challenged.transcript(&[]);
+        let proof = key.map_or([0; 32], |key| key.prove(Role::Server, seen));
+        self.say(&Challenge { version, features, nonce, proof }.message());
+        self.stage = Stage::Challenged(Box::new(challenged));
+        Ok(())
+    }
+
+    /// The export that a client asks for, if it may ask for it in this way.
+    fn admit(&self, hello: &Hello) -> Result<Arc<Export>, Refused> {
+        let wanted = if self.server.options.key.is_some() { Auth::Psk } else { Auth::None };
+        if hello.auth != wanted {
+            return Err(refused(
+                Errno::EKEYREJECTED,
+                match wanted {
+                    Auth::Psk => "the server wants a shared key: mount with -o auth=psk:FILE",
+                    _ => "the server has no key, but the client wants proof of one",
+                },
+            ));
+        }
+        let export = self.server.export(&hello.export)?;
+        if !export.allows(self.connection.peer()) {
+            return Err(refused(
+                Errno::EACCES,
+                format!("export `{}` is not open to {}", hello.export, self.connection.peer()),
+            ));
+        }
+        Ok(export)
+    }
+
+    pub(super) fn proof(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let proof = Proof::from_message(head)?;
+        let Stage::Challenged(challenged) = &self.stage else {
+            return Err(Malformed("a proof without a challenge").into());
+        };
+        let wish = proof.wish();
+        let seen = challenged.transcript(&wish);
+        if let Some(key) = &self.server.options.key
+            && !key.verify(Role::Client, seen, &proof.proof)
+        {
+            return Err(HandshakeError::Refused(refused(
+                Errno::EKEYREJECTED,
+                "the client does not know this server's key",
+            )));
+        }
+        let Challenged { hello, export, .. } = &**challenged;
+        let right = |secret: &[u8; 16]| {
+            Key::of_session(secret).verify(Role::Session, seen, &proof.session_proof)
+        };
+        let known = self.server.resume(proof.session, export, right);
+        let known = known.map_err(HandshakeError::Refused)?;
+        let resumed = known.is_some();
+        let session = match known {
+            Some(session) => session,
+            None => self
+                .server
+                .new_session(hello.node, &hello.host, export.clone())
+                .map_err(HandshakeError::Refused)?,
+        };
+        if self.server.options.sabotage != Some(Sabotage::Fence) {
+            session.replace(proof.replaces);
+        }
+        session.set_stamps(challenged.hello.features & FEATURE_STAMPS != 0);
+        self.welcome(session, resumed);
+        Ok(())
+    }
+
+    fn welcome(&mut self, session: Arc<Session>, resumed: bool) {
+        session.connected(self.number, self.connection.clone());
+        let options = &self.server.options;
+        let welcome = Welcome {
+            session: session.id,
+            secret: session.secret,
+            resumed,
+            connection: self.number,
+            instance: self.server.instance,
+            boot: options.boot,
+            calls_max: options.calls_max,
+            slots: session.slots.count(),
+            lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,
+            info: session.export.fs.info().clone(),
+        };
+        self.say(&welcome.message());
+        self.stage = Stage::Serving(session);
+        self.guest = None;
+        self.shared.lock().serving = true;
+    }
+
+    pub(super) fn refuse(&mut self, error: HandshakeError) -> io::Error {
+        match error {
+            HandshakeError::Refused(refused) => {
+                self.say(&Refused::refusal(&refused));
+                io::Error::new(io::ErrorKind::PermissionDenied, refused.message)
+            }
+            HandshakeError::Malformed(malformed) => malformed.into(),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The life of one connection at the server: handshake, then calls, then its end.
+
+mod answer;
+mod call;
+mod handshake;
+mod receive;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use dray_core::{BufMut, Cancel, Op};
+use dray_fabric::{Connection, Sink};
+use dray_rt::sleep;
+
+use crate::server::door::Guest;
+use crate::server::identities::Identities;
+use crate::server::service::Inner;
+use crate::server::session::Session;
+use crate::wire::{CallHead, Input, Malformed, peek_unknown_op};
+
+use handshake::Challenged;
+pub use handshake::wanted_export;
+
+/// A handshake that takes longer is given up.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
+/// Serves a connection until it ends.
+pub(in crate::server) async fn serve(server: Arc<Inner>, connection: Arc<dyn Connection>) {
+    let peer = connection.peer();
+    let Some((_visit, guest)) = server.door.enter(peer) else {
+        if server.door.complains(peer) {
+            log::warn!("too many connections: {peer} is turned away");
+        }
+        return connection.close();
+    };
+    let shared = Arc::new(Shared::default());
+    let mut sink = ServerSink {
+        number: server.new_connection(),
+        server,
+        connection: connection.clone(),
+        stage: Stage::Hello,
+        guest: Some(guest),
+        identities: Identities::default(),
+        shared: shared.clone(),
+    };
+    dray_rt::spawn(watch_handshake(Arc::downgrade(&connection), Arc::downgrade(&shared)));
+    let error = connection.run(&mut sink).await;
+    shared.lock().cancels.values().for_each(|cancel| cancel.set());
+    match &sink.stage {
+        Stage::Serving(session) => {
+            log::debug!("connection of {} from {peer} ended: {error}", session.host);
+            session.disconnected(sink.number);
+        }
+        // A look whether somebody is there, as monitoring makes it.
+        Stage::Hello if error.kind() == io::ErrorKind::UnexpectedEof => {
+            log::debug!("connection from {peer} ended before it said anything");
+        }
+        _ if sink.server.door.complains(peer) => {
+            log::warn!("connection from {peer} ended in its handshake: {error}");
+        }
+        _ => log::debug!("connection from {peer} ended in its handshake: {error}"),
+    }
+}
+
+/// Ends a connection on which no handshake comes to an end. It does not keep one that has
+/// ended by itself: its descriptor is free at once.
+async fn watch_handshake(connection: Weak<dyn Connection>, shared: Weak<Shared>) {
+    sleep(HANDSHAKE_MAX).await;
+    if let (Some(connection), Some(shared)) = (connection.upgrade(), shared.upgrade())
+        && !shared.serving()
+    {
+        connection.close();
+    }
+}
+
+/// What a connection's calls share with its receiver.
+#[derive(Default)]
+struct Shared {
+    in_flight: AtomicU32,
+    /// Calls under way that nobody waits for.
+    one_way: AtomicU32,
+    state: Mutex<Waits>,
+}
+
+#[derive(Default)]
+struct Waits {
+    serving: bool,
+    /// Calls that can be cancelled, by tag.
+    cancels: BTreeMap<u32, Arc<Cancel>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Waits> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counter(&self, one_way: bool) -> &AtomicU32 {
+        if one_way { &self.one_way } else { &self.in_flight }
+    }
+
+    fn serving(&self) -> bool {
+        self.lock().serving
+    }
+}
+
+enum Stage {
+    Hello,
+    /// The client's proof is awaited.
+    Challenged(Box<Challenged>),
+    Serving(Arc<Session>),
+}
+
+struct ServerSink {
+    server: Arc<Inner>,
+    connection: Arc<dyn Connection>,
+    number: u64,
+    stage: Stage,
+    /// While it is in its handshake.
+    guest: Option<Guest>,
+    identities: Identities,
+    shared: Arc<Shared>,
+}
+
+impl Sink for ServerSink {
+    fn poll_place(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        head: &[u8],
+        data_bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        let Stage::Serving(session) = &self.stage else {
+            return Poll::Ready(Err(Malformed("data in a handshake").into()));
+        };
+        let call = CallHead::get_message(&mut Input(head));
+        let takes_data = match &call {
+            Ok(call) => matches!(call.op, Op::Write | Op::Put | Op::Redo),
+            Err(_) => peek_unknown_op(head).is_some(), // a later version's; it is refused
+        };
+        if !takes_data {
+            return Poll::Ready(Err(Malformed("data where none belongs").into()));
+        }
+        session.buffers.poll_get(cx, data_bytes).map(Ok)
+    }
+
+    fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        match &self.stage {
+            Stage::Serving(session) => {
+                let session = session.clone();
+                self.message(&session, head, data)
+            }
+            Stage::Hello => self.hello(head).map_err(|error| self.refuse(error)),
+            Stage::Challenged { .. } => self.proof(head).map_err(|error| self.refuse(error)),
+        }
+    }
+}
+
+impl ServerSink {
+    fn say(&self, message: &[u8]) {
+        let _ = self.connection.send(message, None); // a broken connection ends `run`
+    }
+}

@@ -1,0 +1,138 @@
+//! Messages of a client that has shaken hands: calls are begun, the others heeded.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dray_core::{BufMut, Cancel, Context, Errno, Error, Op};
+
+use super::ServerSink;
+use super::call::CallInHand;
+use crate::server::reply::Reply;
+use crate::server::session::Session;
+use crate::server::slots::Route;
+use crate::wire::{
+    CallHead, Input, Kind, Malformed, NotifyHead, ReplyHead, peek_kind, peek_unknown_op,
+};
+
+impl ServerSink {
+    pub(super) fn message(
+        &mut self,
+        session: &Arc<Session>,
+        head: &[u8],
+        data: Option<BufMut>,
+    ) -> io::Result<()> {
+        if session.is_ended() {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the session has ended"));
+        }
+        let mut input = Input(head);
+        match peek_kind(head)? {
+            Kind::Call => {
+                if let Some(tag) = peek_unknown_op(head) {
+                    let error = Error::new(Errno::ENOTSUP);
+                    let mut message = Reply::failure(&error).message;
+                    ReplyHead::address(&mut message, tag, false);
+                    self.say(&message);
+                    return self.room_for_answers(0);
+                }
+                let call = CallHead::get_message(&mut input)?;
+                self.call(session, call, input.0, data)
+            }
+            Kind::Identity => {
+                input.get::<Kind>()?;
+                Ok(self.identities.define(input)?)
+            }
+            Kind::Notify => {
+                let head = NotifyHead::get_message(&mut input)?;
+                self.notified(session, head, input)
+            }
+            _ => Err(Malformed("a client does not send that").into()),
+        }
+    }
+
+    fn notified(
+        &mut self,
+        session: &Arc<Session>,
+        head: NotifyHead,
+        mut input: Input<'_>,
+    ) -> io::Result<()> {
+        match head.what {
+            NotifyHead::CANCEL => {
+                let cancel = self.shared.lock().cancels.get(&head.tag).cloned();
+                if let Some(cancel) = cancel {
+                    cancel.set();
+                }
+            }
+            NotifyHead::RECLAIMED => {
+                session.locks_claimed();
+                self.server.grace.reclaimed(session.id);
+            }
+            NotifyHead::IDLE => {
+                for _ in 0..head.tag.min(session.slots.count()) {
+                    session.slots.idle(input.get()?);
+                }
+            }
+            NotifyHead::RETURNED => session.export.returning.returned(session.id),
+            NotifyHead::GOODBYE => {
+                drop(self.server.end(session.clone())); // nobody waits for it
+            }
+            _ => {} // from a newer version: advice, not a request
+        }
+        Ok(())
+    }
+
+    /// Whether a client that has so many calls under way may make another. Answers that it
+    /// has not read count: to the client those calls are under way.
+    fn room_for_answers(&self, under_way: u32) -> io::Result<()> {
+        let unread = self.connection.queued_frames();
+        match under_way as usize + unread >= self.server.options.calls_max as usize {
+            true => Err(Malformed("more calls at once than were allowed").into()),
+            false => Ok(()),
+        }
+    }
+
+    fn call(
+        &mut self,
+        session: &Arc<Session>,
+        head: CallHead,
+        body: &[u8],
+        data: Option<BufMut>,
+    ) -> io::Result<()> {
+        let who = self.identities.get(head.identity);
+        let who = who.ok_or(Malformed("an identity that was not defined"))?;
+        let one_way = head.flags & CallHead::ONE_WAY != 0;
+        if one_way && head.op != Op::Close {
+            return Err(Malformed("a call that must be answered and is not to be").into());
+        }
+        let under_way = self.shared.counter(one_way).fetch_add(1, Ordering::SeqCst);
+        match one_way {
+            true if under_way >= CallHead::ONE_WAY_MAX as u32 => {
+                return Err(Malformed("more one-way calls at once than were allowed").into());
+            }
+            true => {}
+            false => self.room_for_answers(under_way)?,
+        }
+        let route = Route { connection: self.connection.clone(), tag: head.tag };
+        let mut cx = Context::new(session.node, head.request, who, head.pid);
+        cx.umask = head.umask;
+        if head.op == Op::Lock {
+            let cancel = Arc::new(Cancel::default());
+            self.shared.lock().cancels.insert(head.tag, cancel.clone());
+            cx.cancel = Some(cancel);
+        }
+        session.calls.fetch_add(1, Ordering::Relaxed);
+        let call = CallInHand {
+            server: self.server.clone(),
+            session: session.clone(),
+            shared: self.shared.clone(),
+            route,
+            connection: self.number,
+            head,
+            cx,
+        };
+        let mut bytes = Vec::with_capacity(body.len());
+        bytes.extend_from_slice(body);
+        dray_rt::poll_once_then_spawn(Box::pin(call.carry_out(bytes, data)));
+        Ok(())
+    }
+}

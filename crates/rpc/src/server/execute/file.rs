@@ -1,0 +1,164 @@
+//! Carries out a call on an open file.
+
+use std::sync::atomic::Ordering;
+
+use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, OpenFile, Result};
+
+use crate::server::order::Span;
+use crate::server::reply::Reply;
+use crate::server::service::{Inner, Sabotage};
+use crate::server::session::Session;
+use crate::server::stamps::WHOLE;
+use crate::wire::{Call, Change, PAGE_MAX_BYTES, Stamp, Wire};
+
+pub(super) async fn run(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    call: Call<'_>,
+    data: Option<Buf>,
+) -> Result<Reply> {
+    let file = |handle| session.file(handle).ok_or_else(|| Error::new(Errno::EBADF));
+    Ok(match call {
+        Call::Read { handle, at, len_bytes } => {
+            let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
+            let span = Span::bytes(at, len_bytes as u64);
+            session.export.order.whole(file(handle)?.id(), span).await;
+            let mut into = session.buffers.wait(len_bytes).await;
+            drop(into.split_off(len_bytes));
+            let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
+            session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
+            Reply::with_data(read.freeze())
+        }
+        Call::Write { handle, how } => {
+            let written = file(handle)?.write(cx, how, data.unwrap_or_default()).await?;
+            session.written_bytes.fetch_add(written as u64, Ordering::Relaxed);
+            Reply::success(&(written as u32))
+        }
+        Call::Readdir { handle, cookie, max_bytes, plus } => {
+            // The page must fit its frame with every record's fixed part.
+            let max_bytes = (max_bytes as usize).min(PAGE_MAX_BYTES / 2);
+            page(&file(handle)?.readdir(cx, cookie, max_bytes, plus).await?)?
+        }
+        Call::Getattr { handle: Some(handle), .. } => {
+            Reply::success(&file(handle)?.getattr(cx).await?)
+        }
+        Call::Setattr { handle: Some(handle), set, .. } => {
+            Reply::success(&file(handle)?.setattr(cx, set).await?)
+        }
+        Call::Flush { handle, owner } => {
+            let flushed = file(handle)?.flush(cx, owner).await;
+            session.forget_owner(handle, owner);
+            Reply::success(&flushed?)
+        }
+        Call::Sync { handle, data_only } => sync(session, cx, handle, data_only).await?,
+        Call::Redo { handle, stamp, change } => {
+            let change = (stamp, change, data.unwrap_or_default());
+            redo(server, session, cx, &*file(handle)?, change).await?
+        }
+        Call::Allocate { handle, what } => Reply::success(&file(handle)?.allocate(cx, what).await?),
+        Call::Seek { handle, at, what } => Reply::success(&file(handle)?.seek(cx, at, what).await?),
+        Call::CopyRange { handle, at, to, to_at, len_bytes } => {
+            let (from, to) = (file(handle)?, file(to)?);
+            Reply::success(&from.copy_range(cx, at, &*to, to_at, len_bytes).await?)
+        }
+        Call::Lock { handle, lock, wait, reclaim } => {
+            note_and_lock(server, session, cx, handle, (lock, wait, reclaim)).await?
+        }
+        Call::TestLock { handle, lock } => {
+            Reply::success(&file(handle)?.test_lock(cx, lock).await?)
+        }
+        Call::GetFlags { handle } => Reply::success(&file(handle)?.get_flags(cx).await?),
+        Call::SetFlags { handle, flags } => {
+            Reply::success(&file(handle)?.set_flags(cx, flags).await?)
+        }
+        _ => unreachable!("called for calls on an open file alone"),
+    })
+}
+
+fn page(page: &DirPage) -> Result<Reply> {
+    let mut bytes = Vec::with_capacity(PAGE_MAX_BYTES / 2);
+    page.put(&mut bytes);
+    if bytes.len() > PAGE_MAX_BYTES {
+        return Err(Error::new(Errno::EIO).because("a directory page larger than asked for"));
+    }
+    Ok(Reply::with_data(Buf::from(bytes)))
+}
+
+/// Syncs a file. Its stamp says what is on media: everything that was over before.
+async fn sync(session: &Session, cx: &Context, handle: u64, data_only: bool) -> Result<Reply> {
+    let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
+    let upto = session.export.stamps.take(file.id(), WHOLE).await.number;
+    file.sync(cx, data_only).await?;
+    let mut reply = Reply::success(&());
+    if session.stamps() {
+        reply.stamp(Stamp { number: upto, at: Stamp::NOWHERE });
+    }
+    Ok(reply)
+}
+
+async fn redo(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    file: &dyn OpenFile,
+    (stamp, change, data): (u64, Change, Buf),
+) -> Result<Reply> {
+    let _active = server.recovery.enter(session.id)?;
+    let stamp = match server.options.sabotage {
+        Some(Sabotage::Redo) => return Ok(Reply::success(&())),
+        Some(Sabotage::RedoOrder) => session.export.stamps.next(),
+        _ => stamp,
+    };
+    let export = &session.export;
+    export.redone.redo(cx, &export.stamps, file, (stamp, change, data)).await?;
+    Ok(Reply::success(&()))
+}
+
+async fn note_and_lock(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    handle: u64,
+    (lock, wait, reclaim): (Lock, bool, bool),
+) -> Result<Reply> {
+    let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
+    if lock.range.start > lock.range.end {
+        return Err(Error::new(Errno::EINVAL).because("a lock that ends before it begins"));
+    }
+    // Before: a session that ends meanwhile has to know.
+    if lock.kind != LockKind::Unlock {
+        session.note_lock(handle, &lock)?;
+    }
+    let reply = lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?;
+    if lock.kind != LockKind::Unlock {
+        session.note_lock(handle, &lock)?; // a close may have come in between
+    }
+    Ok(reply)
+}
+
+async fn lock_file(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    file: &dyn OpenFile,
+    (lock, wait, reclaim): (Lock, bool, bool),
+) -> Result<Reply> {
+    let takes = lock.kind != LockKind::Unlock;
+    if takes && !reclaim {
+        // Somebody may come back for a lock that the server's last life gave out.
+        server.grace.wait(cx).await?;
+    } else if reclaim && !server.grace.allows(session.id) {
+        let error = Error::new(Errno::ENOLCK);
+        return Err(error.because("too late to claim a lock again: others may have had it"));
+    }
+    if reclaim && server.options.sabotage == Some(Sabotage::Reclaim) {
+        return Ok(Reply::success(&()));
+    }
+    if wait && let Some(cancel) = &cx.cancel {
+        session.wait_begins(cx.request.0, cancel.clone());
+    }
+    let result = file.lock(cx, lock, wait).await;
+    session.wait_ends(cx.request.0);
+    Ok(Reply::success(&result?))
+}

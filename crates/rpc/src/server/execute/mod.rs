@@ -1,0 +1,148 @@
+//! Carries out one call on the export's file system.
+
+mod about;
+mod file;
+mod opening;
+
+use std::sync::atomic::Ordering;
+
+use dray_core::{Buf, Context, Errno, Error, FileSystem, Make, Name, Op, Result};
+
+use crate::server::intent::Standing;
+use crate::server::reply::Reply;
+use crate::server::service::{Inner, Sabotage};
+use crate::server::session::Session;
+use crate::wire::{Call, Input, Stamp, get_floors};
+
+pub(super) use about::{check_handles, describe};
+pub(super) use opening::open_replayed;
+
+use opening::Place;
+
+/// Carries out a call; whatever happens, there is an answer.
+pub(super) async fn execute(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    op: Op,
+    body: &[u8],
+    data: Option<Buf>,
+    standing: Standing<'_>,
+) -> Reply {
+    let result = match Call::get(op, &mut Input(body)) {
+        Ok(Call::Put { dir, name, mode }) => {
+            let data = data.unwrap_or_default();
+            session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+            let place = Place { dir, name, mode, standing };
+            opening::put(session, cx, place, data).await.map(|id| Reply::success(&id))
+        }
+        Ok(call) => {
+            let call = match standing.amend {
+                Some(amend) => amend.apply(call),
+                None => call,
+            };
+            run(server, session, cx, call, data).await
+        }
+        Err(_) => Err(Error::new(Errno::EPROTO).because("malformed call")),
+    };
+    result.unwrap_or_else(|error| Reply::failure(&error))
+}
+
+async fn run(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    call: Call<'_>,
+    data: Option<Buf>,
+) -> Result<Reply> {
+    let fs = &*session.export.fs;
+    Ok(match call {
+        Call::Lookup { dir, name } => Reply::success(&fs.lookup(cx, dir, Name::new(name)?).await?),
+        Call::Parent { dir } => Reply::success(&fs.parent(cx, dir).await?),
+        Call::Getattr { id, handle: None } => Reply::success(&fs.getattr(cx, id).await?),
+        Call::Setattr { id, handle: None, set } => Reply::success(&fs.setattr(cx, id, set).await?),
+        Call::Readlink { id } => Reply::success(&fs.readlink(cx, id).await?),
+        Call::Make { .. } => make(fs, cx, call).await?,
+        Call::Remove { dir, name, kind } => {
+            Reply::success(&fs.remove(cx, dir, Name::new(name)?, kind).await?)
+        }
+        Call::Rename { from, from_name, to, to_name, how } => {
+            let (from, to) = ((from, Name::new(from_name)?), (to, Name::new(to_name)?));
+            Reply::success(&fs.rename(cx, from, to, how).await?)
+        }
+        Call::Link { id, dir, name } => {
+            Reply::success(&fs.link(cx, id, dir, Name::new(name)?).await?)
+        }
+        Call::Open { .. } | Call::Create { .. } | Call::Tmpfile { .. } => {
+            opening::run(session, cx, call).await?
+        }
+        Call::Access { id, want } => Reply::success(&fs.access(cx, id, want).await?),
+        Call::Statfs {} => Reply::success(&fs.statfs(cx).await?),
+        Call::Getxattr { id, name } => Reply::success(&fs.getxattr(cx, id, name).await?),
+        Call::Setxattr { id, name, value, how } => {
+            Reply::success(&fs.setxattr(cx, id, name, value, how).await?)
+        }
+        Call::Listxattr { id } => Reply::success(&fs.listxattr(cx, id).await?),
+        Call::Removexattr { id, name } => Reply::success(&fs.removexattr(cx, id, name).await?),
+        Call::Close { handle } => {
+            if let Some(file) = session.take_file(handle) {
+                session.close_file(cx, handle, &*file).await?;
+            }
+            Reply::success(&())
+        }
+        Call::SyncAll {} => sync_all(server, session, cx).await?,
+        Call::Recover { instance, .. } if instance != server.instance => {
+            return Err(Error::new(Errno::ESTALE).because("meant for an earlier server"));
+        }
+        Call::Recover { step: 2, .. } => {
+            server.recovery.done(session.id);
+            Reply::success(&())
+        }
+        Call::Recover { newest, floor, floors, step, .. } => {
+            recover(server, session, (newest, floor, floors, step == 1)).await?
+        }
+        call => file::run(server, session, cx, call, data).await?,
+    })
+}
+
+async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
+    let export = &session.export;
+    let stamp = export.stable.sync_all(cx, &*export.fs, &export.stamps).await?;
+    server.tell_stable(export, stamp);
+    let mut reply = Reply::success(&());
+    if session.stamps() {
+        reply.stamp(Stamp { number: stamp, at: Stamp::NOWHERE });
+    }
+    Ok(reply)
+}
+
+/// What a client knows after a loss of power; with the last of it, it waits for the others.
+async fn recover(
+    server: &Inner,
+    session: &Session,
+    (newest, floor, floors, last): (u64, u64, &[u8], bool),
+) -> Result<Reply> {
+    server.recovery.admit(session.id)?;
+    let floors = get_floors(floors).map_err(|_| Error::new(Errno::EPROTO))?;
+    session.export.stamps.raise(newest);
+    if server.options.sabotage != Some(Sabotage::RedoFloor) {
+        session.export.redone.declare(floor, &floors)?;
+    }
+    if last {
+        server.recovery.declare(session.id).await?;
+    }
+    Ok(Reply::success(&()))
+}
+
+async fn make(fs: &dyn FileSystem, cx: &Context, call: Call<'_>) -> Result<Reply> {
+    let Call::Make { dir, name, kind, mode, rdev, target } = call else {
+        unreachable!("called for this call alone");
+    };
+    let what = match kind {
+        0 => Make::Directory { mode },
+        1 => Make::Node { mode, rdev },
+        2 => Make::Symlink { target },
+        _ => return Err(Error::new(Errno::EPROTO).because("unknown kind of file to make")),
+    };
+    Ok(Reply::success(&fs.make(cx, dir, Name::new(name)?, what).await?))
+}
