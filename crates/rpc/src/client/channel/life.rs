@@ -1,0 +1,159 @@
+//! A channel's connections as they come and go, and its end.
+
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::Duration;
+
+use dray_core::{Errno, Error};
+use dray_fabric::Connection;
+
+use super::{Channel, Phase, State};
+
+/// Why a channel is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// By us.
+    Shut,
+    /// By the server's administrator.
+    Evicted,
+}
+
+impl End {
+    fn errno(self) -> Errno {
+        match self {
+            End::Shut => Errno::ENOTCONN,
+            End::Evicted => Errno::ESHUTDOWN,
+        }
+    }
+}
+
+impl Channel {
+    /// A connection is up: identities are unknown to it, and calls without an answer are
+    /// sent again in the order of their sending. If the server has given up the session in
+    /// which they were sent, nobody knows what came of changes, and they fail. `epoch`: the
+    /// life of the server's machine.
+    pub(crate) fn up(
+        &self,
+        connection: Arc<dyn Connection>,
+        (session, epoch): (u64, u64),
+        (calls_max, slots): (u32, u32),
+    ) {
+        let mut state = self.lock();
+        state.session = session;
+        let power_lost = std::mem::replace(&mut state.epoch, epoch) != epoch;
+        state.connection = Some(connection);
+        state.down_since = None;
+        state.calls_max = calls_max.max(1) as usize;
+        state.identities.forget_all();
+        state.stats.connections += 1;
+        state.drop_lost(slots, power_lost);
+        state.send_again();
+        state.wake_callers(); // who has given up says so again
+        state.wake_waiting();
+    }
+
+    /// The connection is gone.
+    pub(crate) fn down(&self) {
+        let mut state = self.lock();
+        state.connection = None;
+        state.down_since.get_or_insert_with(dray_rt::now);
+        state.wake_callers(); // who has given up need not wait for the server's return
+    }
+
+    /// Fails what has waited for the server too long. Answers whether that was so.
+    pub(crate) fn expire(&self) -> bool {
+        let mut state = self.lock();
+        let Some(error) = state.refusal(self.timeout) else { return false };
+        state.fail_all(error.errno());
+        true
+    }
+
+    /// Ends the channel: calls under way fail.
+    pub(crate) fn shut(&self) {
+        self.end(End::Shut);
+    }
+
+    /// The same because the server will not have us any more.
+    pub(crate) fn evict(&self) {
+        self.end(End::Evicted);
+    }
+
+    fn end(&self, why: End) {
+        let mut state = self.lock();
+        let why = *state.ended.get_or_insert(why);
+        state.fail_all(why.errno());
+        if let Some(connection) = &state.connection {
+            connection.close();
+        }
+        state.link.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether it was shut.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.lock().ended.is_some()
+    }
+
+    /// Whether it was shut; `task` is woken when that happens.
+    pub(crate) fn poll_shut(&self, task: &mut TaskContext<'_>) -> Poll<()> {
+        let mut state = self.lock();
+        state.link = Some(task.waker().clone());
+        if state.ended.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl State {
+    /// Why no call can be made now, if so.
+    pub(super) fn refusal(&self, timeout: Option<Duration>) -> Option<Error> {
+        match self.ended {
+            Some(End::Shut) => {
+                return Some(Error::retry(Errno::ENOTCONN).because("the mount is being ended"));
+            }
+            Some(End::Evicted) => {
+                let error = Error::new(Errno::ESHUTDOWN);
+                return Some(error.because("the mount was evicted: unmount, and mount again"));
+            }
+            None => {}
+        }
+        let down = self.down_since?.elapsed();
+        (timeout.is_some_and(|timeout| down >= timeout)).then(|| {
+            Error::retry(Errno::EHOSTDOWN)
+                .because("the server has been away for longer than the mount's limit")
+        })
+    }
+
+    /// Fails the calls that may not be sent again, and frees the tags of those that nobody
+    /// waits for.
+    fn drop_lost(&mut self, slots: u32, power_lost: bool) {
+        for tag in 0..self.calls.len() as u32 {
+            let pending = &self.calls[tag as usize];
+            match pending.phase {
+                Phase::Asked if pending.is_lost(self.session, slots, power_lost) => {
+                    self.fail(tag, Errno::EIO);
+                }
+                Phase::Abandoned => self.release(tag),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends again what has no answer, closes too, in the order of its first sending.
+    fn send_again(&mut self) {
+        let mut again: Vec<_> =
+            self.closes.iter().map(|(number, close)| (number, Err(close))).collect();
+        for (tag, pending) in self.calls.iter().enumerate() {
+            if pending.phase == Phase::Asked {
+                again.push((pending.number, Ok(tag as u32)));
+            }
+        }
+        again.sort_unstable_by_key(|(number, _)| *number);
+        for (_, what) in again {
+            match what {
+                Ok(tag) => {
+                    self.stats.resent += 1;
+                    self.send(tag);
+                }
+                Err(close) => self.send_close(close),
+            }
+        }
+    }
+}

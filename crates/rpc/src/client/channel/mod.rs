@@ -1,0 +1,119 @@
+//! Calls under way on one connection, and on those that follow it.
+
+mod call;
+mod identities;
+mod life;
+mod one_way;
+mod pending;
+mod receiver;
+mod waiting;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use dray_fabric::Connection;
+use dray_rt::Instant;
+
+pub(crate) use self::call::{Answer, Ask, Failure, Made, error_of, value_of};
+use self::identities::Identities;
+use self::life::End;
+use self::pending::{Pending, Phase};
+pub(crate) use self::receiver::Receiver;
+use crate::client::closing::{Closing, Unsettled};
+
+/// Sends calls and hands out their answers.
+pub(crate) struct Channel {
+    timeout: Option<Duration>,
+    closing: Arc<Closing>,
+    /// Its calls are part of a recovery.
+    recovery: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    connection: Option<Arc<dyn Connection>>,
+    /// The life of the server's machine that it leads to.
+    epoch: u64,
+    /// No connection since then; calls fail once this is longer ago than the timeout.
+    down_since: Option<Instant>,
+    ended: Option<End>,
+    calls: Vec<Pending>,
+    free: Vec<u32>,
+    calls_max: usize,
+    /// The session that the connection belongs to.
+    session: u64,
+    waiting: Vec<Waker>,
+    identities: Identities,
+    closes: Unsettled,
+    /// Number of the message sent last.
+    sent: u64,
+    /// Where closes are encoded.
+    one_way: Vec<u8>,
+    stats: ChannelStats,
+    /// Wakes the link's task when the channel is shut.
+    link: Option<Waker>,
+}
+
+/// Counters of one channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelStats {
+    /// Connected now.
+    pub up: bool,
+    /// Connections made.
+    pub connections: u64,
+    /// Calls sent; each is one round trip.
+    pub calls: u64,
+    /// Closes sent that no answer was waited for.
+    pub one_way: u64,
+    /// Calls sent again after a reconnection.
+    pub resent: u64,
+    /// Calls under way now.
+    pub in_flight: u64,
+}
+
+impl Channel {
+    pub(crate) fn new(timeout: Option<Duration>, closing: Arc<Closing>) -> Arc<Channel> {
+        Channel::with(timeout, closing, false)
+    }
+
+    /// A channel whose calls do not wait for the end of a recovery: they are part of it.
+    pub(crate) fn for_recovery(closing: Arc<Closing>) -> Arc<Channel> {
+        Channel::with(None, closing, true)
+    }
+
+    fn with(timeout: Option<Duration>, closing: Arc<Closing>, recovery: bool) -> Arc<Channel> {
+        Arc::new(Channel {
+            timeout,
+            closing,
+            recovery,
+            state: Mutex::new(State {
+                connection: None,
+                epoch: 0,
+                down_since: Some(dray_rt::now()),
+                ended: None,
+                calls: Vec::new(),
+                free: Vec::new(),
+                calls_max: 1,
+                session: 0,
+                waiting: Vec::new(),
+                identities: Identities::default(),
+                closes: Unsettled::default(),
+                sent: 0,
+                one_way: Vec::new(),
+                stats: ChannelStats::default(),
+                link: None,
+            }),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn stats(&self) -> ChannelStats {
+        let state = self.lock();
+        let in_flight = state.calls.iter().filter(|call| call.phase == Phase::Asked).count();
+        ChannelStats { up: state.connection.is_some(), in_flight: in_flight as u64, ..state.stats }
+    }
+}

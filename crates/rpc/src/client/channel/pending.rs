@@ -1,0 +1,183 @@
+//! Calls under way: their tags, how they are sent, and how they end.
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
+
+use super::{Ask, State};
+use crate::wire::{Call, CallHead, Input, NO_SLOT};
+
+/// A call under way; its vectors are kept for the next call with the same tag.
+#[derive(Default)]
+pub(super) struct Pending {
+    pub(super) phase: Phase,
+    pub(super) message: Vec<u8>,
+    pub(super) identity: Option<Arc<Identity>>,
+    pub(super) data: Option<Buf>,
+    pub(super) into: Option<BufMut>,
+    pub(super) reply: Vec<u8>,
+    /// The life of the server's machine that answered.
+    pub(super) epoch: u64,
+    pub(super) waker: Option<Waker>,
+    /// Order of sending, kept over reconnections.
+    pub(super) number: u64,
+    /// Its replay slot.
+    pub(super) slot: Option<u32>,
+    /// The session that it was sent in; 0: it has not been sent.
+    pub(super) session: u64,
+}
+
+#[derive(Default, PartialEq, Eq, Clone, Copy, Debug)]
+pub(super) enum Phase {
+    #[default]
+    Free,
+    /// Waits for its answer.
+    Asked,
+    Answered,
+    /// Failed without an answer from the server.
+    Failed(Errno),
+    /// The server did not answer in time; about to be abandoned.
+    TimedOut,
+    /// The caller has gone; the tag is not used again before the answer or a new
+    /// connection.
+    Abandoned,
+}
+
+impl Pending {
+    /// Whether it is a change that a session now lost may have carried out, or one in a
+    /// slot that the new one has not. If the session went with the power of the server's
+    /// machine, a change that only sets something is made again, as those are that were
+    /// answered and not synced.
+    pub(super) fn is_lost(&self, session: u64, slots: u32, power_lost: bool) -> bool {
+        let sent_before = self.session != 0 && self.session != session;
+        let unknown = sent_before && !(power_lost && self.sets());
+        self.slot.is_some_and(|slot| unknown || slot >= slots)
+    }
+
+    /// Whether making it again comes to the same.
+    fn sets(&self) -> bool {
+        let mut input = Input(&self.message);
+        let Ok(head) = CallHead::get_message(&mut input) else { return false };
+        match Call::get(head.op, &mut input) {
+            Ok(Call::Write { how, .. }) => !how.append,
+            Ok(Call::Create { how, .. }) => !how.exclusive,
+            Ok(Call::Open { .. } | Call::Setattr { .. } | Call::Setxattr { .. }) => true,
+            Ok(Call::Allocate { what: dray_core::Allocate { flags, .. }, .. }) => {
+                flags & (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+impl State {
+    pub(super) fn take_tag(&mut self) -> Option<u32> {
+        if let Some(tag) = self.free.pop() {
+            return Some(tag);
+        }
+        let tag = self.calls.len();
+        if tag >= self.calls_max {
+            return None;
+        }
+        self.calls.push(Pending::default());
+        Some(tag as u32)
+    }
+
+    pub(super) fn ask(&mut self, tag: u32, ask: Ask<'_>, flags: u16) {
+        let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
+        let identity = self.identities.index(&ask.cx.who);
+        let head = CallHead {
+            op: ask.call.op(),
+            flags,
+            tag,
+            slot,
+            sequence,
+            identity,
+            pid: ask.cx.pid,
+            umask: ask.cx.umask,
+            request: RequestId(ask.request),
+        };
+        self.stats.calls += 1;
+        self.sent += 1;
+        let pending = &mut self.calls[tag as usize];
+        pending.message.clear();
+        head.put_message(&mut pending.message);
+        ask.call.put(&mut pending.message);
+        pending.phase = Phase::Asked;
+        pending.identity = Some(ask.cx.who.clone());
+        pending.data = ask.data;
+        pending.into = ask.into;
+        pending.number = self.sent;
+        pending.slot = ask.slot.map(|(slot, _)| slot);
+        pending.session = 0;
+        pending.waker = None;
+        self.send(tag);
+    }
+
+    /// Sends or resends a call; without a connection it waits for the next one.
+    pub(super) fn send(&mut self, tag: u32) {
+        let Some(connection) = self.connection.clone() else { return };
+        let session = self.session;
+        let pending = &mut self.calls[tag as usize];
+        pending.session = session;
+        let mut sent = Ok(());
+        if let Some(who) = &pending.identity {
+            let index = self.identities.index(who);
+            pending.message[CallHead::IDENTITY_AT..CallHead::IDENTITY_AT + 4]
+                .copy_from_slice(&index.to_le_bytes());
+            if let Some(definition) = self.identities.define(index) {
+                sent = connection.send(&definition, None);
+            }
+        }
+        let sent = sent.and_then(|()| connection.send(&pending.message, pending.data.clone()));
+        // A connection that broke is noticed by its reader, which sends everything again. But
+        // what no message holds (an attribute, a caller's list of groups) never gets there.
+        if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
+            if let Some(who) = &pending.identity {
+                self.identities.forget(who);
+            }
+            pending.phase = Phase::Failed(Errno::E2BIG);
+            pending.data = None;
+            pending.waker.take().into_iter().for_each(Waker::wake);
+        }
+    }
+
+    pub(super) fn release(&mut self, tag: u32) {
+        let pending = &mut self.calls[tag as usize];
+        pending.phase = Phase::Free;
+        pending.data = None;
+        pending.into = None;
+        pending.waker = None;
+        self.free.push(tag);
+        if let Some(waker) = self.waiting.pop() {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn fail(&mut self, tag: u32, errno: Errno) {
+        let pending = &mut self.calls[tag as usize];
+        pending.phase = Phase::Failed(errno);
+        pending.data = None;
+        pending.waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn fail_all(&mut self, errno: Errno) {
+        for tag in 0..self.calls.len() as u32 {
+            if self.calls[tag as usize].phase == Phase::Asked {
+                self.fail(tag, errno);
+            }
+        }
+        self.wake_waiting();
+    }
+
+    pub(super) fn wake_callers(&mut self) {
+        for pending in self.calls.iter().filter(|pending| pending.phase == Phase::Asked) {
+            pending.waker.iter().for_each(Waker::wake_by_ref);
+        }
+    }
+
+    pub(super) fn wake_waiting(&mut self) {
+        std::mem::take(&mut self.waiting).into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,78 @@
+//! Hands what the server sends to the calls that wait for it.
+
+use std::io;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use dray_core::BufMut;
+use dray_fabric::Sink;
+
+use super::{Channel, Phase};
+use crate::wire::{Input, Kind, ReplyHead, peek_tag};
+
+/// Receives for a channel.
+pub(crate) struct Receiver(pub(crate) Arc<Channel>);
+
+impl Sink for Receiver {
+    fn poll_place(
+        &mut self,
+        _: &mut TaskContext<'_>,
+        head: &[u8],
+        data_bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        let tag = match peek_tag(head) {
+            Ok(tag) => tag,
+            Err(malformed) => return Poll::Ready(Err(malformed.into())),
+        };
+        let mut state = self.0.lock();
+        let pending = state.calls.get_mut(tag as usize);
+        let into = pending.and_then(|pending| match pending.phase {
+            Phase::Asked => pending.into.take(),
+            _ => None,
+        });
+        match into {
+            Some(into) if into.room() >= data_bytes => Poll::Ready(Ok(into)),
+            // Nobody waits for it any more: it goes nowhere.
+            None => Poll::Ready(Ok(BufMut::heap(data_bytes))),
+            Some(_) => Poll::Ready(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
+        }
+    }
+
+    fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        match crate::wire::peek_kind(head)? {
+            Kind::Reply => {}
+            _ => return Err(crate::wire::Malformed("a server does not send that").into()),
+        }
+        let tag = peek_tag(head)?;
+        let settled = ReplyHead::get_message(&mut Input(head))?.flags & ReplyHead::SETTLED != 0;
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
+        let epoch = state.epoch;
+        let Some(pending) = state.calls.get_mut(tag as usize) else {
+            return Err(crate::wire::Malformed("an answer to nothing").into());
+        };
+        if settled && matches!(pending.phase, Phase::Asked | Phase::Abandoned) {
+            state.closes.settle(pending.number, &self.0.closing);
+        }
+        match pending.phase {
+            Phase::Asked => {
+                pending.reply.clear();
+                pending.reply.extend_from_slice(head);
+                if data.is_some() {
+                    pending.into = data;
+                }
+                pending.phase = Phase::Answered;
+                pending.epoch = epoch;
+                let waker = pending.waker.take();
+                drop(guard);
+                waker.into_iter().for_each(Waker::wake);
+                Ok(())
+            }
+            Phase::Abandoned => {
+                state.release(tag);
+                Ok(())
+            }
+            _ => Err(crate::wire::Malformed("a second answer").into()),
+        }
+    }
+}

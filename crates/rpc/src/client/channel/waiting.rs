@@ -1,0 +1,102 @@
+//! The wait for one answer, and its end where the caller gives up.
+
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use dray_core::Context;
+use dray_fabric::Connection;
+use dray_rt::{Sleep, sleep};
+
+use super::{Channel, Phase};
+use crate::wire::NotifyHead;
+
+/// How long a server may take to say what came of a lock whose waiter gives up. One that
+/// takes longer cannot hear of it: its file system hangs.
+const GIVE_UP_MAX: Duration = Duration::from_secs(2);
+
+/// Waits for an answer. If it is dropped before, the tag stays out of use until there is
+/// one.
+pub(super) struct CallGuard<'a> {
+    channel: &'a Channel,
+    tag: u32,
+    /// The connection, counted, over which the server was told that the caller gives up,
+    /// and until when its answer is awaited.
+    told: Option<(u64, Pin<Box<Sleep>>)>,
+    /// It waits for a lock.
+    waits: bool,
+}
+
+impl<'a> CallGuard<'a> {
+    pub(super) fn new(channel: &'a Channel, tag: u32, waits: bool) -> CallGuard<'a> {
+        CallGuard { channel, tag, told: None, waits }
+    }
+
+    pub(super) fn poll(&mut self, cx: &Context, task: &mut TaskContext<'_>) -> Poll<()> {
+        let mut state = self.channel.lock();
+        let connection = state.connection.clone();
+        let number = state.stats.connections;
+        let pending = &mut state.calls[self.tag as usize];
+        if pending.phase != Phase::Asked {
+            return Poll::Ready(());
+        }
+        match &mut pending.waker {
+            Some(waker) => waker.clone_from(task.waker()),
+            none => *none = Some(task.waker().clone()),
+        }
+        drop(state);
+        if !cx.cancel.as_ref().is_some_and(|cancel| cancel.poll_set(task)) {
+            return Poll::Pending;
+        }
+        // The caller gives up. What came of a lock is awaited all the same, since only
+        // the server knows whether it was granted; other callers are being killed, and
+        // need not know.
+        match connection.filter(|_| self.waits) {
+            Some(connection) => self.poll_given_up(&*connection, number, task),
+            None => Poll::Ready(()),
+        }
+    }
+
+    /// Tells the server, once on each connection, that the caller gives up, and waits for
+    /// its answer; not for ever. `number`: the connection's, counted.
+    fn poll_given_up(
+        &mut self,
+        connection: &dyn Connection,
+        number: u64,
+        task: &mut TaskContext<'_>,
+    ) -> Poll<()> {
+        if self.told.as_ref().is_none_or(|(told, _)| *told != number) {
+            let mut message = Vec::new();
+            NotifyHead { what: NotifyHead::CANCEL, flags: 0, tag: self.tag }
+                .put_message(&mut message);
+            let _ = connection.send(&message, None);
+            self.told = Some((number, Box::pin(sleep(GIVE_UP_MAX))));
+        }
+        let late =
+            self.told.as_mut().is_some_and(|(_, until)| until.as_mut().poll(task).is_ready());
+        if late {
+            // Its end is what such a server hears of first when it goes on, and it gives
+            // up what was waited for on a connection that has ended. Everything else that
+            // was asked for here is asked for again on the next one.
+            connection.close();
+        }
+        if late { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for CallGuard<'_> {
+    fn drop(&mut self) {
+        let mut state = self.channel.lock();
+        let pending = &mut state.calls[self.tag as usize];
+        match pending.phase {
+            Phase::Asked => {
+                pending.phase = Phase::Abandoned;
+                pending.waker = None;
+                pending.data = None;
+                pending.into = None;
+            }
+            Phase::Answered | Phase::Failed(_) => state.release(self.tag),
+            Phase::Free | Phase::TimedOut | Phase::Abandoned => {}
+        }
+    }
+}

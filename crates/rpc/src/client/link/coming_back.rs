@@ -1,0 +1,113 @@
+//! Has again from a server that lost its state what the one before it gave us.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dray_core::{Context, OpenHow};
+
+use super::Link;
+use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::held::HeldLock;
+use crate::wire::{Call, NotifyHead};
+
+/// Files that are opened again at once.
+const REOPENED_AT_ONCE: usize = 16;
+
+impl Link {
+    /// Has again from a server that lost its state what the one before it gave us: locks,
+    /// open files, answers.
+    pub(super) async fn come_back(
+        self: Arc<Link>,
+        channel: Arc<Channel>,
+        locks: Vec<HeldLock>,
+        instance: u64,
+    ) {
+        let answered = self.slots.await_answers(&channel);
+        let done = self.claim(&channel, locks, instance).await;
+        self.held.settled();
+        if done && self.known().instance == instance {
+            channel.notify(NotifyHead::RECLAIMED, 0);
+        }
+        self.open_all(&channel, instance).await;
+        answered.await;
+        if self.known().instance == instance {
+            self.returned.store(instance, Ordering::SeqCst);
+            channel.notify(NotifyHead::RETURNED, 0);
+        }
+    }
+
+    /// Claims them one after the other. False if that server, too, has gone meanwhile.
+    async fn claim(&self, channel: &Channel, locks: Vec<HeldLock>, instance: u64) -> bool {
+        // Where that server dies too, it is begun anew: the next one must not be told that
+        // all is claimed when only the rest has been.
+        for held in locks {
+            if !self.claim_one(channel, &held, instance).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn claim_one(&self, channel: &Channel, held: &HeldLock, instance: u64) -> bool {
+        let cx = Context::system();
+        let HeldLock { handle, id, how, lock } = *held;
+        let how = OpenHow::new(how.flags & !libc::O_TRUNC);
+        let open = Call::Open { id, how, handle, again: true };
+        let claim = Call::Lock { handle, lock, wait: false, reclaim: true };
+        for call in [open, claim] {
+            if self.known().instance != instance {
+                return false;
+            }
+            if !self.held.holds(held) {
+                break; // closed or given back meanwhile
+            }
+            let (data, into, to) = (None, None, None);
+            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+            // What an open answers besides is of no interest.
+            let outcome = channel.call(ask, |_| Ok(())).await;
+            if self.known().instance != instance {
+                return false; // whatever the answer says, it is not that server's
+            }
+            if let Err(error) = value_of(outcome) {
+                log::error!("{}: lost a lock on file {id}: {error}", self.connector.target());
+                self.held.lost(held);
+                break;
+            }
+        }
+        true
+    }
+
+    /// Opens again everything that is open, some files at once.
+    async fn open_all(self: &Arc<Link>, channel: &Arc<Channel>, instance: u64) {
+        let left = Arc::new(Mutex::new(self.files.handles()));
+        let open = |_| {
+            let (link, channel, left) = (self.clone(), channel.clone(), left.clone());
+            dray_rt::spawn_join(async move {
+                loop {
+                    let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                    let Some(handle) = next.filter(|_| link.known().instance == instance) else {
+                        return;
+                    };
+                    link.open_again(&channel, handle).await;
+                }
+            })
+        };
+        for task in (0..REOPENED_AT_ONCE).map(open).collect::<Vec<_>>() {
+            let _ = task.await; // ended with the executor: nobody needs the files
+        }
+    }
+
+    async fn open_again(&self, channel: &Channel, handle: u64) {
+        let Some(file) = self.files.open_again(handle) else { return };
+        let (cx, id) = (Context::system(), file.id);
+        let call = Call::Open { id, how: file.how, handle, again: true };
+        let (data, into, to) = (None, None, None);
+        let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+        // What an open answers besides is of no interest.
+        let opened = channel.call(ask, |_| Ok(())).await;
+        if let Err(error) = value_of(opened) {
+            // Whoever uses it is told.
+            log::error!("{}: cannot open file {id} again: {error}", self.connector.target());
+        }
+    }
+}

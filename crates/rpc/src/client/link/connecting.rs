@@ -1,0 +1,156 @@
+//! Keeps a channel connected: one connection after the other, as long as the mount lasts.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dray_core::Errno;
+use dray_fabric::Connection;
+use dray_rt::sync::oneshot;
+use dray_rt::{random_u64, sleep, timeout};
+
+use super::Link;
+use super::handshake::{LinkSink, Outcome};
+use crate::client::channel::Channel;
+use crate::client::session::ConnectError;
+use crate::wire::Proof;
+
+/// First wait before connecting anew; doubled each time up to the last. What is waited is
+/// between half of it and all of it, by chance, so that the clients of a server that
+/// comes back do not come all at once.
+const BACKOFF_FIRST: Duration = Duration::from_millis(20);
+pub(super) const BACKOFF_LAST: Duration = Duration::from_millis(500);
+/// A handshake that takes longer has failed.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
+/// How a connection that served ended.
+struct Ended {
+    error: io::Error,
+    of_use: bool,
+}
+
+impl Link {
+    /// Connects `channel` for the first time and keeps it connected if that went well.
+    pub(crate) async fn start(self: &Arc<Link>, channel: Arc<Channel>) -> Outcome {
+        let (tell, told) = oneshot::channel();
+        let link = self.clone();
+        dray_rt::spawn(async move {
+            // A process before us may have left connections on which things still arrive.
+            let mut replaces = Proof::REPLACES_ALL;
+            let ended = link.connect_once(&channel, &mut replaces, Some(tell)).await;
+            if ended.is_ok() {
+                link.keep(channel, replaces).await;
+            }
+        });
+        told.await
+            .unwrap_or_else(|_| Err(ConnectError::Protocol("the connection was given up".into())))
+    }
+
+    /// Connects a further channel and keeps it connected.
+    pub(crate) fn go_on(self: &Arc<Link>, channel: Arc<Channel>) {
+        dray_rt::spawn(self.clone().keep(channel, 0));
+    }
+
+    async fn keep(self: Arc<Link>, channel: Arc<Channel>, mut replaces: u64) {
+        let mut backoff = BACKOFF_FIRST;
+        loop {
+            if self.leaving.load(Ordering::Relaxed) {
+                return channel.shut();
+            }
+            if self.evicted.load(Ordering::Relaxed) {
+                return channel.evict();
+            }
+            match self.connect_once(&channel, &mut replaces, None).await {
+                // One of its own for a recovery that is over.
+                Ok(_) if channel.is_shut() => return,
+                Ok(Ended { error, of_use }) => {
+                    let target = self.connector.target();
+                    if self.is_wanted() && self.outage.lost(key_of(&channel)) {
+                        log::warn!("lost the connection to {target}: {error}; connecting anew");
+                    }
+                    // One that a server drops as soon as it has it is no better than none.
+                    if of_use {
+                        backoff = BACKOFF_FIRST;
+                    }
+                }
+                Err(error) if self.is_wanted() && self.outage.failed() => {
+                    log::warn!("{error}; trying again until it works");
+                }
+                Err(_) => {}
+            }
+            channel.expire();
+            let wait = backoff.mul_f64(0.5 + random_u64() as f64 / u64::MAX as f64 / 2.0);
+            let ended = timeout(wait, std::future::poll_fn(|task| channel.poll_shut(task))).await;
+            if ended.is_ok() {
+                return;
+            }
+            channel.expire();
+            backoff = (backoff * 2).min(BACKOFF_LAST);
+        }
+    }
+
+    /// One connection from its making to its end. `Err`: why it never served. Tells `tell`
+    /// how the handshake went.
+    async fn connect_once(
+        self: &Arc<Link>,
+        channel: &Arc<Channel>,
+        replaces: &mut u64,
+        tell: Option<oneshot::Sender<Outcome>>,
+    ) -> Result<Ended, String> {
+        let made = timeout(HANDSHAKE_MAX, self.connector.connect()).await;
+        let timed_out = |_| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+        let connection = match made.unwrap_or_else(timed_out) {
+            Ok(connection) => connection,
+            Err(error) => return Err(report(self.unreachable(error), tell)),
+        };
+        let (link, serves, on) = (self.clone(), channel.clone(), connection.clone());
+        let mut sink = LinkSink::new(link, serves, on, *replaces, tell);
+        let error = match sink.say_hello() {
+            Ok(()) => {
+                let watched = (Arc::downgrade(&connection), Arc::downgrade(channel));
+                dray_rt::spawn(watch_handshake(watched.0, watched.1));
+                connection.run(&mut sink).await
+            }
+            Err(error) => error,
+        };
+        channel.down();
+        *replaces = sink.number;
+        if sink.is_serving() {
+            return Ok(Ended { error, of_use: sink.of_use });
+        }
+        let failure = sink.failure.unwrap_or_else(|| self.unreachable(error));
+        if matches!(failure, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
+            self.heed_eviction();
+        }
+        Err(report(failure, sink.tell))
+    }
+
+    fn unreachable(&self, error: io::Error) -> ConnectError {
+        ConnectError::Unreachable { target: self.connector.target(), error }
+    }
+}
+
+/// Tells whoever waits for it of a failure, and answers its text.
+fn report(failure: ConnectError, tell: Option<oneshot::Sender<Outcome>>) -> String {
+    let text = failure.to_string();
+    if let Some(tell) = tell {
+        let _ = tell.send(Err(failure)); // whoever asked may have gone
+    }
+    text
+}
+
+/// Ends a connection on which no handshake comes to an end. It keeps none that has ended.
+async fn watch_handshake(connection: Weak<dyn Connection>, channel: Weak<Channel>) {
+    sleep(HANDSHAKE_MAX).await;
+    if let (Some(connection), Some(channel)) = (connection.upgrade(), channel.upgrade())
+        && !channel.stats().up
+    {
+        connection.close();
+    }
+}
+
+/// Tells the channels of a link apart.
+pub(super) fn key_of(channel: &Arc<Channel>) -> usize {
+    Arc::as_ptr(channel) as usize
+}

@@ -1,0 +1,244 @@
+//! What one connection receives: the handshake, then the answers to calls.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context as TaskContext, Poll};
+
+use dray_core::{BufMut, Errno, FsInfo};
+use dray_fabric::{Connection, Sink};
+use dray_rt::random_bytes;
+use dray_rt::sync::oneshot;
+
+use super::Link;
+use super::connecting::key_of;
+use super::known::News;
+use crate::auth::{Key, Role, Transcript};
+use crate::client::channel::{Channel, Receiver};
+use crate::client::recovery::Recovery;
+use crate::client::session::ConnectError;
+use crate::wire::{
+    Auth, Challenge, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind, Malformed,
+    NotifyHead, Proof, RECOVERING, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+};
+
+/// As much of what a server says is passed on to people.
+const MESSAGE_MAX_CHARS: usize = 1000;
+
+/// How a handshake ended.
+pub(super) type Outcome = Result<FsInfo, ConnectError>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Begin,
+    Challenged,
+    Serving,
+}
+
+/// Receives on one connection: the handshake first, then the channel's answers.
+pub(super) struct LinkSink {
+    link: Arc<Link>,
+    channel: Arc<Channel>,
+    connection: Arc<dyn Connection>,
+    stage: Stage,
+    features: u64,
+    /// What was said first; the proofs cover it.
+    hello: Vec<u8>,
+    /// Of this connection at the server; before it is known, of the one that it replaces.
+    pub(super) number: u64,
+    pub(super) failure: Option<ConnectError>,
+    /// A call was answered.
+    pub(super) of_use: bool,
+    pub(super) tell: Option<oneshot::Sender<Outcome>>,
+    receiver: Receiver,
+}
+
+impl LinkSink {
+    /// `replaces`: the number of the connection before it at the server.
+    pub(super) fn new(
+        link: Arc<Link>,
+        channel: Arc<Channel>,
+        connection: Arc<dyn Connection>,
+        replaces: u64,
+        tell: Option<oneshot::Sender<Outcome>>,
+    ) -> LinkSink {
+        LinkSink {
+            link,
+            receiver: Receiver(channel.clone()),
+            channel,
+            connection,
+            stage: Stage::Begin,
+            features: 0,
+            hello: Vec::new(),
+            number: replaces,
+            failure: None,
+            of_use: false,
+            tell,
+        }
+    }
+
+    /// Whether the handshake came to a good end.
+    pub(super) fn is_serving(&self) -> bool {
+        self.stage == Stage::Serving
+    }
+
+    pub(super) fn say_hello(&mut self) -> io::Result<()> {
+        let mut nonce = [0; 32];
+        random_bytes(&mut nonce);
+        let options = &self.link.options;
+        let hello = Hello {
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            features: FEATURES,
+            auth: if options.key.is_some() { Auth::Psk } else { Auth::None },
+            nonce,
+            export: options.export.clone(),
+            node: self.link.node,
+            host: options.host.clone(),
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        self.hello = hello.message();
+        self.connection.send(&self.hello, None)
+    }
+
+    fn challenged(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let challenge = Challenge::from_message(head)?;
+        if !(VERSION_MIN..=VERSION_MAX).contains(&challenge.version) {
+            return Err(Malformed("a protocol version that was not offered").into());
+        }
+        let key = self.link.options.key.as_ref();
+        let seen = Transcript {
+            hello: &self.hello,
+            version: challenge.version,
+            features: challenge.features,
+            server_nonce: &challenge.nonce,
+            wish: &[],
+        };
+        if key.is_some_and(|key| !key.verify(Role::Server, seen, &challenge.proof)) {
+            return Err(Malformed("the server does not know the key").into());
+        }
+        let proof = self.proof(seen);
+        self.features = challenge.features;
+        self.stage = Stage::Challenged;
+        let _ = self.connection.send(&proof.message(), None); // a broken connection shows by itself
+        Ok(())
+    }
+
+    /// That we are who we say. Only for a server that has proven the same: it is not for
+    /// somebody who merely listens there.
+    fn proof(&self, seen: Transcript<'_>) -> Proof {
+        let known = self.link.known().clone();
+        let mut proof = Proof {
+            proof: [0; 32],
+            session: known.session,
+            session_proof: [0; 32],
+            replaces: self.number,
+        };
+        let wish = proof.wish();
+        let seen = Transcript { wish: &wish, ..seen };
+        if let Some(key) = &self.link.options.key {
+            proof.proof = key.prove(Role::Client, seen);
+        }
+        if known.session != 0 {
+            proof.session_proof = Key::of_session(&known.secret).prove(Role::Session, seen);
+        }
+        proof
+    }
+
+    fn welcomed(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
+        let welcome = Welcome::from_message(head)?;
+        if welcome.session == 0 || welcome.slots == 0 || welcome.calls_max == 0 {
+            return Err(Malformed("a welcome that allows nothing").into());
+        }
+        let stamps = self.features & FEATURE_STAMPS != 0;
+        let News { forgotten, power_lost } = self.link.welcomed(&welcome, stamps);
+        // Before anything is sent again: a lock may be somebody else's by now.
+        let held = forgotten.then(|| self.link.held.doubt_all());
+        self.number = welcome.connection;
+        self.stage = Stage::Serving;
+        if let Some(lasted) = self.link.outage.back(key_of(&self.channel)) {
+            let target = self.link.connector.target();
+            log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
+        }
+        let epoch = self.link.unsynced.epoch();
+        let granted = (welcome.calls_max, welcome.slots);
+        self.channel.up(self.connection.clone(), (welcome.session, epoch), granted);
+        self.channel.notify_idle(&self.link.slots.idle());
+        if forgotten && stamps && self.features & RECOVERING != 0 {
+            dray_rt::spawn(Recovery::run(self.link.clone(), welcome.instance));
+        } else if power_lost {
+            self.link.unsynced.recovery_ends(Some("the server did not wait for it"));
+        }
+        if let Some(held) = held {
+            let (link, channel) = (self.link.clone(), self.channel.clone());
+            dray_rt::spawn(link.come_back(channel, held, welcome.instance));
+        } else if self.link.returned.load(Ordering::SeqCst) == welcome.instance {
+            // Said before, perhaps to a connection that broke.
+            self.channel.notify(NotifyHead::RETURNED, 0);
+        }
+        if let Some(tell) = self.tell.take() {
+            let _ = tell.send(Ok(welcome.info)); // whoever asked may have gone
+        }
+        Ok(())
+    }
+
+    fn serving(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        if peek_kind(head)? != Kind::Notify {
+            self.of_use = true;
+            return self.receiver.frame(head, data);
+        }
+        let mut input = Input(head);
+        match NotifyHead::get_message(&mut input)?.what {
+            NotifyHead::EVICTED => {
+                self.link.heed_eviction();
+                self.channel.evict();
+            }
+            NotifyHead::STABLE => self.link.unsynced.stable(input.get()?, false),
+            _ => {} // a later version's advice
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, error: HandshakeError) -> io::Error {
+        let target = self.link.connector.target();
+        self.failure = Some(match error {
+            HandshakeError::Refused(refused) => ConnectError::Refused {
+                errno: Errno::new(i32::from(refused.errno)),
+                message: format!("{target}: {}", shown(&refused.message)),
+            },
+            HandshakeError::Malformed(Malformed(what)) => ConnectError::Protocol(format!(
+                "{target}: {what}; is it a dray server of a version near ours?"
+            )),
+        });
+        io::Error::from_raw_os_error(libc::EPROTO)
+    }
+}
+
+impl Sink for LinkSink {
+    fn poll_place(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        head: &[u8],
+        data_bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        if self.stage != Stage::Serving {
+            return Poll::Ready(Err(Malformed("data in a handshake").into()));
+        }
+        self.receiver.poll_place(cx, head, data_bytes)
+    }
+
+    fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        let step = match self.stage {
+            Stage::Serving => return self.serving(head, data),
+            Stage::Begin => self.challenged(head),
+            Stage::Challenged => self.welcomed(head),
+        };
+        step.map_err(|error| self.failed(error))
+    }
+}
+
+/// What the other end says, as text and no more: a terminal or a log shall not obey it.
+fn shown(message: &str) -> String {
+    let plain = |letter: char| if letter.is_control() { '?' } else { letter };
+    message.chars().take(MESSAGE_MAX_CHARS).map(plain).collect()
+}

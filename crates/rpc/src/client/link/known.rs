@@ -1,0 +1,65 @@
+//! What the server tells of itself and of the session, and what that means.
+
+use super::Link;
+use crate::wire::Welcome;
+
+/// What the server told us last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known {
+    pub(crate) session: u64,
+    pub(super) secret: [u8; 16],
+    pub(crate) instance: u64,
+    /// Whether answers to changes have stamps.
+    pub(crate) stamps: bool,
+    /// Times that the server had forgotten us.
+    pub(crate) lost: u64,
+}
+
+/// What a welcome tells.
+pub(super) struct News {
+    /// The server has lost what it kept in memory for us.
+    pub(super) forgotten: bool,
+    /// So has its machine, and what was not on media.
+    pub(super) power_lost: bool,
+}
+
+impl Link {
+    /// Takes note of a welcome.
+    pub(super) fn welcomed(&self, welcome: &Welcome, stamps: bool) -> News {
+        let mut known = self.known();
+        let first = known.session == 0;
+        let forgotten = known.instance != welcome.instance || known.session != welcome.session;
+        if known.session == 0 {
+            self.slots.grant(welcome.slots);
+        } else if known.session != welcome.session {
+            known.lost += 1;
+            self.slots.begin_anew(welcome.slots);
+            log::warn!(
+                "{} had forgotten this mount: open files are opened again, locks are lost, \
+                 and changes that were under way end with an error",
+                self.connector.target()
+            );
+        }
+        self.memory.set_session(welcome.session, &welcome.secret, welcome.instance);
+        known.session = welcome.session;
+        known.secret = welcome.secret;
+        known.instance = welcome.instance;
+        known.stamps = stamps;
+        let (before, boot) = (self.memory.boot(), fold(welcome.boot));
+        self.memory.set_boot(boot);
+        // While it is noted nobody else can come to another conclusion.
+        let power_lost = !first && before != 0 && boot != 0 && before != boot;
+        if power_lost {
+            self.unsynced.power_lost();
+        }
+        News { forgotten: forgotten && !first, power_lost }
+    }
+}
+
+/// A boot id in one word; 0 stays 0.
+fn fold(boot: u128) -> u64 {
+    match (boot >> 64) as u64 ^ boot as u64 {
+        0 if boot != 0 => 1,
+        folded => folded,
+    }
+}

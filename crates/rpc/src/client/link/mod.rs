@@ -1,0 +1,130 @@
+//! What all channels of a session share about its server.
+
+mod coming_back;
+mod connecting;
+mod handshake;
+mod known;
+mod parting;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Context, NodeId};
+use dray_fabric::Connect;
+use dray_rt::Handle;
+
+use self::known::Known;
+use crate::client::closing::Closing;
+use crate::client::files::OpenFiles;
+use crate::client::held::Held;
+use crate::client::memory::SessionMemory;
+use crate::client::outage::Outage;
+use crate::client::session::ClientOptions;
+use crate::client::slots::Slots;
+use crate::client::unsynced::Unsynced;
+
+/// Marks numbers of our own; those of front ends do not reach this far.
+const OWN_NUMBER: u64 = 1 << 63;
+
+/// What all channels of a session share about its server.
+pub(crate) struct Link {
+    pub(crate) options: ClientOptions,
+    pub(crate) connector: Arc<dyn Connect>,
+    pub(crate) slots: Arc<Slots>,
+    memory: Arc<SessionMemory>,
+    pub(crate) held: Held,
+    pub(crate) closing: Arc<Closing>,
+    pub(crate) files: OpenFiles,
+    /// The instance of the server that we have come back to wholly.
+    returned: AtomicU64,
+    pub(crate) unsynced: Unsynced,
+    requests: AtomicU64,
+    pub(crate) node: NodeId,
+    known: Mutex<Known>,
+    /// The session has been ended by us: it is not to be begun anew.
+    pub(crate) leaving: AtomicBool,
+    /// The session has been ended by the server's administrator.
+    evicted: AtomicBool,
+    outage: Outage,
+    home: Handle,
+}
+
+impl Link {
+    pub(crate) fn new(
+        connector: Arc<dyn Connect>,
+        options: ClientOptions,
+        memory: SessionMemory,
+    ) -> Link {
+        let memory = Arc::new(memory);
+        let node = memory.node();
+        let (mut known, replay_bytes) = (Known::default(), options.replay_bytes);
+        let inherited = memory.session().is_some();
+        if let Some((session, secret, instance)) = memory.session() {
+            known = Known { session, secret, instance, ..known };
+        }
+        Link {
+            options,
+            connector,
+            slots: Arc::new(Slots::new(memory.clone())),
+            closing: Arc::new(Closing::new(memory.clone())),
+            held: Held::new(memory.clone()),
+            memory,
+            files: OpenFiles::default(),
+            returned: AtomicU64::new(0),
+            unsynced: Unsynced::new(replay_bytes, inherited),
+            requests: AtomicU64::new(1),
+            node,
+            known: Mutex::new(known),
+            leaving: AtomicBool::new(false),
+            evicted: AtomicBool::new(false),
+            outage: Outage::default(),
+            home: Handle::current(),
+        }
+    }
+
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether connections are to be made: neither we nor the server have ended the session.
+    fn is_wanted(&self) -> bool {
+        !self.leaving.load(Ordering::Relaxed) && !self.evicted.load(Ordering::Relaxed)
+    }
+
+    /// The server's administrator has ended the session. It is not begun anew by itself:
+    /// programs would go on as if their locks and open files were still theirs.
+    fn heed_eviction(&self) {
+        if !self.evicted.swap(true, Ordering::Relaxed) {
+            log::error!(
+                "{}: the server's administrator evicted this mount: locks and open files are \
+                 gone, and every call fails with ESHUTDOWN; unmount, and mount again",
+                self.connector.target()
+            );
+        }
+    }
+
+    /// The number of a request: its front end's, by which it will be known again if it is
+    /// repeated by another process, else 0.
+    pub(crate) fn request_of(&self, cx: &Context) -> u64 {
+        if cx.node == self.node { cx.request.0 } else { 0 }
+    }
+
+    /// A number for a file that the request of `cx` opens. A request opens one file, so
+    /// it can be told by the request, also by a later process.
+    pub(crate) fn handle_of(&self, cx: &Context) -> u64 {
+        match self.request_of(cx) {
+            0 => self.own_handle(),
+            request => request,
+        }
+    }
+
+    /// A number for a file that we open for ourselves.
+    pub(crate) fn own_handle(&self) -> u64 {
+        self.requests.fetch_add(1, Ordering::Relaxed) | OWN_NUMBER
+    }
+
+    /// Starts a task that outlives whoever asks for it.
+    pub(crate) fn spawn_home(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.home.spawn(work);
+    }
+}

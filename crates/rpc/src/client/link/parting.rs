@@ -1,0 +1,70 @@
+//! What is given back to the server after whoever had it has left: locks that were waited
+//! for, and open files.
+
+use std::sync::Arc;
+
+use dray_core::{Context, Errno, Error, FileId, Lock};
+use dray_rt::sleep;
+
+use super::Link;
+use super::connecting::BACKOFF_LAST;
+use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::session::Session;
+use crate::wire::{Call, Input};
+
+impl Link {
+    /// The wait for a lock was given up while the server could not be asked: it may have
+    /// been granted. Once the server is back, its owner has what it knows to have.
+    pub(crate) fn undo_lock(
+        self: &Arc<Link>,
+        session: &Arc<Session>,
+        handle: u64,
+        (id, lock): (FileId, Lock),
+    ) {
+        self.held.undo(handle);
+        let (link, session) = (self.clone(), Arc::downgrade(session));
+        self.home.spawn(async move {
+            while let Some(channel) = session.upgrade().and_then(|session| session.channel().ok()) {
+                match link.hold_only_known(&channel, handle, (id, lock)).await {
+                    Err(error) if error.errno() == Errno::EHOSTDOWN => sleep(BACKOFF_LAST).await,
+                    _ => break, // also where the server lost everything
+                }
+            }
+            link.held.undone(handle);
+        });
+    }
+
+    async fn hold_only_known(
+        &self,
+        channel: &Channel,
+        handle: u64,
+        (id, lock): (FileId, Lock),
+    ) -> Result<(), Error> {
+        let cx = Context::system();
+        for lock in self.held.known(id, lock) {
+            let call = Call::Lock { handle, lock, wait: false, reclaim: false };
+            let (data, into, to) = (None, None, None);
+            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
+        }
+        Ok(())
+    }
+
+    /// Closes a file that nobody has any more, as soon as the server can be asked.
+    pub(crate) fn close_later(&self, session: &Arc<Session>, handle: u64) {
+        let Ok(channel) = session.channel() else { return };
+        if !self.held.concerns(handle) && self.files.forget(handle) && channel.close(handle) {
+            return;
+        }
+        let link = session.link.clone();
+        self.home.spawn(async move {
+            let (cx, call) = (Context::system(), Call::Close { handle });
+            let _ = link.held.check(&cx, handle).await; // as for a close that is asked for
+            link.held.closed(handle);
+            link.files.closing(handle).await;
+            let (data, into, to) = (None, None, None);
+            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+            let _ = channel.call(ask, |bytes| Input::whole::<()>(bytes)).await; // nobody asks
+        });
+    }
+}
