@@ -134,7 +134,8 @@ fn count_load(args: &Args, printer: &Printer, run: Run, name: &str) -> Outcome {
     // A listing is one operation; the empty run before it takes off what status costs.
     let (less, more) = (once(if listing { 0 } else { count })?, once(count * 2)?);
     let ops = if listing { 1.0 } else { count as f64 };
-    let each = |less: Option<f64>, more: Option<f64>| Some((more? - less?) / ops);
+    // A call that only the first run happened to make is no cost below nothing.
+    let each = |less: Option<f64>, more: Option<f64>| Some(((more? - less?) / ops).max(0.0));
     for ((field, _), (less, more)) in fields.paths.iter().zip(less.fields.iter().zip(&more.fields))
     {
         if let Some(value) = each(*less, *more) {

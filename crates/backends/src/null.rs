@@ -60,6 +60,10 @@ impl FileSystem for NullFs {
         &self.info
     }
 
+    fn path(&self, _: FileId) -> Option<Vec<u8>> {
+        None
+    }
+
     fn lookup<'a>(&'a self, _: &'a Context, dir: FileId, _: &'a Name) -> Fut<'a, Result<Entry>> {
         ready(if dir == ROOT { self.entry(FILE) } else { Err(Errno::ENOTDIR.into()) })
     }

@@ -29,6 +29,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Identity and root. Constant for the life of the object.
     fn info(&self) -> &FsInfo;
 
+    /// Where `id` is now, from the root on and beginning with a slash, for people who look at
+    /// what is going on; none if that is not known here. It may wait for the file system below.
+    fn path(&self, id: FileId) -> Option<Vec<u8>>;
+
     /// Finds `name` in `dir`. Errors: `ENOENT`, `ENOTDIR`, `EACCES` and those of the file
     /// system below.
     fn lookup<'a>(&'a self, cx: &'a Context, dir: FileId, name: &'a Name)

@@ -53,7 +53,10 @@ fn main() -> ExitCode {
         Some(helper) => helper,
         None => Args::parse(),
     };
-    logger::start(args.verbose, args.quiet);
+    // A server tells whoever started it that it serves, and what; other commands only what
+    // went wrong.
+    let serves = matches!(args.command, Command::Serve(_));
+    logger::start(args.verbose.max(u8::from(serves)), args.quiet);
     match run(args.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

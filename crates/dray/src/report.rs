@@ -39,7 +39,7 @@ fn seconds(time: Duration) -> f64 {
 impl ServerReport {
     /// The whole status.
     pub fn json(&self) -> Value {
-        let status = self.server.status();
+        let status = self.server.status_with_paths();
         json!({
             "kind": "server",
             "version": env!("CARGO_PKG_VERSION"),
@@ -50,7 +50,7 @@ impl ServerReport {
             "threads": self.threads,
             "exports": self.exports.iter().map(|one| self.export(one, &status)).collect::<Vec<_>>(),
             "clients": clients(&status),
-            "operations": operations(&status),
+            "operations": self.operations(&status),
             "buffers": {
                 "used_bytes": status.buffer_used_bytes,
                 "limit_bytes": status.buffer_limit_bytes,
@@ -73,6 +73,32 @@ impl ServerReport {
                 "calls": hang.calls,
             })),
         })
+    }
+
+    fn operations(&self, status: &ServerStatus) -> Vec<Value> {
+        let operation = |operation: &dray_rpc::server::OperationStatus| {
+            let client = status.clients.iter().find(|client| client.session == operation.session);
+            let dir = client.and_then(|client| self.dir_of(&client.export));
+            let whole = |path: &String| match (dir, path.as_str()) {
+                (Some(dir), "/") => dir.to_owned(),
+                (Some(dir), path) if path.starts_with('/') => format!("{dir}{path}"),
+                _ => path.clone(),
+            };
+            json!({
+                "op": operation.op.name(),
+                "path": operation.paths.iter().map(whole).collect::<Vec<_>>().join(" -> "),
+                "session": format!("{:x}", operation.session),
+                "host": client.map(|client| &client.host),
+                "uid": operation.uid,
+                "job": operation.job,
+                "age_s": seconds(operation.age),
+            })
+        };
+        status.operations.iter().map(operation).collect()
+    }
+
+    fn dir_of(&self, export: &str) -> Option<&str> {
+        self.exports.iter().find(|one| one.name == export).map(|one| one.dir.trim_end_matches('/'))
     }
 
     /// The sessions that `who` means: a number as the status shows it, or a host name.
@@ -103,25 +129,6 @@ fn clients(status: &ServerStatus) -> Vec<Value> {
     status.clients.iter().map(client).collect()
 }
 
-fn operations(status: &ServerStatus) -> Vec<Value> {
-    let host = |session: u64| {
-        let client = status.clients.iter().find(|client| client.session == session);
-        client.map(|client| client.host.clone())
-    };
-    let operation = |operation: &dray_rpc::server::OperationStatus| {
-        json!({
-            "op": operation.op.name(),
-            "what": operation.what,
-            "session": format!("{:x}", operation.session),
-            "host": host(operation.session),
-            "uid": operation.uid,
-            "job": operation.job,
-            "age_s": seconds(operation.age),
-        })
-    };
-    status.operations.iter().map(operation).collect()
-}
-
 /// What is said of a mount.
 pub struct MountReport {
     pub mountpoint: String,
@@ -140,7 +147,8 @@ impl MountReport {
         let session = self.session.status();
         let counts: serde_json::Map<String, Value> =
             stats.counts.iter().map(|(op, count)| ((*op).to_owned(), json!(count))).collect();
-        let operations: Vec<Value> = stats.in_flight.iter().map(operation_of_mount).collect();
+        let operations: Vec<Value> =
+            stats.in_flight.iter().map(|one| self.operation(one)).collect();
         let up = session.channels.iter().filter(|channel| channel.up).count();
         json!({
             "kind": "mount",
@@ -178,6 +186,22 @@ impl MountReport {
             "operations": operations,
         })
     }
+
+    fn operation(&self, operation: &dray_fuse::InFlight) -> Value {
+        let below = operation.path.as_ref().map(|path| String::from_utf8_lossy(path));
+        let path = below.map(|below| match &*below {
+            "/" => self.mountpoint.clone(),
+            below => format!("{}{below}", self.mountpoint),
+        });
+        json!({
+            "op": operation.op,
+            "path": path.unwrap_or_else(|| format!("node {}", operation.node)),
+            "uid": operation.uid.0,
+            "pid": operation.pid.0,
+            "job": operation.job,
+            "age_s": seconds(operation.age),
+        })
+    }
 }
 
 /// What may not be on media at the server, and what was lost with its power.
@@ -203,16 +227,6 @@ fn unsynced(status: &UnsyncedStatus) -> Value {
         "losses": status.losses,
         "lost_bytes": status.lost_bytes,
         "events": status.events.iter().map(event).collect::<Vec<_>>(),
-    })
-}
-
-fn operation_of_mount(operation: &dray_fuse::InFlight) -> Value {
-    json!({
-        "op": operation.op,
-        "what": format!("node {}", operation.node),
-        "uid": operation.uid.0,
-        "pid": operation.pid.0,
-        "age_s": seconds(operation.age),
     })
 }
 

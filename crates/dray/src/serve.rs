@@ -313,8 +313,10 @@ async fn serve(
     scope.spawn_on(&handle, async move { hang::watch(&watched).await });
     let leases = server.clone();
     scope.spawn_on(&handle, async move { leases.expire_leases().await });
+    let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
+    let names = names.join(", ");
     for listener in listeners {
-        log::info!("listening on {}", listener.address());
+        log::info!("serving {names} at {}", listener.address());
         scope.spawn_on(&handle, accept(listener, server.clone(), workers.clone()));
     }
     notify("READY=1");

@@ -137,14 +137,14 @@ fn rates(report: &Value, out: &mut String) {
 fn operations(report: &Value, who: &str, out: &mut String) {
     let all = list(&report["operations"]);
     let rows = all.iter().take(OPERATIONS_SHOWN).map(|operation| {
-        let mut row = vec![text(&operation["op"]), text(&operation["what"])];
+        let mut row = vec![text(&operation["op"]), text(&operation["path"])];
         row.push(text(&operation["uid"]));
         row.push(text(&operation[who]));
         row.push(text(&operation["job"]));
         row.push(age(&operation["age_s"]));
         row
     });
-    table(out, &["OPERATION", "WHAT", "UID", &who.to_uppercase(), "JOB", "AGE"], rows);
+    table(out, &["OPERATION", "PATH", "UID", &who.to_uppercase(), "JOB", "AGE"], rows);
     if all.len() > OPERATIONS_SHOWN {
         line(out, &format!("  and {} more operations", all.len() - OPERATIONS_SHOWN));
     }
@@ -222,7 +222,7 @@ mod tests {
                 { "name": "disk", "dir": "/d", "hang": { "since_s": 60.0, "calls": 3 } },
             ],
             "clients": [{ "host": "node\u{1b}[31m", "session": "ab", "away_s": 4.0 }],
-            "operations": [{ "op": "read", "what": "#1 at 0", "uid": 5, "age_s": 0.5 }],
+            "operations": [{ "op": "read", "path": "/srv/a", "uid": 5, "age_s": 0.5 }],
             "rates": { "operations_per_s": 2.5, "read_bytes_per_s": 2048.0 },
         });
         let text = render(&[(PathBuf::new(), report)]);
@@ -234,7 +234,7 @@ mod tests {
             "HANGS 60.0 s, 3 calls",
             "away 4.0 s",
             "2.0 KiB/s",
-            "#1 at 0",
+            "/srv/a",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

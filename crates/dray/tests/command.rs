@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::Command;
 
 use common::{Rig, is_mounted, wait_for};
 use serde_json::Value;
@@ -68,6 +69,37 @@ fn the_status_shows_server_and_mounts() {
     rig.umount(&at);
     let gone = || rig.run(&["status", at.to_str().unwrap()]).status.code() == Some(1);
     wait_for("the end of the mount", gone);
+}
+
+#[test]
+fn calls_under_way_are_shown_with_path_user_and_job() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "job_ids");
+    fs::create_dir(at.join("dir")).unwrap();
+    let script = "flock $AT/dir/held sleep 60 & HOLDER=$!; sleep 0.2; \
+        SLURM_JOB_ID=77 flock $AT/dir/held true & WAITER=$!; \
+        read go < $AT/../go; kill $HOLDER $WAITER; wait";
+    let go = at.join("../go");
+    assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
+    let pid = rig.start(script, &at);
+    let waiting = |of: &str| {
+        let operations = status(&rig, of)[0]["operations"].as_array().unwrap().clone();
+        operations.into_iter().find(|one| one["job"] == "77")
+    };
+    wait_for("the lock to be waited for", || {
+        waiting("data").is_some() && waiting(at.to_str().unwrap()).is_some()
+    });
+    let held = |dir: &str| rig.path(dir).join("dir/held").display().to_string();
+    let (server, mount) = (waiting("data").unwrap(), waiting(at.to_str().unwrap()).unwrap());
+    assert_eq!((&server["path"], &server["op"]), (&held("export").into(), &"lock".into()));
+    assert_eq!((&mount["path"], &mount["op"]), (&held("mount").into(), &"setlkw".into()));
+    for operation in [server, mount] {
+        assert_eq!(operation["uid"], 0);
+        assert!(operation["age_s"].as_f64().is_some_and(|age| age > 0.0), "{operation}");
+    }
+    fs::write(go, "\n").unwrap();
+    rig.end_of(pid);
 }
 
 #[test]

@@ -23,8 +23,12 @@ pub struct InFlight {
     pub op: &'static str,
     /// The kernel's number of the request.
     pub unique: u64,
-    /// The node it is about.
+    /// The node it is about, or the directory for operations on a name in one.
     pub node: u64,
+    /// Where that node was last seen, from the root of the mount on; none if not known.
+    pub path: Option<Vec<u8>>,
+    /// The caller's batch job, where jobs are looked up and it has one.
+    pub job: Option<Box<str>>,
     /// Caller.
     pub uid: Uid,
     /// Caller's thread.
@@ -199,7 +203,7 @@ impl Flights {
         found.is_some()
     }
 
-    /// Everything under way now, oldest first.
+    /// Everything under way now, oldest first, without paths and jobs.
     pub(crate) fn list(&self) -> Vec<InFlight> {
         let mut list = Vec::new();
         for part in &self.parts {
@@ -207,6 +211,8 @@ impl Flights {
                 op: op_name(flight.head.opcode),
                 unique: flight.head.unique & !UNIQUE_RESEND,
                 node: flight.head.node,
+                path: None,
+                job: None,
                 uid: flight.head.uid,
                 pid: flight.head.pid,
                 age: flight.since.elapsed(),

@@ -75,6 +75,12 @@ impl Identities {
         self.read(head, job).unwrap_or_else(|| self.plain(head))
     }
 
+    /// The job of a caller seen lately. Asks nobody.
+    pub(crate) fn job_of(&self, pid: Pid) -> Option<Box<str>> {
+        let known = lock(&self.known);
+        known.get(&pid).map(|known| known.who.job.clone()).filter(|job| !job.is_empty())
+    }
+
     fn plain(&self, head: &Head) -> Arc<Identity> {
         let mut plain = lock(&self.plain);
         if plain.len() >= KNOWN_MAX {

@@ -15,6 +15,7 @@ mod mount;
 mod nodes;
 mod notify;
 mod options;
+mod places;
 pub mod proto;
 mod region;
 mod session;

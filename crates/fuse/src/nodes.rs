@@ -7,7 +7,9 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Errno, Error, FileId, Result};
+use dray_core::{Errno, Error, FileId, Name, Result};
+
+use crate::places::Places;
 
 use crate::proto::abi::ROOT_NODE;
 use crate::proto::reply::NodeRef;
@@ -32,6 +34,7 @@ pub(crate) struct Nodes {
 struct Index {
     slots: HashMap<FileId, u64>,
     free: Vec<u64>,
+    places: Places,
 }
 
 impl Nodes {
@@ -104,12 +107,13 @@ impl Nodes {
         self.lock().slots.get(&id).map(|slot| slot + ROOT_NODE)
     }
 
-    /// The node for `id`, of which the kernel is about to be told once more. `ENFILE`
-    /// when the table is full.
-    pub(crate) fn remember(&self, id: FileId) -> Result<NodeRef> {
+    /// The node for `id`, found as `place`, of which the kernel is about to be told once
+    /// more. `ENFILE` when the table is full.
+    pub(crate) fn remember(&self, id: FileId, place: Option<(FileId, &Name)>) -> Result<NodeRef> {
         let mut index = self.lock();
         if let Some(&slot) = index.slots.get(&id) {
             self.set(slot, LOOKUPS, self.get(slot, LOOKUPS) + 1);
+            index.places.seen(slot, place);
             return Ok(self.reference(slot));
         }
         let slot = match index.free.pop() {
@@ -124,7 +128,17 @@ impl Nodes {
         let reuse = ((self.get(slot, REUSE) >> 32) + 1) << 32;
         self.write(slot, id, 1, reuse);
         index.slots.insert(id, slot);
+        index.places.forget(slot);
+        index.places.seen(slot, place);
         Ok(self.reference(slot))
+    }
+
+    /// Where `node` was last seen, from the root on, beginning with a slash; none if that
+    /// is not known, as of files that a predecessor knew.
+    pub(crate) fn path(&self, node: u64) -> Option<Vec<u8>> {
+        let index = self.lock();
+        let slot_of = |dir: FileId| index.slots.get(&dir).copied();
+        index.places.path(self.slot_of(node).ok()?, slot_of)
     }
 
     fn reference(&self, slot: u64) -> NodeRef {
@@ -180,8 +194,8 @@ mod tests {
     fn a_node_lives_as_long_as_the_kernel_counts_it() {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);
         assert_eq!(nodes.id(ROOT_NODE).unwrap(), ROOT);
-        let first = nodes.remember(id(7)).unwrap();
-        assert_eq!(nodes.remember(id(7)).unwrap(), first);
+        let first = nodes.remember(id(7), None).unwrap();
+        assert_eq!(nodes.remember(id(7), None).unwrap(), first);
         nodes.forget(first.node, 1);
         assert_eq!(nodes.id(first.node).unwrap(), id(7));
         nodes.forget(first.node, 1);
@@ -189,11 +203,32 @@ mod tests {
     }
 
     #[test]
+    fn a_node_has_the_path_that_it_was_last_seen_at() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        let seen = |file, dir, name: &str| {
+            nodes.remember(file, Some((dir, Name::new(name.as_bytes()).unwrap()))).unwrap().node
+        };
+        let dir = seen(id(7), ROOT, "dir");
+        let file = seen(id(8), id(7), "file");
+        assert_eq!(nodes.path(ROOT_NODE).unwrap(), b"/");
+        assert_eq!(nodes.path(file).unwrap(), b"/dir/file");
+        seen(id(7), ROOT, "moved");
+        assert_eq!(nodes.path(file).unwrap(), b"/moved/file");
+        // A slot that is used again has nothing of its former file.
+        nodes.forget(file, 1);
+        let next = nodes.remember(id(9), None).unwrap().node;
+        assert_eq!((next, nodes.path(next)), (file, None));
+        // Directories that seem to be in each other, as after renames of others.
+        seen(id(7), id(7), "self");
+        assert_eq!(nodes.path(dir), None);
+    }
+
+    #[test]
     fn a_slot_used_again_has_another_generation() {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);
-        let first = nodes.remember(id(7)).unwrap();
+        let first = nodes.remember(id(7), None).unwrap();
         nodes.forget(first.node, 1);
-        let second = nodes.remember(id(8)).unwrap();
+        let second = nodes.remember(id(8), None).unwrap();
         assert_eq!(first.node, second.node);
         assert_ne!(first.generation, second.generation);
     }
@@ -201,13 +236,13 @@ mod tests {
     #[test]
     fn a_successor_finds_what_was_there() {
         let state = State::create().unwrap();
-        let node = Nodes::new(state.clone(), ROOT).remember(id(7)).unwrap();
+        let node = Nodes::new(state.clone(), ROOT).remember(id(7), None).unwrap();
         let fd = state.fd().try_clone_to_owned().unwrap();
         drop(state);
         let nodes = Nodes::new(State::adopt(fd).unwrap(), ROOT);
         assert_eq!(nodes.id(node.node).unwrap(), id(7));
         assert_eq!(nodes.find(id(7)), Some(node.node));
-        assert_eq!(nodes.remember(id(7)).unwrap(), node);
+        assert_eq!(nodes.remember(id(7), None).unwrap(), node);
     }
 
     #[test]

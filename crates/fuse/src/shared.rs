@@ -147,7 +147,7 @@ mod tests {
         let root = FileId { ino: 2, generation: 0 };
         let nodes = Nodes::new(State::create().unwrap(), root);
         let file = FileId { ino: 3, generation: 0 };
-        let node = nodes.remember(file).unwrap().node;
+        let node = nodes.remember(file, None).unwrap().node;
         let owners = LockOwners::new(false);
         assert!(!owners.may_hold(&nodes, node, LockOwner(7)));
         owners.add(&nodes, node, LockOwner(7));

@@ -189,8 +189,17 @@ impl Reporter {
             nodes: self.shared.nodes.count(),
             handles: self.shared.handles.count(),
             counts: self.shared.flights.counts(),
-            in_flight: self.shared.flights.list(),
+            in_flight: self.in_flight(),
         }
+    }
+
+    fn in_flight(&self) -> Vec<InFlight> {
+        let mut list = self.shared.flights.list();
+        for flight in &mut list {
+            flight.path = self.shared.nodes.path(flight.node);
+            flight.job = self.shared.identities.job_of(flight.pid);
+        }
+        list
     }
 }
 

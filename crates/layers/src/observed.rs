@@ -85,6 +85,10 @@ impl<O: Observer> FileSystem for Observed<O> {
         self.inner.info()
     }
 
+    fn path(&self, id: FileId) -> Option<Vec<u8>> {
+        self.inner.path(id)
+    }
+
     fn lookup<'a>(
         &'a self,
         cx: &'a Context,

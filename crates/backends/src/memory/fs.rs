@@ -97,6 +97,10 @@ impl FileSystem for MemoryFs {
         &self.shared.info
     }
 
+    fn path(&self, _: FileId) -> Option<Vec<u8>> {
+        None
+    }
+
     fn lookup<'a>(
         &'a self,
         cx: &'a Context,

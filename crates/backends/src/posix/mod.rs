@@ -20,6 +20,7 @@ mod paths;
 mod siphash;
 mod sys;
 mod watch;
+mod whereabouts;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -107,6 +108,10 @@ impl PosixFs {
 impl FileSystem for PosixFs {
     fn info(&self) -> &FsInfo {
         &self.core.info
+    }
+
+    fn path(&self, id: FileId) -> Option<Vec<u8>> {
+        self.core.path(id)
     }
 
     fn lookup<'a>(

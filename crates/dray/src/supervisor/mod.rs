@@ -267,6 +267,8 @@ impl Supervisor {
                     daemon.stop();
                 }
             }
+            // Somebody has unmounted already: the daemon is about to end by itself.
+            libc::SIGTERM | libc::SIGINT if mount_table::find(self.at()).is_none() => {}
             libc::SIGTERM | libc::SIGINT if self.unmounting.is_none() => {
                 log::info!("unmounting {at}");
                 self.unmounting = Unmounting::start(self.at())

@@ -39,7 +39,7 @@ impl Rig {
     /// The command with our own run directory.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dray"));
-        command.args(args).env("DRAY_RUN_DIR", self.path("run")).env_remove("DRAY_LOG");
+        command.args(args).env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn");
         command.stdin(Stdio::null());
         command
     }
@@ -77,7 +77,7 @@ impl Rig {
         let server = self.server_command(more);
         let mut limited = Command::new("sh");
         limited.arg("-c").arg(format!("ulimit -n {count}; exec \"$@\"")).arg("sh");
-        limited.env("DRAY_RUN_DIR", self.path("run")).env_remove("DRAY_LOG");
+        limited.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn");
         limited.arg(server.get_program()).args(server.get_args());
         self.start_server(&limited);
     }
@@ -155,7 +155,7 @@ impl Rig {
         std::fs::create_dir(&at).unwrap();
         self.mounts.push(at.clone());
         let mut command = Command::new(program);
-        command.env("DRAY_RUN_DIR", self.path("run")).env_remove("DRAY_LOG").stdin(Stdio::null());
+        command.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn").stdin(Stdio::null());
         command.arg("mount").arg(target).arg(&at).args(["-o", options]);
         let output = self.output(&command);
         let said = String::from_utf8_lossy(&output.stderr);

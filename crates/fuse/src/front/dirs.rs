@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use dray_core::{Context, DirEntry, DirPage, FileType, OpenFile, Result};
+use dray_core::{Context, DirEntry, DirPage, FileId, FileType, Name, OpenFile, Result};
 use dray_rt::{Instant, now};
 
 use crate::front::Worker;
@@ -96,6 +96,7 @@ impl Worker {
         if cookie == AFTER_DOT_DOT {
             cookie = 0;
         }
+        let dir = file.id();
         loop {
             let index = match listing.find(cookie) {
                 Some(index) if index < listing.page.len() => index,
@@ -110,7 +111,7 @@ impl Worker {
                     continue;
                 }
             };
-            match self.entries(listing, index, plus, list) {
+            match self.entries(dir, listing, index, plus, list) {
                 Some(reached) => cookie = reached,
                 None => return Ok(()),
             }
@@ -121,6 +122,7 @@ impl Worker {
     /// behind the page's last one if all went in.
     fn entries(
         &self,
+        dir: FileId,
         listing: &mut Listing,
         index: usize,
         plus: bool,
@@ -136,7 +138,7 @@ impl Worker {
                 return None;
             }
             let kind = entry.kind.map_or(0, FileType::dirent_type);
-            let head = plus.then(|| self.plus_entry(entry, fresh));
+            let head = plus.then(|| self.plus_entry((dir, name), entry, fresh));
             let head = head.as_ref().map(Small::as_slice);
             list.push(name, entry.id.ino, entry.cookie, kind, head);
             reached = Some(entry.cookie);
@@ -147,9 +149,11 @@ impl Worker {
 
     /// The entry answer within a list: node 0, which says nothing, where there are no
     /// attributes young enough to be believed.
-    fn plus_entry(&self, entry: &DirEntry, fresh: bool) -> Small {
+    fn plus_entry(&self, place: (FileId, &[u8]), entry: &DirEntry, fresh: bool) -> Small {
         let known = entry.attr.filter(|_| fresh).and_then(|attr| {
-            let node = self.shared.nodes.remember(entry.id).ok()?;
+            let (dir, name) = place;
+            let place = Name::new(name).ok().map(|name| (dir, name));
+            let node = self.shared.nodes.remember(entry.id, place).ok()?;
             let entry = dray_core::Entry { id: entry.id, attr };
             Some(put_entry(Small::new(), node, &entry, self.validity()))
         });

@@ -43,7 +43,7 @@ impl Worker {
             }
             Operation::Link { node, name } => {
                 let entry = self.fs.link(cx, self.id(node)?, id, name).await?;
-                self.entry_answer(&entry)
+                self.entry_answer(&entry, (id, name))
             }
             _ => Err(Errno::EIO.into()),
         }
@@ -51,7 +51,7 @@ impl Worker {
 
     async fn lookup(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Answer> {
         match self.fs.lookup(cx, dir, name).await {
-            Ok(entry) => self.entry_answer(&entry),
+            Ok(entry) => self.entry_answer(&entry, (dir, name)),
             Err(error) => {
                 let believed = self.shared.options.negative_validity();
                 if error.errno() == Errno::ENOENT && !believed.is_zero() {
@@ -64,7 +64,7 @@ impl Worker {
 
     async fn make(&self, cx: &Context, dir: FileId, name: &Name, what: Make<'_>) -> Result<Answer> {
         let entry = self.fs.make(cx, dir, name, what).await?;
-        self.entry_answer(&entry)
+        self.entry_answer(&entry, (dir, name))
     }
 
     async fn remove(
@@ -78,13 +78,18 @@ impl Worker {
         Ok(Answer::Empty)
     }
 
-    fn entry_answer(&self, entry: &Entry) -> Result<Answer> {
-        self.entry(Small::new(), entry).map(Answer::Small)
+    fn entry_answer(&self, entry: &Entry, place: (FileId, &Name)) -> Result<Answer> {
+        self.entry(Small::new(), entry, Some(place)).map(Answer::Small)
     }
 
     /// Tells the kernel of a file: from now on it counts until it is forgotten.
-    pub(crate) fn entry(&self, out: Small, entry: &Entry) -> Result<Small> {
-        let node = self.shared.nodes.remember(entry.id)?;
+    pub(crate) fn entry(
+        &self,
+        out: Small,
+        entry: &Entry,
+        place: Option<(FileId, &Name)>,
+    ) -> Result<Small> {
+        let node = self.shared.nodes.remember(entry.id, place)?;
         Ok(reply::put_entry(out, node, entry, self.validity()))
     }
 

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use dray_core::{AtOpen, Context, CreateHow, Entry, Errno, LockOwner, OpenFile, OpenHow, Result};
+use dray_core::{
+    AtOpen, Context, CreateHow, Entry, Errno, FileId, LockOwner, Name, OpenFile, OpenHow, Result,
+};
 
 use crate::capabilities::Asked;
 use crate::front::Worker;
@@ -64,13 +66,13 @@ impl Worker {
             Operation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
                 let made = self.fs.create(cx, id, name, how).await?;
-                self.created(cx, made, how, asked)
+                self.created(cx, made, Some((id, name)), how, asked)
             }
             Operation::Tmpfile { flags, mode, open_flags, .. } => {
                 let mut how = self.create_how(flags, mode, open_flags);
                 how.open.flags &= !libc::O_TMPFILE; // which has O_DIRECTORY in it
                 let made = self.fs.tmpfile(cx, id, how).await?;
-                self.created(cx, made, how, asked)
+                self.created(cx, made, None, how, asked)
             }
             _ => Err(Errno::EIO.into()),
         }
@@ -80,10 +82,11 @@ impl Worker {
         &self,
         cx: &Context,
         (entry, file): (Entry, Arc<dyn OpenFile>),
+        place: Option<(FileId, &Name)>,
         how: CreateHow,
         asked: Asked,
     ) -> Result<Answer> {
-        let out = self.entry(Small::new(), &entry)?;
+        let out = self.entry(Small::new(), &entry, place)?;
         if file.at_open().is_some_and(|seen| seen.no_capability)
             && let Some(node) = self.shared.nodes.find(entry.id)
         {

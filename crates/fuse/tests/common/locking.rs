@@ -83,6 +83,10 @@ impl FileSystem for Locking {
         self.inner.info()
     }
 
+    fn path(&self, id: FileId) -> Option<Vec<u8>> {
+        self.inner.path(id)
+    }
+
     pass_on! {
         lookup(dir: FileId, name: &'a Name) -> Result<Entry>;
         parent(dir: FileId) -> Result<Entry>;

@@ -134,6 +134,10 @@ impl FileSystem for RemoteFs {
         self.session.info()
     }
 
+    fn path(&self, _: FileId) -> Option<Vec<u8>> {
+        None
+    }
+
     fn lookup<'a>(
         &'a self,
         cx: &'a Context,

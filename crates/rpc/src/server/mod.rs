@@ -21,6 +21,7 @@ mod stable;
 mod stalls;
 mod stamps;
 mod status;
+mod whereabouts;
 
 pub use connection::wanted_export;
 pub use export::{Allow, Export};

@@ -1,6 +1,7 @@
 //! The server: exports and sessions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 use crate::auth::Key;
 use crate::server::connection;
 use crate::server::door::Door;
+use crate::server::execute;
 use crate::server::export::Export;
 use crate::server::grace::Grace;
 use crate::server::journal::{Journal, SessionRecord};
@@ -20,6 +22,7 @@ use crate::server::recovery::Recovery;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::{ClientStatus, OperationStatus, Running, ServerStatus};
+use crate::server::whereabouts::{Subject, Whereabouts};
 use crate::wire::{Hello, NotifyHead, Refused, Wire};
 
 /// Evicted sessions remembered.
@@ -124,6 +127,7 @@ pub(crate) struct Inner {
     pub(crate) door: Arc<Door>,
     running: Mutex<BTreeMap<u64, Running>>,
     next_running: AtomicU64,
+    whereabouts: Whereabouts,
     next_connection: AtomicU64,
 }
 
@@ -157,6 +161,7 @@ impl Server {
             evicted: Mutex::default(),
             running: Mutex::default(),
             next_running: AtomicU64::new(0),
+            whereabouts: Whereabouts::default(),
             next_connection: AtomicU64::new(random_u64() >> 1 | 1),
         };
         Server { inner: Arc::new(inner) }
@@ -275,9 +280,15 @@ impl Server {
         self.inner.options.lease
     }
 
-    /// What it is doing.
+    /// What it is doing. Files of calls under way are shown by their ids.
     pub fn status(&self) -> ServerStatus {
-        self.inner.status()
+        self.inner.status(|files| files.iter().map(Subject::by_id).collect())
+    }
+
+    /// As [`Server::status`], with the paths of those files, as far as file systems tell them
+    /// soon.
+    pub fn status_with_paths(&self) -> ServerStatus {
+        self.inner.status(|files| self.inner.whereabouts.find(files))
     }
 }
 
@@ -406,14 +417,36 @@ impl Inner {
         lock(&self.running).remove(&number);
     }
 
-    fn status(&self) -> ServerStatus {
+    /// Calls under way, oldest first; `find` says what to show for the files of all.
+    fn operations(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> Vec<OperationStatus> {
+        let sessions = lock(&self.sessions).clone();
+        let mut asked = Vec::new();
+        let mut operations: Vec<(OperationStatus, Range<usize>)> = Vec::new();
+        for running in lock(&self.running).values() {
+            let begin = asked.len();
+            if let Some(session) = sessions.get(&running.session) {
+                let files = execute::subjects(session, running.op, &running.body);
+                let fs = &session.export.fs;
+                asked
+                    .extend(files.into_iter().map(|(id, name)| Subject::new(fs.clone(), id, name)));
+            }
+            operations.push((operation_status(running), begin..asked.len()));
+        }
+        let paths = find(asked);
+        for (operation, range) in &mut operations {
+            operation.paths = paths[range.clone()].to_vec();
+        }
+        let mut operations: Vec<OperationStatus> =
+            operations.into_iter().map(|(operation, _)| operation).collect();
+        operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
+        operations
+    }
+
+    fn status(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> ServerStatus {
         let pool = self.options.pool.stats();
         let mut clients: Vec<ClientStatus> =
             lock(&self.sessions).values().map(|session| client_status(session)).collect();
         clients.sort_by(|left, right| left.host.cmp(&right.host));
-        let mut operations: Vec<OperationStatus> =
-            lock(&self.running).values().map(operation_status).collect();
-        operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
         ServerStatus {
             exports: self
                 .exports
@@ -421,7 +454,7 @@ impl Inner {
                 .map(|export| (export.name.clone(), export.fs.info().kind.clone()))
                 .collect(),
             clients,
-            operations,
+            operations: self.operations(find),
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
         }
@@ -448,7 +481,7 @@ fn operation_status(running: &Running) -> OperationStatus {
     OperationStatus {
         op: running.op,
         session: running.session,
-        what: crate::server::execute::describe(running.op, &running.body),
+        paths: Vec::new(),
         uid: running.cx.who.uid.0,
         job: running.cx.who.job.to_string(),
         age: running.since.elapsed(),

@@ -52,8 +52,9 @@ pub struct OperationStatus {
     pub op: Op,
     /// Session that it belongs to.
     pub session: u64,
-    /// File and name, as far as the call has them.
-    pub what: String,
+    /// Files that it is about, from the export's root on. Where the path is not known, or the
+    /// file system did not tell it in time, the file's id.
+    pub paths: Vec<String>,
     /// Caller.
     pub uid: u32,
     /// Caller's job, if known.

@@ -1,6 +1,6 @@
 //! What a call is about, without carrying it out.
 
-use dray_core::Op;
+use dray_core::{FileId, Op};
 
 use crate::server::reply::Reply;
 use crate::server::session::Session;
@@ -34,24 +34,40 @@ pub(in crate::server) fn check_handles(
     if known { Ok(()) } else { Err(Reply::unknown_handle()) }
 }
 
-/// What a call is about, for people.
-pub(in crate::server) fn describe(op: Op, body: &[u8]) -> String {
-    let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    match Call::get(op, &mut Input(body)) {
-        Ok(Call::Lookup { dir, name: bytes })
-        | Ok(Call::Make { dir, name: bytes, .. })
-        | Ok(Call::Remove { dir, name: bytes, .. })
-        | Ok(Call::Create { dir, name: bytes, .. })
-        | Ok(Call::Put { dir, name: bytes, .. })
-        | Ok(Call::Link { dir, name: bytes, .. }) => format!("{dir}/{}", name(bytes)),
-        Ok(Call::Rename { from, from_name, to, to_name, .. }) => {
-            format!("{from}/{} -> {to}/{}", name(from_name), name(to_name))
+/// Files that a call is about, and the names in them that it has, for people.
+pub(in crate::server) fn subjects(
+    session: &Session,
+    op: Op,
+    body: &[u8],
+) -> Vec<(FileId, Option<Vec<u8>>)> {
+    let Ok(call) = Call::get(op, &mut Input(body)) else { return Vec::new() };
+    let opened = |handle: u64| session.file(handle).map(|file| (file.id(), None));
+    let named = |dir: FileId, name: &[u8]| (dir, Some(name.to_vec()));
+    match call {
+        Call::Lookup { dir, name }
+        | Call::Make { dir, name, .. }
+        | Call::Remove { dir, name, .. }
+        | Call::Create { dir, name, .. }
+        | Call::Put { dir, name, .. } => vec![named(dir, name)],
+        Call::Link { id, dir, name } => vec![(id, None), named(dir, name)],
+        Call::Rename { from, from_name, to, to_name, .. } => {
+            vec![named(from, from_name), named(to, to_name)]
         }
-        Ok(Call::Open { id, .. }) | Ok(Call::Getattr { id, .. }) | Ok(Call::Setattr { id, .. }) => {
-            id.to_string()
-        }
-        Ok(Call::Read { handle, at, len_bytes }) => format!("#{handle} at {at}, {len_bytes} bytes"),
-        Ok(Call::Write { handle, how }) => format!("#{handle} at {}", how.at),
-        _ => String::new(),
+        Call::Open { id, .. }
+        | Call::Getattr { id, .. }
+        | Call::Setattr { id, .. }
+        | Call::Readlink { id }
+        | Call::Access { id, .. } => vec![(id, None)],
+        Call::CopyRange { handle, to, .. } => [handle, to].into_iter().filter_map(opened).collect(),
+        Call::Write { handle, .. }
+        | Call::Read { handle, .. }
+        | Call::Readdir { handle, .. }
+        | Call::Flush { handle, .. }
+        | Call::Sync { handle, .. }
+        | Call::Allocate { handle, .. }
+        | Call::Seek { handle, .. }
+        | Call::Lock { handle, .. }
+        | Call::TestLock { handle, .. } => opened(handle).into_iter().collect(),
+        _ => Vec::new(),
     }
 }

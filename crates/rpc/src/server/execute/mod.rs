@@ -14,7 +14,7 @@ use crate::server::service::{Inner, Sabotage};
 use crate::server::session::Session;
 use crate::wire::{Call, Input, Stamp, get_floors};
 
-pub(super) use about::{check_handles, describe};
+pub(super) use about::{check_handles, subjects};
 pub(super) use opening::open_replayed;
 
 use opening::Place;
