@@ -51,7 +51,7 @@ struct Url {
     file: *const c_char,
 }
 
-fn library() -> io::Result<&'static Library> {
+fn libnfs() -> io::Result<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let missing = || io::Error::new(io::ErrorKind::NotFound, "libnfs is not installed");
     LIBRARY
@@ -72,13 +72,13 @@ unsafe fn function<F: Copy>(address: *mut c_void) -> F {
 
 fn load((soname, buffer_first): (&CStr, bool)) -> Option<Library> {
     // SAFETY: loading libnfs runs no code that touches ours.
-    let library = unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOW) };
-    if library.is_null() {
+    let libnfs = unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOW) };
+    if libnfs.is_null() {
         return None;
     }
     let symbol = |name: &CStr| {
-        // SAFETY: `library` is open and stays so.
-        let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+        // SAFETY: `libnfs` is open and stays so.
+        let address = unsafe { libc::dlsym(libnfs, name.as_ptr()) };
         (!address.is_null()).then_some(address)
     };
     // SAFETY: the signatures above are those of libnfs.h.
@@ -106,24 +106,24 @@ pub struct Mount(Rc<Context>);
 
 /// Kept by the mount and by every file on it.
 struct Context {
-    library: &'static Library,
+    libnfs: &'static Library,
     nfs: Nfs,
 }
 
 impl Mount {
     /// Mounts `nfs://SERVER/PATH?options`; libnfs(3) documents the options.
     pub fn new(url: &str) -> io::Result<Mount> {
-        let library = library()?;
+        let libnfs = libnfs()?;
         let text = CString::new(url)?;
         // SAFETY: the context is new and used by this thread alone; what parse_url_dir
         // answers lives as long as the process (it is small and never freed).
         unsafe {
-            let mount = Context { library, nfs: (library.init_context)() };
-            let url = (library.parse_url_dir)(mount.nfs, text.as_ptr());
+            let mount = Context { libnfs, nfs: (libnfs.init_context)() };
+            let url = (libnfs.parse_url_dir)(mount.nfs, text.as_ptr());
             if url.is_null() {
                 return Err(mount.error(-libc::EINVAL));
             }
-            match (library.mount)(mount.nfs, (*url).server, (*url).path) {
+            match (libnfs.mount)(mount.nfs, (*url).server, (*url).path) {
                 0 => Ok(Mount(Rc::new(mount))),
                 code => Err(mount.error(code)),
             }
@@ -135,7 +135,7 @@ impl Context {
     fn error(&self, code: c_int) -> io::Error {
         // SAFETY: answers null or text that lives until the next call on this context.
         let text = unsafe {
-            let text = (self.library.get_error)(self.nfs);
+            let text = (self.libnfs.get_error)(self.nfs);
             if text.is_null() { c"libnfs" } else { CStr::from_ptr(text) }
         };
         io::Error::new(io::Error::from_raw_os_error(-code).kind(), text.to_string_lossy())
@@ -149,7 +149,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: nobody holds it any more.
-        unsafe { (self.library.destroy_context)(self.nfs) }
+        unsafe { (self.libnfs.destroy_context)(self.nfs) }
     }
 }
 
@@ -170,12 +170,12 @@ impl Target for Mount {
             let exclusive = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
             match how {
                 How::Read | How::ReadDirect => {
-                    (self.0.library.open)(self.0.nfs, path.as_ptr(), libc::O_RDONLY, &mut handle)
+                    (self.0.libnfs.open)(self.0.nfs, path.as_ptr(), libc::O_RDONLY, &mut handle)
                 }
                 How::WriteDirect => {
-                    (self.0.library.open)(self.0.nfs, path.as_ptr(), libc::O_RDWR, &mut handle)
+                    (self.0.libnfs.open)(self.0.nfs, path.as_ptr(), libc::O_RDWR, &mut handle)
                 }
-                How::Create => (self.0.library.create)(
+                How::Create => (self.0.libnfs.create)(
                     self.0.nfs,
                     path.as_ptr(),
                     exclusive,
@@ -184,7 +184,7 @@ impl Target for Mount {
                 ),
                 How::Fill => {
                     let flags = libc::O_WRONLY | libc::O_CREAT;
-                    (self.0.library.create)(self.0.nfs, path.as_ptr(), flags, 0o644, &mut handle)
+                    (self.0.libnfs.create)(self.0.nfs, path.as_ptr(), flags, 0o644, &mut handle)
                 }
             }
         };
@@ -195,13 +195,13 @@ impl Target for Mount {
     fn stat(&self, path: &CStr) -> io::Result<u64> {
         let mut stat = [0; 17];
         // SAFETY: nfs_stat_64 has 16 or 17 fields of 64 bits.
-        self.0.checked(unsafe { (self.0.library.stat64)(self.0.nfs, path.as_ptr(), &mut stat) })?;
+        self.0.checked(unsafe { (self.0.libnfs.stat64)(self.0.nfs, path.as_ptr(), &mut stat) })?;
         Ok(stat[7])
     }
 
     fn unlink(&self, path: &CStr) -> io::Result<()> {
         // SAFETY: `path` ends with NUL.
-        self.0.checked(unsafe { (self.0.library.unlink)(self.0.nfs, path.as_ptr()) }).map(drop)
+        self.0.checked(unsafe { (self.0.libnfs.unlink)(self.0.nfs, path.as_ptr()) }).map(drop)
     }
 }
 
@@ -220,7 +220,7 @@ impl NfsFile {
     ) -> io::Result<usize> {
         // SAFETY: the caller's promise; the order of arguments is that of this version.
         let code = unsafe {
-            if self.context.library.buffer_first {
+            if self.context.libnfs.buffer_first {
                 let transfer: BufferFirst = function(address);
                 transfer(self.context.nfs, self.handle, buffer, bytes, at)
             } else {
@@ -236,7 +236,7 @@ impl File for NfsFile {
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
         // SAFETY: `into` is ours to be written.
         unsafe {
-            self.transfer(self.context.library.pread, into.as_mut_ptr().cast(), into.len(), at)
+            self.transfer(self.context.libnfs.pread, into.as_mut_ptr().cast(), into.len(), at)
         }
     }
 
@@ -244,7 +244,7 @@ impl File for NfsFile {
         // SAFETY: pwrite only reads the buffer.
         unsafe {
             self.transfer(
-                self.context.library.pwrite,
+                self.context.libnfs.pwrite,
                 from.as_ptr().cast_mut().cast(),
                 from.len(),
                 at,
@@ -256,6 +256,6 @@ impl File for NfsFile {
 impl Drop for NfsFile {
     fn drop(&mut self) {
         // SAFETY: the handle is open, and not used again.
-        unsafe { (self.context.library.close)(self.context.nfs, self.handle) };
+        unsafe { (self.context.libnfs.close)(self.context.nfs, self.handle) };
     }
 }
