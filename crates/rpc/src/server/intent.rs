@@ -256,7 +256,7 @@ pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settle
         Op::Make | Op::Create | Op::Link => settle_new_name(fs, op, intent).await,
         Op::Remove => settle_remove(fs, intent).await,
         Op::Rename => settle_rename(fs, intent).await,
-        Op::Write => settle_write(fs, intent, false).await,
+        Op::Write => settle_write(fs, intent).await,
         Op::CopyRange => settle_copy(intent),
         Op::Put => settle_put(fs, intent).await,
         Op::Setxattr | Op::Removexattr => settle_xattr(fs, op, intent).await,
@@ -275,13 +275,25 @@ pub(crate) async fn settle_answered(
     let failed = ReplyHead::get_message(&mut Input(&answer)).is_ok_and(|head| head.errno != 0);
     match begun {
         _ if failed => Settled::Done(answer),
-        // Others may have appended behind it: its place stays its own.
-        Some((Op::Write, intent)) => {
-            settle_write(fs, &intent, true).await.unwrap_or(Settled::Undone)
-        }
-        Some((op, intent)) => settle(fs, op, &intent).await,
+        Some((op, intent)) => settle(fs, op, &of_answered(op, intent, None)).await,
         None => Settled::Undone,
     }
+}
+
+/// In the first byte of an append's intent: it had been answered before the machine was lost.
+/// Others may have appended behind it, so its place stays its own.
+const ANSWERED: u8 = 2;
+
+/// The intent to note for a change that had been answered, is not wholly on media, and is
+/// to be made again.
+pub(crate) fn of_answered(op: Op, mut intent: Vec<u8>, amend: Option<Amend>) -> Vec<u8> {
+    if let Some(intent) = amend.and_then(|amend| amend.intent(&intent)) {
+        return intent;
+    }
+    if let (Op::Write, Some(kind @ 1)) = (op, intent.first_mut()) {
+        *kind = ANSWERED;
+    }
+    intent
 }
 
 fn settle_repeatable(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
@@ -363,14 +375,13 @@ async fn settle_rename(
 async fn settle_write(
     fs: &dyn FileSystem,
     intent: &[u8],
-    answered: bool,
 ) -> std::result::Result<Settled, Malformed> {
     if intent.first() == Some(&0) {
         return settle_repeatable(intent);
     }
-    let (_, (file, (before, _))): (bool, (FileId, (u64, u64))) = Input::whole(intent)?;
+    let (kind, (file, (before, _))): (u8, (FileId, (u64, u64))) = Input::whole(intent)?;
     let Ok(now) = fs.getattr(&Context::system(), file).await else { return Ok(Settled::Undone) };
-    if now.size <= before && !answered {
+    if now.size <= before && kind != ANSWERED {
         return Ok(Settled::Undone);
     }
     // Begun; a kill can end a write half way. Nobody else could make the file longer.

@@ -108,10 +108,16 @@ impl ReplaySlots {
                     Slot::over(sequence)
                 }
                 SlotRecord::Answer { sequence, answer, begun } if lost => {
+                    let noted = begun.clone();
                     match intent::settle_answered(fs, answer, begun).await {
-                        Settled::Undone => Slot::over(sequence.wrapping_sub(1)),
+                        Settled::Undone => self.undone(number, sequence),
                         Settled::Done(answer) => Slot { sequence, state: State::Done, answer },
                         Settled::Cut(cut) => {
+                            // The answer is no answer any more: a later life would give it.
+                            if let Some((op, noted)) = noted {
+                                let intent = intent::of_answered(op, noted, cut.amend);
+                                self.log.begin(number, sequence, op, &intent);
+                            }
                             let state = State::Cut(self.keep(cut, order));
                             Slot { sequence, state, answer: Vec::new() }
                         }
@@ -269,6 +275,10 @@ impl ReplaySlots {
 mod tests {
     use super::*;
     use crate::server::journal::{Journal, MemoryJournal, SessionRecord};
+    use crate::server::reply::Reply;
+    use crate::wire::Wire;
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{Context, CreateHow, FileId, Name, OpenHow};
     use dray_fabric::sim::Network;
 
     /// A client that goes on counting in a new session was never answered once it had
@@ -298,6 +308,96 @@ mod tests {
             }
             assert!(matches!(slots.begin(1, u32::MAX, &route), Verdict::Stale));
             assert!(matches!(slots.begin(2, 1, &route), Verdict::Unknown));
+        });
+    }
+
+    /// A change in slot 0 with number 1 that was answered, by a server whose machine then
+    /// loses power, over and over.
+    struct Answered {
+        fs: MemoryFs,
+        log: Arc<dyn SlotLog>,
+        route: Route,
+    }
+
+    const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+
+    impl Answered {
+        async fn new(op: Op, intent: &[u8]) -> Answered {
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            let connection = network.connector("s").connect().await.unwrap();
+            let record = SessionRecord {
+                id: 1,
+                secret: [0; 16],
+                node: 1,
+                export: String::new(),
+                host: String::new(),
+            };
+            let log = MemoryJournal::default().create(&record, 1).unwrap();
+            log.begin(0, 1, op, intent);
+            log.done(0, 1, &Reply::success(&()).message);
+            let fs = MemoryFs::new(MemoryOptions::default());
+            Answered { fs, log, route: Route { connection, tag: 0 } }
+        }
+
+        /// What the next server does with it when it comes again.
+        async fn next_life(&self, lost: bool) -> (ReplaySlots, Verdict) {
+            let slots = ReplaySlots::new(self.log.clone(), None);
+            slots.restore(&self.fs, &Arc::default(), lost).await;
+            let verdict = slots.begin(0, 1, &self.route);
+            (slots, verdict)
+        }
+    }
+
+    fn simulated(work: impl Future<Output = ()>) {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(work);
+    }
+
+    /// It was taken for one that had not been made, and put behind its first half.
+    #[test]
+    fn an_append_keeps_its_place_over_two_losses() {
+        simulated(async {
+            let (cx, name) = (Context::system(), Name::new(b"log").unwrap());
+            let id = {
+                let fs = MemoryFs::new(MemoryOptions::default());
+                fs.create(&cx, fs.info().root, name, NEW).await.unwrap().0.id
+            };
+            let mut intent = Vec::new();
+            (true, (id, (100u64, 10u64))).put(&mut intent);
+            let answered = Answered::new(Op::Write, &intent).await;
+            // The same first file of an empty file system.
+            answered.fs.create(&cx, answered.fs.info().root, name, NEW).await.unwrap();
+            for (lost, asked_again) in [(true, true), (true, false), (false, false), (true, true)] {
+                let (slots, verdict) = answered.next_life(lost).await;
+                let Verdict::Again(Again { amend, .. }) = verdict else {
+                    panic!("it is not made again");
+                };
+                assert!(matches!(amend, Some(Amend::AppendAt(100))));
+                if asked_again {
+                    slots.done(0, 1, &Reply::success(&10u32).message);
+                }
+            }
+            let (_, verdict) = answered.next_life(false).await;
+            assert!(matches!(verdict, Verdict::Replay(_)));
+        });
+    }
+
+    /// The answer of before the loss was given by a server that began after the recovery.
+    #[test]
+    fn what_a_loss_undid_is_made_again_by_a_later_server_too() {
+        simulated(async {
+            let mut intent = Vec::new();
+            let name: &[u8] = b"dir";
+            let root = MemoryFs::new(MemoryOptions::default()).info().root;
+            (root, name).put(&mut intent);
+            None::<FileId>.put(&mut intent);
+            let answered = Answered::new(Op::Make, &intent).await;
+            // Nobody asks in the first life.
+            let slots = ReplaySlots::new(answered.log.clone(), None);
+            slots.restore(&answered.fs, &Arc::default(), true).await;
+            let (_, verdict) = answered.next_life(false).await;
+            assert!(matches!(verdict, Verdict::Fresh));
         });
     }
 }

@@ -3,6 +3,7 @@
 mod about;
 mod file;
 mod opening;
+mod replayed;
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +16,7 @@ use crate::server::session::Session;
 use crate::wire::{Call, Input, Stamp, get_floors};
 
 pub(super) use about::{check_handles, subjects};
-pub(super) use opening::open_replayed;
+pub(super) use replayed::open_replayed;
 
 use opening::Place;
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use dray_core::{
-    AtOpen, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, Identity, LockOwner,
-    Name, Op, OpenFile, OpenHow, Result, Write,
+    AtOpen, Buf, Context, CreateHow, Errno, Error, FileId, FileSystem, Identity, LockOwner, Name,
+    OpenFile, OpenHow, Result, Write,
 };
 
 use crate::server::intent::{Amend, Standing};
 use crate::server::reply::Reply;
 use crate::server::session::Session;
-use crate::wire::{Call, Input, ReplyHead};
+use crate::wire::Call;
 
 pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Result<Reply> {
     let fs = &*session.export.fs;
@@ -36,7 +36,12 @@ pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Resu
     })
 }
 
-async fn keep(session: &Session, cx: &Context, handle: u64, file: Arc<dyn OpenFile>) -> Result<()> {
+pub(super) async fn keep(
+    session: &Session,
+    cx: &Context,
+    handle: u64,
+    file: Arc<dyn OpenFile>,
+) -> Result<()> {
     match session.keep_file(handle, file) {
         Ok(()) => Ok(()),
         Err(file) => {
@@ -48,7 +53,7 @@ async fn keep(session: &Session, cx: &Context, handle: u64, file: Arc<dyn OpenFi
 
 /// Opening again after the server lost its state: the rights were checked at the first
 /// open, and the file's mode may forbid by now what was allowed then.
-fn as_system(cx: &Context) -> Context {
+pub(super) fn as_system(cx: &Context) -> Context {
     Context { who: Identity::system(), internal: true, ..cx.clone() }
 }
 
@@ -70,35 +75,6 @@ async fn no_capability(fs: &dyn FileSystem, cx: &Context, id: FileId, how: OpenH
             .getxattr(cx, id, b"security.capability")
             .await
             .is_err_and(|error| matches!(error.errno(), Errno::ENODATA | Errno::ENOTSUP))
-}
-
-/// An opening that an earlier life of the server carried out is answered again, and this
-/// one has not the file: it is opened, else it could go before its client uses it.
-pub(in crate::server) async fn open_replayed(
-    session: &Session,
-    cx: &Context,
-    op: Op,
-    body: &[u8],
-    answer: &[u8],
-) {
-    let mut input = Input(answer);
-    if !ReplyHead::get_message(&mut input).is_ok_and(|head| head.errno == 0) {
-        return;
-    }
-    let opened = match Call::get(op, &mut Input(body)) {
-        Ok(Call::Create { how, handle, .. }) | Ok(Call::Tmpfile { how, handle, .. }) => {
-            input.get::<Entry>().ok().map(|entry| (entry.id, how.open, handle))
-        }
-        Ok(Call::Open { id, how, handle, .. }) => Some((id, how, handle)),
-        _ => None,
-    };
-    let Some((id, how, handle)) = opened.filter(|(_, _, handle)| !session.has_file(*handle)) else {
-        return;
-    };
-    let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
-    if let Ok(file) = session.export.fs.open(&as_system(cx), id, how).await {
-        let _ = keep(session, cx, handle, file).await; // its client will find out
-    }
 }
 
 /// Where data are put.
