@@ -137,7 +137,8 @@ pub struct MountArgs {
     ///
     /// timeout=SECONDS (how long calls wait for a server that is away, then EHOSTDOWN;
     /// default: for ever, killable); consistency=strict|close-to-open|immutable (default
-    /// strict); transport=auto|uring|classic; auth=none|psk:FILE; ro; attr_timeout=SECONDS
+    /// strict); transport=auto|uring|classic (auto: io_uring where the kernel offers it, 6.18
+    /// or newer; without it /dev/fuse); auth=none|psk:FILE; ro; attr_timeout=SECONDS
     /// (under close-to-open, default 1); replay=SIZE (written data kept until they are on
     /// media, to be sent again if the server's machine loses power; default 64M, 0: their
     /// loss is told, no more); allow_other (needed by ordinary users only, see

@@ -13,7 +13,7 @@ use dray_client::{
 use dray_core::{Context, Errno, Error, FileId, FileSystem, Fut, OpenFile, OpenHow, RequestId};
 use dray_fuse::{
     Consistency, Device, Host, MountOptions, Mounted, Options as FuseOptions, PerThread, Reporter,
-    Transport, WORKERS_MAX,
+    WORKERS_MAX,
 };
 use dray_rt::sync::{oneshot, watch};
 use dray_rt::{DriverKind, Executor};
@@ -23,7 +23,7 @@ use crate::control::{self, Kind};
 use crate::daemonize::{self, Waiting};
 use crate::endpoint::{self, Answer, SocketFile};
 use crate::error::{Doing, Failure};
-use crate::mount_options::{MountPlan, TransportWish};
+use crate::mount_options::MountPlan;
 use crate::mount_table;
 use crate::paths;
 use crate::report::MountReport;
@@ -194,7 +194,7 @@ impl Mount {
     fn fuse_options(&self) -> FuseOptions {
         FuseOptions {
             consistency: self.plan.consistency,
-            transport: choose_transport(self.plan.transport),
+            transport: self.plan.transport,
             attr_validity: self.plan.attr_validity,
             entry_validity: self.plan.attr_validity,
             workers: self.plan.workers,
@@ -205,14 +205,6 @@ impl Mount {
     }
 }
 
-/// What `auto` means is the front end's to say: it knows what survives the daemon's death.
-fn choose_transport(wish: TransportWish) -> Transport {
-    match wish {
-        TransportWish::Auto => Transport::default(),
-        TransportWish::Uring => Transport::Uring,
-        TransportWish::Classic => Transport::Classic,
-    }
-}
 /// Makes memory for a session, or finds that of a process before us.
 pub type NewMemory = Box<dyn Fn() -> io::Result<SessionMemory> + Send + Sync>;
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_client::SessionMemory;
 use dray_fuse::proto::abi;
-use dray_fuse::{Device, State, Transport};
+use dray_fuse::{Device, State, Transport, TransportWish};
 use dray_rt::{Interest, Source};
 
 use crate::args::MountDaemonArgs;
@@ -37,6 +37,7 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     }
     let at = args.mount.mountpoint;
     let plan = MountPlan::parse(&args.mount.options)?;
+    let wants_ring = plan.transport == TransportWish::Uring;
     let mount = Mount { target: args.mount.target, at: at.clone(), plan };
     let state = State::adopt(held.state).doing(what)?;
     let adopted = state.initialised();
@@ -51,7 +52,13 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }
-    let ring = running.reporter().stats().transport == Transport::Uring;
+    let stats = running.reporter().stats();
+    if let Some(why) = stats.no_ring.filter(|_| !args.successor) {
+        // Whoever asked for a ring may want to know; else it is how things are here.
+        let level = if wants_ring { log::Level::Warn } else { log::Level::Info };
+        log::log!(level, "{}: the classic transport is used: {why}", at.display());
+    }
+    let ring = stats.transport == Transport::Uring;
     tell(&control, ready_word(ring, can_resend(&running)));
     let supervised = Arc::new(AtomicBool::new(true));
     let (heard, at_ending) = (supervised.clone(), at.clone());

@@ -3,24 +3,12 @@
 use std::time::Duration;
 
 use dray_client::Key;
-use dray_fuse::Consistency;
+use dray_fuse::{Consistency, TransportWish};
 
 use crate::error::Failure;
 use crate::export::split_commas;
 use crate::nearest::hint;
 use crate::serve::parse_auth;
-
-/// Which transport to FUSE is wanted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TransportWish {
-    /// Whatever is best here.
-    #[default]
-    Auto,
-    /// Rings, where the kernel has them.
-    Uring,
-    /// /dev/fuse.
-    Classic,
-}
 
 /// What `-o` says.
 #[derive(Clone, Debug)]

@@ -160,6 +160,7 @@ impl MountReport {
             "consistency": consistency_name(self.consistency),
             "timeout_s": self.timeout.map(seconds),
             "transport": transport_name(stats.transport),
+            "transport_reason": stats.no_ring.map(|why| why.to_string()),
             "kernel": {
                 "minor": stats.session.minor,
                 "flags": stats.session.flag_names(),

@@ -103,6 +103,9 @@ fn mount(report: &Value, out: &mut String) {
             report["open_files"],
         ),
     );
+    if let Some(why) = report["transport_reason"].as_str() {
+        line(out, &format!("  no ring: {why}"));
+    }
     let server = &report["server"];
     let state = if server["connected"] == true { "connected" } else { "AWAY, trying again" };
     line(

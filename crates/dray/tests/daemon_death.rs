@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::{Rig, is_mounted, wait_for};
+use common::{Rig, is_mounted, processes, wait_for};
 
 /// Time over which daemons are killed.
 const KILLING_TIME: Duration = Duration::from_secs(6);
@@ -26,23 +26,6 @@ fn skipped() -> bool {
         return true;
     }
     false
-}
-
-/// Processes of the mount at `at`: those of this kind, by their arguments.
-fn processes(kind: &str, at: &Path) -> Vec<i32> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        let ours = words.contains(&at.as_os_str().as_encoded_bytes());
-        if ours && words.get(1) == Some(&kind.as_bytes()) {
-            found.push(pid);
-        }
-    }
-    found
 }
 
 fn daemon(at: &Path) -> Option<i32> {

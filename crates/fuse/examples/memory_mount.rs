@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_fuse::{Consistency, Device, MountOptions, Mounted, Options, Transport, mount};
+use dray_fuse::{Consistency, Device, MountOptions, Mounted, Options, TransportWish, mount};
 
 fn main() -> std::io::Result<()> {
     let args: Vec<String> = std::env::args().collect();
@@ -17,8 +17,8 @@ fn main() -> std::io::Result<()> {
         _ => Consistency::Strict,
     };
     let transport = match word(3) {
-        "uring" => Transport::Uring,
-        _ => Transport::Classic,
+        "uring" => TransportWish::Uring,
+        _ => TransportWish::Classic,
     };
     let workers = word(4).parse().unwrap_or(0);
     let options = Options { consistency, transport, workers, ..Options::default() };

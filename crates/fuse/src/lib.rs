@@ -4,8 +4,11 @@
 //! This crate must not know what serves the files: neither networks nor wires, nor where
 //! the options come from. It imports `core` and `rt`, and speaks to the kernel by itself.
 
+mod agree;
 mod capabilities;
+mod choice;
 mod cpus;
+mod crew;
 mod device;
 mod flight;
 mod front;
@@ -25,11 +28,12 @@ mod transport;
 mod wake;
 mod worker;
 
+pub use choice::NoRing;
 pub use device::{clone_device, open_device};
 pub use flight::InFlight;
 pub use mount::{MountOptions, mount, unmount};
 pub use notify::{Notifier, resend};
-pub use options::{Consistency, Host, NoHost, Options, Transport, WORKERS_MAX};
+pub use options::{Consistency, Host, NoHost, Options, Transport, TransportWish, WORKERS_MAX};
 pub use session::Session;
 pub use state::State;
 pub use wake::wake_queues;

@@ -19,13 +19,24 @@ pub enum Consistency {
     Immutable,
 }
 
-/// Which transport carries the requests.
+/// Which transport is wanted. Where a ring cannot be had the classic transport is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportWish {
+    /// A ring on kernels that it was tested on.
+    #[default]
+    Auto,
+    /// A ring wherever the kernel offers one.
+    Uring,
+    /// /dev/fuse.
+    Classic,
+}
+
+/// Which transport carries the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Reads and writes of /dev/fuse: everywhere.
-    #[default]
     Classic,
-    /// FUSE over io_uring; falls back to classic where the kernel does not offer it.
+    /// FUSE over io_uring.
     Uring,
 }
 
@@ -35,7 +46,7 @@ pub struct Options {
     /// Consistency promised.
     pub consistency: Consistency,
     /// Transport wanted.
-    pub transport: Transport,
+    pub transport: TransportWish,
     /// How long attributes are believed under close-to-open.
     pub attr_validity: Duration,
     /// How long names are believed under close-to-open.
@@ -44,7 +55,9 @@ pub struct Options {
     pub negative_validity: Duration,
     /// Worker threads; 0: as many as CPUs are allowed, at most [`WORKERS_MAX`].
     pub workers: usize,
-    /// Requests that wait in a ring's queue at a time, for each CPU.
+    /// Entries that wait for requests in a ring's queue, for each CPU; fewer where there
+    /// are so many CPUs that their payloads (1 MiB each) would take more than 256 MiB or a
+    /// sixteenth of the memory.
     pub ring_depth: usize,
     /// Ring entries that may be added for requests that block, in the whole mount.
     pub ring_spares_max: usize,
@@ -67,7 +80,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             consistency: Consistency::Strict,
-            transport: Transport::Classic,
+            transport: TransportWish::Auto,
             attr_validity: Duration::from_secs(1),
             entry_validity: Duration::from_secs(1),
             negative_validity: Duration::ZERO,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dray_core::IO_MAX_BYTES;
 
 use crate::device::write_answer;
-use crate::options::{Consistency, Options, Transport};
+use crate::options::{Consistency, Options};
 use crate::proto::abi::{self, init, op};
 use crate::proto::reply::header;
 use crate::proto::wire::Small;
@@ -46,26 +46,58 @@ impl Session {
         taken.map(|(_, name)| *name).collect()
     }
 
-    /// The agreement: with the kernel if the mount is new, else as a predecessor left it.
-    /// Errors: `ETIMEDOUT` if the kernel says nothing, `EPROTONOSUPPORT` if it is too
-    /// old, `EPROTO` if it makes no sense; those of read(2) and write(2).
-    pub(crate) fn agree(
+    /// As a predecessor agreed on it; none if the mount is new.
+    pub(crate) fn adopted(state: &State) -> Option<Session> {
+        let flags = state.region.load(words::INIT_FLAGS);
+        let minor = state.region.load(words::INIT_MINOR) as u32;
+        state.initialised().then_some(Session { minor, flags })
+    }
+
+    /// The same without a ring, which the kernel has refused. For successors, too.
+    pub(crate) fn without_ring(self, state: &State) -> Session {
+        let session = Session { flags: self.flags & !init::OVER_IO_URING, ..self };
+        state.region.store(words::INIT_FLAGS, session.flags);
+        session
+    }
+}
+
+/// What the kernel offers for a new mount, and waits to have answered.
+pub(crate) struct Offer {
+    unique: u64,
+    args: InitArgs,
+}
+
+impl Offer {
+    /// Waits for it. Errors: `ETIMEDOUT` if the kernel says nothing, `EPROTONOSUPPORT` if it
+    /// is too old, `EPROTO` if it makes no sense; those of read(2).
+    pub(crate) fn read(device: BorrowedFd<'_>) -> io::Result<Offer> {
+        let (unique, args) = read_init(device)?;
+        if args.major != abi::MAJOR || args.minor < abi::MINOR_OLDEST {
+            return Err(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT));
+        }
+        Ok(Offer { unique, args })
+    }
+
+    /// Whether there may be a ring.
+    pub(crate) fn has_ring(&self) -> bool {
+        self.args.flags & init::OVER_IO_URING != 0
+    }
+
+    /// Answers, with a ring or without, and keeps that for successors. Errors: those of
+    /// write(2).
+    pub(crate) fn answer(
+        &self,
         device: BorrowedFd<'_>,
         state: &State,
         options: &Options,
+        ring: bool,
     ) -> io::Result<Session> {
-        if state.initialised() {
-            let flags = state.region.load(words::INIT_FLAGS);
-            let minor = state.region.load(words::INIT_MINOR) as u32;
-            return Ok(Session { minor, flags });
-        }
-        let (unique, offer) = read_init(device)?;
-        if offer.major != abi::MAJOR || offer.minor < abi::MINOR_OLDEST {
-            return Err(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT));
-        }
-        let flags = wanted(options) & offer.flags | init::INIT_EXT & offer.flags;
-        let session = Session { minor: offer.minor.min(abi::MINOR), flags };
-        write_answer(device.as_fd(), &header(unique, 0, 64), answer(&session, &offer).as_slice())?;
+        let offered = self.args.flags;
+        let ring = if ring { init::OVER_IO_URING } else { 0 };
+        let flags = (wanted(options) | ring | init::INIT_EXT) & offered;
+        let session = Session { minor: self.args.minor.min(abi::MINOR), flags };
+        let body = answer(&session, &self.args);
+        write_answer(device.as_fd(), &header(self.unique, 0, 64), body.as_slice())?;
         // A death between the two leaves a mount whose successor waits for INIT in vain
         // and gives up: nobody has used it yet.
         state.region.store(words::INIT_MINOR, u64::from(session.minor));
@@ -100,9 +132,6 @@ fn wanted(options: &Options) -> u64 {
     }
     if options.consistency == Consistency::Immutable {
         flags |= init::CACHE_SYMLINKS;
-    }
-    if options.transport == Transport::Uring {
-        flags |= init::OVER_IO_URING;
     }
     flags
 }

@@ -36,6 +36,11 @@ pub(crate) mod header {
     pub(crate) const RING_SLOTS: usize = 56;
     /// Entries whose memory has been taken, those of dead daemons included.
     pub(crate) const RING_TAKEN: usize = 64;
+    /// Why there is no ring ([`crate::choice::NoRing`]); 0: there is, or none was wanted.
+    pub(crate) const NO_RING: usize = 72;
+    /// Not 0 once every queue of the ring has had an entry, from when on the kernel sends
+    /// requests to it alone.
+    pub(crate) const RING_READY: usize = 80;
 }
 
 /// The surviving state of one mount. A supervisor keeps its descriptor and hands it to

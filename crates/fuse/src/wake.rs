@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::cpus;
-use crate::transport::ring::possible_cpus;
+use crate::transport::queues::possible_cpus;
 
 /// Asks the mount at `at` for something on every CPU that this process may run on, and waits
 /// for the answers. A request takes an entry of its CPU's queue, and with its answer the

@@ -5,27 +5,29 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use dray_core::{FileSystem, Fut, Result};
+use dray_core::{FileSystem, Fut, Result as FsResult};
 use dray_rt::sync::watch;
-use dray_rt::{DriverKind, Executor, Handle, Ring};
+use dray_rt::{Handle, Ring};
 
+use crate::agree::{Agreed, agree, open};
+use crate::choice::NoRing;
 use crate::cpus;
+use crate::crew::Job;
 use crate::device::{clone_device, set_nonblocking};
 use crate::flight::InFlight;
 use crate::front::Worker;
 use crate::notify::Notifier;
-use crate::options::{Options, Transport, WORKERS_MAX};
-use crate::proto::abi::init::OVER_IO_URING;
+use crate::options::{Options, Transport};
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::state::State;
 use crate::transport::classic;
-use crate::transport::ring::{Queues, possible_cpus};
+use crate::transport::queues::Queues;
 
 /// Makes the file system of worker `index`. Called on that worker's executor, so that a
 /// connection made by it belongs to that thread.
 pub type PerThread =
-    Arc<dyn Fn(usize, &Handle) -> Fut<'static, Result<Arc<dyn FileSystem>>> + Send + Sync>;
+    Arc<dyn Fn(usize, &Handle) -> Fut<'static, FsResult<Arc<dyn FileSystem>>> + Send + Sync>;
 
 /// The kernel's end of a mount, and what a supervisor keeps for it.
 pub struct Device {
@@ -48,7 +50,7 @@ impl Device {
 
 /// A mount that is being served.
 pub struct Mounted {
-    shared: Arc<Shared>,
+    reporter: Reporter,
     threads: Vec<JoinHandle<io::Result<()>>>,
     start: Arc<Start>,
 }
@@ -58,6 +60,8 @@ pub struct Mounted {
 pub struct Stats {
     /// The transport in use.
     pub transport: Transport,
+    /// Why it is the classic one, where a ring was wanted or would do.
+    pub no_ring: Option<NoRing>,
     /// What was agreed on with the kernel.
     pub session: Session,
     /// Worker threads.
@@ -75,50 +79,45 @@ pub struct Stats {
 impl Mounted {
     /// Agrees with the kernel and starts the workers. Errors: those of the agreement, of
     /// the system calls that set up threads, and of `per_thread`.
-    pub fn start(
-        per_thread: PerThread,
-        device: Device,
-        mut options: Options,
-    ) -> io::Result<Mounted> {
+    pub fn start(per_thread: PerThread, device: Device, options: Options) -> io::Result<Mounted> {
         set_nonblocking(device.fd.as_fd())?;
-        let adopted = device.state.initialised();
-        if Executor::new(DriverKind::Uring).is_err() {
-            options.transport = Transport::Classic; // io_uring is switched off here
-        }
-        let pinned = worker_cpus(&options);
-        let session = Session::agree(device.fd.as_fd(), &device.state, &options)?;
-        let descriptors = descriptors(&device, pinned.len())?;
-        let fd = Arc::new(device.fd);
-        let queues = queues(session, adopted, &fd, &device.state, &options)?;
-        let workers = pinned.len();
+        let Device { fd, clones, state } = device;
+        let fd = Arc::new(fd);
+        let adopted = state.initialised();
+        let Agreed { mut session, crew, queues, mut no_ring } = agree(&fd, &state, &options)?;
+        let descriptors = descriptors(&fd, &clones, crew.cpus.len())?;
         let start = Arc::new(Start {
             fd,
-            state: device.state,
             options,
             session,
             adopted,
-            pinned,
+            cpus: crew.cpus.clone(),
+            carrier: watch::channel(queues.is_none().then_some(Transport::Classic)).0,
             queues,
             ended: watch::channel(false).0,
             shared: Mutex::new(None),
+            state,
         });
-        let mut threads = Vec::new();
         let (ready, started) = mpsc::channel();
-        for (index, descriptor) in descriptors.into_iter().enumerate() {
-            let (start, per_thread, ready) = (start.clone(), per_thread.clone(), ready.clone());
-            let name = format!("dray-fuse-{index}");
-            let body = move || work(index, &start, &per_thread, descriptor, &ready);
-            threads.push(std::thread::Builder::new().name(name).spawn(body)?);
-        }
-        drop(ready);
-        for _ in 0..workers {
+        let threads = crew.start(jobs(&start, &per_thread, descriptors, ready));
+        for _ in 0..threads.len() {
             started.recv().map_err(|_| io::Error::from_raw_os_error(libc::EIO))??;
         }
-        if let Some(queues) = &start.queues {
-            queues.open();
-        }
+        let transport = match &start.queues {
+            Some(queues) => match open(queues, &start.state)? {
+                None => Transport::Uring,
+                refused => {
+                    (no_ring, session) = (refused, session.without_ring(&start.state));
+                    Transport::Classic
+                }
+            },
+            None => Transport::Classic,
+        };
+        start.carrier.send_replace(Some(transport));
         let shared = start.shared().clone().ok_or(io::ErrorKind::Other)?;
-        Ok(Mounted { shared, threads, start })
+        let workers = threads.len();
+        let reporter = Reporter { shared, session, transport, no_ring, workers };
+        Ok(Mounted { reporter, threads, start })
     }
 
     /// Serves the same file system object on every worker.
@@ -136,17 +135,23 @@ impl Mounted {
 
     /// For messages to the kernel.
     pub fn notifier(&self) -> Notifier {
-        Notifier { device: self.shared.device.clone(), shared: self.shared.clone() }
+        let shared = self.reporter.shared.clone();
+        Notifier { device: shared.device.clone(), shared }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn state(&self) -> State {
+        self.start.state.clone()
     }
 
     /// What goes on, for people.
     pub fn stats(&self) -> Stats {
-        self.reporter().stats()
+        self.reporter.stats()
     }
 
     /// Tells what goes on, from any thread, as long as it is wanted.
     pub fn reporter(&self) -> Reporter {
-        Reporter { shared: self.shared.clone(), workers: self.threads.len() }
+        self.reporter.clone()
     }
 
     /// Stops serving without ending the mount: requests that are under way stay
@@ -173,6 +178,9 @@ impl Mounted {
 #[derive(Clone)]
 pub struct Reporter {
     shared: Arc<Shared>,
+    session: Session,
+    transport: Transport,
+    no_ring: Option<NoRing>,
     workers: usize,
 }
 
@@ -180,11 +188,9 @@ impl Reporter {
     /// What goes on now.
     pub fn stats(&self) -> Stats {
         Stats {
-            transport: match self.shared.session.has(OVER_IO_URING) {
-                true => Transport::Uring,
-                false => Transport::Classic,
-            },
-            session: self.shared.session,
+            transport: self.transport,
+            no_ring: self.no_ring,
+            session: self.session,
             workers: self.workers,
             nodes: self.shared.nodes.count(),
             handles: self.shared.handles.count(),
@@ -211,9 +217,11 @@ struct Start {
     session: Session,
     adopted: bool,
     /// The CPU of each worker.
-    pinned: Vec<usize>,
-    /// The ring's queues, if it is in use.
+    cpus: Vec<usize>,
+    /// The ring's queues, if it is to be used.
     queues: Option<Arc<Queues>>,
+    /// What carries the requests, once that is known.
+    carrier: watch::Sender<Option<Transport>>,
     /// The mount has ended.
     ended: watch::Sender<bool>,
     shared: Mutex<Option<Arc<Shared>>>,
@@ -222,15 +230,6 @@ struct Start {
 impl Start {
     fn shared(&self) -> std::sync::MutexGuard<'_, Option<Arc<Shared>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes this thread, that of worker `index`, to its CPU; none where it stays free to
-    /// run anywhere. Over a ring every worker has its CPU; without one only where each CPU
-    /// has its worker, so that none is busy while another's is not.
-    fn home_of(&self, index: usize) -> Option<usize> {
-        let cpu = self.pinned[index];
-        let wanted = self.queues.is_some() || self.pinned == cpus::allowed();
-        (wanted && cpus::pin_to(cpu).is_ok()).then_some(cpu)
     }
 
     /// What the workers share, made by the first that knows the root.
@@ -244,52 +243,63 @@ impl Start {
                 &self.state,
                 self.adopted,
                 fs.info().root,
-                self.pinned.len(),
+                self.cpus.len(),
             ))
         };
         shared.get_or_insert_with(make).clone()
     }
+
+    async fn carrier(&self) -> Transport {
+        let mut carrier = self.carrier.subscribe();
+        let known = carrier.wait_for(Option::is_some).await; // the sender is ours
+        known.ok().and_then(|known| *known).unwrap_or(Transport::Classic)
+    }
 }
 
-fn work(
+fn jobs(
+    start: &Arc<Start>,
+    per_thread: &PerThread,
+    descriptors: Vec<OwnedFd>,
+    ready: mpsc::Sender<io::Result<()>>,
+) -> Vec<Job> {
+    let job = |(index, descriptor)| {
+        let (start, per_thread, ready) = (start.clone(), per_thread.clone(), ready.clone());
+        let job: Job = Box::new(move |mut executor, home| {
+            let handle = executor.handle();
+            let working = work(index, &start, &per_thread, (descriptor, home), &ready, &handle);
+            executor.block_on(working)
+        });
+        job
+    };
+    descriptors.into_iter().enumerate().map(job).collect()
+}
+
+async fn work(
     index: usize,
     start: &Start,
     per_thread: &PerThread,
-    descriptor: OwnedFd,
+    (descriptor, home): (OwnedFd, Option<usize>),
     ready: &mpsc::Sender<io::Result<()>>,
+    handle: &Handle,
 ) -> io::Result<()> {
-    let kind = if start.queues.is_some() { DriverKind::Uring } else { DriverKind::Epoll };
-    // Before anything is connected: the server serves a connection on the CPU that it was
-    // made on.
-    let home = start.home_of(index);
-    let mut executor = match Executor::new(kind) {
-        Ok(executor) => executor,
+    let fs = match per_thread(index, handle).await {
+        Ok(fs) => fs,
         Err(error) => {
-            let _ = ready.send(Err(error)); // whoever started us waits for it
+            let _ = ready.send(Err(error.errno().into())); // whoever started us waits for it
             return Ok(());
         }
     };
-    let handle = executor.handle();
-    executor.block_on(async {
-        let fs = match per_thread(index, &handle).await {
-            Ok(fs) => fs,
-            Err(error) => {
-                let _ = ready.send(Err(error.errno().into()));
-                return Ok(());
-            }
-        };
-        let shared = start.share(&fs);
-        let worker = Arc::new(Worker { index, shared, fs });
-        let rings = start.queues.as_ref().zip(Ring::of(&handle));
-        let Some((queues, ring)) = rings else {
-            let _ = ready.send(Ok(()));
-            return classic::run(worker, descriptor, home, start.ended.subscribe()).await;
-        };
-        let own = cpus::queues_of(index, &start.pinned, queues.cpus());
+    let shared = start.share(&fs);
+    let worker = Arc::new(Worker { index, shared, fs });
+    if let Some((queues, ring)) = start.queues.as_ref().zip(Ring::of(handle)) {
+        let own = cpus::queues_of(index, &start.cpus, queues.cpus());
         queues.serve(&worker, &ring, &own);
-        let _ = ready.send(Ok(()));
-        serve_beside_ring(index, start, worker, descriptor).await
-    })
+    }
+    let _ = ready.send(Ok(()));
+    match start.carrier().await {
+        Transport::Classic => classic::run(worker, descriptor, home, start.ended.subscribe()).await,
+        Transport::Uring => serve_beside_ring(index, start, worker, descriptor).await,
+    }
 }
 
 /// What does not come through the ring is read by the first worker; the others only wait
@@ -310,46 +320,19 @@ async fn serve_beside_ring(
     result
 }
 
-/// The CPUs that workers are pinned to, where they are.
-fn worker_cpus(options: &Options) -> Vec<usize> {
-    let mut allowed = cpus::allowed();
-    match options.workers {
-        0 => allowed.truncate(WORKERS_MAX),
-        // More than there are CPUs are of no use to a ring, but may be to a classic mount.
-        workers if options.transport == Transport::Uring => allowed.truncate(workers),
-        workers => allowed = allowed.iter().copied().cycle().take(workers).collect(),
-    }
-    allowed
-}
-
-/// The ring's queues, if it was agreed on. Errors: those of the area's system calls.
-fn queues(
-    session: Session,
-    adopted: bool,
-    fd: &Arc<OwnedFd>,
-    state: &State,
-    options: &Options,
-) -> io::Result<Option<Arc<Queues>>> {
-    if !session.has(OVER_IO_URING) {
-        return Ok(None);
-    }
-    let queues = Queues::new(fd.clone(), state, possible_cpus()?, options, adopted)?;
-    Ok(Some(Arc::new(queues)))
-}
-
 /// One descriptor for each worker: the clones if they suffice, else the first one, the
 /// clones there are, then new ones.
-fn descriptors(device: &Device, workers: usize) -> io::Result<Vec<OwnedFd>> {
+fn descriptors(fd: &OwnedFd, clones: &[OwnedFd], workers: usize) -> io::Result<Vec<OwnedFd>> {
     let mut descriptors = Vec::with_capacity(workers);
-    if device.clones.len() < workers {
-        descriptors.push(device.fd.try_clone()?);
+    if clones.len() < workers {
+        descriptors.push(fd.try_clone()?);
     }
-    for clone in device.clones.iter().take(workers - descriptors.len()) {
+    for clone in clones.iter().take(workers - descriptors.len()) {
         set_nonblocking(clone.as_fd())?;
         descriptors.push(clone.try_clone()?);
     }
     while descriptors.len() < workers {
-        descriptors.push(clone_device(device.fd.as_fd())?);
+        descriptors.push(clone_device(fd.as_fd())?);
     }
     Ok(descriptors)
 }

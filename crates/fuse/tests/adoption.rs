@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use common::locking::{Locking, Table};
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_fuse::{Device, MountOptions, Mounted, Options, State, clone_device, mount, unmount};
+use dray_fuse::{
+    Device, MountOptions, Mounted, Options, State, TransportWish, clone_device, mount, unmount,
+};
 
 /// What a supervisor holds.
 struct Held {
@@ -66,7 +68,8 @@ fn a_successor_serves_open_files_and_what_was_under_way() {
     };
     let memory = MemoryFs::new(MemoryOptions::default());
     let table = Arc::new(Table::default());
-    let options = Options { workers: 2, ..Options::default() };
+    let transport = TransportWish::Classic; // a ring ends with its process alone
+    let options = Options { transport, workers: 2, ..Options::default() };
     let serve = |device: Device| {
         let fs = Locking { inner: memory.clone(), table: table.clone() };
         Mounted::start_with(Arc::new(fs), device, options.clone()).unwrap()

@@ -119,6 +119,20 @@ impl Rig {
         self.launcher.get_mut().start(&command, None, None)
     }
 
+    /// Runs a program to its end as user `uid`, behind the words of `limit`.
+    pub fn run_as(&self, uid: u32, limit: &[&str], program: &str, words: &[&str]) -> Output {
+        let mut command = as_user(uid);
+        command.env("DRAY_RUN_DIR", self.path("run")).args(limit).arg(program).args(words);
+        self.output(&command)
+    }
+
+    /// As [`Rig::start`], as user `uid`.
+    pub fn start_as(&mut self, uid: u32, script: &str, at: &Path) -> Pid {
+        let mut command = as_user(uid);
+        command.args(["sh", "-c", script]).env("AT", at);
+        self.launcher.get_mut().start(&command, None, None)
+    }
+
     /// Waits for the end of what was started here.
     pub fn end_of(&mut self, pid: Pid) -> std::process::ExitStatus {
         wait_for("a process to end", || pid.is_over());
@@ -184,6 +198,30 @@ impl Drop for Rig {
             self.launcher.get_mut().wait(server);
         }
     }
+}
+
+fn as_user(uid: u32) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([format!("--reuid={uid}"), format!("--regid={uid}"), "--clear-groups".into()]);
+    command.env_remove("DRAY_LOG");
+    command
+}
+
+/// Processes of the mount at `at`: those of this kind, by their arguments.
+pub fn processes(kind: &str, at: &Path) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        let ours = words.contains(&at.as_os_str().as_encoded_bytes());
+        if ours && words.get(1) == Some(&kind.as_bytes()) {
+            found.push(pid);
+        }
+    }
+    found
 }
 
 pub fn is_mounted(at: &Path) -> bool {

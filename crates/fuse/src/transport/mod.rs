@@ -2,8 +2,10 @@
 
 mod area;
 pub(crate) mod classic;
+pub(crate) mod queues;
 pub(crate) mod ring;
 
+pub(crate) use area::PAYLOAD_BYTES;
 use dray_core::{Buf, BufMut, Errno, Result};
 
 use crate::proto::wire::Small;

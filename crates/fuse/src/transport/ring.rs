@@ -16,26 +16,24 @@
 //! for long: as many entries are added to its queue as such requests are under way, so
 //! that the request which ends the wait finds one.
 
-use std::convert::Infallible;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::os::fd::{AsRawFd, RawFd};
+#[cfg(test)]
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use dray_core::{Buf, BufMut, Memory};
-use dray_rt::sync::{Notify, watch};
+use dray_rt::sync::Notify;
 use dray_rt::{Completion, Ring, RingToken, poll_once_then_spawn};
 use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
 
 use crate::front::Worker;
-use crate::options::Options;
 use crate::proto::Head;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
-use crate::state::State;
 use crate::transport::area::{Area, OVERWRITTEN_MAX, PAYLOAD_BYTES, Slot};
+use crate::transport::queues::Queues;
 use crate::transport::{Answer, Message};
 
 /// Commands of the ring: take this memory; here is the answer, the next request please.
@@ -48,133 +46,6 @@ const ARGS_AT: usize = 128;
 const LOCK_KIND_AT: usize = 32;
 const COMMIT_ID_AT: usize = 256 + 8;
 const PAYLOAD_SIZE_AT: usize = 256 + 16;
-
-/// What the entries of a mount have in common.
-pub(crate) struct Queues {
-    area: Arc<Area>,
-    device: Arc<OwnedFd>,
-    depth: usize,
-    queues: Vec<Queue>,
-    /// A predecessor's requests are under way: new ones may come.
-    open: watch::Sender<bool>,
-    /// Held by every entry until it is in its queue or serves a request.
-    settling: Mutex<Option<mpsc::Sender<Infallible>>>,
-    settled: Mutex<mpsc::Receiver<Infallible>>,
-}
-
-/// Entries of one CPU's queue, and how many of them hold requests that may block.
-#[derive(Default)]
-struct Queue {
-    entries: AtomicUsize,
-    blocking: AtomicUsize,
-}
-
-impl Queues {
-    /// Queues for `cpus` possible CPUs of `depth` entries each, and `spares_max` in all
-    /// for requests that block; `adopted` if a predecessor has served them. Errors: those
-    /// of [`Area::open`].
-    pub(crate) fn new(
-        device: Arc<OwnedFd>,
-        state: &State,
-        cpus: usize,
-        options: &Options,
-        adopted: bool,
-    ) -> io::Result<Queues> {
-        let depth = options.ring_depth.max(1);
-        let (settling, settled) = mpsc::channel();
-        Ok(Queues {
-            area: Arc::new(Area::open(state, cpus * depth + options.ring_spares_max)?),
-            device,
-            depth,
-            queues: (0..cpus).map(|_| Queue::default()).collect(),
-            open: watch::channel(!adopted).0,
-            settling: Mutex::new(Some(settling)),
-            settled: Mutex::new(settled),
-        })
-    }
-
-    /// Number of queues: one for each possible CPU.
-    pub(crate) fn cpus(&self) -> usize {
-        self.queues.len()
-    }
-
-    /// Starts serving the queues with these numbers on this thread's executor, what a
-    /// predecessor had read first. New requests come when they are [opened](Queues::open).
-    pub(crate) fn serve(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpus: &[u16]) {
-        for &cpu in cpus {
-            let adopted: Vec<Slot> = self.area.adopted(cpu).collect();
-            // All are counted before the first request asks whether there are enough.
-            let entries = &self.queues[usize::from(cpu)].entries;
-            entries.store(adopted.len(), Ordering::Release);
-            for slot in adopted {
-                self.start_entry(worker, ring, cpu, slot);
-            }
-            while entries.load(Ordering::Acquire) < self.depth && self.add_entry(worker, ring, cpu)
-            {
-            }
-        }
-    }
-
-    /// Every thread has begun with what its predecessor had read, so that these requests
-    /// have found their replay slots: new ones may come. Returns when all entries are in
-    /// their queues, so that a request that comes from now on finds one.
-    pub(crate) fn open(&self) {
-        self.open.send_replace(true);
-        drop(lock(&self.settling).take());
-        let _ = lock(&self.settled).recv(); // ends when all have let go
-    }
-
-    async fn wait_open(&self) {
-        let mut open = self.open.subscribe();
-        let _ = open.wait_for(|open| *open).await; // the sender is ours
-    }
-
-    /// Adds an entry to a queue; false when the memory for entries is used up.
-    fn add_entry(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) -> bool {
-        let Some(slot) = self.area.take(cpu) else { return false };
-        self.queues[usize::from(cpu)].entries.fetch_add(1, Ordering::AcqRel);
-        self.start_entry(worker, ring, cpu, slot);
-        true
-    }
-
-    fn start_entry(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16, slot: Slot) {
-        let entry = Arc::new(Entry {
-            cpu,
-            slot,
-            device: self.device.as_raw_fd(),
-            mail: Mutex::default(),
-            _area: self.area.clone(),
-        });
-        let token = ring.attach(entry.clone());
-        let serving = serve_entry(self.clone(), worker.clone(), ring.clone(), entry, token);
-        // What was under way goes first, so it is polled now.
-        poll_once_then_spawn(Box::pin(serving));
-    }
-
-    /// Puts the entry into its queue, for new requests.
-    async fn register(&self, entry: &Entry, ring: &Ring, token: RingToken) {
-        self.wait_open().await;
-        entry.register(ring, token);
-    }
-
-    /// A request that may block begins: makes sure that as many entries as without it
-    /// are left. False if that cannot be had.
-    fn begin_blocking(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) -> bool {
-        let queue = &self.queues[usize::from(cpu)];
-        let blocking = queue.blocking.fetch_add(1, Ordering::AcqRel) + 1;
-        if queue.entries.load(Ordering::Acquire) >= self.depth + blocking
-            || self.add_entry(worker, ring, cpu)
-        {
-            return true;
-        }
-        self.end_blocking(cpu);
-        false
-    }
-
-    fn end_blocking(&self, cpu: u16) {
-        self.queues[usize::from(cpu)].blocking.fetch_sub(1, Ordering::AcqRel);
-    }
-}
 
 /// One entry: its memory, and what the kernel last said about it.
 pub(crate) struct Entry {
@@ -267,21 +138,30 @@ impl Entry {
     /// the entry is in its queue.
     async fn begin(&self, queues: &Queues, ring: &Ring, token: RingToken) -> bool {
         match self.found() {
-            Found::Request => return true,
+            Found::Request => {
+                queues.taken(self.cpu);
+                return true;
+            }
             Found::Answered => {
                 self.slot.touch(self.payload_len());
                 self.commit(ring, token);
                 passed(ring).await;
                 let mut mail = self.mail();
                 if mail.result != Some(NOT_FOUND) {
+                    queues.taken(self.cpu);
                     return false;
                 }
                 mail.result = None; // the kernel had that answer: the entry was idle
             }
             Found::Idle => {}
         }
-        queues.register(self, ring, token).await;
+        queues.wait_open().await;
+        self.register(ring, token);
         passed(ring).await;
+        match self.mail().result {
+            Some(error @ ..0) => queues.refused(self.cpu, error),
+            _ => queues.taken(self.cpu),
+        }
         false
     }
 
@@ -305,7 +185,7 @@ impl Entry {
         // for which this command has no setter; the two iovecs are in the entry's page.
         unsafe {
             sqe.add(16).cast::<u64>().write_unaligned(self.slot.vectors());
-            sqe.add(24).cast::<u32>().write_unaligned(2);
+            sqe.add(24).cast::<u32>().write_unaligned(areas_told(self.cpu));
             ring.push(token, command);
         }
     }
@@ -426,6 +306,26 @@ impl Arrived {
     }
 }
 
+/// Starts serving an entry of the queue of `cpu`.
+pub(crate) fn start_entry(
+    queues: &Arc<Queues>,
+    worker: &Arc<Worker>,
+    ring: &Ring,
+    (cpu, slot): (u16, Slot),
+) {
+    let entry = Arc::new(Entry {
+        cpu,
+        slot,
+        device: queues.device.as_raw_fd(),
+        mail: Mutex::default(),
+        _area: queues.area.clone(),
+    });
+    let token = ring.attach(entry.clone());
+    let serving = serve_entry(queues.clone(), worker.clone(), ring.clone(), entry, token);
+    // What was under way goes first, so it is polled now.
+    poll_once_then_spawn(Box::pin(serving));
+}
+
 async fn serve_entry(
     queues: Arc<Queues>,
     worker: Arc<Worker>,
@@ -433,7 +333,7 @@ async fn serve_entry(
     entry: Arc<Entry>,
     token: RingToken,
 ) {
-    let settling = lock(&queues.settling).clone();
+    let settling = queues.settling();
     let mut arrived = entry.begin(&queues, &ring, token).await;
     drop(settling);
     loop {
@@ -475,17 +375,21 @@ impl Completion for Passed {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// How many memory areas the kernel is told of.
+#[cfg(not(test))]
+const fn areas_told(_cpu: u16) -> u32 {
+    2
 }
 
-/// CPUs that can ever be there: as many queues as the kernel wants served.
-pub(crate) fn possible_cpus() -> io::Result<usize> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
-    };
-    let count = list.trim().split(',').map(range).sum::<Option<usize>>();
-    count.filter(|count| *count > 0).ok_or_else(|| io::ErrorKind::InvalidData.into())
+/// The same, and one for an entry that it is to refuse.
+#[cfg(test)]
+fn areas_told(cpu: u16) -> u32 {
+    if refusing::QUEUE.load(Ordering::Relaxed) == u32::from(cpu) { 1 } else { 2 }
+}
+
+/// A queue whose entries the kernel refuses, in tests.
+#[cfg(test)]
+pub(crate) mod refusing {
+    pub(crate) static QUEUE: std::sync::atomic::AtomicU32 =
+        std::sync::atomic::AtomicU32::new(u32::MAX);
 }

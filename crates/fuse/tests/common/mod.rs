@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_fuse::{
-    Consistency, Device, MountOptions, Mounted, Notifier, Options, Reporter, Transport, mount,
-    unmount,
+    Consistency, Device, MountOptions, Mounted, Notifier, Options, Reporter, Transport,
+    TransportWish, mount, unmount,
 };
 
 use locking::{Locking, Table};
@@ -87,8 +87,17 @@ pub fn mounted(transport: Transport, consistency: Consistency) -> Option<TestMou
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let at = std::env::temp_dir().join(format!("dray-fuse-{}-{number}", std::process::id()));
     fs::create_dir(&at).unwrap();
-    let options =
-        Options { transport, consistency, ring_depth: 2, ring_spares_max: 4, ..Options::default() };
+    let wish = match transport {
+        Transport::Classic => TransportWish::Classic,
+        Transport::Uring => TransportWish::Uring,
+    };
+    let options = Options {
+        transport: wish,
+        consistency,
+        ring_depth: 2,
+        ring_spares_max: 4,
+        ..Options::default()
+    };
     let mount_options = MountOptions {
         default_permissions: options.kernel_checks_permissions(),
         ..MountOptions::default()

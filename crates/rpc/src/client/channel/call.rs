@@ -24,6 +24,19 @@ pub(crate) struct Ask<'a> {
     pub(crate) to: Option<&'a RemoteFile>,
 }
 
+impl Ask<'_> {
+    /// Whether the server may make others wait until it has got this: a change keeps its
+    /// place among the changes, and reads wait behind one that was cut short; files that are
+    /// opened again, closes and locks that are given back come before what waits for them.
+    pub(super) fn is_needed(&self) -> bool {
+        let call = matches!(
+            self.call,
+            Call::Open { again: true, .. } | Call::Close { .. } | Call::Lock { wait: false, .. }
+        );
+        call || self.slot.is_some()
+    }
+}
+
 /// An answer: what it says, and the buffer given for data.
 pub(crate) struct Answer<T> {
     pub(crate) value: T,
@@ -88,12 +101,13 @@ impl Channel {
                 let into = ask.take().and_then(|ask| ask.into);
                 return Poll::Ready(Err((error, into)));
             }
-            if let Some(tag) = state.take_tag() {
+            let needed = ask.as_ref().is_some_and(Ask::is_needed);
+            if let Some(tag) = state.take_tag(needed) {
                 let flags = if self.recovery { CallHead::RECOVERY } else { 0 };
                 state.ask(tag, ask.take().expect("given until it is ready"), flags);
                 return Poll::Ready(Ok(tag));
             }
-            state.waiting.push(task.waker().clone());
+            state.wait_for_tag(needed, task.waker());
             drop(state);
             if context.cancel.as_ref().is_some_and(|cancel| cancel.poll_set(task)) {
                 let into = ask.take().and_then(|ask| ask.into);

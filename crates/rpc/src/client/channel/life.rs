@@ -43,7 +43,7 @@ impl Channel {
         let power_lost = std::mem::replace(&mut state.epoch, epoch) != epoch;
         state.connection = Some(connection);
         state.down_since = None;
-        state.calls_max = calls_max.max(1) as usize;
+        state.grant(calls_max, slots);
         state.identities.forget_all();
         state.stats.connections += 1;
         state.drop_lost(slots, power_lost);

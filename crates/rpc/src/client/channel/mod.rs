@@ -41,8 +41,14 @@ struct State {
     calls: Vec<Pending>,
     free: Vec<u32>,
     calls_max: usize,
+    /// Of these, how many are for [needed](Ask::is_needed) calls alone.
+    reserved: usize,
+    /// Other calls under way.
+    plain: usize,
     /// The session that the connection belongs to.
     session: u64,
+    /// Calls that wait for a tag: those that others wait for, and the others.
+    waiting_needed: Vec<Waker>,
     waiting: Vec<Waker>,
     identities: Identities,
     closes: Unsettled,
@@ -95,7 +101,10 @@ impl Channel {
                 calls: Vec::new(),
                 free: Vec::new(),
                 calls_max: 1,
+                reserved: 0,
+                plain: 0,
                 session: 0,
+                waiting_needed: Vec::new(),
                 waiting: Vec::new(),
                 identities: Identities::default(),
                 closes: Unsettled::default(),

@@ -26,6 +26,8 @@ pub(super) struct Pending {
     pub(super) slot: Option<u32>,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
+    /// Nobody else waits for it.
+    pub(super) plain: bool,
 }
 
 #[derive(Default, PartialEq, Eq, Clone, Copy, Debug)]
@@ -72,16 +74,38 @@ impl Pending {
 }
 
 impl State {
-    pub(super) fn take_tag(&mut self) -> Option<u32> {
-        if let Some(tag) = self.free.pop() {
-            return Some(tag);
-        }
-        let tag = self.calls.len();
-        if tag >= self.calls_max {
+    /// What the server allows: as many calls at a time, of which so many as there are replay
+    /// slots (half of them at most) are kept for calls that others may wait for.
+    pub(super) fn grant(&mut self, calls_max: u32, slots: u32) {
+        self.calls_max = calls_max.max(1) as usize;
+        self.reserved = (slots as usize).min(self.calls_max / 2);
+    }
+
+    /// A tag for a call; none while too many are under way. `needed`: others may wait for it.
+    pub(super) fn take_tag(&mut self, needed: bool) -> Option<u32> {
+        if !needed && !self.has_room_for_plain() {
             return None;
         }
-        self.calls.push(Pending::default());
-        Some(tag as u32)
+        let tag = match self.free.pop() {
+            Some(tag) => tag,
+            None if self.calls.len() >= self.calls_max => return None,
+            None => {
+                self.calls.push(Pending::default());
+                self.calls.len() as u32 - 1
+            }
+        };
+        self.calls[tag as usize].plain = !needed;
+        self.plain += usize::from(!needed);
+        Some(tag)
+    }
+
+    fn has_room_for_plain(&self) -> bool {
+        self.plain < self.calls_max - self.reserved
+    }
+
+    pub(super) fn wait_for_tag(&mut self, needed: bool, waker: &Waker) {
+        let list = if needed { &mut self.waiting_needed } else { &mut self.waiting };
+        list.push(waker.clone());
     }
 
     pub(super) fn ask(&mut self, tag: u32, ask: Ask<'_>, flags: u16) {
@@ -149,10 +173,11 @@ impl State {
         pending.data = None;
         pending.into = None;
         pending.waker = None;
+        self.plain -= usize::from(std::mem::take(&mut pending.plain));
         self.free.push(tag);
-        if let Some(waker) = self.waiting.pop() {
-            waker.wake();
-        }
+        let room = self.has_room_for_plain();
+        let next = self.waiting_needed.pop().or_else(|| self.waiting.pop_if(|_| room));
+        next.into_iter().for_each(Waker::wake);
     }
 
     pub(super) fn fail(&mut self, tag: u32, errno: Errno) {
@@ -178,6 +203,68 @@ impl State {
     }
 
     pub(super) fn wake_waiting(&mut self) {
+        let needed = std::mem::take(&mut self.waiting_needed);
+        needed.into_iter().for_each(Waker::wake);
         std::mem::take(&mut self.waiting).into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::super::Channel;
+    use crate::client::closing::Closing;
+    use crate::client::memory::SessionMemory;
+
+    fn closing() -> Arc<Closing> {
+        Arc::new(Closing::new(Arc::new(SessionMemory::heap())))
+    }
+
+    #[derive(Default)]
+    struct Counted(AtomicU32);
+
+    impl Wake for Counted {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads that the server holds until a change comes left no tag to send that change with.
+    #[test]
+    fn reads_leave_tags_for_the_changes_that_they_wait_for() {
+        let channel = Channel::new(None, closing());
+        let mut state = channel.lock();
+        state.grant(8, 64);
+        let reads: Vec<u32> = std::iter::from_fn(|| state.take_tag(false)).collect();
+        assert_eq!(reads.len(), 4, "half of the tags are kept");
+        let changes: Vec<u32> = std::iter::from_fn(|| state.take_tag(true)).collect();
+        assert_eq!(changes.len(), 4);
+        let (read, change) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
+        state.wait_for_tag(false, &read.clone().into());
+        state.wait_for_tag(true, &change.clone().into());
+        let woken = || [&read, &change].map(|counted| counted.0.load(Ordering::Relaxed));
+        state.release(changes[0]);
+        assert_eq!(woken(), [0, 1]);
+        state.release(changes[1]);
+        assert_eq!(woken(), [0, 1], "a read may not have the tag of a change");
+        assert_eq!(state.take_tag(false), None);
+        state.release(reads[0]);
+        assert_eq!(woken(), [1, 1]);
+        assert!(state.take_tag(false).is_some() && state.take_tag(false).is_none());
+    }
+
+    #[test]
+    fn few_tags_are_shared_fairly_and_one_is_never_refused() {
+        let channel = Channel::new(None, closing());
+        for (calls_max, slots, plain) in [(0, 64, 1), (1, 64, 1), (2, 64, 1), (128, 8, 120)] {
+            let mut state = channel.lock();
+            state.grant(calls_max, slots);
+            let tags: Vec<u32> = std::iter::from_fn(|| state.take_tag(false)).collect();
+            assert_eq!(tags.len(), plain);
+            tags.into_iter().for_each(|tag| state.release(tag));
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dray_core::Errno;
 use dray_fabric::Connection;
 use dray_rt::sync::oneshot;
-use dray_rt::{random_u64, sleep, timeout};
+use dray_rt::{random_u64, timeout};
 
 use super::Link;
 use super::handshake::{LinkSink, Outcome};
@@ -108,8 +108,8 @@ impl Link {
         let mut sink = LinkSink::new(link, serves, on, *replaces, tell);
         let error = match sink.say_hello() {
             Ok(()) => {
-                let watched = (Arc::downgrade(&connection), Arc::downgrade(channel));
-                dray_rt::spawn(watch_handshake(watched.0, watched.1));
+                let watched = Arc::downgrade(&connection);
+                dray_rt::spawn(watch_handshake(watched, sink.settled()));
                 connection.run(&mut sink).await
             }
             Err(error) => error,
@@ -140,11 +140,11 @@ fn report(failure: ConnectError, tell: Option<oneshot::Sender<Outcome>>) -> Stri
     text
 }
 
-/// Ends a connection on which no handshake comes to an end. It keeps none that has ended.
-async fn watch_handshake(connection: Weak<dyn Connection>, channel: Weak<Channel>) {
-    sleep(HANDSHAKE_MAX).await;
-    if let (Some(connection), Some(channel)) = (connection.upgrade(), channel.upgrade())
-        && !channel.stats().up
+/// Ends a connection on which no handshake comes to an end. It keeps none that has ended, and
+/// leaves no timer behind that would wake a mount without work.
+async fn watch_handshake(connection: Weak<dyn Connection>, settled: oneshot::Receiver<()>) {
+    if timeout(HANDSHAKE_MAX, settled).await.is_err()
+        && let Some(connection) = connection.upgrade()
     {
         connection.close();
     }

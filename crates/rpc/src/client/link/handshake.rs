@@ -46,6 +46,8 @@ pub(super) struct LinkSink {
     hello: Vec<u8>,
     /// Of this connection at the server; before it is known, of the one that it replaces.
     pub(super) number: u64,
+    /// Gone once the handshake has come to an end: whoever watches it ends, too.
+    settled: Option<oneshot::Sender<()>>,
     pub(super) failure: Option<ConnectError>,
     /// A call was answered.
     pub(super) of_use: bool,
@@ -71,6 +73,7 @@ impl LinkSink {
             features: 0,
             hello: Vec::new(),
             number: replaces,
+            settled: None,
             failure: None,
             of_use: false,
             tell,
@@ -80,6 +83,13 @@ impl LinkSink {
     /// Whether the handshake came to a good end.
     pub(super) fn is_serving(&self) -> bool {
         self.stage == Stage::Serving
+    }
+
+    /// Ends when the handshake has come to an end, or the connection.
+    pub(super) fn settled(&mut self) -> oneshot::Receiver<()> {
+        let (settled, watch) = oneshot::channel();
+        self.settled = Some(settled);
+        watch
     }
 
     pub(super) fn say_hello(&mut self) -> io::Result<()> {
@@ -156,6 +166,7 @@ impl LinkSink {
         let held = forgotten.then(|| self.link.held.doubt_all());
         self.number = welcome.connection;
         self.stage = Stage::Serving;
+        self.settled = None;
         if let Some(lasted) = self.link.outage.back(key_of(&self.channel)) {
             let target = self.link.connector.target();
             log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());

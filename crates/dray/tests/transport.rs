@@ -1,0 +1,197 @@
+//! Which transport a mount takes, what it says about that, and mounts of ordinary users.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{Rig, is_mounted, wait_for};
+use serde_json::Value;
+
+/// A user without any rights.
+const USER: u32 = 54_321;
+
+fn skipped() -> bool {
+    // SAFETY: no memory is passed.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+        return true;
+    }
+    false
+}
+
+/// Whether this machine's kernel offers rings that `auto` takes.
+fn has_ring() -> bool {
+    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    let release = (numbers.next().unwrap(), numbers.next().unwrap());
+    switch.is_ok_and(|text| text.starts_with('Y')) && release >= (6, 18)
+}
+
+fn status(rig: &Rig, at: &Path) -> Value {
+    let text = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn a_mount_chooses_its_transport_and_says_why() {
+    if skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let forced = rig.mount("forced", "transport=classic");
+    let told = status(&rig, &forced);
+    assert_eq!((&told["transport"], &told["transport_reason"]), (&"classic".into(), &Value::Null));
+    let chosen = rig.mount("chosen", "");
+    fs::write(chosen.join("file"), "some").unwrap();
+    assert_eq!(fs::read(forced.join("file")).unwrap(), b"some");
+    let told = status(&rig, &chosen);
+    if has_ring() {
+        assert_eq!(told["transport"], "uring", "{told}");
+        assert_eq!(told["transport_reason"], Value::Null);
+    } else {
+        assert_eq!(told["transport"], "classic");
+        assert!(told["transport_reason"].as_str().is_some_and(|why| !why.is_empty()), "{told}");
+        let text = rig.demand(&["status", chosen.to_str().unwrap()]);
+        assert!(text.contains("no ring: "), "{text}");
+    }
+    rig.umount(&forced);
+    rig.umount(&chosen);
+}
+
+/// A mount that belongs to an ordinary user, whose programs alone may use it.
+struct Own {
+    rig: Rig,
+    at: PathBuf,
+}
+
+impl Own {
+    /// `limit`: words in front of the command that mounts. None where users cannot mount.
+    fn new(limit: &[&str], options: &str) -> Option<Own> {
+        if skipped() {
+            return None;
+        }
+        let found =
+            |name: &str| ["/bin", "/usr/bin"].iter().any(|dir| Path::new(dir).join(name).exists());
+        if !found("fusermount3") || !found("setpriv") {
+            eprintln!("skipped: needs fusermount3 and setpriv");
+            return None;
+        }
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let open = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        open(&rig.path(""), 0o755);
+        open(&rig.path("export"), 0o777);
+        open(&rig.path("socket"), 0o777);
+        for name in ["run", "mount"] {
+            let _ = fs::create_dir(rig.path(name)); // one of them is there
+            chown(rig.path(name), Some(USER), Some(USER)).unwrap();
+        }
+        let at = rig.path("mount");
+        let program = env!("CARGO_BIN_EXE_dray");
+        let (target, place) = (rig.target(), at.to_str().unwrap().to_owned());
+        let mount = ["mount", &target, &place, "-o", options];
+        let output = rig.run_as(USER, limit, program, &mount);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Some(Own { rig, at })
+    }
+
+    fn status(&self) -> Value {
+        let place = self.at.to_str().unwrap();
+        let words = ["status", place, "--json"];
+        let output = self.rig.run_as(USER, &[], env!("CARGO_BIN_EXE_dray"), &words);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        serde_json::from_str(&text)
+            .unwrap_or_else(|_| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)))
+    }
+
+    fn umount(&self) {
+        let place = self.at.to_str().unwrap().to_owned();
+        wait_for("the unmounting", || {
+            let words = ["umount", &place];
+            self.rig.run_as(USER, &[], env!("CARGO_BIN_EXE_dray"), &words).status.success()
+        });
+        assert!(!is_mounted(&self.at));
+    }
+
+    fn daemon(&self) -> Option<i32> {
+        common::processes("mount-daemon", &self.at).first().copied()
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let path = std::ffi::CString::new(self.at.to_str().unwrap()).unwrap();
+        // SAFETY: the C string outlives the call. What is not mounted stays so.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+/// Each line is appended once, and a directory is made and removed; any error ends it.
+const WORK: &str = "set -e; cd $AT; n=0; \
+    while [ ! -e $AT/stop ]; do echo $n >>$NAME; mkdir $NAME.$n; rmdir $NAME.$n; n=$((n+1)); done; \
+    echo $n >$NAME.count";
+
+#[test]
+fn a_user_s_mount_survives_kills_of_its_daemon() {
+    for options in ["transport=classic", "transport=uring"] {
+        let Some(mut own) = Own::new(&[], options) else { return };
+        let workers: Vec<_> = ["one", "two", "three"]
+            .iter()
+            .map(|name| own.rig.start_as(USER, &format!("NAME={name}; {WORK}"), &own.at))
+            .collect();
+        let lines = |own: &Own| {
+            let text = fs::read_to_string(own.rig.path("export/one")).unwrap_or_default();
+            text.lines().count()
+        };
+        let (begin, mut kills) = (Instant::now(), 0u64);
+        while begin.elapsed() < Duration::from_secs(4) {
+            let before = lines(&own);
+            wait_for("progress", || lines(&own) > before);
+            let Some(pid) = own.daemon() else { continue };
+            // SAFETY: no memory is passed.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            kills += 1;
+            std::thread::sleep(Duration::from_millis(60 + kills * 37 % 90));
+        }
+        fs::write(own.rig.path("export/stop"), "").unwrap();
+        for worker in workers {
+            assert!(own.rig.end_of(worker).success(), "an application saw an error");
+        }
+        let told = own.status();
+        eprintln!("{options}: {kills} kills, {} lines", lines(&own));
+        assert!(kills > 5, "{kills}");
+        if options == "transport=classic" || has_ring() {
+            assert_eq!(format!("transport={}", told["transport"].as_str().unwrap()), options);
+        }
+        for name in ["one", "two", "three"] {
+            let read =
+                |file: String| fs::read_to_string(own.rig.path("export").join(file)).unwrap();
+            let count: u64 = read(format!("{name}.count")).trim().parse().unwrap();
+            let expected: String = (0..count).map(|number| format!("{number}\n")).collect();
+            assert_eq!(read(name.to_owned()), expected, "{name}");
+        }
+        own.umount();
+    }
+}
+
+/// An ordinary user may lock too little memory for an io_uring.
+#[test]
+fn a_user_without_memory_for_a_ring_gets_a_classic_mount() {
+    let Some(own) = Own::new(&["prlimit", "--memlock=4096:4096"], "") else { return };
+    let told = own.status();
+    assert_eq!(told["transport"], "classic", "{told}");
+    assert!(told["transport_reason"].is_string(), "{told}");
+    if has_ring() {
+        let why = told["transport_reason"].as_str().unwrap();
+        assert!(why.starts_with("io_uring cannot be used"), "{why}");
+    }
+    own.umount();
+}

@@ -1,0 +1,182 @@
+//! The queues of a ring: which entries there are, when new requests may come, and whether
+//! the kernel has taken them.
+//!
+//! The kernel sends requests to the ring once every queue has had an entry. If it refuses
+//! all those of a queue before that, it goes on with /dev/fuse, and so do we.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use dray_rt::Ring;
+use dray_rt::sync::watch;
+
+use crate::front::Worker;
+use crate::state::{State, header};
+use crate::transport::area::{Area, Slot};
+use crate::transport::ring::start_entry;
+
+/// What the entries of a mount have in common.
+pub(crate) struct Queues {
+    state: State,
+    pub(crate) area: Arc<Area>,
+    pub(crate) device: Arc<OwnedFd>,
+    depth: usize,
+    queues: Vec<Queue>,
+    /// The last error with which the kernel refused an entry, negative.
+    refusal: AtomicI32,
+    /// A predecessor's requests are under way: new ones may come.
+    open: watch::Sender<bool>,
+    /// Held by every entry until it is in its queue or serves a request.
+    settling: Mutex<Option<mpsc::Sender<Infallible>>>,
+    settled: Mutex<mpsc::Receiver<Infallible>>,
+}
+
+/// Entries of one CPU's queue, and how many of them hold requests that may block.
+#[derive(Default)]
+struct Queue {
+    entries: AtomicUsize,
+    /// Entries that the kernel has.
+    taken: AtomicUsize,
+    blocking: AtomicUsize,
+}
+
+impl Queues {
+    /// Queues for `cpus` possible CPUs of `depth` entries each, and `spares_max` in all
+    /// for requests that block; `adopted` if a predecessor has been here. Errors: those of
+    /// [`Area::open`].
+    pub(crate) fn new(
+        device: Arc<OwnedFd>,
+        state: &State,
+        (cpus, depth, spares_max): (usize, usize, usize),
+        adopted: bool,
+    ) -> io::Result<Queues> {
+        let (settling, settled) = mpsc::channel();
+        Ok(Queues {
+            state: state.clone(),
+            area: Arc::new(Area::open(state, cpus * depth + spares_max)?),
+            device,
+            depth,
+            refusal: AtomicI32::new(0),
+            queues: (0..cpus).map(|_| Queue::default()).collect(),
+            open: watch::channel(!adopted).0,
+            settling: Mutex::new(Some(settling)),
+            settled: Mutex::new(settled),
+        })
+    }
+
+    /// Number of queues: one for each possible CPU.
+    pub(crate) fn cpus(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Starts serving the queues with these numbers on this thread's executor, what a
+    /// predecessor had read first. New requests come when they are [opened](Queues::open).
+    pub(crate) fn serve(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpus: &[u16]) {
+        for &cpu in cpus {
+            let adopted: Vec<Slot> = self.area.adopted(cpu).collect();
+            // All are counted before the first request asks whether there are enough.
+            let entries = &self.queues[usize::from(cpu)].entries;
+            entries.store(adopted.len(), Ordering::Release);
+            for slot in adopted {
+                start_entry(self, worker, ring, (cpu, slot));
+            }
+            while entries.load(Ordering::Acquire) < self.depth && self.add_entry(worker, ring, cpu)
+            {
+            }
+        }
+    }
+
+    /// Every thread has begun with what its predecessor had read, so that these requests
+    /// have found their replay slots: new ones may come. Returns when all entries are in
+    /// their queues, so that a request that comes from now on finds one. Errors: the
+    /// kernel's for a queue that has no entry, in which case it does not use the ring unless
+    /// a predecessor had filled all queues ([`Queues::was_filled`]).
+    pub(crate) fn open(&self) -> io::Result<()> {
+        self.open.send_replace(true);
+        drop(lock(&self.settling).take());
+        let _ = lock(&self.settled).recv(); // ends when all have let go
+        let refusal = -self.refusal.load(Ordering::Acquire);
+        let filled = self.queues.iter().all(|queue| queue.taken.load(Ordering::Acquire) > 0);
+        // The end of the mount is seen by those who read from the device.
+        if !filled && !matches!(refusal, libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV) {
+            return Err(io::Error::from_raw_os_error(refusal));
+        }
+        self.state.region.store(header::RING_READY, 1);
+        Ok(())
+    }
+
+    /// Whether every queue has had an entry, in a predecessor's time, too.
+    pub(crate) fn was_filled(state: &State) -> bool {
+        state.region.load(header::RING_READY) != 0
+    }
+
+    pub(crate) async fn wait_open(&self) {
+        let mut open = self.open.subscribe();
+        let _ = open.wait_for(|open| *open).await; // the sender is ours
+    }
+
+    /// To be kept by an entry until it is settled.
+    pub(crate) fn settling(&self) -> Option<mpsc::Sender<Infallible>> {
+        lock(&self.settling).clone()
+    }
+
+    /// The kernel has an entry of this queue.
+    pub(crate) fn taken(&self, cpu: u16) {
+        self.queues[usize::from(cpu)].taken.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The kernel has refused an entry with this error, a negative number.
+    pub(crate) fn refused(&self, cpu: u16, error: i32) {
+        self.queues[usize::from(cpu)].entries.fetch_sub(1, Ordering::AcqRel);
+        self.refusal.store(error, Ordering::Release);
+    }
+
+    /// Adds an entry to a queue; false when the memory for entries is used up.
+    fn add_entry(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) -> bool {
+        let Some(slot) = self.area.take(cpu) else { return false };
+        self.queues[usize::from(cpu)].entries.fetch_add(1, Ordering::AcqRel);
+        start_entry(self, worker, ring, (cpu, slot));
+        true
+    }
+
+    /// A request that may block begins: makes sure that as many entries as without it
+    /// are left. False if that cannot be had.
+    pub(crate) fn begin_blocking(
+        self: &Arc<Queues>,
+        worker: &Arc<Worker>,
+        ring: &Ring,
+        cpu: u16,
+    ) -> bool {
+        let queue = &self.queues[usize::from(cpu)];
+        let blocking = queue.blocking.fetch_add(1, Ordering::AcqRel) + 1;
+        if queue.entries.load(Ordering::Acquire) >= self.depth + blocking
+            || self.add_entry(worker, ring, cpu)
+        {
+            return true;
+        }
+        self.end_blocking(cpu);
+        false
+    }
+
+    pub(crate) fn end_blocking(&self, cpu: u16) {
+        self.queues[usize::from(cpu)].blocking.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// CPUs that can ever be there: as many queues as the kernel wants served.
+pub(crate) fn possible_cpus() -> io::Result<usize> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    let count = list.trim().split(',').map(range).sum::<Option<usize>>();
+    count.filter(|count| *count > 0).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
