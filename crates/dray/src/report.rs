@@ -218,6 +218,7 @@ fn unsynced(status: &UnsyncedStatus) -> Value {
     json!({
         "limit_bytes": status.limit_bytes,
         "kept_bytes": status.kept_bytes,
+        "memory_bytes": status.memory_bytes,
         "unkept_bytes": status.unkept_bytes,
         "files": status.files,
         "names": status.names,

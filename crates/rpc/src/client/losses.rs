@@ -31,6 +31,8 @@ pub struct UnsyncedStatus {
     pub limit_bytes: u64,
     /// Kept, to be sent again.
     pub kept_bytes: u64,
+    /// Memory that this takes, spare memory included.
+    pub memory_bytes: u64,
     /// Written and not kept: lost if the server's machine loses power now.
     pub unkept_bytes: u64,
     /// Files with changes that may not be on media.

@@ -112,11 +112,15 @@ impl Recovery {
         if let Err(error) = self.call::<Option<AtOpen>>(&system, &open, None).await? {
             return Ok(Err(error));
         }
-        let mut outcome = Ok(());
+        let (mut outcome, mut from) = (Ok(()), 0);
         while outcome.is_ok()
-            && let Some(kept) = self.link.unsynced.next_to_send(id)
+            && let Some((index, kept)) = self.link.unsynced.next_to_send(id, from)
         {
             outcome = self.send(handle, &kept).await?;
+            if outcome.is_ok() {
+                self.link.unsynced.sent(id, index, &kept);
+            }
+            from = index;
         }
         // What was sent counts, however the close goes.
         let _ = self.call::<()>(&system, &Call::Close { handle }, None).await?;
@@ -127,12 +131,7 @@ impl Recovery {
         let mut cx = Context::system();
         cx.who = kept.who.clone();
         let call = Call::Redo { handle, stamp: kept.stamp, change: kept.change };
-        let data = (!kept.data.is_empty()).then(|| kept.data.clone());
-        let outcome = self.call(&cx, &call, data).await?;
-        if outcome.is_ok() {
-            self.link.unsynced.sent(kept);
-        }
-        Ok(outcome)
+        self.call(&cx, &call, kept.data.clone()).await
     }
 
     /// Names are not made again: what the loss of power undid is told.

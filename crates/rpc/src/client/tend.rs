@@ -5,17 +5,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dray_core::{Context, Errno, Error, Op, Result};
+use dray_rt::timeout;
 
 use crate::client::channel::{Answer, Ask, error_of};
+use crate::client::link::Link;
 use crate::client::session::Session;
-use crate::client::unsynced::{Changed, Expect, Writer};
+use crate::client::unsynced::{Changed, Expect, Pace, SYNC_AFTER, Writer};
 use crate::wire::{Call, Input};
 
-/// After this time everything is synced: about when the server's kernel does so by itself
-/// (dirty_expire_centisecs, 30 s).
-const SYNC_AFTER: Duration = Duration::from_secs(30);
-/// Between two syncs, however urgent they are.
-const SYNC_PAUSE: Duration = Duration::from_millis(20);
+/// When everything has been on media for so long, nobody looks after it any more and memory is
+/// given back.
+const CALM: Duration = Duration::from_secs(1);
 
 impl Session {
     /// Notes a change of a file.
@@ -60,22 +60,36 @@ impl Session {
 }
 
 async fn tend(session: Weak<Session>) {
+    let (mut pace, mut not_for_data) = (Pace::default(), Duration::ZERO);
     loop {
-        {
+        let urgent = {
             let Some(session) = session.upgrade() else { return };
             let link = session.link.clone();
             drop(session); // a mount that ends does not wait for us
-            let _ = dray_rt::timeout(SYNC_AFTER, link.unsynced.urgent()).await; // either will do
+            wait(&link, not_for_data).await
+        };
+        let calm = is_clean(&session);
+        if calm {
+            // Whoever syncs what he writes will write again soon.
+            dray_rt::sleep(CALM).await;
         }
         let Some(session) = session.upgrade() else { return };
         let unsynced = &session.link.unsynced;
         if unsynced.tender_ends() {
             return;
         }
+        if calm {
+            continue; // what is here now is new
+        }
         if !session.link.known().stamps {
             // A server of an earlier version: what it has on media is not to be known.
             return unsynced.tender_gone();
         }
+        if !urgent {
+            unsynced.trim(); // what a burst needed
+        }
+        let begin = dray_rt::now();
+        unsynced.sync_begins();
         if let Err(error) = session.sync_all(&Context::system()).await {
             log::warn!("{}: cannot sync: {error}", session.link.connector.target());
             dray_rt::sleep(SYNC_AFTER).await;
@@ -83,7 +97,21 @@ async fn tend(session: Weak<Session>) {
         if unsynced.tender_ends() {
             return;
         }
+        let pause;
+        (pause, not_for_data) = pace.after(begin.elapsed(), unsynced.is_all_kept());
         drop(session);
-        dray_rt::sleep(SYNC_PAUSE).await;
+        dray_rt::sleep(pause).await;
     }
+}
+
+fn is_clean(session: &Weak<Session>) -> bool {
+    session.upgrade().is_some_and(|session| session.link.unsynced.is_clean())
+}
+
+/// Waits until it is time for a sync, or for none; true if it is urgent.
+async fn wait(link: &Link, not_for_data: Duration) -> bool {
+    if timeout(not_for_data, link.unsynced.urgent(false)).await.is_ok() {
+        return true;
+    }
+    timeout(SYNC_AFTER.saturating_sub(not_for_data), link.unsynced.urgent(true)).await.is_ok()
 }

@@ -1,0 +1,218 @@
+//! Memory for data that are kept: they are copied one behind the other into segments, and a
+//! segment is used again when nothing in it is kept any more. So keeping neither allocates
+//! nor has the kernel clear pages, and what is still kept is never moved (a log in segments,
+//! as in Rosenblum and Ousterhout, ACM TOCS 10(1), 1992, section 3, without a cleaner: a sync
+//! of everything empties all of them).
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Buf, BufMut, IO_MAX_BYTES, Memory};
+
+/// Bytes of a segment: the largest write fits, so that it lies in two at most.
+const SEGMENT_BYTES: usize = IO_MAX_BYTES;
+
+/// Segments, those in use and spare ones.
+pub(super) struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    segments_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    spare: Vec<Segment>,
+    /// Segments in use.
+    taken: usize,
+    open: Option<Open>,
+}
+
+/// The segment that is being filled.
+struct Open {
+    lent: Arc<Lent>,
+    start: NonNull<u8>,
+    used_bytes: usize,
+}
+
+// SAFETY: the memory behind `start` belongs to `lent`, which is Send.
+unsafe impl Send for Open {}
+
+/// Memory of its own mapping, so that giving it back gives it to the system.
+struct Segment(NonNull<u8>);
+
+// SAFETY: a Segment is the only reference to its memory.
+unsafe impl Send for Segment {}
+
+/// A segment in use; goes back when the last that lies in it is no longer kept.
+struct Lent {
+    segment: Mutex<Option<Segment>>,
+    home: Arc<Inner>,
+}
+
+impl Memory for Lent {}
+
+/// Data that were copied: where they begin, and the rest if they did not fit there.
+pub(super) type Copied = (Buf, Option<Buf>);
+
+impl Segment {
+    fn map() -> Option<Segment> {
+        let (read_write, private) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, wherever there is room.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), SEGMENT_BYTES, read_write, private, -1, 0)
+        };
+        if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()).map(Segment) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this size, and nobody refers to it any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), SEGMENT_BYTES) };
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let segment = self.segment.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let mut state = self.home.lock();
+        state.taken -= 1;
+        state.spare.extend(segment);
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    /// Room for `limit_bytes`, and for what is lost between what is kept.
+    pub(super) fn new(limit_bytes: u64) -> Store {
+        let segments = limit_bytes.div_ceil(SEGMENT_BYTES as u64) + 1;
+        let segments_max = if limit_bytes == 0 { 0 } else { segments as usize };
+        Store { inner: Arc::new(Inner { segments_max, state: Mutex::default() }) }
+    }
+
+    /// Copies `data`. None if there is no room for it now.
+    pub(super) fn copy(&self, data: &[u8]) -> Option<Copied> {
+        let (mut first, rest) = self.reserve(data.len())?;
+        // Outside of the lock: others copy at the same time.
+        let copied_bytes = first.put(data);
+        let rest = rest.map(|mut rest| {
+            rest.put(&data[copied_bytes..]);
+            rest.freeze()
+        });
+        Some((first.freeze(), rest))
+    }
+
+    /// Room for `bytes` in the open segment and, if that is too little, in the next.
+    fn reserve(&self, bytes: usize) -> Option<(BufMut, Option<BufMut>)> {
+        if bytes > SEGMENT_BYTES {
+            return None;
+        }
+        let mut state = self.inner.lock();
+        let left_bytes = state.open.as_ref().map_or(0, |open| SEGMENT_BYTES - open.used_bytes);
+        if bytes <= left_bytes {
+            return state.open.as_mut().map(|open| (open.cut(bytes), None));
+        }
+        let next = self.inner.take(&mut state)?;
+        // Dropped behind the lock: with it the segment may go back.
+        let full = state.open.replace(next);
+        let first = full.filter(|_| left_bytes > 0).map(|mut full| full.cut(left_bytes));
+        let rest_bytes = bytes - first.as_ref().map_or(0, BufMut::capacity);
+        let rest = state.open.as_mut().map(|open| open.cut(rest_bytes));
+        drop(state);
+        match first {
+            Some(first) => Some((first, rest)),
+            None => rest.map(|rest| (rest, None)),
+        }
+    }
+
+    /// Gives spare segments back to the system, and the open one if nothing in it is kept.
+    pub(super) fn trim(&self) {
+        let open = self.inner.lock().open.take_if(|open| Arc::strong_count(&open.lent) == 1);
+        drop(open); // which makes it a spare one
+        let spare = std::mem::take(&mut self.inner.lock().spare);
+        drop(spare);
+    }
+
+    /// Bytes of memory, in use or spare.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let state = self.inner.lock();
+        ((state.taken + state.spare.len()) * SEGMENT_BYTES) as u64
+    }
+}
+
+impl Inner {
+    fn take(self: &Arc<Inner>, state: &mut State) -> Option<Open> {
+        if state.taken >= self.segments_max {
+            return None;
+        }
+        let segment = state.spare.pop().or_else(Segment::map)?;
+        state.taken += 1;
+        let start = segment.0;
+        let lent = Lent { segment: Mutex::new(Some(segment)), home: self.clone() };
+        Some(Open { lent: Arc::new(lent), start, used_bytes: 0 })
+    }
+}
+
+impl Open {
+    /// The next `bytes` of it.
+    fn cut(&mut self, bytes: usize) -> BufMut {
+        assert!(bytes <= SEGMENT_BYTES - self.used_bytes);
+        // SAFETY: within the segment, which lives as long as `lent`; what has been cut off
+        // is not cut off again before all of it is free.
+        let buf = unsafe {
+            let start = self.start.add(self.used_bytes);
+            BufMut::over(start, bytes, self.lent.clone())
+        };
+        self.used_bytes += bytes;
+        buf
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole((first, rest): &Copied) -> Vec<u8> {
+        [&first[..], rest.as_deref().unwrap_or_default()].concat()
+    }
+
+    #[test]
+    fn data_come_back_as_they_were_and_memory_is_used_again() {
+        let store = Store::new(4 << 20);
+        let data: Vec<u8> = (0..700_000u32).map(|at| (at % 251) as u8).collect();
+        let mut most_bytes = 0;
+        for round in 0..20 {
+            let kept: Vec<Copied> = (0..5).map(|_| store.copy(&data).expect("room")).collect();
+            assert!(kept.iter().all(|one| whole(one) == data), "round {round}");
+            most_bytes = most_bytes.max(store.memory_bytes());
+        }
+        assert!(most_bytes <= 5 << 20, "{most_bytes}");
+    }
+
+    #[test]
+    fn there_is_a_bound_and_what_is_free_goes_back_to_the_system() {
+        let store = Store::new(2 << 20);
+        let data = vec![7; 1 << 20];
+        let small = store.copy(b"small").expect("room");
+        let kept: Vec<Copied> = std::iter::from_fn(|| store.copy(&data)).collect();
+        assert_eq!(kept.len(), 2, "three segments, of which five bytes were gone");
+        store.trim();
+        assert_eq!(store.memory_bytes(), 3 << 20, "nothing of it is free");
+        drop(kept);
+        store.trim();
+        assert_eq!((store.memory_bytes(), &small.0[..]), (1 << 20, &b"small"[..]));
+        drop(small);
+        store.trim();
+        assert_eq!(store.memory_bytes(), 0);
+        assert!(Store::new(0).copy(b"x").is_none());
+    }
+}
