@@ -76,7 +76,10 @@ mod tests {
     #[test]
     fn data_begin_at_a_cache_line() {
         let body_at = |head_bytes, data_bytes| Prefix { head_bytes, data_bytes }.body_at();
-        assert_eq!((body_at(10, 0), body_at(10, 1), body_at(48, 1), body_at(49, 1)), (26, 64, 64, 128));
+        assert_eq!(
+            (body_at(10, 0), body_at(10, 1), body_at(48, 1), body_at(49, 1)),
+            (26, 64, 64, 128)
+        );
     }
 
     #[test]
