@@ -5,8 +5,13 @@
 //! 4   4   bytes of head, little-endian, 1..=HEAD_MAX_BYTES
 //! 8   4   bytes of data, 0..=DATA_MAX_BYTES
 //! 12  4   zero, room for a checksum
-//! 16      head, then data
+//! 16      head
+//! ..      if there are data: zeros up to a multiple of DATA_ALIGN_BYTES, then data
 //! ```
+//!
+//! A socket copies what it is given into memory that begins at a page, mostly, and what it
+//! gives out of it. Where data begin in the middle of a cache line both copies cost a
+//! sixth more (docs/adr/0015-large-transfers.md).
 
 use std::io;
 
@@ -16,6 +21,8 @@ pub const HEAD_MAX_BYTES: usize = 80 << 10;
 pub const DATA_MAX_BYTES: usize = dray_core::IO_MAX_BYTES;
 
 pub(crate) const PREFIX_BYTES: usize = 16;
+/// Where data begin in a frame: at a multiple of a cache line.
+const DATA_ALIGN_BYTES: usize = 64;
 const MAGIC: [u8; 4] = *b"dray";
 
 /// Sizes of a frame's two parts.
@@ -32,6 +39,12 @@ impl Prefix {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
         Ok(Prefix { head_bytes: head.len(), data_bytes })
+    }
+
+    /// Where the head ends and what stands behind it begins: data, or the next frame.
+    pub(crate) fn body_at(self) -> usize {
+        let head_end = PREFIX_BYTES + self.head_bytes;
+        if self.data_bytes == 0 { head_end } else { head_end.next_multiple_of(DATA_ALIGN_BYTES) }
     }
 
     pub(crate) fn encode(self) -> [u8; PREFIX_BYTES] {
@@ -59,6 +72,15 @@ impl Prefix {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn data_begin_at_a_cache_line() {
+        let body_at = |head_bytes, data_bytes| Prefix { head_bytes, data_bytes }.body_at();
+        assert_eq!(
+            (body_at(10, 0), body_at(10, 1), body_at(48, 1), body_at(49, 1)),
+            (26, 64, 64, 128)
+        );
+    }
 
     #[test]
     fn what_is_encoded_is_decoded_and_nothing_else_is() {

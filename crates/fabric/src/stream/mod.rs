@@ -95,12 +95,12 @@ impl StreamConnection {
     }
 
     fn try_send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
-        let prefix = Prefix::of(head, data.as_deref().map_or(0, <[u8]>::len))?.encode();
+        let prefix = Prefix::of(head, data.as_deref().map_or(0, <[u8]>::len))?;
         let mut out = self.out();
         if out.closed {
             return Err(closed());
         }
-        out.push(&prefix, head, data);
+        out.push(prefix, head, data);
         let waits = out.may_wait() && self.source.is_here();
         if out.full || waits && out.running {
             self.note_backlog(&out);
@@ -322,8 +322,10 @@ mod tests {
                 let data = vec![number as u8; 60_000];
                 let head = number.to_le_bytes();
                 connection.send(&head, Some(Buf::from(data.clone()))).unwrap();
-                let prefix = Prefix { head_bytes: 4, data_bytes: data.len() }.encode();
-                expected.extend([&prefix[..], &head, &data].concat());
+                let prefix = Prefix { head_bytes: 4, data_bytes: data.len() };
+                let mut front = [&prefix.encode()[..], &head].concat();
+                front.resize(prefix.body_at(), 0);
+                expected.extend([front, data].concat());
             }
             assert!(connection.queued_frames() > 0, "the socket took all of it");
             let mut came = Vec::new();

@@ -8,6 +8,7 @@ use std::task::Waker;
 use dray_core::Buf;
 
 use super::socket::{send_parts, slice};
+use crate::frame::Prefix;
 
 /// Frames that wait for the end of a turn; with one more all go.
 const BATCH_FRAMES: usize = 32;
@@ -61,11 +62,12 @@ impl Pending {
 }
 
 impl Out {
-    pub(super) fn push(&mut self, prefix: &[u8], head: &[u8], data: Option<Buf>) {
+    pub(super) fn push(&mut self, prefix: Prefix, head: &[u8], data: Option<Buf>) {
         let mut whole = self.spare.pop().unwrap_or_default();
         whole.clear();
-        whole.extend_from_slice(prefix);
+        whole.extend_from_slice(&prefix.encode());
         whole.extend_from_slice(head);
+        whole.resize(prefix.body_at(), 0);
         let pending = Pending { head: whole, head_done: 0, data, data_done: 0 };
         self.queued_bytes += pending.left_bytes();
         self.queue.push_back(pending);

@@ -158,8 +158,7 @@ impl Receiver {
         }
         while matches!(self.state, State::Head) {
             let Some((prefix, head)) = first_head(bytes)? else { break };
-            let head_end = PREFIX_BYTES + prefix.head_bytes;
-            bytes = &bytes[head_end..];
+            bytes = &bytes[prefix.body_at()..];
             self.bulk = prefix.data_bytes >= BULK_BYTES;
             self.frames += 1;
             if prefix.data_bytes == 0 {
@@ -222,11 +221,12 @@ impl Receiver {
     }
 }
 
-/// The sizes and head of the first frame in `bytes`, if its head is whole.
+/// The sizes and head of the first frame in `bytes`, if all in front of its data is there.
 fn first_head(bytes: &[u8]) -> io::Result<Option<(Prefix, &[u8])>> {
     let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
     let prefix = Prefix::decode(prefix)?;
-    Ok(bytes.get(PREFIX_BYTES..PREFIX_BYTES + prefix.head_bytes).map(|head| (prefix, head)))
+    let front = bytes.get(PREFIX_BYTES..prefix.body_at());
+    Ok(front.map(|front| (prefix, &front[..prefix.head_bytes])))
 }
 
 fn end_of_stream() -> io::Error {

@@ -5,13 +5,12 @@
 
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
-use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 
-use dray_core::{Buf, IO_MAX_BYTES, Memory, Pid};
+use dray_core::{Buf, Pid};
 use dray_rt::sync::watch;
 use dray_rt::{Interest, Source, poll_once_then_spawn};
 
@@ -19,60 +18,15 @@ use crate::cpus::Lookout;
 use crate::device::write_answer;
 use crate::front::Worker;
 use crate::proto::reply::header;
+use crate::transport::buffers::{Buffer, Buffers};
 use crate::transport::{Answer, Message};
 
-/// Bytes of a read buffer: the largest WRITE with its header, and a page to spare.
-const BUFFER_BYTES: usize = IO_MAX_BYTES + 8192;
 /// Requests up to this size are copied out of the read buffer.
 const SMALL_BYTES: usize = 1024;
-/// Read buffers kept by a worker while they are not in use.
-const SPARE_MAX: usize = 8;
 /// Requests between two looks at where a caller runs.
 const LOOK_EVERY: u64 = 64;
 /// Requests read in a row before other tasks get their turn.
 const READS_PER_TURN: u64 = 16;
-
-/// Buffers to read into, used again and again.
-#[derive(Default)]
-struct Buffers {
-    spare: Mutex<Vec<Box<[u8]>>>,
-}
-
-impl Buffers {
-    fn take(self: &Arc<Buffers>) -> ReadBuffer {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        // Zeroed memory comes from the kernel untouched: it is taken when it is written.
-        let bytes = spare.unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice());
-        ReadBuffer { bytes, home: self.clone() }
-    }
-}
-
-struct ReadBuffer {
-    bytes: Box<[u8]>,
-    home: Arc<Buffers>,
-}
-
-impl Memory for ReadBuffer {}
-
-impl Drop for ReadBuffer {
-    fn drop(&mut self) {
-        let bytes = std::mem::take(&mut self.bytes);
-        let mut spare = self.home.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.len() < SPARE_MAX {
-            spare.push(bytes);
-        }
-    }
-}
-
-impl ReadBuffer {
-    /// The first `len` bytes, shared from now on.
-    fn into_buf(mut self, len: usize) -> Buf {
-        let start = NonNull::from(&mut self.bytes[..len]).cast();
-        // SAFETY: the bytes are initialised and stay where they are, in the box that the
-        // owner keeps; nobody writes them until the owner is dropped.
-        unsafe { Buf::over(start, len, Arc::new(self)) }
-    }
-}
 
 /// Where the answer to a request goes.
 pub(crate) struct Replier {
@@ -111,13 +65,13 @@ pub(crate) async fn run(
     let device = Arc::new(Source::new_shared(device)?);
     let buffers = Arc::new(Buffers::default());
     let mut buffer = buffers.take();
-    let mut reads = 0u64;
+    let (mut reads, mut writes) = (0u64, false);
     // Of the workers that wait the kernel wakes the one that began to wait first, wherever the
     // caller runs. A wake-up across CPUs costs more than all else about a small request: the
     // worker that finds its caller at another one's home lets that one go first.
     let home = home.and_then(|home| Some((home, Lookout::start().ok()?)));
     loop {
-        let read = read_or_stop(&device, &mut buffer.bytes, &mut stop).await;
+        let read = read_or_stop(&device, &mut buffer, writes, &mut stop).await;
         let len = match read {
             None | Some(Ok(0)) => return Ok(()),
             Some(Ok(len)) => len,
@@ -129,12 +83,13 @@ pub(crate) async fn run(
                 _ => return Err(error),
             },
         };
-        let message = if len <= SMALL_BYTES {
-            Buf::from(&buffer.bytes[..len])
+        writes = len > SMALL_BYTES;
+        let message = if writes {
+            std::mem::replace(&mut buffer, buffers.take()).into_message()
         } else {
-            std::mem::replace(&mut buffer, buffers.take()).into_buf(len)
+            Buf::from(buffer.message())
         };
-        let caller = serve(&worker, &device, message);
+        let caller = serve(&worker, &device, message, &buffers);
         reads += 1;
         if let Some((home, lookout)) = &home
             && reads.is_multiple_of(LOOK_EVERY)
@@ -152,39 +107,38 @@ pub(crate) async fn run(
 }
 
 /// Serves one request and tells whose it is.
-fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf) -> Pid {
+fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf, buffers: &Arc<Buffers>) -> Pid {
     let Some(head) = crate::proto::Head::decode(&message) else { return Pid(0) };
+    let message = Message::Classic(message, buffers.clone());
     let replier = Replier { device: device.clone(), unique: head.unique };
     let worker = worker.clone();
     poll_once_then_spawn(Box::pin(async move {
-        let message = Message::Classic(message);
         let answer = worker.serve(&message).await;
         replier.send(answer);
     }));
     head.pid
 }
 
-/// The next request; none once `stop` is set and no request is there.
+/// The next request, of which `writes` guesses that it is a large WRITE; none once `stop` is
+/// set and no request is there.
 async fn read_or_stop(
     device: &Source,
-    buffer: &mut [u8],
+    buffer: &mut Buffer,
+    writes: bool,
     stop: &mut watch::Receiver<bool>,
 ) -> Option<io::Result<usize>> {
     let mut stopped = pin!(stop.wait_for(|stop| *stop));
     std::future::poll_fn(|cx| {
-        let request = device.poll_io(cx, Interest::Read, |fd| read(fd, buffer));
+        let request = device.poll_io(cx, Interest::Read, |fd| {
+            if writes {
+                buffer.warm(); // the last one may have come back since
+            }
+            buffer.read(fd)
+        });
         match request {
             Poll::Ready(request) => Poll::Ready(Some(request)),
             Poll::Pending => stopped.as_mut().poll(cx).map(|_| None),
         }
     })
     .await
-}
-
-fn read(fd: i32, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the kernel writes at most buffer.len() bytes to it.
-    match unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) } {
-        count @ 0.. => Ok(count as usize),
-        _ => Err(io::Error::last_os_error()),
-    }
 }

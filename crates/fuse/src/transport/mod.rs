@@ -1,20 +1,28 @@
 //! How requests come and answers go.
 
 mod area;
+mod buffers;
 pub(crate) mod classic;
 pub(crate) mod queues;
 pub(crate) mod ring;
 
 pub(crate) use area::PAYLOAD_BYTES;
+
+use std::sync::Arc;
+
 use dray_core::{Buf, BufMut, Errno, Result};
 
 use crate::proto::wire::Small;
 use crate::proto::{Request, decode_classic, decode_ring};
+use crate::transport::buffers::Buffers;
+
+/// Answers from this size on are worth a buffer of their own kind.
+const LARGE_BYTES: usize = 64 << 10;
 
 /// A request where it arrived.
 pub(crate) enum Message {
-    /// One contiguous message of /dev/fuse.
-    Classic(Buf),
+    /// One contiguous message of /dev/fuse, and where memory for its answer comes from.
+    Classic(Buf, Arc<Buffers>),
     /// In the memory of a ring entry.
     Ring(ring::Arrived),
 }
@@ -22,7 +30,7 @@ pub(crate) enum Message {
 impl Message {
     pub(crate) fn decode(&self) -> Result<Request<'_>> {
         match self {
-            Message::Classic(bytes) => decode_classic(bytes),
+            Message::Classic(bytes, _) => decode_classic(bytes),
             Message::Ring(arrived) => {
                 decode_ring(arrived.head(), arrived.args(), arrived.payload())
             }
@@ -33,7 +41,7 @@ impl Message {
     pub(crate) fn data(&self, size: usize) -> Buf {
         match self {
             // The decoder has checked that the data are the last `size` bytes.
-            Message::Classic(bytes) => bytes.slice(bytes.len() - size..bytes.len()),
+            Message::Classic(bytes, _) => bytes.slice(bytes.len() - size..bytes.len()),
             Message::Ring(arrived) => arrived.data(size),
         }
     }
@@ -41,7 +49,8 @@ impl Message {
     /// A buffer of `size` bytes for data that will be the answer.
     pub(crate) fn read_buffer(&self, size: usize) -> BufMut {
         match self {
-            Message::Classic(_) => BufMut::heap(size),
+            Message::Classic(_, buffers) if size >= LARGE_BYTES => buffers.take().into_answer(size),
+            Message::Classic(..) => BufMut::heap(size),
             Message::Ring(arrived) => arrived.read_buffer(size),
         }
     }

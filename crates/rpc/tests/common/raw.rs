@@ -21,7 +21,10 @@ pub fn frame(head: &[u8], data: &[u8]) -> Vec<u8> {
         bytes.extend_from_slice(&(len as u32).to_le_bytes());
     }
     bytes.extend_from_slice(head);
-    bytes.extend_from_slice(data);
+    if !data.is_empty() {
+        bytes.resize(bytes.len().next_multiple_of(64), 0);
+        bytes.extend_from_slice(data);
+    }
     bytes
 }
 
@@ -32,6 +35,10 @@ pub fn read_frame(from: &mut impl Read) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let word = |at: usize| u32::from_le_bytes(prefix[at..at + 4].try_into().unwrap()) as usize;
     let (mut head, mut data) = (vec![0; word(4)], vec![0; word(8)]);
     from.read_exact(&mut head)?;
+    if !data.is_empty() {
+        let behind_head = 16 + head.len();
+        from.read_exact(&mut [0; 64][..behind_head.next_multiple_of(64) - behind_head])?;
+    }
     from.read_exact(&mut data)?;
     Ok((head, data))
 }

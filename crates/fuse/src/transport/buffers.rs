@@ -1,0 +1,165 @@
+//! Memory for what is read from /dev/fuse and for what is answered, used again and again.
+//!
+//! The data of a WRITE begin at a page, as do those that answer a READ. The kernel copies
+//! page by page to and from the application's memory: between pages that lie alike that is
+//! one copy each, and one look at the page tables, instead of two.
+//!
+//! What was given back last is used next: it is what the processor's cache has.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Buf, BufMut, IO_MAX_BYTES, Memory};
+
+/// The kernel's head of a request and the arguments of a WRITE (`fuse_in_header`,
+/// `fuse_write_in`), bytes: where data begin in a message.
+const WRITE_HEAD_BYTES: usize = 80;
+/// Pages of a buffer: one in whose last bytes a message begins, the largest WRITE, and one to
+/// spare.
+const PAGES: usize = IO_MAX_BYTES / PAGE_BYTES + 2;
+const PAGE_BYTES: usize = 4096;
+/// Where a message begins.
+const MESSAGE_AT: usize = PAGE_BYTES - WRITE_HEAD_BYTES;
+/// Buffers kept while they are not in use.
+const SPARE_MAX: usize = 8;
+
+#[repr(align(4096))]
+struct Page(#[allow(dead_code)] [u8; PAGE_BYTES]); // memory alone
+
+type Pages = Box<[MaybeUninit<Page>]>;
+
+/// The buffers of one reader of /dev/fuse.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    spare: Mutex<Vec<Pages>>,
+}
+
+impl Buffers {
+    fn spare(&self) -> MutexGuard<'_, Vec<Pages>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The buffer that was used last, or a new one.
+    pub(crate) fn take(self: &Arc<Buffers>) -> Buffer {
+        let spare = self.spare().pop();
+        // The system gives memory for it when it is written.
+        let pages = spare.unwrap_or_else(|| Box::new_uninit_slice(PAGES));
+        Buffer { pages, filled_bytes: 0, home: self.clone() }
+    }
+}
+
+/// A buffer in use.
+pub(crate) struct Buffer {
+    pages: Pages,
+    /// Bytes of the message in it.
+    filled_bytes: usize,
+    home: Arc<Buffers>,
+}
+
+impl Memory for Buffer {}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let pages = std::mem::take(&mut self.pages);
+        let mut spare = self.home.spare();
+        if spare.len() < SPARE_MAX {
+            spare.push(pages);
+        }
+    }
+}
+
+impl Buffer {
+    fn at(&mut self, offset: usize) -> NonNull<u8> {
+        let start = NonNull::from(&mut *self.pages).cast::<u8>();
+        // SAFETY: every offset asked for lies within the pages.
+        unsafe { start.add(offset) }
+    }
+
+    /// Becomes the buffer that was given back last, if there is one.
+    pub(crate) fn warm(&mut self) {
+        let mut spare = self.home.spare();
+        if let Some(warmer) = spare.pop() {
+            let cold = std::mem::replace(&mut self.pages, warmer);
+            spare.insert(0, cold);
+        }
+        self.filled_bytes = 0;
+    }
+
+    /// Reads one message from /dev/fuse. Errors: those of read(2).
+    pub(crate) fn read(&mut self, fd: RawFd) -> io::Result<usize> {
+        self.filled_bytes = 0;
+        let room_bytes = PAGES * PAGE_BYTES - MESSAGE_AT;
+        // SAFETY: the kernel writes at most that many bytes, which lie within the pages.
+        let count = unsafe { libc::read(fd, self.at(MESSAGE_AT).as_ptr().cast(), room_bytes) };
+        self.filled_bytes = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        Ok(self.filled_bytes)
+    }
+
+    /// The message in it.
+    pub(crate) fn message(&self) -> &[u8] {
+        // SAFETY: the kernel has filled these bytes; they lie within the pages.
+        unsafe {
+            let start = self.pages.as_ptr().cast::<u8>().add(MESSAGE_AT);
+            std::slice::from_raw_parts(start, self.filled_bytes)
+        }
+    }
+
+    /// The message in it, shared from now on.
+    pub(crate) fn into_message(mut self) -> Buf {
+        let (start, len_bytes) = (self.at(MESSAGE_AT), self.filled_bytes);
+        // SAFETY: the kernel has filled these bytes. They stay where they are, in the box that
+        // the owner keeps, and nobody writes them until the owner is dropped.
+        unsafe { Buf::over(start, len_bytes, Arc::new(self)) }
+    }
+
+    /// Empty memory for up to `size` bytes of an answer, at most [`IO_MAX_BYTES`].
+    pub(crate) fn into_answer(mut self, size: usize) -> BufMut {
+        let start = self.at(PAGE_BYTES);
+        // SAFETY: within the pages, which the owner keeps in place and for nobody else.
+        unsafe { BufMut::over(start, size.min(IO_MAX_BYTES), Arc::new(self)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// A message of `len` bytes as the kernel would hand it over.
+    fn message(buffer: &mut Buffer, len: usize) {
+        let (read, mut write) = io::pipe().unwrap();
+        write.write_all(&vec![7; len]).unwrap();
+        assert_eq!(buffer.read(read.as_raw_fd()).unwrap(), len);
+    }
+
+    #[test]
+    fn data_begin_at_a_page() {
+        let buffers = Arc::new(Buffers::default());
+        let mut buffer = buffers.take();
+        message(&mut buffer, WRITE_HEAD_BYTES + 5);
+        assert_eq!(buffer.message(), [7; WRITE_HEAD_BYTES + 5]);
+        let data = buffer.into_message().slice(WRITE_HEAD_BYTES..WRITE_HEAD_BYTES + 5);
+        assert_eq!((data.as_ptr() as usize % PAGE_BYTES, &*data), (0, &[7; 5][..]));
+        let answer = buffers.take().into_answer(IO_MAX_BYTES);
+        assert_eq!(
+            (answer.filled().as_ptr() as usize % PAGE_BYTES, answer.room()),
+            (0, IO_MAX_BYTES)
+        );
+    }
+
+    #[test]
+    fn what_was_given_back_last_is_used_next() {
+        let buffers = Arc::new(Buffers::default());
+        let (mut waiting, mut used) = (buffers.take(), buffers.take());
+        let (cold, warm) = (waiting.at(0), used.at(0));
+        drop(used);
+        waiting.warm();
+        assert_eq!(waiting.at(0), warm);
+        assert_eq!(buffers.take().at(0), cold);
+    }
+}
