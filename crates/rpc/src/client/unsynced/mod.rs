@@ -163,7 +163,8 @@ impl Unsynced {
                 for (change, data) in pieces(change, copied) {
                     let who = new.who.clone();
                     let Moment { stamp, epoch } = at;
-                    state.kept_bytes += file.keep(Kept { stamp, epoch, change, data, who, sent: 0 });
+                    state.kept_bytes +=
+                        file.keep(Kept { stamp, epoch, change, data, who, sent: 0 });
                 }
             }
             Fate::Note => file.note(at, bytes, false),

@@ -62,9 +62,8 @@ impl Segment {
         let (read_write, private) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping, wherever there is room.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), SEGMENT_BYTES, read_write, private, -1, 0)
-        };
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), SEGMENT_BYTES, read_write, private, -1, 0) };
         if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()).map(Segment) }
     }
 }
