@@ -121,12 +121,15 @@ impl Store {
             return state.open.as_mut().map(|open| (open.cut(bytes), None));
         }
         let next = self.inner.take(&mut state)?;
-        // Dropped behind the lock: with it the segment may go back.
-        let full = state.open.replace(next);
-        let first = full.filter(|_| left_bytes > 0).map(|mut full| full.cut(left_bytes));
+        let mut full = state.open.replace(next);
+        let first = match &mut full {
+            Some(full) if left_bytes > 0 => Some(full.cut(left_bytes)),
+            _ => None,
+        };
         let rest_bytes = bytes - first.as_ref().map_or(0, BufMut::capacity);
         let rest = state.open.as_mut().map(|open| open.cut(rest_bytes));
         drop(state);
+        drop(full); // which may be the last that held it: that takes the lock
         match first {
             Some(first) => Some((first, rest)),
             None => rest.map(|rest| (rest, None)),
@@ -195,6 +198,15 @@ mod tests {
             most_bytes = most_bytes.max(store.memory_bytes());
         }
         assert!(most_bytes <= 5 << 20, "{most_bytes}");
+    }
+
+    #[test]
+    fn a_full_segment_of_which_nothing_is_kept_is_left_behind() {
+        let (store, data) = (Store::new(2 << 20), vec![7; 1 << 20]);
+        for _ in 0..10 {
+            drop(store.copy(&data).expect("room"));
+        }
+        assert!(store.memory_bytes() <= 2 << 20);
     }
 
     #[test]
