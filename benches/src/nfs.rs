@@ -175,13 +175,9 @@ impl Target for Mount {
                 How::WriteDirect => {
                     (self.0.libnfs.open)(self.0.nfs, path.as_ptr(), libc::O_RDWR, &mut handle)
                 }
-                How::Create => (self.0.libnfs.create)(
-                    self.0.nfs,
-                    path.as_ptr(),
-                    exclusive,
-                    0o644,
-                    &mut handle,
-                ),
+                How::Create => {
+                    (self.0.libnfs.create)(self.0.nfs, path.as_ptr(), exclusive, 0o644, &mut handle)
+                }
                 How::Fill => {
                     let flags = libc::O_WRONLY | libc::O_CREAT;
                     (self.0.libnfs.create)(self.0.nfs, path.as_ptr(), flags, 0o644, &mut handle)
