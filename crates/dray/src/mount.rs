@@ -245,13 +245,24 @@ impl Host for Attached {
         request: RequestId,
     ) -> Fut<'a, dray_core::Result<Arc<dyn OpenFile>>> {
         let how = OpenHow::new(flags);
-        let session = self.session.borrow().clone().flatten();
+        let attached = self.attach(id, flags, request);
         Box::pin(async move {
-            match session {
-                Some(session) => Ok(RemoteFs::new(session).attach(id, how, request.0)),
+            match attached {
+                Some(file) => Ok(file),
                 None => fs.open(cx, id, how).await,
             }
         })
+    }
+
+    fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
+        let session = self.session.borrow().clone().flatten()?;
+        Some(RemoteFs::new(session).attach(id, OpenHow::new(flags), request.0))
+    }
+
+    fn attached(&self) {
+        if let Some(session) = self.session.borrow().clone().flatten() {
+            session.attached();
+        }
     }
 
     fn wake_queues(&self) {

@@ -305,6 +305,41 @@ fn the_server_and_the_daemon_die_together() {
     }
 }
 
+/// The next daemon has open again what the dead one had, before anybody can remove it.
+#[test]
+fn files_deleted_by_others_after_both_died_live_on() {
+    if skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let mut file = OpenOptions::new();
+        let file = file.create_new(true).read(true).write(true).open(at.join("file")).unwrap();
+        file.write_all_at(b"still here", 0).unwrap();
+        let dead = daemon(&at).unwrap();
+        signal(dead, libc::SIGKILL);
+        rig.end_server(libc::SIGKILL);
+        rig.serve(&[]);
+        let back = || {
+            let status = rig.run(&["status", at.to_str().unwrap(), "--json"]).stdout;
+            String::from_utf8_lossy(&status).contains("\"connected\":true")
+        };
+        wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != dead) && back());
+        std::thread::sleep(Duration::from_millis(500)); // it says that it has returned
+        let other = rig.mount("other", options);
+        fs::remove_file(other.join("file")).unwrap();
+        let mut text = [0; 10];
+        file.read_exact_at(&mut text, 0).unwrap();
+        assert_eq!(&text, b"still here");
+        drop(file);
+        rig.umount(&other);
+        rig.umount(&at);
+        gone(&at);
+    }
+}
+
 #[test]
 fn a_blocked_lock_survives_and_can_be_killed() {
     if skipped() {

@@ -148,6 +148,16 @@ pub trait Host: Send + Sync + 'static {
         Box::pin(async move { fs.open(cx, id, OpenHow::new(flags)).await })
     }
 
+    /// As [`Host::reopen`], for a file that nobody has asked for so far and without asking
+    /// anybody; none: it is opened again when it is first used.
+    fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
+        let _ = (id, flags, request);
+        None
+    }
+
+    /// Everything that a predecessor had open has been [attached](Host::attach).
+    fn attached(&self) {}
+
     /// An entry was added to a queue of the ring in which requests may wait, which the kernel
     /// does not give to it: [`wake_queues`](crate::wake_queues) is to be called, in another
     /// process.
