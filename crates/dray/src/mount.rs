@@ -156,16 +156,18 @@ impl Mount {
     }
 
     /// Serves the mount behind `device`. `memory` makes the memory of the session, once for
-    /// each attempt to connect; `wait` is what to do between two attempts, none to try once.
+    /// each attempt to connect; `wait` is what to do between two attempts, none to try once;
+    /// `push` has the queues of a ring pushed by somebody else.
     pub fn serve(
         self,
         device: Device,
         memory: NewMemory,
-        wait: Option<Box<dyn Fn() + Send + Sync>>,
+        wait: Option<Notice>,
+        push: Notice,
     ) -> Result<Running, Failure> {
         let (tell, told) = watch::channel(None);
         let what = || "cannot use the memory of the session".to_owned();
-        let host = Arc::new(Attached(told.clone()));
+        let host = Arc::new(Attached { session: told.clone(), push });
         let options = FuseOptions {
             node: memory().doing(what)?.node(),
             workers: device.clones.len(),
@@ -217,14 +219,21 @@ struct Connection {
     options: ClientOptions,
     memory: NewMemory,
     /// Called before each further attempt to connect; none: there is one attempt.
-    wait: Option<Box<dyn Fn() + Send + Sync>>,
+    wait: Option<Notice>,
     /// None until it has been tried.
     tell: watch::Sender<Option<Option<Arc<Session>>>>,
     told: ToldSession,
 }
 
-/// Files that a daemon before us opened are still open at the server.
-struct Attached(ToldSession);
+/// Says something to somebody else.
+pub type Notice = Box<dyn Fn() + Send + Sync>;
+
+/// A daemon's surroundings: its supervisor, and a server at which files are still open that
+/// a daemon before it opened.
+struct Attached {
+    session: ToldSession,
+    push: Notice,
+}
 
 impl Host for Attached {
     fn reopen<'a>(
@@ -236,17 +245,32 @@ impl Host for Attached {
         request: RequestId,
     ) -> Fut<'a, dray_core::Result<Arc<dyn OpenFile>>> {
         let how = OpenHow::new(flags);
-        let session = self.0.borrow().clone().flatten();
+        let attached = self.attach(id, flags, request);
         Box::pin(async move {
-            match session {
-                Some(session) => Ok(RemoteFs::new(session).attach(id, how, request.0)),
+            match attached {
+                Some(file) => Ok(file),
                 None => fs.open(cx, id, how).await,
             }
         })
     }
 
+    fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
+        let session = self.session.borrow().clone().flatten()?;
+        Some(RemoteFs::new(session).attach(id, OpenHow::new(flags), request.0))
+    }
+
+    fn attached(&self) {
+        if let Some(session) = self.session.borrow().clone().flatten() {
+            session.attached();
+        }
+    }
+
+    fn wake_queues(&self) {
+        (self.push)();
+    }
+
     fn owes_error(&self, id: FileId) -> bool {
-        let told = self.0.borrow();
+        let told = self.session.borrow();
         told.as_ref().and_then(Option::as_ref).is_some_and(|session| session.owes_error(id))
     }
 }

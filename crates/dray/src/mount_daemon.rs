@@ -18,11 +18,11 @@ use dray_rt::{Interest, Source};
 use crate::args::MountDaemonArgs;
 use crate::daemonize;
 use crate::error::{Doing, Failure};
-use crate::mount::{Mount, NewMemory, Running};
+use crate::mount::{Mount, NewMemory, Notice, Running};
 use crate::mount_options::MountPlan;
 use crate::paths;
 use crate::signals::{self, Ending};
-use crate::supervisor::{HANDED_OVER, Held, PARENT, STOP, WAITING, ready_word, take};
+use crate::supervisor::{HANDED_OVER, Held, PARENT, STOP, WAITING, WAKE, ready_word, take};
 
 /// Serves the mount until it ends, or until the supervisor asks for a stop.
 pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
@@ -46,9 +46,11 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     if adopted && let Err(error) = dray_fuse::resend(held.device.as_fd()) {
         log::warn!("{}: the kernel cannot send requests again: {error}", at.display());
     }
-    let wait = adopted.then(|| waiting_for_server(&control)).transpose();
+    // While the server is away the supervisor is to know that nothing is stuck here.
+    let wait = adopted.then(|| saying(&control, WAITING)).transpose().doing(what)?;
+    let push = saying(&control, WAKE).doing(what)?;
     let device = Device { fd: held.device, clones: held.clones, state };
-    let running = mount.serve(device, memory_in(held.session), wait.doing(what)?)?;
+    let running = mount.serve(device, memory_in(held.session), wait, push)?;
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }
@@ -89,10 +91,10 @@ fn memory_in(session: OwnedFd) -> NewMemory {
     Box::new(move || SessionMemory::from_fd(session.try_clone()?))
 }
 
-/// While the server is away: lets the supervisor know that nothing is stuck here.
-fn waiting_for_server(control: &UnixStream) -> io::Result<Box<dyn Fn() + Send + Sync>> {
+/// Says a word to the supervisor each time that it is called.
+fn saying(control: &UnixStream, word: u8) -> io::Result<Notice> {
     let control = control.try_clone()?;
-    Ok(Box::new(move || tell(&control, WAITING)))
+    Ok(Box::new(move || tell(&control, word)))
 }
 
 /// Tells the supervisor. If it is gone, the control socket says so to the one who reads it.

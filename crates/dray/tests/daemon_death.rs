@@ -305,6 +305,41 @@ fn the_server_and_the_daemon_die_together() {
     }
 }
 
+/// The next daemon has open again what the dead one had, before anybody can remove it.
+#[test]
+fn files_deleted_by_others_after_both_died_live_on() {
+    if skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let mut file = OpenOptions::new();
+        let file = file.create_new(true).read(true).write(true).open(at.join("file")).unwrap();
+        file.write_all_at(b"still here", 0).unwrap();
+        let dead = daemon(&at).unwrap();
+        signal(dead, libc::SIGKILL);
+        rig.end_server(libc::SIGKILL);
+        rig.serve(&[]);
+        let back = || {
+            let status = rig.run(&["status", at.to_str().unwrap(), "--json"]).stdout;
+            String::from_utf8_lossy(&status).contains("\"connected\":true")
+        };
+        wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != dead) && back());
+        std::thread::sleep(Duration::from_millis(500)); // it says that it has returned
+        let other = rig.mount("other", options);
+        fs::remove_file(other.join("file")).unwrap();
+        let mut text = [0; 10];
+        file.read_exact_at(&mut text, 0).unwrap();
+        assert_eq!(&text, b"still here");
+        drop(file);
+        rig.umount(&other);
+        rig.umount(&at);
+        gone(&at);
+    }
+}
+
 #[test]
 fn a_blocked_lock_survives_and_can_be_killed() {
     if skipped() {
@@ -347,6 +382,60 @@ fn blocked_lock(options: &str) {
     drop(holder);
     rig.umount(&at);
     gone(&at);
+}
+
+/// Keeps this thread on the first CPU that it may use: its requests go through one queue of
+/// a ring.
+fn stay_on_one_cpu() {
+    let done = (0..libc::CPU_SETSIZE as usize).any(|cpu| {
+        // SAFETY: an all-zero set is an empty one, and outlives the calls.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(cpu, &mut set);
+            libc::sched_setaffinity(0, size_of_val(&set), &set) == 0
+        }
+    });
+    assert!(done);
+}
+
+/// A ring's entry that the kernel gave to a lock that is waited for gave nothing more to
+/// what stood behind it in the queue: the unlocking.
+#[test]
+fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
+    if skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let holder = Arc::new(File::create(at.join("lock")).unwrap());
+        let waiter = OpenOptions::new().write(true).open(at.join("lock")).unwrap();
+        lock(&holder, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
+        let supervisor = supervisor(&at);
+        signal(supervisor, libc::SIGSTOP);
+        signal(daemon(&at).unwrap(), libc::SIGKILL);
+        wait_for("the daemon's end", || daemon(&at).is_none());
+        let mut waiting = Vec::new();
+        let held = holder.clone();
+        let steps: [Box<dyn FnOnce() -> io::Result<()> + Send>; 2] = [
+            Box::new(move || lock(&waiter, libc::F_WRLCK, libc::F_OFD_SETLKW)),
+            Box::new(move || lock(&held, libc::F_UNLCK, libc::F_OFD_SETLK)),
+        ];
+        for step in steps {
+            waiting.push(std::thread::spawn(move || {
+                stay_on_one_cpu();
+                step()
+            }));
+            std::thread::sleep(Duration::from_millis(200)); // one behind the other
+        }
+        signal(supervisor, libc::SIGCONT);
+        wait_for("the lock to change hands", || waiting.iter().all(JoinHandle::is_finished));
+        waiting.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        drop(holder);
+        rig.umount(&at);
+        gone(&at);
+    }
 }
 
 #[test]

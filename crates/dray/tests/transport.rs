@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{Rig, is_mounted, wait_for};
@@ -64,10 +65,38 @@ fn a_mount_chooses_its_transport_and_says_why() {
     rig.umount(&chosen);
 }
 
+/// /dev/fuse as udev makes it, also where there is no udev: open to everybody. One test at a
+/// time, since it is the machine's.
+struct OpenDevice {
+    before: Option<u32>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+impl OpenDevice {
+    fn new() -> OpenDevice {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mode = fs::metadata("/dev/fuse").unwrap().permissions().mode() & 0o777;
+        let before = (mode != 0o666).then_some(mode);
+        fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+        OpenDevice { before, _alone: alone }
+    }
+}
+
+impl Drop for OpenDevice {
+    fn drop(&mut self) {
+        if let Some(mode) = self.before {
+            let _ = fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(mode));
+        }
+    }
+}
+
 /// A mount that belongs to an ordinary user, whose programs alone may use it.
 struct Own {
     rig: Rig,
     at: PathBuf,
+    _device: OpenDevice,
 }
 
 impl Own {
@@ -82,6 +111,7 @@ impl Own {
             eprintln!("skipped: needs fusermount3 and setpriv");
             return None;
         }
+        let device = OpenDevice::new();
         let mut rig = Rig::new();
         rig.serve(&[]);
         let open = |path: &Path, mode| {
@@ -100,7 +130,7 @@ impl Own {
         let mount = ["mount", &target, &place, "-o", options];
         let output = rig.run_as(USER, limit, program, &mount);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Some(Own { rig, at })
+        Some(Own { rig, at, _device: device })
     }
 
     fn status(&self) -> Value {

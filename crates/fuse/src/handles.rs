@@ -121,6 +121,17 @@ impl Handles {
         self.get(slot, STATE) >> REUSE_SHIFT
     }
 
+    /// Attaches what a predecessor had open, as far as `host` can.
+    pub(crate) fn attach(&self, host: &dyn Host) {
+        let left: Vec<Arc<Handle>> = self.lock().slots.iter().flatten().cloned().collect();
+        for handle in left {
+            let file = host.attach(handle.id, handle.flags, handle.request);
+            let mut slot = handle.slot();
+            *slot = slot.take().or(file);
+        }
+        host.attached();
+    }
+
     /// A handle for a file just opened with `flags` by `request`. If a predecessor made
     /// one for that request and died before it said so, it is that one. `ENFILE` when the
     /// table is full.

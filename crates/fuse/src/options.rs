@@ -59,7 +59,8 @@ pub struct Options {
     /// are so many CPUs that their payloads (1 MiB each) would take more than 256 MiB or a
     /// sixteenth of the memory.
     pub ring_depth: usize,
-    /// Ring entries that may be added for requests that block, in the whole mount.
+    /// Ring entries that may be added for requests that block, in the whole mount; at most
+    /// 256, or [`wake_queues`](crate::wake_queues) would not reach behind all of them.
     pub ring_spares_max: usize,
     /// Whether batch jobs are told by the callers' environment (`SLURM_JOB_ID` and the
     /// like), which is looked at once for a process.
@@ -71,6 +72,9 @@ pub struct Options {
     /// What the surroundings of the mount can do for it.
     pub host: Arc<dyn Host>,
 }
+
+/// Ring entries for requests that block, unless told otherwise.
+pub(crate) const RING_SPARES_MAX: usize = 256;
 
 /// Worker threads unless told otherwise: each has a connection of its own, and a server
 /// has many clients.
@@ -86,7 +90,7 @@ impl Default for Options {
             negative_validity: Duration::ZERO,
             workers: 0,
             ring_depth: 8,
-            ring_spares_max: 256,
+            ring_spares_max: RING_SPARES_MAX,
             job_ids: false,
             node: NodeId(0),
             patience: None,
@@ -143,6 +147,21 @@ pub trait Host: Send + Sync + 'static {
         let _ = request;
         Box::pin(async move { fs.open(cx, id, OpenHow::new(flags)).await })
     }
+
+    /// As [`Host::reopen`], for a file that nobody has asked for so far and without asking
+    /// anybody; none: it is opened again when it is first used.
+    fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
+        let _ = (id, flags, request);
+        None
+    }
+
+    /// Everything that a predecessor had open has been [attached](Host::attach).
+    fn attached(&self) {}
+
+    /// An entry was added to a queue of the ring in which requests may wait, which the kernel
+    /// does not give to it: [`wake_queues`](crate::wake_queues) is to be called, in another
+    /// process.
+    fn wake_queues(&self) {}
 
     /// Whether an error of writing `id` waits to be told at the next close, so that the
     /// close must be passed on.

@@ -290,6 +290,9 @@ async fn work(
         }
     };
     let shared = start.share(&fs);
+    if index == 0 && start.adopted {
+        shared.handles.attach(&*start.options.host);
+    }
     let worker = Arc::new(Worker { index, shared, fs });
     if let Some((queues, ring)) = start.queues.as_ref().zip(Ring::of(handle)) {
         let own = cpus::queues_of(index, &start.cpus, queues.cpus());

@@ -18,6 +18,8 @@ pub const HANDED_OVER: i32 = 75;
 pub const STOP: u8 = b's';
 /// A word of a daemon: it is not stuck, but waits for the server.
 pub const WAITING: u8 = b'w';
+/// A word of a daemon that serves: the queues of its ring need a push.
+pub const WAKE: u8 = b'k';
 /// Words of a daemon that serves.
 const READY: u8 = b'r';
 const READY_WITHOUT_RESEND: u8 = b'o';
@@ -55,6 +57,8 @@ pub struct Daemon {
     pub stage: Stage,
     /// When it last said something, or was started.
     pub heard_at: Instant,
+    /// It asked for a push of its queues.
+    pub wants_push: bool,
     /// When it was asked to stop.
     pub stopping: Option<Instant>,
 }
@@ -78,7 +82,8 @@ impl Daemon {
         let child = command.spawn()?;
         let control = Some(ours);
         let stage = Stage::Starting;
-        Ok(Daemon { child, control, stage, heard_at: Instant::now(), stopping: None })
+        let (heard_at, wants_push, stopping) = (Instant::now(), false, None);
+        Ok(Daemon { child, control, stage, heard_at, wants_push, stopping })
     }
 
     /// Its process.
@@ -109,6 +114,7 @@ impl Daemon {
                 READY => self.stage = Stage::Serving,
                 READY_WITHOUT_RESEND => self.stage = Stage::ServingWithoutResend,
                 READY_ON_RING => self.stage = Stage::ServingRing,
+                WAKE => self.wants_push = true,
                 _ => {}
             }
         }

@@ -29,7 +29,7 @@ use note::Note;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
 
-pub use child::{HANDED_OVER, STOP, WAITING, ready_word};
+pub use child::{HANDED_OVER, STOP, WAITING, WAKE, ready_word};
 pub use held::{Held, PARENT, take};
 pub use launch::{Launch, MountWords};
 pub use note::{Told, read_note};
@@ -133,11 +133,15 @@ impl Supervisor {
         if gone {
             return Ok(Some(End::Unmounted));
         }
-        if spoken
-            && let Some(daemon) = &mut self.daemon
-            && daemon.hear()
-        {
-            self.ready()?;
+        if spoken && let Some(daemon) = &mut self.daemon {
+            let ready = daemon.hear();
+            let push = std::mem::take(&mut daemon.wants_push);
+            if ready {
+                self.ready()?;
+            }
+            if push {
+                self.wake();
+            }
         }
         if signalled {
             for signal in self.signals.read()? {
@@ -238,11 +242,8 @@ impl Supervisor {
         let Some(daemon) = &self.daemon else { return Ok(()) };
         let (stage, pid) = (daemon.stage, daemon.pid());
         self.restarts.ready();
-        if self.served.is_some()
-            && stage == Stage::ServingRing
-            && let Err(error) = self.waking.start(&self.args.mount.mountpoint)
-        {
-            log::error!("cannot wake {}: {error}", self.args.mount.mountpoint.display());
+        if self.served.is_some() && stage == Stage::ServingRing {
+            self.wake();
         }
         self.served = Some(stage);
         if stage == Stage::ServingWithoutResend {
@@ -254,6 +255,13 @@ impl Supervisor {
         match self.waiting.take() {
             Some(waiting) => waiting.ready().map_err(|failure| io::Error::other(failure.message)),
             None => Ok(()),
+        }
+    }
+
+    /// Has requests served that wait in queues of a ring while there are entries.
+    fn wake(&mut self) {
+        if let Err(error) = self.waking.start(&self.args.mount.mountpoint) {
+            log::error!("cannot wake {}: {error}", self.at().display());
         }
     }
 

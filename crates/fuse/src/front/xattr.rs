@@ -8,6 +8,7 @@ use crate::front::{Worker, invalid};
 use crate::proto::Operation;
 use crate::proto::wire::Small;
 use crate::transport::Answer;
+use crate::wake;
 
 impl Worker {
     pub(crate) async fn xattrs(
@@ -18,6 +19,9 @@ impl Worker {
     ) -> Result<Answer> {
         let id = self.id(node)?;
         match *op {
+            Operation::Getxattr { name, .. } if name == wake::ATTRIBUTE => {
+                Err(Errno::ENODATA.into())
+            }
             Operation::Getxattr { name, size } if name == capabilities::NAME => {
                 self.get_capability(cx, node, size).await
             }

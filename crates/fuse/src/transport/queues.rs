@@ -81,11 +81,11 @@ impl Queues {
             let entries = &self.queues[usize::from(cpu)].entries;
             entries.store(adopted.len(), Ordering::Release);
             for slot in adopted {
-                start_entry(self, worker, ring, (cpu, slot));
+                start_entry(self, worker, ring, (cpu, slot), false);
             }
-            while entries.load(Ordering::Acquire) < self.depth && self.add_entry(worker, ring, cpu)
-            {
-            }
+            while entries.load(Ordering::Acquire) < self.depth
+                && self.add_entry(worker, ring, cpu, false)
+            {}
         }
     }
 
@@ -134,11 +134,18 @@ impl Queues {
         self.refusal.store(error, Ordering::Release);
     }
 
-    /// Adds an entry to a queue; false when the memory for entries is used up.
-    fn add_entry(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) -> bool {
+    /// Adds an entry to a queue; false when the memory for entries is used up. `spare`: while
+    /// requests come.
+    fn add_entry(
+        self: &Arc<Queues>,
+        worker: &Arc<Worker>,
+        ring: &Ring,
+        cpu: u16,
+        spare: bool,
+    ) -> bool {
         let Some(slot) = self.area.take(cpu) else { return false };
         self.queues[usize::from(cpu)].entries.fetch_add(1, Ordering::AcqRel);
-        start_entry(self, worker, ring, (cpu, slot));
+        start_entry(self, worker, ring, (cpu, slot), spare);
         true
     }
 
@@ -153,7 +160,7 @@ impl Queues {
         let queue = &self.queues[usize::from(cpu)];
         let blocking = queue.blocking.fetch_add(1, Ordering::AcqRel) + 1;
         if queue.entries.load(Ordering::Acquire) >= self.depth + blocking
-            || self.add_entry(worker, ring, cpu)
+            || self.add_entry(worker, ring, cpu, true)
         {
             return true;
         }

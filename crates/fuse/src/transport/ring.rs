@@ -10,7 +10,7 @@
 //! dead daemon had read lies in the [`Area`], and the successor answers it from its own
 //! rings. Then it registers the idle entries anew. Requests that wait in a queue are not given
 //! to entries that are registered, only to entries that become free: somebody has to ask for
-//! something on each CPU ([`crate::wake_queues`]).
+//! something on each CPU ([`crate::wake_queues`]), also when entries are added later.
 //!
 //! FORGET and INTERRUPT come on /dev/fuse, where a reader stays. A lock request may block
 //! for long: as many entries are added to its queue as such requests are under way, so
@@ -312,6 +312,7 @@ pub(crate) fn start_entry(
     worker: &Arc<Worker>,
     ring: &Ring,
     (cpu, slot): (u16, Slot),
+    spare: bool,
 ) {
     let entry = Arc::new(Entry {
         cpu,
@@ -321,7 +322,7 @@ pub(crate) fn start_entry(
         _area: queues.area.clone(),
     });
     let token = ring.attach(entry.clone());
-    let serving = serve_entry(queues.clone(), worker.clone(), ring.clone(), entry, token);
+    let serving = serve_entry(queues.clone(), worker.clone(), ring.clone(), (entry, token), spare);
     // What was under way goes first, so it is polled now.
     poll_once_then_spawn(Box::pin(serving));
 }
@@ -330,12 +331,15 @@ async fn serve_entry(
     queues: Arc<Queues>,
     worker: Arc<Worker>,
     ring: Ring,
-    entry: Arc<Entry>,
-    token: RingToken,
+    (entry, token): (Arc<Entry>, RingToken),
+    spare: bool,
 ) {
     let settling = queues.settling();
     let mut arrived = entry.begin(&queues, &ring, token).await;
     drop(settling);
+    if spare {
+        worker.shared.options.host.wake_queues();
+    }
     loop {
         if !std::mem::take(&mut arrived) && entry.until(|mail| mail.result.take()).await < 0 {
             return; // the connection has ended, or the kernel wants no ring

@@ -8,7 +8,6 @@ use std::task::{Poll, Waker};
 use dray_core::{FileId, OpenHow};
 
 /// All open files of a mount, by the numbers that it gave them.
-#[derive(Default)]
 pub(crate) struct OpenFiles {
     state: Mutex<State>,
 }
@@ -18,6 +17,8 @@ struct State {
     files: HashMap<u64, (FileId, OpenHow)>,
     /// Being opened again now.
     opening: Vec<u64>,
+    /// A process before us had files open that are not among these so far.
+    missing: bool,
     waiting: Vec<Waker>,
 }
 
@@ -39,6 +40,33 @@ impl State {
 impl OpenFiles {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `successor`: of a process whose files will be attached.
+    pub(crate) fn new(successor: bool) -> OpenFiles {
+        OpenFiles { state: Mutex::new(State { missing: successor, ..State::default() }) }
+    }
+
+    /// What a process before us had open is among them.
+    pub(crate) fn complete(&self) {
+        let mut state = self.lock();
+        state.missing = false;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until what a process before us had open is among them.
+    pub(crate) async fn completed(&self) {
+        std::future::poll_fn(|task| {
+            let mut state = self.lock();
+            if !state.missing {
+                return Poll::Ready(());
+            }
+            state.waiting.push(task.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 
     pub(crate) fn opened(&self, handle: u64, id: FileId, how: OpenHow) {

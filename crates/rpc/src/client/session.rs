@@ -102,7 +102,7 @@ thread_local! {
 impl Session {
     /// Connects for the first time. It is done once the server has welcomed us; from then
     /// on lost connections are made anew for ever. If `memory` is that of a process that
-    /// died, its session goes on.
+    /// died, its session goes on; call [`Session::attached`] then.
     pub async fn connect(
         connector: Arc<dyn Connect>,
         options: ClientOptions,
@@ -124,6 +124,13 @@ impl Session {
     /// put it into the context of every request, together with a number of their own.
     pub fn node(&self) -> NodeId {
         self.link.node
+    }
+
+    /// Every file that a process before us had open has been attached
+    /// ([`RemoteFs::attach`](super::RemoteFs::attach)). Only then a server that has lost its
+    /// state is told that this client has opened again what it had open.
+    pub fn attached(&self) {
+        self.link.files.complete();
     }
 
     /// The export, as it was when the session began.

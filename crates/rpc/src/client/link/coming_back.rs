@@ -79,6 +79,7 @@ impl Link {
 
     /// Opens again everything that is open, some files at once.
     async fn open_all(self: &Arc<Link>, channel: &Arc<Channel>, instance: u64) {
+        self.files.completed().await;
         let left = Arc::new(Mutex::new(self.files.handles()));
         let open = |_| {
             let (link, channel, left) = (self.clone(), channel.clone(), left.clone());

@@ -69,7 +69,7 @@ impl Link {
             closing: Arc::new(Closing::new(memory.clone())),
             held: Held::new(memory.clone()),
             memory,
-            files: OpenFiles::default(),
+            files: OpenFiles::new(inherited),
             returned: AtomicU64::new(0),
             unsynced: Unsynced::new(replay_bytes, inherited),
             requests: AtomicU64::new(1),
