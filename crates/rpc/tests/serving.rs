@@ -11,12 +11,14 @@ use common::{
 };
 use dray_core::{
     Buf, BufMut, Cancel, Context, CreateHow, Errno, Fate, FileSystem, Lock, LockFamily, LockKind,
-    LockOwner, LockRange, Make, Name, OpenHow, Pid, RemoveKind, Write, XattrSet,
+    LockOwner, LockRange, Make, Name, Op, OpenHow, Pid, RemoveKind, Write, XattrSet,
 };
 use dray_fabric::Address;
 use dray_fabric::sim::{Network, Weather};
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, ConnectError};
-use dray_rpc::server::ServerOptions;
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::Scope;
 
 fn name(text: &str) -> &Name {
@@ -195,29 +197,28 @@ fn a_client_that_stays_away_loses_its_session_and_opens_its_files_again() {
     });
 }
 
-/// Its change had been made when the session was lost: to make it again would be wrong, and
-/// so would the error of trying.
+/// Its change was being made when the connection went, and the session with it: to make it
+/// again would be wrong, and so would the error of trying.
 #[test]
 fn what_a_lost_session_had_under_way_ends_with_an_error_and_happened_once() {
     simulate(7, async {
         let network = Network::new();
-        let server = server_of(memory(), ServerOptions::default());
+        let delay = Duration::from_millis(10);
+        let slow = Fault { op: Some(Op::Make), when: When::Always, delay, error: None };
+        let below = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
+        let export = Export::new("data", Arc::new(below), Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
         serve_simulated(&network, "s", &server, &Scope::new());
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let (cx, root) = (Context::system(), fs.info().root);
-        fs.statfs(&cx).await.unwrap(); // so that the next frame is the change itself
-        network.set_weather(Weather {
-            break_one_in: Some(1),
-            deliver_then_break_one_in: Some(1),
-            ..Weather::default()
-        });
         let (there, at) = (fs.clone(), Context::system());
         let made = dray_rt::spawn_join(async move {
             there.make(&at, root, name("d"), Make::Directory { mode: 0o755 }).await
         });
-        dray_rt::sleep(Duration::from_millis(5)).await;
+        dray_rt::sleep(delay / 2).await;
+        assert_eq!(server.status().operations.len(), 1);
         network.partition("s", true);
-        network.set_weather(Weather::default());
         let (there, at) = (fs.clone(), Context::system());
         let unsent = dray_rt::spawn_join(async move {
             there.make(&at, root, name("later"), Make::Directory { mode: 0o755 }).await

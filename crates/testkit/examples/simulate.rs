@@ -4,59 +4,136 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator;
+use dray_testkit::simulator::{self, Failure, PowerKind, Report, WorkKind};
 
-const USAGE: &str = "simulate [--seeds A..B] [--minutes N] [--power] [--break WHAT]
+const USAGE: &str =
+    "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--break WHAT] [--log]
 
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
+--work KIND    all seeds with this kind of work; default all in turn. append, counter, names,
+               register, model, words, deleted, puts, copies, interleaved; with --power own,
+               register, append, counter
 --power        the server's machine loses power
+--cut          the server dies all the time; with --work
 --break WHAT   leaves a protection of the server out: some seed must fail. reply-cache,
-               intents, fence, reclaim; with --power redo, redo-order, redo-gate, redo-floor";
+               intents, fence, reclaim, turns, custody; with --power reclaim, redo, redo-order,
+               redo-gate, redo-floor
+--log          prints what clients and servers log";
 
+#[derive(Clone)]
 struct Wanted {
     seeds: std::ops::Range<u64>,
     time: Option<Duration>,
     sabotage: Option<Sabotage>,
+    work: Option<String>,
     power: bool,
+    cut: bool,
+    log: bool,
+}
+
+const SABOTAGES: [(&str, Sabotage); 10] = [
+    ("reply-cache", Sabotage::ReplyCache),
+    ("intents", Sabotage::Intents),
+    ("fence", Sabotage::Fence),
+    ("reclaim", Sabotage::Reclaim),
+    ("turns", Sabotage::Turns),
+    ("custody", Sabotage::Custody),
+    ("redo", Sabotage::Redo),
+    ("redo-order", Sabotage::RedoOrder),
+    ("redo-gate", Sabotage::RedoGate),
+    ("redo-floor", Sabotage::RedoFloor),
+];
+
+/// The kind that is called so: its name in lower case.
+fn kind<K: std::fmt::Debug + Copy>(kinds: &[K], name: &str) -> Option<K> {
+    kinds.iter().copied().find(|kind| format!("{kind:?}").to_lowercase() == name)
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
-    let mut wanted = Wanted { seeds: 0..2000, time: None, sabotage: None, power: false };
+    let mut wanted = Wanted {
+        seeds: 0..2000,
+        time: None,
+        sabotage: None,
+        work: None,
+        power: false,
+        cut: false,
+        log: false,
+    };
     while let Some(argument) = arguments.next() {
-        if argument == "--power" {
-            wanted.power = true;
-            continue;
-        }
-        let value = arguments.next()?;
         match argument.as_str() {
+            "--power" => wanted.power = true,
+            "--cut" => wanted.cut = true,
+            "--log" => wanted.log = true,
+            "--work" => wanted.work = Some(arguments.next()?),
             "--seeds" => {
+                let value = arguments.next()?;
                 let (from, to) = value.split_once("..")?;
                 wanted.seeds = from.parse().ok()?..to.parse().ok()?;
             }
             "--minutes" => {
-                wanted.time = Some(Duration::from_secs(60 * value.parse::<u64>().ok()?));
+                let minutes: u64 = arguments.next()?.parse().ok()?;
+                wanted.time = Some(Duration::from_secs(60 * minutes));
                 wanted.seeds.end = u64::MAX;
             }
             "--break" => {
-                wanted.sabotage = Some(match value.as_str() {
-                    "reply-cache" => Sabotage::ReplyCache,
-                    "intents" => Sabotage::Intents,
-                    "fence" => Sabotage::Fence,
-                    "reclaim" => Sabotage::Reclaim,
-                    "turns" => Sabotage::Turns,
-                    "custody" => Sabotage::Custody,
-                    "redo" => Sabotage::Redo,
-                    "redo-order" => Sabotage::RedoOrder,
-                    "redo-gate" => Sabotage::RedoGate,
-                    "redo-floor" => Sabotage::RedoFloor,
-                    _ => return None,
-                });
+                let value = arguments.next()?;
+                let (_, sabotage) = SABOTAGES.iter().find(|(name, _)| *name == value)?;
+                wanted.sabotage = Some(*sabotage);
             }
             _ => return None,
         }
     }
-    Some(wanted)
+    let known = wanted.work.as_deref().is_none_or(|work| match wanted.power {
+        true => kind(&PowerKind::ALL, work).is_some(),
+        false => work_kind(work).is_some(),
+    });
+    (known && (!wanted.cut || !wanted.power && wanted.work.is_some())).then_some(wanted)
+}
+
+fn work_kind(name: &str) -> Option<WorkKind> {
+    kind(&WorkKind::ALL, name).or_else(|| kind(&[WorkKind::Interleaved], name))
+}
+
+fn run(wanted: &Wanted, seed: u64) -> Result<Report, Failure> {
+    let (work, sabotage) = (wanted.work.as_deref(), wanted.sabotage);
+    if wanted.power {
+        return match work.and_then(|work| kind(&PowerKind::ALL, work)) {
+            Some(kind) => simulator::run_power_losses_of(kind, seed, sabotage),
+            None => simulator::run_power_losses(seed, sabotage),
+        };
+    }
+    match work.and_then(work_kind) {
+        Some(kind) if wanted.cut => simulator::run_cut_short(kind, seed, sabotage),
+        Some(kind) => simulator::run_of(kind, seed, sabotage),
+        None => simulator::run(seed, sabotage),
+    }
+}
+
+/// The options that repeat a run.
+fn again(wanted: &Wanted) -> String {
+    let mut text = String::new();
+    for (given, option) in [(wanted.power, "--power "), (wanted.cut, "--cut ")] {
+        text += if given { option } else { "" };
+    }
+    if let Some(work) = &wanted.work {
+        text += &format!("--work {work} ");
+    }
+    text
+}
+
+/// Prints what is logged, with the simulated time.
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+    fn log(&self, record: &log::Record<'_>) {
+        let at_us = dray_rt::now().as_nanos() / 1000;
+        eprintln!("{at_us} us {}: {}", record.target(), record.args());
+    }
+    fn flush(&self) {}
 }
 
 fn main() -> ExitCode {
@@ -64,16 +141,17 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
+    if wanted.log {
+        log::set_logger(&Log).expect("nobody else logs here");
+        log::set_max_level(log::LevelFilter::Info);
+    }
     let begin = Instant::now();
     let (mut runs, mut deaths, mut breaks, mut failures) = (0u64, 0, 0, 0u64);
     for seed in wanted.seeds.clone() {
         if wanted.time.is_some_and(|time| begin.elapsed() >= time) {
             break;
         }
-        let report = std::panic::catch_unwind(|| match wanted.power {
-            true => simulator::run_power_losses(seed, wanted.sabotage),
-            false => simulator::run(seed, wanted.sabotage),
-        });
+        let report = std::panic::catch_unwind(|| run(&wanted, seed));
         runs += 1;
         match report {
             Ok(Ok(report)) => {
@@ -86,7 +164,7 @@ fn main() -> ExitCode {
                     Ok(Err(failure)) => failure.to_string(),
                     _ => format!("seed {seed}: it panicked"),
                 };
-                let again = if wanted.power { "--power " } else { "" };
+                let again = again(&wanted);
                 println!("{why}\n  again: script/simulate {again}--seeds {seed}..{}", seed + 1);
             }
         }

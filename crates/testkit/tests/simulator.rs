@@ -2,7 +2,7 @@
 
 use dray_rpc::server::Sabotage;
 use dray_testkit::simulator::{
-    run, run_cut_short, run_interleaved, run_power_loss, run_power_losses,
+    WorkKind, run, run_cut_short, run_interleaved, run_of, run_power_loss, run_power_losses,
 };
 
 /// Seeds of the ordinary test; `script/simulate` runs more.
@@ -32,7 +32,16 @@ fn a_seed_is_one_run() {
 #[test]
 fn what_was_given_back_is_not_claimed_again() {
     for seed in [729, 10_697, 17_655] {
-        run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        run_of(WorkKind::Counter, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+/// The answer to the creation of a file that was answered again was misread where it had a
+/// stamp, so that the file was not opened and could go before its client used it.
+#[test]
+fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
+    for seed in [111_752, 118_577] {
+        run_of(WorkKind::Model, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
@@ -52,49 +61,60 @@ fn what_was_synced_survives_a_loss_of_power() {
 
 #[test]
 fn what_a_death_cuts_short_happens_once_and_before_all_others() {
-    for seed in 0..200 {
-        run_cut_short(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    for (kind, seeds) in [(WorkKind::Words, 200), (WorkKind::Copies, 100), (WorkKind::Puts, 100)] {
+        for seed in 0..seeds {
+            let ran = run_cut_short(kind, seed, None);
+            ran.unwrap_or_else(|failure| panic!("{failure}"));
+        }
     }
 }
 
-/// With a protection left out, some seed must show it.
-fn must_fail(sabotage: Sabotage) {
-    let run = if sabotage == Sabotage::Turns { run_cut_short } else { run };
-    let passes = |seed| {
-        // Whatever notices it: a check of the simulator, or an assertion of the code.
-        std::panic::catch_unwind(|| run(seed, Some(sabotage))).is_ok_and(|run| run.is_ok())
-    };
-    assert!(!(0..SEEDS).all(passes), "{sabotage:?} was left out and nobody noticed");
+/// With a protection left out, some seed must show it in each of these kinds of work:
+/// whatever notices it, a check of the simulator or an assertion of the code.
+fn must_fail(sabotage: Sabotage, kinds: &[WorkKind]) {
+    for &kind in kinds {
+        let passes = |seed| {
+            let ran = std::panic::catch_unwind(|| match sabotage {
+                Sabotage::Turns => run_cut_short(kind, seed, Some(sabotage)),
+                _ => run_of(kind, seed, Some(sabotage)),
+            });
+            ran.is_ok_and(|run| run.is_ok())
+        };
+        assert!(!(0..SEEDS).all(passes), "{sabotage:?} was left out and {kind:?} did not notice");
+    }
 }
 
 #[test]
 fn a_server_without_its_reply_cache_is_found_out() {
-    must_fail(Sabotage::ReplyCache);
+    must_fail(
+        Sabotage::ReplyCache,
+        &[WorkKind::Names, WorkKind::Append, WorkKind::Puts, WorkKind::Copies],
+    );
 }
 
 #[test]
 fn a_server_without_intents_is_found_out() {
-    must_fail(Sabotage::Intents);
+    must_fail(Sabotage::Intents, &[WorkKind::Names, WorkKind::Append]);
 }
 
 #[test]
 fn a_server_that_reads_stale_connections_is_found_out() {
-    must_fail(Sabotage::Fence);
+    must_fail(Sabotage::Fence, &[WorkKind::Words]);
 }
 
 #[test]
 fn a_server_that_forgets_locks_is_found_out() {
-    must_fail(Sabotage::Reclaim);
+    must_fail(Sabotage::Reclaim, &[WorkKind::Counter]);
 }
 
 #[test]
 fn a_server_that_lets_others_at_what_was_cut_short_is_found_out() {
-    must_fail(Sabotage::Turns);
+    must_fail(Sabotage::Turns, &[WorkKind::Words, WorkKind::Copies, WorkKind::Puts]);
 }
 
 #[test]
 fn a_server_that_does_not_keep_removed_files_for_who_returns_is_found_out() {
-    must_fail(Sabotage::Custody);
+    must_fail(Sabotage::Custody, &[WorkKind::Deleted]);
 }
 
 /// Seeds with losses of power of the ordinary test.
@@ -134,4 +154,9 @@ fn a_server_that_does_new_work_before_the_old_is_found_out() {
 #[test]
 fn a_server_that_undoes_what_was_synced_is_found_out() {
     must_fail_without_power(Sabotage::RedoFloor);
+}
+
+#[test]
+fn a_server_that_forgets_locks_with_its_machine_is_found_out() {
+    must_fail_without_power(Sabotage::Reclaim);
 }

@@ -28,7 +28,8 @@ use torment::Plan;
 use work::Work;
 
 pub use history::{Event, Kind, linearizable, linearizable_from};
-pub use power::{run_power_loss, run_power_losses};
+pub use power::{run_power_loss, run_power_losses, run_power_losses_of};
+pub use work::{Kind as WorkKind, PowerKind};
 
 /// Success, or what is wrong.
 type Outcome<T> = Result<T, String>;
@@ -82,14 +83,23 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
 /// As [`run`], with another kind of work: one generated sequence through several clients in
 /// turn, whose results must be the model's whatever goes wrong.
 pub fn run_interleaved(seed: u64) -> Result<Report, Failure> {
-    run_planned(seed, None, |seed| Plan { kind: work::KINDS, ..Plan::draw(seed) })
+    run_of(WorkKind::Interleaved, seed, None)
 }
 
-/// As [`run`], with one kind of work: changes of one file by several clients, and a server
-/// that dies all the time.
-pub fn run_cut_short(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
+/// As [`run`], with this kind of work.
+pub fn run_of(kind: WorkKind, seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
+    run_planned(seed, sabotage, |seed| Plan { kind, ..Plan::draw(seed) })
+}
+
+/// As [`run_of`], with a server that dies all the time: for changes of files by several
+/// clients.
+pub fn run_cut_short(
+    kind: WorkKind,
+    seed: u64,
+    sabotage: Option<Sabotage>,
+) -> Result<Report, Failure> {
     let kill_every = Some(Duration::from_millis(3));
-    run_planned(seed, sabotage, |seed| Plan { kind: work::WORDS, kill_every, ..Plan::draw(seed) })
+    run_planned(seed, sabotage, |seed| Plan { kind, kill_every, ..Plan::draw(seed) })
 }
 
 fn run_planned(
@@ -130,7 +140,7 @@ async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
     let network = Network::new();
     let machine = Machine::new(&network, sabotage, plan.slow);
     machine.start().await;
-    let work = work::of_kind(plan.kind, plan.clients);
+    let work = plan.kind.work(plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
     for number in 0..plan.clients {
         world.add_client(number).await?;

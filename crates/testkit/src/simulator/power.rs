@@ -10,7 +10,7 @@ use dray_rt::{random_u64, sleep, timeout};
 
 use super::client::{Client, Node};
 use super::machine::Machine;
-use super::work::{self, POWER_KINDS, Work};
+use super::work::{PowerKind, Work};
 use super::{Failure, Outcome, Report, TIME_MAX};
 
 /// Losses of power in one run.
@@ -73,7 +73,7 @@ async fn look(client: &Client, text: &str) -> Outcome<()> {
 /// What a seed stands for.
 #[derive(Debug)]
 struct Plan {
-    kind: u64,
+    kind: PowerKind,
     clients: usize,
     /// What clients keep, bytes.
     replay_bytes: u64,
@@ -92,35 +92,45 @@ fn below(bound: u64) -> u64 {
 }
 
 impl Plan {
-    /// The kind of work goes round with the seed; the rest is drawn.
-    fn draw(seed: u64) -> Plan {
-        let kind = seed % POWER_KINDS;
+    fn draw(kind: PowerKind) -> Plan {
+        let own = kind == PowerKind::Own;
         // Only a client's own file can be compared where something may be lost, and a
         // server that has forgotten its clients cannot know an append that comes again.
         let replay_bytes = match below(3) {
-            0 if kind == 0 => 0,
-            1 if kind == 0 => 20_000,
+            0 if own => 0,
+            1 if own => 20_000,
             _ => 1 << 20,
         };
         Plan {
             kind,
             clients: 1 + below(3) as usize,
             replay_bytes,
-            forget: kind < 2 && below(3) == 0,
+            forget: kind != PowerKind::Append && below(3) == 0,
             break_one_in: (below(2) == 0).then(|| 10 + below(50)),
             kills: below(3) == 0,
             // What it kept goes with it: that must show in nobody else's file.
-            crash_after: (kind == 0 && below(4) == 0).then(|| Duration::from_millis(below(60))),
+            crash_after: (own && below(4) == 0).then(|| Duration::from_millis(below(60))),
         }
     }
 }
 
 /// Clients work while the server's machine loses power again and again. What they keep must
 /// be there afterwards as if nothing had happened; of what they do not keep they must be told.
+/// The kind of work goes round with the seed.
 pub fn run_power_losses(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
+    let kind = PowerKind::ALL[(seed % PowerKind::ALL.len() as u64) as usize];
+    run_power_losses_of(kind, seed, sabotage)
+}
+
+/// As [`run_power_losses`], with this kind of work.
+pub fn run_power_losses_of(
+    kind: PowerKind,
+    seed: u64,
+    sabotage: Option<Sabotage>,
+) -> Result<Report, Failure> {
     let mut plan = None;
     let ran = super::in_simulation(seed, async {
-        let drawn = plan.insert(Plan::draw(seed));
+        let drawn = plan.insert(Plan::draw(kind));
         simulate_kept(drawn, sabotage).await
     });
     ran.map_err(|what| Failure { seed, plan: format!("{plan:?}"), what })
@@ -139,9 +149,9 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
         clients.push(node.run(mount).await.map_err(|_| "a client died")?);
         nodes.push(node);
     }
-    let work = work::for_power(plan.kind, &machine, plan.replay_bytes >= 1 << 20);
+    let work = plan.kind.work(&machine, plan.replay_bytes >= 1 << 20);
     work.prepare(&clients[0]).await?;
-    for name in ["own0", "own1", "own2", "log"] {
+    for name in ["own0", "own1", "own2", "log", "counter"] {
         let file = clients[0].open(clients[0].root(), name, libc::O_RDWR).await?;
         file.close(&clients[0].cx()).await.map_err(clients[0].failed("close"))?;
     }

@@ -7,7 +7,7 @@ use dray_rt::sync::watch;
 use dray_rt::{random_u64, sleep, timeout};
 
 use super::machine::SERVER;
-use super::work::KINDS;
+use super::work::Kind;
 use super::{Outcome, TIME_MAX, World};
 
 /// Deaths of the server in one run: where locks are claimed again after each, a server
@@ -17,7 +17,7 @@ const DEATHS_MAX: u64 = 60;
 /// What a seed stands for.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    pub(super) kind: u64,
+    pub(super) kind: Kind,
     pub(super) clients: usize,
     /// One operation in so many takes so long at the server.
     pub(super) slow: Option<(u64, Duration)>,
@@ -51,7 +51,7 @@ impl Plan {
             ..Weather::default()
         };
         Plan {
-            kind: seed % KINDS,
+            kind: Kind::ALL[(seed % Kind::ALL.len() as u64) as usize],
             clients: 2 + below(3) as usize,
             slow: (below(3) == 0).then(|| (1 + below(10), millis(1, 30))),
             weather,

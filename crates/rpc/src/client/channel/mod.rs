@@ -88,6 +88,11 @@ impl Channel {
         Channel::with(None, closing, true)
     }
 
+    /// Whether it ends with the recovery that it was made for.
+    pub(crate) fn is_for_recovery(&self) -> bool {
+        self.recovery
+    }
+
     fn with(timeout: Option<Duration>, closing: Arc<Closing>, recovery: bool) -> Arc<Channel> {
         Arc::new(Channel {
             timeout,

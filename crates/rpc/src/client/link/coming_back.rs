@@ -1,7 +1,7 @@
 //! Has again from a server that lost its state what the one before it gave us.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dray_core::{Context, OpenHow};
 
@@ -26,6 +26,7 @@ impl Link {
         let done = self.claim(&channel, locks, instance).await;
         self.held.settled();
         if done && self.known().instance == instance {
+            self.reclaimed.store(instance, Ordering::SeqCst);
             channel.notify(NotifyHead::RECLAIMED, 0);
         }
         self.open_all(&channel, instance).await;
@@ -33,6 +34,24 @@ impl Link {
         if self.known().instance == instance {
             self.returned.store(instance, Ordering::SeqCst);
             channel.notify(NotifyHead::RETURNED, 0);
+        }
+    }
+
+    /// The channel to come back on to a server that `met` has found. One of a recovery ends
+    /// with it, and what is asked on it fails: that must not cost a lock.
+    pub(super) fn lasting(&self, met: &Arc<Channel>) -> Arc<Channel> {
+        let first = self.first.get().filter(|_| met.is_for_recovery()).and_then(Weak::upgrade);
+        first.unwrap_or_else(|| met.clone())
+    }
+
+    /// What a server has been told before, perhaps on a connection that broke.
+    pub(super) fn say_again(&self, channel: &Channel, instance: u64) {
+        let told =
+            [(&self.reclaimed, NotifyHead::RECLAIMED), (&self.returned, NotifyHead::RETURNED)];
+        for (of, what) in told {
+            if of.load(Ordering::SeqCst) == instance {
+                channel.notify(what, 0);
+            }
         }
     }
 

@@ -34,6 +34,7 @@ impl Link {
     /// Connects `channel` for the first time and keeps it connected if that went well.
     pub(crate) async fn start(self: &Arc<Link>, channel: Arc<Channel>) -> Outcome {
         let (tell, told) = oneshot::channel();
+        let _ = self.first.set(Arc::downgrade(&channel)); // a session is started once
         let link = self.clone();
         dray_rt::spawn(async move {
             // A process before us may have left connections on which things still arrive.

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll};
 
 use dray_core::{BufMut, Errno, FsInfo};
@@ -181,11 +180,10 @@ impl LinkSink {
             self.link.unsynced.recovery_ends(Some("the server did not wait for it"));
         }
         if let Some(held) = held {
-            let (link, channel) = (self.link.clone(), self.channel.clone());
+            let (link, channel) = (self.link.clone(), self.link.lasting(&self.channel));
             dray_rt::spawn(link.come_back(channel, held, welcome.instance));
-        } else if self.link.returned.load(Ordering::SeqCst) == welcome.instance {
-            // Said before, perhaps to a connection that broke.
-            self.channel.notify(NotifyHead::RETURNED, 0);
+        } else {
+            self.link.say_again(&self.channel, welcome.instance);
         }
         if let Some(tell) = self.tell.take() {
             let _ = tell.send(Ok(welcome.info)); // whoever asked may have gone

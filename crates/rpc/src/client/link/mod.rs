@@ -7,13 +7,14 @@ mod known;
 mod parting;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use dray_core::{Context, NodeId};
 use dray_fabric::Connect;
 use dray_rt::Handle;
 
 use self::known::Known;
+use crate::client::channel::Channel;
 use crate::client::closing::Closing;
 use crate::client::files::OpenFiles;
 use crate::client::held::Held;
@@ -35,6 +36,10 @@ pub(crate) struct Link {
     pub(crate) held: Held,
     pub(crate) closing: Arc<Closing>,
     pub(crate) files: OpenFiles,
+    /// The session's first channel, which lasts as long as the session.
+    first: OnceLock<Weak<Channel>>,
+    /// The instance of the server of which we have claimed our locks again.
+    reclaimed: AtomicU64,
     /// The instance of the server that we have come back to wholly.
     returned: AtomicU64,
     pub(crate) unsynced: Unsynced,
@@ -70,6 +75,8 @@ impl Link {
             held: Held::new(memory.clone()),
             memory,
             files: OpenFiles::new(inherited),
+            first: OnceLock::new(),
+            reclaimed: AtomicU64::new(0),
             returned: AtomicU64::new(0),
             unsynced: Unsynced::new(replay_bytes, inherited),
             requests: AtomicU64::new(1),

@@ -1,12 +1,15 @@
 //! What clients do, and how it shows afterwards that every change happened once.
 
 mod append;
+mod copies;
 mod counter;
 mod deleted;
 pub(super) mod interleaved;
 mod model;
 mod names;
+mod noted;
 mod own;
+mod puts;
 mod register;
 mod words;
 
@@ -41,36 +44,89 @@ pub(super) trait Work: Send + Sync + 'static {
     fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>>;
 }
 
-/// Kinds of work that seeds choose from.
-pub(super) const KINDS: u64 = 7;
+/// Kinds of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Appends to one log.
+    Append,
+    /// Counting under a lock.
+    Counter,
+    /// Changes of names, each by whoever may.
+    Names,
+    /// Writes and reads of one value.
+    Register,
+    /// Generated sequences, each client in a directory of its own.
+    Model,
+    /// Appends, writes, cuts and reads of one file.
+    Words,
+    /// Files that are removed while they are open.
+    Deleted,
+    /// Whole files put, removed and read.
+    Puts,
+    /// Copies within and between two files.
+    Copies,
+    /// One generated sequence through all clients in turn.
+    Interleaved,
+}
 
-/// The kind that is [`words::Words`].
-pub(super) const WORDS: u64 = 5;
+impl Kind {
+    /// Those that seeds choose from.
+    pub const ALL: [Kind; 9] = [
+        Kind::Append,
+        Kind::Counter,
+        Kind::Names,
+        Kind::Register,
+        Kind::Model,
+        Kind::Words,
+        Kind::Deleted,
+        Kind::Puts,
+        Kind::Copies,
+    ];
 
-/// The work of this kind for so many clients; [`KINDS`]: one sequence through all.
-pub(super) fn of_kind(kind: u64, clients: usize) -> Arc<dyn Work> {
-    match kind {
-        0 => Arc::new(append::Append::default()),
-        1 => Arc::new(counter::Counter::default()),
-        2 => Arc::new(names::Names::new(clients)),
-        3 => Arc::new(register::Register::default()),
-        4 => Arc::new(model::Disjoint::new(clients)),
-        WORDS => Arc::new(words::Words::default()),
-        6 => Arc::new(deleted::Deleted::default()),
-        _ => Arc::new(interleaved::Interleaved::new(clients)),
+    /// The work for so many clients.
+    pub(super) fn work(self, clients: usize) -> Arc<dyn Work> {
+        match self {
+            Kind::Append => Arc::new(append::Append::default()),
+            Kind::Counter => Arc::new(counter::Counter::default()),
+            Kind::Names => Arc::new(names::Names::new(clients)),
+            Kind::Register => Arc::new(register::Register::default()),
+            Kind::Model => Arc::new(model::Disjoint::new(clients)),
+            Kind::Words => Arc::new(words::Words::default()),
+            Kind::Deleted => Arc::new(deleted::Deleted::default()),
+            Kind::Puts => Arc::new(puts::Puts::default()),
+            Kind::Copies => Arc::new(copies::Copies::default()),
+            Kind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
+        }
     }
 }
 
 /// Kinds of work for which the server's machine loses power.
-pub(super) const POWER_KINDS: u64 = 3;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PowerKind {
+    /// Each client changes a file of its own and makes new ones.
+    Own,
+    /// Writes and reads of one value.
+    Register,
+    /// Appends to one log.
+    Append,
+    /// Counting under a lock.
+    Counter,
+}
 
-/// The work of this kind while the server's machine loses power. `kept`: clients keep
-/// whatever they write, so that nothing may be lost.
-pub(super) fn for_power(kind: u64, machine: &Machine, kept: bool) -> Arc<dyn Work> {
-    match kind {
-        0 => Arc::new(own::Own::new(kept)),
-        1 => Arc::new(register::Register::without_power(machine.clone())),
-        _ => Arc::new(append::Append::default()),
+impl PowerKind {
+    /// All of them.
+    pub const ALL: [PowerKind; 4] =
+        [PowerKind::Own, PowerKind::Register, PowerKind::Append, PowerKind::Counter];
+
+    /// The work while `machine` loses power. `kept`: clients keep whatever can be kept, so
+    /// that nothing else may be lost.
+    pub(super) fn work(self, machine: &Machine, kept: bool) -> Arc<dyn Work> {
+        match self {
+            PowerKind::Own => Arc::new(own::Own::new(kept)),
+            PowerKind::Register => Arc::new(register::Register::without_power(machine.clone())),
+            PowerKind::Append => Arc::new(append::Append::default()),
+            PowerKind::Counter => Arc::new(counter::Counter::default()),
+        }
     }
 }
 

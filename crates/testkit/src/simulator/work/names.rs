@@ -1,11 +1,13 @@
 //! Several clients pass tokens around by changes of names, of which each must happen once:
-//! mkdir, rename, link, unlink, rmdir, exclusive create.
+//! mkdir, rename, link, unlink, rmdir, exclusive create, a name for a file that had none, and
+//! extended attributes that must not be there.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use dray_core::{
-    CreateHow, Errno, Error, FileId, FileSystem, Fut, Make, OpenHow, RemoveKind, RenameHow,
+    Buf, BufMut, CreateHow, Errno, Error, FileId, FileSystem, Fut, Make, OpenHow, RemoveKind,
+    RenameHow, Write, XattrSet,
 };
 
 use super::{Work, lock, pick, think};
@@ -13,7 +15,7 @@ use crate::simulator::Outcome;
 use crate::simulator::client::{Client, name};
 
 /// Rounds of each client.
-const ROUNDS: u64 = 20;
+const ROUNDS: u64 = 24;
 const TOKENS: u64 = 3;
 
 pub(super) struct Names {
@@ -28,11 +30,36 @@ struct State {
     crashed: bool,
 }
 
-/// The two ways to claim a name.
-#[derive(Clone, Copy, PartialEq)]
+/// The ways to claim something that one alone can have.
+#[derive(Clone, Copy)]
 enum Claim {
     Directory,
     File,
+    /// A file without a name is made, written, and given the name.
+    Unnamed,
+    /// An attribute of a file that all share.
+    Attribute,
+}
+
+impl Claim {
+    fn drawn() -> Claim {
+        [Claim::Directory, Claim::File, Claim::Unnamed, Claim::Attribute][pick(4) as usize]
+    }
+
+    /// The names in question begin so.
+    fn prefix(self) -> &'static str {
+        match self {
+            Claim::Directory => "dir",
+            Claim::File => "file",
+            Claim::Unnamed => "unnamed",
+            Claim::Attribute => "user.",
+        }
+    }
+}
+
+/// What a file holds that had no name at first.
+fn mark(client: usize) -> [u8; 1] {
+    [client as u8 + 1]
 }
 
 impl Names {
@@ -89,35 +116,76 @@ impl Names {
         removed.map_err(client.failed("unlink a further name"))
     }
 
-    async fn claim(&self, client: &Client, what: Claim) -> Outcome<()> {
-        let text = format!("{}{}", if what == Claim::File { "file" } else { "dir" }, pick(2));
-        let (cx, root, named) = (client.cx(), client.root(), name(&text));
+    async fn claim(&self, client: &Client) -> Outcome<()> {
+        let what = Claim::drawn();
+        let text = format!("{}{}", what.prefix(), pick(2));
         if self.owner(&text) == Some(client.number) {
-            let kind = match what {
-                Claim::File => RemoveKind::File,
-                Claim::Directory => RemoveKind::Directory,
-            };
             self.given(&text);
-            let removed = client.fs.remove(&cx, root, &named, kind).await;
-            return removed.map_err(client.failed(&format!("remove {text}")));
+            let given = give_back(client, what, &text).await;
+            return given.map_err(client.failed(&format!("remove {text}")));
         }
-        let made = match what {
-            Claim::Directory => {
-                client.fs.make(&cx, root, &named, Make::Directory { mode: 0o755 }).await.map(drop)
-            }
-            Claim::File => {
-                let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
-                match client.fs.create(&cx, root, &named, how).await {
-                    Ok((_, file)) => file.close(&client.cx()).await,
-                    Err(error) => Err(error),
-                }
-            }
-        };
-        match made {
+        match take(client, what, &text).await {
             Ok(()) => self.taken(&text, client),
             Err(error) => allow(error, Errno::EEXIST, &client.failed(&format!("make {text}"))),
         }
     }
+}
+
+/// Makes what nobody else may have made.
+async fn take(client: &Client, what: Claim, text: &str) -> Result<(), Error> {
+    let (cx, root, named) = (client.cx(), client.root(), name(text));
+    let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+    match what {
+        Claim::Directory => {
+            client.fs.make(&cx, root, &named, Make::Directory { mode: 0o755 }).await.map(drop)
+        }
+        Claim::File => {
+            let (_, file) = client.fs.create(&cx, root, &named, how).await?;
+            file.close(&client.cx()).await
+        }
+        Claim::Unnamed => {
+            let how = CreateHow { exclusive: false, ..how }; // else it could get no name
+            let (entry, file) = client.fs.tmpfile(&cx, root, how).await?;
+            let bytes = Buf::from(&mark(client.number)[..]);
+            file.write(&client.cx(), Write::at(0), bytes).await?;
+            let linked = client.fs.link(&client.cx(), entry.id, root, &named).await;
+            file.close(&client.cx()).await?;
+            linked.map(drop)
+        }
+        Claim::Attribute => {
+            let id = client.lookup(root, "shared").await?.id;
+            let value = mark(client.number);
+            client.fs.setxattr(&cx, id, text.as_bytes(), &value, XattrSet::Create).await
+        }
+    }
+}
+
+async fn give_back(client: &Client, what: Claim, text: &str) -> Result<(), Error> {
+    let (cx, root, named) = (client.cx(), client.root(), name(text));
+    let kind = match what {
+        Claim::File | Claim::Unnamed => RemoveKind::File,
+        Claim::Directory => RemoveKind::Directory,
+        Claim::Attribute => {
+            let id = client.lookup(root, "shared").await?.id;
+            return client.fs.removexattr(&cx, id, text.as_bytes()).await;
+        }
+    };
+    client.fs.remove(&cx, root, &named, kind).await
+}
+
+/// Who has made what is there: none if nothing is, `Err` if that cannot be told from it.
+async fn maker(client: &Client, what: Claim, text: &str) -> Option<Result<Vec<u8>, ()>> {
+    let cx = client.cx();
+    if let Claim::Attribute = what {
+        let id = client.lookup(client.root(), "shared").await.ok()?.id;
+        return client.fs.getxattr(&cx, id, text.as_bytes()).await.ok().map(Ok);
+    }
+    let found = client.lookup(client.root(), text).await.ok()?;
+    let Claim::Unnamed = what else { return Some(Err(())) };
+    let file = client.fs.open(&cx, found.id, OpenHow::READ).await.ok()?;
+    let read = file.read(&client.cx(), 0, BufMut::heap(8)).await.ok()?;
+    file.close(&client.cx()).await.ok()?;
+    Some(Ok(read.filled().to_vec()))
 }
 
 fn allow(error: Error, errno: Errno, failed: &impl Fn(Error) -> String) -> Outcome<()> {
@@ -147,6 +215,8 @@ impl Work for Names {
                 let made = client.fs.make(&client.cx(), client.root(), &name(&text), what).await;
                 made.map_err(client.failed("prepare"))?;
             }
+            let shared = client.open(client.root(), "shared", libc::O_RDWR).await?;
+            shared.close(&client.cx()).await.map_err(client.failed("close"))?;
             let pool = dir(client, "pool").await?;
             for number in 0..TOKENS {
                 let file = client.open(pool, &format!("token{number}"), libc::O_RDWR).await?;
@@ -161,9 +231,8 @@ impl Work for Names {
             let pool = dir(client, "pool").await?;
             let mine = dir(client, &format!("of{}", client.number)).await?;
             for _ in 0..ROUNDS {
-                match pick(4) {
-                    0 => self.claim(client, Claim::Directory).await?,
-                    1 => self.claim(client, Claim::File).await?,
+                match pick(2) {
+                    0 => self.claim(client).await?,
                     _ => self.pass_token(client, [pool, mine]).await?,
                 }
                 think().await;
@@ -197,11 +266,19 @@ impl Work for Names {
                     return Err(format!("{token} belongs to {owner:?} and is with {places:?}"));
                 }
             }
-            for text in ["file0", "file1", "dir0", "dir1"] {
-                let there = client.lookup(client.root(), text).await.is_ok();
-                let owner = self.owner(text);
-                if there != owner.is_some() && !(crashed && owner.is_none()) {
-                    return Err(format!("{text} belongs to {owner:?}; is it there? {there}"));
+            for what in [Claim::Directory, Claim::File, Claim::Unnamed, Claim::Attribute] {
+                for number in 0..2 {
+                    let text = format!("{}{number}", what.prefix());
+                    let (owner, found) = (self.owner(&text), maker(client, what, &text).await);
+                    if found.is_some() != owner.is_some() && !(crashed && owner.is_none()) {
+                        let there = found.is_some();
+                        return Err(format!("{text} belongs to {owner:?}; is it there? {there}"));
+                    }
+                    if let (Some(Ok(found)), Some(owner)) = (found, owner)
+                        && found != mark(owner)
+                    {
+                        return Err(format!("{text} belongs to {owner} and holds {found:?}"));
+                    }
                 }
             }
             Ok(())
