@@ -100,7 +100,10 @@ impl Drop for Launcher {
 /// The command as a shell reads it, with its changes of the environment.
 fn words(command: &Command) -> String {
     let mut words = vec!["env".to_owned()];
-    for (name, value) in command.get_envs() {
+    // env(1) takes what it removes before what it sets.
+    let mut changes: Vec<_> = command.get_envs().collect();
+    changes.sort_by_key(|(_, value)| value.is_some());
+    for (name, value) in changes {
         let name = name.to_str().unwrap();
         match value {
             Some(value) => {

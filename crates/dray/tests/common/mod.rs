@@ -203,7 +203,7 @@ impl Drop for Rig {
 fn as_user(uid: u32) -> Command {
     let mut command = Command::new("setpriv");
     command.args([format!("--reuid={uid}"), format!("--regid={uid}"), "--clear-groups".into()]);
-    command.env_remove("DRAY_LOG");
+    command.env("DRAY_LOG", "warn");
     command
 }
 
