@@ -64,6 +64,8 @@ ops! {
     SyncAll "sync_all" false,
     Recover "recover" false,
     Redo "redo" true,
+    Reopen "reopen" false,
+    Declare "declare" false,
 }
 
 impl Op {

@@ -33,6 +33,8 @@ pub struct Config {
     pub buffers_mib: Option<usize>,
     /// Clients at once.
     pub clients_max: Option<usize>,
+    /// Of these at one address.
+    pub clients_of_one_address_max: Option<usize>,
     /// Whether `[[fault]]` is heeded.
     pub faults: bool,
     /// The exports.
@@ -70,7 +72,7 @@ pub struct FaultTable {
     nth: Option<u64>,
 }
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "listen",
     "auth",
     "metrics",
@@ -79,6 +81,7 @@ const KEYS: [&str; 11] = [
     "lease_s",
     "buffers_mib",
     "clients_max",
+    "clients_of_one_address_max",
     "faults",
     "export",
     "fault",

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dray_backends::posix;
-use dray_rpc::server::{FileJournal, Journal, SessionRecord, SlotLog};
+use dray_rpc::server::{FileJournal, Journal, Keepsake, SessionRecord, SlotLog};
 
 use crate::error::{Doing, Failure};
 
@@ -46,6 +46,15 @@ impl Journal for ServerJournal {
 
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
         self.0.load()
+    }
+
+    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+        posix::as_server(|| self.0.kept(what)).map_err(|error| io::Error::from(error.errno()))?
+    }
+
+    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+        posix::as_server(|| self.0.keep(what, bytes))
+            .map_err(|error| io::Error::from(error.errno()))?
     }
 }
 

@@ -199,6 +199,10 @@ fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
         key: parse_auth(&plan.auth)?,
         lease: plan.config.lease().map_err(Failure::usage)?.unwrap_or(defaults.lease),
         sessions_max: plan.config.clients_max.unwrap_or(defaults.sessions_max),
+        sessions_of_one_max: plan
+            .config
+            .clients_of_one_address_max
+            .unwrap_or(defaults.sessions_of_one_max),
         boot: plan.boot,
         pool,
         ..defaults

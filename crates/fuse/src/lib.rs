@@ -15,6 +15,7 @@ mod front;
 mod handles;
 mod identity;
 mod mount;
+mod moved;
 mod nodes;
 mod notify;
 mod options;

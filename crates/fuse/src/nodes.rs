@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Errno, Error, FileId, Name, Result};
+use dray_core::{Errno, Error, FileId, Name, RenameHow, Result};
 
+use crate::moved::Directories;
 use crate::places::Places;
 
 use crate::proto::abi::ROOT_NODE;
@@ -35,6 +36,7 @@ struct Index {
     slots: HashMap<FileId, u64>,
     free: Vec<u64>,
     places: Places,
+    directories: Directories,
 }
 
 impl Nodes {
@@ -110,12 +112,59 @@ impl Nodes {
     /// The node for `id`, found as `place`, of which the kernel is about to be told once
     /// more. `ENFILE` when the table is full.
     pub(crate) fn remember(&self, id: FileId, place: Option<(FileId, &Name)>) -> Result<NodeRef> {
-        let mut index = self.lock();
+        self.remember_in(&mut self.lock(), id, place)
+    }
+
+    fn remember_in(
+        &self,
+        index: &mut Index,
+        id: FileId,
+        place: Option<(FileId, &Name)>,
+    ) -> Result<NodeRef> {
         if let Some(&slot) = index.slots.get(&id) {
             self.set(slot, LOOKUPS, self.get(slot, LOOKUPS) + 1);
             index.places.seen(slot, place);
             return Ok(self.reference(slot));
         }
+        self.add(index, id, place)
+    }
+
+    /// The same for a directory. If the kernel has it at another place, `apart` says whether
+    /// it is to get a node of its own for this one.
+    pub(crate) fn remember_directory(
+        &self,
+        id: FileId,
+        place: (FileId, &Name),
+        apart: impl FnOnce() -> bool,
+    ) -> Result<NodeRef> {
+        let mut index = self.lock();
+        let known = index.slots.get(&id).copied();
+        let mut own = false;
+        if known.is_some_and(|slot| index.directories.is_elsewhere(slot, place)) {
+            drop(index); // it takes a while to find out
+            own = apart();
+            index = self.lock();
+        }
+        let node = match own {
+            true => self.add(&mut index, id, Some(place))?,
+            false => self.remember_in(&mut index, id, Some(place))?,
+        };
+        index.directories.seen(node.node - ROOT_NODE, place);
+        Ok(node)
+    }
+
+    /// The kernel has renamed something.
+    pub(crate) fn renamed(&self, from: (FileId, &Name), to: (FileId, &Name), how: RenameHow) {
+        self.lock().directories.renamed(from, to, how);
+    }
+
+    /// A node that the kernel does not know yet.
+    fn add(
+        &self,
+        index: &mut Index,
+        id: FileId,
+        place: Option<(FileId, &Name)>,
+    ) -> Result<NodeRef> {
         let slot = match index.free.pop() {
             Some(slot) => slot,
             None if self.used() < NODES_MAX => {
@@ -128,6 +177,7 @@ impl Nodes {
         let reuse = ((self.get(slot, REUSE) >> 32) + 1) << 32;
         self.write(slot, id, 1, reuse);
         index.slots.insert(id, slot);
+        index.directories.forget(slot);
         index.places.forget(slot);
         index.places.seen(slot, place);
         Ok(self.reference(slot))
@@ -157,7 +207,11 @@ impl Nodes {
         let left = self.get(slot, LOOKUPS).saturating_sub(lookups);
         self.set(slot, LOOKUPS, left);
         if left == 0 {
-            index.slots.remove(&self.id_at(slot));
+            let id = self.id_at(slot);
+            if index.slots.get(&id) == Some(&slot) {
+                index.slots.remove(&id); // else it has another node by now
+            }
+            index.directories.forget(slot);
             index.free.push(slot);
         }
     }
@@ -221,6 +275,25 @@ mod tests {
         // Directories that seem to be in each other, as after renames of others.
         seen(id(7), id(7), "self");
         assert_eq!(nodes.path(dir), None);
+    }
+
+    #[test]
+    fn a_directory_can_have_a_node_of_its_own_where_it_was_moved_to() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        let at = |name: &'static str| (ROOT, Name::new(name.as_bytes()).unwrap());
+        let old = nodes.remember_directory(id(7), at("a"), || panic!("it is new")).unwrap();
+        let same = nodes.remember_directory(id(7), at("a"), || panic!("it is there")).unwrap();
+        assert_eq!(old, same);
+        let new = nodes.remember_directory(id(7), at("b"), || true).unwrap();
+        assert_ne!(old.node, new.node);
+        assert_eq!([old, new].map(|node| nodes.id(node.node).unwrap()), [id(7); 2]);
+        assert_eq!(nodes.find(id(7)), Some(new.node));
+        nodes.forget(old.node, 2);
+        assert_eq!(nodes.find(id(7)), Some(new.node));
+        let moved = nodes.remember_directory(id(7), at("c"), || false).unwrap();
+        assert_eq!(moved, new);
+        nodes.renamed(at("c"), at("d"), RenameHow::Replace);
+        nodes.remember_directory(id(7), at("d"), || panic!("we moved it")).unwrap();
     }
 
     #[test]

@@ -201,7 +201,8 @@ fn a_client_that_stays_away_loses_its_session_and_opens_its_files_again() {
 /// again would be wrong, and so would the error of trying.
 #[test]
 fn what_a_lost_session_had_under_way_ends_with_an_error_and_happened_once() {
-    simulate(7, async {
+    // In which the call gets through and its answer does not.
+    simulate(9, async {
         let network = Network::new();
         let delay = Duration::from_millis(10);
         let slow = Fault { op: Some(Op::Make), when: When::Always, delay, error: None };

@@ -26,6 +26,12 @@ use dray_rt::Scope;
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
+/// What was said before a connection is closed arrives.
+fn as_on_tcp() -> Weather {
+    let linger_max = Duration::from_millis(1);
+    Weather { linger_one_in: Some(1), linger_max, ..Weather::default() }
+}
+
 fn part_of(whole: &[u8], part: &[u8]) -> bool {
     whole.windows(part.len()).any(|window| window == part)
 }
@@ -153,10 +159,7 @@ fn an_evicted_client_stays_out_until_it_begins_anew() {
     for away in [false, true] {
         simulate(7, async {
             let network = Network::new();
-            // What was said before a connection is closed arrives, as it does on TCP.
-            let linger_max = Duration::from_millis(1);
-            let weather = Weather { linger_one_in: Some(1), linger_max, ..Weather::default() };
-            network.set_weather(weather);
+            network.set_weather(as_on_tcp());
             let server = server_of(memory(), ServerOptions::default());
             serve_simulated(&network, "s", &server, &Scope::new());
             let fs = connect(network.connector("s"), client_options()).await.unwrap();
@@ -180,6 +183,61 @@ fn an_evicted_client_stays_out_until_it_begins_anew() {
             assert_eq!(server.status().clients.len(), 1);
         });
     }
+}
+
+/// It was let in again by the next server, as one whose lease had run out.
+#[test]
+fn an_evicted_client_stays_out_over_restarts_of_the_server() {
+    simulate(9, async {
+        let (network, files, journal) = (Network::new(), memory(), MemoryJournal::default());
+        network.set_weather(as_on_tcp());
+        let mut life = Scope::new();
+        let serve = |life: &Scope| {
+            let server = server_with(files.clone(), ServerOptions::default(), journal.clone());
+            serve_simulated(&network, "s", &server, life);
+            server
+        };
+        let server = serve(&life);
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let cx = Context::system();
+        fs.statfs(&cx).await.unwrap();
+        network.partition("s", true);
+        assert!(server.evict(server.status().clients[0].session).await);
+        for _ in 0..2 {
+            life.kill();
+            network.break_all("s");
+            life = Scope::new();
+            let next = serve(&life);
+            next.restore(dray_rpc::server::Loss::Nothing).await;
+        }
+        network.partition("s", false);
+        dray_rt::sleep(Duration::from_secs(5)).await;
+        assert_eq!(fs.statfs(&cx).await.unwrap_err().errno(), Errno::ESHUTDOWN);
+        let anew = connect(network.connector("s"), client_options()).await.unwrap();
+        anew.statfs(&cx).await.unwrap();
+    });
+}
+
+#[test]
+fn one_address_has_so_many_sessions_and_is_told_so() {
+    simulate(10, async {
+        let network = Network::new();
+        network.set_weather(as_on_tcp());
+        let options = ServerOptions { sessions_of_one_max: 3, ..ServerOptions::default() };
+        let server = server_of(memory(), options);
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let mut mounts = Vec::new();
+        for _ in 0..3 {
+            mounts.push(connect(network.connector("s"), client_options()).await.unwrap());
+        }
+        let error = connect(network.connector("s"), client_options()).await.err().unwrap();
+        assert!(error.to_string().contains("has 3 mounts, all that it may"), "{error}");
+        assert!(error.to_string().contains("clients_of_one_address_max"), "{error}");
+        mounts[0].statfs(&Context::system()).await.unwrap();
+        mounts.remove(0).session().goodbye();
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        connect(network.connector("s"), client_options()).await.unwrap();
+    });
 }
 
 /// Such calls were sent again and again, and never answered.

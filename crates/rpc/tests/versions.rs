@@ -7,15 +7,17 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::raw::{NO_PROOF, ask, frame, head, hello, identity, read_frame, stranger};
+use common::raw::{
+    NO_PROOF, ask, frame, guest_as, head, hello, identity, message, read_frame, stranger,
+};
 use common::{Sockets, client_options, connect, memory, run, serve_sockets, server_of};
-use dray_core::{Context, Errno, FileSystem, Op, Statfs};
+use dray_core::{Context, Errno, FileSystem, Op, OpenHow, Statfs};
 use dray_fabric::Address;
 use dray_rpc::client::ConnectError;
 use dray_rpc::server::ServerOptions;
 use dray_rpc::wire::{
-    Auth, Call, Challenge, HandshakeError, Hello, Input, NotifyHead, Proof, Refused, ReplyHead,
-    VERSION_MAX, VERSION_MIN, Welcome, Wire,
+    Auth, Call, CallHead, Challenge, FEATURE_STAMPS, HandshakeError, Hello, Input, NotifyHead,
+    Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN, Welcome, Wire,
 };
 
 /// Serves while `test` runs on a thread of its own.
@@ -97,6 +99,21 @@ fn versions_too_far_apart_are_refused_by_name() {
     });
 }
 
+fn welcome(instance: u64, slots: u32) -> Welcome {
+    Welcome {
+        session: 5,
+        secret: [3; 16],
+        resumed: false,
+        connection: 1,
+        instance,
+        boot: 1,
+        calls_max: 4,
+        slots,
+        lease_ms: 60_000,
+        info: memory().info().clone(),
+    }
+}
+
 /// Serves one client by hand as a server of another version does; answers what it said.
 fn serve_by_hand(listener: &UnixListener, version: u16, statfs: &Statfs) -> (Hello, Proof) {
     let (mut stream, _) = listener.accept().unwrap();
@@ -105,19 +122,7 @@ fn serve_by_hand(listener: &UnixListener, version: u16, statfs: &Statfs) -> (Hel
     stream.write_all(&frame(&longer(challenge.message()), b"")).unwrap();
     let Ok((proof, _)) = read_frame(&mut stream) else { return (said, NO_PROOF) };
     let proof = Proof::from_message(&proof).unwrap();
-    let welcome = Welcome {
-        session: 5,
-        secret: [3; 16],
-        resumed: false,
-        connection: 1,
-        instance: 1,
-        boot: 1,
-        calls_max: 4,
-        slots: 4,
-        lease_ms: 60_000,
-        info: memory().info().clone(),
-    };
-    stream.write_all(&frame(&longer(welcome.message()), b"")).unwrap();
+    stream.write_all(&frame(&longer(welcome(1, 4).message()), b"")).unwrap();
     let mut advice = Vec::new();
     NotifyHead { what: 99, flags: 1, tag: 5 }.put_message(&mut advice);
     stream.write_all(&frame(&advice, b"")).unwrap();
@@ -159,4 +164,75 @@ fn a_server_of_the_next_version_is_understood() {
     let ((hello, _), (_, unproven)) = server.join().unwrap();
     assert_eq!((hello.version_min, hello.version_max), (VERSION_MIN, VERSION_MAX));
     assert_eq!(unproven, NO_PROOF, "nothing is said to a server that is not understood");
+}
+
+/// A server of the version before: it takes no close that nobody waits for, and gives no
+/// tickets. Answers each call that it knows, and says what it was sent.
+fn serve_as_before(listener: &UnixListener) -> Vec<CallHead> {
+    let (mut stream, _) = listener.accept().unwrap();
+    read_frame(&mut stream).unwrap();
+    let features = FEATURE_STAMPS;
+    let challenge = Challenge { version: VERSION_MAX, features, nonce: [1; 32], proof: [0; 32] };
+    stream.write_all(&frame(&challenge.message(), b"")).unwrap();
+    read_frame(&mut stream).unwrap();
+    stream.write_all(&frame(&welcome(1, 4).message(), b"")).unwrap();
+    let mut sent = Vec::new();
+    while let Ok((asked, _)) = read_frame(&mut stream) {
+        let mut input = Input(&asked);
+        let Ok(head) = CallHead::get_message(&mut input) else { continue };
+        let mut reply = Vec::new();
+        ReplyHead::success(head.tag).put_message(&mut reply);
+        if head.op == Op::Open {
+            None::<u8>.put(&mut reply);
+        }
+        let one_way = head.flags & CallHead::ONE_WAY != 0;
+        sent.push(head);
+        if !one_way {
+            stream.write_all(&frame(&reply, b"")).unwrap();
+        }
+    }
+    sent
+}
+
+#[test]
+fn a_server_that_knows_no_one_way_closes_is_called() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Unix(dir.path().join("socket"));
+    let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
+    let server = std::thread::spawn(move || serve_as_before(&listener));
+    run(async {
+        let fs = connect(Arc::new(Sockets(address.clone())), client_options()).await.unwrap();
+        let (cx, root) = (Context::system(), fs.info().root);
+        let file = fs.open(&cx, root, OpenHow::DIRECTORY).await.unwrap();
+        file.close(&cx).await.unwrap();
+        drop(fs.open(&cx, root, OpenHow::DIRECTORY).await.unwrap());
+        dray_rt::sleep(std::time::Duration::from_millis(200)).await;
+        fs.session().goodbye();
+        drop(fs);
+    });
+    let heads = server.join().unwrap();
+    let ops: Vec<_> = heads.iter().map(|head| (head.op, head.flags)).collect();
+    let expected = [Op::Open, Op::Close, Op::Open, Op::Close].map(|op| (op, 0));
+    assert_eq!(ops, expected);
+}
+
+/// A client of the version before is given no tickets, and its closes are taken without
+/// having been agreed on.
+#[test]
+fn a_client_of_the_version_before_is_served() {
+    with_server(|socket| {
+        let before = Hello { features: FEATURE_STAMPS, ..hello("data") };
+        let (mut stream, welcome) = guest_as(socket, &before, &NO_PROOF).unwrap();
+        let (id, how) = (welcome.info.root, OpenHow::DIRECTORY);
+        for again in [false, true] {
+            let open = Call::Open { id, how, handle: 1 + u64::from(again), again };
+            let reply = ask(&mut stream, &head(Op::Open, 3), &open).unwrap();
+            assert_eq!((reply.errno, reply.flags & ReplyHead::TICKET), (0, 0));
+        }
+        let close = CallHead { flags: CallHead::ONE_WAY, ..head(Op::Close, 0) };
+        stream.write_all(&frame(&message(&close, &Call::Close { handle: 1 }), b"")).unwrap();
+        let stat = Call::Getattr { id, handle: Some(1) };
+        let reply = ask(&mut stream, &head(Op::Getattr, 4), &stat).unwrap();
+        assert_eq!(reply.flags & ReplyHead::UNKNOWN_HANDLE, ReplyHead::UNKNOWN_HANDLE);
+    });
 }

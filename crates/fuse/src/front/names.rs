@@ -1,8 +1,11 @@
 //! Operations on names: lookup, make, remove, rename, link, readlink.
 
-use dray_core::{Context, Entry, Errno, FileId, Make, Name, RemoveKind, RenameHow, Result};
+use dray_core::{
+    Context, Entry, Errno, FileId, FileType, Make, Name, RemoveKind, RenameHow, Result,
+};
 
 use crate::front::{Worker, invalid};
+use crate::moved::renames;
 use crate::proto::Operation;
 use crate::proto::reply::{self, Validity};
 use crate::proto::wire::Small;
@@ -39,6 +42,7 @@ impl Worker {
                 };
                 let to_dir = self.id(to_dir)?;
                 self.fs.rename(cx, (id, name), (to_dir, to_name), how).await?;
+                self.shared.nodes.renamed((id, name), (to_dir, to_name), how);
                 Ok(Answer::Empty)
             }
             Operation::Link { node, name } => {
@@ -51,6 +55,12 @@ impl Worker {
 
     async fn lookup(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Answer> {
         match self.fs.lookup(cx, dir, name).await {
+            Ok(entry) if entry.attr.file_type() == FileType::Directory => {
+                let apart = || renames(cx.pid);
+                let node = self.shared.nodes.remember_directory(entry.id, (dir, name), apart)?;
+                let out = reply::put_entry(Small::new(), node, &entry, self.validity());
+                Ok(Answer::Small(out))
+            }
             Ok(entry) => self.entry_answer(&entry, (dir, name)),
             Err(error) => {
                 let believed = self.shared.options.negative_validity();
@@ -89,7 +99,11 @@ impl Worker {
         entry: &Entry,
         place: Option<(FileId, &Name)>,
     ) -> Result<Small> {
-        let node = self.shared.nodes.remember(entry.id, place)?;
+        let nodes = &self.shared.nodes;
+        let node = match place.filter(|_| entry.attr.file_type() == FileType::Directory) {
+            Some(place) => nodes.remember_directory(entry.id, place, || false)?,
+            None => nodes.remember(entry.id, place)?,
+        };
         Ok(reply::put_entry(out, node, entry, self.validity()))
     }
 

@@ -73,6 +73,15 @@ impl Unsettled {
         }
     }
 
+    /// The close of `handle` was answered.
+    pub(crate) fn settle_one(&mut self, handle: u64, closing: &Closing) {
+        if let Some(at) = self.closes.iter().position(|(_, close)| close.handle == handle)
+            && let Some((_, close)) = self.closes.remove(at)
+        {
+            closing.forget(close);
+        }
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, Close)> {
         self.closes.iter().copied()
     }

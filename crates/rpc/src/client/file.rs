@@ -9,11 +9,12 @@ use dray_core::{
     Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
 
-use crate::client::channel::{Answer, Ask, Failure, Made, error_of, value_of};
+use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
 use crate::client::held::HeldLock;
 use crate::client::session::Session;
+use crate::client::tickets::{Reopened, reopen};
 use crate::client::unsynced::{Changed, Writer, changes_of};
-use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Wire};
+use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 
 /// A server that loses a file between its opening and the call after it, this often in one
 /// life, is not worth asking again.
@@ -26,6 +27,7 @@ pub(crate) struct RemoteFile {
     handle: u64,
     /// As first opened; for opening it again.
     how: OpenHow,
+    ticket: Option<Ticket>,
     at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
     writer: Writer,
@@ -37,12 +39,14 @@ impl RemoteFile {
         id: FileId,
         handle: u64,
         how: OpenHow,
-        at_open: Option<AtOpen>,
+        (at_open, ticket): (Option<AtOpen>, Option<Ticket>),
     ) -> RemoteFile {
         let how = OpenHow { with_attr: false, ..how }; // what was told once is enough
-        session.link.files.opened(handle, id, how);
+        session.link.files.opened(handle, id, how, ticket);
+        let ticket = ticket.or_else(|| session.link.files.ticket(handle));
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
-        RemoteFile { session, id, handle, how, at_open, closed, writer: Writer::default() }
+        let writer = Writer::default();
+        RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
     }
 
     /// One that a process before us opened, and may have written.
@@ -56,6 +60,7 @@ impl RemoteFile {
     /// Notes a change of this file that was made through it.
     pub(crate) fn changed(&self, cx: &Context, made: Made, change: Option<Change>, data: &[u8]) {
         let (file, who) = (self.id, &cx.who);
+        let made = Made { ticket: made.ticket.or(self.ticket), ..made };
         self.session.changed(Changed { file, made, change, data, who }, Some(&self.writer));
     }
 
@@ -128,10 +133,9 @@ impl RemoteFile {
         };
         for file in [Some(self), to].into_iter().flatten() {
             let how = OpenHow::new(file.how.flags & !libc::O_TRUNC);
-            let call = Call::Open { id: file.id, how, handle: file.handle, again: true };
-            let ask = Ask { call: &call, slot: None, data: None, into: None, to: None, ..*lost };
-            let channel = self.session.channel()?;
-            value_of(channel.call(ask, |_| Ok(())).await)?;
+            let (id, handle, ticket) = (file.id, file.handle, file.ticket);
+            let again = Reopened { id, how, handle, ticket };
+            reopen(&*self.session.channel()?, lost.cx, again).await?;
         }
         Ok(())
     }

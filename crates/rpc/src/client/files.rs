@@ -1,20 +1,27 @@
 //! The files that this mount has open at the server, to open them again when a new one
-//! has taken its place: before anybody removes them.
+//! has taken its place: before anybody removes them. With each its ticket, by which the new
+//! server knows that it was open; it is kept for a later process of this mount, too.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use dray_core::{FileId, OpenHow};
 
+use crate::client::memory::SessionMemory;
+use crate::client::tickets::{Noted, TicketMemory};
+use crate::wire::Ticket;
+
 /// All open files of a mount, by the numbers that it gave them.
 pub(crate) struct OpenFiles {
+    tickets: TicketMemory,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     files: HashMap<u64, (FileId, OpenHow)>,
+    tickets: HashMap<u64, Noted>,
     /// Being opened again now.
     opening: Vec<u64>,
     /// A process before us had files open that are not among these so far.
@@ -30,21 +37,17 @@ pub(crate) struct Opening<'a> {
     pub(crate) how: OpenHow,
 }
 
-impl State {
-    fn forget(&mut self, handle: u64) -> bool {
-        self.files.remove(&handle);
-        !self.opening.contains(&handle)
-    }
-}
-
 impl OpenFiles {
+    /// With the tickets that a process before us noted in `memory`. `successor`: of a process
+    /// whose files will be attached.
+    pub(crate) fn new(memory: Arc<SessionMemory>, successor: bool) -> OpenFiles {
+        let (tickets, noted) = TicketMemory::new(memory);
+        let state = State { tickets: noted, missing: successor, ..State::default() };
+        OpenFiles { tickets, state: Mutex::new(state) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `successor`: of a process whose files will be attached.
-    pub(crate) fn new(successor: bool) -> OpenFiles {
-        OpenFiles { state: Mutex::new(State { missing: successor, ..State::default() }) }
     }
 
     /// What a process before us had open is among them.
@@ -69,15 +72,36 @@ impl OpenFiles {
         .await;
     }
 
-    pub(crate) fn opened(&self, handle: u64, id: FileId, how: OpenHow) {
+    /// `ticket`: out of the answer; none of a file that a process before us opened.
+    pub(crate) fn opened(&self, handle: u64, id: FileId, how: OpenHow, ticket: Option<Ticket>) {
         let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
-        self.lock().files.insert(handle, (id, how));
+        let mut state = self.lock();
+        state.files.insert(handle, (id, how));
+        if let Some(ticket) = ticket
+            && let Some(before) = state.tickets.insert(handle, self.tickets.note(handle, ticket))
+        {
+            self.tickets.forget(before);
+        }
+    }
+
+    /// What a new server is to be shown.
+    pub(crate) fn ticket(&self, handle: u64) -> Option<Ticket> {
+        self.lock().tickets.get(&handle).map(|noted| noted.ticket)
+    }
+
+    /// True unless it is being opened again.
+    fn forget_in(&self, state: &mut State, handle: u64) -> bool {
+        state.files.remove(&handle);
+        if let Some(noted) = state.tickets.remove(&handle) {
+            self.tickets.forget(noted);
+        }
+        !state.opening.contains(&handle)
     }
 
     /// Forgets a file that is about to be closed. False if it is being opened again at
     /// this moment: then [`OpenFiles::closing`] has to be waited for.
     pub(crate) fn forget(&self, handle: u64) -> bool {
-        self.lock().forget(handle)
+        self.forget_in(&mut self.lock(), handle)
     }
 
     /// Forgets a file that is about to be closed; if it is being opened again, once that
@@ -85,7 +109,7 @@ impl OpenFiles {
     pub(crate) async fn closing(&self, handle: u64) {
         std::future::poll_fn(|task| {
             let mut state = self.lock();
-            if state.forget(handle) {
+            if self.forget_in(&mut state, handle) {
                 return Poll::Ready(());
             }
             state.waiting.push(task.waker().clone());

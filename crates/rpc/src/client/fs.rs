@@ -11,7 +11,7 @@ use crate::client::channel::{Ask, Made, error_of};
 use crate::client::file::RemoteFile;
 use crate::client::session::Session;
 use crate::client::unsynced::{Changed, Expect, changes_of};
-use crate::wire::{Call, Change, Input, Wire};
+use crate::wire::{Call, Change, Input, Ticket, Wire};
 
 /// A file system that a server serves.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ impl RemoteFs {
     /// the number of the request that opened it. No call is made; should the server have
     /// lost it, it is opened again when it is used.
     pub fn attach(&self, id: FileId, how: OpenHow, request: u64) -> Arc<dyn OpenFile> {
-        Arc::new(self.file(id, request, how, None).adopted())
+        Arc::new(self.file(id, request, how, (None, None)).adopted())
     }
 
     /// A call that changes nothing: asking twice does no harm.
@@ -90,8 +90,15 @@ impl RemoteFs {
         Ok((answer.value, answer.made))
     }
 
-    fn file(&self, id: FileId, handle: u64, how: OpenHow, at_open: Option<AtOpen>) -> RemoteFile {
-        RemoteFile::new(self.session.clone(), id, handle, how, at_open)
+    /// An open file, with what its opening answered.
+    fn file(
+        &self,
+        id: FileId,
+        handle: u64,
+        how: OpenHow,
+        opened: (Option<AtOpen>, Option<Ticket>),
+    ) -> RemoteFile {
+        RemoteFile::new(self.session.clone(), id, handle, how, opened)
     }
 
     /// A file that the call just answered has made.
@@ -116,7 +123,7 @@ impl RemoteFs {
         at_open: Option<AtOpen>,
         made: Made,
     ) -> RemoteFile {
-        let file = self.file(id, handle, how, at_open);
+        let file = self.file(id, handle, how, (at_open, made.ticket));
         let cut = how.truncates().then_some(Change::Size { size: 0 });
         file.changed(cx, made, cut.or(Some(Change::Attr(SetAttr::default()))), &[]);
         file
@@ -260,8 +267,8 @@ impl FileSystem for RemoteFs {
                 let (at_open, made) = self.change(cx, call).await?;
                 self.changed_file(cx, id, (handle, how), at_open, made)
             } else {
-                let at_open = self.ask(cx, call).await?;
-                self.file(id, handle, how, at_open)
+                let (at_open, made) = self.send(cx, &call, None, None).await?;
+                self.file(id, handle, how, (at_open, made.ticket))
             };
             Ok(Arc::new(file) as Arc<dyn OpenFile>)
         })

@@ -10,10 +10,12 @@
 //! word 9+2n  the request that it is, or was last, in use for
 //! behind the slots: handles that were closed and that the server may have open; 0: none
 //! behind those, ten words each: locks held; the first word is 0, or kind and family
+//! behind those: places for tickets that were ever used; behind it, three words each: tickets
+//! of open files; the first word is 0, or the number of the open file
 //! ```
 //! Each word is stored in one piece, a slot's request before its state and a lock's first
 //! word last, so that what a successor finds is true whatever instruction the process
-//! died at.
+//! died at. Memory of an earlier release ends before the tickets, and is made longer.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,7 +26,7 @@ use dray_core::{FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId
 use dray_rt::random_u64;
 
 use crate::client::held::HeldLock;
-use crate::wire::CallHead;
+use crate::wire::{CallHead, Ticket};
 
 /// "dray ses" and the version of the layout, 2: 1 had neither closes nor locks.
 const MAGIC: u64 = u64::from_le_bytes(*b"drayse\0\x02");
@@ -44,8 +46,18 @@ const FIRST_LOCK: usize = FIRST_CLOSE + CLOSES_MAX;
 const LOCK_WORDS: usize = 10;
 /// Locks that there is room for; a successor does not know of further ones.
 pub(crate) const LOCKS_MAX: usize = 1024;
-const WORDS: usize = FIRST_LOCK + LOCK_WORDS * LOCKS_MAX;
+const TICKETS_END: usize = FIRST_LOCK + LOCK_WORDS * LOCKS_MAX;
+const FIRST_TICKET: usize = TICKETS_END + 1;
+const TICKET_WORDS: usize = 3;
+/// Tickets that there is room for: as many open files as a server gives one session. Pages
+/// that no ticket was in are never touched.
+const TICKETS_MAX: usize = 1 << 20;
+const WORDS: usize = FIRST_TICKET + TICKET_WORDS * TICKETS_MAX;
 const BYTES: usize = WORDS * 8;
+/// What memory of an earlier release has.
+const OLD_BYTES: usize = TICKETS_END * 8;
+/// Memory that nobody takes over has no tickets.
+const HEAP_WORDS: usize = FIRST_TICKET;
 
 /// Memory of one session.
 pub struct SessionMemory {
@@ -71,7 +83,7 @@ pub(crate) struct SlotState {
 impl SessionMemory {
     /// Memory that ends with the process.
     pub fn heap() -> SessionMemory {
-        let words: Box<[AtomicU64]> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let words: Box<[AtomicU64]> = (0..HEAP_WORDS).map(|_| AtomicU64::new(0)).collect();
         let start = NonNull::from(Box::leak(words)).cast(); // freed in `drop`
         SessionMemory { start, fd: None }
     }
@@ -86,11 +98,16 @@ impl SessionMemory {
         }
         // SAFETY: just made, owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: no memory is passed.
-        if unsafe { libc::ftruncate(fd.as_raw_fd(), BYTES as libc::off_t) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        SessionMemory::lengthen(&fd)?;
         SessionMemory::map(fd)
+    }
+
+    fn lengthen(fd: &OwnedFd) -> io::Result<()> {
+        // SAFETY: no memory is passed.
+        match unsafe { libc::ftruncate(fd.as_raw_fd(), BYTES as libc::off_t) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// The memory of a process before us. Errors: it is none of this version (`EINVAL`).
@@ -99,8 +116,11 @@ impl SessionMemory {
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
         let known = unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } == 0;
-        if !known || stat.st_size < BYTES as libc::off_t {
+        if !known || stat.st_size < OLD_BYTES as libc::off_t {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        if stat.st_size < BYTES as libc::off_t {
+            SessionMemory::lengthen(&fd)?;
         }
         let memory = SessionMemory::map(fd)?;
         match memory.word(0).load(Ordering::Acquire) {
@@ -134,7 +154,7 @@ impl SessionMemory {
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < WORDS);
+        assert!(index < if self.fd.is_some() { WORDS } else { HEAP_WORDS });
         // SAFETY: within the memory, which lives as long as we do.
         unsafe { self.start.add(index).as_ref() }
     }
@@ -273,6 +293,43 @@ impl SessionMemory {
     }
 }
 
+impl SessionMemory {
+    /// Tickets that there is room for.
+    pub(crate) fn tickets_max(&self) -> u32 {
+        if self.fd.is_some() { TICKETS_MAX as u32 } else { 0 }
+    }
+
+    /// Places below this one may hold tickets.
+    pub(crate) fn tickets_end(&self) -> u32 {
+        (self.get(TICKETS_END) as u32).min(self.tickets_max())
+    }
+
+    /// Notes the ticket of an open file at this place, below [`SessionMemory::tickets_max`].
+    pub(crate) fn put_ticket(&self, place: u32, handle: u64, ticket: Ticket) {
+        let at = FIRST_TICKET + TICKET_WORDS * place as usize;
+        let half = |from| u64::from_le_bytes(std::array::from_fn(|index| ticket.0[from + index]));
+        self.set(at, 0);
+        self.set(at + 1, half(0));
+        self.set(at + 2, half(8));
+        self.set(at, handle);
+        self.word(TICKETS_END).fetch_max(u64::from(place) + 1, Ordering::Release);
+    }
+
+    pub(crate) fn remove_ticket(&self, place: u32) {
+        self.set(FIRST_TICKET + TICKET_WORDS * place as usize, 0);
+    }
+
+    /// The ticket at this place and the number of its open file.
+    pub(crate) fn ticket(&self, place: u32) -> Option<(u64, Ticket)> {
+        let at = FIRST_TICKET + TICKET_WORDS * place as usize;
+        let handle = self.get(at);
+        let mut ticket = [0; Ticket::BYTES];
+        ticket[..8].copy_from_slice(&self.get(at + 1).to_le_bytes());
+        ticket[8..].copy_from_slice(&self.get(at + 2).to_le_bytes());
+        (handle != 0).then_some((handle, Ticket(ticket)))
+    }
+}
+
 impl Drop for SessionMemory {
     fn drop(&mut self) {
         match self.fd {
@@ -282,7 +339,7 @@ impl Drop for SessionMemory {
             },
             // SAFETY: leaked from a box of this length in `heap`.
             None => unsafe {
-                let words = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), WORDS);
+                let words = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), HEAP_WORDS);
                 drop(Box::from_raw(words));
             },
         }
@@ -321,5 +378,21 @@ mod tests {
         assert_eq!(next.slot(last), expected);
         assert!((0..CLOSES_MAX as u32).all(|place| next.close(place) == 200));
         assert!(next.locks().is_empty());
+    }
+
+    #[test]
+    fn memory_of_an_earlier_release_is_made_longer() {
+        let memory = SessionMemory::create_memfd().unwrap();
+        memory.set_session(9, &[3; 16], 4);
+        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        drop(memory);
+        // SAFETY: no memory is passed, and nothing is mapped any more.
+        assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), OLD_BYTES as libc::off_t) }, 0);
+        let next = SessionMemory::from_fd(fd).unwrap();
+        assert_eq!(next.session(), Some((9, [3; 16], 4)));
+        let last = next.tickets_max() - 1;
+        next.put_ticket(last, 5, Ticket([7; 16]));
+        assert_eq!(next.ticket(last), Some((5, Ticket([7; 16]))));
+        assert_eq!((next.ticket(0), next.tickets_end()), (None, last + 1));
     }
 }

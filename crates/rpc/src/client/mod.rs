@@ -19,6 +19,7 @@ mod recovery;
 mod session;
 mod slots;
 mod tend;
+mod tickets;
 mod unsynced;
 
 pub use channel::ChannelStats;

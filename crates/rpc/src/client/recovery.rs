@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use dray_core::{AtOpen, Buf, Context, Errno, FileId, OpenHow, Result};
+use dray_core::{Buf, Context, Errno, FileId, OpenHow, Result};
 
 use crate::client::channel::{Ask, Channel, value_of};
 use crate::client::link::Link;
-use crate::client::unsynced::{Expect, Kept};
-use crate::wire::{Call, Input, Wire, put_floor};
+use crate::client::tickets::{Reopened, reopen};
+use crate::client::unsynced::{Expect, Kept, Seen};
+use crate::wire::{Call, Floor, Input, Ticket, Wire, put_floor};
 
 /// Files named in one message.
 const FLOORS_OF_ONE: usize = 1024;
@@ -67,21 +68,42 @@ impl Recovery {
 
     /// Says what is on media, and waits until everybody has.
     async fn declare(&self) -> std::result::Result<Result<()>, Gone> {
-        let (newest, floor, floors) = self.link.unsynced.stamps_seen();
-        let mut pieces = floors.chunks(FLOORS_OF_ONE).peekable();
+        let seen = self.link.unsynced.stamps_seen();
+        let mut pieces = seen.floors.chunks(FLOORS_OF_ONE).peekable();
         loop {
-            let mut floors = Vec::new();
-            for (file, stamp) in pieces.next().unwrap_or_default() {
-                put_floor(*file, *stamp, &mut floors);
-            }
-            let step = u8::from(pieces.peek().is_none());
-            let instance = self.instance;
-            let call = Call::Recover { instance, newest, floor, floors: &floors, step };
-            let outcome = self.call(&Context::system(), &call, None).await?;
-            if step == 1 || outcome.is_err() {
+            let piece = pieces.next().unwrap_or_default();
+            let last = pieces.peek().is_none();
+            let outcome = self.declare_piece(&seen, piece, last).await?;
+            if last || outcome.is_err() {
                 return Ok(outcome);
             }
         }
+    }
+
+    async fn declare_piece(
+        &self,
+        seen: &Seen,
+        piece: &[(FileId, u64, Option<Ticket>)],
+        last: bool,
+    ) -> std::result::Result<Result<()>, Gone> {
+        let (instance, cx) = (self.instance, Context::system());
+        let (mut floors, (floor, ticket)) = (Vec::new(), seen.floor);
+        if self.link.known().tickets {
+            for (file, stamp, ticket) in piece.iter().copied() {
+                // Without one it is a server's of an earlier version, and nobody's word.
+                if let Some(ticket) = ticket {
+                    put_floor(&Floor { file, stamp, ticket }, &mut floors);
+                }
+            }
+            let floor = if ticket.is_some() { floor } else { 0 };
+            let ticket = ticket.unwrap_or(Ticket([0; Ticket::BYTES]));
+            let call = Call::Declare { instance, floor, ticket, floors: &floors, last };
+            return self.call(&cx, &call, None).await;
+        }
+        piece.iter().for_each(|(file, stamp, _)| (*file, *stamp).put(&mut floors));
+        let (newest, step) = (seen.newest, u8::from(last));
+        let call = Call::Recover { instance, newest, floor, floors: &floors, step };
+        self.call(&cx, &call, None).await
     }
 
     async fn send_all(&self) -> std::result::Result<(), Gone> {
@@ -107,9 +129,7 @@ impl Recovery {
 
     async fn send_file(&self, id: FileId) -> std::result::Result<Result<()>, Gone> {
         let (system, handle) = (Context::system(), self.link.own_handle());
-        let how = OpenHow::new(libc::O_WRONLY);
-        let open = Call::Open { id, how, handle, again: true };
-        if let Err(error) = self.call::<Option<AtOpen>>(&system, &open, None).await? {
+        if let Err(error) = self.open(id, handle).await? {
             return Ok(Err(error));
         }
         let (mut outcome, mut from) = (Ok(()), 0);
@@ -124,6 +144,32 @@ impl Recovery {
         }
         // What was sent counts, however the close goes.
         let _ = self.call::<()>(&system, &Call::Close { handle }, None).await?;
+        Ok(outcome)
+    }
+
+    /// Opens a file to make its changes again. Without a ticket, as where a path was given
+    /// another mode or owner, its changer's rights decide.
+    async fn open(&self, id: FileId, handle: u64) -> std::result::Result<Result<()>, Gone> {
+        let ticket = self.link.unsynced.ticket(id);
+        let mut cx = Context::system();
+        if ticket.is_none()
+            && let Some((_, kept)) = self.link.unsynced.next_to_send(id, 0)
+        {
+            cx.who = kept.who;
+        }
+        let reads = ticket.is_some_and(|ticket| ticket.access() & Ticket::WRITE == 0);
+        let ways = if reads { &[libc::O_RDONLY][..] } else { &[libc::O_WRONLY, libc::O_RDONLY] };
+        let mut outcome = Ok(());
+        for flags in ways {
+            let file = Reopened { id, how: OpenHow::new(*flags), handle, ticket };
+            outcome = reopen(&self.channel, &cx, file).await;
+            if self.link.known().instance != self.instance {
+                return Err(Gone);
+            }
+            if outcome.as_ref().is_ok_and(|()| true) || ticket.is_some() {
+                break;
+            }
+        }
         Ok(outcome)
     }
 

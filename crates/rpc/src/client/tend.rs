@@ -54,7 +54,7 @@ impl Session {
         let answer = self.channel()?.call(ask, |bytes| Input::whole::<()>(bytes)).await;
         let Answer { made, .. } =
             answer.map_err(|failure| error_of(failure).during(Op::SyncAll))?;
-        self.link.unsynced.stable(made.stamp, true);
+        self.link.unsynced.stable(made.stamp, made.ticket, true);
         Ok(())
     }
 }

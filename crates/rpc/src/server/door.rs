@@ -38,6 +38,8 @@ struct State {
     connections: usize,
     guests: BTreeMap<Who, usize>,
     guests_all: usize,
+    /// Sessions.
+    residents: BTreeMap<Who, usize>,
     complaints: BTreeMap<Who, Instant>,
 }
 
@@ -48,6 +50,12 @@ pub(crate) struct Visit {
 
 /// A connection in its handshake, as it is counted.
 pub(crate) struct Guest {
+    door: Arc<Door>,
+    who: Who,
+}
+
+/// A session, as it is counted among those of its address.
+pub(crate) struct Resident {
     door: Arc<Door>,
     who: Who,
 }
@@ -89,6 +97,18 @@ impl Door {
         Some((Visit { door: self.clone() }, Guest { door: self.clone(), who }))
     }
 
+    /// Counts a session of `peer`, unless there are `of_one_max` of its address.
+    pub(crate) fn settle(self: &Arc<Door>, peer: Peer, of_one_max: usize) -> Option<Resident> {
+        let who = who(peer);
+        let mut state = self.lock();
+        let of_this = state.residents.entry(who).or_default();
+        if *of_this >= of_one_max {
+            return None;
+        }
+        *of_this += 1;
+        Some(Resident { door: self.clone(), who })
+    }
+
     /// Whether a failure of `peer` is worth a line for people: the first in a while is.
     pub(crate) fn complains(&self, peer: Peer) -> bool {
         let (who, now) = (who(peer), dray_rt::now());
@@ -114,16 +134,27 @@ impl Drop for Visit {
     }
 }
 
+impl Drop for Resident {
+    fn drop(&mut self) {
+        give_back(&mut self.door.lock().residents, self.who);
+    }
+}
+
+/// One less of `who`.
+fn give_back(counts: &mut BTreeMap<Who, usize>, who: Who) {
+    if let Some(count) = counts.get_mut(&who) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            counts.remove(&who);
+        }
+    }
+}
+
 impl Drop for Guest {
     fn drop(&mut self) {
         let mut state = self.door.lock();
         state.guests_all = state.guests_all.saturating_sub(1);
-        if let Some(count) = state.guests.get_mut(&self.who) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                state.guests.remove(&self.who);
-            }
-        }
+        give_back(&mut state.guests, self.who);
     }
 }
 
@@ -147,6 +178,18 @@ mod tests {
         assert_eq!(all.len(), GUESTS_MAX);
         drop(all);
         assert!(door.lock().guests.is_empty() && door.lock().connections == 0);
+    }
+
+    #[test]
+    fn one_address_has_so_many_sessions_and_no_more() {
+        let door = Arc::new(Door::new(100));
+        let first: Vec<_> = std::iter::from_fn(|| door.settle(peer(1), 3)).collect();
+        assert_eq!(first.len(), 3);
+        assert!(door.settle(peer(2), 3).is_some() && door.settle(Peer::Local, 3).is_some());
+        assert!(door.settle(peer(1), usize::MAX).is_some(), "it was there before a restart");
+        drop(first);
+        assert!(door.settle(peer(1), 3).is_some());
+        assert!(door.lock().residents.is_empty());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::server::redone::Redone;
 use crate::server::returning::Returning;
 use crate::server::stable::Stable;
 use crate::server::stamps::Stamps;
+use crate::server::tickets::Tickets;
 
 /// A file system under the name by which clients ask for it.
 pub struct Export {
@@ -28,12 +29,15 @@ pub struct Export {
     pub(crate) stamps: Arc<Stamps>,
     pub(crate) stable: Stable,
     pub(crate) redone: Redone,
+    pub(crate) tickets: Tickets,
 }
 
 impl Export {
     /// Offers `fs` as `name`.
     pub fn new(name: &str, fs: Arc<dyn FileSystem>, allow: Vec<Allow>) -> Export {
         Export {
+            tickets: Tickets::new(&[0; 32], fs.info().uuid), // its server has a key
+
             name: name.to_owned(),
             fs,
             allow,

@@ -85,6 +85,23 @@ pub trait Journal: Send + Sync + 'static {
 
     /// The sessions of the server's last life.
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)>;
+
+    /// What was kept as `what`; none if nothing was.
+    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>>;
+
+    /// Keeps it, over a loss of power too.
+    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// What a server keeps beside sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Keepsake {
+    /// The key of its tickets.
+    TicketKey,
+    /// Sessions that were evicted.
+    Evicted,
+    /// A stamp above which it has given none.
+    StampsBound,
 }
 
 /// A journal in memory: for simulations, in which it outlives the simulated process, and
@@ -92,12 +109,13 @@ pub trait Journal: Send + Sync + 'static {
 #[derive(Clone, Default)]
 pub struct MemoryJournal {
     sessions: Arc<Mutex<Sessions>>,
+    kept: Arc<Mutex<BTreeMap<Keepsake, Vec<u8>>>>,
 }
 
 type Sessions = BTreeMap<u64, (SessionRecord, Arc<MemoryLog>)>;
 
 impl MemoryJournal {
-    /// As after a loss of power.
+    /// As after a loss of power: sessions are gone, what is kept beside them is not.
     pub fn forget(&self) {
         self.lock().clear();
     }
@@ -123,6 +141,16 @@ impl Journal for MemoryJournal {
             (record.clone(), log.clone() as Arc<dyn SlotLog>)
         };
         self.lock().values().map(keep).collect()
+    }
+
+    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.kept.lock().unwrap_or_else(PoisonError::into_inner).get(&what).cloned())
+    }
+
+    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(what, bytes.to_vec());
+        Ok(())
     }
 }
 

@@ -23,8 +23,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use dray_core::Op;
 
 use crate::server::journal::{
-    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, SessionRecord, SlotLog, SlotRecord,
+    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, Keepsake, SessionRecord, SlotLog, SlotRecord,
 };
+use crate::server::keepsakes;
 use crate::wire::{Input, Wire};
 
 /// "draysl" and, in the last byte, the version of the layout, 1.
@@ -45,16 +46,20 @@ const STATE_ANSWER: u64 = 2;
 /// Operation of an answer before which nothing was noted: a lookup changes nothing.
 const NOT_BEGUN: u8 = Op::Lookup as u8;
 
-/// Keeps sessions as files `session-ID` in a directory.
+/// Keeps sessions as files `session-ID` in a directory, and small files beside it.
 pub struct FileJournal {
     dir: PathBuf,
+    /// Where the small files are.
+    beside: PathBuf,
 }
 
 impl FileJournal {
-    /// In `dir`, which is made if need be. Errors: those of making it.
+    /// In `dir`, which is made if need be, and in the directory above it. Errors: those of
+    /// making it.
     pub fn open(dir: &Path) -> io::Result<FileJournal> {
         fs::create_dir_all(dir)?;
-        Ok(FileJournal { dir: dir.to_owned() })
+        let beside = dir.parent().unwrap_or(dir).to_owned();
+        Ok(FileJournal { dir: dir.to_owned(), beside })
     }
 
     fn path(&self, session: u64) -> PathBuf {
@@ -119,6 +124,14 @@ impl Journal for FileJournal {
         }
         loaded.sort_by_key(|(record, _)| record.id);
         loaded
+    }
+
+    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+        keepsakes::read(&self.beside, what)
+    }
+
+    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+        keepsakes::write(&self.beside, what, bytes)
     }
 }
 

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dray_core::{Allocate, Buf, Context, Errno, Error, FileId, OpenFile, Result, SetAttr, Write};
 
 use crate::server::stamps::{Stamps, WHOLE};
-use crate::wire::Change;
+use crate::wire::{Change, Floor};
 
-/// Ranges remembered for one export; beyond it changes are refused.
+/// Ranges and floors remembered for one export; beyond it changes are refused.
 const RANGES_MAX: usize = 1 << 20;
 /// Zeros written at once where no hole can be made, bytes.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -26,6 +26,8 @@ struct State {
     /// Everything up to this stamp was on media.
     floor: u64,
     files: BTreeMap<FileId, FileState>,
+    /// What is remembered: ranges and floors, by session and in all.
+    of_session: BTreeMap<u64, usize>,
     ranges: usize,
 }
 
@@ -107,15 +109,14 @@ impl Redone {
     }
 
     /// Everything up to `floor` was on media, and of these files everything up to theirs.
-    pub(crate) fn declare(&self, floor: u64, floors: &[(FileId, u64)]) -> Result<()> {
+    pub(crate) fn declare(&self, session: u64, floor: u64, floors: &[Floor]) -> Result<()> {
         let mut state = self.lock();
         state.floor = state.floor.max(floor);
-        for (file, floor) in floors.iter().filter(|(_, of_file)| *of_file > floor) {
-            if state.files.len() >= RANGES_MAX {
-                return Err(full());
-            }
+        for Floor { file, stamp, .. } in floors.iter().filter(|of_file| of_file.stamp > floor) {
+            state.check_room(session)?;
+            state.remember(session, 1);
             let file = state.files.entry(*file).or_default();
-            file.floor = file.floor.max(*floor);
+            file.floor = file.floor.max(*stamp);
         }
         Ok(())
     }
@@ -130,13 +131,18 @@ impl Redone {
     pub(crate) async fn redo(
         &self,
         cx: &Context,
+        session: u64,
         stamps: &Arc<Stamps>,
         file: &dyn OpenFile,
         (stamp, change, data): (u64, Change, Buf),
     ) -> Result<()> {
         let id = file.id();
+        if stamp > stamps.before() {
+            let error = Error::new(Errno::EINVAL);
+            return Err(error.because("a change from before the loss of power with a later stamp"));
+        }
         let _alone = stamps.take(id, WHOLE).await;
-        let step = self.plan(id, stamp, change, data.len() as u64)?;
+        let step = self.plan(session, id, (stamp, change, data.len() as u64))?;
         let made = carry_out(cx, file, step, change, data).await;
         if made.is_err()
             && let Some(file) = self.lock().files.get_mut(&id)
@@ -146,14 +152,17 @@ impl Redone {
         made
     }
 
-    fn plan(&self, id: FileId, stamp: u64, change: Change, data_bytes: u64) -> Result<Step> {
+    fn plan(
+        &self,
+        session: u64,
+        id: FileId,
+        (stamp, change, data_bytes): (u64, Change, u64),
+    ) -> Result<Step> {
         let mut state = self.lock();
         if stamp <= state.floor {
             return Ok(Step::Skip);
         }
-        if state.ranges >= RANGES_MAX {
-            return Err(full());
-        }
+        state.check_room(session)?;
         let file = state.files.entry(id).or_default();
         if file.failed.contains(&stamp) {
             return Err(Error::new(Errno::EIO).because("it failed when it was made again before"));
@@ -164,8 +173,23 @@ impl Redone {
         let before = file.ranges.0.len();
         let step = file.plan(stamp, change, data_bytes);
         let more = file.ranges.0.len().saturating_sub(before);
-        state.ranges += more;
+        state.remember(session, more);
         Ok(step)
+    }
+}
+
+impl State {
+    /// A session may have as much as is left to the others (dynamic thresholds, as with
+    /// buffers): one of them alone cannot keep others' changes from being made again.
+    fn check_room(&self, session: u64) -> Result<()> {
+        let its_own = self.of_session.get(&session).copied().unwrap_or(0);
+        let left = RANGES_MAX.saturating_sub(self.ranges);
+        if its_own < left { Ok(()) } else { Err(full()) }
+    }
+
+    fn remember(&mut self, session: u64, ranges: usize) {
+        *self.of_session.entry(session).or_default() += ranges;
+        self.ranges += ranges;
     }
 }
 

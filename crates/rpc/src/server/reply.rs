@@ -2,7 +2,7 @@
 
 use dray_core::{Buf, Errno, Error};
 
-use crate::wire::{Input, ReplyHead, Stamp, Wire};
+use crate::wire::{Input, ReplyHead, Stamp, Ticket, Wire};
 
 /// An answer, complete but for its tag.
 pub(super) struct Reply {
@@ -20,6 +20,14 @@ impl Reply {
 
     pub(super) fn with_data(data: Buf) -> Reply {
         Reply { data: Some(data), ..Reply::success(&()) }
+    }
+
+    /// With what its client can show to a later life of the server.
+    pub(super) fn with_ticket(mut self, ticket: Option<Ticket>) -> Reply {
+        if let Some(ticket) = ticket {
+            ReplyHead::set_ticket(&mut self.message, ticket);
+        }
+        self
     }
 
     /// Whether the call was carried out.

@@ -1,13 +1,13 @@
 //! The server: exports and sessions.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::{Context, Errno, NodeId};
-use dray_fabric::{BufferPool, Connection};
+use dray_fabric::{BufferPool, Connection, Peer};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
@@ -18,15 +18,14 @@ use crate::server::execute;
 use crate::server::export::Export;
 use crate::server::grace::Grace;
 use crate::server::journal::{Journal, SessionRecord};
+use crate::server::life::Life;
 use crate::server::recovery::Recovery;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::{ClientStatus, OperationStatus, Running, ServerStatus};
+use crate::server::tickets::Tickets;
 use crate::server::whereabouts::{Subject, Whereabouts};
-use crate::wire::{Hello, NotifyHead, Refused, Wire};
-
-/// Evicted sessions remembered.
-const EVICTED_MAX: usize = 4096;
+use crate::wire::{Hello, NotifyHead, Refused, Ticket, Wire};
 
 /// A protection left out on purpose: tests prove with it that they would notice. Nothing
 /// but a test sets it.
@@ -79,6 +78,9 @@ pub struct ServerOptions {
     pub calls_max: u32,
     /// Sessions at once.
     pub sessions_max: usize,
+    /// Sessions at once of clients at one address; those of this machine, by Unix sockets,
+    /// count as one.
+    pub sessions_of_one_max: usize,
     /// Connections at once; each takes a descriptor.
     pub connections_max: usize,
     /// Memory for data on its way.
@@ -90,8 +92,8 @@ pub struct ServerOptions {
 }
 
 impl Default for ServerOptions {
-    /// 64 slots and 128 calls a connection, 16,384 sessions, 65,536 connections, a lease of
-    /// 60 s, 256 MiB of buffers.
+    /// 64 slots and 128 calls a connection, 16,384 sessions, 1,024 of them of one address,
+    /// 65,536 connections, a lease of 60 s, 256 MiB of buffers.
     fn default() -> ServerOptions {
         ServerOptions {
             key: None,
@@ -99,6 +101,7 @@ impl Default for ServerOptions {
             slots: 64,
             calls_max: 128,
             sessions_max: 16_384,
+            sessions_of_one_max: 1024,
             connections_max: 65_536,
             pool: BufferPool::new(256 << 20, 64 << 20),
             boot: 0,
@@ -121,9 +124,7 @@ pub(crate) struct Inner {
     journal: Arc<dyn Journal>,
     exports: BTreeMap<String, Arc<Export>>,
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
-    /// Sessions that were evicted, the last [`EVICTED_MAX`], so that their clients do not
-    /// begin anew as if nothing had happened.
-    evicted: Mutex<VecDeque<u64>>,
+    life: Life,
     pub(crate) door: Arc<Door>,
     running: Mutex<BTreeMap<u64, Running>>,
     next_running: AtomicU64,
@@ -144,11 +145,15 @@ impl Server {
     pub fn new(options: ServerOptions, exports: Vec<Export>, journal: Arc<dyn Journal>) -> Server {
         // The calls of one export that hangs hold their buffers as long as that lasts.
         let pools = options.pool.divide(exports.len());
-        let exports = exports
-            .into_iter()
-            .zip(pools)
-            .map(|(export, pool)| (export.name.clone(), Arc::new(Export { pool, ..export })))
-            .collect();
+        let life = Life::begin(journal.clone());
+        let before = life.stamps_before();
+        let belongs = |(export, pool): (Export, BufferPool)| {
+            let tickets = Tickets::new(&life.ticket_key, export.fs.info().uuid);
+            export.stamps.begin_above(before);
+            life.stamps_given(export.stamps.newest());
+            (export.name.clone(), Arc::new(Export { pool, tickets, ..export }))
+        };
+        let exports = exports.into_iter().zip(pools).map(belongs).collect();
         let inner = Inner {
             door: Arc::new(Door::new(options.connections_max)),
             options,
@@ -158,7 +163,7 @@ impl Server {
             journal,
             exports,
             sessions: Mutex::default(),
-            evicted: Mutex::default(),
+            life,
             running: Mutex::default(),
             next_running: AtomicU64::new(0),
             whereabouts: Whereabouts::default(),
@@ -181,7 +186,7 @@ impl Server {
             };
             let options = &self.inner.options;
             let session = Session::new(record, export, options, log);
-            session.slots.restore(&*session.export.fs, &session.export.order, lost).await;
+            session.slots.restore(&session.export, session.node, lost).await;
             session.begins_alone();
             if options.sabotage != Some(Sabotage::Custody) {
                 session.export.returning.awaits(session.id);
@@ -222,6 +227,8 @@ impl Server {
             if looked.elapsed() >= LOOK_TIME {
                 looked = dray_rt::now();
                 self.end_stalled(&mut stalls);
+                let newest = self.inner.exports.values().map(|export| export.stamps.newest());
+                self.inner.life.stamps_given(newest.max().unwrap_or(0));
             }
             for session in self.inner.expired() {
                 log::warn!(
@@ -254,7 +261,7 @@ impl Server {
     /// if there is no such session.
     pub async fn evict(&self, session: u64) -> bool {
         let Some(session) = lock(&self.inner.sessions).get(&session).cloned() else { return false };
-        self.inner.note_evicted(session.id);
+        self.inner.life.evict(session.id);
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::EVICTED, flags: 0, tag: 0 }.put_message(&mut message);
         for connection in session.connections() {
@@ -315,7 +322,7 @@ impl Inner {
         export: &Arc<Export>,
         right: impl FnOnce(&[u8; 16]) -> bool,
     ) -> Result<Option<Arc<Session>>, Refused> {
-        if lock(&self.evicted).contains(&id) {
+        if self.life.is_evicted(id) {
             return Err(refused(
                 Errno::ESHUTDOWN,
                 "this client was evicted by the server's administrator: unmount, and mount again",
@@ -327,12 +334,28 @@ impl Inner {
         Ok(known.filter(its_own))
     }
 
+    /// A session of an earlier life has come back from `peer`: it counts among those of that
+    /// address, however many there are.
+    pub(crate) fn resides(&self, session: &Session, peer: Peer) {
+        if !session.has_resident()
+            && let Some(resident) = self.door.settle(peer, usize::MAX)
+        {
+            session.set_resident(resident);
+        }
+    }
+
     pub(crate) fn new_session(
         &self,
         node: NodeId,
-        host: &str,
+        (host, peer): (&str, Peer),
         export: Arc<Export>,
     ) -> Result<Arc<Session>, Refused> {
+        let resident = self.door.settle(peer, self.options.sessions_of_one_max);
+        let resident = resident.ok_or_else(|| {
+            let (max, machine) = (self.options.sessions_of_one_max, machine_of(peer));
+            let what = "unmount some, or raise `clients_of_one_address_max` at the server";
+            refused(Errno::EAGAIN, format!("{machine} has {max} mounts, all that it may: {what}"))
+        })?;
         let mut secret = [0; 16];
         random_bytes(&mut secret);
         let id = random_u64() | 1; // 0 is none
@@ -353,16 +376,9 @@ impl Inner {
             refused(Errno::ENOSPC, format!("the server cannot note a new session: {error}"))
         })?;
         let session = Arc::new(Session::new(record, export, &self.options, log));
+        session.set_resident(resident);
         lock(&self.sessions).insert(id, session.clone());
         Ok(session)
-    }
-
-    fn note_evicted(&self, session: u64) {
-        let mut evicted = lock(&self.evicted);
-        if evicted.len() >= EVICTED_MAX {
-            evicted.pop_front();
-        }
-        evicted.push_back(session);
     }
 
     /// Ends a session, on the executor that serves it. The answer comes when everything
@@ -384,10 +400,11 @@ impl Inner {
     }
 
     /// Tells the clients of `export` that everything up to `stamp` is on media.
-    pub(crate) fn tell_stable(&self, export: &Arc<Export>, stamp: u64) {
+    pub(crate) fn tell_stable(&self, export: &Arc<Export>, stamp: u64, ticket: Ticket) {
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::STABLE, flags: 0, tag: 0 }.put_message(&mut message);
         stamp.put(&mut message);
+        ticket.put(&mut message); // to others it is of a later version: they skip it
         let concerned: Vec<_> = lock(&self.sessions)
             .values()
             .filter(|session| session.stamps() && Arc::ptr_eq(&session.export, export))
@@ -499,6 +516,13 @@ fn printable(host: &str) -> String {
         shown.push(if letter.is_control() || letter.is_whitespace() { '?' } else { letter });
     }
     shown
+}
+
+fn machine_of(peer: Peer) -> String {
+    match peer {
+        Peer::Ip(address) => address.ip().to_canonical().to_string(),
+        Peer::Local => "this machine".to_owned(),
+    }
 }
 
 pub(crate) fn refused(errno: Errno, message: impl Into<String>) -> Refused {

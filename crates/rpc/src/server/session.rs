@@ -9,11 +9,12 @@ use dray_core::{Cancel, Context, Errno, Error, Lock, LockFamily, LockOwner, Node
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
+use crate::server::door::Resident;
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
 use crate::server::service::ServerOptions;
 use crate::server::slots::ReplaySlots;
-use crate::wire::Proof;
+use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
 /// Open files that one mount may have at the server.
 pub(crate) const FILES_MAX: usize = 1 << 20;
@@ -22,6 +23,13 @@ const OWNERS_MAX: usize = 1 << 20;
 /// Connections that one mount may have. It makes fewer; where its network breaks again and
 /// again, those that it has given up are noticed late.
 const CONNECTIONS_MAX: usize = 64;
+
+/// An open file.
+struct Opened {
+    file: Arc<dyn OpenFile>,
+    /// What it was opened for, bits of [`Ticket::READ`] and [`Ticket::WRITE`].
+    access: u8,
+}
 
 /// A mount: its open files, its replay slots, its connections.
 pub(crate) struct Session {
@@ -37,9 +45,11 @@ pub(crate) struct Session {
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     ended: AtomicBool,
-    /// The client knows of stamps.
-    stamps: AtomicBool,
-    files: Mutex<HashMap<u64, Arc<dyn OpenFile>>>,
+    /// Features of the protocol that its client knows.
+    features: AtomicU64,
+    /// As it is counted among those of its address; unknown until it has come back.
+    resident: Mutex<Option<Resident>>,
+    files: Mutex<HashMap<u64, Opened>>,
     state: Mutex<State>,
 }
 
@@ -104,7 +114,8 @@ impl Session {
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             ended: AtomicBool::new(false),
-            stamps: AtomicBool::new(false),
+            features: AtomicU64::new(0),
+            resident: Mutex::default(),
             files: Mutex::default(),
             state: Mutex::default(),
         }
@@ -112,14 +123,32 @@ impl Session {
 
     /// Whether the client knows of stamps.
     pub(crate) fn stamps(&self) -> bool {
-        self.stamps.load(Ordering::Relaxed)
+        self.features.load(Ordering::Relaxed) & FEATURE_STAMPS != 0
     }
 
-    pub(crate) fn set_stamps(&self, known: bool) {
-        self.stamps.store(known, Ordering::Relaxed);
+    /// Whether the client knows of tickets.
+    pub(crate) fn tickets(&self) -> bool {
+        self.features.load(Ordering::Relaxed) & FEATURE_TICKETS != 0
     }
 
-    fn files(&self) -> MutexGuard<'_, HashMap<u64, Arc<dyn OpenFile>>> {
+    fn resident(&self) -> MutexGuard<'_, Option<Resident>> {
+        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn has_resident(&self) -> bool {
+        self.resident().is_some()
+    }
+
+    pub(crate) fn set_resident(&self, resident: Resident) {
+        *self.resident() = Some(resident);
+    }
+
+    /// What its client said last that it knows.
+    pub(crate) fn set_features(&self, features: u64) {
+        self.features.store(features, Ordering::Relaxed);
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<u64, Opened>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -128,7 +157,14 @@ impl Session {
     }
 
     pub(crate) fn file(&self, handle: u64) -> Option<Arc<dyn OpenFile>> {
-        self.files().get(&handle).cloned()
+        self.files().get(&handle).map(|opened| opened.file.clone())
+    }
+
+    /// What its client can show to a later life of the server, to open the file again.
+    pub(crate) fn ticket_of(&self, handle: u64) -> Option<Ticket> {
+        let files = self.files();
+        let Opened { file, access } = files.get(&handle)?;
+        Some(self.export.tickets.opened(self.node, file.id(), *access))
     }
 
     pub(crate) fn has_file(&self, handle: u64) -> bool {
@@ -147,20 +183,22 @@ impl Session {
         &self,
         handle: u64,
         file: Arc<dyn OpenFile>,
+        access: u8,
     ) -> Result<(), Arc<dyn OpenFile>> {
         let mut files = self.files();
         if files.len() >= FILES_MAX || self.ended.load(Ordering::SeqCst) {
             return Err(file);
         }
-        let same = files.get(&handle).is_some_and(|kept| kept.id() == file.id());
-        let surplus = if same { Some(file) } else { files.insert(handle, file) };
+        let same = files.get(&handle).is_some_and(|kept| kept.file.id() == file.id());
+        let opened = Opened { file, access };
+        let surplus = if same { Some(opened) } else { files.insert(handle, opened) };
         drop(files);
         drop(surplus); // outside of the lock: it may close a descriptor
         Ok(())
     }
 
     pub(crate) fn take_file(&self, handle: u64) -> Option<Arc<dyn OpenFile>> {
-        self.files().remove(&handle)
+        self.files().remove(&handle).map(|opened| opened.file)
     }
 
     /// Takes a connection; the oldest goes where there are too many.
@@ -321,6 +359,7 @@ impl Session {
             let mut state = self.state();
             (std::mem::take(&mut state.waits), std::mem::take(&mut state.connections))
         };
+        drop(self.resident().take());
         waits.values().for_each(|cancel| cancel.set());
         connections.values().for_each(|connection| connection.close());
         self.slots.end();
@@ -332,7 +371,7 @@ impl Session {
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
         let mut cx = Context::system();
         cx.node = self.node;
-        for (handle, file) in files {
+        for (handle, Opened { file, .. }) in files {
             let _ = self.close_file(&cx, handle, &*file).await; // nobody is left to be told
         }
     }

@@ -6,13 +6,15 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{FileSystem, Op};
+use dray_core::{Entry, NodeId, Op};
 use dray_fabric::Connection;
 
+use crate::server::export::Export;
 use crate::server::intent::{self, Amend, CutShort, Settled};
 use crate::server::journal::{SlotLog, SlotRecord};
 use crate::server::order::{Order, Turn};
 use crate::server::service::Sabotage;
+use crate::wire::{Input, ReplyHead, Ticket};
 
 /// Whether calls of this kind come in a slot: changes with a short answer. The answer of
 /// any other would not fit what is remembered of a slot.
@@ -23,7 +25,7 @@ pub(crate) fn holds(op: Op) -> bool {
         | Removexattr | Write | Allocate | CopyRange | SetFlags | Put => true,
         Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
         | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close | SyncAll
-        | Recover | Redo => false,
+        | Recover | Redo | Reopen | Declare => false,
     }
 }
 
@@ -101,7 +103,8 @@ impl ReplaySlots {
 
     /// Takes over what a server before us had noted.
     /// After a loss of the machine (`lost`) an answer is no proof that its change is there.
-    pub(crate) async fn restore(&self, fs: &dyn FileSystem, order: &Arc<Order>, lost: bool) {
+    pub(crate) async fn restore(&self, export: &Export, node: NodeId, lost: bool) {
+        let (fs, order) = (&*export.fs, &export.order);
         for (number, record) in self.log.records() {
             let slot = match record {
                 SlotRecord::Answer { sequence, answer, .. } if answer.is_empty() => {
@@ -111,7 +114,12 @@ impl ReplaySlots {
                     let noted = begun.clone();
                     match intent::settle_answered(fs, answer, begun).await {
                         Settled::Undone => self.undone(number, sequence),
-                        Settled::Done(answer) => Slot { sequence, state: State::Done, answer },
+                        Settled::Done(mut answer) => {
+                            if noted.is_some_and(|(op, _)| op == Op::Create) {
+                                made_by(export, node, &mut answer);
+                            }
+                            Slot { sequence, state: State::Done, answer }
+                        }
                         Settled::Cut(cut) => {
                             // The answer is no answer any more: a later life would give it.
                             if let Some((op, noted)) = noted {
@@ -132,7 +140,10 @@ impl ReplaySlots {
                 SlotRecord::Intent { sequence, op, intent } => {
                     match intent::settle(fs, op, &intent).await {
                         Settled::Undone => self.undone(number, sequence),
-                        Settled::Done(answer) => {
+                        Settled::Done(mut answer) => {
+                            if op == Op::Create {
+                                made_by(export, node, &mut answer);
+                            }
                             self.log.done(number, sequence, &answer);
                             Slot { sequence, state: State::Done, answer }
                         }
@@ -271,6 +282,19 @@ impl ReplaySlots {
     }
 }
 
+/// Adds to the answer that a file was created what its client, who made it, may open it
+/// for: anything.
+fn made_by(export: &Export, node: NodeId, answer: &mut Vec<u8>) {
+    let mut input = Input(answer);
+    let head = ReplyHead::get_message(&mut input);
+    if head.is_ok_and(|head| head.errno == 0 && head.flags == 0)
+        && let Ok(entry) = input.get::<Entry>()
+    {
+        let access = Ticket::READ | Ticket::WRITE;
+        ReplyHead::set_ticket(answer, export.tickets.opened(node, entry.id, access));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,7 +302,7 @@ mod tests {
     use crate::server::reply::Reply;
     use crate::wire::Wire;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
-    use dray_core::{Context, CreateHow, FileId, Name, OpenHow};
+    use dray_core::{Context, CreateHow, FileId, FileSystem, Name, OpenHow};
     use dray_fabric::sim::Network;
 
     /// A client that goes on counting in a new session was never answered once it had
@@ -340,10 +364,14 @@ mod tests {
             Answered { fs, log, route: Route { connection, tag: 0 } }
         }
 
+        fn export(&self) -> Export {
+            Export::new("data", Arc::new(self.fs.clone()), Vec::new())
+        }
+
         /// What the next server does with it when it comes again.
         async fn next_life(&self, lost: bool) -> (ReplaySlots, Verdict) {
             let slots = ReplaySlots::new(self.log.clone(), None);
-            slots.restore(&self.fs, &Arc::default(), lost).await;
+            slots.restore(&self.export(), NodeId(1), lost).await;
             let verdict = slots.begin(0, 1, &self.route);
             (slots, verdict)
         }
@@ -395,7 +423,7 @@ mod tests {
             let answered = Answered::new(Op::Make, &intent).await;
             // Nobody asks in the first life.
             let slots = ReplaySlots::new(answered.log.clone(), None);
-            slots.restore(&answered.fs, &Arc::default(), true).await;
+            slots.restore(&answered.export(), NodeId(1), true).await;
             let (_, verdict) = answered.next_life(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
         });

@@ -25,6 +25,8 @@ pub(crate) const WHOLE: Range<u64> = 0..u64::MAX;
 
 /// The stamps of one export.
 pub(crate) struct Stamps {
+    /// Where this life of the server began.
+    before: AtomicU64,
     newest: AtomicU64,
     queues: Vec<Mutex<Queue>>,
 }
@@ -53,11 +55,11 @@ pub(crate) struct Stamped {
 impl Default for Stamps {
     /// Begins with the time, nanoseconds: a server that takes over gives greater stamps than
     /// the one before it, which counted by ones and took longer for each. Should the clock
-    /// have been set back by a restart of the machine, clients raise it.
+    /// have been set back, [`Stamps::begin_above`] helps.
     fn default() -> Stamps {
         let queues = (0..QUEUES).map(|_| Mutex::default()).collect();
         let begin = dray_rt::wall_clock().as_nanos() as u64;
-        Stamps { newest: AtomicU64::new(begin), queues }
+        Stamps { before: AtomicU64::new(begin), newest: AtomicU64::new(begin), queues }
     }
 }
 
@@ -91,10 +93,21 @@ impl Stamps {
         self.newest.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Stamps to come are greater than this one, which an earlier life of the machine gave.
-    pub(crate) fn raise(&self, number: u64) {
-        // A client may say anything; there must stay room to count.
-        self.newest.fetch_max(number.min(u64::MAX / 2), Ordering::SeqCst);
+    /// Stamps to come are greater than this one, above which no earlier life gave any. To be
+    /// called before there are clients.
+    pub(crate) fn begin_above(&self, number: u64) {
+        self.before.fetch_max(number, Ordering::SeqCst);
+        self.newest.fetch_max(number, Ordering::SeqCst);
+    }
+
+    /// The greatest stamp that an earlier life of the server can have given.
+    pub(crate) fn before(&self) -> u64 {
+        self.before.load(Ordering::SeqCst)
+    }
+
+    /// The last one given.
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest.load(Ordering::SeqCst)
     }
 
     /// A stamp such that every change of data up to it is over.
@@ -178,7 +191,7 @@ mod tests {
         let newest = apart.number;
         drop((first, apart));
         assert_eq!(pin!(stamps.settled()).poll(&mut task), Poll::Ready(newest));
-        stamps.raise(1000);
+        stamps.begin_above(1000);
         assert_eq!(stamps.next(), 1001);
     }
 }

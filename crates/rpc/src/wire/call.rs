@@ -7,6 +7,7 @@ use dray_core::{
 
 use crate::wire::codec::{Input, Malformed, Wire};
 use crate::wire::stamp::Change;
+use crate::wire::ticket::Ticket;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }),* $(,)?) => {
@@ -60,7 +61,8 @@ calls! {
         how: RenameHow,
     },
     Link { id: FileId, dir: FileId, name: Bytes<'a> },
-    /// `again`: after the server lost its state; rights were checked at the first open.
+    /// `again`: after the server lost its state. It changes nothing: the caller's rights
+    /// decide, unless the file is still open. [`Call::Reopen`] is for the others.
     Open { id: FileId, how: OpenHow, handle: u64, again: bool },
     Create { dir: FileId, name: Bytes<'a>, how: CreateHow, handle: u64 },
     Tmpfile { dir: FileId, how: CreateHow, handle: u64 },
@@ -96,4 +98,11 @@ calls! {
     Recover { instance: u64, newest: u64, floor: u64, floors: Bytes<'a>, step: u8 },
     /// A change that the client kept and the loss of power may have undone.
     Redo { handle: u64, stamp: u64, change: Change },
+    /// Opens a file again after the server lost its state. `ticket`: out of the answer to its
+    /// first opening. Rights were checked then, and are not again.
+    Reopen { id: FileId, how: OpenHow, handle: u64, ticket: Ticket },
+    /// As `Recover` of a client that has tickets for what it knows to be on media. `floor`:
+    /// everything up to this stamp; `floors`: [`Floor`](crate::wire::Floor)s of files for
+    /// which more is; `last`: the answer comes when changes can be sent.
+    Declare { instance: u64, floor: u64, ticket: Ticket, floors: Bytes<'a>, last: bool },
 }

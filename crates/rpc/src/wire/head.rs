@@ -4,6 +4,7 @@ use dray_core::{Errno, Error, Fate, Op, Pid, RequestId};
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
 use crate::wire::stamp::Stamp;
+use crate::wire::ticket::Ticket;
 
 /// What kind of message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +148,10 @@ impl ReplyHead {
     /// A [`Stamp`](crate::wire::Stamp) stands between the head and the results.
     pub const STAMPED: u16 = 4;
 
-    /// Where the results of a reply begin that is not stamped.
+    /// A [`Ticket`] stands before the results, behind the stamp if there is one.
+    pub const TICKET: u16 = 8;
+
+    /// Where the results of a reply begin that is neither stamped nor has a ticket.
     const RESULTS_AT: usize = 10;
 
     /// Puts a stamp into an encoded reply that has none.
@@ -157,6 +161,50 @@ impl ReplyHead {
         let results_at = ReplyHead::RESULTS_AT;
         stamp.put(message); // at the end first: a list of bytes of its own would cost more
         message[results_at..].rotate_right(Stamp::BYTES);
+    }
+
+    fn flags_of(message: &[u8]) -> u16 {
+        u16::from_le_bytes([message[2], message[3]])
+    }
+
+    fn ticket_at(message: &[u8]) -> usize {
+        let stamped = ReplyHead::flags_of(message) & ReplyHead::STAMPED != 0;
+        ReplyHead::RESULTS_AT + if stamped { Stamp::BYTES } else { 0 }
+    }
+
+    /// Puts a ticket into an encoded reply that has none.
+    pub fn set_ticket(message: &mut Vec<u8>, ticket: Ticket) {
+        let at = ReplyHead::ticket_at(message);
+        let flags = ReplyHead::flags_of(message) | ReplyHead::TICKET;
+        message[2..4].copy_from_slice(&flags.to_le_bytes());
+        ticket.put(message);
+        message[at..].rotate_right(Ticket::BYTES);
+    }
+
+    /// The ticket in an encoded reply.
+    pub fn ticket(message: &[u8]) -> Option<Ticket> {
+        let head = ReplyHead::get_message(&mut Input(message)).ok()?;
+        let at = ReplyHead::ticket_at(message);
+        let has = head.flags & ReplyHead::TICKET != 0;
+        has.then(|| Input(message.get(at..)?).get().ok()).flatten()
+    }
+
+    /// The encoded results of a success.
+    pub fn results(message: &[u8]) -> Option<&[u8]> {
+        let head = ReplyHead::get_message(&mut Input(message)).ok()?;
+        let ticket_bytes = if head.flags & ReplyHead::TICKET != 0 { Ticket::BYTES } else { 0 };
+        let results = message.get(ReplyHead::ticket_at(message) + ticket_bytes..)?;
+        (head.errno == 0).then_some(results)
+    }
+
+    /// Takes the ticket out of an encoded reply, for a client that does not know what it is.
+    pub fn remove_ticket(message: &mut Vec<u8>) {
+        if ReplyHead::ticket(message).is_some() {
+            let at = ReplyHead::ticket_at(message);
+            message.drain(at..at + Ticket::BYTES);
+            let flags = ReplyHead::flags_of(message) & !ReplyHead::TICKET;
+            message[2..4].copy_from_slice(&flags.to_le_bytes());
+        }
     }
 
     /// Puts the tag into an encoded reply, and whether all before it is settled.
@@ -231,7 +279,7 @@ impl NotifyHead {
     pub const RETURNED: u8 = 6;
 
     /// From the server: every change up to the stamp that follows the head, eight bytes, is
-    /// on media.
+    /// on media. Behind that its [`Ticket`].
     pub const STABLE: u8 = 7;
 
     /// Appends kind and head.

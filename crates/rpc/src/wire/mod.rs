@@ -8,6 +8,7 @@ mod codec;
 mod head;
 mod hello;
 mod stamp;
+mod ticket;
 mod types;
 
 pub use call::Call;
@@ -16,7 +17,8 @@ pub use head::{
     CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag, peek_unknown_op,
 };
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
-pub use stamp::{Change, Stamp, get_floors, put_floor};
+pub use stamp::{Change, Floor, Stamp, get_floors, put_floor};
+pub use ticket::Ticket;
 
 /// Oldest protocol version that is understood.
 pub const VERSION_MIN: u16 = 1;
@@ -26,8 +28,13 @@ pub const VERSION_MAX: u16 = 1;
 /// Feature: answers to changes carry a [`Stamp`], and `sync_all`, `recover` and `redo` are
 /// understood.
 pub const FEATURE_STAMPS: u64 = 1;
+/// Feature: answers carry a [`Ticket`] where there is something to show to a later life of
+/// the server, and `reopen` and `declare` are understood.
+pub const FEATURE_TICKETS: u64 = 2;
+/// Feature: a close may be sent that nobody waits for ([`CallHead::ONE_WAY`]).
+pub const FEATURE_ONE_WAY: u64 = 4;
 /// All features that this version knows.
-pub const FEATURES: u64 = FEATURE_STAMPS;
+pub const FEATURES: u64 = FEATURE_STAMPS | FEATURE_TICKETS | FEATURE_ONE_WAY;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -3,6 +3,7 @@
 use dray_core::{FileId, SetAttr};
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_struct};
+use crate::wire::ticket::Ticket;
 
 wire_struct! {
     /// When a change was made, in the server's order. Of two changes that touch the same
@@ -74,13 +75,25 @@ impl<'a> Wire<'a> for Change {
     }
 }
 
-/// Appends a file and the stamp up to which it is on media.
-pub fn put_floor(file: FileId, stamp: u64, out: &mut Vec<u8>) {
-    (file, stamp).put(out);
+wire_struct! {
+    /// A file, the stamp up to which it is on media, and the ticket that says so.
+    Floor {
+        /// The file.
+        file: FileId,
+        /// Every change of its data up to this one is on media.
+        stamp: u64,
+        /// Out of the answer to the sync.
+        ticket: Ticket,
+    }
+}
+
+/// Appends a floor.
+pub fn put_floor(floor: &Floor, out: &mut Vec<u8>) {
+    floor.put(out);
 }
 
 /// What [`put_floor`] appended.
-pub fn get_floors(bytes: &[u8]) -> Result<Vec<(FileId, u64)>, Malformed> {
+pub fn get_floors(bytes: &[u8]) -> Result<Vec<Floor>, Malformed> {
     let mut input = Input(bytes);
     let mut floors = Vec::new();
     while !input.0.is_empty() {
@@ -109,6 +122,37 @@ mod tests {
     }
 
     #[test]
+    fn a_ticket_goes_behind_the_stamp_and_can_be_taken_out() {
+        let stamp = Stamp { number: 5, at: 4096 };
+        let ticket = Ticket([9; 16]);
+        for ticket_first in [true, false] {
+            let mut message = Vec::new();
+            ReplyHead::success(9).put_message(&mut message);
+            77u32.put(&mut message);
+            assert_eq!(ReplyHead::ticket(&message), None);
+            if ticket_first {
+                ReplyHead::set_ticket(&mut message, ticket);
+                ReplyHead::set_stamp(&mut message, stamp.clone());
+            } else {
+                ReplyHead::set_stamp(&mut message, stamp.clone());
+                ReplyHead::set_ticket(&mut message, ticket);
+            }
+            assert_eq!(ReplyHead::ticket(&message), Some(ticket));
+            let mut input = Input(&message);
+            let head = ReplyHead::get_message(&mut input).unwrap();
+            assert_eq!(head.flags, ReplyHead::STAMPED | ReplyHead::TICKET);
+            assert_eq!(input.get::<(Stamp, Ticket)>(), Ok((stamp.clone(), ticket)));
+            assert_eq!(Input::whole::<u32>(input.0), Ok(77));
+            ReplyHead::remove_ticket(&mut message);
+            let mut input = Input(&message);
+            let head = ReplyHead::get_message(&mut input).unwrap();
+            assert_eq!(head.flags, ReplyHead::STAMPED);
+            assert_eq!(input.get::<Stamp>(), Ok(stamp.clone()));
+            assert_eq!(Input::whole::<u32>(input.0), Ok(77));
+        }
+    }
+
+    #[test]
     fn changes_and_floors_come_back_as_they_went() {
         let set = SetAttr { mode: Some(0o640), ..SetAttr::default() };
         for change in [
@@ -122,9 +166,13 @@ mod tests {
             assert_eq!(Input::whole::<Change>(&bytes), Ok(change));
             assert!(Input::whole::<Change>(&bytes[..bytes.len() - 1]).is_err());
         }
-        let floors = [1, 2].map(|ino| (FileId { ino, generation: 7 }, ino * 100));
+        let floors = [1, 2].map(|ino| Floor {
+            file: FileId { ino, generation: 7 },
+            stamp: ino * 100,
+            ticket: Ticket([ino as u8; 16]),
+        });
         let mut bytes = Vec::new();
-        floors.iter().for_each(|(file, stamp)| put_floor(*file, *stamp, &mut bytes));
+        floors.iter().for_each(|floor| put_floor(floor, &mut bytes));
         assert_eq!(get_floors(&bytes).unwrap(), floors);
         assert!(get_floors(&bytes[1..]).is_err());
     }

@@ -4,7 +4,7 @@ use dray_core::{
     Access, Allocate, CreateHow, FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, Op,
     OpenHow, Pid, RemoveKind, RenameHow, Seek, SetAttr, TimeSet, Timestamp, Write, XattrSet,
 };
-use dray_rpc::wire::{Call, Change};
+use dray_rpc::wire::{Call, Change, Ticket};
 
 use super::raw::Chance;
 
@@ -98,6 +98,14 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
             let (instance, newest, floor) = (chance.edge(), chance.edge(), chance.edge());
             Call::Recover { instance, newest, floor, floors: name, step: chance.below(4) as u8 }
         }
+        Op::Reopen => {
+            let ticket = ticket(chance);
+            Call::Reopen { id: dir, how: open_how(chance), handle, ticket }
+        }
+        Op::Declare => {
+            let (instance, floor, ticket) = (chance.edge(), chance.edge(), ticket(chance));
+            Call::Declare { instance, floor, ticket, floors: name, last: chance.below(2) == 0 }
+        }
         Op::Redo => {
             let change = match chance.below(4) {
                 0 => Change::Write { at },
@@ -119,6 +127,10 @@ fn id(root: FileId, chance: &mut Chance) -> FileId {
         0 => FileId { ino: chance.edge(), generation: chance.edge() },
         _ => root,
     }
+}
+
+fn ticket(chance: &mut Chance) -> Ticket {
+    Ticket(std::array::from_fn(|_| chance.next() as u8))
 }
 
 fn open_how(chance: &mut Chance) -> OpenHow {

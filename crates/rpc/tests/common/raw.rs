@@ -71,11 +71,16 @@ pub fn stranger(socket: &Path) -> UnixStream {
 
 /// A connection with a session of its own and identity 0 defined as root.
 pub fn guest(socket: &Path) -> io::Result<(UnixStream, Welcome)> {
+    guest_as(socket, &hello("data"), &NO_PROOF)
+}
+
+/// The same by a hello and a proof of its own.
+pub fn guest_as(socket: &Path, hello: &Hello, proof: &Proof) -> io::Result<(UnixStream, Welcome)> {
     let mut stream = stranger(socket);
-    stream.write_all(&frame(&hello("data").message(), b""))?;
+    stream.write_all(&frame(&hello.message(), b""))?;
     let malformed = |error| io::Error::other(format!("{error:?}"));
     Challenge::from_message(&read_frame(&mut stream)?.0).map_err(malformed)?;
-    stream.write_all(&frame(&NO_PROOF.message(), b""))?;
+    stream.write_all(&frame(&proof.message(), b""))?;
     let welcome = Welcome::from_message(&read_frame(&mut stream)?.0).map_err(malformed)?;
     stream.write_all(&frame(&identity(0), b""))?;
     Ok((stream, welcome))
@@ -83,10 +88,15 @@ pub fn guest(socket: &Path) -> io::Result<(UnixStream, Welcome)> {
 
 /// Defines identity `index` as root.
 pub fn identity(index: u32) -> Vec<u8> {
+    identity_of(index, &dray_core::Identity::default())
+}
+
+/// Defines identity `index`.
+pub fn identity_of(index: u32, who: &dray_core::Identity) -> Vec<u8> {
     let mut message = Vec::new();
     Kind::Identity.put(&mut message);
     index.put(&mut message);
-    dray_core::Identity::default().put(&mut message);
+    who.put(&mut message);
     message
 }
 
@@ -115,9 +125,14 @@ pub fn message(head: &CallHead, call: &Call<'_>) -> Vec<u8> {
 
 /// Makes a call and waits for its answer.
 pub fn ask(stream: &mut UnixStream, head: &CallHead, call: &Call<'_>) -> io::Result<ReplyHead> {
-    stream.write_all(&frame(&message(head, call), b""))?;
-    let (reply, _) = read_frame(stream)?;
+    let reply = ask_whole(stream, head, call)?;
     ReplyHead::get_message(&mut dray_rpc::wire::Input(&reply)).map_err(io::Error::from)
+}
+
+/// The same; answers the whole message.
+pub fn ask_whole(stream: &mut UnixStream, head: &CallHead, call: &Call<'_>) -> io::Result<Vec<u8>> {
+    stream.write_all(&frame(&message(head, call), b""))?;
+    Ok(read_frame(stream)?.0)
 }
 
 /// Numbers by chance, the same for the same seed (xorshift, Marsaglia 2003).

@@ -9,7 +9,7 @@ use dray_rt::timeout;
 use super::waiting::CallGuard;
 use super::{Channel, Phase};
 use crate::client::file::RemoteFile;
-use crate::wire::{Call, CallHead, Input, ReplyHead, Stamp};
+use crate::wire::{Call, CallHead, Input, ReplyHead, Stamp, Ticket};
 
 /// Everything about one call but its result's type.
 pub(crate) struct Ask<'a> {
@@ -53,6 +53,9 @@ pub(crate) struct Made {
     pub(crate) at: Option<u64>,
     /// In which life of the server's machine.
     pub(crate) epoch: u64,
+    /// What can be shown to a later life of the server: of an opening the file, of a sync
+    /// what is on media.
+    pub(crate) ticket: Option<Ticket>,
 }
 
 /// What the server says of a call.
@@ -175,7 +178,10 @@ fn read_reply<T>(
     let mut made = Made { epoch, ..Made::default() };
     if head.flags & ReplyHead::STAMPED != 0 {
         let Stamp { number, at } = input.get().map_err(malformed)?;
-        made = Made { stamp: number, at: (at != Stamp::NOWHERE).then_some(at), epoch };
+        (made.stamp, made.at) = (number, (at != Stamp::NOWHERE).then_some(at));
+    }
+    if head.flags & ReplyHead::TICKET != 0 {
+        made.ticket = Some(input.get().map_err(malformed)?);
     }
     decode(input.0).map(|value| (value, made)).map_err(malformed)
 }

@@ -31,15 +31,17 @@ impl Channel {
     /// A connection is up: identities are unknown to it, and calls without an answer are
     /// sent again in the order of their sending. If the server has given up the session in
     /// which they were sent, nobody knows what came of changes, and they fail. `epoch`: the
-    /// life of the server's machine.
+    /// life of the server's machine; `one_way`: the server takes closes that nobody waits for.
     pub(crate) fn up(
         &self,
         connection: Arc<dyn Connection>,
         (session, epoch): (u64, u64),
         (calls_max, slots): (u32, u32),
+        one_way: bool,
     ) {
         let mut state = self.lock();
         state.session = session;
+        state.one_way_allowed = one_way;
         let power_lost = std::mem::replace(&mut state.epoch, epoch) != epoch;
         state.connection = Some(connection);
         state.down_since = None;

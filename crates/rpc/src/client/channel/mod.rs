@@ -52,6 +52,8 @@ struct State {
     waiting: Vec<Waker>,
     identities: Identities,
     closes: Unsettled,
+    /// The server takes closes that nobody waits for.
+    one_way_allowed: bool,
     /// Number of the message sent last.
     sent: u64,
     /// Where closes are encoded.
@@ -113,6 +115,7 @@ impl Channel {
                 waiting: Vec::new(),
                 identities: Identities::default(),
                 closes: Unsettled::default(),
+                one_way_allowed: false,
                 sent: 0,
                 one_way: Vec::new(),
                 stats: ChannelStats::default(),

@@ -1,9 +1,9 @@
 //! What is sent and not answered: closes, which are kept until they are known to be done,
 //! and notices.
 
-use dray_core::{Identity, Pid, RequestId};
+use dray_core::{Context, Identity, Pid, RequestId};
 
-use super::{Channel, State};
+use super::{Ask, Channel, Phase, State};
 use crate::client::closing::Close;
 use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Wire};
 
@@ -12,7 +12,7 @@ impl Channel {
     /// is known to be done: then it must be called.
     pub(crate) fn close(&self, handle: u64) -> bool {
         let mut state = self.lock();
-        if state.ended.is_some() {
+        if state.ended.is_some() || !state.one_way_allowed {
             return false;
         }
         let Some(close) = self.closing.note(handle) else { return false };
@@ -61,6 +61,9 @@ impl State {
     /// Sends or resends a close; without a connection it waits for the next one.
     pub(super) fn send_close(&mut self, Close { handle, .. }: Close) {
         let Some(connection) = self.connection.clone() else { return };
+        if !self.one_way_allowed {
+            return self.close_with_answer(handle);
+        }
         let (call, identity) = (Call::Close { handle }, self.identities.index(&Identity::system()));
         if let Some(definition) = self.identities.define(identity) {
             let _ = connection.send(&definition, None); // a failure shows at the next message
@@ -82,5 +85,18 @@ impl State {
         call.put(&mut message);
         let _ = connection.send(&message, None); // a broken connection shows by itself
         self.one_way = message;
+    }
+
+    /// A close that was sent without waiting, now that its server has given way to one of an
+    /// earlier version: as a call, whose answer settles it. Without a free tag it waits for
+    /// the next connection.
+    fn close_with_answer(&mut self, handle: u64) {
+        let Some(tag) = self.take_tag(true) else { return };
+        let (cx, call) = (Context::system(), Call::Close { handle });
+        let (slot, data, into, to) = (None, None, None, None);
+        self.ask(tag, Ask { cx: &cx, call: &call, slot, request: 0, data, into, to }, 0);
+        let pending = &mut self.calls[tag as usize];
+        pending.phase = Phase::Abandoned;
+        pending.closes = handle;
     }
 }

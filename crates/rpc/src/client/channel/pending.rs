@@ -24,6 +24,8 @@ pub(super) struct Pending {
     pub(super) number: u64,
     /// Its replay slot.
     pub(super) slot: Option<u32>,
+    /// The open file that its answer says is closed, where nobody waits for that; 0: none.
+    pub(super) closes: u64,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
     /// Nobody else waits for it.
@@ -135,6 +137,7 @@ impl State {
         pending.number = self.sent;
         pending.slot = ask.slot.map(|(slot, _)| slot);
         pending.session = 0;
+        pending.closes = 0;
         pending.waker = None;
         self.send(tag);
     }

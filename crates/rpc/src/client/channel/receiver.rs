@@ -69,6 +69,10 @@ impl Sink for Receiver {
                 Ok(())
             }
             Phase::Abandoned => {
+                let closed = pending.closes;
+                if closed != 0 {
+                    state.closes.settle_one(closed, &self.0.closing);
+                }
                 state.release(tag);
                 Ok(())
             }

@@ -8,6 +8,7 @@ use dray_core::{Context, OpenHow};
 use super::Link;
 use crate::client::channel::{Ask, Channel, value_of};
 use crate::client::held::HeldLock;
+use crate::client::tickets::{Reopened, reopen};
 use crate::wire::{Call, NotifyHead};
 
 /// Files that are opened again at once.
@@ -71,23 +72,27 @@ impl Link {
         let cx = Context::system();
         let HeldLock { handle, id, how, lock } = *held;
         let how = OpenHow::new(how.flags & !libc::O_TRUNC);
-        let open = Call::Open { id, how, handle, again: true };
-        let claim = Call::Lock { handle, lock, wait: false, reclaim: true };
-        for call in [open, claim] {
+        let ticket = self.files.ticket(handle);
+        for step in 0..2 {
             if self.known().instance != instance {
                 return false;
             }
             if !self.held.holds(held) {
                 break; // closed or given back meanwhile
             }
-            let (data, into, to) = (None, None, None);
-            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
-            // What an open answers besides is of no interest.
-            let outcome = channel.call(ask, |_| Ok(())).await;
+            let outcome = match step {
+                0 => reopen(channel, &cx, Reopened { id, how, handle, ticket }).await,
+                _ => {
+                    let call = Call::Lock { handle, lock, wait: false, reclaim: true };
+                    let (data, into, to) = (None, None, None);
+                    let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+                    value_of(channel.call(ask, |_| Ok(())).await)
+                }
+            };
             if self.known().instance != instance {
                 return false; // whatever the answer says, it is not that server's
             }
-            if let Err(error) = value_of(outcome) {
+            if let Err(error) = outcome {
                 log::error!("{}: lost a lock on file {id}: {error}", self.connector.target());
                 self.held.lost(held);
                 break;
@@ -119,13 +124,9 @@ impl Link {
 
     async fn open_again(&self, channel: &Channel, handle: u64) {
         let Some(file) = self.files.open_again(handle) else { return };
-        let (cx, id) = (Context::system(), file.id);
-        let call = Call::Open { id, how: file.how, handle, again: true };
-        let (data, into, to) = (None, None, None);
-        let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
-        // What an open answers besides is of no interest.
-        let opened = channel.call(ask, |_| Ok(())).await;
-        if let Err(error) = value_of(opened) {
+        let (cx, id, how) = (Context::system(), file.id, file.how);
+        let ticket = self.files.ticket(handle);
+        if let Err(error) = reopen(channel, &cx, Reopened { id, how, handle, ticket }).await {
             // Whoever uses it is told.
             log::error!("{}: cannot open file {id} again: {error}", self.connector.target());
         }

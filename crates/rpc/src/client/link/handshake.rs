@@ -17,8 +17,8 @@ use crate::client::channel::{Channel, Receiver};
 use crate::client::recovery::Recovery;
 use crate::client::session::ConnectError;
 use crate::wire::{
-    Auth, Challenge, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind, Malformed,
-    NotifyHead, Proof, RECOVERING, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+    Auth, Challenge, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind,
+    Malformed, NotifyHead, Proof, RECOVERING, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
 };
 
 /// As much of what a server says is passed on to people.
@@ -160,7 +160,7 @@ impl LinkSink {
             return Err(Malformed("a welcome that allows nothing").into());
         }
         let stamps = self.features & FEATURE_STAMPS != 0;
-        let News { forgotten, power_lost } = self.link.welcomed(&welcome, stamps);
+        let News { forgotten, power_lost } = self.link.welcomed(&welcome, self.features);
         // Before anything is sent again: a lock may be somebody else's by now.
         let held = forgotten.then(|| self.link.held.doubt_all());
         self.number = welcome.connection;
@@ -172,7 +172,8 @@ impl LinkSink {
         }
         let epoch = self.link.unsynced.epoch();
         let granted = (welcome.calls_max, welcome.slots);
-        self.channel.up(self.connection.clone(), (welcome.session, epoch), granted);
+        let one_way = self.features & FEATURE_ONE_WAY != 0;
+        self.channel.up(self.connection.clone(), (welcome.session, epoch), granted, one_way);
         self.channel.notify_idle(&self.link.slots.idle());
         if forgotten && stamps && self.features & RECOVERING != 0 {
             dray_rt::spawn(Recovery::run(self.link.clone(), welcome.instance));
@@ -202,7 +203,10 @@ impl LinkSink {
                 self.link.heed_eviction();
                 self.channel.evict();
             }
-            NotifyHead::STABLE => self.link.unsynced.stable(input.get()?, false),
+            NotifyHead::STABLE => {
+                let stamp = input.get()?;
+                self.link.unsynced.stable(stamp, input.get().ok(), false);
+            }
             _ => {} // a later version's advice
         }
         Ok(())

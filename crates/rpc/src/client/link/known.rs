@@ -1,7 +1,7 @@
 //! What the server tells of itself and of the session, and what that means.
 
 use super::Link;
-use crate::wire::Welcome;
+use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Welcome};
 
 /// What the server told us last.
 #[derive(Clone, Debug, Default)]
@@ -11,6 +11,8 @@ pub(crate) struct Known {
     pub(crate) instance: u64,
     /// Whether answers to changes have stamps.
     pub(crate) stamps: bool,
+    /// Whether the server gives tickets, and believes its own.
+    pub(crate) tickets: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -25,7 +27,7 @@ pub(super) struct News {
 
 impl Link {
     /// Takes note of a welcome.
-    pub(super) fn welcomed(&self, welcome: &Welcome, stamps: bool) -> News {
+    pub(super) fn welcomed(&self, welcome: &Welcome, features: u64) -> News {
         let mut known = self.known();
         let first = known.session == 0;
         let forgotten = known.instance != welcome.instance || known.session != welcome.session;
@@ -44,7 +46,8 @@ impl Link {
         known.session = welcome.session;
         known.secret = welcome.secret;
         known.instance = welcome.instance;
-        known.stamps = stamps;
+        known.stamps = features & FEATURE_STAMPS != 0;
+        known.tickets = features & FEATURE_TICKETS != 0;
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);
         // While it is noted nobody else can come to another conclusion.

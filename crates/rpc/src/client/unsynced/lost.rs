@@ -7,7 +7,8 @@ use std::task::{Poll, Waker};
 use dray_core::{Context, Errno, Error, FileId, Op, Result};
 
 use super::of_file::{Kept, OfFile};
-use super::{Expect, Inherited, Moment, StampsSeen, State, Unsynced, Writer};
+use super::{Expect, Inherited, Moment, Seen, StampsSeen, State, Unsynced, Writer};
+use crate::wire::Ticket;
 
 impl Unsynced {
     pub(super) fn note_alert(&self, state: &State) {
@@ -94,10 +95,16 @@ impl Unsynced {
 
     /// The last stamp seen, the one up to which everything is on media, and those of files
     /// of which more is.
-    pub(crate) fn stamps_seen(&self) -> (u64, u64, Vec<(FileId, u64)>) {
+    pub(crate) fn stamps_seen(&self) -> Seen {
         let state = self.lock();
         let StampsSeen { newest, floor, floors } = &state.stamps;
-        (*newest, *floor, floors.iter().map(|(file, stamp)| (*file, *stamp)).collect())
+        let floors = floors.iter().map(|(file, (stamp, ticket))| (*file, *stamp, *ticket));
+        Seen { newest: *newest, floor: *floor, floors: floors.collect() }
+    }
+
+    /// With which a file can be opened to make its changes again.
+    pub(crate) fn ticket(&self, id: FileId) -> Option<Ticket> {
+        self.lock().files.get(&id)?.ticket
     }
 
     /// Files with changes that are older than the loss of power and have not been sent.

@@ -19,7 +19,7 @@ use dray_core::{FileId, Identity};
 
 use crate::client::channel::Made;
 use crate::client::losses::{Losses, UnsyncedStatus};
-use crate::wire::Change;
+use crate::wire::{Change, Ticket};
 use names::Names;
 use of_file::{CHANGE_BYTES, OfFile};
 use store::{Copied, Store};
@@ -90,8 +90,15 @@ enum Inherited {
 #[derive(Default)]
 struct StampsSeen {
     newest: u64,
-    floor: u64,
-    floors: BTreeMap<FileId, u64>,
+    floor: (u64, Option<Ticket>),
+    floors: BTreeMap<FileId, (u64, Option<Ticket>)>,
+}
+
+/// The same, to be said: stamps and the tickets that say so.
+pub(crate) struct Seen {
+    pub(crate) newest: u64,
+    pub(crate) floor: (u64, Option<Ticket>),
+    pub(crate) floors: Vec<(FileId, u64, Option<Ticket>)>,
 }
 
 /// A change of a file that has been answered.
@@ -152,6 +159,7 @@ impl Unsynced {
             return state.tender.call(false, true);
         }
         let file = state.files.entry(id).or_default();
+        file.has_ticket(new.made.ticket);
         if let Some(writer) = writer
             && !writer.wrote.swap(true, Ordering::Relaxed)
         {
@@ -289,14 +297,15 @@ impl Unsynced {
             return false;
         }
         state.stamps.newest = state.stamps.newest.max(made.stamp);
-        state.stamps.floors.insert(id, made.stamp);
+        state.stamps.floors.insert(id, (made.stamp, made.ticket));
         let many = state.stamps.floors.len() >= FLOORS_MAX;
         self.relax(state);
         many && state.tender.call(false, true)
     }
 
-    /// Everything up to `stamp` is on media. `asked`: we had asked for it.
-    pub(crate) fn stable(&self, stamp: u64, asked: bool) {
+    /// Everything up to `stamp` is on media, says the server, with `ticket`. `asked`: we had
+    /// asked for it.
+    pub(crate) fn stable(&self, stamp: u64, ticket: Option<Ticket>, asked: bool) {
         let mut state = self.lock();
         let state = &mut *state;
         let mut freed_bytes = 0;
@@ -307,8 +316,10 @@ impl Unsynced {
         state.kept_bytes -= freed_bytes;
         state.names.stable(stamp);
         state.beyond = state.beyond.filter(|at| at.stamp > stamp);
-        state.stamps.floor = state.stamps.floor.max(stamp);
-        state.stamps.floors.retain(|_, floor| *floor > stamp);
+        if stamp > state.stamps.floor.0 {
+            state.stamps.floor = (stamp, ticket);
+        }
+        state.stamps.floors.retain(|_, (floor, _)| *floor > stamp);
         if asked && state.inherited == Inherited::Unknown {
             state.inherited = Inherited::Nothing;
         }

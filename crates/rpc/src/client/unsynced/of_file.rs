@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dray_core::{Attr, Buf, Identity, SetAttr, TimeSet};
 
 use super::Moment;
-use crate::wire::Change;
+use crate::wire::{Change, Ticket};
 
 /// What a kept change costs beside its data, bytes.
 pub(super) const CHANGE_BYTES: u64 = 160;
@@ -44,6 +44,8 @@ pub(super) struct OfFile {
     pub(super) unkept_bytes: u64,
     /// There was no room for one of them.
     pub(super) overflowed: bool,
+    /// With which it can be opened for writing; for reading, where that was all.
+    pub(super) ticket: Option<Ticket>,
     /// A name of it has been removed or given to another file.
     pub(super) removed: bool,
     /// Open files through which it was changed.
@@ -53,6 +55,14 @@ pub(super) struct OfFile {
 }
 
 impl OfFile {
+    /// The more it is good for the better.
+    pub(super) fn has_ticket(&mut self, ticket: Option<Ticket>) {
+        let writes = |ticket: Ticket| ticket.access() & Ticket::WRITE != 0;
+        if !self.ticket.is_some_and(writes) {
+            self.ticket = ticket.or(self.ticket);
+        }
+    }
+
     /// Keeps a change; answers what that costs, bytes.
     pub(super) fn keep(&mut self, kept: Kept) -> u64 {
         let cost_bytes = kept.cost_bytes();

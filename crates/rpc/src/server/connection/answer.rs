@@ -21,6 +21,9 @@ impl CallInHand {
         // What goes to another connection than it came from says nothing of that one's closes.
         let settled = Arc::ptr_eq(&route.connection, &self.route.connection)
             && self.shared.counter(true).load(Ordering::SeqCst) == 0;
+        if !self.session.tickets() {
+            ReplyHead::remove_ticket(&mut reply.message);
+        }
         ReplyHead::address(&mut reply.message, route.tag, settled);
         let sent = route.connection.send(&reply.message, reply.data);
         // Whatever else went wrong ends the connection, and it is asked for again.

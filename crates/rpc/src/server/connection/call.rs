@@ -133,7 +133,7 @@ impl CallInHand {
         again: Option<Again>,
     ) -> Executed {
         let (op, slot) = (self.head.op, self.head.slot);
-        let changes = matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Close);
+        let changes = matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::Close);
         let _unslotted = match changes && slot == NO_SLOT {
             true => Some(self.session.unslotted(self.connection).await),
             false => None,
@@ -182,8 +182,8 @@ impl CallInHand {
     /// New work does; what belongs to the recovery does not, nor does giving back.
     fn waits_for_recovery(&self, body: &[u8]) -> bool {
         let belongs = match self.head.op {
-            Op::Close | Op::Lock => true,
-            // For what is opened again.
+            // The last for what is opened again.
+            Op::Close | Op::Lock | Op::Reopen => true,
             op @ Op::Open => {
                 matches!(Call::get(op, &mut Input(body)), Ok(Call::Open { again: true, .. }))
             }

@@ -12,8 +12,8 @@ use crate::server::export::Export;
 use crate::server::service::{Sabotage, refused};
 use crate::server::session::Session;
 use crate::wire::{
-    Auth, Challenge, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Malformed, Proof, RECOVERING,
-    Refused, VERSION_MAX, VERSION_MIN, Welcome,
+    Auth, Challenge, FEATURES, HandshakeError, Hello, Malformed, Proof, RECOVERING, Refused,
+    VERSION_MAX, VERSION_MIN, Welcome,
 };
 
 /// The newest version that both ends speak.
@@ -124,16 +124,19 @@ impl ServerSink {
         let known = known.map_err(HandshakeError::Refused)?;
         let resumed = known.is_some();
         let session = match known {
-            Some(session) => session,
+            Some(session) => {
+                self.server.resides(&session, self.connection.peer());
+                session
+            }
             None => self
                 .server
-                .new_session(hello.node, &hello.host, export.clone())
+                .new_session(hello.node, (&hello.host, self.connection.peer()), export.clone())
                 .map_err(HandshakeError::Refused)?,
         };
         if self.server.options.sabotage != Some(Sabotage::Fence) {
             session.replace(proof.replaces);
         }
-        session.set_stamps(challenged.hello.features & FEATURE_STAMPS != 0);
+        session.set_features(challenged.hello.features);
         self.welcome(session, resumed);
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, OpenFile, Result};
 
+use super::opening::cut_ticket;
 use crate::server::order::Span;
 use crate::server::reply::Reply;
 use crate::server::service::{Inner, Sabotage};
@@ -44,7 +45,9 @@ pub(super) async fn run(
             Reply::success(&file(handle)?.getattr(cx).await?)
         }
         Call::Setattr { handle: Some(handle), set, .. } => {
-            Reply::success(&file(handle)?.setattr(cx, set).await?)
+            let file = file(handle)?;
+            let reply = Reply::success(&file.setattr(cx, set).await?);
+            reply.with_ticket(cut_ticket(session, file.id(), set))
         }
         Call::Flush { handle, owner } => {
             let flushed = file(handle)?.flush(cx, owner).await;
@@ -90,7 +93,8 @@ async fn sync(session: &Session, cx: &Context, handle: u64, data_only: bool) -> 
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
     let upto = session.export.stamps.take(file.id(), WHOLE).await.number;
     file.sync(cx, data_only).await?;
-    let mut reply = Reply::success(&());
+    let ticket = session.export.tickets.on_media(Some(file.id()), upto);
+    let mut reply = Reply::success(&()).with_ticket(Some(ticket));
     if session.stamps() {
         reply.stamp(Stamp { number: upto, at: Stamp::NOWHERE });
     }
@@ -111,7 +115,8 @@ async fn redo(
         _ => stamp,
     };
     let export = &session.export;
-    export.redone.redo(cx, &export.stamps, file, (stamp, change, data)).await?;
+    let change = (stamp, change, data);
+    export.redone.redo(cx, session.id, &export.stamps, file, change).await?;
     Ok(Reply::success(&()))
 }
 

@@ -2,6 +2,7 @@
 
 mod about;
 mod file;
+mod media;
 mod opening;
 mod replayed;
 
@@ -11,9 +12,9 @@ use dray_core::{Buf, Context, Errno, Error, FileSystem, Make, Name, Op, Result};
 
 use crate::server::intent::Standing;
 use crate::server::reply::Reply;
-use crate::server::service::{Inner, Sabotage};
+use crate::server::service::Inner;
 use crate::server::session::Session;
-use crate::wire::{Call, Input, Stamp, get_floors};
+use crate::wire::{Call, Input, Ticket};
 
 pub(super) use about::{check_handles, subjects};
 pub(super) use replayed::open_replayed;
@@ -35,7 +36,10 @@ pub(super) async fn execute(
             let data = data.unwrap_or_default();
             session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
             let place = Place { dir, name, mode, standing };
-            opening::put(session, cx, place, data).await.map(|id| Reply::success(&id))
+            opening::put(session, cx, place, data).await.map(|id| {
+                let ticket = session.export.tickets.opened(session.node, id, Ticket::WRITE);
+                Reply::success(&id).with_ticket(Some(ticket))
+            })
         }
         Ok(call) => {
             let call = match standing.amend {
@@ -61,7 +65,10 @@ async fn run(
         Call::Lookup { dir, name } => Reply::success(&fs.lookup(cx, dir, Name::new(name)?).await?),
         Call::Parent { dir } => Reply::success(&fs.parent(cx, dir).await?),
         Call::Getattr { id, handle: None } => Reply::success(&fs.getattr(cx, id).await?),
-        Call::Setattr { id, handle: None, set } => Reply::success(&fs.setattr(cx, id, set).await?),
+        Call::Setattr { id, handle: None, set } => {
+            let reply = Reply::success(&fs.setattr(cx, id, set).await?);
+            reply.with_ticket(opening::cut_ticket(session, id, set))
+        }
         Call::Readlink { id } => Reply::success(&fs.readlink(cx, id).await?),
         Call::Make { .. } => make(fs, cx, call).await?,
         Call::Remove { dir, name, kind } => {
@@ -74,7 +81,7 @@ async fn run(
         Call::Link { id, dir, name } => {
             Reply::success(&fs.link(cx, id, dir, Name::new(name)?).await?)
         }
-        Call::Open { .. } | Call::Create { .. } | Call::Tmpfile { .. } => {
+        Call::Open { .. } | Call::Reopen { .. } | Call::Create { .. } | Call::Tmpfile { .. } => {
             opening::run(session, cx, call).await?
         }
         Call::Access { id, want } => Reply::success(&fs.access(cx, id, want).await?),
@@ -91,48 +98,11 @@ async fn run(
             }
             Reply::success(&())
         }
-        Call::SyncAll {} => sync_all(server, session, cx).await?,
-        Call::Recover { instance, .. } if instance != server.instance => {
-            return Err(Error::new(Errno::ESTALE).because("meant for an earlier server"));
-        }
-        Call::Recover { step: 2, .. } => {
-            server.recovery.done(session.id);
-            Reply::success(&())
-        }
-        Call::Recover { newest, floor, floors, step, .. } => {
-            recover(server, session, (newest, floor, floors, step == 1)).await?
+        Call::SyncAll {} | Call::Recover { .. } | Call::Declare { .. } => {
+            media::run(server, session, cx, call).await?
         }
         call => file::run(server, session, cx, call, data).await?,
     })
-}
-
-async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
-    let export = &session.export;
-    let stamp = export.stable.sync_all(cx, &*export.fs, &export.stamps).await?;
-    server.tell_stable(export, stamp);
-    let mut reply = Reply::success(&());
-    if session.stamps() {
-        reply.stamp(Stamp { number: stamp, at: Stamp::NOWHERE });
-    }
-    Ok(reply)
-}
-
-/// What a client knows after a loss of power; with the last of it, it waits for the others.
-async fn recover(
-    server: &Inner,
-    session: &Session,
-    (newest, floor, floors, last): (u64, u64, &[u8], bool),
-) -> Result<Reply> {
-    server.recovery.admit(session.id)?;
-    let floors = get_floors(floors).map_err(|_| Error::new(Errno::EPROTO))?;
-    session.export.stamps.raise(newest);
-    if server.options.sabotage != Some(Sabotage::RedoFloor) {
-        session.export.redone.declare(floor, &floors)?;
-    }
-    if last {
-        server.recovery.declare(session.id).await?;
-    }
-    Ok(Reply::success(&()))
 }
 
 async fn make(fs: &dyn FileSystem, cx: &Context, call: Call<'_>) -> Result<Reply> {

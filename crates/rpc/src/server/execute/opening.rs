@@ -3,52 +3,88 @@
 use std::sync::Arc;
 
 use dray_core::{
-    AtOpen, Buf, Context, CreateHow, Errno, Error, FileId, FileSystem, Identity, LockOwner, Name,
-    OpenFile, OpenHow, Result, Write,
+    AtOpen, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, Identity, LockOwner,
+    Name, OpenFile, OpenHow, Result, SetAttr, Write,
 };
 
 use crate::server::intent::{Amend, Standing};
 use crate::server::reply::Reply;
 use crate::server::session::Session;
-use crate::wire::Call;
+use crate::server::tickets;
+use crate::wire::{Call, Ticket};
 
 pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Result<Reply> {
     let fs = &*session.export.fs;
     Ok(match call {
+        // Whoever says that it had the file open has to show it, as below.
         Call::Open { id, how, handle, again } => {
-            if !session.has_file(handle) {
-                let cx = if again { &as_system(cx) } else { cx };
-                keep(session, cx, handle, fs.open(cx, id, how).await?).await?;
+            let how = if again { tickets::again(how) } else { how };
+            open(session, cx, (id, how, handle)).await?
+        }
+        Call::Reopen { id, how, handle, ticket } => {
+            let how = tickets::again(how);
+            if !session.export.tickets.may_open(ticket, session.node, id, how) {
+                let error = Error::new(Errno::EACCES);
+                return Err(error.because("opened again for more than it had been open for"));
             }
-            Reply::success(&at_open(session, cx, handle, how).await)
+            open(session, &as_system(cx), (id, how, handle)).await?
         }
         Call::Create { dir, name, how, handle } => {
-            let (entry, file) = fs.create(cx, dir, Name::new(name)?, how).await?;
-            keep(session, cx, handle, file).await?;
-            Reply::success(&(entry, no_capability(fs, cx, entry.id, how.open).await))
+            let made = fs.create(cx, dir, Name::new(name)?, how).await?;
+            keep_new(session, cx, made, (how.open, handle)).await?
         }
         Call::Tmpfile { dir, how, handle } => {
-            let (entry, file) = fs.tmpfile(cx, dir, how).await?;
-            keep(session, cx, handle, file).await?;
-            Reply::success(&(entry, no_capability(fs, cx, entry.id, how.open).await))
+            let made = fs.tmpfile(cx, dir, how).await?;
+            keep_new(session, cx, made, (how.open, handle)).await?
         }
         _ => unreachable!("called for calls that open a file alone"),
     })
+}
+
+/// Opens a file, unless the session has it already.
+async fn open(
+    session: &Session,
+    cx: &Context,
+    (id, how, handle): (FileId, OpenHow, u64),
+) -> Result<Reply> {
+    if !session.has_file(handle) {
+        let file = session.export.fs.open(cx, id, how).await?;
+        keep(session, cx, handle, (file, how)).await?;
+    }
+    let reply = Reply::success(&at_open(session, cx, handle, how).await);
+    Ok(reply.with_ticket(session.ticket_of(handle)))
+}
+
+async fn keep_new(
+    session: &Session,
+    cx: &Context,
+    (entry, file): (Entry, Arc<dyn OpenFile>),
+    (how, handle): (OpenHow, u64),
+) -> Result<Reply> {
+    keep(session, cx, handle, (file, how)).await?;
+    let no_capability = no_capability(&*session.export.fs, cx, entry.id, how).await;
+    Ok(Reply::success(&(entry, no_capability)).with_ticket(session.ticket_of(handle)))
 }
 
 pub(super) async fn keep(
     session: &Session,
     cx: &Context,
     handle: u64,
-    file: Arc<dyn OpenFile>,
+    (file, how): (Arc<dyn OpenFile>, OpenHow),
 ) -> Result<()> {
-    match session.keep_file(handle, file) {
+    match session.keep_file(handle, file, tickets::access_of(how)) {
         Ok(()) => Ok(()),
         Err(file) => {
             let _ = file.close(cx).await; // the error that counts is the next
             Err(Error::new(Errno::ENFILE).because("the client has as many open files as it may"))
         }
     }
+}
+
+/// For whoever cut or lengthened a file, which takes the right to write it: the change is to
+/// be made again after a loss of power.
+pub(super) fn cut_ticket(session: &Session, id: FileId, set: SetAttr) -> Option<Ticket> {
+    set.size.map(|_| session.export.tickets.opened(session.node, id, Ticket::WRITE))
 }
 
 /// Opening again after the server lost its state: the rights were checked at the first

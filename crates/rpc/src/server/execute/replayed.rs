@@ -4,7 +4,8 @@ use dray_core::{Context, Entry, FileId, Op, OpenHow};
 
 use crate::server::execute::opening::{as_system, keep};
 use crate::server::session::Session;
-use crate::wire::{Call, Input, Malformed, ReplyHead, Stamp};
+use crate::server::tickets;
+use crate::wire::{Call, Input, Malformed, ReplyHead};
 
 /// A file that an answer says is open.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,37 +28,34 @@ pub(in crate::server) async fn open_replayed(
     if session.has_file(handle) {
         return;
     }
-    if let Ok(file) = session.export.fs.open(&as_system(cx), id, how).await {
-        let _ = keep(session, cx, handle, file).await; // its client will find out
+    // What is asked for may be something else than what was answered.
+    let known = ReplyHead::ticket(answer)
+        .is_some_and(|ticket| session.export.tickets.may_open(ticket, session.node, id, how));
+    let cx = if known { &as_system(cx) } else { cx };
+    if let Ok(file) = session.export.fs.open(cx, id, how).await {
+        let _ = keep(session, cx, handle, (file, how)).await; // its client will find out
     }
 }
 
 /// What a call has opened according to its answer; none if nothing.
 fn opened(op: Op, body: &[u8], answer: &[u8]) -> Result<Option<Opened>, Malformed> {
-    let mut input = Input(answer);
-    let head = ReplyHead::get_message(&mut input)?;
-    if head.errno != 0 {
-        return Ok(None);
-    }
-    if head.flags & ReplyHead::STAMPED != 0 {
-        input.get::<Stamp>()?;
-    }
+    let Some(results) = ReplyHead::results(answer) else { return Ok(None) };
     let (id, how, handle) = match Call::get(op, &mut Input(body))? {
         Call::Create { how, handle, .. } | Call::Tmpfile { how, handle, .. } => {
-            (input.get::<Entry>()?.id, how.open, handle)
+            (Input(results).get::<Entry>()?.id, how.open, handle)
         }
         Call::Open { id, how, handle, .. } => (id, how, handle),
         _ => return Ok(None),
     };
     // What it was cut and made for has been done.
-    let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
-    Ok(Some(Opened { id, how, handle }))
+    Ok(Some(Opened { id, how: tickets::again(how), handle }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::server::reply::Reply;
+    use crate::wire::Stamp;
     use dray_core::{Attr, CreateHow, Errno, Error};
 
     const ID: FileId = FileId { ino: 27, generation: 3 };

@@ -1,0 +1,88 @@
+//! Carries out a call about what is on media: a sync of everything, and what clients say
+//! after a loss of power.
+
+use dray_core::{Context, Errno, Error, Result};
+
+use crate::server::reply::Reply;
+use crate::server::service::{Inner, Sabotage};
+use crate::server::session::Session;
+use crate::wire::{Call, Floor, Stamp, Ticket, get_floors};
+
+pub(super) async fn run(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    call: Call<'_>,
+) -> Result<Reply> {
+    match call {
+        Call::SyncAll {} => sync_all(server, session, cx).await,
+        Call::Recover { instance, .. } | Call::Declare { instance, .. }
+            if instance != server.instance =>
+        {
+            Err(Error::new(Errno::ESTALE).because("meant for an earlier server"))
+        }
+        Call::Recover { step: 2, .. } => {
+            server.recovery.done(session.id);
+            Ok(Reply::success(&()))
+        }
+        // A client of an earlier version: it waits with the others, but what it says is on
+        // media nobody has sealed, and it could say so to have others' changes left out.
+        Call::Recover { step, .. } => declare(server, session, (0, &[]), step == 1).await,
+        Call::Declare { floor, ticket, floors, last, .. } => {
+            let floors = get_floors(floors).map_err(|_| Error::new(Errno::EPROTO))?;
+            let (floor, floors) = sealed(session, (floor, ticket), floors);
+            declare(server, session, (floor, &floors), last).await
+        }
+        _ => unreachable!("called for calls about what is on media alone"),
+    }
+}
+
+async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
+    let export = &session.export;
+    let stamp = export.stable.sync_all(cx, &*export.fs, &export.stamps).await?;
+    let ticket = export.tickets.on_media(None, stamp);
+    server.tell_stable(export, stamp, ticket);
+    let mut reply = Reply::success(&()).with_ticket(Some(ticket));
+    if session.stamps() {
+        reply.stamp(Stamp { number: stamp, at: Stamp::NOWHERE });
+    }
+    Ok(reply)
+}
+
+/// What of it this server or one before it has said.
+fn sealed(
+    session: &Session,
+    (floor, ticket): (u64, Ticket),
+    mut floors: Vec<Floor>,
+) -> (u64, Vec<Floor>) {
+    let tickets = &session.export.tickets;
+    let said = floors.len();
+    floors.retain(|floor| tickets.was_on_media(floor.ticket, Some(floor.file), floor.stamp));
+    let known = floor == 0 || tickets.was_on_media(ticket, None, floor);
+    let forged = said - floors.len() + usize::from(!known);
+    if forged > 0 {
+        log::warn!(
+            "{}: says {forged} times of something that it is on media, and this server never did: \
+             not believed",
+            session.host
+        );
+    }
+    (if known { floor } else { 0 }, floors)
+}
+
+/// What a client knows after a loss of power; with the last of it, it waits for the others.
+async fn declare(
+    server: &Inner,
+    session: &Session,
+    (floor, floors): (u64, &[Floor]),
+    last: bool,
+) -> Result<Reply> {
+    server.recovery.admit(session.id)?;
+    if server.options.sabotage != Some(Sabotage::RedoFloor) {
+        session.export.redone.declare(session.id, floor, floors)?;
+    }
+    if last {
+        server.recovery.declare(session.id).await?;
+    }
+    Ok(Reply::success(&()))
+}

@@ -1,0 +1,140 @@
+//! What one life of a server takes over from the one before it beside sessions: the key of
+//! its tickets, who was evicted, and where counting stamps goes on.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_rt::random_bytes;
+
+use crate::server::journal::{Journal, Keepsake};
+use crate::wire::{Input, Wire};
+
+/// Evicted sessions remembered.
+pub(crate) const EVICTED_MAX: usize = 4096;
+
+/// So many stamps may be given until the bound is noted anew: more than a server gives
+/// between two looks, and few enough that the clock overtakes what is skipped at a start
+/// (stamps begin with its nanoseconds, 4.3 s of which these are).
+const STAMPS_AHEAD: u64 = 1 << 32;
+
+/// Keeps it.
+pub(crate) struct Life {
+    journal: Arc<dyn Journal>,
+    pub(crate) ticket_key: [u8; 32],
+    /// Sessions whose clients are not to begin anew as if nothing had happened.
+    evicted: Mutex<VecDeque<u64>>,
+    stamps_bound: Mutex<u64>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Life {
+    /// Takes over what `journal` has. What it has not begins anew; what it cannot keep does
+    /// so at the next start.
+    pub(crate) fn begin(journal: Arc<dyn Journal>) -> Life {
+        let evicted = words(&*journal, Keepsake::Evicted).into_iter().rev().take(EVICTED_MAX);
+        let evicted = Mutex::new(evicted.rev().collect());
+        let stamps_bound = words(&*journal, Keepsake::StampsBound).first().copied().unwrap_or(0);
+        let stamps_bound = Mutex::new(stamps_bound);
+        Life { ticket_key: ticket_key(&*journal), journal, evicted, stamps_bound }
+    }
+
+    /// A stamp above which no earlier life has given any.
+    pub(crate) fn stamps_before(&self) -> u64 {
+        *lock(&self.stamps_bound)
+    }
+
+    /// Sees to it that the next life begins above `newest`, the greatest stamp given, and
+    /// above those that will be given until this is called again.
+    pub(crate) fn stamps_given(&self, newest: u64) {
+        let mut bound = lock(&self.stamps_bound);
+        if newest.saturating_add(STAMPS_AHEAD / 2) < *bound {
+            return;
+        }
+        let next = newest.saturating_add(STAMPS_AHEAD);
+        match keep(&*self.journal, Keepsake::StampsBound, [next]) {
+            true => *bound = next,
+            false => log::error!("a next server goes on counting changes with the clock"),
+        }
+    }
+
+    pub(crate) fn is_evicted(&self, session: u64) -> bool {
+        lock(&self.evicted).contains(&session)
+    }
+
+    /// `session` is not to come back, after a restart either.
+    pub(crate) fn evict(&self, session: u64) {
+        let mut evicted = lock(&self.evicted);
+        if evicted.len() >= EVICTED_MAX {
+            evicted.pop_front();
+        }
+        evicted.push_back(session);
+        if !keep(&*self.journal, Keepsake::Evicted, evicted.iter().copied()) {
+            log::error!("session {session:x} may begin anew after a restart of the server");
+        }
+    }
+}
+
+/// The key that tickets are sealed with, a new one if there is none.
+fn ticket_key(journal: &dyn Journal) -> [u8; 32] {
+    let kept = read(journal, Keepsake::TicketKey);
+    if let Some(key) = kept.as_deref().and_then(|bytes| Input(bytes).get().ok()) {
+        return key;
+    }
+    let mut key = [0; 32];
+    random_bytes(&mut key);
+    if let Err(error) = journal.keep(Keepsake::TicketKey, &key) {
+        log::error!(
+            "cannot keep the key of tickets: {error}; after a restart clients open their files \
+             again with the rights of their users"
+        );
+    }
+    key
+}
+
+fn read(journal: &dyn Journal, what: Keepsake) -> Option<Vec<u8>> {
+    journal.kept(what).unwrap_or_else(|error| {
+        log::error!("what was kept cannot be read, and begins anew: {error}");
+        None
+    })
+}
+
+fn words(journal: &dyn Journal, what: Keepsake) -> Vec<u64> {
+    let bytes = read(journal, what).unwrap_or_default();
+    let mut input = Input(&bytes);
+    std::iter::from_fn(|| input.get().ok()).collect()
+}
+
+fn keep(journal: &dyn Journal, what: Keepsake, words: impl IntoIterator<Item = u64>) -> bool {
+    let mut bytes = Vec::new();
+    words.into_iter().for_each(|word| word.put(&mut bytes));
+    let kept = journal.keep(what, &bytes);
+    kept.inspect_err(|error| log::error!("cannot keep {what:?}: {error}")).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::journal::MemoryJournal;
+
+    #[test]
+    fn the_next_life_goes_on_where_this_one_ended() {
+        let journal = Arc::new(MemoryJournal::default());
+        let first = Life::begin(journal.clone());
+        first.stamps_given(1000);
+        first.stamps_given(1001);
+        (0..EVICTED_MAX as u64 + 3).for_each(|session| first.evict(session));
+        let next = Life::begin(journal.clone());
+        assert_eq!(next.ticket_key, first.ticket_key);
+        assert!(next.stamps_before() >= 1001 + STAMPS_AHEAD / 2);
+        for life in [&first, &next] {
+            assert!(!life.is_evicted(2) && life.is_evicted(3));
+            assert!(life.is_evicted(EVICTED_MAX as u64 + 2));
+        }
+        let many = next.stamps_before() - 5;
+        next.stamps_given(many);
+        assert!(Life::begin(journal).stamps_before() > many + STAMPS_AHEAD / 2);
+    }
+}
