@@ -10,7 +10,9 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use dray_core::{Buf, BufMut, IO_MAX_BYTES, Memory};
 
@@ -25,6 +27,8 @@ const PAGE_BYTES: usize = 4096;
 const MESSAGE_AT: usize = PAGE_BYTES - WRITE_HEAD_BYTES;
 /// Buffers kept while they are not in use.
 const SPARE_MAX: usize = 8;
+/// The memory of buffers that have not been used for this long is given back to the system.
+const REST_TIME: Duration = Duration::from_secs(1);
 
 #[repr(align(4096))]
 struct Page(#[allow(dead_code)] [u8; PAGE_BYTES]); // memory alone
@@ -35,6 +39,10 @@ type Pages = Box<[MaybeUninit<Page>]>;
 #[derive(Default)]
 pub(crate) struct Buffers {
     spare: Mutex<Vec<Pages>>,
+    /// Buffers taken so far.
+    taken: AtomicU64,
+    /// Somebody waits for them to rest.
+    tended: AtomicBool,
 }
 
 impl Buffers {
@@ -44,10 +52,47 @@ impl Buffers {
 
     /// The buffer that was used last, or a new one.
     pub(crate) fn take(self: &Arc<Buffers>) -> Buffer {
+        self.taken.fetch_add(1, Ordering::Relaxed);
         let spare = self.spare().pop();
         // The system gives memory for it when it is written.
         let pages = spare.unwrap_or_else(|| Box::new_uninit_slice(PAGES));
         Buffer { pages, filled_bytes: 0, home: self.clone() }
+    }
+}
+
+impl Buffers {
+    /// Whether somebody should begin to [`tend`] them: they were used, and nobody does.
+    pub(crate) fn are_untended(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) > 0 && !self.tended.swap(true, Ordering::Relaxed)
+    }
+
+    /// Gives the memory of buffers that are not in use back to the system. They stay.
+    fn trim(&self) {
+        self.taken.store(0, Ordering::Relaxed);
+        for pages in self.spare().iter_mut() {
+            let len_bytes = size_of_val(&**pages);
+            // SAFETY: whole pages, ours alone, whose content nobody relies on.
+            unsafe { libc::madvise(pages.as_mut_ptr().cast(), len_bytes, libc::MADV_DONTNEED) };
+        }
+    }
+}
+
+/// Gives the memory of buffers back once they rest, and ends then: a mount without work is
+/// not woken a second time.
+pub(crate) async fn tend(buffers: Weak<Buffers>) {
+    let mut before = 0;
+    loop {
+        {
+            let Some(buffers) = buffers.upgrade() else { return };
+            let taken = buffers.taken.load(Ordering::Relaxed);
+            if taken == before {
+                buffers.trim();
+                buffers.tended.store(false, Ordering::Relaxed);
+                return;
+            }
+            before = taken;
+        }
+        dray_rt::sleep(REST_TIME).await;
     }
 }
 
@@ -128,6 +173,8 @@ mod tests {
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
+    use dray_rt::{DriverKind, Executor};
+
     use super::*;
 
     /// A message of `len` bytes as the kernel would hand it over.
@@ -150,6 +197,37 @@ mod tests {
             (answer.filled().as_ptr() as usize % PAGE_BYTES, answer.room()),
             (0, IO_MAX_BYTES)
         );
+    }
+
+    fn resident_pages(at: NonNull<u8>) -> usize {
+        let mut pages = vec![0u8; PAGES];
+        // SAFETY: the range is a buffer's, and there is a byte for each page.
+        let result =
+            unsafe { libc::mincore(at.as_ptr().cast(), PAGES * PAGE_BYTES, pages.as_mut_ptr()) };
+        assert_eq!(result, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count()
+    }
+
+    #[test]
+    fn buffers_at_rest_take_no_memory_and_wake_nobody() {
+        let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+        let buffers = Arc::new(Buffers::default());
+        assert!(!buffers.are_untended(), "never used");
+        let mut buffer = buffers.take();
+        message(&mut buffer, 60_000);
+        let at = buffer.at(0);
+        assert!(resident_pages(at) >= 15);
+        drop(buffer);
+        assert!(buffers.are_untended() && !buffers.are_untended());
+        executor.block_on(async {
+            let begin = dray_rt::now();
+            tend(Arc::downgrade(&buffers)).await;
+            assert_eq!(begin.elapsed(), REST_TIME, "it ends when they rest");
+        });
+        assert_eq!(resident_pages(at), 0);
+        assert!(!buffers.are_untended());
+        drop(buffers.take());
+        assert!(buffers.are_untended());
     }
 
     #[test]

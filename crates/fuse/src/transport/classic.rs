@@ -18,7 +18,7 @@ use crate::cpus::Lookout;
 use crate::device::write_answer;
 use crate::front::Worker;
 use crate::proto::reply::header;
-use crate::transport::buffers::{Buffer, Buffers};
+use crate::transport::buffers::{Buffer, Buffers, tend};
 use crate::transport::{Answer, Message};
 
 /// Requests up to this size are copied out of the read buffer.
@@ -91,6 +91,9 @@ pub(crate) async fn run(
         };
         let caller = serve(&worker, &device, message, &buffers);
         reads += 1;
+        if buffers.are_untended() {
+            dray_rt::spawn(tend(Arc::downgrade(&buffers)));
+        }
         if let Some((home, lookout)) = &home
             && reads.is_multiple_of(LOOK_EVERY)
             && lookout.turn_to(caller).is_some_and(|cpu| cpu != *home)
