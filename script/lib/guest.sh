@@ -1,6 +1,6 @@
 # Guests: other kernels than this machine's, under emulation. To be sourced by bash, after
 # common.sh. A guest sees this machine's root read-only, has its own /tmp, /run and /dev, and
-# no network but loopback.
+# no network but loopback unless it is given one.
 
 # The longest that a guest may take, seconds: emulation is slow.
 guest_limit=${DRAY_GUEST_LIMIT:-900}
@@ -24,7 +24,7 @@ guest_build() {
     modules=lib/modules/$version
     cp "$2/deb/boot/vmlinuz-$version" "$2/kernel"
     depmod -b "$2/deb" "$version"
-    for module in virtio_pci 9pnet_virtio 9p fuse loop ext4 crc32c_generic; do
+    for module in virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4 crc32c_generic; do
         modprobe -d "$2/deb" -S "$version" --show-depends "$module" 2>/dev/null
     done | awk '$1 == "insmod" { print $2 }' | sort -u | while read -r file; do
         module=$ram/${file#"$2/deb/"}
@@ -53,7 +53,7 @@ guest_init() {
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-for module in virtio_pci 9pnet_virtio 9p fuse loop ext4; do modprobe $module; done
+for module in virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4; do modprobe $module; done
 share=trans=virtio,version=9p2000.L,msize=512000
 mount -t 9p -o $share,ro,cache=loose host /root || poweroff -f
 for dir in tmp run mnt; do mount -t tmpfs none /root/$dir; done
@@ -65,6 +65,7 @@ mkdir -p /dev/pts /dev/shm
 mount -t devpts none /dev/pts
 mount -t tmpfs none /dev/shm
 ifconfig lo 127.0.0.1 up
+[ -e /sys/class/net/eth0 ] && ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp
 chroot /root /bin/bash /mnt/guest.sh
 echo "GUEST_CODE=$?"
@@ -73,18 +74,25 @@ poweroff -f
 END
 }
 
-# guest_boot BUILT DIR: runs DIR/guest.sh in the guest, where DIR is /mnt; its exit code.
+# guest_command BUILT DIR: in `guest` the command that runs DIR/guest.sh in the guest, where DIR
+# is /mnt. It speaks on its console, which is its standard output.
+guest_command() {
+    guest=(qemu-system-x86_64 -nodefaults -no-user-config -display none -serial stdio -no-reboot
+        -accel "tcg,thread=multi" -cpu max -smp 2 -m 1536
+        -kernel "$1/kernel" -initrd "$1/initrd"
+        -append "console=ttyS0 quiet panic=-1 mitigations=off"
+        -fsdev "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"
+        -device "virtio-9p-pci,fsdev=host,mount_tag=host"
+        -fsdev "local,id=work,path=$2,security_model=none"
+        -device "virtio-9p-pci,fsdev=work,mount_tag=work")
+}
+
+# guest_boot BUILT DIR: runs DIR/guest.sh in the guest; its exit code.
 guest_boot() {
-    local code
-    timeout -k 5 "$guest_limit" qemu-system-x86_64 -nodefaults -no-user-config -nic none \
-        -display none -serial stdio -no-reboot -accel tcg,thread=multi -cpu max -smp 2 -m 1536 \
-        -kernel "$1/kernel" -initrd "$1/initrd" \
-        -append "console=ttyS0 quiet panic=-1 mitigations=off" \
-        -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap \
-        -device virtio-9p-pci,fsdev=host,mount_tag=host \
-        -fsdev "local,id=work,path=$2,security_model=none" \
-        -device virtio-9p-pci,fsdev=work,mount_tag=work \
-        </dev/null 2>&1 | tr -d '\r' >"$2/console.log"
+    local code guest
+    guest_command "$1" "$2"
+    timeout -k 5 "$guest_limit" "${guest[@]}" -nic none </dev/null 2>&1 |
+        tr -d '\r' >"$2/console.log"
     code=$(sed -n 's/^GUEST_CODE=//p' "$2/console.log" | tail -n 1)
     return "${code:-99}"
 }

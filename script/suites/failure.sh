@@ -66,6 +66,58 @@ git_goes_on() {
     [ "$(git -C "$at" rev-list --count HEAD)" = 50 ]
 }
 
+# daemon_of NAME: the process that serves the mount now.
+daemon_of() {
+    local process
+    for process in /proc/[0-9]*; do
+        # Reading the command line of a process that hangs in its mount may hang as well.
+        timeout 1 grep -qsz '^mount-daemon$' "$process/cmdline" &&
+            timeout 1 grep -qszxF "$scratch/$1" "$process/cmdline" && echo "${process#/proc/}"
+    done | head -n 1
+}
+
+# changed_since FILE NANOSECONDS: within 20 s.
+changed_since() {
+    local number
+    for number in $(seq 200); do
+        [ "$(date -r "$1" +%s%N)" -gt "$2" ] && return
+        sleep 0.1
+    done
+    return 1
+}
+
+# fsx compares every read with what must be there, mapped ones too, while the server and the
+# daemon of its mount are killed in turn. It is ended when it has outlived the last kill.
+fsx_goes_on() {
+    local at=$scratch/mnt/fsx tool=${TOOLS:-$root/target/tools/bin}/fsx runner victim code=0
+    local seed=${FSX_SEED:-$RANDOM}
+    echo "seed $seed"
+    printf '%s\n' 'flen = 1048576' '[opsize]' 'max = 131072' '[weights]' 'close_open = 2' \
+        'mapread = 4' 'mapwrite = 4' 'read = 10' 'write = 10' 'truncate = 5' 'fsync = 1' \
+        'punch_hole = 2' 'copy_file_range = 3' >"$scratch/fsx.toml"
+    mkdir -p "$scratch/saved"
+    "$tool" -q -S "$seed" -N 100000000 -f "$scratch/fsx.toml" -P "$scratch/saved" "$at" \
+        >"$scratch/fsx.log" 2>&1 &
+    runner=$!
+    remember "$runner"
+    for victim in server daemon server daemon server daemon; do
+        sleep 1
+        case $victim in
+            server) restart_server 0.3 ;;
+            daemon) kill -9 "$(daemon_of mnt)" ;;
+        esac
+        if ! changed_since "$at" "$(date +%s%N)"; then
+            cat "$scratch/fsx.log"
+            echo "fsx has not gone on after the death of the $victim"
+            return 1
+        fi
+    done
+    kill -TERM "$runner"
+    wait "$runner" || code=$?
+    cat "$scratch/fsx.log"
+    [ "$code" = 143 ]
+}
+
 # An open file and its lock go on.
 open_files_live() {
     local at=$scratch/mnt/open
@@ -161,6 +213,7 @@ checked() {
 }
 checked work-goes-on work_goes_on
 checked git-goes-on git_goes_on
+checked fsx-goes-on fsx_goes_on
 checked open-files-live open_files_live
 checked deleted-files-live deleted_files_live
 checked limits-hold limits_hold

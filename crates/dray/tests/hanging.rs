@@ -68,6 +68,16 @@ fn hang_of(rig: &Rig, export: &str) -> Value {
     exports.iter().find(|one| one["name"] == export).unwrap()["hang"].clone()
 }
 
+/// The ways to the kernel. FUSE over io_uring is left out where it is switched off.
+fn transports() -> Vec<&'static str> {
+    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    if switch.is_ok_and(|on| on.trim() == "Y") {
+        return vec!["transport=classic", "transport=uring"];
+    }
+    eprintln!("left out: FUSE over io_uring is off, or this kernel has none");
+    vec!["transport=classic"]
+}
+
 struct Ice {
     rig: Rig,
     ext4: Ext4,
@@ -78,11 +88,11 @@ struct Ice {
 }
 
 impl Ice {
-    fn new() -> Ice {
+    fn new(transport: &str) -> Ice {
         let (mut rig, ext4) = (Rig::new(), Ext4::new(64 << 20, "").unwrap());
         Ice::serve(&mut rig, &ext4);
-        let well = rig.mount("well", "transport=classic");
-        let ice = rig.mount_export("ice", "ice", "transport=classic");
+        let well = rig.mount("well", transport);
+        let ice = rig.mount_export("ice", "ice", transport);
         fs::write(ice.join("log"), "before\n").unwrap();
         // Of its own: the kernel lets nobody out who waits for a directory that another
         // process is just changing.
@@ -99,7 +109,13 @@ impl Ice {
 
 #[test]
 fn a_file_system_that_hangs_blocks_its_own_export_alone() {
-    let Ice { rig, ext4, well, ice } = &mut Ice::new();
+    for transport in transports() {
+        hang_blocks_its_own_export_alone(transport);
+    }
+}
+
+fn hang_blocks_its_own_export_alone(transport: &str) {
+    let Ice { rig, ext4, well, ice } = &mut Ice::new(transport);
     let frozen = Frozen::new(ext4.path());
     let mut writers: Vec<_> = ["echo appended >>$AT/log", "echo new >$AT/new", "mkdir $AT/dir"]
         .iter()
@@ -112,7 +128,7 @@ fn a_file_system_that_hangs_blocks_its_own_export_alone() {
     }
     let at = well.clone();
     in_time("the other export", move || use_mount(&at));
-    let twin = rig.mount("twin", "transport=classic");
+    let twin = rig.mount("twin", transport);
     in_time("a new mount of the other export", move || use_mount(&twin));
 
     wait_for("the hang to be noticed", || hang_of(rig, "ice")["calls"].as_u64() > Some(0));
@@ -142,7 +158,7 @@ fn a_file_system_that_hangs_blocks_its_own_export_alone() {
 
 #[test]
 fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
-    let Ice { rig, ext4, well, ice } = &mut Ice::new();
+    let Ice { rig, ext4, well, ice } = &mut Ice::new("transport=classic");
     let frozen = Frozen::new(ext4.path());
     let writer = rig.start("echo appended >>$AT/log", ice);
     fs::write(well.join("f"), "kept").unwrap();
@@ -168,7 +184,13 @@ fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
 
 #[test]
 fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
-    let Ice { rig, ext4, ice, .. } = &mut Ice::new();
+    for transport in transports() {
+        waiting_lock_is_given_up(transport);
+    }
+}
+
+fn waiting_lock_is_given_up(transport: &str) {
+    let Ice { rig, ext4, ice, .. } = &mut Ice::new(transport);
     let holder = rig.start("exec 9<$AT/log; flock 9; echo >$AT/held; exec sleep 60", ice);
     wait_for("the lock to be held", || ice.join("held").exists());
     let waiter = rig.start("exec 9<$AT/log; exec flock 9", ice);
@@ -191,8 +213,14 @@ fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
 
 #[test]
 fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs() {
-    let Ice { rig, ext4, well, ice } = &mut Ice::new();
-    let brief = rig.mount_export("ice", "brief", "transport=classic,timeout=2");
+    for transport in transports() {
+        limits_hold_and_clients_are_evicted(transport);
+    }
+}
+
+fn limits_hold_and_clients_are_evicted(transport: &str) {
+    let Ice { rig, ext4, well, ice } = &mut Ice::new(transport);
+    let brief = rig.mount_export("ice", "brief", &format!("{transport},timeout=2"));
     let frozen = Frozen::new(ext4.path());
     let writer = rig.start("echo new >$AT/new", ice);
     let at = brief.join("own/brief");
@@ -211,7 +239,7 @@ fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs()
     drop(frozen);
     let error = fs::write(brief.join("own/after"), "").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ESHUTDOWN));
-    let anew = rig.mount_export("ice", "anew", "transport=classic");
+    let anew = rig.mount_export("ice", "anew", transport);
     fs::write(anew.join("own/after"), "thawed").unwrap();
 }
 

@@ -45,6 +45,14 @@ fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
     }
 }
 
+/// A copy that a death cut short was made again from a source that had been changed since,
+/// after somebody had seen the first.
+#[test]
+fn a_copy_is_made_again_from_what_was_there() {
+    let ran = run_cut_short(WorkKind::Copies, 4391, None);
+    ran.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
 #[test]
 fn clients_in_turn_agree_with_the_model_whatever_goes_wrong() {
     for seed in 0..150 {

@@ -156,9 +156,6 @@ fn repeatable(session: &Session, call: &Call<'_>, data_bytes: usize) -> Option<(
         Call::Write { handle, how } if !how.append => {
             (id(handle)?, Span::bytes(how.at, data_bytes as u64))
         }
-        Call::CopyRange { handle, to, to_at, len_bytes, .. } if id(handle)? != id(to)? => {
-            (id(to)?, Span::bytes(*to_at, *len_bytes))
-        }
         Call::Allocate { handle, .. } | Call::SetFlags { handle, .. } => (id(handle)?, Span::ALL),
         Call::Setattr { id, .. } | Call::Open { id, .. } => (*id, Span::ALL),
         _ => return None,
@@ -228,6 +225,18 @@ async fn plan_looked_at(
             let size = file.getattr(cx).await.ok()?.size;
             (true, (file.id(), (size, data_bytes as u64))).put(&mut intent);
             append_at = Some(size);
+            turn
+        }
+        Call::CopyRange { handle, at, to, to_at, len_bytes }
+            if session.file(*handle)?.id() != session.file(*to)?.id() =>
+        {
+            // The source as well: when the copy is made again it must be what it was.
+            let id = |handle: &u64| session.file(*handle).map(|file| file.id());
+            let source = (id(handle)?, Span::bytes(*at, *len_bytes));
+            let target = (id(to)?, Span::bytes(*to_at, *len_bytes));
+            (false, (target, source)).put(&mut intent);
+            let (turn, other) = order.turns_of(source, target).await;
+            second = other;
             turn
         }
         Call::CopyRange { handle, at, .. } => {
@@ -391,7 +400,8 @@ async fn settle_write(
 
 fn settle_copy(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
     if intent.first() == Some(&0) {
-        return settle_repeatable(intent);
+        let (_, (target, source)): (bool, ((FileId, Span), (FileId, Span))) = Input::whole(intent)?;
+        return Ok(Settled::Cut(CutShort { held: vec![target, source], amend: None }));
     }
     let (_, (file, most)): (bool, (FileId, u64)) = Input::whole(intent)?;
     let held = vec![(file, Span::ALL)];

@@ -177,13 +177,23 @@ impl Order {
 
     /// The turns of two directories, in the same order for everybody.
     pub(crate) async fn turns(self: &Arc<Order>, one: FileId, two: FileId) -> (Turn, Option<Turn>) {
-        let key = |file: &FileId| (file.ino, file.generation);
+        self.turns_of((one, Span::ALL), (two, Span::ALL)).await
+    }
+
+    /// The turns of two files, in the same order for everybody. If both are one, that of the
+    /// first alone.
+    pub(crate) async fn turns_of(
+        self: &Arc<Order>,
+        one: (FileId, Span),
+        two: (FileId, Span),
+    ) -> (Turn, Option<Turn>) {
+        let key = |(file, _): &(FileId, Span)| (file.ino, file.generation);
         let (first, second) = if key(&one) <= key(&two) { (one, two) } else { (two, one) };
-        let turn = self.turn(first, Span::ALL).await;
-        if first == second {
+        let turn = self.turn(first.0, first.1).await;
+        if first.0 == second.0 {
             return (turn, None);
         }
-        (turn, Some(self.turn(second, Span::ALL).await))
+        (turn, Some(self.turn(second.0, second.1).await))
     }
 
     /// The turn of a change that a server before us had begun. Nobody can be in the way:
