@@ -20,7 +20,7 @@ use self::identities::Identities;
 use self::life::End;
 use self::pending::{Pending, Phase};
 pub(crate) use self::receiver::Receiver;
-use crate::client::closing::{Closing, Unsettled};
+use crate::client::closing::{Close, Closing, Unsettled};
 
 /// Sends calls and hands out their answers.
 pub(crate) struct Channel {
@@ -52,6 +52,10 @@ struct State {
     waiting: Vec<Waker>,
     identities: Identities,
     closes: Unsettled,
+    /// Those of them that wait for a message to go out with.
+    held_back: Vec<Close>,
+    /// A task sees to it that they do not wait for long.
+    closer: bool,
     /// Number of the message sent last.
     sent: u64,
     /// Where closes are encoded.
@@ -113,6 +117,8 @@ impl Channel {
                 waiting: Vec::new(),
                 identities: Identities::default(),
                 closes: Unsettled::default(),
+                held_back: Vec::new(),
+                closer: false,
                 sent: 0,
                 one_way: Vec::new(),
                 stats: ChannelStats::default(),
