@@ -300,7 +300,9 @@ async fn work(
     }
     let _ = ready.send(Ok(()));
     match start.carrier().await {
-        Transport::Classic => classic::run(worker, descriptor, home, start.ended.subscribe()).await,
+        Transport::Classic => {
+            classic::run(worker, descriptor, home, false, start.ended.subscribe()).await
+        }
         Transport::Uring => serve_beside_ring(index, start, worker, descriptor).await,
     }
 }
@@ -318,7 +320,7 @@ async fn serve_beside_ring(
         let _ = ended.wait_for(|ended| *ended).await; // the sender lives as long as `start`
         return Ok(());
     }
-    let result = classic::run(worker, descriptor, None, start.ended.subscribe()).await;
+    let result = classic::run(worker, descriptor, None, true, start.ended.subscribe()).await;
     start.ended.send_replace(true);
     result
 }

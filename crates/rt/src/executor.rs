@@ -8,7 +8,6 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
 
 use crate::driver::{Driver, Kick, Registry, epoll, sim, uring};
 use crate::random::SplitMix64;
@@ -136,10 +135,7 @@ impl Shared {
         }
     }
 
-    fn wake_due_timers(&self) {
-        if lock(&self.timers).next().is_none() {
-            return;
-        }
+    pub(crate) fn wake_due_timers(&self) {
         let now = self.now();
         loop {
             let due = lock(&self.timers).pop_due(now);
@@ -254,22 +250,12 @@ impl Executor {
                 break;
             }
         }
-        self.shared.wake_due_timers();
         self.shared.parked.store(true, Ordering::SeqCst);
         let ready = root.woken.load(Ordering::SeqCst) || !lock(&self.shared.ready).is_empty();
-        let wait = if ready { Some(Duration::ZERO) } else { self.until_next_timer() };
-        let alive = self.driver.park(&self.shared, wait);
+        let next = lock(&self.shared.timers).next();
+        let alive = self.driver.park(&self.shared, next, ready);
         self.shared.unpark();
         alive
-    }
-
-    fn until_next_timer(&self) -> Option<Duration> {
-        let next = lock(&self.shared.timers).next()?;
-        if self.shared.simulated() {
-            self.shared.jump_to(next); // nothing else can happen before
-            return Some(Duration::ZERO);
-        }
-        Some(next - self.shared.now())
     }
 }
 
@@ -301,6 +287,8 @@ impl Wake for RootWaker {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::sync::oneshot;
     use crate::{Scope, now, sleep, spawn, spawn_join, timeout, yield_now};
@@ -345,6 +333,22 @@ mod tests {
                 assert!(late > early);
                 let slow = timeout(Duration::from_millis(2), std::future::pending::<()>()).await;
                 assert!(slow.is_err());
+            });
+        }
+    }
+
+    #[test]
+    fn a_timer_that_comes_after_a_later_one_is_not_late() {
+        for mut executor in every_driver() {
+            executor.block_on(async {
+                let scope = Scope::new();
+                scope.spawn_on(&Handle::current(), sleep(Duration::from_secs(600)));
+                sleep(Duration::from_millis(30)).await; // the alarm is set by now
+                let begin = now();
+                timeout(Duration::from_secs(5), sleep(Duration::from_millis(3))).await.unwrap();
+                assert!(begin.elapsed() >= Duration::from_millis(3));
+                scope.kill();
+                sleep(Duration::from_millis(3)).await; // though the alarm stands later
             });
         }
     }

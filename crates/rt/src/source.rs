@@ -4,8 +4,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use crate::executor::{Shared, current, is_current};
+use crate::time::sleep;
 
 /// Which readiness is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +118,17 @@ impl Source {
         self.shared.registry.step_back(self.id, self.fd.as_raw_fd())
     }
 
+    /// Looks for nothing during `pause`, then waits for events again. For what announces much
+    /// that can wait: while nobody looks, announcing it costs the other side no wake-up.
+    /// Errors: those of epoll_ctl(2), after which no event comes any more.
+    pub async fn rest(&self, pause: Duration) -> io::Result<()> {
+        self.shared.registry.unwatch(self.id, self.fd.as_raw_fd());
+        sleep(pause).await;
+        self.shared.registry.watch_again(self.id, self.fd.as_raw_fd(), true)?;
+        self.shared.kick_if_parked();
+        Ok(())
+    }
+
     /// Tries `call` until it is something else than `EAGAIN`, waiting for readiness
     /// between the tries.
     pub fn poll_io<T>(
@@ -222,6 +235,42 @@ mod tests {
                 let end = source.io(Interest::Read, |_| reader.read(&mut room));
                 let end = crate::timeout(std::time::Duration::from_secs(5), end).await;
                 assert_eq!(end.expect("the end was not seen").unwrap(), 0);
+            });
+        }
+    }
+
+    #[test]
+    fn who_rests_hears_afterwards_of_what_came_meanwhile() {
+        for driver in [DriverKind::Epoll, DriverKind::Uring] {
+            let Ok(mut executor) = Executor::new(driver) else { continue };
+            executor.block_on(async {
+                let (ours, mut theirs) = UnixStream::pair().unwrap();
+                ours.set_nonblocking(true).unwrap();
+                let mut reader = ours.try_clone().unwrap();
+                let source = Source::new_shared(ours.into()).unwrap();
+                let mut room = [0; 16];
+                for _ in 0..3 {
+                    theirs.write_all(b"one").unwrap();
+                    let one = source.io(Interest::Read, |_| reader.read(&mut room)).await;
+                    assert_eq!(one.unwrap(), 3);
+                    source.drained();
+                    let mut resting = std::pin::pin!(source.rest(Duration::from_millis(20)));
+                    let mut task = Context::from_waker(Waker::noop());
+                    assert!(resting.as_mut().poll(&mut task).is_pending());
+                    crate::sleep(Duration::from_millis(2)).await;
+                    theirs.write_all(b"another").unwrap();
+                    crate::sleep(Duration::from_millis(2)).await;
+                    let meanwhile = std::future::poll_fn(|cx| {
+                        let read = source.poll_io(cx, Interest::Read, |_| reader.read(&mut room));
+                        Poll::Ready(read.is_ready())
+                    });
+                    assert!(!meanwhile.await, "it was told while it rested");
+                    resting.await.unwrap();
+                    let waits = source.io(Interest::Read, |_| reader.read(&mut room));
+                    let read = crate::timeout(Duration::from_secs(5), waits).await;
+                    assert_eq!(read.expect("it was not told").unwrap(), 7);
+                    source.drained();
+                }
             });
         }
     }

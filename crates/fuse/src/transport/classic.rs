@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use dray_core::{Buf, Pid};
 use dray_rt::sync::watch;
@@ -17,6 +18,7 @@ use dray_rt::{Interest, Source, poll_once_then_spawn};
 use crate::cpus::Lookout;
 use crate::device::write_answer;
 use crate::front::Worker;
+use crate::proto::abi::op;
 use crate::proto::reply::header;
 use crate::transport::buffers::{Buffer, Buffers, tend};
 use crate::transport::{Answer, Message};
@@ -25,6 +27,10 @@ use crate::transport::{Answer, Message};
 const SMALL_BYTES: usize = 1024;
 /// Requests between two looks at where a caller runs.
 const LOOK_EVERY: u64 = 64;
+/// Beside a ring: how long nobody looks for what comes after a FORGET. A process that unlinks
+/// causes one each time, and to take up each by itself would cost it a wake-up of a thread on
+/// perhaps another CPU. An INTERRUPT may come that much late.
+const FORGETS_PAUSE: Duration = Duration::from_millis(10);
 /// Requests read in a row before other tasks get their turn.
 const READS_PER_TURN: u64 = 16;
 
@@ -54,12 +60,14 @@ impl Replier {
 }
 
 /// Reads and serves requests until the mount ends, or until `stop` is set. `home` is the
-/// CPU that this worker is pinned to, if every CPU has one that is. Errors: those of read(2)
+/// CPU that this worker is pinned to, if every CPU has one that is. `beside_ring`: requests of
+/// applications come through a ring; here only what the kernel keeps for this way. Errors: those of read(2)
 /// that mean something else than the end of the mount, and those of epoll_ctl(2).
 pub(crate) async fn run(
     worker: Arc<Worker>,
     device: OwnedFd,
     home: Option<usize>,
+    beside_ring: bool,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let device = Arc::new(Source::new_shared(device)?);
@@ -89,10 +97,14 @@ pub(crate) async fn run(
         } else {
             Buf::from(buffer.message())
         };
+        let forgets = beside_ring && is_forget(&message);
         let caller = serve(&worker, &device, message, &buffers);
         reads += 1;
         if buffers.are_untended() {
             dray_rt::spawn(tend(Arc::downgrade(&buffers)));
+        }
+        if forgets {
+            device.rest(FORGETS_PAUSE).await?; // the kernel passes on INTERRUPTs before these
         }
         if let Some((home, lookout)) = &home
             && reads.is_multiple_of(LOOK_EVERY)
@@ -107,6 +119,11 @@ pub(crate) async fn run(
             }
         }
     }
+}
+
+fn is_forget(message: &[u8]) -> bool {
+    let opcode = crate::proto::Head::decode(message).map(|head| head.opcode);
+    matches!(opcode, Some(op::FORGET | op::BATCH_FORGET))
 }
 
 /// Serves one request and tells whose it is.

@@ -3,19 +3,22 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
 
+use crate::driver::alarm::Alarm;
 use crate::driver::{Kick, drain_event};
 use crate::executor::Shared;
 use crate::source::Seen;
+use crate::time::Instant;
 
 const EVENTS_PER_WAIT: usize = 256;
-/// No registry id is this large: its upper half has 30 bits.
+/// No registry id is as large as these: its upper half has 30 bits.
 const KICK_ID: u64 = u64::MAX;
+const ALARM_ID: u64 = u64::MAX - 1;
 
 pub(crate) struct Epoll {
     fd: Arc<OwnedFd>,
     kick: Arc<OwnedFd>,
+    alarm: Alarm,
     events: Vec<libc::epoll_event>,
 }
 
@@ -30,20 +33,19 @@ impl Epoll {
         let fd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
         let (kick, event) = Kick::new()?;
         add(&fd, event.as_raw_fd(), KICK_ID, false)?;
+        let alarm = Alarm::new()?;
+        add(&fd, alarm.fd(), ALARM_ID, false)?;
         let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_WAIT];
-        Ok((Epoll { fd, kick: event, events }, kick))
+        Ok((Epoll { fd, kick: event, alarm, events }, kick))
     }
 
     pub(crate) fn fd(&self) -> Arc<OwnedFd> {
         self.fd.clone()
     }
 
-    pub(crate) fn park(&mut self, shared: &Shared, wait: Option<Duration>) -> bool {
-        let wait_ms = match wait {
-            None => -1,
-            // Rounded up: a timer must not be looked at in vain until it is due.
-            Some(wait) => i32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
-        };
+    pub(crate) fn park(&mut self, shared: &Shared, next: Option<Instant>, ready: bool) -> bool {
+        self.alarm.set(next);
+        let wait_ms = if ready { 0 } else { -1 };
         // SAFETY: the kernel writes at most events.len() events.
         let count = unsafe {
             libc::epoll_wait(
@@ -58,6 +60,9 @@ impl Epoll {
             let (bits, id) = (event.events as i32, event.u64);
             if id == KICK_ID {
                 drain_event(self.kick.as_raw_fd());
+            } else if id == ALARM_ID {
+                self.alarm.went_off();
+                shared.wake_due_timers();
             } else if let Some(source) = shared.registry.get(id) {
                 let gone = bits & (libc::EPOLLHUP | libc::EPOLLERR) != 0;
                 let read = bits & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI) != 0;

@@ -1,5 +1,6 @@
 //! What an executor waits in.
 
+mod alarm;
 pub(crate) mod epoll;
 pub(crate) mod sim;
 pub(crate) mod uring;
@@ -7,10 +8,10 @@ pub(crate) mod uring;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::executor::Shared;
 use crate::source::SourceState;
+use crate::time::Instant;
 
 pub(crate) enum Driver {
     Epoll(epoll::Epoll),
@@ -19,13 +20,13 @@ pub(crate) enum Driver {
 }
 
 impl Driver {
-    /// Waits for events at most `wait` (for ever if none) and tells sources and
-    /// completions. False if nothing can ever happen.
-    pub(crate) fn park(&mut self, shared: &Shared, wait: Option<Duration>) -> bool {
+    /// Waits for events, the first timer being due at `next`, or only looks for them if tasks
+    /// are `ready`. Tells sources, completions and timers. False if nothing can ever happen.
+    pub(crate) fn park(&mut self, shared: &Shared, next: Option<Instant>, ready: bool) -> bool {
         match self {
-            Driver::Epoll(epoll) => epoll.park(shared, wait),
-            Driver::Uring(uring) => uring.park(shared, wait),
-            Driver::Sim(sim) => sim.park(wait),
+            Driver::Epoll(epoll) => epoll.park(shared, next, ready),
+            Driver::Uring(uring) => uring.park(shared, next, ready),
+            Driver::Sim(sim) => sim.park(shared, next, ready),
         }
     }
 
@@ -128,11 +129,7 @@ impl Registry {
     }
 
     pub(crate) fn remove(&self, id: u64, fd: RawFd) {
-        match &self.kind {
-            RegistryKind::Epoll(epoll) => epoll::remove(epoll, fd),
-            RegistryKind::Uring(inbox) => uring::lock(inbox).unwatch(id),
-            RegistryKind::None => {}
-        }
+        self.unwatch(id, fd);
         self.forget(id);
     }
 
@@ -143,6 +140,27 @@ impl Registry {
             epoll::add(epoll, fd, id, true)?;
         }
         Ok(())
+    }
+
+    /// Ends the watch of `id` for now.
+    pub(crate) fn unwatch(&self, id: u64, fd: RawFd) {
+        match &self.kind {
+            RegistryKind::Epoll(epoll) => epoll::remove(epoll, fd),
+            RegistryKind::Uring(inbox) => uring::lock(inbox).unwatch(id),
+            RegistryKind::None => {}
+        }
+    }
+
+    /// Begins it again. What is there already counts as an event.
+    pub(crate) fn watch_again(&self, id: u64, fd: RawFd, shared: bool) -> io::Result<()> {
+        match &self.kind {
+            RegistryKind::Epoll(epoll) => epoll::add(epoll, fd, id, shared),
+            RegistryKind::Uring(inbox) => {
+                uring::lock(inbox).watch(id, fd);
+                Ok(())
+            }
+            RegistryKind::None => Ok(()),
+        }
     }
 
     /// Watches the descriptor of `id` anew, after its watch ended by itself.

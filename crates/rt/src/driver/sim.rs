@@ -1,13 +1,21 @@
 //! The driver of a simulation: nothing happens but what tasks and timers do.
 
-use std::time::Duration;
+use crate::executor::Shared;
+use crate::time::Instant;
 
 pub(crate) struct Sim;
 
 impl Sim {
-    /// The executor has moved the clock already; without a timer to move it to,
-    /// nothing can ever happen.
-    pub(crate) fn park(&mut self, wait: Option<Duration>) -> bool {
-        wait.is_some()
+    /// Moves the clock to the next timer. Without one, and with nothing `ready`, nothing can
+    /// ever happen.
+    pub(crate) fn park(&mut self, shared: &Shared, next: Option<Instant>, ready: bool) -> bool {
+        if ready {
+            return true;
+        }
+        next.is_some_and(|next| {
+            shared.jump_to(next); // nothing else can happen before
+            shared.wake_due_timers();
+            true
+        })
     }
 }

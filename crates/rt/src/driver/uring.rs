@@ -5,14 +5,15 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, types};
 
+use crate::driver::alarm::Alarm;
 use crate::driver::{Kick, drain_event};
 use crate::executor::{Handle, Shared};
 use crate::source::Seen;
+use crate::time::Instant;
 
 const RING_ENTRIES: u32 = 256;
 
@@ -22,6 +23,8 @@ const OWNER_SOURCE: u64 = 0;
 const OWNER_FOREIGN: u64 = 1;
 const OWNER_KICK: u64 = 2;
 const OWNER_NOBODY: u64 = 3;
+/// Of what is the kick's: the alarm.
+const ALARM: u64 = 1;
 
 /// Receives the results of commands that it put on the ring.
 pub trait Completion: Send + Sync {
@@ -91,8 +94,11 @@ impl Inbox {
     }
 
     pub(crate) fn unwatch(&mut self, id: u64) {
-        let remove = opcode::PollRemove::new(OWNER_SOURCE << OWNER_SHIFT | id).build();
-        self.commands.push(Entry128::from(remove).user_data(OWNER_NOBODY << OWNER_SHIFT));
+        // POLL_REMOVE leaves a poll alone that has an event to report (EALREADY, io_poll_remove
+        // in io_uring/poll.c); a cancellation does not.
+        let which = types::CancelBuilder::user_data(OWNER_SOURCE << OWNER_SHIFT | id).all();
+        let cancel = opcode::AsyncCancel2::new(which).build();
+        self.commands.push(Entry128::from(cancel).user_data(OWNER_NOBODY << OWNER_SHIFT));
     }
 }
 
@@ -100,6 +106,8 @@ pub(crate) struct Uring {
     ring: IoUring<Entry128, cqueue::Entry>,
     kick: Arc<OwnedFd>,
     kick_armed: bool,
+    alarm: Alarm,
+    alarm_armed: bool,
     /// Watched and never used, see [`Uring::arm_exit_guard`].
     exit_guard: IoUring,
     exit_guard_armed: bool,
@@ -120,6 +128,8 @@ impl Uring {
             ring,
             kick: event,
             kick_armed: false,
+            alarm: Alarm::new()?,
+            alarm_armed: false,
             exit_guard: IoUring::new(1)?,
             exit_guard_armed: false,
             foreign: HashMap::new(),
@@ -129,18 +139,12 @@ impl Uring {
         Ok((uring, kick))
     }
 
-    pub(crate) fn park(&mut self, shared: &Shared, wait: Option<Duration>) -> bool {
+    pub(crate) fn park(&mut self, shared: &Shared, next: Option<Instant>, ready: bool) -> bool {
         self.take_inbox(shared);
-        self.arm_kick();
+        self.arm_own();
         self.arm_exit_guard();
-        let wanted = usize::from(wait != Some(Duration::ZERO));
-        let result = match wait {
-            Some(wait) if wanted > 0 => {
-                let time = types::Timespec::from(wait);
-                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
-            }
-            _ => self.ring.submit_and_wait(wanted),
-        };
+        self.alarm.set(next);
+        let result = self.ring.submit_and_wait(usize::from(!ready));
         if let Err(error) = result {
             let passing = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
             let passing = error.raw_os_error().is_some_and(|raw| passing.contains(&raw));
@@ -171,13 +175,19 @@ impl Uring {
         }
     }
 
-    fn arm_kick(&mut self) {
-        if !self.kick_armed {
-            let fd = types::Fd(self.kick.as_raw_fd());
-            let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
-            self.submit_one(&Entry128::from(poll).user_data(OWNER_KICK << OWNER_SHIFT));
-            self.kick_armed = true;
+    /// Watches the kick and the alarm.
+    fn arm_own(&mut self) {
+        if !std::mem::replace(&mut self.kick_armed, true) {
+            self.watch_own(self.kick.as_raw_fd(), 0);
         }
+        if !std::mem::replace(&mut self.alarm_armed, true) {
+            self.watch_own(self.alarm.fd(), ALARM);
+        }
+    }
+
+    fn watch_own(&mut self, fd: RawFd, which: u64) {
+        let poll = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).multi(true).build();
+        self.submit_one(&Entry128::from(poll).user_data(OWNER_KICK << OWNER_SHIFT | which));
     }
 
     /// Makes the kernel cancel what this thread has submitted as the first thing when the
@@ -209,6 +219,11 @@ impl Uring {
                         completion.complete(RingToken(id), result);
                     }
                 }
+                OWNER_KICK if id == ALARM => {
+                    self.alarm.went_off();
+                    self.alarm_armed = cqueue::more(flags);
+                    shared.wake_due_timers();
+                }
                 OWNER_KICK => {
                     drain_event(self.kick.as_raw_fd());
                     self.kick_armed = cqueue::more(flags);
@@ -221,6 +236,9 @@ impl Uring {
 }
 
 fn source_event(shared: &Shared, id: u64, result: i32, flags: u32) {
+    if result == -libc::ECANCELED {
+        return; // by `unwatch`
+    }
     let Some(source) = shared.registry.get(id) else { return };
     // An error of the poll itself leaves it to the next read or write to find out why.
     let bits = if result < 0 { libc::POLLERR as i32 } else { result };

@@ -84,6 +84,7 @@ impl Channel {
         let mut state = self.lock();
         let why = *state.ended.get_or_insert(why);
         state.fail_all(why.errno());
+        state.send_held_back();
         if let Some(connection) = &state.connection {
             connection.close();
         }
@@ -140,6 +141,7 @@ impl State {
 
     /// Sends again what has no answer, closes too, in the order of its first sending.
     fn send_again(&mut self) {
+        self.held_back.clear(); // they are among these
         let mut again: Vec<_> =
             self.closes.iter().map(|(number, close)| (number, Err(close))).collect();
         for (tag, pending) in self.calls.iter().enumerate() {

@@ -20,7 +20,7 @@ use self::identities::Identities;
 use self::life::End;
 use self::pending::{Pending, Phase};
 pub(crate) use self::receiver::Receiver;
-use crate::client::closing::{Closing, Unsettled};
+use crate::client::closing::{Close, Closing, Unsettled};
 
 /// Sends calls and hands out their answers.
 pub(crate) struct Channel {
@@ -54,6 +54,10 @@ struct State {
     closes: Unsettled,
     /// The server takes closes that nobody waits for.
     one_way_allowed: bool,
+    /// Those of them that wait for a message to go out with.
+    held_back: Vec<Close>,
+    /// A task sees to it that they do not wait for long.
+    closer: bool,
     /// Number of the message sent last.
     sent: u64,
     /// Where closes are encoded.
@@ -116,6 +120,8 @@ impl Channel {
                 identities: Identities::default(),
                 closes: Unsettled::default(),
                 one_way_allowed: false,
+                held_back: Vec::new(),
+                closer: false,
                 sent: 0,
                 one_way: Vec::new(),
                 stats: ChannelStats::default(),

@@ -1,16 +1,30 @@
 //! What is sent and not answered: closes, which are kept until they are known to be done,
 //! and notices.
+//!
+//! A close wakes the server for nothing that anybody waits for. It goes out with the next
+//! message, or alone when there is none for a moment (docs/adr/0016-small-operations.md).
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use dray_core::{Context, Identity, Pid, RequestId};
+use dray_rt::{sleep, spawn};
 
 use super::{Ask, Channel, Phase, State};
 use crate::client::closing::Close;
 use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Wire};
 
+/// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
+/// 4 ms): a thread that goes on waiting for events need not program the clock for it.
+const HELD_BACK_MAX: Duration = Duration::from_millis(5);
+
 impl Channel {
     /// Closes an open file without waiting for it. False if that cannot be kept until it
     /// is known to be done: then it must be called.
-    pub(crate) fn close(&self, handle: u64) -> bool {
+    ///
+    /// # Panics
+    /// Outside of an executor.
+    pub(crate) fn close(self: &Arc<Channel>, handle: u64) -> bool {
         let mut state = self.lock();
         if state.ended.is_some() || !state.one_way_allowed {
             return false;
@@ -18,6 +32,11 @@ impl Channel {
         let Some(close) = self.closing.note(handle) else { return false };
         state.stats.one_way += 1;
         state.close(close);
+        let alone = !std::mem::replace(&mut state.closer, true);
+        drop(state);
+        if alone {
+            spawn(send_held_back(Arc::downgrade(self)));
+        }
         true
     }
 
@@ -25,11 +44,15 @@ impl Channel {
     pub(crate) fn inherit(&self) {
         let mut state = self.lock();
         self.closing.inherited().into_iter().for_each(|close| state.close(close));
+        state.send_held_back();
     }
 
     /// Says something that needs no answer, if there is a connection.
     pub(crate) fn notify(&self, what: u8, tag: u32) {
-        let connection = self.lock().connection.clone();
+        let mut state = self.lock();
+        state.send_held_back();
+        let connection = state.connection.clone();
+        drop(state);
         if let Some(connection) = connection {
             let mut message = Vec::new();
             NotifyHead { what, flags: 0, tag }.put_message(&mut message);
@@ -51,11 +74,36 @@ impl Channel {
     }
 }
 
+/// Sends closes that found no message to go with; ends when there are none.
+async fn send_held_back(channel: Weak<Channel>) {
+    loop {
+        sleep(HELD_BACK_MAX).await;
+        let Some(channel) = channel.upgrade() else { return };
+        let mut state = channel.lock();
+        if state.held_back.is_empty() {
+            state.closer = false;
+            return;
+        }
+        state.send_held_back();
+    }
+}
+
 impl State {
     fn close(&mut self, close: Close) {
         self.sent += 1;
         self.closes.sent(self.sent, close);
-        self.send_close(close);
+        self.held_back.push(close); // as many at most as are noted
+    }
+
+    /// Sends the closes that wait. Before every call: its answer tells of what was sent
+    /// before it.
+    pub(super) fn send_held_back(&mut self) {
+        if self.held_back.is_empty() {
+            return;
+        }
+        let mut held_back = std::mem::take(&mut self.held_back);
+        held_back.drain(..).for_each(|close| self.send_close(close));
+        self.held_back = held_back;
     }
 
     /// Sends or resends a close; without a connection it waits for the next one.
@@ -98,5 +146,115 @@ impl State {
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Abandoned;
         pending.closes = handle;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Mutex;
+
+    use dray_core::{Buf, Context, Fut, Op};
+    use dray_fabric::{Connection, Peer, Sink, Unfinished};
+    use dray_rt::{DriverKind, Executor};
+
+    use super::*;
+    use crate::client::channel::Ask;
+    use crate::client::closing::Closing;
+    use crate::client::memory::SessionMemory;
+    use crate::wire::Input;
+
+    /// Notes which calls are sent, and answers nothing.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<Op>>);
+
+    impl Told {
+        fn sent(&self) -> Vec<Op> {
+            self.0.lock().unwrap().clone()
+        }
+    }
+
+    impl Connection for Told {
+        fn send(&self, head: &[u8], _: Option<Buf>) -> io::Result<()> {
+            if let Ok(call) = CallHead::get_message(&mut Input(head)) {
+                self.0.lock().unwrap().push(call.op);
+            }
+            Ok(())
+        }
+        fn run<'a>(&'a self, _: &'a mut dyn Sink) -> Fut<'a, io::Error> {
+            Box::pin(std::future::pending())
+        }
+        fn close(&self) {}
+        fn queued_frames(&self) -> usize {
+            0
+        }
+        fn unfinished(&self) -> Unfinished {
+            Unfinished::default()
+        }
+        fn peer(&self) -> Peer {
+            Peer::Local
+        }
+    }
+
+    fn connected() -> (Arc<Channel>, Arc<Told>) {
+        let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+        let (channel, wire) = (Channel::new(None, closing), Arc::new(Told::default()));
+        channel.up(wire.clone(), (1, 1), (8, 8), true);
+        (channel, wire)
+    }
+
+    fn ask_for_statfs(channel: &Arc<Channel>) {
+        let channel = channel.clone();
+        spawn(async move {
+            let (cx, call) = (Context::system(), Call::Statfs {});
+            let (slot, data, into, to) = (None, None, None, None);
+            let ask = Ask { cx: &cx, call: &call, slot, request: 0, data, into, to };
+            let _ = channel.call(ask, |_| Ok(())).await;
+        });
+    }
+
+    fn simulate(test: impl Future<Output = ()>) {
+        Executor::new(DriverKind::Simulated { seed: 7 }).unwrap().block_on(test);
+    }
+
+    #[test]
+    fn a_close_goes_out_before_the_next_call() {
+        simulate(async {
+            let (channel, wire) = connected();
+            assert!(channel.close(5) && channel.close(6));
+            assert_eq!(wire.sent(), []);
+            ask_for_statfs(&channel);
+            dray_rt::yield_now().await;
+            assert_eq!(wire.sent(), [Op::Close, Op::Close, Op::Statfs]);
+            sleep(2 * HELD_BACK_MAX).await;
+            assert_eq!(wire.sent().len(), 3, "each once");
+        });
+    }
+
+    #[test]
+    fn a_close_that_nothing_follows_goes_out_alone() {
+        simulate(async {
+            let (channel, wire) = connected();
+            for turn in 1..4 {
+                assert!(channel.close(turn));
+                sleep(HELD_BACK_MAX * 2).await;
+                assert_eq!(wire.sent().len() as u64, turn);
+            }
+        });
+    }
+
+    #[test]
+    fn a_new_connection_and_a_farewell_take_it_along() {
+        simulate(async {
+            let (channel, wire) = connected();
+            assert!(channel.close(5));
+            channel.notify(NotifyHead::GOODBYE, 0);
+            assert_eq!(wire.sent(), [Op::Close]);
+            assert!(channel.close(6));
+            let next = Arc::new(Told::default());
+            channel.up(next.clone(), (1, 1), (8, 8), true);
+            sleep(2 * HELD_BACK_MAX).await;
+            assert_eq!((wire.sent().len(), next.sent()), (1, vec![Op::Close, Op::Close]));
+        });
     }
 }

@@ -124,6 +124,7 @@ impl State {
             umask: ask.cx.umask,
             request: RequestId(ask.request),
         };
+        self.send_held_back();
         self.stats.calls += 1;
         self.sent += 1;
         let pending = &mut self.calls[tag as usize];
