@@ -400,7 +400,8 @@ async fn settle_write(
 
 fn settle_copy(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
     if intent.first() == Some(&0) {
-        let (_, (target, source)): (bool, ((FileId, Span), (FileId, Span))) = Input::whole(intent)?;
+        type Place = (FileId, Span);
+        let (_, (target, source)): (bool, (Place, Place)) = Input::whole(intent)?;
         return Ok(Settled::Cut(CutShort { held: vec![target, source], amend: None }));
     }
     let (_, (file, most)): (bool, (FileId, u64)) = Input::whole(intent)?;
