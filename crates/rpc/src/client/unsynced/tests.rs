@@ -9,7 +9,7 @@ fn file(ino: u64) -> FileId {
 }
 
 fn write(unsynced: &Unsynced, ino: u64, stamp: u64, data: &[u8]) {
-    let (made, who) = (Made { stamp, epoch: 0, at: None }, Identity::system());
+    let (made, who) = (Made { stamp, ..Made::default() }, Identity::system());
     let change = Some(Change::Write { at: stamp << 20 });
     unsynced.changed(Changed { file: file(ino), made, change, data, who: &who }, None);
 }
@@ -28,7 +28,7 @@ fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
     assert_eq!(unsynced.status().kept_bytes, before_bytes);
     write(&unsynced, 2, 22, &data);
     assert!(unsynced.status().kept_bytes > before_bytes + (1 << 20));
-    unsynced.stable(21, true);
+    unsynced.stable(21, None, true);
     assert!(unsynced.is_all_kept());
     write(&unsynced, 1, 23, b"a sync makes room");
     assert_eq!(unsynced.status().unkept_bytes, 0);
@@ -69,7 +69,7 @@ fn when_everything_is_on_media_memory_is_given_back() {
     (1..=4).for_each(|stamp| write(&unsynced, stamp, stamp, &data));
     assert!(unsynced.status().memory_bytes >= 4 << 20);
     assert!(!unsynced.tender_ends());
-    unsynced.stable(4, false);
+    unsynced.stable(4, None, false);
     assert!(unsynced.tender_ends());
     assert_eq!(unsynced.status().memory_bytes, 0);
 }
