@@ -12,6 +12,9 @@ IDLE_SECS=${IDLE_SECS:-10}
 CLOSE_TO_OPEN=${CLOSE_TO_OPEN:-consistency=close-to-open}
 STRICT_LOADS="stream_read stream_write stream_read:$JOBS stream_write:$JOBS rand4k rand4k:$JOBS
     create stat_cold open_close unlink create_write_close unlink"
+# What keeping unsynced changes costs: without it, and with four times the default room.
+REPLAYS=${REPLAYS:-0 256M}
+REPLAY_LOADS="stream_write stream_write:$JOBS create unlink"
 STRICT_COUNTS="stream_read stream_write rand4k create_write_close create open_close unlink stat
     open open_deep readdir"
 
@@ -47,9 +50,9 @@ bench_serial() {
 declare -A CLIENT=()
 ARMS=""
 
-# Every transport twice: strict, and close-to-open.
+# Every transport strict, close-to-open, and strict with each other room for unsynced changes.
 mount_all() {
-    local transport
+    local transport replay
     for transport in $TRANSPORTS; do
         if [ "$transport" = uring ] && ! switch_uring_on; then
             say "this kernel has no FUSE over io_uring: that arm is left out"
@@ -59,6 +62,11 @@ mount_all() {
         CLIENT[$transport]=$STARTED
         mount_dray "$PORT" "$WORK/$transport.cto" "transport=$transport,$CLOSE_TO_OPEN"
         CLIENT[$transport.cto]=$STARTED
+        for replay in $REPLAYS; do
+            mount_dray "$PORT" "$WORK/$transport.replay$replay" \
+                "transport=$transport,replay=$replay"
+            CLIENT[$transport.replay$replay]=$STARTED
+        done
         ARMS="$ARMS $transport"
         fresh_idle "$transport"
     done
@@ -70,7 +78,7 @@ fresh_idle() {
 }
 
 one_round() {
-    local round=$1 arm server
+    local round=$1 arm replay server
     server=$(pids_of "$SERVER")
     "$BENCH" tcp --bench serial --arm tcp --round "$round" --secs "$SECS" >>"$RAW"
     "$BENCH" tcp --bench serial --arm tcp.reno --round "$round" --secs "$SECS" \
@@ -79,6 +87,11 @@ one_round() {
     for arm in $ARMS; do
         load "$arm" "$round" --dir "$WORK/$arm" --server "$server" \
             --client "$(pids_of "${CLIENT[$arm]}")" $STRICT_LOADS
+        for replay in $REPLAYS; do
+            load "$arm.replay$replay" "$round" --dir "$WORK/$arm.replay$replay" \
+                --server "$server" --client "$(pids_of "${CLIENT[$arm.replay$replay]}")" \
+                $REPLAY_LOADS
+        done
         # Both are copies out of memory and nothing else: whatever else the machine does
         # must hit them alike.
         load "native.$arm" "$round" --dir "$STORE/export" warm_read
@@ -105,11 +118,28 @@ count_arm() {
         --status "'$DRAY' status '$WORK/$arm' --json" "$@"
 }
 
+# Whether nothing of a mount is unsynced: what it wrote is synced after 30 s.
+is_clean() {
+    "$DRAY" status "$1" --json | python3 -c '
+import json, sys
+unsynced = json.load(sys.stdin)["unsynced"]
+sys.exit(unsynced["files"] + unsynced["names"] > 0)'
+}
+
 idle_all() {
-    local arm
-    say "idle for $IDLE_SECS s on each transport"
+    local arm replay
+    say "idle for $IDLE_SECS s on each transport, once everything is synced"
+    for arm in $ARMS; do
+        for replay in "" $REPLAYS; do
+            wait_for 60 is_clean "$WORK/$arm${replay:+.replay$replay}"
+        done
+    done
     sleep 2
     for arm in $ARMS; do
+        for replay in $REPLAYS; do
+            "$BENCH" idle --arm "$arm.replay$replay" --secs 1 \
+                --client "$(pids_of "${CLIENT[$arm.replay$replay]}")" >>"$RAW"
+        done
         "$BENCH" idle --arm "$arm" --secs "$IDLE_SECS" \
             --client "$(pids_of "${CLIENT[$arm]}")" --server "$(pids_of "$SERVER")" >>"$RAW"
     done

@@ -136,6 +136,7 @@ pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
     }
     let mut text = markdown(&rows);
     text.push_str(&format!("\n{}", absolute(measures, &arms)));
+    text.push_str(&format!("\nKeeping of unsynced changes:\n\n{}", keeping(measures, &arms)));
     text.push_str(&format!("\nPer operation:\n\n{}", counters(measures, &arms)));
     (lines, text)
 }
@@ -181,6 +182,35 @@ fn absolute(measures: &Measures, arms: &[&str]) -> String {
     let columns: Vec<&str> = ["tcp", "tcp.reno", "native"].iter().chain(arms).copied().collect();
     let mut rows = vec![vec!["median".to_owned()]];
     rows[0].extend(columns.iter().map(|arm| (*arm).to_owned()));
+    for metric in metrics {
+        let mut row = vec![metric.to_owned()];
+        row.extend(columns.iter().map(|arm| figure_or_dash(measures.median(arm, metric))));
+        rows.push(row);
+    }
+    markdown(&rows)
+}
+
+/// What `replay=` costs: nothing kept, the default, and what else was measured.
+fn keeping(measures: &Measures, arms: &[&str]) -> String {
+    let metrics = [
+        "stream_write.mib_per_s",
+        "stream_write.cpu_us",
+        "stream_write_j4.mib_per_s",
+        "stream_write_j4.cpu_us",
+        "create.cpu_us",
+        "unlink.cpu_us",
+        "idle_rss_mib",
+    ];
+    let all = measures.arms();
+    let mut columns = Vec::new();
+    for arm in arms {
+        let (nothing, others) = (format!("{arm}.replay0"), format!("{arm}.replay"));
+        let others = all.iter().filter(|one| one.starts_with(&others) && **one != nothing);
+        let with_others = [nothing.as_str(), *arm].into_iter().chain(others.copied());
+        columns.extend(with_others.map(str::to_owned));
+    }
+    let mut rows = vec![vec!["median".to_owned()]];
+    rows[0].extend(columns.iter().cloned());
     for metric in metrics {
         let mut row = vec![metric.to_owned()];
         row.extend(columns.iter().map(|arm| figure_or_dash(measures.median(arm, metric))));
@@ -241,6 +271,16 @@ mod tests {
         assert_eq!(Target::AtLeast(0.5).judge(0.49), Verdict::Miss);
         assert_eq!(Target::AtMost(0.0).judge(0.0), Verdict::Pass);
         assert_eq!(Target::AtMost(0.0).judge(1.0), Verdict::Miss);
+    }
+
+    #[test]
+    fn what_keeping_costs_stands_side_by_side() {
+        let raw = |arm, value| line(arm, "stream_write.cpu_us", value, "us");
+        let arms = [("uring", 440.0), ("uring.replay256M", 500.0), ("uring.replay0", 420.0)];
+        let measures = Measures::new(arms.map(|(arm, value)| raw(arm, value)).to_vec());
+        let table = keeping(&measures, &["uring"]);
+        assert!(table.contains("| uring.replay0 | uring | uring.replay256M |"), "{table}");
+        assert!(table.contains("| 420           | 440   | 500              |"), "{table}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use dray_layers::metrics::PrometheusText;
+use dray_rpc::server::RecoveryStatus;
 
 use crate::hang;
 use crate::report::ServerReport;
@@ -47,6 +48,28 @@ fn hangs(report: &ServerReport, text: &mut String) {
     }
 }
 
+/// What became of what was not on media when the machine lost power.
+fn recovery(status: &RecoveryStatus, text: &mut String) {
+    let running = u64::from(status.running);
+    for (name, help, kind, value) in [
+        ("running", "1 while new work waits for what clients send again.", "gauge", running),
+        ("redone_changes_total", "Changes made again.", "counter", status.redone_changes),
+        ("redone_bytes_total", "Data written again.", "counter", status.redone_bytes),
+        ("losses_total", "Losses that clients told their users of.", "counter", status.losses),
+        ("lost_bytes_total", "Data lost, as far as counted.", "counter", status.lost_bytes),
+        (
+            "clients_missing_total",
+            "Clients that did not come back with what they had kept.",
+            "counter",
+            status.clients_missing,
+        ),
+    ] {
+        let name = format!("dray_recovery_{name}");
+        // Writing to a string cannot fail.
+        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
+    }
+}
+
 fn text(report: &ServerReport) -> String {
     let status = report.server.status();
     let mut text = PrometheusText::default();
@@ -56,6 +79,7 @@ fn text(report: &ServerReport) -> String {
     }
     let mut text = text.finish();
     hangs(report, &mut text);
+    recovery(&status.recovery, &mut text);
     let away = status.clients.iter().filter(|client| client.away.is_some()).count();
     let files: usize = status.clients.iter().map(|client| client.files).sum();
     for (name, help, value) in [

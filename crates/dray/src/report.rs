@@ -55,6 +55,14 @@ impl ServerReport {
                 "used_bytes": status.buffer_used_bytes,
                 "limit_bytes": status.buffer_limit_bytes,
             },
+            "recovery": {
+                "running": status.recovery.running,
+                "redone_changes": status.recovery.redone_changes,
+                "redone_bytes": status.recovery.redone_bytes,
+                "losses": status.recovery.losses,
+                "lost_bytes": status.recovery.lost_bytes,
+                "clients_missing": status.recovery.clients_missing,
+            },
         })
     }
 

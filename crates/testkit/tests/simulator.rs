@@ -2,7 +2,8 @@
 
 use dray_rpc::server::Sabotage;
 use dray_testkit::simulator::{
-    WorkKind, run, run_cut_short, run_interleaved, run_of, run_power_loss, run_power_losses,
+    WorkKind, run, run_cut_short, run_interleaved, run_leaving, run_of, run_power_loss,
+    run_power_losses,
 };
 
 /// Seeds of the ordinary test; `script/simulate` runs more.
@@ -167,4 +168,17 @@ fn a_server_that_undoes_what_was_synced_is_found_out() {
 #[test]
 fn a_server_that_forgets_locks_with_its_machine_is_found_out() {
     must_fail_without_power(Sabotage::Reclaim);
+}
+
+#[test]
+fn what_was_written_before_an_unmount_is_synced_or_its_loss_told() {
+    for seed in 0..POWER_SEEDS {
+        run_leaving(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
+fn a_server_that_does_not_sync_for_who_leaves_is_found_out() {
+    let passes = |seed| run_leaving(seed, Some(Sabotage::LastSync)).is_ok();
+    assert!(!(0..20).all(passes), "it was left out and nobody noticed");
 }

@@ -65,6 +65,8 @@ pub(crate) struct Losses {
     losses: u64,
     lost_bytes: u64,
     lines: u64,
+    /// Of losses and their bytes, what the server has been told.
+    told: (u64, u64),
     events: VecDeque<(Instant, LossEvent)>,
 }
 
@@ -77,6 +79,17 @@ impl Losses {
     pub(crate) fn sent(&mut self, bytes: u64) {
         self.sent_changes += 1;
         self.sent_bytes += bytes;
+    }
+
+    /// Losses that the server has not been told of, and their bytes.
+    pub(crate) fn untold(&self) -> (u64, u64) {
+        (self.losses - self.told.0, self.lost_bytes - self.told.1)
+    }
+
+    /// It has been told of so many.
+    pub(crate) fn told(&mut self, (losses, bytes): (u64, u64)) {
+        self.told.0 += losses;
+        self.told.1 += bytes;
     }
 
     /// Number of the last loss.

@@ -47,8 +47,14 @@ impl Recovery {
             Err(error) => unsynced.recovery_ends(Some(&error.to_string())),
         }
         let instance = self.instance;
-        let done = Call::Recover { instance, newest: 0, floor: 0, floors: &[], step: 2 };
-        self.call::<()>(&Context::system(), &done, None).await.map(drop)
+        // With what is lost, for the server's metrics.
+        let untold = unsynced.losses_untold();
+        let (newest, floor) = untold;
+        let done = Call::Recover { instance, newest, floor, floors: &[], step: 2 };
+        if self.call::<()>(&Context::system(), &done, None).await?.is_ok() {
+            unsynced.losses_told(untold);
+        }
+        Ok(())
     }
 
     /// An answer of this life of the server.

@@ -10,7 +10,7 @@ use dray_rt::timeout;
 use crate::client::channel::{Answer, Ask, error_of};
 use crate::client::link::Link;
 use crate::client::session::Session;
-use crate::client::unsynced::{Changed, Expect, Pace, SYNC_AFTER, Writer};
+use crate::client::unsynced::{Changed, Expect, Pace, SYNC_AFTER, Wake, Writer};
 use crate::wire::{Call, Input};
 
 /// When everything has been on media for so long, nobody looks after it any more and memory is
@@ -62,40 +62,36 @@ impl Session {
 async fn tend(session: Weak<Session>) {
     let (mut pace, mut not_for_data) = (Pace::default(), Duration::ZERO);
     loop {
-        let urgent = {
+        let wake = {
             let Some(session) = session.upgrade() else { return };
             let link = session.link.clone();
             drop(session); // a mount that ends does not wait for us
-            wait(&link, not_for_data).await
+            match wait(&link, not_for_data).await {
+                // Whoever syncs what he writes will write again soon, and urgently perhaps.
+                Wake::Clean => match timeout(CALM, link.unsynced.wake(true, false)).await {
+                    Ok(wake) => wake,
+                    Err(_) => Wake::Clean,
+                },
+                wake => wake,
+            }
         };
-        let calm = is_clean(&session);
-        if calm {
-            // Whoever syncs what he writes will write again soon.
-            dray_rt::sleep(CALM).await;
-        }
         let Some(session) = session.upgrade() else { return };
         let unsynced = &session.link.unsynced;
-        if unsynced.tender_ends() {
-            return;
-        }
-        if calm {
-            continue; // what is here now is new
+        match wake {
+            Wake::Clean if unsynced.tender_ends() => return,
+            Wake::Clean => continue,       // what is here now is new
+            Wake::Time => unsynced.trim(), // what a burst needed
+            Wake::Urgent => {}
         }
         if !session.link.known().stamps {
             // A server of an earlier version: what it has on media is not to be known.
             return unsynced.tender_gone();
-        }
-        if !urgent {
-            unsynced.trim(); // what a burst needed
         }
         let begin = dray_rt::now();
         unsynced.sync_begins();
         if let Err(error) = session.sync_all(&Context::system()).await {
             log::warn!("{}: cannot sync: {error}", session.link.connector.target());
             dray_rt::sleep(SYNC_AFTER).await;
-        }
-        if unsynced.tender_ends() {
-            return;
         }
         let pause;
         (pause, not_for_data) = pace.after(begin.elapsed(), unsynced.is_all_kept());
@@ -104,14 +100,13 @@ async fn tend(session: Weak<Session>) {
     }
 }
 
-fn is_clean(session: &Weak<Session>) -> bool {
-    session.upgrade().is_some_and(|session| session.link.unsynced.is_clean())
-}
-
-/// Waits until it is time for a sync, or for none; true if it is urgent.
-async fn wait(link: &Link, not_for_data: Duration) -> bool {
-    if timeout(not_for_data, link.unsynced.urgent(false)).await.is_ok() {
-        return true;
+/// Waits until it is time for a sync, or for none.
+async fn wait(link: &Link, not_for_data: Duration) -> Wake {
+    match timeout(not_for_data, link.unsynced.wake(false, true)).await {
+        Ok(wake) => wake,
+        Err(_) => {
+            let rest = timeout(SYNC_AFTER - not_for_data, link.unsynced.wake(true, true));
+            rest.await.unwrap_or(Wake::Time)
+        }
     }
-    timeout(SYNC_AFTER.saturating_sub(not_for_data), link.unsynced.urgent(true)).await.is_ok()
 }

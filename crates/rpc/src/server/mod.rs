@@ -23,6 +23,7 @@ mod stable;
 mod stalls;
 mod stamps;
 mod status;
+mod tally;
 mod tickets;
 mod whereabouts;
 
@@ -32,3 +33,4 @@ pub use journal::{Journal, Keepsake, MemoryJournal, SessionRecord, SlotLog, Slot
 pub use journal_file::FileJournal;
 pub use service::{Loss, Sabotage, Server, ServerOptions};
 pub use status::{ClientStatus, OperationStatus, ServerStatus};
+pub use tally::RecoveryStatus;

@@ -15,11 +15,14 @@ use std::time::Duration;
 use dray_core::{Context, Errno, Error, Result};
 use dray_rt::Instant;
 
+use crate::server::tally::Tally;
+
 /// Who is waited for, and for what.
 #[derive(Default)]
 pub(crate) struct Recovery {
     /// Spares a look at the rest.
     running: AtomicBool,
+    pub(crate) tally: Tally,
     state: Mutex<State>,
 }
 
@@ -57,17 +60,11 @@ impl State {
     }
 
     /// Goes from waiting for words to waiting for changes, where it is time.
-    fn step(&mut self) {
+    fn step(&mut self, tally: &Tally) {
         let said = self.awaited.is_empty() && !self.anybody;
         if !self.declared && (said || self.late()) {
-            if !self.awaited.is_empty() {
-                log::warn!(
-                    "{} clients have not come back after the loss of power: what they wrote and \
-                     did not sync may be lost",
-                    self.awaited.len()
-                );
-            }
-            self.awaited.clear();
+            let missing = std::mem::take(&mut self.awaited).len();
+            not_come_back(missing, tally);
             self.declared = true;
             self.until = Some(dray_rt::now() + self.lasts);
         }
@@ -104,7 +101,7 @@ impl Recovery {
 
     /// Ends it where it is over, and wakes whom it may concern.
     fn look(&self, mut state: MutexGuard<'_, State>) {
-        state.step();
+        state.step(&self.tally);
         if state.over() && self.running.swap(false, Ordering::SeqCst) {
             log::info!("recovery is over: new work goes on");
         }
@@ -157,7 +154,8 @@ impl Recovery {
             return;
         }
         let mut state = self.lock();
-        state.awaited.remove(&session);
+        let missing = usize::from(state.awaited.remove(&session));
+        not_come_back(missing, &self.tally); // its lease ended, or it was evicted
         state.sending.remove(&session);
         self.look(state);
     }
@@ -202,6 +200,16 @@ impl Recovery {
                 _ => {}
             }
         }
+    }
+}
+
+fn not_come_back(clients: usize, tally: &Tally) {
+    if clients > 0 {
+        log::warn!(
+            "{clients} clients have not come back after the loss of power: what they wrote and \
+             did not sync may be lost"
+        );
+        tally.missing(clients);
     }
 }
 

@@ -52,6 +52,8 @@ pub enum Sabotage {
     RedoGate,
     /// What somebody has synced since is not looked at.
     RedoFloor,
+    /// What a client changed last is not synced when it leaves.
+    LastSync,
 }
 
 /// What the server's machine has lost since the server's last life.
@@ -188,6 +190,7 @@ impl Server {
             let session = Session::new(record, export, options, log);
             session.slots.restore(&session.export, session.node, lost).await;
             session.begins_alone();
+            session.changed(Session::CHANGED_BEFORE); // perhaps
             if options.sabotage != Some(Sabotage::Custody) {
                 session.export.returning.awaits(session.id);
             }
@@ -393,10 +396,37 @@ impl Inner {
             inner.grace.reclaimed(session.id);
             session.export.returning.returned(session.id);
             inner.recovery.done(session.id);
-            inner.journal.remove(session.id);
             let _ = done.send(()); // nobody has to wait for it
+            inner.sync_last(&session).await;
+            inner.journal.remove(session.id);
         });
         ended
+    }
+
+    /// Has what a client changed last brought to media, once it is gone: it keeps nothing any
+    /// more. Until then its session stays in the journal: should the machine lose power
+    /// meanwhile, it counts as one that has not come back, and that is told.
+    async fn sync_last(&self, session: &Session) {
+        let export = &session.export;
+        let skipped = self.options.sabotage == Some(Sabotage::LastSync);
+        if session.changed_at() <= export.stable.floor() || skipped {
+            return;
+        }
+        let cx = Context::system();
+        // What clients have not sent again yet is not on media, whatever its stamp.
+        let _ = self.recovery.wait(&cx).await; // nobody cancels it
+        let synced = export.stable.sync_all(&cx, &*export.fs, &export.stamps);
+        match synced.await {
+            Ok(stamp) => {
+                let ticket = export.tickets.on_media(None, stamp);
+                self.tell_stable(export, stamp, ticket);
+            }
+            Err(error) => log::error!(
+                "client {} (session {:x}) is gone, and what it wrote last cannot be synced: {error}",
+                session.host,
+                session.id
+            ),
+        }
     }
 
     /// Tells the clients of `export` that everything up to `stamp` is on media.
@@ -474,6 +504,7 @@ impl Inner {
             operations: self.operations(find),
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
+            recovery: self.recovery.tally.status(self.recovery.running()),
         }
     }
 }

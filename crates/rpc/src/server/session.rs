@@ -49,6 +49,8 @@ pub(crate) struct Session {
     features: AtomicU64,
     /// As it is counted among those of its address; unknown until it has come back.
     resident: Mutex<Option<Resident>>,
+    /// The stamp of its last change; [`Session::CHANGED_BEFORE`]: one by an earlier process.
+    changed_at: AtomicU64,
     files: Mutex<HashMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -116,6 +118,7 @@ impl Session {
             ended: AtomicBool::new(false),
             features: AtomicU64::new(0),
             resident: Mutex::default(),
+            changed_at: AtomicU64::new(0),
             files: Mutex::default(),
             state: Mutex::default(),
         }
@@ -129,6 +132,19 @@ impl Session {
     /// Whether the client knows of tickets.
     pub(crate) fn tickets(&self) -> bool {
         self.features.load(Ordering::Relaxed) & FEATURE_TICKETS != 0
+    }
+
+    /// A stamp less than those of this life of the server.
+    pub(crate) const CHANGED_BEFORE: u64 = 1;
+
+    /// Notes the stamp of a change that it made.
+    pub(crate) fn changed(&self, stamp: u64) {
+        self.changed_at.fetch_max(stamp, Ordering::Relaxed);
+    }
+
+    /// The stamp of its last change; 0: it made none.
+    pub(crate) fn changed_at(&self) -> u64 {
+        self.changed_at.load(Ordering::Relaxed)
     }
 
     fn resident(&self) -> MutexGuard<'_, Option<Resident>> {

@@ -1,6 +1,7 @@
 //! Bringing everything to media, for whoever asks: one sync at a time serves all who asked
 //! before it began.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -11,6 +12,8 @@ use crate::server::stamps::Stamps;
 /// The syncs of one export.
 #[derive(Default)]
 pub(crate) struct Stable {
+    /// Everything up to this stamp is on media.
+    floor: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -30,9 +33,27 @@ enum Turn {
     Done(Result<u64>),
 }
 
+/// A sync under way. Should it be given up, the next in turn makes one.
+struct Running<'a>(&'a Stable);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.running = false;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
 impl Stable {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stamp up to which everything is on media, as far as is known.
+    pub(crate) fn floor(&self) -> u64 {
+        self.floor.load(Ordering::SeqCst)
     }
 
     /// Syncs everything and answers the stamp up to which it is on media. Errors: those of
@@ -47,15 +68,17 @@ impl Stable {
         match self.turn(wanted).await {
             Turn::Done(outcome) => outcome,
             Turn::Run => {
+                let running = Running(self);
                 let upto = stamps.settled().await;
                 let outcome = fs.sync_all(cx).await.map(|()| upto);
+                if outcome.is_ok() {
+                    self.floor.fetch_max(upto, Ordering::SeqCst);
+                }
                 let mut state = self.lock();
-                state.running = false;
                 state.done = state.begun;
                 state.last = Some(outcome.clone());
-                let waiting = std::mem::take(&mut state.waiting);
                 drop(state);
-                waiting.into_iter().for_each(Waker::wake);
+                drop(running);
                 outcome
             }
         }

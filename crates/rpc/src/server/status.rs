@@ -5,6 +5,8 @@ use std::time::Duration;
 use dray_core::{Context, Op};
 use dray_rt::Instant;
 
+use crate::server::tally::RecoveryStatus;
+
 /// A server's exports, clients and calls under way.
 #[derive(Clone, Debug, Default)]
 pub struct ServerStatus {
@@ -18,6 +20,8 @@ pub struct ServerStatus {
     pub buffer_used_bytes: usize,
     /// Buffers that may be lent, bytes.
     pub buffer_limit_bytes: usize,
+    /// What a loss of the machine's power cost.
+    pub recovery: RecoveryStatus,
 }
 
 /// One session.

@@ -9,6 +9,7 @@
 mod check;
 mod client;
 mod history;
+mod leaving;
 mod machine;
 mod power;
 mod torment;
@@ -28,6 +29,7 @@ use torment::Plan;
 use work::Work;
 
 pub use history::{Event, Kind, linearizable, linearizable_from};
+pub use leaving::run_leaving;
 pub use power::{run_power_loss, run_power_losses, run_power_losses_of};
 pub use work::{Kind as WorkKind, PowerKind};
 

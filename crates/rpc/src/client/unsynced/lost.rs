@@ -212,6 +212,18 @@ impl Unsynced {
     }
 }
 
+impl Unsynced {
+    /// Losses that the server has not been told of, and their bytes.
+    pub(crate) fn losses_untold(&self) -> (u64, u64) {
+        self.lock().losses.untold()
+    }
+
+    /// It has been told of these.
+    pub(crate) fn losses_told(&self, told: (u64, u64)) {
+        self.lock().losses.told(told);
+    }
+}
+
 impl State {
     fn to_send(&self, kept: &Kept) -> bool {
         kept.epoch < self.epoch && kept.sent < self.losses.attempt

@@ -27,7 +27,7 @@ use tender::Tender;
 
 pub(crate) use names::Expect;
 pub(crate) use of_file::{Kept, changes_of};
-pub(crate) use tender::{Pace, SYNC_AFTER};
+pub(crate) use tender::{Pace, SYNC_AFTER, Wake};
 
 /// Files with changes at most; of further ones only that there are some is known.
 const FILES_MAX: usize = 65_536;
@@ -329,7 +329,7 @@ impl Unsynced {
     /// Something is on media: what was urgent may be no more, or all may be done.
     fn relax(&self, state: &mut State) {
         state.tender.data &= state.kept_bytes > self.limit_bytes / URGENT_PART;
-        if state.kept_bytes == 0 && state.names.len() == 0 {
+        if state.tender.for_clean && state.kept_bytes == 0 && state.names.len() == 0 {
             state.tender.wake(); // it looks at the rest
         }
     }
@@ -365,18 +365,22 @@ impl Unsynced {
         self.lock().tender.call(false, true)
     }
 
-    /// Waits until a sync is urgent, with `data` also because of data, or until everything is
-    /// on media.
-    pub(crate) async fn urgent(&self, data: bool) {
+    /// Waits until a sync is urgent, with `data` also because of data, or, with `clean`, until
+    /// everything is on media.
+    pub(crate) async fn wake(&self, data: bool, clean: bool) -> Wake {
         std::future::poll_fn(|task| {
             let mut state = self.lock();
-            if state.tender.notes || (data && state.tender.data) || state.is_clean() {
-                return Poll::Ready(());
+            if state.tender.notes || (data && state.tender.data) {
+                return Poll::Ready(Wake::Urgent);
+            }
+            if clean && state.is_clean() {
+                return Poll::Ready(Wake::Clean);
             }
             state.tender.waker = Some(task.waker().clone());
+            state.tender.for_clean = clean;
             Poll::Pending
         })
-        .await;
+        .await
     }
 
     /// A sync is about to be asked for.
@@ -432,3 +436,6 @@ impl State {
         all && self.inherited != Inherited::Unknown && self.stamps.floors.len() < FLOORS_MAX
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,17 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// The server's disks are kept busy with syncs for one part in so many, and one, of the time.
 const PAUSE_FACTOR: u32 = 4;
 
+/// What a task that asks for syncs is woken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// A sync is urgent.
+    Urgent,
+    /// Something has been unsynced for long enough.
+    Time,
+    /// Everything is on media.
+    Clean,
+}
+
 /// What a task that asks for syncs has to know.
 #[derive(Default)]
 pub(super) struct Tender {
@@ -21,6 +32,8 @@ pub(super) struct Tender {
     /// Notes do, or somebody wants to know.
     pub(super) notes: bool,
     pub(super) waker: Option<Waker>,
+    /// It wants to know when everything is on media.
+    pub(super) for_clean: bool,
 }
 
 impl Tender {

@@ -200,11 +200,15 @@ impl CallInHand {
 
     /// Puts the stamp of a change that was made into its answer.
     fn stamp(&self, reply: &mut Reply, stamped: Option<&Stamped>, body: &[u8], at: Option<u64>) {
-        if !self.session.stamps() || !reply.is_success() {
+        if !reply.is_success() {
             return;
         }
         let number =
             stamped.map_or_else(|| self.session.export.stamps.next(), |stamped| stamped.number);
+        self.session.changed(number);
+        if !self.session.stamps() {
+            return;
+        }
         let at = at.or_else(|| match Call::get(self.head.op, &mut Input(body)) {
             Ok(Call::Write { how, .. }) if !how.append => Some(how.at),
             _ => None,

@@ -115,8 +115,11 @@ async fn redo(
         _ => stamp,
     };
     let export = &session.export;
+    let bytes = data.len() as u64;
     let change = (stamp, change, data);
     export.redone.redo(cx, session.id, &export.stamps, file, change).await?;
+    session.changed(stamp);
+    server.recovery.tally.redone(bytes);
     Ok(Reply::success(&()))
 }
 

@@ -21,7 +21,8 @@ pub(super) async fn run(
         {
             Err(Error::new(Errno::ESTALE).because("meant for an earlier server"))
         }
-        Call::Recover { step: 2, .. } => {
+        Call::Recover { step: 2, newest: losses, floor: lost_bytes, .. } => {
+            server.recovery.tally.lost(losses, lost_bytes);
             server.recovery.done(session.id);
             Ok(Reply::success(&()))
         }

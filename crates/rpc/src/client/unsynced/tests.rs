@@ -1,0 +1,75 @@
+//! What is kept, what is only noted, and when memory goes back.
+
+use super::*;
+
+const LIMIT_BYTES: u64 = 8 << 20;
+
+fn file(ino: u64) -> FileId {
+    FileId { ino, generation: 1 }
+}
+
+fn write(unsynced: &Unsynced, ino: u64, stamp: u64, data: &[u8]) {
+    let (made, who) = (Made { stamp, ..Made::default() }, Identity::system());
+    let change = Some(Change::Write { at: stamp << 20 });
+    unsynced.changed(Changed { file: file(ino), made, change, data, who: &who }, None);
+}
+
+#[test]
+fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
+    let (unsynced, data) = (Unsynced::new(LIMIT_BYTES, false), vec![1; 1 << 20]);
+    (1..=20).for_each(|stamp| write(&unsynced, 1, stamp, &data));
+    let status = unsynced.status();
+    assert!(status.kept_bytes < LIMIT_BYTES / 2 + (1 << 20), "{status:?}");
+    assert!(status.kept_bytes >= LIMIT_BYTES / 2 - (2 << 20), "{status:?}");
+    assert_eq!(status.kept_bytes >> 20 << 20, (20 << 20) - status.unkept_bytes);
+    assert!(!unsynced.is_all_kept());
+    let before_bytes = status.kept_bytes;
+    write(&unsynced, 1, 21, b"of what has overflowed nothing more is kept");
+    assert_eq!(unsynced.status().kept_bytes, before_bytes);
+    write(&unsynced, 2, 22, &data);
+    assert!(unsynced.status().kept_bytes > before_bytes + (1 << 20));
+    unsynced.stable(21, None, true);
+    assert!(unsynced.is_all_kept());
+    write(&unsynced, 1, 23, b"a sync makes room");
+    assert_eq!(unsynced.status().unkept_bytes, 0);
+}
+
+#[test]
+fn what_lies_in_two_segments_is_sent_again_whole_and_in_order() {
+    let unsynced = Unsynced::new(LIMIT_BYTES, false);
+    let data: Vec<u8> = (0..700_000u32).map(|at| (at % 253) as u8).collect();
+    (1..=3).for_each(|stamp| write(&unsynced, 1, stamp, &data));
+    unsynced.power_lost();
+    unsynced.recovery_begins();
+    assert_eq!(unsynced.files_to_send(), [file(1)]);
+    let (mut sent, mut from) = (Vec::new(), 0);
+    while let Some((index, kept)) = unsynced.next_to_send(file(1), from) {
+        let Change::Write { at } = kept.change else { panic!("not a write") };
+        sent.push((kept.stamp, at, kept.data.clone().expect("data").to_vec()));
+        unsynced.sent(file(1), index, &kept);
+        from = index;
+    }
+    assert!(sent.len() > 3, "none was cut in two");
+    assert!(unsynced.files_to_send().is_empty());
+    for stamp in 1..=3u64 {
+        let mut at = stamp << 20;
+        let mut whole = Vec::new();
+        for (_, begin, part) in sent.iter().filter(|(one, _, _)| *one == stamp) {
+            assert_eq!(*begin, at);
+            at += part.len() as u64;
+            whole.extend_from_slice(part);
+        }
+        assert!(whole == data, "stamp {stamp}");
+    }
+}
+
+#[test]
+fn when_everything_is_on_media_memory_is_given_back() {
+    let (unsynced, data) = (Unsynced::new(LIMIT_BYTES, false), vec![1; 1 << 20]);
+    (1..=4).for_each(|stamp| write(&unsynced, stamp, stamp, &data));
+    assert!(unsynced.status().memory_bytes >= 4 << 20);
+    assert!(!unsynced.tender_ends());
+    unsynced.stable(4, None, false);
+    assert!(unsynced.tender_ends());
+    assert_eq!(unsynced.status().memory_bytes, 0);
+}

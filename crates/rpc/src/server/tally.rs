@@ -1,0 +1,60 @@
+//! Counts of what losses of power cost, for whoever watches over a server.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What became of what was not on media when the machine lost power. Counts begin with the
+/// process, which is the one that clients come back to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryStatus {
+    /// New work waits for clients that send again what they kept.
+    pub running: bool,
+    /// Changes made again, and their data.
+    pub redone_changes: u64,
+    /// As above.
+    pub redone_bytes: u64,
+    /// Losses that clients found, and told their users of.
+    pub losses: u64,
+    /// Their data, as far as it was counted.
+    pub lost_bytes: u64,
+    /// Clients that did not come back: what they lost nobody knows.
+    pub clients_missing: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Tally {
+    redone_changes: AtomicU64,
+    redone_bytes: AtomicU64,
+    losses: AtomicU64,
+    lost_bytes: AtomicU64,
+    clients_missing: AtomicU64,
+}
+
+impl Tally {
+    pub(crate) fn redone(&self, bytes: u64) {
+        self.redone_changes.fetch_add(1, Ordering::Relaxed);
+        self.redone_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A client says what it has lost; it may say anything.
+    pub(crate) fn lost(&self, losses: u64, bytes: u64) {
+        for (sum, more) in [(&self.losses, losses), (&self.lost_bytes, bytes)] {
+            sum.fetch_add(more.min(u64::from(u32::MAX) << 16), Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn missing(&self, clients: usize) {
+        self.clients_missing.fetch_add(clients as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn status(&self, running: bool) -> RecoveryStatus {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        RecoveryStatus {
+            running,
+            redone_changes: get(&self.redone_changes),
+            redone_bytes: get(&self.redone_bytes),
+            losses: get(&self.losses),
+            lost_bytes: get(&self.lost_bytes),
+            clients_missing: get(&self.clients_missing),
+        }
+    }
+}
