@@ -263,6 +263,19 @@ fn open_export(
 ) -> Result<(Export, ExportReport), Failure> {
     let what = || format!("cannot export {} as `{}`", plan.dir.display(), plan.name);
     let dir = std::fs::canonicalize(&plan.dir).doing(what)?;
+    if !dir.is_dir() {
+        return Err(Failure::new(format!(
+            "{}: it is not a directory; name the directory that it is in",
+            what()
+        )));
+    }
+    if state.lies_in(&dir) {
+        log::warn!(
+            "export `{}` holds this server's state directory: whoever is root at a client and not \
+             squashed can read its secrets there; keep it elsewhere with --state",
+            plan.name
+        );
+    }
     let identity = state.identity(&dir)?;
     let defaults = PosixOptions::default();
     let options = PosixOptions {

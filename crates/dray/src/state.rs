@@ -72,6 +72,11 @@ impl StateDir {
         Ok(StateDir { dir: dir.to_owned(), _lock: lock, content })
     }
 
+    /// Whether it is below `dir`, a path without links.
+    pub fn lies_in(&self, dir: &Path) -> bool {
+        fs::canonicalize(&self.dir).is_ok_and(|own| own.starts_with(dir))
+    }
+
     /// The identity of the export of `dir`, new if it was never exported; it is the same
     /// under every name, so that renaming an export does not turn files into others.
     pub fn identity(&mut self, dir: &Path) -> Result<ExportIdentity, Failure> {
@@ -163,6 +168,15 @@ mod tests {
         let mut state = StateDir::open(&dir).unwrap();
         assert_eq!(state.identity(Path::new("/srv/b")).unwrap(), second);
         assert_eq!(state.identity(Path::new("/srv/a")).unwrap(), first);
+    }
+
+    #[test]
+    fn a_state_in_an_exported_directory_is_noticed() {
+        let parent = tempfile::tempdir().unwrap();
+        let exported = fs::canonicalize(parent.path()).unwrap();
+        let state = StateDir::open(&exported.join("below/state")).unwrap();
+        assert!(state.lies_in(&exported) && state.lies_in(Path::new("/")));
+        assert!(!state.lies_in(&exported.join("bel")) && !state.lies_in(&exported.join("other")));
     }
 
     #[test]

@@ -178,6 +178,39 @@ fn mount_8_finds_its_helper() {
 }
 
 #[test]
+fn exports_that_cannot_be_are_refused_by_name() {
+    let rig = Rig::new();
+    let dir = rig.path("export");
+    std::fs::write(dir.join("file"), "").unwrap();
+    let (dir, state) = (dir.to_str().unwrap().to_owned(), rig.path("state"));
+    let serve = |exports: &[String]| {
+        let mut args = vec!["serve", "--listen", "unix:///nowhere/socket", "--state"];
+        args.push(state.to_str().unwrap());
+        exports.iter().for_each(|export| args.extend(["--export", export]));
+        let output = rig.run(&args);
+        (output.status.code(), stderr(&output))
+    };
+    for (exports, code, words) in [
+        (vec![format!("a={dir}/none")], 1, "cannot export"),
+        (vec![format!("a={dir}/file")], 1, "it is not a directory"),
+        (vec!["a=/dev/null".into()], 1, "it is not a directory"),
+        (vec![format!("a={dir}"), "a=/".into()], 2, "two exports are called `a`"),
+        (vec![format!("a/b={dir}")], 2, "cannot name an export"),
+        (vec![format!("..={dir}")], 2, "cannot name an export"),
+        (vec![format!("={dir}")], 2, "is empty"),
+        (vec!["a=".into()], 2, "has no directory"),
+        (vec![format!("{}={dir}", "n".repeat(65))], 2, "at most 64 characters"),
+    ] {
+        let (ended, said) = serve(&exports);
+        assert_eq!(ended, Some(code), "{exports:?}: {said}");
+        assert!(said.contains(words), "{exports:?}: {said}");
+    }
+    // The root of all is a directory as others are, and holds the state.
+    let (_, said) = serve(&["root=/".into()]);
+    assert!(said.contains("`root` holds this server's state directory"), "{said}");
+}
+
+#[test]
 fn two_servers_do_not_share_a_state() {
     let mut rig = Rig::new();
     rig.serve(&[]);

@@ -313,3 +313,44 @@ fn whoever_is_in_a_directory_that_is_moved_stays_in_it() {
     assert_eq!(fs::read(other.join("there").join("file")).unwrap(), b"written from inside");
     assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
 }
+
+/// The flags of an inode, or what is wrong.
+fn flags(file: &File, set: Option<u32>) -> std::io::Result<u32> {
+    const GET: libc::c_ulong = 0x8008_6601;
+    const SET: libc::c_ulong = 0x4008_6602;
+    let mut value: libc::c_long = set.map_or(0, libc::c_long::from);
+    let request = if set.is_some() { SET } else { GET };
+    // SAFETY: the kernel reads or writes an int; there is room for a long.
+    match unsafe { libc::ioctl(file.as_raw_fd(), request, &mut value) } {
+        0 => Ok(value as u32),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// The kernel asks for more than the flags before it sets them, and gave up.
+#[test]
+fn flags_of_an_inode_are_set_through_a_mount() {
+    const NODUMP: u32 = 0x40;
+    const APPEND: u32 = 0x20;
+    if skipped() {
+        return;
+    }
+    let (rig, one, other) = two_mounts("consistency=strict");
+    fs::write(one.join("file"), "text").unwrap();
+    let below = File::open(rig.path("export").join("file")).unwrap();
+    let Ok(before) = flags(&below, None) else {
+        return eprintln!("left out: the file system below has no flags");
+    };
+    if flags(&below, Some(before | NODUMP)).is_err() {
+        return eprintln!("left out: the file system below does not let them be set");
+    }
+    let [here, there] = [&one, &other].map(|mount| File::open(mount.join("file")).unwrap());
+    assert_eq!(flags(&here, None).unwrap(), before | NODUMP);
+    flags(&here, Some(before | APPEND)).unwrap();
+    assert_eq!(flags(&below, None).unwrap(), before | APPEND);
+    assert_eq!(flags(&there, None).unwrap(), before | APPEND);
+    let error = OpenOptions::new().write(true).open(other.join("file")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+    flags(&there, Some(before)).unwrap();
+    fs::remove_file(one.join("file")).unwrap();
+}

@@ -11,6 +11,27 @@ use crate::transport::Answer;
 const GET_FLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
 const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 
+/// `FS_IOC_FSGETXATTR`, which the kernel asks before it sets flags (`vfs_fileattr_set` in
+/// fs/file_attr.c).
+const GET_XFLAGS: u32 = 0x801c_581f;
+/// Bytes of its `struct fsxattr`: flags, five fields that only xfs and ext4 have, padding.
+const FSXATTR_BYTES: usize = 28;
+/// Flags of an inode and what they are in `fsx_xflags` (linux/fs.h).
+const XFLAGS: [(u32, u32); 7] = [
+    (0x0000_0008, 0x0000_0020), // SYNC
+    (0x0000_0010, 0x0000_0008), // IMMUTABLE
+    (0x0000_0020, 0x0000_0010), // APPEND
+    (0x0000_0040, 0x0000_0080), // NODUMP
+    (0x0000_0080, 0x0000_0040), // NOATIME
+    (0x0200_0000, 0x0000_8000), // DAX
+    (0x2000_0000, 0x0000_0200), // PROJINHERIT
+];
+
+fn xflags_of(flags: u32) -> u32 {
+    let set = XFLAGS.iter().filter(|(flag, _)| flags & flag != 0);
+    set.fold(0, |xflags, (_, xflag)| xflags | xflag)
+}
+
 impl Worker {
     pub(crate) async fn misc(&self, cx: &Context, op: &Operation<'_>) -> Result<Answer> {
         match *op {
@@ -30,6 +51,14 @@ impl Worker {
                 let flags = u32::from_ne_bytes(*flags);
                 self.file(cx, fh).await?.set_flags(cx, flags).await?;
                 Ok(Answer::Small(Small::new().zeros(16)))
+            }
+            Operation::Ioctl { fh, cmd: GET_XFLAGS, out_size, .. } => {
+                if (out_size as usize) < FSXATTR_BYTES {
+                    return Err(Errno::EINVAL.into());
+                }
+                let xflags = xflags_of(self.file(cx, fh).await?.get_flags(cx).await?);
+                let out = Small::new().zeros(16).u32(xflags);
+                Ok(Answer::Small(out.zeros(FSXATTR_BYTES - size_of::<u32>())))
             }
             Operation::Ioctl { .. } => Err(Errno::ENOTTY.into()),
             _ => self.file_misc(cx, op).await,
