@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dray_core::{Errno, Error};
 use dray_fabric::Connection;
+use dray_rt::Handle;
 
 use super::{Channel, Phase, State};
 
@@ -44,6 +45,7 @@ impl Channel {
         state.one_way_allowed = one_way;
         let power_lost = std::mem::replace(&mut state.epoch, epoch) != epoch;
         state.connection = Some(connection);
+        state.home = Some(Handle::current());
         state.down_since = None;
         state.grant(calls_max, slots);
         state.identities.forget_all();

@@ -13,7 +13,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use dray_fabric::Connection;
-use dray_rt::Instant;
+use dray_rt::{Handle, Instant};
 
 pub(crate) use self::call::{Answer, Ask, Failure, Made, error_of, value_of};
 use self::identities::Identities;
@@ -58,6 +58,8 @@ struct State {
     held_back: Vec<Close>,
     /// A task sees to it that they do not wait for long.
     closer: bool,
+    /// Where that task runs: with the connection, whoever closes and wherever.
+    home: Option<Handle>,
     /// Number of the message sent last.
     sent: u64,
     /// Where closes are encoded.
@@ -122,6 +124,7 @@ impl Channel {
                 one_way_allowed: false,
                 held_back: Vec::new(),
                 closer: false,
+                home: None,
                 sent: 0,
                 one_way: Vec::new(),
                 stats: ChannelStats::default(),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dray_core::{Context, Identity, Pid, RequestId};
-use dray_rt::{sleep, spawn};
+use dray_rt::sleep;
 
 use super::{Ask, Channel, Phase, State};
 use crate::client::closing::Close;
@@ -21,9 +21,6 @@ const HELD_BACK_MAX: Duration = Duration::from_millis(5);
 impl Channel {
     /// Closes an open file without waiting for it. False if that cannot be kept until it
     /// is known to be done: then it must be called.
-    ///
-    /// # Panics
-    /// Outside of an executor.
     pub(crate) fn close(self: &Arc<Channel>, handle: u64) -> bool {
         let mut state = self.lock();
         if state.ended.is_some() || !state.one_way_allowed {
@@ -32,10 +29,12 @@ impl Channel {
         let Some(close) = self.closing.note(handle) else { return false };
         state.stats.one_way += 1;
         state.close(close);
-        let alone = !std::mem::replace(&mut state.closer, true);
+        // Before the first connection there is nobody to wait for it: that sends it.
+        let home = state.home.clone().filter(|_| !state.closer);
+        state.closer |= home.is_some();
         drop(state);
-        if alone {
-            spawn(send_held_back(Arc::downgrade(self)));
+        if let Some(home) = home {
+            home.spawn(send_held_back(Arc::downgrade(self)));
         }
         true
     }
@@ -156,7 +155,7 @@ mod tests {
 
     use dray_core::{Buf, Context, Fut, Op};
     use dray_fabric::{Connection, Peer, Sink, Unfinished};
-    use dray_rt::{DriverKind, Executor};
+    use dray_rt::{DriverKind, Executor, spawn};
 
     use super::*;
     use crate::client::channel::Ask;
@@ -255,6 +254,19 @@ mod tests {
             channel.up(next.clone(), (1, 1), (8, 8), true);
             sleep(2 * HELD_BACK_MAX).await;
             assert_eq!((wire.sent().len(), next.sent()), (1, vec![Op::Close, Op::Close]));
+        });
+    }
+
+    /// The last user of a file may be a thread without an executor.
+    #[test]
+    fn a_close_from_a_foreign_thread_goes_out() {
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            let (channel, told) = connected();
+            let other = channel.clone();
+            assert!(std::thread::spawn(move || other.close(5)).join().unwrap());
+            sleep(4 * HELD_BACK_MAX).await;
+            assert_eq!(told.sent(), [Op::Close]);
         });
     }
 }
