@@ -125,9 +125,10 @@ impl Handles {
     pub(crate) fn attach(&self, host: &dyn Host) {
         let left: Vec<Arc<Handle>> = self.lock().slots.iter().flatten().cloned().collect();
         for handle in left {
-            let file = host.attach(handle.id, handle.flags, handle.request);
             let mut slot = handle.slot();
-            *slot = slot.take().or(file);
+            if slot.is_none() {
+                *slot = host.attach(handle.id, handle.flags, handle.request);
+            }
         }
         host.attached();
     }

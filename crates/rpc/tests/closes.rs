@@ -176,3 +176,28 @@ fn a_successor_closes_again() {
         assert_eq!(open_files(&server), 1);
     });
 }
+
+/// A call of a daemon that died comes again and answers with a file that its successor has
+/// attached already: whoever has it first must not close it for the other.
+#[test]
+fn a_file_that_two_have_is_closed_when_both_have_left() {
+    simulate(9, async {
+        let network = Network::new();
+        let (server, _life) = serve(&network).await;
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let mut cx = Context::system();
+        (cx.node, cx.request) = (fs.session().node(), dray_core::RequestId(77));
+        let name = Name::new(b"f").unwrap();
+        let (entry, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
+        drop(fs.attach(entry.id, OpenHow::READ_WRITE, 77));
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(open_files(&server), 1, "the other is still open");
+        let other = fs.attach(entry.id, OpenHow::READ_WRITE, 77);
+        file.close(&cx).await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(open_files(&server), 1, "the other way round, too");
+        other.close(&cx).await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(open_files(&server), 0);
+    });
+}

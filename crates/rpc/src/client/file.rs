@@ -337,8 +337,11 @@ impl OpenFile for RemoteFile {
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            self.closed.store(true, Ordering::Relaxed);
-            let closed = self.close_at_server(cx).await;
+            let before = self.closed.swap(true, Ordering::Relaxed);
+            let closed = match before || self.session.link.files.leave(self.handle) {
+                true => self.close_at_server(cx).await,
+                false => Ok(()),
+            };
             // What was written through it may be lost, and this is the last chance to say so.
             let unsynced = &self.session.link.unsynced;
             let owed = match unsynced.decided(cx).await {
@@ -382,7 +385,8 @@ impl Drop for RemoteFile {
     /// A file that was not closed is closed without anybody being told how that went.
     fn drop(&mut self) {
         self.session.link.unsynced.closed(self.id, &self.writer);
-        if !self.closed.swap(true, Ordering::Relaxed) {
+        let closed = self.closed.swap(true, Ordering::Relaxed);
+        if !closed && self.session.link.files.leave(self.handle) {
             self.session.link.close_later(&self.session, self.handle);
         }
     }

@@ -20,13 +20,21 @@ pub(crate) struct OpenFiles {
 
 #[derive(Default)]
 struct State {
-    files: HashMap<u64, (FileId, OpenHow)>,
+    files: HashMap<u64, Known>,
     tickets: HashMap<u64, Noted>,
     /// Being opened again now.
     opening: Vec<u64>,
     /// A process before us had files open that are not among these so far.
     missing: bool,
     waiting: Vec<Waker>,
+}
+
+/// An open file, and how many have it. More than one do when a call of a process before us
+/// comes again and answers with a file that has been attached already.
+struct Known {
+    id: FileId,
+    how: OpenHow,
+    users: u32,
 }
 
 /// A file is being opened again; in the end it no longer is.
@@ -72,16 +80,27 @@ impl OpenFiles {
         .await;
     }
 
-    /// `ticket`: out of the answer; none of a file that a process before us opened.
+    /// Somebody has the file now, until [`OpenFiles::leave`]. `ticket`: out of the answer; none
+    /// of a file that a process before us opened.
     pub(crate) fn opened(&self, handle: u64, id: FileId, how: OpenHow, ticket: Option<Ticket>) {
         let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
         let mut state = self.lock();
-        state.files.insert(handle, (id, how));
+        let users = state.files.get(&handle).map_or(0, |known| known.users) + 1;
+        state.files.insert(handle, Known { id, how, users });
         if let Some(ticket) = ticket
             && let Some(before) = state.tickets.insert(handle, self.tickets.note(handle, ticket))
         {
             self.tickets.forget(before);
         }
+    }
+
+    /// Somebody who had the file has it no longer. True if nobody else has it: only then may it
+    /// be closed.
+    pub(crate) fn leave(&self, handle: u64) -> bool {
+        let mut state = self.lock();
+        let Some(known) = state.files.get_mut(&handle) else { return true };
+        known.users = known.users.saturating_sub(1);
+        known.users == 0
     }
 
     /// What a new server is to be shown.
@@ -128,7 +147,7 @@ impl OpenFiles {
     /// Opens a file again; none if it has been closed.
     pub(crate) fn open_again(&self, handle: u64) -> Option<Opening<'_>> {
         let mut state = self.lock();
-        let (id, how) = *state.files.get(&handle)?;
+        let Known { id, how, .. } = *state.files.get(&handle)?;
         state.opening.push(handle);
         Some(Opening { files: self, handle, id, how })
     }
