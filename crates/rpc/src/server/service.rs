@@ -195,6 +195,7 @@ impl Server {
                 session.export.returning.awaits(session.id);
             }
             if lost || session.slots.had_locks() {
+                session.awaits_claims();
                 awaited.insert(session.id);
             }
             lock(&self.inner.sessions).insert(session.id, Arc::new(session));

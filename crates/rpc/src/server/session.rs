@@ -72,6 +72,8 @@ struct State {
     owners: BTreeSet<(u64, LockOwner)>,
     /// Open files through which flock locks were taken.
     flocks: BTreeSet<u64>,
+    /// Its client may come for locks that it had in an earlier life of the server.
+    claims: bool,
     /// Who waits for those of connections that are gone.
     waiting: Vec<Waker>,
 }
@@ -302,13 +304,25 @@ impl Session {
         self.settle_locks(&state);
     }
 
+    /// The client may have had locks in an earlier life of the server. The journal says so
+    /// until it has claimed them: should this life end before, the next one waits for it.
+    pub(crate) fn awaits_claims(&self) {
+        self.state().claims = true;
+        self.slots.set_locks(true);
+    }
+
     /// The client has claimed all locks that it had: what the journal says is right again.
     pub(crate) fn locks_claimed(&self) {
-        self.settle_locks(&self.state());
+        let mut state = self.state();
+        state.claims = false;
+        self.settle_locks(&state);
     }
 
     /// With the last lock ends what the journal says of it.
     fn settle_locks(&self, state: &State) {
+        if state.claims {
+            return;
+        }
         if state.owners.is_empty() && state.flocks.is_empty() && self.slots.had_locks() {
             self.slots.set_locks(false);
         }

@@ -75,7 +75,7 @@ impl Link {
                         backoff = BACKOFF_FIRST;
                     }
                 }
-                Err(error) if self.is_wanted() && self.outage.failed() => {
+                Err(Some(error)) if self.is_wanted() && self.outage.failed() => {
                     log::warn!("{error}; trying again until it works");
                 }
                 Err(_) => {}
@@ -91,19 +91,19 @@ impl Link {
         }
     }
 
-    /// One connection from its making to its end. `Err`: why it never served. Tells `tell`
-    /// how the handshake went.
+    /// One connection from its making to its end. `Err`: why it never served; none where
+    /// another connection was only sooner. Tells `tell` how the handshake went.
     async fn connect_once(
         self: &Arc<Link>,
         channel: &Arc<Channel>,
         replaces: &mut u64,
         tell: Option<oneshot::Sender<Outcome>>,
-    ) -> Result<Ended, String> {
+    ) -> Result<Ended, Option<String>> {
         let made = timeout(HANDSHAKE_MAX, self.connector.connect()).await;
         let timed_out = |_| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
         let connection = match made.unwrap_or_else(timed_out) {
             Ok(connection) => connection,
-            Err(error) => return Err(report(self.unreachable(error), tell)),
+            Err(error) => return Err(Some(report(self.unreachable(error), tell))),
         };
         let (link, serves, on) = (self.clone(), channel.clone(), connection.clone());
         let mut sink = LinkSink::new(link, serves, on, *replaces, tell);
@@ -120,11 +120,14 @@ impl Link {
         if sink.is_serving() {
             return Ok(Ended { error, of_use: sink.of_use });
         }
+        if sink.is_declined() {
+            return Err(None);
+        }
         let failure = sink.failure.unwrap_or_else(|| self.unreachable(error));
         if matches!(failure, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
             self.heed_eviction();
         }
-        Err(report(failure, sink.tell))
+        Err(Some(report(failure, sink.tell)))
     }
 
     fn unreachable(&self, error: io::Error) -> ConnectError {

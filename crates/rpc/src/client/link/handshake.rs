@@ -11,7 +11,7 @@ use dray_rt::sync::oneshot;
 
 use super::Link;
 use super::connecting::key_of;
-use super::known::News;
+use super::known::{Known, News, Standing};
 use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Channel, Receiver};
 use crate::client::recovery::Recovery;
@@ -32,6 +32,8 @@ enum Stage {
     Begin,
     Challenged,
     Serving,
+    /// We did not take what was offered, and wait for the end.
+    Declined,
 }
 
 /// Receives on one connection: the handshake first, then the channel's answers.
@@ -41,6 +43,8 @@ pub(super) struct LinkSink {
     connection: Arc<dyn Connection>,
     stage: Stage,
     features: u64,
+    /// What we knew of server and session when we asked for it.
+    asked: Standing,
     /// What was said first; the proofs cover it.
     hello: Vec<u8>,
     /// Of this connection at the server; before it is known, of the one that it replaces.
@@ -70,6 +74,7 @@ impl LinkSink {
             connection,
             stage: Stage::Begin,
             features: 0,
+            asked: Standing::default(),
             hello: Vec::new(),
             number: replaces,
             settled: None,
@@ -82,6 +87,11 @@ impl LinkSink {
     /// Whether the handshake came to a good end.
     pub(super) fn is_serving(&self) -> bool {
         self.stage == Stage::Serving
+    }
+
+    /// Whether the server's welcome was not taken.
+    pub(super) fn is_declined(&self) -> bool {
+        self.stage == Stage::Declined
     }
 
     /// Ends when the handshake has come to an end, or the connection.
@@ -126,7 +136,9 @@ impl LinkSink {
         if key.is_some_and(|key| !key.verify(Role::Server, seen, &challenge.proof)) {
             return Err(Malformed("the server does not know the key").into());
         }
-        let proof = self.proof(seen);
+        let known = self.link.known().clone();
+        let proof = self.proof(&known, seen);
+        self.asked = known.standing();
         self.features = challenge.features;
         self.stage = Stage::Challenged;
         let _ = self.connection.send(&proof.message(), None); // a broken connection shows by itself
@@ -135,8 +147,7 @@ impl LinkSink {
 
     /// That we are who we say. Only for a server that has proven the same: it is not for
     /// somebody who merely listens there.
-    fn proof(&self, seen: Transcript<'_>) -> Proof {
-        let known = self.link.known().clone();
+    fn proof(&self, known: &Known, seen: Transcript<'_>) -> Proof {
         let mut proof = Proof {
             proof: [0; 32],
             session: known.session,
@@ -160,9 +171,12 @@ impl LinkSink {
             return Err(Malformed("a welcome that allows nothing").into());
         }
         let stamps = self.features & FEATURE_STAMPS != 0;
-        let News { forgotten, power_lost } = self.link.welcomed(&welcome, self.features);
-        // Before anything is sent again: a lock may be somebody else's by now.
-        let held = forgotten.then(|| self.link.held.doubt_all());
+        let Some(News { forgotten, power_lost }) =
+            self.link.welcomed(&welcome, self.features, self.asked)
+        else {
+            self.decline(&welcome);
+            return Ok(());
+        };
         self.number = welcome.connection;
         self.stage = Stage::Serving;
         self.settled = None;
@@ -175,12 +189,12 @@ impl LinkSink {
         let one_way = self.features & FEATURE_ONE_WAY != 0;
         self.channel.up(self.connection.clone(), (welcome.session, epoch), granted, one_way);
         self.channel.notify_idle(&self.link.slots.idle());
-        if forgotten && stamps && self.features & RECOVERING != 0 {
+        if forgotten.is_some() && stamps && self.features & RECOVERING != 0 {
             dray_rt::spawn(Recovery::run(self.link.clone(), welcome.instance));
         } else if power_lost {
             self.link.unsynced.recovery_ends(Some("the server did not wait for it"));
         }
-        if let Some(held) = held {
+        if let Some(held) = forgotten {
             let (link, channel) = (self.link.clone(), self.link.lasting(&self.channel));
             dray_rt::spawn(link.come_back(channel, held, welcome.instance));
         } else {
@@ -190,6 +204,20 @@ impl LinkSink {
             let _ = tell.send(Ok(welcome.info)); // whoever asked may have gone
         }
         Ok(())
+    }
+
+    /// Does not go on with what a welcome offers. A session that was begun for us is given
+    /// back, or the server would wait for its client after a restart; with it, it ends the
+    /// connection.
+    fn decline(&mut self, welcome: &Welcome) {
+        self.stage = Stage::Declined;
+        if welcome.resumed {
+            return self.connection.close();
+        }
+        let mut message = Vec::new();
+        NotifyHead { what: NotifyHead::GOODBYE, flags: 0, tag: 0 }.put_message(&mut message);
+        let _ = self.connection.send(&message, None); // else its lease ends it
+        self.connection.flush();
     }
 
     fn serving(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
@@ -245,6 +273,7 @@ impl Sink for LinkSink {
             Stage::Serving => return self.serving(head, data),
             Stage::Begin => self.challenged(head),
             Stage::Challenged => self.welcomed(head),
+            Stage::Declined => return Ok(()),
         };
         step.map_err(|error| self.failed(error))
     }

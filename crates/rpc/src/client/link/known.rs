@@ -1,6 +1,7 @@
 //! What the server tells of itself and of the session, and what that means.
 
 use super::Link;
+use crate::client::held::HeldLock;
 use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Welcome};
 
 /// What the server told us last.
@@ -17,18 +18,44 @@ pub(crate) struct Known {
     pub(crate) lost: u64,
 }
 
+impl Known {
+    /// What a handshake begins with.
+    pub(super) fn standing(&self) -> Standing {
+        Standing { session: self.session, instance: self.instance }
+    }
+}
+
+/// A session with one life of its server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Standing {
+    session: u64,
+    instance: u64,
+}
+
 /// What a welcome tells.
 pub(super) struct News {
-    /// The server has lost what it kept in memory for us.
-    pub(super) forgotten: bool,
+    /// The server has lost what it kept in memory for us: the locks to claim again.
+    pub(super) forgotten: Option<Vec<HeldLock>>,
     /// So has its machine, and what was not on media.
     pub(super) power_lost: bool,
 }
 
 impl Link {
-    /// Takes note of a welcome.
-    pub(super) fn welcomed(&self, welcome: &Welcome, features: u64) -> News {
+    /// Takes note of a welcome to a handshake that was begun with `asked`. None if another
+    /// connection has been welcomed meanwhile and was told otherwise: this one would lead to
+    /// a second session of this mount, with other locks and open files, or to a server that
+    /// has gone. The next handshake begins with what that one was told.
+    pub(super) fn welcomed(
+        &self,
+        welcome: &Welcome,
+        features: u64,
+        asked: Standing,
+    ) -> Option<News> {
         let mut known = self.known();
+        let told = Standing { session: welcome.session, instance: welcome.instance };
+        if known.standing() != asked && known.standing() != told {
+            return None;
+        }
         let first = known.session == 0;
         let forgotten = known.instance != welcome.instance || known.session != welcome.session;
         if known.session == 0 {
@@ -55,7 +82,9 @@ impl Link {
         if power_lost {
             self.unsynced.power_lost();
         }
-        News { forgotten: forgotten && !first, power_lost }
+        // Before any connection sends again: a lock may be somebody else's by now.
+        let forgotten = (forgotten && !first).then(|| self.held.doubt_all());
+        Some(News { forgotten, power_lost })
     }
 }
 

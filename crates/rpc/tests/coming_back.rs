@@ -1,0 +1,169 @@
+//! What a mount held at a server that died is its own at the next one: however many
+//! connections it comes back on, and however soon that server dies, too.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{client_options, connect, serve_simulated, simulate};
+use dray_backends::memory::{MemoryDisk, MemoryOptions};
+use dray_core::{
+    Buf, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner, LockRange,
+    Name, Op, OpenFile, OpenHow, Pid, Write,
+};
+use dray_fabric::sim::{Network, Weather};
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
+use dray_rpc::client::RemoteFs;
+use dray_rpc::server::{Export, Journal, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rt::{Scope, sleep};
+
+const HOW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: false };
+
+/// A server on a disk and a journal that outlive it.
+struct Machine {
+    network: Network,
+    disk: MemoryDisk,
+    journal: MemoryJournal,
+    boot: u128,
+    life: Scope,
+}
+
+impl Machine {
+    fn new(network: &Network) -> Machine {
+        Machine {
+            network: network.clone(),
+            disk: MemoryDisk::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() }),
+            journal: MemoryJournal::default(),
+            boot: 1,
+            life: Scope::new(),
+        }
+    }
+
+    /// `delay`: how long each opening takes.
+    async fn start(&mut self, loss: Loss, delay: Duration) -> Server {
+        let fault = Fault { op: Some(Op::Open), when: When::Always, delay, error: None };
+        let faults = Arc::new(Faults::new(vec![fault]));
+        let fs = Arc::new(Observed::new(Arc::new(self.disk.mount()), faults));
+        let options = ServerOptions { boot: self.boot, ..ServerOptions::default() };
+        let export = Export::new("data", fs, Vec::new());
+        let server = Server::new(options, vec![export], Arc::new(self.journal.clone()));
+        server.restore(loss).await;
+        self.life = Scope::new();
+        serve_simulated(&self.network, "s", &server, &self.life);
+        server
+    }
+
+    /// The process dies; nothing else does.
+    fn kill(&mut self) {
+        self.disk.kill();
+        self.life.kill();
+        self.network.break_all("s");
+    }
+
+    /// The power goes, and the journal with it. The files are on media.
+    fn lose_everything(&mut self) {
+        self.kill();
+        self.journal.forget();
+        self.boot += 1;
+    }
+}
+
+async fn mount(network: &Network, name: &str) -> RemoteFs {
+    connect(network.connector_from(name, "s"), client_options()).await.unwrap()
+}
+
+async fn open(fs: &RemoteFs, name: &[u8]) -> Arc<dyn OpenFile> {
+    let name = Name::new(name).unwrap();
+    fs.create(&Context::system(), fs.info().root, name, HOW).await.unwrap().1
+}
+
+async fn lock(file: &Arc<dyn OpenFile>, owner: u64) -> Result<(), Errno> {
+    let owner = LockOwner(owner);
+    let (family, kind, range) = (LockFamily::Posix, LockKind::Exclusive, LockRange::ALL);
+    let lock = Lock { family, kind, range, owner, pid: Pid(1) };
+    file.lock(&Context::system(), lock, false).await.map_err(|error| error.errno())
+}
+
+async fn write(file: &Arc<dyn OpenFile>) {
+    let (cx, bytes) = (Context::system(), Buf::from(&b"mine"[..]));
+    file.write(&cx, Write::at(0), bytes).await.unwrap();
+}
+
+/// Two connections that came back at once to a server that knew nothing of their session
+/// began one each. What was claimed in the first was given back a lease after its only
+/// connection had broken and come back in the second: somebody else got a held lock.
+#[test]
+fn a_mount_that_was_forgotten_begins_one_session_on_all_its_connections() {
+    for seed in 0..8 {
+        simulate(seed, forgotten_on_two_connections()); // either of them is the first
+    }
+}
+
+async fn forgotten_on_two_connections() {
+    let network = Network::new();
+    let mut machine = Machine::new(&network);
+    drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+    let fs = mount(&network, "holder").await;
+    let file = open(&fs, b"f").await;
+    lock(&file, 1).await.unwrap();
+    fs.sync_all(&Context::system()).await.unwrap();
+    // A handshake takes longer than the wait before it differs between connections.
+    let delay = Duration::from_millis(20);
+    let slow = Weather { delay_min: delay, delay_max: delay, ..Weather::default() };
+    network.set_weather(slow);
+    // Here the mount has a second connection, to send again what it kept.
+    machine.lose_everything();
+    let server = machine.start(Loss::SessionsToo, Duration::ZERO).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.status().clients[0].connections, 2, "the test needs two");
+    drop(server);
+    // And here both come back at once.
+    machine.lose_everything();
+    let server = machine.start(Loss::SessionsToo, Duration::ZERO).await;
+    sleep(Duration::from_secs(1)).await;
+    let sessions = server.status().clients;
+    assert_eq!(sessions.len(), 1, "{sessions:?}");
+    assert_eq!(machine.journal.load().len(), 1);
+    server.recovered().await;
+    network.break_all("holder");
+    sleep(server.lease() * 2).await;
+    let other = open(&mount(&network, "other").await, b"f").await;
+    assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
+    write(&file).await;
+}
+
+/// The close of another file cleared what the journal said of locks while they were still
+/// being claimed. The next server waited for nobody, and refused the claim.
+#[test]
+fn locks_are_noted_until_they_are_claimed_or_given_up() {
+    simulate(2, async {
+        let (network, cx) = (Network::new(), Context::system());
+        let mut machine = Machine::new(&network);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let fs = mount(&network, "holder").await;
+        let file = open(&fs, b"f").await;
+        lock(&file, 1).await.unwrap();
+        let journal = machine.journal.clone();
+        let noted = || journal.load()[0].1.had_locks();
+        assert!(noted());
+        // A server that dies before the locked file is open again.
+        machine.kill();
+        drop(machine.start(Loss::Nothing, Duration::from_secs(2)).await);
+        sleep(Duration::from_millis(500)).await;
+        open(&fs, b"g").await.close(&cx).await.unwrap();
+        sleep(Duration::from_millis(500)).await;
+        assert!(noted());
+        machine.kill();
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        sleep(Duration::from_secs(5)).await;
+        write(&file).await;
+        assert!(noted());
+        let other = open(&mount(&network, "other").await, b"f").await;
+        assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
+        file.close(&cx).await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        lock(&other, 2).await.unwrap();
+    });
+}
