@@ -209,6 +209,7 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let name = name.as_bytes();
+            self.session.send_closes();
             let ((), made) = self.change(cx, Call::Remove { dir, name, kind }).await?;
             self.session.named((dir, name), made, Expect::Gone);
             Ok(())
@@ -225,6 +226,7 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let ((from, from_name), (to, to_name)) =
                 ((from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()));
+            self.session.send_closes();
             let moved = self.session.link.unsynced.expected(from, from_name);
             let call = Call::Rename { from, from_name, to, to_name, how };
             let ((), made) = self.change(cx, call).await?;

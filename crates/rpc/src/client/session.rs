@@ -177,6 +177,13 @@ impl Session {
         }
     }
 
+    /// Sends the closes that wait on any channel. Before a name goes: what was closed must not
+    /// keep the space of a file that is removed.
+    pub(crate) fn send_closes(&self) {
+        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
+        channels.iter().for_each(|channel| channel.send_closes());
+    }
+
     fn adopt(self: &Arc<Session>, channel: Arc<Channel>) {
         self.channels.write().unwrap_or_else(PoisonError::into_inner).push(channel.clone());
         HERE.with_borrow_mut(|here| here.push((self.key(), channel)));

@@ -39,6 +39,20 @@ impl Channel {
         true
     }
 
+    /// Sends the closes that wait for company.
+    pub(crate) fn send_closes(&self) {
+        let mut state = self.lock();
+        if state.held_back.is_empty() {
+            return;
+        }
+        state.send_held_back();
+        let connection = state.connection.clone();
+        drop(state);
+        if let Some(connection) = connection {
+            connection.flush();
+        }
+    }
+
     /// Closes what the process before us had closed, perhaps in vain.
     pub(crate) fn inherit(&self) {
         let mut state = self.lock();
@@ -239,6 +253,19 @@ mod tests {
                 sleep(HELD_BACK_MAX * 2).await;
                 assert_eq!(wire.sent().len() as u64, turn);
             }
+        });
+    }
+
+    #[test]
+    fn closes_go_out_when_they_must() {
+        simulate(async {
+            let (channel, wire) = connected();
+            channel.send_closes();
+            assert!(channel.close(5));
+            channel.send_closes();
+            assert_eq!(wire.sent(), [Op::Close]);
+            sleep(2 * HELD_BACK_MAX).await;
+            assert_eq!(wire.sent().len(), 1, "once");
         });
     }
 
