@@ -17,7 +17,7 @@ guest_build() {
     local package version modules ram=$2/ram module file
     package=$(kernel_package "$1")
     [ -n "$package" ] || { say "no package of a kernel $1 is known here"; return 1; }
-    mkdir -p "$2/deb" "$ram"/{bin,dev,proc,sys,root}
+    mkdir -p "$2/deb" "$ram"/{bin,dev,proc,sys,host}
     (cd "$2/deb" && apt-get -qq download "$package" 2>/dev/null && dpkg-deb -x "$package"_*.deb .) ||
         { say "$package cannot be had"; return 1; }
     version=${package#linux-image-}
@@ -55,19 +55,19 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 for module in virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4; do modprobe $module; done
 share=trans=virtio,version=9p2000.L,msize=512000
-mount -t 9p -o $share,ro,cache=loose host /root || poweroff -f
-for dir in tmp run mnt; do mount -t tmpfs none /root/$dir; done
-mount -t 9p -o $share,cache=none work /root/mnt
-mount --rbind /dev /root/dev
-mount --rbind /proc /root/proc
-mount --rbind /sys /root/sys
+mount -t 9p -o $share,ro,cache=loose host /host || poweroff -f
+for dir in tmp run mnt; do mount -t tmpfs none /host/$dir; done
+mount -t 9p -o $share,cache=none work /host/mnt
+mount --rbind /dev /host/dev
+mount --rbind /proc /host/proc
+mount --rbind /sys /host/sys
 mkdir -p /dev/pts /dev/shm
 mount -t devpts none /dev/pts
 mount -t tmpfs none /dev/shm
 ifconfig lo 127.0.0.1 up
 [ -e /sys/class/net/eth0 ] && ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp
-chroot /root /bin/bash /mnt/guest.sh
+chroot /host /bin/bash /mnt/guest.sh
 echo "GUEST_CODE=$?"
 sync
 poweroff -f

@@ -18,16 +18,6 @@ use common::{Rig, is_mounted, processes, wait_for};
 /// Time over which daemons are killed.
 const KILLING_TIME: Duration = Duration::from_secs(6);
 
-fn skipped() -> bool {
-    // SAFETY: no memory is passed.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root || !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: mounting needs root and /dev/fuse");
-        return true;
-    }
-    false
-}
-
 fn daemon(at: &Path) -> Option<i32> {
     processes("mount-daemon", at).first().copied()
 }
@@ -242,7 +232,7 @@ fn gone(at: &Path) {
 
 #[test]
 fn applications_notice_no_death_of_the_daemon() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in [
@@ -272,7 +262,7 @@ fn applications_notice_no_death_of_the_daemon() {
 
 #[test]
 fn the_server_and_the_daemon_die_together() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in ["transport=classic", "transport=uring"] {
@@ -308,7 +298,7 @@ fn the_server_and_the_daemon_die_together() {
 /// The next daemon has open again what the dead one had, before anybody can remove it.
 #[test]
 fn files_deleted_by_others_after_both_died_live_on() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in ["transport=classic", "transport=uring"] {
@@ -342,7 +332,7 @@ fn files_deleted_by_others_after_both_died_live_on() {
 
 #[test]
 fn a_blocked_lock_survives_and_can_be_killed() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in ["transport=classic", "transport=uring"] {
@@ -402,7 +392,7 @@ fn stay_on_one_cpu() {
 /// what stood behind it in the queue: the unlocking.
 #[test]
 fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in ["transport=classic", "transport=uring"] {
@@ -440,7 +430,7 @@ fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
 
 #[test]
 fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in ["transport=classic", "transport=uring"] {
@@ -481,7 +471,7 @@ fn upgrade(options: &str) {
 
 #[test]
 fn a_mount_whose_daemons_all_fail_is_ended() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     let mut rig = Rig::new();
@@ -508,7 +498,7 @@ fn a_mount_whose_daemons_all_fail_is_ended() {
 /// A daemon that crashes again and again is given up: applications get errors and can end.
 #[test]
 fn crashes_are_bounded() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in ["transport=classic", "transport=uring"] {
@@ -532,7 +522,7 @@ fn crashes_are_bounded() {
 
 #[test]
 fn signals_to_the_supervisor_unmount_unless_it_is_busy() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     let mut rig = Rig::new();
@@ -551,7 +541,7 @@ fn signals_to_the_supervisor_unmount_unless_it_is_busy() {
 
 #[test]
 fn a_daemon_without_supervisor_goes_on() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     let mut rig = Rig::new();
@@ -568,7 +558,7 @@ fn a_daemon_without_supervisor_goes_on() {
 /// Nobody is left to say goodbye: the lease decides.
 #[test]
 fn a_client_that_is_gone_gives_its_locks_back_after_its_lease() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     let mut rig = Rig::new();

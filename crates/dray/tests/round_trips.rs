@@ -23,9 +23,7 @@ const LISTED_BYTES: u64 = 168;
 
 /// The transports that this machine has, if it can mount at all.
 fn transports() -> Vec<&'static str> {
-    // SAFETY: no memory is passed.
-    if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: mounting needs root and /dev/fuse");
+    if common::skipped() {
         return Vec::new();
     }
     let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");

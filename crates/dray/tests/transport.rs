@@ -14,16 +14,6 @@ use serde_json::Value;
 /// A user without any rights that every machine has (fusermount3 wants a name): nobody.
 const USER: u32 = 65_534;
 
-fn skipped() -> bool {
-    // SAFETY: no memory is passed.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root || !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: mounting needs root and /dev/fuse");
-        return true;
-    }
-    false
-}
-
 /// Whether this machine's kernel offers rings that `auto` takes.
 fn has_ring() -> bool {
     let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
@@ -40,7 +30,7 @@ fn status(rig: &Rig, at: &Path) -> Value {
 
 #[test]
 fn a_mount_chooses_its_transport_and_says_why() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     let mut rig = Rig::new();
@@ -102,7 +92,7 @@ struct Own {
 impl Own {
     /// `limit`: words in front of the command that mounts. None where users cannot mount.
     fn new(limit: &[&str], options: &str) -> Option<Own> {
-        if skipped() {
+        if common::skipped() {
             return None;
         }
         let found =

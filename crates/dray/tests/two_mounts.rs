@@ -12,16 +12,6 @@ use std::time::Duration;
 
 use common::Rig;
 
-fn skipped() -> bool {
-    // SAFETY: no memory is passed.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root || !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: mounting needs root and /dev/fuse");
-        return true;
-    }
-    false
-}
-
 /// A server and two mounts of it; other users can get there.
 fn two_mounts(options: &str) -> (Rig, PathBuf, PathBuf) {
     let mut rig = Rig::new();
@@ -33,7 +23,7 @@ fn two_mounts(options: &str) -> (Rig, PathBuf, PathBuf) {
 
 #[test]
 fn birth_times_are_those_of_the_file_system_below() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in ["consistency=strict", "consistency=close-to-open"] {
@@ -135,7 +125,7 @@ fn access_lists_are_inherited(options: &str) {
 
 #[test]
 fn access_lists_decide_under_strict() {
-    if !skipped() {
+    if !common::skipped() {
         access_lists_decide("consistency=strict", Duration::ZERO);
         access_lists_are_inherited("consistency=strict");
     }
@@ -143,7 +133,7 @@ fn access_lists_decide_under_strict() {
 
 #[test]
 fn access_lists_decide_under_close_to_open() {
-    if !skipped() {
+    if !common::skipped() {
         access_lists_decide("consistency=close-to-open", Duration::from_millis(1200));
         access_lists_are_inherited("consistency=close-to-open");
     }
@@ -231,7 +221,7 @@ fn shared_mappings_meet(options: &str) {
 
 #[test]
 fn shared_mappings_of_two_mounts_meet_at_msync_close_and_open() {
-    if !skipped() {
+    if !common::skipped() {
         shared_mappings_meet("consistency=strict");
         shared_mappings_meet("consistency=close-to-open");
     }
@@ -241,7 +231,7 @@ fn shared_mappings_of_two_mounts_meet_at_msync_close_and_open() {
 /// code, before any file system is asked; asking for the size, as cp(1) does, is enough.
 #[test]
 fn a_copy_is_whole_once_the_size_was_asked_for() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     let (_rig, one, other) = two_mounts("consistency=strict");
@@ -265,7 +255,7 @@ fn a_copy_is_whole_once_the_size_was_asked_for() {
 /// in its tree, so that one that another mount has moved was ESTALE there.
 #[test]
 fn a_directory_that_another_mount_moved_is_renamed_and_replaced() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     for options in ["consistency=strict", "consistency=strict,transport=uring"] {
@@ -299,7 +289,7 @@ fn a_directory_that_another_mount_moved_is_renamed_and_replaced() {
 /// Who works in a directory that others move goes on in it.
 #[test]
 fn whoever_is_in_a_directory_that_is_moved_stays_in_it() {
-    if skipped() {
+    if common::skipped() {
         return;
     }
     let (_rig, one, other) = two_mounts("consistency=strict");
@@ -332,7 +322,7 @@ fn flags(file: &File, set: Option<u32>) -> std::io::Result<u32> {
 fn flags_of_an_inode_are_set_through_a_mount() {
     const NODUMP: u32 = 0x40;
     const APPEND: u32 = 0x20;
-    if skipped() {
+    if common::skipped() {
         return;
     }
     let (rig, one, other) = two_mounts("consistency=strict");

@@ -6,14 +6,9 @@ use crate::server::reply::Reply;
 use crate::server::session::Session;
 use crate::wire::{Call, Input};
 
-/// Whether the session has the open files that a call names.
-pub(in crate::server) fn check_handles(
-    session: &Session,
-    op: Op,
-    body: &[u8],
-) -> std::result::Result<(), Reply> {
-    let Ok(call) = Call::get(op, &mut Input(body)) else { return Ok(()) };
-    let [first, second] = match call {
+/// The open files that a call names.
+fn handles(call: &Call<'_>) -> impl Iterator<Item = u64> + use<> {
+    let named = match *call {
         Call::Setattr { handle, .. } | Call::Getattr { handle, .. } => [handle, None],
         Call::CopyRange { handle, to, .. } => [Some(handle), Some(to)],
         Call::Write { handle, .. }
@@ -30,7 +25,17 @@ pub(in crate::server) fn check_handles(
         | Call::SetFlags { handle, .. } => [Some(handle), None],
         _ => [None, None],
     };
-    let known = [first, second].into_iter().flatten().all(|handle| session.has_file(handle));
+    named.into_iter().flatten()
+}
+
+/// Whether the session has the open files that a call names.
+pub(in crate::server) fn check_handles(
+    session: &Session,
+    op: Op,
+    body: &[u8],
+) -> std::result::Result<(), Reply> {
+    let Ok(call) = Call::get(op, &mut Input(body)) else { return Ok(()) };
+    let known = handles(&call).all(|handle| session.has_file(handle));
     if known { Ok(()) } else { Err(Reply::unknown_handle()) }
 }
 
@@ -58,16 +63,6 @@ pub(in crate::server) fn subjects(
         | Call::Setattr { id, .. }
         | Call::Readlink { id }
         | Call::Access { id, .. } => vec![(id, None)],
-        Call::CopyRange { handle, to, .. } => [handle, to].into_iter().filter_map(opened).collect(),
-        Call::Write { handle, .. }
-        | Call::Read { handle, .. }
-        | Call::Readdir { handle, .. }
-        | Call::Flush { handle, .. }
-        | Call::Sync { handle, .. }
-        | Call::Allocate { handle, .. }
-        | Call::Seek { handle, .. }
-        | Call::Lock { handle, .. }
-        | Call::TestLock { handle, .. } => opened(handle).into_iter().collect(),
-        _ => Vec::new(),
+        _ => handles(&call).filter_map(opened).collect(),
     }
 }
