@@ -1,7 +1,9 @@
 //! A server and mounts made with the real command, taken down whatever happens.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod daemons;
 mod launcher;
+pub mod load;
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! The server: exports and sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,106 +10,20 @@ use dray_fabric::{BufferPool, Connection, Peer};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
-use crate::auth::Key;
 use crate::server::connection;
 use crate::server::door::Door;
-use crate::server::execute;
 use crate::server::export::Export;
 use crate::server::grace::Grace;
 use crate::server::journal::{Journal, SessionRecord};
 use crate::server::life::Life;
+use crate::server::options::{Loss, Sabotage, ServerOptions};
 use crate::server::recovery::Recovery;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
-use crate::server::status::{ClientStatus, OperationStatus, Running, ServerStatus};
+use crate::server::status::{Running, ServerStatus};
 use crate::server::tickets::Tickets;
 use crate::server::whereabouts::{Subject, Whereabouts};
 use crate::wire::{Hello, NotifyHead, Refused, Ticket, Wire};
-
-/// A protection left out on purpose: tests prove with it that they would notice. Nothing
-/// but a test sets it.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sabotage {
-    /// A change that comes again is carried out again.
-    ReplyCache,
-    /// What was under way when the process died counts as not applied.
-    Intents,
-    /// A connection goes on being read when its client has come back on another.
-    Fence,
-    /// Locks that are claimed again are said to be had, and are not.
-    Reclaim,
-    /// What the death of the process cut short is not kept for whoever asked for it.
-    Turns,
-    /// Files that are removed while clients come back are not kept for them.
-    Custody,
-    /// Changes sent again after a loss of power are said to be made, and are not.
-    Redo,
-    /// They are made in the order of their arrival.
-    RedoOrder,
-    /// New work does not wait for them.
-    RedoGate,
-    /// What somebody has synced since is not looked at.
-    RedoFloor,
-    /// What a client changed last is not synced when it leaves.
-    LastSync,
-}
-
-/// What the server's machine has lost since the server's last life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// Nothing: the process ended, the machine did not.
-    Nothing,
-    /// What was not synced; the journal knows all sessions.
-    Unsynced,
-    /// The journal's sessions, too: anybody may have kept changes, or held locks.
-    SessionsToo,
-}
-
-/// How a server behaves.
-#[derive(Clone)]
-pub struct ServerOptions {
-    /// Clients must prove that they know it.
-    pub key: Option<Key>,
-    /// How long a session outlives its last connection.
-    pub lease: Duration,
-    /// Replay slots a session; as many changes of one mount can be under way at once.
-    pub slots: u32,
-    /// Calls that may be under way on one connection.
-    pub calls_max: u32,
-    /// Sessions at once.
-    pub sessions_max: usize,
-    /// Sessions at once of clients at one address; those of this machine, by Unix sockets,
-    /// count as one.
-    pub sessions_of_one_max: usize,
-    /// Connections at once; each takes a descriptor.
-    pub connections_max: usize,
-    /// Memory for data on its way.
-    pub pool: BufferPool,
-    /// Changes with every start of the machine.
-    pub boot: u128,
-    #[doc(hidden)]
-    pub sabotage: Option<Sabotage>,
-}
-
-impl Default for ServerOptions {
-    /// 64 slots and 128 calls a connection, 16,384 sessions, 1,024 of them of one address,
-    /// 65,536 connections, a lease of 60 s, 256 MiB of buffers.
-    fn default() -> ServerOptions {
-        ServerOptions {
-            key: None,
-            lease: Duration::from_secs(60),
-            slots: 64,
-            calls_max: 128,
-            sessions_max: 16_384,
-            sessions_of_one_max: 1024,
-            connections_max: 65_536,
-            pool: BufferPool::new(256 << 20, 64 << 20),
-            boot: 0,
-            sabotage: None,
-        }
-    }
-}
 
 /// Serves exports to everybody who connects. Cheap to clone.
 #[derive(Clone)]
@@ -124,12 +37,12 @@ pub(crate) struct Inner {
     pub(crate) grace: Grace,
     pub(crate) recovery: Recovery,
     journal: Arc<dyn Journal>,
-    exports: BTreeMap<String, Arc<Export>>,
-    sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    pub(super) exports: BTreeMap<String, Arc<Export>>,
+    pub(super) sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     life: Life,
     pub(crate) door: Arc<Door>,
-    running: Mutex<BTreeMap<u64, Running>>,
-    next_running: AtomicU64,
+    pub(super) running: Mutex<BTreeMap<u64, Running>>,
+    pub(super) next_running: AtomicU64,
     whereabouts: Whereabouts,
     next_connection: AtomicU64,
 }
@@ -137,7 +50,7 @@ pub(crate) struct Inner {
 /// How long evicting waits for files to be given back.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(2);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -452,88 +365,6 @@ impl Inner {
             session.alone_since().is_some_and(|since| since.elapsed() >= self.options.lease)
         };
         sessions.values().filter(late).cloned().collect()
-    }
-
-    /// Notes a call that did not end at once.
-    pub(crate) fn running(&self, running: Running) -> u64 {
-        let number = self.next_running.fetch_add(1, Ordering::Relaxed);
-        lock(&self.running).insert(number, running);
-        number
-    }
-
-    pub(crate) fn finished(&self, number: u64) {
-        lock(&self.running).remove(&number);
-    }
-
-    /// Calls under way, oldest first; `find` says what to show for the files of all.
-    fn operations(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> Vec<OperationStatus> {
-        let sessions = lock(&self.sessions).clone();
-        let mut asked = Vec::new();
-        let mut operations: Vec<(OperationStatus, Range<usize>)> = Vec::new();
-        for running in lock(&self.running).values() {
-            let begin = asked.len();
-            if let Some(session) = sessions.get(&running.session) {
-                let files = execute::subjects(session, running.op, &running.body);
-                let fs = &session.export.fs;
-                asked
-                    .extend(files.into_iter().map(|(id, name)| Subject::new(fs.clone(), id, name)));
-            }
-            operations.push((operation_status(running), begin..asked.len()));
-        }
-        let paths = find(asked);
-        for (operation, range) in &mut operations {
-            operation.paths = paths[range.clone()].to_vec();
-        }
-        let mut operations: Vec<OperationStatus> =
-            operations.into_iter().map(|(operation, _)| operation).collect();
-        operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
-        operations
-    }
-
-    fn status(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> ServerStatus {
-        let pool = self.options.pool.stats();
-        let mut clients: Vec<ClientStatus> =
-            lock(&self.sessions).values().map(|session| client_status(session)).collect();
-        clients.sort_by(|left, right| left.host.cmp(&right.host));
-        ServerStatus {
-            exports: self
-                .exports
-                .values()
-                .map(|export| (export.name.clone(), export.fs.info().kind.clone()))
-                .collect(),
-            clients,
-            operations: self.operations(find),
-            buffer_used_bytes: pool.used_bytes,
-            buffer_limit_bytes: pool.limit_bytes,
-            recovery: self.recovery.tally.status(self.recovery.running()),
-        }
-    }
-}
-
-fn client_status(session: &Session) -> ClientStatus {
-    let connections = session.connections();
-    ClientStatus {
-        session: session.id,
-        host: session.host.clone(),
-        peer: connections.first().map_or_else(|| "-".into(), |first| first.peer().to_string()),
-        export: session.export.name.clone(),
-        connections: connections.len(),
-        files: session.files_open(),
-        calls: session.calls.load(Ordering::Relaxed),
-        read_bytes: session.read_bytes.load(Ordering::Relaxed),
-        written_bytes: session.written_bytes.load(Ordering::Relaxed),
-        away: session.alone_since().map(|since| since.elapsed()),
-    }
-}
-
-fn operation_status(running: &Running) -> OperationStatus {
-    OperationStatus {
-        op: running.op,
-        session: running.session,
-        paths: Vec::new(),
-        uid: running.cx.who.uid.0,
-        job: running.cx.who.job.to_string(),
-        age: running.since.elapsed(),
     }
 }
 

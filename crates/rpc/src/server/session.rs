@@ -12,7 +12,7 @@ use dray_rt::{Handle, Instant};
 use crate::server::door::Resident;
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
-use crate::server::service::ServerOptions;
+use crate::server::options::ServerOptions;
 use crate::server::slots::ReplaySlots;
 use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 

@@ -12,8 +12,8 @@ use dray_fabric::Connection;
 use crate::server::export::Export;
 use crate::server::intent::{self, Amend, CutShort, Settled};
 use crate::server::journal::{SlotLog, SlotRecord};
+use crate::server::options::Sabotage;
 use crate::server::order::{Order, Turn};
-use crate::server::service::Sabotage;
 use crate::wire::{Input, ReplyHead, Ticket};
 
 /// Whether calls of this kind come in a slot: changes with a short answer. The answer of

@@ -1,11 +1,17 @@
 //! What a server is doing, for `dray status`.
 
+use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dray_core::{Context, Op};
 use dray_rt::Instant;
 
+use crate::server::execute;
+use crate::server::service::{Inner, lock};
+use crate::server::session::Session;
 use crate::server::tally::RecoveryStatus;
+use crate::server::whereabouts::Subject;
 
 /// A server's exports, clients and calls under way.
 #[derive(Clone, Debug, Default)]
@@ -74,4 +80,89 @@ pub(crate) struct Running {
     pub(crate) cx: Context,
     pub(crate) since: Instant,
     pub(crate) body: Vec<u8>,
+}
+
+impl Inner {
+    /// Notes a call that did not end at once.
+    pub(crate) fn running(&self, running: Running) -> u64 {
+        let number = self.next_running.fetch_add(1, Ordering::Relaxed);
+        lock(&self.running).insert(number, running);
+        number
+    }
+
+    pub(crate) fn finished(&self, number: u64) {
+        lock(&self.running).remove(&number);
+    }
+
+    /// Calls under way, oldest first; `find` says what to show for the files of all.
+    fn operations(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> Vec<OperationStatus> {
+        let sessions = lock(&self.sessions).clone();
+        let mut asked = Vec::new();
+        let mut operations: Vec<(OperationStatus, Range<usize>)> = Vec::new();
+        for running in lock(&self.running).values() {
+            let begin = asked.len();
+            if let Some(session) = sessions.get(&running.session) {
+                let files = execute::subjects(session, running.op, &running.body);
+                let fs = &session.export.fs;
+                asked
+                    .extend(files.into_iter().map(|(id, name)| Subject::new(fs.clone(), id, name)));
+            }
+            operations.push((operation_status(running), begin..asked.len()));
+        }
+        let paths = find(asked);
+        for (operation, range) in &mut operations {
+            operation.paths = paths[range.clone()].to_vec();
+        }
+        let mut operations: Vec<OperationStatus> =
+            operations.into_iter().map(|(operation, _)| operation).collect();
+        operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
+        operations
+    }
+
+    /// `find`: as for the operations.
+    pub(super) fn status(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> ServerStatus {
+        let pool = self.options.pool.stats();
+        let mut clients: Vec<ClientStatus> =
+            lock(&self.sessions).values().map(|session| client_status(session)).collect();
+        clients.sort_by(|left, right| left.host.cmp(&right.host));
+        ServerStatus {
+            exports: self
+                .exports
+                .values()
+                .map(|export| (export.name.clone(), export.fs.info().kind.clone()))
+                .collect(),
+            clients,
+            operations: self.operations(find),
+            buffer_used_bytes: pool.used_bytes,
+            buffer_limit_bytes: pool.limit_bytes,
+            recovery: self.recovery.tally.status(self.recovery.running()),
+        }
+    }
+}
+
+fn client_status(session: &Session) -> ClientStatus {
+    let connections = session.connections();
+    ClientStatus {
+        session: session.id,
+        host: session.host.clone(),
+        peer: connections.first().map_or_else(|| "-".into(), |first| first.peer().to_string()),
+        export: session.export.name.clone(),
+        connections: connections.len(),
+        files: session.files_open(),
+        calls: session.calls.load(Ordering::Relaxed),
+        read_bytes: session.read_bytes.load(Ordering::Relaxed),
+        written_bytes: session.written_bytes.load(Ordering::Relaxed),
+        away: session.alone_since().map(|since| since.elapsed()),
+    }
+}
+
+fn operation_status(running: &Running) -> OperationStatus {
+    OperationStatus {
+        op: running.op,
+        session: running.session,
+        paths: Vec::new(),
+        uid: running.cx.who.uid.0,
+        job: running.cx.who.job.to_string(),
+        age: running.since.elapsed(),
+    }
 }

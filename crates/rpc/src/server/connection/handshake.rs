@@ -9,7 +9,8 @@ use dray_rt::random_bytes;
 use super::{ServerSink, Stage};
 use crate::auth::{Key, Role, Transcript};
 use crate::server::export::Export;
-use crate::server::service::{Sabotage, refused};
+use crate::server::options::Sabotage;
+use crate::server::service::refused;
 use crate::server::session::Session;
 use crate::wire::{
     Auth, Challenge, FEATURES, HandshakeError, Hello, Malformed, Proof, RECOVERING, Refused,

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, OpenFile, Result};
 
 use super::opening::cut_ticket;
+use crate::server::options::Sabotage;
 use crate::server::order::Span;
 use crate::server::reply::Reply;
-use crate::server::service::{Inner, Sabotage};
+use crate::server::service::Inner;
 use crate::server::session::Session;
 use crate::server::stamps::WHOLE;
 use crate::wire::{Call, Change, PAGE_MAX_BYTES, Stamp, Wire};

@@ -1,0 +1,167 @@
+//! What the supervisor of a mount does when it is asked, and when its daemon cannot go on.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use common::daemons::{daemon, gone, signal, supervisor};
+use common::load::{Kept, check_load, load};
+use common::{Rig, is_mounted, processes, wait_for};
+
+#[test]
+fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        upgrade(options);
+    }
+}
+
+fn upgrade(options: &str) {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let program = rig.path("dray");
+    fs::copy(env!("CARGO_BIN_EXE_dray"), &program).unwrap();
+    let at = rig.mount_with(&program, "mount", options);
+    let kept = Kept::new(&at);
+    let load = load(&at);
+    let place = at.to_str().unwrap().to_owned();
+    for _ in 0..3 {
+        let before = daemon(&at).unwrap();
+        fs::remove_file(&program).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_dray"), &program).unwrap();
+        rig.demand(&["upgrade", &place]);
+        let after = daemon(&at).unwrap();
+        assert_ne!(before, after);
+        assert_eq!(fs::read_link(format!("/proc/{after}/exe")).unwrap(), program);
+    }
+    fs::remove_file(&program).unwrap();
+    fs::copy("/bin/false", &program).unwrap();
+    let refused = rig.run(&["upgrade", &place]);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("former one goes on"));
+    let turns = load.end();
+    check_load(&at, &turns);
+    kept.check(&at);
+    drop(kept);
+    rig.umount(&at);
+    gone(&at);
+}
+
+#[test]
+fn a_mount_whose_daemons_all_fail_is_ended() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let key = rig.path("key");
+    fs::write(&key, "0123456789abcdef0123456789abcdef\n").unwrap();
+    fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let auth = format!("psk:{}", key.display());
+    rig.serve(&["--auth", &auth]);
+    let at = rig.mount("mount", &format!("auth={auth}"));
+    let mut blocked = std::process::Command::new("sh");
+    let script = "flock -x 9; exec flock -x \"$0\" true";
+    let mut blocked = blocked.args(["-c", &format!("exec 9>\"$0\"; {script}")]);
+    blocked = blocked.arg(at.join("lock"));
+    let mut blocked = blocked.spawn().unwrap();
+    wait_for("the lock file", || at.join("lock").exists());
+    // No daemon can start without the key.
+    fs::remove_file(&key).unwrap();
+    signal(daemon(&at).unwrap(), libc::SIGKILL);
+    gone(&at);
+    let _ = blocked.kill(); // it may have ended with an error
+    blocked.wait().unwrap();
+}
+
+/// A daemon that crashes again and again is given up: applications get errors and can end.
+#[test]
+fn crashes_are_bounded() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let file = File::create(at.join("file")).unwrap();
+        for crash in 1..=5 {
+            let pid = daemon(&at).expect("a daemon");
+            signal(pid, libc::SIGABRT); // Rust takes the first SIGSEGV for itself
+            if crash < 5 {
+                wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != pid));
+                file.write_all_at(b"still there", 0).unwrap();
+            }
+        }
+        gone(&at);
+        let refused = file.write_all_at(b"no more", 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ENOTCONN));
+    }
+}
+
+#[test]
+fn signals_to_the_supervisor_unmount_unless_it_is_busy() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    let file = File::create(at.join("file")).unwrap();
+    signal(supervisor(&at), libc::SIGTERM);
+    signal(daemon(&at).unwrap(), libc::SIGTERM);
+    std::thread::sleep(Duration::from_millis(500));
+    file.write_all_at(b"x", 0).unwrap();
+    assert!(is_mounted(&at) && daemon(&at).is_some());
+    drop(file);
+    signal(supervisor(&at), libc::SIGTERM);
+    gone(&at);
+}
+
+#[test]
+fn a_daemon_without_supervisor_goes_on() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    fs::write(at.join("file"), "before").unwrap();
+    signal(supervisor(&at), libc::SIGKILL);
+    wait_for("its end", || processes("mount-supervisor", &at).is_empty());
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"before");
+    rig.umount(&at);
+    gone(&at);
+}
+
+/// Nobody is left to say goodbye: the lease decides.
+#[test]
+fn a_client_that_is_gone_gives_its_locks_back_after_its_lease() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let config = rig.path("config.toml");
+    fs::write(&config, "lease_s = 3\n").unwrap();
+    rig.serve(&["--config", config.to_str().unwrap()]);
+    let one = rig.mount("one", "transport=classic");
+    let two = rig.mount("two", "transport=classic");
+    let holder = fs::File::create(one.join("f")).unwrap();
+    holder.lock().unwrap();
+    let other = fs::File::open(two.join("f")).unwrap();
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    signal(supervisor(&one), libc::SIGKILL);
+    while let Some(daemon) = daemon(&one) {
+        signal(daemon, libc::SIGKILL);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    let begin = std::time::Instant::now();
+    other.lock().unwrap();
+    assert!(begin.elapsed() > Duration::from_secs(1), "the lease was not waited for");
+    drop((holder, other));
+    rig.umount(&two);
+}
