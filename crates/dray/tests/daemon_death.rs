@@ -167,6 +167,7 @@ fn blocked_lock(options: &str) {
         .unwrap();
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(150));
+        wait_for("a daemon", || daemon(&at).is_some());
         signal(daemon(&at).unwrap(), libc::SIGKILL);
     }
     assert!(!waiter.is_finished());
