@@ -25,7 +25,8 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Target, String> {
         let wrong = |what: &str| Err(format!("`{text}`: {what}; {EXAMPLES}"));
         if let Some(rest) = text.strip_prefix("dray+unix://") {
-            let Some((path, query)) = rest.split_once('?') else {
+            // The path may hold a `?`, the name of an export does not.
+            let Some((path, query)) = rest.rsplit_once('?') else {
                 return wrong("it names no export (?export=NAME)");
             };
             let Some(export) = query.strip_prefix("export=") else {
@@ -128,6 +129,7 @@ mod tests {
             ("dray://[fd00::1]/a.b-c_1", "dray://[fd00::1]:7440/a.b-c_1"),
             ("dray://[::1]:7000/x", "dray://[::1]:7000/x"),
             ("dray+unix:///run/d.sock?export=x", "dray+unix:///run/d.sock?export=x"),
+            ("dray+unix:///run/a b?\u{e4}?export=x", "dray+unix:///run/a b?\u{e4}?export=x"),
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!(target.to_string(), shown);

@@ -1,6 +1,6 @@
 //! The command line. Help, man pages and completions are made from these definitions.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
@@ -11,7 +11,7 @@ use crate::export::ExportPlan;
 
 /// Carries file I/O from the nodes that compute to the storage that a site already has.
 #[derive(Debug, Parser)]
-#[command(name = "dray", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "dray", version, max_term_width = 100)]
 #[command(after_long_help = EXIT_CODES)]
 pub struct Args {
     /// Say more; twice for debugging. DRAY_LOG=error|warn|info|debug|trace has precedence
@@ -128,21 +128,23 @@ pub struct ServeArgs {
 #[derive(Debug, clap::Args)]
 pub struct MountArgs {
     /// dray://HOST[:PORT]/NAME or dray+unix:///PATH?export=NAME
-    #[arg(value_name = "TARGET")]
-    pub target: Target,
+    #[arg(value_name = "TARGET", value_parser = Source::parse)]
+    pub target: Source,
     /// An existing directory
     #[arg(value_name = "MOUNTPOINT")]
     pub mountpoint: PathBuf,
     /// Options, comma-separated; may be given several times.
     ///
     /// timeout=SECONDS (how long calls wait for a server that is away, then EHOSTDOWN;
-    /// default: for ever, killable); consistency=strict|close-to-open|immutable (default
+    /// default: for ever, killable); retry=SECONDS (how long mounting tries to reach a server
+    /// that is not there yet, as when both boot; default: once); consistency=strict|close-to-open|immutable (default
     /// strict); transport=auto|uring|classic (auto: io_uring where the kernel offers it, 6.18
     /// or newer; without it /dev/fuse); auth=none|psk:FILE; ro; attr_timeout=SECONDS
     /// (under close-to-open, default 1); replay=SIZE (written data kept until they are on
     /// media, to be sent again if the server's machine loses power; default 64M, 0: their
     /// loss is told, no more); allow_other (needed by ordinary users only, see
-    /// fusermount3(1)); job_ids; workers=N; nosuid, nodev, noexec; those that concern
+    /// fusermount3(1)); job_ids; metrics=ADDR:PORT (for Prometheus, at
+    /// http://ADDR:PORT/metrics); workers=N; remount with ro or rw; nosuid, nodev, noexec; those that concern
     /// fstab alone are accepted
     #[arg(short = 'o', value_name = "OPTION,...", action = ArgAction::Append)]
     pub options: Vec<String>,
@@ -155,6 +157,22 @@ pub struct MountArgs {
     /// Called by mount(8), which has exit codes of its own.
     #[arg(long, hide = true)]
     pub helper: bool,
+}
+
+/// A target as it was written, which is what /proc/mounts shows: mount(8) knows a line of fstab
+/// again by it.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// As written.
+    pub text: String,
+    /// What it means.
+    pub target: Target,
+}
+
+impl Source {
+    fn parse(text: &str) -> Result<Source, String> {
+        Ok(Source { text: text.to_owned(), target: text.parse()? })
+    }
 }
 
 /// Unmount a mount of dray.
@@ -173,7 +191,8 @@ pub struct UmountArgs {
 /// Exports, clients, operations in flight, rates over a short while, buffers in use.
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
-    /// A mount point, an exported directory, the name of an export, a target (dray://HOST/NAME), or a socket
+    /// A mount point or a path in a mount, an exported directory, the name of an export, a
+    /// target (dray://HOST/NAME), or where a server listens (tcp://ADDRESS:PORT, a socket)
     /// [default: everything on this machine]
     #[arg(value_name = "TARGET")]
     pub target: Option<PathBuf>,
@@ -266,8 +285,11 @@ impl std::str::FromStr for BlockSize {
 #[derive(Debug, clap::Args)]
 pub struct UpgradeArgs {
     /// Where it is mounted
-    #[arg(value_name = "MOUNTPOINT")]
-    pub mountpoint: PathBuf,
+    #[arg(value_name = "MOUNTPOINT", required_unless_present = "all")]
+    pub mountpoint: Option<PathBuf>,
+    /// All mounts of this user, as a package does that brings a new program
+    #[arg(long, conflicts_with = "mountpoint")]
+    pub all: bool,
 }
 
 /// What the processes of a mount are told about it.
@@ -316,13 +338,15 @@ fn parse_boot(text: &str) -> Result<u128, String> {
 }
 
 /// Arguments as mount(8) passes them to its helpers: `mount.dray SPEC DIR [-sfnv] [-N NS]
-/// [-o OPTIONS] [-t TYPE]`. None if we were not called so.
+/// [-o OPTIONS] [-t TYPE]`; `mount.fuse.dray` is what it looks for by the type that
+/// /proc/mounts shows. None if we were not called so.
 pub fn helper_args() -> Option<Args> {
     let mut words = std::env::args_os();
     let name = words.next().map(PathBuf::from)?;
     let mut words: Vec<OsString> = words.collect();
-    if name.file_name()? != "mount.dray" {
-        if words.first().is_none_or(|first| first != "mount.dray") {
+    let is_helper = |word: &OsStr| word == "mount.dray" || word == "mount.fuse.dray";
+    if !is_helper(name.file_name()?) {
+        if words.first().is_none_or(|first| !is_helper(first)) {
             return None;
         }
         words.remove(0);

@@ -10,8 +10,9 @@ use dray_layers::faults::{Fault, When};
 use serde::Deserialize;
 
 use crate::error::{Doing, Failure};
-use crate::export::{ExportPlan, squash_of};
-use crate::nearest::hint;
+use crate::export::{ExportPlan, check_threads, squash_of};
+use crate::metrics_http::check_address;
+use crate::nearest::{hint, nearest};
 
 /// The file, as written.
 #[derive(Debug, Default, Deserialize)]
@@ -106,7 +107,35 @@ impl Config {
         let shown = path.display();
         let text = std::fs::read_to_string(path)
             .doing(|| format!("cannot read the configuration {shown}"))?;
-        Config::parse(&text).map_err(|what| Failure::usage(format!("{shown}: {what}")))
+        let config = Config::parse(&text).and_then(|config| config.check().map(|()| config));
+        config.map_err(|what| Failure::usage(format!("{shown}: {}", what.trim_end())))
+    }
+
+    /// Whether every value makes sense, also where the command line has precedence.
+    fn check(&self) -> Result<(), String> {
+        self.addresses()?;
+        self.lease()?;
+        self.buffers()?;
+        self.metrics.as_deref().map_or(Ok(()), check_address)?;
+        for (key, value) in [
+            ("clients_max", self.clients_max),
+            ("clients_of_one_address_max", self.clients_of_one_address_max),
+        ] {
+            if value == Some(0) {
+                return Err(format!("{key} = 0 would let nobody in: a number from 1 on"));
+            }
+        }
+        let exports = self.exports()?;
+        let known = || exports.iter().map(|export| export.name.as_str());
+        for fault in &self.fault {
+            fault.plan()?;
+            // Exports of the command line are not known here.
+            let stranger = fault.export.as_deref().filter(|name| !known().any(|one| one == *name));
+            if let Some(name) = stranger.filter(|_| self.faults) {
+                log::warn!("[[fault]] for export `{name}`, which is not in this file");
+            }
+        }
+        Ok(())
     }
 
     fn parse(text: &str) -> Result<Config, String> {
@@ -114,6 +143,12 @@ impl Config {
             text.parse().map_err(|error: toml::de::Error| error.to_string())?;
         check_keys(text, "the top level", &table, &KEYS)?;
         for (name, keys) in [("export", &EXPORT_KEYS[..]), ("fault", &FAULT_KEYS[..])] {
+            if table.get(name).is_some_and(|value| !value.is_array()) {
+                let line = line_of(text, name).unwrap_or(1);
+                return Err(format!(
+                    "line {line}: each {name} is a table [[{name}]], with two brackets"
+                ));
+            }
             let tables = table.get(name).and_then(toml::Value::as_array);
             for one in tables.into_iter().flatten().filter_map(toml::Value::as_table) {
                 check_keys(text, &format!("[[{name}]]"), one, keys)?;
@@ -124,7 +159,8 @@ impl Config {
 
     /// Addresses to listen on.
     pub fn addresses(&self) -> Result<Vec<Address>, String> {
-        self.listen.iter().map(|text| text.parse()).collect()
+        let parse = |text: &String| text.parse().map_err(|what| format!("listen: {what}"));
+        self.listen.iter().map(parse).collect()
     }
 
     /// The exports.
@@ -147,6 +183,14 @@ impl Config {
             Some(seconds @ 1..=86_400) => Ok(Some(Duration::from_secs(seconds))),
             Some(_) => Err("lease_s is a number of seconds from 1 to 86400".to_owned()),
             None => Ok(None),
+        }
+    }
+
+    /// Memory for data on its way, MiB.
+    pub fn buffers(&self) -> Result<Option<usize>, String> {
+        match self.buffers_mib {
+            Some(8..=1_048_576) | None => Ok(self.buffers_mib),
+            Some(_) => Err("buffers_mib is a number from 8 to 1048576".to_owned()),
         }
     }
 }
@@ -173,8 +217,7 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
 
 impl ExportTable {
     fn plan(&self) -> Result<ExportPlan, String> {
-        let of = |what: String| format!("export `{}`: {what}", self.name);
-        let mut plan = ExportPlan::new(&self.name, self.dir.clone()).map_err(of)?;
+        let mut plan = ExportPlan::new(&self.name, self.dir.clone())?;
         let uid = self.anonuid.map_or(Squash::NOBODY.0, Uid);
         let gid = self.anongid.map_or(Squash::NOBODY.1, Gid);
         let of = |what: String| format!("export `{}`: {what}", self.name);
@@ -188,12 +231,13 @@ impl ExportTable {
             Some("always") => Inline::Always,
             Some("never") => Inline::Never,
             Some(word) => {
-                return Err(of(format!("inline is auto, always or never, not `{word}`")));
+                let hint = hint(word, ["auto", "always", "never"]);
+                return Err(of(format!("inline is auto, always or never, not `{word}`{hint}")));
             }
         };
         plan.read_only = self.read_only;
         plan.direct = self.direct;
-        plan.threads = self.threads;
+        plan.threads = check_threads(self.threads).map_err(of)?;
         Ok(plan)
     }
 }
@@ -210,6 +254,9 @@ impl FaultTable {
         };
         let when = match (self.one_in, self.nth) {
             (None, None) => When::Always,
+            (Some(0), None) | (None, Some(0)) => {
+                return Err("one_in and nth of a fault are numbers from 1 on".to_owned());
+            }
             (Some(every), None) => When::OneIn(every),
             (None, Some(nth)) => When::Nth(nth),
             _ => return Err("a fault has one_in or nth, not both".to_owned()),
@@ -228,7 +275,12 @@ fn find_op(name: &str) -> Result<Op, String> {
 
 fn find_errno(name: &str) -> Result<Errno, String> {
     let found = (1..134).map(Errno::new).find(|errno| errno.name() == name);
-    found.ok_or_else(|| format!("no error number is called `{name}`"))
+    found.ok_or_else(|| {
+        let names: Vec<&str> = (1..134).map(|raw| Errno::new(raw).name()).collect();
+        let near =
+            nearest(name, names).map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+        format!("no error number is called `{name}`{near}")
+    })
 }
 
 #[cfg(test)]
@@ -262,7 +314,8 @@ mod tests {
             ),
             ("[[export]]\nname = \"a\"\nreadonly = true\n", "did you mean `read_only`?"),
             ("[[exports]]\nname = \"a\"\n", "did you mean `export`?"),
-            ("zzzzzz = 1\n", "unknown key `zzzzzz`"),
+            ("zzzzzz = 1\n", "unknown key `zzzzzz` in the top level; there are: listen, auth"),
+            ("[export]\nname = \"a\"\n", "line 1: each export is a table [[export]]"),
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
@@ -280,7 +333,21 @@ mod tests {
         let faults = "faults=true\n[[fault]]\nop='wirte'\n";
         let error = Config::parse(faults).unwrap().faults_of("a").unwrap_err();
         assert!(error.contains("did you mean `write`?"), "{error}");
-        assert!(Config::parse("lease_s = 0\n").unwrap().lease().is_err());
+        for (text, words) in [
+            ("lease_s = 0\n", "1 to 86400"),
+            ("buffers_mib = 1\n", "8 to 1048576"),
+            ("clients_max = 0\n", "nobody"),
+            ("clients_of_one_address_max = 0\n", "nobody"),
+            ("metrics = '9100'\n", "127.0.0.1:9100"),
+            ("listen = ['tpc://x']\n", "listen: `tpc://x`"),
+            ("[[export]]\nname='a'\ndir='/x'\nthreads=99999\n", "export `a`: 99999 threads"),
+            ("[[export]]\nname='a'\ndir='/x'\nsquash='rot'\n", "did you mean `root`?"),
+            ("[[fault]]\none_in=0\n", "from 1 on"),
+            ("[[fault]]\nerror='ENOSPACE'\n", "did you mean `ENOSPC`?"),
+        ] {
+            let error = Config::parse(text).unwrap().check().unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
     }
 
     #[test]

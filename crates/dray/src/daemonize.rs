@@ -21,9 +21,12 @@ pub fn fork() -> Result<Waiting, Failure> {
         -1 => Err(Failure::new(format!("{}: {}", what(), io::Error::last_os_error()))),
         0 => {
             drop(read);
-            // SAFETY: takes no memory. It fails for a leader of a group only, which a
-            // fresh child is not.
-            unsafe { libc::setsid() };
+            // SAFETY: takes no memory. The first fails for a leader of a group only, which a
+            // fresh child is not. Whoever interrupts the parent means the child, too.
+            unsafe {
+                libc::setsid();
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            }
             Ok(Waiting(Some(write)))
         }
         child => {
@@ -31,6 +34,12 @@ pub fn fork() -> Result<Waiting, Failure> {
             std::process::exit(i32::from(wait_for(&mut read, child)))
         }
     }
+}
+
+/// From here on the child of [`fork`] goes on when its parent ends.
+pub fn outlive_parent() {
+    // SAFETY: takes no memory; 0 is no signal.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
 }
 
 /// 0 once the child is ready, else the exit code that it ended with.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::args::DemoArgs;
 use crate::error::{Doing, Failure};
-use crate::output;
 use crate::sandbox::Sandbox;
+use crate::{interrupt, output};
 
 /// Files of the checkpoint.
 const FILES: usize = 8;
@@ -33,6 +33,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     if !(FILES..=MIB_MAX).contains(&args.mib) {
         return Err(Failure::usage(format!("--mib is a number from {FILES} to {MIB_MAX}")));
     }
+    interrupt::watch()?;
     let base = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let export = Temporary(base.join(format!("dray-demo-export-{}", std::process::id())));
     fs::create_dir(&export.0).doing(|| format!("cannot make {}", export.0.display()))?;
@@ -65,7 +66,9 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
 
 fn timed<T>(work: impl FnOnce() -> std::io::Result<T>) -> Result<(Duration, T), Failure> {
     let begin = Instant::now();
-    let value = work().doing(|| "the demonstration failed".into())?;
+    let result = work();
+    interrupt::check()?; // before what it has spoiled is told
+    let value = result.doing(|| "the demonstration failed".into())?;
     Ok((begin.elapsed(), value))
 }
 
@@ -84,6 +87,7 @@ fn write_checkpoint(dir: &Path, per_file: usize) -> std::io::Result<Vec<u64>> {
         let mut sum = SUM_BEGIN;
         let mut chunk = vec![0u8; CHUNK_BYTES];
         for _ in 0..per_file / CHUNK_BYTES {
+            interrupt::check_io()?;
             fill(&mut chunk, &mut state);
             sum = add(sum, &chunk);
             file.write_all(&chunk)?;
@@ -101,6 +105,7 @@ fn read_checkpoint(dir: &Path) -> std::io::Result<Vec<u64>> {
         let mut file = File::open(dir.join(format!("part-{number}")))?;
         let mut sum = SUM_BEGIN;
         loop {
+            interrupt::check_io()?;
             let count = file.read(&mut chunk)?;
             if count == 0 {
                 break;
@@ -114,6 +119,7 @@ fn read_checkpoint(dir: &Path) -> std::io::Result<Vec<u64>> {
 
 fn small_files(one: &Path, two: &Path) -> std::io::Result<()> {
     for number in 0..SMALL_FILES {
+        interrupt::check_io()?;
         let (name, other) = (format!("small-{number}"), format!("renamed-{number}"));
         fs::write(one.join(&name), number.to_string())?;
         if fs::read(two.join(&name))? != number.to_string().as_bytes() {

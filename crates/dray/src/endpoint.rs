@@ -120,11 +120,13 @@ pub fn listen_unix(path: &Path) -> io::Result<OwnedFd> {
     Ok(listener.into())
 }
 
-/// Listens on `ADDR:PORT`. Errors: those of bind(2), or no address.
-pub fn listen_tcp(address: &str) -> io::Result<OwnedFd> {
+/// Listens on `ADDR:PORT`; answers where, too, with the port that the system chose if 0 was
+/// asked for. Errors: those of bind(2), or no address.
+pub fn listen_tcp(address: &str) -> io::Result<(OwnedFd, String)> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
-    Ok(listener.into())
+    let bound = listener.local_addr()?.to_string();
+    Ok((listener.into(), bound))
 }
 
 /// Removes a socket's file when dropped.

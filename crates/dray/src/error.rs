@@ -30,6 +30,17 @@ impl Failure {
         Failure { code: EXIT_FAILED, message: message.to_string() }
     }
 
+    /// Whoever read what we print has gone: there is nothing to be said, and nothing failed.
+    pub fn unheard() -> Failure {
+        Failure { code: 0, message: String::new() }
+    }
+
+    /// A signal asked for an end: what shells say of a process that it ended.
+    pub fn interrupted(signal: i32) -> Failure {
+        let code = u8::try_from(128 + signal).unwrap_or(EXIT_FAILED);
+        Failure { code, message: format!("ended by signal {signal}; what was begun is removed") }
+    }
+
     /// Arguments or configuration are wrong.
     pub fn usage(message: impl Display) -> Failure {
         Failure { code: EXIT_USAGE, message: message.to_string() }

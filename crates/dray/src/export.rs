@@ -55,7 +55,10 @@ impl ExportPlan {
 
     /// From `NAME=DIR[,OPTION...]`; a comma of the directory's name is written `\,`.
     pub fn parse(text: &str) -> Result<ExportPlan, String> {
-        let wrong = |what: &str| format!("`{text}`: {what}, as in --export home=/srv/home,ro");
+        let wrong = |what: &str| {
+            let end = if what.ends_with('?') { "" } else { ";" };
+            format!("{what}{end} an export looks like home=/srv/home,ro")
+        };
         let (name, rest) = text.split_once('=').ok_or_else(|| wrong("expected NAME=DIR"))?;
         let mut parts = split_commas(rest).into_iter();
         let dir = parts.next().unwrap_or_default();
@@ -63,7 +66,7 @@ impl ExportPlan {
         let mut squash = "root".to_owned();
         let (mut uid, mut gid) = Squash::NOBODY;
         let mut allowing = false;
-        for part in parts {
+        for part in parts.filter(|part| !part.is_empty()) {
             // Further addresses may follow the first.
             if allowing && !part.contains('=') && part.parse::<Allow>().is_ok() {
                 plan.allow.push(part.parse().map_err(|what: String| wrong(&what))?);
@@ -73,6 +76,9 @@ impl ExportPlan {
             allowing = key == "allow";
             let number =
                 || value.parse::<u32>().map_err(|_| wrong(&format!("`{key}` needs a number")));
+            if matches!(key, "ro" | "rw" | "direct") && part.contains('=') {
+                return Err(wrong(&format!("`{key}` takes no value")));
+            }
             match key {
                 "ro" => plan.read_only = true,
                 "rw" => plan.read_only = false,
@@ -81,7 +87,10 @@ impl ExportPlan {
                 "allow" => plan.allow.push(value.parse().map_err(|what: String| wrong(&what))?),
                 "anonuid" => uid = Uid(number()?),
                 "anongid" => gid = Gid(number()?),
-                "threads" => plan.threads = number()? as usize,
+                "threads" => {
+                    plan.threads =
+                        check_threads(number()? as usize).map_err(|what| wrong(&what))?;
+                }
                 _ => {
                     let hint = hint(key, OPTIONS);
                     return Err(wrong(&format!("unknown option `{key}`{hint}")));
@@ -99,7 +108,21 @@ pub fn squash_of(word: &str, uid: Uid, gid: Gid) -> Result<Squash, String> {
         "root" => Ok(Squash::Root(uid, gid)),
         "all" => Ok(Squash::All(uid, gid)),
         "none" => Ok(Squash::None),
-        _ => Err(format!("squash is root, all or none, not `{word}`")),
+        _ => {
+            let hint = hint(word, ["root", "all", "none"]);
+            Err(format!("squash is root, all or none, not `{word}`{hint}"))
+        }
+    }
+}
+
+/// Most threads of an export for calls that block.
+const THREADS_MAX: usize = 1024;
+
+/// A number of threads that one export may have.
+pub fn check_threads(threads: usize) -> Result<usize, String> {
+    match threads {
+        0..=THREADS_MAX => Ok(threads),
+        _ => Err(format!("{threads} threads are more than {THREADS_MAX}")),
     }
 }
 
@@ -135,6 +158,8 @@ mod tests {
         assert_eq!(plan.squash, Squash::All(Uid(7), Gid(65_534)));
         assert_eq!(plan.allow.len(), 2);
         assert_eq!(ExportPlan::parse("a=/x,squash=none").unwrap().squash, Squash::None);
+        // What a script leaves between or behind commas is no harm.
+        assert!(ExportPlan::parse("a=/x,,ro,").unwrap().read_only);
     }
 
     #[test]
@@ -146,6 +171,10 @@ mod tests {
             ("home=", "no directory"),
             ("home=/srv,sqash=root", "did you mean `squash`"),
             ("home=/srv,squash=some", "root, all or none"),
+            ("home=/srv,squash=rot", "did you mean `root`?"),
+            ("home=/srv,ro=1", "takes no value"),
+            ("home=/srv,threads=99999999", "more than 1024"),
+            ("home=/srv,zzzzzz", "there are: ro, rw, squash"),
             ("home=/srv,allow=10.0.0.0/99", "address range"),
             ("home=/srv,10.0.0.0/8", "unknown option"),
             ("home=/srv,anonuid=x", "number"),

@@ -14,6 +14,7 @@ mod error;
 mod evict;
 mod export;
 mod hang;
+mod interrupt;
 mod journal;
 mod keeper;
 mod keeper_process;
@@ -22,6 +23,7 @@ mod manual;
 mod metrics_http;
 mod mount;
 mod mount_daemon;
+mod mount_metrics;
 mod mount_options;
 mod mount_table;
 mod nearest;
@@ -31,6 +33,7 @@ mod paths;
 mod report;
 mod sandbox;
 mod serve;
+mod server_metrics;
 mod signals;
 mod state;
 mod status;
@@ -60,7 +63,9 @@ fn main() -> ExitCode {
     match run(args.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            output::complain(&failure.message);
+            if !failure.message.is_empty() {
+                output::complain(&failure.message);
+            }
             ExitCode::from(failure.code)
         }
     }

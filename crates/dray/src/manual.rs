@@ -22,7 +22,8 @@ pub fn man(dir: &Path) -> Result<(), Failure> {
     let mut command = Args::command();
     command.build();
     write_page(dir, "dray", command.clone())?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+    let shown = |sub: &&clap::Command| !sub.is_hide_set() && sub.get_name() != "help";
+    for sub in command.get_subcommands().filter(shown) {
         let name = format!("dray-{}", sub.get_name());
         write_page(dir, &name, sub.clone())?;
     }

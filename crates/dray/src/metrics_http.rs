@@ -1,20 +1,63 @@
-//! Metrics and health for whoever watches over a server, by HTTP/1.0.
+//! Metrics for whoever watches over a server or a mount, by HTTP/1.0: `/metrics` in the text
+//! format of Prometheus (version 0.0.4), and `/healthz`.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use dray_layers::metrics::PrometheusText;
-use dray_rpc::server::RecoveryStatus;
+use crate::endpoint::{self, Answer};
+use crate::error::Failure;
 
-use crate::hang;
-use crate::report::ServerReport;
+/// Makes the text of the metrics.
+pub type Text = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Whether `address` has the form `ADDR:PORT`. Errors: for people.
+pub fn check_address(address: &str) -> Result<(), String> {
+    let sound = address.rsplit_once(':').is_some_and(|(host, port)| {
+        let v6 = host.starts_with('[') && host.ends_with(']');
+        port.parse::<u16>().is_ok() && !host.is_empty() && (v6 || !host.contains([':', '/']))
+    });
+    match sound {
+        true => Ok(()),
+        false => {
+            let examples = "as in 127.0.0.1:9100 or [::1]:9100";
+            Err(format!("metrics: `{address}` is not ADDR:PORT, {examples}"))
+        }
+    }
+}
+
+/// Listens at `ADDR:PORT`; answers where, too, since port 0 lets the system choose.
+pub fn listen(address: &str) -> Result<(OwnedFd, String), Failure> {
+    check_address(address).map_err(Failure::usage)?;
+    endpoint::listen_tcp(address).map_err(|error| {
+        let advice = match error.raw_os_error() {
+            Some(libc::EADDRINUSE) => "another program listens there (`ss -ltnp` says which)",
+            Some(libc::EADDRNOTAVAIL) => "this machine has no such address",
+            Some(libc::EACCES) => "ports below 1024 are root's",
+            _ => "choose another address",
+        };
+        Failure::new(format!("cannot serve metrics at {address}: {error}; {advice}"))
+    })
+}
+
+/// Answers whoever asks at `socket`, as a task of this thread's executor that never ends.
+pub async fn serve(socket: OwnedFd, text: Text) {
+    let answer: Answer = Arc::new(move |request| {
+        let reply = answer(&request, &*text);
+        Box::pin(async move { reply })
+    });
+    if let Err(error) = endpoint::serve(socket, "\r\n\r\n", answer).await {
+        log::error!("metrics can no longer be asked for: {error}");
+    }
+}
 
 /// The answer to one HTTP request.
-pub fn answer(request: &str, report: &ServerReport) -> Vec<u8> {
+fn answer(request: &str, text: &dyn Fn() -> String) -> Vec<u8> {
     let mut words = request.lines().next().unwrap_or_default().split_whitespace();
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = path.split('?').next().unwrap_or_default();
     let (status, body) = match (method, path) {
-        ("GET" | "HEAD", "/metrics") => ("200 OK", text(report)),
+        ("GET" | "HEAD", "/metrics") => ("200 OK", text()),
         ("GET" | "HEAD", "/healthz") => ("200 OK", "ok\n".to_owned()),
         ("GET" | "HEAD", _) => ("404 Not Found", "there are /metrics and /healthz\n".to_owned()),
         _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
@@ -28,70 +71,70 @@ pub fn answer(request: &str, report: &ServerReport) -> Vec<u8> {
     .into_bytes()
 }
 
-/// How long each export's file system has not answered, and how many calls wait for it.
-fn hangs(report: &ServerReport, text: &mut String) {
-    let all: Vec<_> = report.exports.iter().map(|one| (&one.name, hang::of(one))).collect();
-    for (name, help) in [
-        ("dray_hang_seconds", "Time since when the file system below has not answered, or 0."),
-        ("dray_hung_calls", "Calls that wait for a file system below that does not answer."),
-    ] {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n");
-        for (export, hang) in &all {
-            let value = match hang {
-                Some(hang) if name == "dray_hung_calls" => hang.calls as u64,
-                Some(hang) => hang.since.as_secs(),
-                None => 0,
-            };
-            let _ = writeln!(text, "{name}{{export=\"{export}\"}} {value}");
+/// What a metric counts.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// It goes up and down.
+    Gauge,
+    /// It goes up only.
+    Counter,
+}
+
+/// Adds the head of a metric.
+pub fn head(text: &mut String, name: &str, kind: Kind, help: &str) {
+    let kind = match kind {
+        Kind::Gauge => "gauge",
+        Kind::Counter => "counter",
+    };
+    // Writing to a string cannot fail.
+    let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+}
+
+/// Adds a sample; `labels` as in `export="home"`, or nothing.
+pub fn sample(text: &mut String, name: &str, labels: &str, value: impl Display) {
+    // Writing to a string cannot fail.
+    let _ = match labels {
+        "" => writeln!(text, "{name} {value}"),
+        labels => writeln!(text, "{name}{{{labels}}} {value}"),
+    };
+}
+
+/// The value of a label, in which the format wants three characters escaped.
+pub fn label_value(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_answered() {
+        let reply =
+            |request: &str| String::from_utf8(answer(request, &|| "text\n".to_owned())).unwrap();
+        let whole = reply("GET /metrics?x HTTP/1.1\r\n\r\n");
+        assert!(whole.starts_with("HTTP/1.0 200") && whole.ends_with("\r\n\r\ntext\n"), "{whole}");
+        assert!(
+            reply("HEAD /metrics HTTP/1.1\r\n\r\n")
+                .ends_with("Length: 5\r\nConnection: close\r\n\r\n")
+        );
+        assert!(reply("GET /x HTTP/1.1\r\n\r\n").starts_with("HTTP/1.0 404"));
+        assert!(reply("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.0 405"));
+        assert!(reply("").starts_with("HTTP/1.0 405"));
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        for sound in ["127.0.0.1:9100", "[::1]:0", "node1:7441"] {
+            check_address(sound).unwrap();
+        }
+        for wrong in ["9100", ":9100", "127.0.0.1", "tcp://127.0.0.1:9100", "::1:9100", "a:70000"] {
+            assert!(check_address(wrong).unwrap_err().contains("ADDR:PORT"), "{wrong}");
         }
     }
-}
 
-/// What became of what was not on media when the machine lost power.
-fn recovery(status: &RecoveryStatus, text: &mut String) {
-    let running = u64::from(status.running);
-    for (name, help, kind, value) in [
-        ("running", "1 while new work waits for what clients send again.", "gauge", running),
-        ("redone_changes_total", "Changes made again.", "counter", status.redone_changes),
-        ("redone_bytes_total", "Data written again.", "counter", status.redone_bytes),
-        ("losses_total", "Losses that clients told their users of.", "counter", status.losses),
-        ("lost_bytes_total", "Data lost, as far as counted.", "counter", status.lost_bytes),
-        (
-            "clients_missing_total",
-            "Clients that did not come back with what they had kept.",
-            "counter",
-            status.clients_missing,
-        ),
-    ] {
-        let name = format!("dray_recovery_{name}");
-        // Writing to a string cannot fail.
-        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
+    #[test]
+    fn label_values_cannot_end_themselves() {
+        assert_eq!(label_value("a\"} 1\n\\"), "a\\\"} 1\\n\\\\");
     }
-}
-
-fn text(report: &ServerReport) -> String {
-    let status = report.server.status();
-    let mut text = PrometheusText::default();
-    for export in &report.exports {
-        let labels = format!("export=\"{}\"", export.name);
-        export.metrics.snapshot().prometheus(&labels, &mut text);
-    }
-    let mut text = text.finish();
-    hangs(report, &mut text);
-    recovery(&status.recovery, &mut text);
-    let away = status.clients.iter().filter(|client| client.away.is_some()).count();
-    let files: usize = status.clients.iter().map(|client| client.files).sum();
-    for (name, help, value) in [
-        ("dray_clients", "Clients with a session.", status.clients.len()),
-        ("dray_clients_away", "Clients that have a session and no connection.", away),
-        ("dray_open_files", "Files open at clients.", files),
-        ("dray_operations_in_flight", "Operations under way.", status.operations.len()),
-        ("dray_buffer_used_bytes", "Buffers in use.", status.buffer_used_bytes),
-        ("dray_buffer_limit_bytes", "Buffers that may be in use.", status.buffer_limit_bytes),
-    ] {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n");
-    }
-    text
 }

@@ -12,9 +12,11 @@ use dray_client::{
 };
 use dray_core::{Context, Errno, Error, FileId, FileSystem, Fut, OpenFile, OpenHow, RequestId};
 use dray_fuse::{
-    Consistency, Device, Host, MountOptions, Mounted, Options as FuseOptions, PerThread, Reporter,
-    WORKERS_MAX,
+    Consistency, Device, Host, MountFlags, MountOptions, Mounted, Options as FuseOptions,
+    PerThread, Reporter, WORKERS_MAX,
 };
+use dray_layers::metrics::Metrics;
+use dray_layers::{Observed, observed_file};
 use dray_rt::sync::{oneshot, watch};
 use dray_rt::{DriverKind, Executor};
 
@@ -24,13 +26,16 @@ use crate::daemonize::{self, Waiting};
 use crate::endpoint::{self, Answer, SocketFile};
 use crate::error::{Doing, Failure};
 use crate::mount_options::MountPlan;
-use crate::mount_table;
-use crate::paths;
 use crate::report::MountReport;
 use crate::supervisor::{Launch, MountWords};
+use crate::{metrics_http, mount_metrics, mount_table, paths};
 
 /// A server that does not answer a new mount within this time is not there.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
+/// Between two attempts to reach a server that is not there yet (`retry=`).
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Between two attempts to serve metrics where somebody else listens.
+const METRICS_PAUSE: Duration = Duration::from_secs(5);
 /// Between two attempts of a daemon that follows another one.
 const CONNECT_PAUSE: Duration = Duration::from_millis(300);
 
@@ -43,31 +48,64 @@ pub fn run(args: MountArgs) -> Result<(), Failure> {
 
 fn run_mount(args: MountArgs) -> Result<(), Failure> {
     let plan = MountPlan::parse(&args.options)?;
+    if plan.remount {
+        return remount(&args.mountpoint, &plan, args.fake);
+    }
     let at = check_mountpoint(&args.mountpoint)?;
     if args.fake {
         return Ok(());
     }
+    if let Some(address) = &plan.metrics {
+        drop(metrics_http::listen(address)?); // what is wrong is said before anything is mounted
+    }
     // From here on we may be the child, whose exit code the parent passes on.
     let waiting = if args.foreground { Waiting::nobody() } else { daemonize::fork()? };
     paths::raise_file_limit();
-    let mount = Mount { target: args.target, at, plan };
-    mount.start(args.options, args.foreground, waiting)
+    let mount = Mount { target: args.target.target, at, plan };
+    mount.start(&args.target.text, args.options, args.foreground, waiting)
+}
+
+/// Changes the flags of a mount that is there. What else `-o` says, such as the rest of a line
+/// of fstab, stays as it was when it was mounted.
+fn remount(path: &Path, plan: &MountPlan, fake: bool) -> Result<(), Failure> {
+    let what = || format!("cannot remount {}", path.display());
+    let at = paths::absolute(path).doing(what)?;
+    let entry = mount_table::find(&at)
+        .ok_or_else(|| Failure::new(format!("{}: it is not a mount of dray", what())))?;
+    if fake {
+        return Ok(());
+    }
+    dray_fuse::remount(&entry.at, plan.flags()).doing(what)
 }
 
 /// The mount point, absolute; a directory that is not one of our mounts already.
 fn check_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
     let shown = path.display();
-    let at = paths::absolute(path).doing(|| format!("cannot mount on {shown}"))?;
-    if mount_table::find(&at).is_some() {
-        return Err(Failure::new(format!(
+    let what = || format!("cannot mount on {shown}");
+    let free = |at: &Path| match mount_table::find(at) {
+        None => Ok(()),
+        Some(_) => Err(Failure::new(format!(
             "{shown} has a dray mount already: `dray umount {shown}` first, or choose another \
              directory"
-        )));
+        ))),
+    };
+    let at = paths::absolute(path).doing(what)?;
+    free(&at)?; // before it is looked at: its server may not answer
+    let at = std::fs::canonicalize(&at).map_err(|error| {
+        let advice = match error.raw_os_error() {
+            Some(libc::ENOENT) => "; make the directory first",
+            Some(libc::ENOTCONN) => "; another mount there is dead: `umount -l` it first",
+            _ => "",
+        };
+        Failure::new(format!("{}: {error}{advice}", what()))
+    })?;
+    free(&at)?; // a symbolic link led there
+    if at == Path::new("/") {
+        return Err(Failure::new(format!("{}: nobody would see what is mounted there", what())));
     }
-    let at = std::fs::canonicalize(&at).doing(|| format!("cannot mount on {shown}"))?;
     match at.is_dir() {
         true => Ok(at),
-        false => Err(Failure::new(format!("cannot mount on {shown}: it is not a directory"))),
+        false => Err(Failure::new(format!("{}: it is not a directory", what()))),
     }
 }
 
@@ -83,18 +121,23 @@ pub struct Running {
     mount: Mount,
     mounted: Mounted,
     session: Arc<Session>,
+    calls: Option<Arc<Metrics>>,
 }
 
 impl Mount {
     /// Connects, mounts, and turns into the supervisor, which has the mount served.
     fn start(
         self,
+        source: &str,
         options: Vec<String>,
         foreground: bool,
         waiting: Waiting,
     ) -> Result<(), Failure> {
         let read_only = self.try_server()?;
-        let device = self.attach(read_only)?;
+        if !foreground {
+            daemonize::outlive_parent(); // what is mounted is not left without its daemon
+        }
+        let device = self.attach(source, read_only)?;
         let at = self.at.clone();
         self.supervise(device, options, foreground, waiting).inspect_err(|_| {
             let _ = dray_fuse::unmount(&at, true); // the failure that counts is the first
@@ -127,29 +170,47 @@ impl Mount {
     }
 
     /// Says hello to the server and goodbye, so that what is wrong is known before anything
-    /// is mounted. Answers whether the export is read only.
+    /// is mounted. One that cannot be reached is tried again for as long as `retry` says.
+    /// Answers whether the export is read only.
     fn try_server(&self) -> Result<bool, Failure> {
         let mut executor = new_executor()?;
         executor.block_on(async {
-            let options = self.client_options();
-            let memory = SessionMemory::heap();
-            let session =
-                dray_client::connect_timeout(&self.target, &options, CONNECT_MAX, memory).await?;
-            session.goodbye();
-            Ok(session.info().read_only)
+            let (begin, mut told) = (dray_rt::now(), false);
+            loop {
+                let error = match self.greet().await {
+                    Ok(read_only) => return Ok(read_only),
+                    Err(error) => error,
+                };
+                let unreachable = matches!(error, ConnectError::Unreachable { .. });
+                if !unreachable || begin.elapsed() + RETRY_PAUSE > self.plan.retry {
+                    return Err(error.into());
+                }
+                if !std::mem::replace(&mut told, true) {
+                    let seconds = self.plan.retry.as_secs();
+                    log::warn!("{error}; trying again for {seconds} s");
+                }
+                dray_rt::sleep(RETRY_PAUSE).await;
+            }
         })
     }
 
+    async fn greet(&self) -> Result<bool, ConnectError> {
+        let options = self.client_options();
+        let memory = SessionMemory::heap();
+        let session =
+            dray_client::connect_timeout(&self.target, &options, CONNECT_MAX, memory).await?;
+        session.goodbye();
+        Ok(session.info().read_only)
+    }
+
     /// Mounts: from here on the kernel sends requests.
-    fn attach(&self, read_only: bool) -> Result<OwnedFd, Failure> {
+    fn attach(&self, source: &str, read_only: bool) -> Result<OwnedFd, Failure> {
+        let flags = self.plan.flags();
         let options = MountOptions {
-            source: self.target.to_string(),
+            source: source.to_owned(),
             default_permissions: self.plan.consistency != Consistency::Strict,
             allow_other: self.plan.allow_other.unwrap_or(paths::is_root()),
-            read_only: self.plan.read_only || read_only,
-            no_suid: self.plan.no_suid,
-            no_dev: self.plan.no_dev,
-            no_exec: self.plan.no_exec,
+            flags: MountFlags { read_only: flags.read_only || read_only, ..flags },
         };
         let what = || format!("cannot mount on {}", self.at.display());
         dray_fuse::mount(&self.at, &options).doing(what)
@@ -167,7 +228,9 @@ impl Mount {
     ) -> Result<Running, Failure> {
         let (tell, told) = watch::channel(None);
         let what = || "cannot use the memory of the session".to_owned();
-        let host = Arc::new(Attached { session: told.clone(), push });
+        // Whoever wants no metrics does not pay for them.
+        let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
+        let host = Arc::new(Attached { session: told.clone(), calls: calls.clone(), push });
         let options = FuseOptions {
             node: memory().doing(what)?.node(),
             workers: device.clones.len(),
@@ -179,6 +242,7 @@ impl Mount {
             options: self.client_options(),
             memory,
             wait,
+            calls: calls.clone(),
             tell,
             told: told.clone(),
         });
@@ -190,7 +254,7 @@ impl Mount {
             .doing(|| format!("cannot serve the mount on {}", self.at.display()))?;
         let session = told.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
-        Ok(Running { mount: self, mounted, session })
+        Ok(Running { mount: self, mounted, session, calls })
     }
 
     fn fuse_options(&self) -> FuseOptions {
@@ -220,6 +284,8 @@ struct Connection {
     memory: NewMemory,
     /// Called before each further attempt to connect; none: there is one attempt.
     wait: Option<Notice>,
+    /// Sees every call, where metrics are wanted.
+    calls: Option<Arc<Metrics>>,
     /// None until it has been tried.
     tell: watch::Sender<Option<Option<Arc<Session>>>>,
     told: ToldSession,
@@ -232,6 +298,7 @@ pub type Notice = Box<dyn Fn() + Send + Sync>;
 /// a daemon before it opened.
 struct Attached {
     session: ToldSession,
+    calls: Option<Arc<Metrics>>,
     push: Notice,
 }
 
@@ -256,7 +323,11 @@ impl Host for Attached {
 
     fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
         let session = self.session.borrow().clone().flatten()?;
-        Some(RemoteFs::new(session).attach(id, OpenHow::new(flags), request.0))
+        let file = RemoteFs::new(session).attach(id, OpenHow::new(flags), request.0);
+        Some(match &self.calls {
+            Some(calls) => observed_file(file, calls),
+            None => file,
+        })
     }
 
     fn attached(&self) {
@@ -286,7 +357,11 @@ impl Connection {
         let session = known.ok().and_then(|known| known.clone().flatten());
         let session = session.ok_or(Error::new(Errno::EHOSTUNREACH))?;
         session.attach_here();
-        Ok(Arc::new(RemoteFs::new(session)))
+        let fs: Arc<dyn FileSystem> = Arc::new(RemoteFs::new(session));
+        Ok(match &self.calls {
+            Some(calls) => Arc::new(Observed::new(fs, calls.clone())),
+            None => fs,
+        })
     }
 
     async fn connect(&self) -> Option<Arc<Session>> {
@@ -318,21 +393,8 @@ fn new_executor() -> Result<Executor, Failure> {
 }
 
 /// Answers `dray status` until the answer is dropped.
-fn listen_for_control(
-    mount: &Mount,
-    session: &Arc<Session>,
-    reporter: Reporter,
-) -> Result<SocketFile, Failure> {
+fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<SocketFile, Failure> {
     let (socket, file) = Kind::Mount.listen(&mount.at)?;
-    let report = Arc::new(MountReport {
-        mountpoint: mount.at.display().to_string(),
-        target: mount.target.to_string(),
-        consistency: mount.plan.consistency,
-        timeout: mount.plan.timeout,
-        session: session.clone(),
-        reporter,
-        since: dray_rt::now(),
-    });
     let answer: Answer = Arc::new(move |question| {
         let report = report.clone();
         Box::pin(async move {
@@ -351,7 +413,39 @@ fn listen_for_control(
     Ok(file)
 }
 
+/// Serves metrics at `address`. Where somebody else listens it is tried again: a mount goes on
+/// without, and a daemon before this one may not have ended.
+async fn serve_metrics(address: String, report: Arc<MountReport>, calls: Arc<Metrics>) {
+    let text: metrics_http::Text = Arc::new(move || mount_metrics::text(&report, &calls));
+    let mut told = false;
+    loop {
+        match metrics_http::listen(&address) {
+            Ok((socket, at)) => {
+                log::info!("metrics at http://{at}/metrics");
+                return metrics_http::serve(socket, text).await;
+            }
+            Err(failure) if !std::mem::replace(&mut told, true) => {
+                log::warn!("{}; trying again", failure.message);
+            }
+            Err(_) => {}
+        }
+        dray_rt::sleep(METRICS_PAUSE).await;
+    }
+}
+
 impl Running {
+    fn report(&self) -> Arc<MountReport> {
+        Arc::new(MountReport {
+            mountpoint: self.mount.at.display().to_string(),
+            target: self.mount.target.to_string(),
+            consistency: self.mount.plan.consistency,
+            timeout: self.mount.plan.timeout,
+            session: self.session.clone(),
+            reporter: self.mounted.reporter(),
+            since: dray_rt::now(),
+        })
+    }
+
     /// What goes on.
     pub fn reporter(&self) -> Reporter {
         self.mounted.reporter()
@@ -359,8 +453,8 @@ impl Running {
 
     /// Serves until it is unmounted. `beside` runs on the executor that waits.
     pub fn wait(self, beside: impl Future<Output = ()> + Send + 'static) -> Result<(), Failure> {
-        let Running { mount, mounted, session } = self;
-        let reporter = mounted.reporter();
+        let report = self.report();
+        let Running { mount, mounted, session, calls } = self;
         let (end, ended) = oneshot::channel();
         let waiter = std::thread::Builder::new().name("dray-wait".into()).spawn(move || {
             let _ = end.send(mounted.wait()); // we wait for it until the end
@@ -368,8 +462,11 @@ impl Running {
         waiter.doing(|| "cannot start a thread".into())?;
         let result = new_executor()?.block_on(async {
             // A mount whose status cannot be asked for is still a mount.
-            let control = listen_for_control(&mount, &session, reporter);
+            let control = listen_for_control(&mount, report.clone());
             let _control = control.inspect_err(|failure| log::warn!("{}", failure.message));
+            if let (Some(address), Some(calls)) = (mount.plan.metrics.clone(), calls) {
+                dray_rt::spawn(serve_metrics(address, report, calls));
+            }
             dray_rt::spawn(beside);
             let ended = ended.await.map_err(|_| Failure::new("a thread of the mount died"))?;
             ended.doing(|| format!("the mount on {} ended", mount.at.display()))

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use dray_client::Key;
-use dray_fuse::{Consistency, TransportWish};
+use dray_fuse::{Consistency, MountFlags, TransportWish};
 
 use crate::error::Failure;
 use crate::export::split_commas;
+use crate::metrics_http::check_address;
 use crate::nearest::hint;
 use crate::serve::parse_auth;
 
@@ -33,12 +34,18 @@ pub struct MountPlan {
     pub job_ids: bool,
     /// Threads; 0: as many as is best.
     pub workers: usize,
-    /// Flags of mount(2).
+    /// Set-id programs do not change identity.
     pub no_suid: bool,
     /// Devices are none.
     pub no_dev: bool,
     /// Nothing can be executed.
     pub no_exec: bool,
+    /// Where metrics are served, `ADDR:PORT`.
+    pub metrics: Option<String>,
+    /// How long a server that cannot be reached is tried again before mounting fails.
+    pub retry: Duration,
+    /// The flags of a mount that is there are to be changed, no more.
+    pub remount: bool,
 }
 
 impl Default for MountPlan {
@@ -57,12 +64,15 @@ impl Default for MountPlan {
             no_suid: false,
             no_dev: false,
             no_exec: false,
+            metrics: None,
+            retry: Duration::ZERO,
+            remount: false,
         }
     }
 }
 
 /// Options that mean something to us.
-const KNOWN: [&str; 21] = [
+const KNOWN: [&str; 22] = [
     "timeout",
     "consistency",
     "transport",
@@ -82,12 +92,13 @@ const KNOWN: [&str; 21] = [
     "noexec",
     "noallow_other",
     "nojob_ids",
-    "noatime",
-    "defaults",
+    "metrics",
+    "retry",
+    "remount",
 ];
 
 /// Options for mount(8), systemd or the kernel's own defaults, which change nothing here.
-const IGNORED: [&str; 18] = [
+const IGNORED: [&str; 19] = [
     "defaults",
     "auto",
     "noauto",
@@ -97,6 +108,7 @@ const IGNORED: [&str; 18] = [
     "owner",
     "group",
     "_netdev",
+    "_rnetdev",
     "nofail",
     "atime",
     "noatime",
@@ -107,6 +119,10 @@ const IGNORED: [&str; 18] = [
     "lazytime",
     "silent",
 ];
+
+/// What /proc/mounts shows of a mount of FUSE, and mount(8) hands back when it is remounted.
+const SHOWN_BY_THE_KERNEL: [&str; 6] =
+    ["user_id", "group_id", "rootmode", "max_read", "blksize", "default_permissions"];
 
 /// Longest time that makes sense: about 68 years.
 const SECONDS_MAX: f64 = (1u64 << 31) as f64;
@@ -119,12 +135,23 @@ impl MountPlan {
     /// From the lists behind `-o`.
     pub fn parse(lists: &[String]) -> Result<MountPlan, Failure> {
         let mut plan = MountPlan::default();
-        for list in lists {
-            for option in split_commas(list).iter().filter(|option| !option.is_empty()) {
-                plan.set(option)?;
-            }
+        let mut options: Vec<String> = lists.iter().flat_map(|list| split_commas(list)).collect();
+        if options.iter().any(|option| option == "remount") {
+            let key = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
+            options.retain(|option| !SHOWN_BY_THE_KERNEL.contains(&key(option).as_str()));
         }
+        options.iter().filter(|option| !option.is_empty()).try_for_each(|one| plan.set(one))?;
         Ok(plan)
+    }
+
+    /// What mount(2) is told.
+    pub fn flags(&self) -> MountFlags {
+        MountFlags {
+            read_only: self.read_only,
+            no_suid: self.no_suid,
+            no_dev: self.no_dev,
+            no_exec: self.no_exec,
+        }
     }
 
     fn set(&mut self, option: &str) -> Result<(), Failure> {
@@ -133,6 +160,11 @@ impl MountPlan {
             None => (option, None),
         };
         if key.starts_with("x-") || key.starts_with("X-") || key == "comment" {
+            return Ok(());
+        }
+        // mount(8) notes who mounted, and which helper unmounts, for itself.
+        if matches!(key, "user" | "uhelper" | "helper") && value.is_some() {
+            self.ignored(key);
             return Ok(());
         }
         let wrong = |what: &str| Failure::usage(format!("mount option `{option}`: {what}"));
@@ -150,12 +182,20 @@ impl MountPlan {
             }
             "replay" => self.replay_bytes = parse_size(needed()?).map_err(|what| wrong(&what))?,
             "auth" => self.key = parse_auth(needed()?)?,
+            "retry" => self.retry = parse_seconds(needed()?).map_err(|what| wrong(&what))?,
+            "metrics" => {
+                check_address(needed()?).map_err(|what| wrong(&what))?;
+                self.metrics = value.map(str::to_owned);
+            }
             "workers" => {
                 let count = needed()?.parse().ok().filter(|count| *count <= WORKERS_MAX);
                 self.workers = count.ok_or_else(|| wrong("a number up to 64"))?;
             }
             _ if value.is_some() => return Err(unknown(option, key)),
-            "remount" => return Err(wrong("unmount, then mount anew: options cannot be changed")),
+            "remount" => self.remount = true,
+            "sync" | "dirsync" => {
+                return Err(wrong("not offered: let programs sync what must be on media"));
+            }
             "ro" => self.read_only = true,
             "rw" => self.read_only = false,
             "allow_other" => self.allow_other = Some(true),
@@ -267,6 +307,12 @@ mod tests {
         )
         .unwrap();
         assert!(plan.no_suid && plan.no_dev && !plan.no_exec);
+        assert!(parse("user=joe,_rnetdev,uhelper=dray").unwrap().no_exec);
+        let plan = parse("retry=90,metrics=127.0.0.1:9101,remount").unwrap();
+        assert_eq!((plan.retry, plan.remount), (Duration::from_secs(90), true));
+        assert_eq!(plan.metrics.as_deref(), Some("127.0.0.1:9101"));
+        parse("rw,relatime,user_id=0,group_id=0,max_read=1048576,remount,ro").unwrap();
+        assert!(parse("rw,user_id=0").is_err());
         let plan = parse("user,exec").unwrap();
         assert!(plan.no_suid && plan.no_dev && !plan.no_exec);
     }
@@ -286,7 +332,10 @@ mod tests {
             ("ro=1", "unknown"),
             ("auth=psk:/nowhere/key", "/nowhere/key"),
             ("auth=kerberos", "psk:FILE"),
-            ("remount,ro", "unmount"),
+            ("metrics=9100", "ADDR:PORT"),
+            ("retry=soon", "seconds"),
+            ("sync", "not offered"),
+            ("bg", "unknown mount option `bg`; there are: timeout"),
             ("workers=1000", "up to 64"),
         ] {
             let failure = parse(text).unwrap_err();

@@ -31,6 +31,22 @@ pub fn find(at: &Path) -> Option<MountEntry> {
     list().into_iter().rev().find(|entry| entry.at == at)
 }
 
+/// The topmost mount of dray at `path`, absolute, or at what it is in, going by names alone.
+/// None if something else is mounted in between.
+pub fn find_around(path: &Path) -> Option<MountEntry> {
+    let table = std::fs::read(TABLE).unwrap_or_default();
+    let around = |line: &&[u8]| mount_point(line).is_some_and(|at| path.starts_with(at));
+    let lines = table.split(|&byte| byte == b'\n').filter(around);
+    // Of those at one place the last is on top.
+    let nearest = lines.max_by_key(|line| mount_point(line).map(|at| at.components().count()));
+    nearest.and_then(parse_line)
+}
+
+fn mount_point(line: &[u8]) -> Option<PathBuf> {
+    let field = line.split(|&byte| byte == b' ').nth(4)?;
+    Some(PathBuf::from(OsString::from_vec(unescape(field))))
+}
+
 /// `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS [FIELD...] - TYPE SOURCE OPTIONS`
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();

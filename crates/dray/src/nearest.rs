@@ -1,8 +1,10 @@
 //! Finds what was probably meant.
 
-/// The known word nearest to `word`, if it is near: at most a third of its letters apart.
+/// The known word nearest to `word`, if it is near: about a third of its letters apart, and
+/// not all of them.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = word.chars().count().max(3) / 3 + 1;
+    let letters = word.chars().count();
+    let limit = (letters.max(3) / 3 + 1).min(letters.saturating_sub(1));
     known
         .into_iter()
         .map(|candidate| (distance(word, candidate), candidate))
@@ -11,9 +13,13 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
-/// "; did you mean `x`?" or nothing.
+/// "; did you mean `x`?", or what there is where nothing is near.
 pub fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    nearest(word, known).map_or(String::new(), |near| format!("; did you mean `{near}`?"))
+    let known: Vec<&str> = known.into_iter().collect();
+    match nearest(word, known.iter().copied()) {
+        Some(near) => format!("; did you mean `{near}`?"),
+        None => format!("; there are: {}", known.join(", ")),
+    }
 }
 
 /// Levenshtein's distance, two neighbours that changed places counted as one change.
@@ -49,6 +55,10 @@ mod tests {
         assert_eq!(nearest("consistancy", known), Some("consistency"));
         assert_eq!(nearest("tranport", known), Some("transport"));
         assert_eq!(nearest("zzzzzz", known), None);
+        // Of two letters both would have to change.
+        assert_eq!((nearest("bg", known), nearest("or", known)), (None, Some("ro")));
+        assert_eq!(nearest("", known), None);
+        assert_eq!(hint("zzzzzz", known), "; there are: timeout, consistency, transport, ro");
         assert_eq!(hint("time_out", known), "; did you mean `timeout`?");
         assert_eq!(distance("ab", "ba"), 1);
         assert_eq!(distance("", "abc"), 3);

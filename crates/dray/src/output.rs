@@ -5,11 +5,14 @@ use std::io::Write;
 
 use crate::error::{Doing, Failure};
 
-/// Prints to stdout. Errors: nobody reads any more, or the disk is full.
+/// Prints to stdout. Errors: the disk is full, or nobody reads any more, which ends the
+/// command without a word: a reader such as head(1) has what it wanted.
 pub fn print(text: impl Display) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
-    let result = write!(stdout, "{text}").and_then(|()| stdout.flush());
-    result.doing(|| "cannot print".to_owned())
+    match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::unheard()),
+        result => result.doing(|| "cannot print".to_owned()),
+    }
 }
 
 /// As [`print`], with the end of a line.

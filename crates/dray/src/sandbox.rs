@@ -1,12 +1,13 @@
 //! A server and mounts in a temporary directory, for demonstrations and surveys. Taken
 //! down when dropped.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::{Doing, Failure};
-use crate::{mount_table, paths};
+use crate::{interrupt, mount_table, paths};
 
 /// What is started should be ready within this time.
 const START_MAX: Duration = Duration::from_secs(20);
@@ -68,6 +69,15 @@ impl Sandbox {
         let mut command = Command::new(program);
         command.args(args).env("DRAY_RUN_DIR", self.base.join("run")).env("DRAY_LOG", "error");
         command.stdin(Stdio::null()).stdout(Stdio::null());
+        // What is typed at the terminal is for us, who end them in good order.
+        command.process_group(0);
+        // SAFETY: between fork and exec only this system call is made, which takes no memory.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM); // should we be killed
+                Ok(())
+            });
+        }
         self.processes.push(command.spawn().doing(what)?);
         Ok(())
     }
@@ -75,6 +85,7 @@ impl Sandbox {
     fn wait_for(&mut self, name: &str, ready: impl Fn() -> bool) -> Result<(), Failure> {
         let begin = Instant::now();
         while !ready() {
+            interrupt::check()?;
             let ended = self.processes.iter_mut().any(|one| matches!(one.try_wait(), Ok(Some(_))));
             if ended || begin.elapsed() > START_MAX {
                 return Err(Failure::new(format!("{name} did not start")));

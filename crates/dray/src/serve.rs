@@ -1,5 +1,6 @@
 //! `dray serve`.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +28,7 @@ use crate::report::{ExportReport, ServerReport};
 use crate::signals::{self, Ending};
 use crate::state::{StateDir, boot_id};
 use crate::workers::Workers;
-use crate::{hang, metrics_http, paths};
+use crate::{hang, metrics_http, paths, server_metrics};
 
 /// Where a server listens that was not told: this machine alone can get there.
 const DEFAULT_LISTEN: &str = "127.0.0.1";
@@ -190,9 +191,8 @@ fn default_state(listen: &Address) -> PathBuf {
 
 fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
     let defaults = ServerOptions::default();
-    let pool = match plan.config.buffers_mib {
-        Some(mib @ 8..=1_048_576) => BufferPool::new(mib << 20, mib << 18),
-        Some(_) => return Err(Failure::usage("buffers_mib is a number from 8 to 1048576")),
+    let pool = match plan.config.buffers().map_err(Failure::usage)? {
+        Some(mib) => BufferPool::new(mib << 20, mib << 18),
         None => defaults.pool,
     };
     Ok(ServerOptions {
@@ -213,8 +213,12 @@ fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
 pub fn parse_auth(text: &str) -> Result<Option<Key>, Failure> {
     match text.split_once(':') {
         None if text == "none" => Ok(None),
-        Some(("psk", file)) => Key::from_file(Path::new(file)).map(Some).map_err(Failure::usage),
-        _ => Err(Failure::usage(format!("auth is none or psk:FILE, not `{text}`"))),
+        Some(("psk", file)) if !file.is_empty() => {
+            Key::from_file(Path::new(file)).map(Some).map_err(Failure::usage)
+        }
+        _ => Err(Failure::usage(format!(
+            "auth is none or psk:FILE, FILE holding the key, not `{text}`"
+        ))),
     }
 }
 
@@ -320,7 +324,8 @@ async fn serve(
     let handle = Handle::current();
     let mut listeners = Vec::new();
     for address in &plan.listen {
-        listeners.push(Listener::bind(address).await.doing(|| listen_problem(address))?);
+        let listener = Listener::bind(address).await;
+        listeners.push(listener.map_err(|error| listen_problem(address, &error))?);
     }
     report.listen = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let (server, report) = (report.server.clone(), Arc::new(report));
@@ -343,8 +348,27 @@ async fn serve(
     Ok(())
 }
 
-fn listen_problem(address: &Address) -> String {
-    format!("cannot listen on {address}; another server may be there already")
+/// What became of an address, and what to do.
+fn listen_problem(address: &Address, error: &io::Error) -> Failure {
+    let unix = matches!(address, Address::Unix(_));
+    let advice = match (error.raw_os_error(), unix) {
+        (Some(libc::EADDRINUSE), false) => {
+            "another server listens there (`ss -ltnp` says which): stop it, or choose another port"
+        }
+        (Some(libc::EADDRINUSE), true) => {
+            "another server listens there: stop it, or choose another name"
+        }
+        (Some(libc::EEXIST), _) => "something that is no socket has that name: choose another one",
+        (Some(libc::EADDRNOTAVAIL), _) => {
+            "this machine has no such address (`ip address` shows those it has)"
+        }
+        (Some(libc::EACCES), false) => "ports below 1024 are root's",
+        (Some(libc::ENOENT | libc::ENOTDIR), true) => "its directory must exist",
+        (Some(libc::ENAMETOOLONG), true) => "sockets have paths of at most 107 bytes",
+        (None, false) => "is the name right?",
+        _ => "choose another address",
+    };
+    Failure::new(format!("cannot listen on {address}: {error}; {advice}"))
 }
 
 async fn accept(listener: Listener, server: Server, workers: Arc<Workers>) {
@@ -380,7 +404,11 @@ fn listen_for_control(
         let report = report.clone();
         Box::pin(async move { answer_control(&question, &report).await.to_string().into_bytes() })
     });
-    run_endpoint(scope, socket, "\n", answer);
+    scope.spawn_on(&Handle::current(), async move {
+        if let Err(error) = endpoint::serve(socket, "\n", answer).await {
+            log::error!("the status can no longer be asked for: {error}");
+        }
+    });
     Ok(file)
 }
 
@@ -410,22 +438,10 @@ fn listen_for_metrics(
     scope: &Scope,
 ) -> Result<(), Failure> {
     let Some(address) = &plan.metrics else { return Ok(()) };
-    let socket = endpoint::listen_tcp(address)
-        .doing(|| format!("cannot serve metrics on {address} (expected ADDR:PORT)"))?;
+    let (socket, address) = metrics_http::listen(address)?;
     let report = report.clone();
-    let answer: Answer = Arc::new(move |request| {
-        let report = report.clone();
-        Box::pin(async move { metrics_http::answer(&request, &report) })
-    });
-    run_endpoint(scope, socket, "\r\n\r\n", answer);
+    let text: metrics_http::Text = Arc::new(move || server_metrics::text(&report));
+    scope.spawn_on(&Handle::current(), metrics_http::serve(socket, text));
     log::info!("metrics at http://{address}/metrics");
     Ok(())
-}
-
-fn run_endpoint(scope: &Scope, socket: std::os::fd::OwnedFd, end: &'static str, answer: Answer) {
-    scope.spawn_on(&Handle::current(), async move {
-        if let Err(error) = endpoint::serve(socket, end, answer).await {
-            log::error!("status or metrics can no longer be asked for: {error}");
-        }
-    });
 }

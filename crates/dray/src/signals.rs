@@ -30,6 +30,15 @@ pub fn hold() {
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
 }
 
+/// Waits for a signal that [`hold`] keeps, on a thread that does nothing else.
+pub fn next() -> i32 {
+    let (set, mut signal) = (ending(), 0);
+    // SAFETY: the set is initialised, and the number outlives the call, which fails for an
+    // invalid set only.
+    unsafe { libc::sigwait(&set, &mut signal) };
+    signal
+}
+
 /// How ps(1) and the like call this process: /proc/self/exe says nothing.
 pub fn name_process(name: &CStr) {
     // SAFETY: the name is a C string, of which the kernel takes the first 15 bytes.

@@ -41,8 +41,8 @@ type Reports = Vec<(PathBuf, Value)>;
 
 fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
     let Some(target) = target else { return Ok(everything()) };
-    if let Some(url) = target.to_str().and_then(|text| text.parse::<Target>().ok()) {
-        return of_target(&url);
+    if let Some(text) = target.to_str().filter(|text| text.contains("://")) {
+        return of_url(text);
     }
     let is_socket =
         std::fs::symlink_metadata(target).is_ok_and(|meta| meta.file_type().is_socket());
@@ -50,12 +50,31 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
         return of_socket(target);
     }
     // A mount is found without looking at it, since it may not answer.
-    let mount = paths::absolute(target).ok().and_then(|at| mount_table::find(&at));
+    let mount = std::path::absolute(target).ok().and_then(|at| mount_table::find_around(&at));
+    let behind_link = || paths::absolute(target).ok().and_then(|at| mount_table::find(&at));
+    let mount = mount.or_else(behind_link);
     if let Some(mount) = mount {
         let socket = Kind::Mount.socket(&mount.at);
         return ask_one(&socket).map(|report| vec![(socket, report)]);
     }
     of_export(target)
+}
+
+/// What a target is, or where a server listens, with or without a scheme of ours.
+fn of_url(text: &str) -> Result<Reports, Failure> {
+    if let Ok(target) = text.parse::<Target>() {
+        return of_target(&target);
+    }
+    let host = text.strip_prefix("dray://").map_or(text.to_owned(), |host| format!("tcp://{host}"));
+    let address: Address = host.parse().map_err(Failure::usage)?;
+    let mut servers = everything();
+    servers.retain(|(_, report)| strings(&report["listen"]).any(|one| reaches(one, &address)));
+    match servers.is_empty() {
+        true => Err(Failure::new(format!(
+            "no server of this machine listens at {address}; ask `dray status` on its machine"
+        ))),
+        false => Ok(servers),
+    }
 }
 
 /// The mounts of a target, and its server if that is on this machine.
@@ -174,6 +193,26 @@ fn add_rates(before: &Reports, reports: &mut Reports, elapsed: Duration) {
             "read_bytes_per_s": rate(1),
             "written_bytes_per_s": rate(2),
         });
+        add_client_rates(old, report, seconds);
+    }
+}
+
+/// The same for each client of a server, so that it shows who keeps it busy.
+fn add_client_rates(old: &Value, report: &mut Value, seconds: f64) {
+    for client in report["clients"].as_array_mut().into_iter().flatten() {
+        let same = |other: &&Value| other["session"] == client["session"];
+        let Some(before) = old["clients"].as_array().into_iter().flatten().find(same) else {
+            continue;
+        };
+        let rate = |key: &str| {
+            let count = |of: &Value| of[key].as_f64().unwrap_or(0.0);
+            ((count(client) - count(before)).max(0.0) / seconds * 10.0).round() / 10.0
+        };
+        client["rates"] = json!({
+            "calls_per_s": rate("calls"),
+            "read_bytes_per_s": rate("read_bytes"),
+            "written_bytes_per_s": rate("written_bytes"),
+        });
     }
 }
 
@@ -232,7 +271,9 @@ mod tests {
     #[test]
     fn rates_are_differences_over_time() {
         let report = |reads: u64| {
-            json!({ "kind": "server", "pid": 1, "exports": [{ "name": "a", "ops": {
+            json!({ "kind": "server", "pid": 1, "clients": [
+                { "session": "a", "calls": reads, "read_bytes": reads * 1000 },
+            ], "exports": [{ "name": "a", "ops": {
                 "read": { "count": reads, "bytes": reads * 1000 },
                 "lookup": { "count": 5, "bytes": 0 },
             }}]})
@@ -244,6 +285,8 @@ mod tests {
         let rates = &after[0].1["rates"];
         assert_eq!(rates["operations_per_s"], 10.0);
         assert_eq!(rates["read_bytes_per_s"], 10_000.0);
+        assert_eq!(after[0].1["clients"][0]["rates"]["calls_per_s"], 10.0);
+        assert_eq!(after[0].1["clients"][0]["rates"]["read_bytes_per_s"], 10_000.0);
         after[0].1["pid"] = json!(2);
         after[0].1["rates"] = Value::Null;
         add_rates(&before, &mut after, Duration::from_secs(2));

@@ -9,6 +9,8 @@ use crate::output::plain;
 
 /// Operations shown of each process; the rest is counted.
 const OPERATIONS_SHOWN: usize = 20;
+/// Clients shown of each server, the busiest first; the rest is counted.
+const CLIENTS_SHOWN: usize = 50;
 
 /// All reports as text.
 pub fn render(reports: &[(PathBuf, Value)]) -> String {
@@ -66,7 +68,15 @@ fn server(report: &Value, out: &mut String) {
         vec![text(name), text(below), mode.to_owned(), state, text(dir)]
     });
     table(out, &["EXPORT", "BELOW", "MODE", "STATE", "DIRECTORY"], rows);
-    let rows = list(&report["clients"]).iter().map(|client| {
+    clients(report, out);
+    operations(report, "host", out);
+}
+
+fn clients(report: &Value, out: &mut String) {
+    let mut all: Vec<&Value> = list(&report["clients"]).iter().collect();
+    let busy = |client: &Value| client["rates"]["calls_per_s"].as_f64().unwrap_or(0.0);
+    all.sort_by(|left, right| busy(right).total_cmp(&busy(left)));
+    let rows = all.iter().take(CLIENTS_SHOWN).map(|client| {
         let away = match &client["away_s"] {
             Value::Null => "here".to_owned(),
             since => format!("away {}", age(since)),
@@ -77,15 +87,20 @@ fn server(report: &Value, out: &mut String) {
             away,
             text(&client["open_files"]),
             text(&client["calls"]),
+            text(&client["rates"]["calls_per_s"]),
             size(&client["read_bytes"]),
             size(&client["written_bytes"]),
         ]);
         row
     });
-    let heads =
-        ["CLIENT", "SESSION", "FROM", "EXPORT", "STATE", "FILES", "CALLS", "READ", "WRITTEN"];
+    let heads = [
+        "CLIENT", "SESSION", "FROM", "EXPORT", "STATE", "FILES", "CALLS", "CALLS/S", "READ",
+        "WRITTEN",
+    ];
     table(out, &heads, rows);
-    operations(report, "host", out);
+    if all.len() > CLIENTS_SHOWN {
+        line(out, &format!("  and {} more clients (--json shows all)", all.len() - CLIENTS_SHOWN));
+    }
 }
 
 fn mount(report: &Value, out: &mut String) {
@@ -242,6 +257,16 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
         assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn of_many_clients_the_busiest_are_shown() {
+        let client = |number: usize| json!({ "host": format!("node{number}"), "rates": { "calls_per_s": number as f64 } });
+        let clients: Vec<Value> = (0..CLIENTS_SHOWN + 7).map(client).collect();
+        let text = render(&[(PathBuf::new(), json!({ "kind": "server", "clients": clients }))]);
+        let busiest = text.find(&format!("node{}", CLIENTS_SHOWN + 6)).unwrap();
+        assert!(busiest < text.find("node7 ").unwrap());
+        assert!(!text.contains("node6 ") && text.contains("and 7 more clients"), "{text}");
     }
 
     #[test]

@@ -267,27 +267,6 @@ fn keys_faults_and_metrics_by_configuration() {
     rig.umount(&at);
 }
 
-/// Runs a script in mount namespaces of its own, where what it mounts is its own affair;
-/// `$DRAY`, `$TARGET` and `$DIR` are set. Answers what it printed.
-fn in_namespace(rig: &Rig, script: &str) -> String {
-    use std::os::unix::fs::PermissionsExt;
-    let program = rig.path("dray");
-    fs::copy(env!("CARGO_BIN_EXE_dray"), &program).unwrap();
-    let base = rig.path("");
-    fs::set_permissions(&base, fs::Permissions::from_mode(0o755)).unwrap();
-    let output = std::process::Command::new("unshare")
-        .args(["--mount", "timeout", "30", "sh", "-euc", script])
-        .env("DRAY", &program)
-        .env("TARGET", rig.target())
-        .env("DIR", &base)
-        .env("DRAY_RUN_DIR", rig.path("run"))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{}: {text}{}", output.status, stderr(&output));
-    text
-}
-
 /// exec(2) closes the files of the mount that the child has inherited, and holds a lock then
 /// without which the kernel shows nobody the child's environment.
 #[test]
@@ -301,62 +280,4 @@ fn a_child_that_closes_files_of_the_mount_can_be_started() {
     assert!(children.iter_mut().all(|child| child.wait().unwrap().success()));
     drop(file);
     rig.umount(&at);
-}
-
-#[test]
-fn ordinary_users_mount_through_fusermount3() {
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let anybody = || std::os::unix::fs::PermissionsExt::from_mode(0o777);
-    fs::set_permissions(rig.path("socket"), anybody()).unwrap();
-    fs::set_permissions(rig.path("export"), anybody()).unwrap();
-    // The device may be closed to users on machines where nobody needed it.
-    let text = in_namespace(
-        &rig,
-        r#"
-        mkdir "$DIR/user" "$DIR/user/run" "$DIR/user/mnt"
-        chown -R 65534:65534 "$DIR/user"
-        mknod "$DIR/fuse" c 10 229
-        chmod 666 "$DIR/fuse"
-        mount --bind "$DIR/fuse" /dev/fuse
-        export DRAY_RUN_DIR="$DIR/user/run" AT="$DIR/user/mnt"
-        exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -euc '
-            "$DRAY" mount "$TARGET" "$AT"
-            trap "fusermount3 -uqz $AT || true" EXIT
-            echo mine > "$AT/file"
-            "$DRAY" status "$AT" --interval 0
-            stat -c %u "$AT/file"
-            "$DRAY" umount "$AT"
-        '
-        "#,
-    );
-    assert!(text.contains("MOUNT") && text.ends_with("65534\n"), "{text}");
-    assert_eq!(fs::read(rig.path("export/file")).unwrap(), b"mine\n");
-    assert_eq!(
-        std::os::unix::fs::MetadataExt::uid(&rig.path("export/file").metadata().unwrap()),
-        65534
-    );
-}
-
-#[test]
-fn a_line_of_fstab_is_enough() {
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    fs::write(rig.path("export/file"), "content").unwrap();
-    let text = in_namespace(
-        &rig,
-        r#"
-        mkdir "$DIR/mnt" "$DIR/sbin"
-        ln -s "$DRAY" "$DIR/sbin/mount.dray"
-        mount --bind "$DIR/sbin" "$(readlink -f /sbin)"
-        echo "$TARGET $DIR/mnt dray ro,nosuid,_netdev,nofail,timeout=60 0 0" > "$DIR/fstab"
-        mount --fstab "$DIR/fstab" "$DIR/mnt"
-        trap 'umount -l "$DIR/mnt" 2> /dev/null || true' EXIT
-        cat "$DIR/mnt/file"
-        grep -c "fuse.dray.* ro,nosuid" /proc/mounts
-        touch "$DIR/mnt/file" 2> /dev/null && echo writable
-        umount "$DIR/mnt"
-        "#,
-    );
-    assert_eq!(text, "content1\n");
 }

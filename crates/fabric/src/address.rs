@@ -41,8 +41,17 @@ impl FromStr for Address {
             return Ok(Address::Unix(PathBuf::from(path)));
         }
         let rest = text.strip_prefix("tcp://").unwrap_or(text);
-        let (host, port) = split_port(rest)
-            .ok_or_else(|| format!("`{text}`: expected tcp://HOST:PORT or unix:///PATH"))?;
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        if !rest.starts_with('[') && rest.matches(':').count() > 1 && !rest.contains("://") {
+            return Err(format!(
+                "`{text}`: an IPv6 address goes in brackets, as in tcp://[fd00::1]:7440"
+            ));
+        }
+        let (host, port) = split_port(rest).ok_or_else(|| {
+            format!(
+                "`{text}`: expected tcp://HOST:PORT or unix:///PATH, the port a number up to 65535"
+            )
+        })?;
         Ok(Address::Tcp { host, port })
     }
 }
@@ -88,13 +97,15 @@ mod tests {
             ("node1", "tcp://node1:7440"),
             ("[::1]", "tcp://[::1]:7440"),
             ("tcp://[fe80::1]:99", "tcp://[fe80::1]:99"),
+            ("tcp://node1:7000/", "tcp://node1:7000"),
             ("unix:///run/dray.sock", "unix:///run/dray.sock"),
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
         }
-        for text in ["", "tcp://", "host:port", "host:70000", "unix://run", "[::1", "a b", "h/x:1"]
-        {
+        let wrong = ["", "tcp://", "host:port", "host:70000", "unix://run", "[::1", "a b", "h/x:1"];
+        for text in wrong.iter().chain(&["tcp://::1:7440", "::1", "http://h:1", "tcp:///"]) {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+        assert!("::1".parse::<Address>().unwrap_err().contains("brackets"));
     }
 }

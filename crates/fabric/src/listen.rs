@@ -33,28 +33,33 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address`, on this thread's executor. A Unix socket left over from a
-    /// server that died is replaced; one that somebody answers on is `EADDRINUSE`.
+    /// Listens on `address`, on this thread's executor. All addresses of IPv6 are those of
+    /// IPv4, too, unless somebody listens at these.
+    ///
+    /// A Unix socket left over from a server that died is replaced; one that somebody answers
+    /// on is `EADDRINUSE`, a file that is no socket `EEXIST`, a path that is too long
+    /// `ENAMETOOLONG` (unix(7): 107 bytes).
     pub async fn bind(address: &Address) -> io::Result<Listener> {
         match address {
             Address::Tcp { .. } => {
                 let resolved = resolve(address).await?;
                 let first = *resolved.first().ok_or_else(no_address)?;
-                let socket = Socket::new(Domain::for_address(first), Type::STREAM, None)?;
-                socket.set_reuse_address(true)?;
-                socket.bind(&first.into())?;
+                let socket = bind_tcp(first)?;
                 calm(&socket, first.ip()); // before a connection begins, it inherits this
                 Listener::listen(socket, address.clone(), None)
             }
             Address::Unix(path) => {
-                let name = SockAddr::unix(path)?;
+                let name = unix_name(path)?;
                 if Socket::new(Domain::UNIX, Type::STREAM, None)?.connect(&name).is_ok() {
                     return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
                 }
-                let is_socket = std::fs::symlink_metadata(path)
-                    .is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type()));
-                if is_socket {
-                    std::fs::remove_file(path)?;
+                let is_socket = |meta: &std::fs::Metadata| {
+                    std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type())
+                };
+                match std::fs::symlink_metadata(path) {
+                    Ok(meta) if is_socket(&meta) => std::fs::remove_file(path)?,
+                    Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
+                    Err(_) => {} // bind(2) says what is wrong with the path
                 }
                 let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
                 socket.bind(&name)?;
@@ -120,7 +125,7 @@ pub fn incoming_cpu(socket: &impl AsFd) -> Option<usize> {
 pub async fn connect(address: &Address) -> io::Result<StreamConnection> {
     match address {
         Address::Unix(path) => {
-            let name = SockAddr::unix(path)?;
+            let name = unix_name(path)?;
             connect_to(Domain::UNIX, &name, Peer::Local).await
         }
         Address::Tcp { .. } => {
@@ -135,6 +140,34 @@ pub async fn connect(address: &Address) -> io::Result<StreamConnection> {
             Err(last)
         }
     }
+}
+
+/// A socket bound to `address`. That at all addresses of IPv6 leaves those of IPv4 to whoever
+/// listens there already.
+fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
+    let bind = |ipv6_only: bool| {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        if ipv6_only {
+            socket.set_only_v6(true)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into()).map(|()| socket)
+    };
+    match bind(false) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_all_of_ipv6(address) => {
+            bind(true)
+        }
+        bound => bound,
+    }
+}
+
+fn is_all_of_ipv6(address: SocketAddr) -> bool {
+    address.is_ipv6() && address.ip().is_unspecified()
+}
+
+fn unix_name(path: &std::path::Path) -> io::Result<SockAddr> {
+    // The only thing that can be wrong: there is room for so many bytes.
+    SockAddr::unix(path).map_err(|_| io::Error::from_raw_os_error(libc::ENAMETOOLONG))
 }
 
 async fn connect_to(domain: Domain, name: &SockAddr, peer: Peer) -> io::Result<StreamConnection> {
@@ -208,6 +241,20 @@ mod tests {
         let mut name = SockRef::from(socket).tcp_congestion().unwrap();
         name.retain(|&byte| byte != 0);
         name
+    }
+
+    #[test]
+    fn both_families_can_be_listened_at_together() {
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            let at = |host: &str, port| Address::Tcp { host: host.into(), port };
+            let four = Listener::bind(&at("0.0.0.0", 0)).await.unwrap();
+            let Address::Tcp { port, .. } = *four.address() else { unreachable!() };
+            let six = Listener::bind(&at("::", port)).await.unwrap();
+            let twice = Listener::bind(&at("::", port)).await.err().unwrap();
+            assert_eq!(twice.kind(), io::ErrorKind::AddrInUse);
+            drop((four, six));
+        });
     }
 
     #[test]

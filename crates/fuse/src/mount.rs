@@ -27,6 +27,13 @@ pub struct MountOptions {
     /// Users other than the one who mounts may use it. Root's mounts always allow them;
     /// for others /etc/fuse.conf must.
     pub allow_other: bool,
+    /// What may not be done there.
+    pub flags: MountFlags,
+}
+
+/// Flags of mount(2) that may also be changed later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountFlags {
     /// Read only.
     pub read_only: bool,
     /// Set-id programs do not change identity. Always so for ordinary users.
@@ -37,16 +44,25 @@ pub struct MountOptions {
     pub no_exec: bool,
 }
 
+impl MountFlags {
+    fn bits(self) -> libc::c_ulong {
+        let flags = [
+            (self.read_only, libc::MS_RDONLY),
+            (self.no_suid, libc::MS_NOSUID),
+            (self.no_dev, libc::MS_NODEV),
+            (self.no_exec, libc::MS_NOEXEC),
+        ];
+        flags.iter().filter(|(set, _)| *set).fold(0, |all, (_, flag)| all | flag)
+    }
+}
+
 impl Default for MountOptions {
     fn default() -> MountOptions {
         MountOptions {
             source: "dray".to_owned(),
             default_permissions: false,
             allow_other: false,
-            read_only: false,
-            no_suid: false,
-            no_dev: false,
-            no_exec: false,
+            flags: MountFlags::default(),
         }
     }
 }
@@ -73,13 +89,6 @@ fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     if options.default_permissions {
         data.push_str(",default_permissions");
     }
-    let flags = [
-        (options.read_only, libc::MS_RDONLY),
-        (options.no_suid, libc::MS_NOSUID),
-        (options.no_dev, libc::MS_NODEV),
-        (options.no_exec, libc::MS_NOEXEC),
-    ];
-    let flags = flags.iter().filter(|(set, _)| *set).fold(0, |all, (_, flag)| all | flag);
     let (source, target) = (c_string(OsStr::new(&options.source))?, c_string(at.as_os_str())?);
     let data = c_string(OsStr::new(&data))?;
     // SAFETY: all pointers are to C strings that outlive the call.
@@ -88,11 +97,30 @@ fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
             source.as_ptr(),
             target.as_ptr(),
             c"fuse.dray".as_ptr(),
-            flags,
+            options.flags.bits(),
             data.as_ptr().cast(),
         )
     };
     if result == 0 { Ok(device) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Gives the mount on `at` other flags; everything else stays. Errors: those of mount(2),
+/// `EPERM` for ordinary users among them.
+pub fn remount(at: &Path, flags: MountFlags) -> io::Result<()> {
+    let target = c_string(at.as_os_str())?;
+    let nothing = std::ptr::null();
+    // SAFETY: the target is a C string that outlives the call; source, type and data are not
+    // looked at, and may be null (mount(2)).
+    let result = unsafe {
+        libc::mount(
+            nothing,
+            target.as_ptr(),
+            nothing,
+            libc::MS_REMOUNT | flags.bits(),
+            nothing.cast(),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn c_string(text: &OsStr) -> io::Result<CString> {
@@ -110,8 +138,8 @@ fn mount_as_user(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let words = [
         (options.default_permissions, ",default_permissions"),
         (options.allow_other, ",allow_other"),
-        (options.read_only, ",ro"),
-        (options.no_exec, ",noexec"),
+        (options.flags.read_only, ",ro"),
+        (options.flags.no_exec, ",noexec"),
     ];
     words.iter().filter(|(set, _)| *set).for_each(|(_, word)| list.push_str(word));
     let output = Command::new(FUSERMOUNT)

@@ -13,4 +13,4 @@ mod observe;
 mod observed;
 
 pub use observe::{Admit, Call, Observer, Outcome};
-pub use observed::Observed;
+pub use observed::{Observed, observed_file};

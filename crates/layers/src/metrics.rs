@@ -187,15 +187,17 @@ impl OpSnapshot {
 
 impl Snapshot {
     /// Adds the samples of `self` under `labels` (such as `export="home"`), in the text
-    /// format of Prometheus. Headers are written by [`prometheus_headers`], once.
+    /// format of Prometheus. Headers are written by [`PrometheusText::finish`], once.
     pub fn prometheus(&self, labels: &str, out: &mut PrometheusText) {
         let comma = if labels.is_empty() { "" } else { "," };
         for one in &self.ops {
             let all = format!("{labels}{comma}op=\"{}\"", one.op.name());
-            let _ = writeln!(out.bytes, "dray_bytes_total{{{all}}} {}", one.bytes);
+            let prefix = out.prefix;
+            // Writing to a string cannot fail.
+            let _ = writeln!(out.bytes, "{prefix}_bytes_total{{{all}}} {}", one.bytes);
             for (errno, count) in &one.errors {
-                let _ =
-                    writeln!(out.errors, "dray_errors_total{{{all},errno=\"{errno}\"}} {count}");
+                let name = "errors_total";
+                let _ = writeln!(out.errors, "{prefix}_{name}{{{all},errno=\"{errno}\"}} {count}");
             }
             out.histogram(one, &all);
         }
@@ -231,16 +233,22 @@ fn micros(time: Duration) -> f64 {
 }
 
 /// Samples on their way into one text, in which all those of a metric stand together.
-#[derive(Default)]
 pub struct PrometheusText {
+    prefix: &'static str,
     bytes: String,
     errors: String,
     latency: String,
 }
 
 impl PrometheusText {
+    /// No samples yet, of metrics whose names begin with `prefix` and an underscore.
+    pub fn new(prefix: &'static str) -> PrometheusText {
+        let (bytes, errors, latency) = Default::default();
+        PrometheusText { prefix, bytes, errors, latency }
+    }
+
     fn histogram(&mut self, one: &OpSnapshot, labels: &str) {
-        let name = "dray_latency_seconds";
+        let name = format!("{}_latency_seconds", self.prefix);
         let mut sum = 0;
         let last = one.classes.iter().rposition(|&count| count > 0).unwrap_or(0);
         for (class, count) in one.classes.iter().enumerate().take(last + 1) {
@@ -257,13 +265,14 @@ impl PrometheusText {
 
     /// The whole text.
     pub fn finish(self) -> String {
+        let prefix = self.prefix;
         format!(
-            "# HELP dray_bytes_total Bytes moved by an operation.\n\
-             # TYPE dray_bytes_total counter\n{}\
-             # HELP dray_errors_total Operations that failed, by error number.\n\
-             # TYPE dray_errors_total counter\n{}\
-             # HELP dray_latency_seconds Time that operations took.\n\
-             # TYPE dray_latency_seconds histogram\n{}",
+            "# HELP {prefix}_bytes_total Bytes moved by an operation.\n\
+             # TYPE {prefix}_bytes_total counter\n{}\
+             # HELP {prefix}_errors_total Operations that failed, by error number.\n\
+             # TYPE {prefix}_errors_total counter\n{}\
+             # HELP {prefix}_latency_seconds Time that operations took.\n\
+             # TYPE {prefix}_latency_seconds histogram\n{}",
             self.bytes, self.errors, self.latency
         )
     }
@@ -312,7 +321,7 @@ mod tests {
         let metrics = Metrics::new();
         observe(&metrics, Op::Write, 10, None, 1);
         observe(&metrics, Op::Write, 10, None, 100);
-        let mut text = PrometheusText::default();
+        let mut text = PrometheusText::new("dray");
         metrics.snapshot().prometheus("export=\"a\"", &mut text);
         metrics.snapshot().prometheus("export=\"b\"", &mut text);
         let text = text.finish();

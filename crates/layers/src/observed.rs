@@ -24,7 +24,7 @@ impl<O: Observer> Observed<O> {
     }
 
     fn file(&self, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
-        Arc::new(ObservedFile { inner: file, observer: self.observer.clone() })
+        observed_file(file, &self.observer)
     }
 
     fn call<'a>(&self, op: Op, id: FileId) -> Call<'a> {
@@ -34,6 +34,11 @@ impl<O: Observer> Observed<O> {
     fn named<'a>(&self, op: Op, dir: FileId, name: &'a Name) -> Call<'a> {
         Call { name: Some(name), ..Call::new(op, dir) }
     }
+}
+
+/// Puts `observer` around one file that was opened otherwise.
+pub fn observed_file<O: Observer>(file: Arc<dyn OpenFile>, observer: &Arc<O>) -> Arc<dyn OpenFile> {
+    Arc::new(ObservedFile { inner: file, observer: observer.clone() })
 }
 
 async fn admitted<O: Observer>(observer: &O, cx: &Context, call: &Call<'_>) -> Result<()> {

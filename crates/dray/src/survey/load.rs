@@ -258,7 +258,7 @@ impl Tally {
     }
 
     fn goes_on(&self) -> bool {
-        self.last < self.end
+        self.last < self.end && !crate::interrupt::came()
     }
 
     fn did_one(&mut self) {

@@ -21,7 +21,7 @@ use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{Doing, Failure};
 use crate::sandbox::Sandbox;
-use crate::{mount_table, output, paths};
+use crate::{interrupt, mount_table, output, paths};
 
 /// Most threads of a load.
 const THREADS_MAX: usize = 64;
@@ -62,6 +62,7 @@ enum Subject {
 /// Measures and shows.
 pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     check(args)?;
+    interrupt::watch()?;
     let subject = subject(&args.target)?;
     let key = crate::serve::parse_auth(args.auth.as_deref().unwrap_or("none"))?;
     let timeout = Some(Duration::from_secs(30));
@@ -168,12 +169,15 @@ impl Survey<'_> {
         threads: usize,
         block_bytes: usize,
     ) -> Result<(), Failure> {
+        interrupt::check()?;
         self.done += 1;
         let name = work.name();
         progress(&format!("{:3}  {cut}: {name} {block_bytes} bytes, {threads} threads", self.done));
         let duration = Duration::from_secs_f64(self.args.seconds);
         let load = Load { work, threads, block_bytes, duration };
-        let outcome = load.run(place).doing(|| format!("the cut `{cut}` failed ({name})"))?;
+        let outcome = load.run(place);
+        interrupt::check()?; // before what it has spoiled is told
+        let outcome = outcome.doing(|| format!("the cut `{cut}` failed ({name})"))?;
         let row = row(cut, &load, &outcome);
         if self.args.json {
             output::print_line(&row)?;

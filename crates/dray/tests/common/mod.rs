@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 pub mod daemons;
+pub mod exposition;
 mod launcher;
 pub mod load;
 
@@ -125,6 +126,12 @@ impl Rig {
         server
     }
 
+    /// Starts the command.
+    pub fn start_command(&mut self, args: &[&str]) -> Pid {
+        let command = self.command(args);
+        self.launcher.get_mut().start(&command, None, None)
+    }
+
     /// Starts an application: a shell script, with `at` as `$AT`.
     pub fn start(&mut self, script: &str, at: &Path) -> Pid {
         let mut command = Command::new("sh");
@@ -211,6 +218,13 @@ impl Drop for Rig {
             self.launcher.get_mut().wait(server);
         }
     }
+}
+
+/// What the launcher's shell says of an end: a process that ends with 128 and a number looks
+/// to it like one that the signal of that number has ended.
+pub fn exit_code(status: std::process::ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap()
 }
 
 fn as_user(uid: u32) -> Command {

@@ -62,7 +62,14 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ConnectError::Unreachable { target, error } => {
-                write!(f, "cannot connect to {target}: {error}; is `dray serve` running there?")
+                let advice = match error.raw_os_error() {
+                    None => "is the name right?",
+                    Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
+                        "is that machine up, and does every firewall let the port through?"
+                    }
+                    Some(_) => "is `dray serve` running there?",
+                };
+                write!(f, "cannot connect to {target}: {error}; {advice}")
             }
             ConnectError::Refused { message, .. } => f.write_str(message),
             ConnectError::Protocol(message) => f.write_str(message),

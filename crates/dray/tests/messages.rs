@@ -1,0 +1,217 @@
+//! What the command says when it is asked for what cannot be: what happened, to what, and what
+//! to do; and the exit code.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+use common::{Rig, is_mounted, wait_for};
+
+fn said(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+#[test]
+fn addresses_that_cannot_be_listened_at() {
+    let rig = Rig::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    fs::write(rig.path("file"), "mine").unwrap();
+    let below = |name: &str| format!("unix://{}", rig.path(name).display());
+    for (listen, code, words) in [
+        (format!("tcp://127.0.0.1:{port}"), 1, "another server listens there (`ss -ltnp`"),
+        (below("file"), 1, "something that is no socket"),
+        (below("none/socket"), 1, "its directory must exist"),
+        (below(&"x".repeat(120)), 1, "at most 107 bytes"),
+        ("tcp://192.0.2.1:7440".to_owned(), 1, "this machine has no such address"),
+        ("tcp://no.such.host.invalid".to_owned(), 1, "is the name right?"),
+        ("tcp://::1:7440".to_owned(), 2, "goes in brackets"),
+        ("tcp://127.0.0.1:99999".to_owned(), 2, "up to 65535"),
+        ("unix://socket".to_owned(), 2, "absolute path"),
+        ("http://127.0.0.1".to_owned(), 2, "tcp://HOST:PORT"),
+    ] {
+        let export = format!("a={}", rig.path("export").display());
+        let state = rig.path("state");
+        let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
+        let output = rig.run(&[&args[..], &[state.to_str().unwrap()]].concat());
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(code), "{listen}: {said}");
+        assert!(said.contains(words), "{listen}: {said}");
+    }
+    assert_eq!(fs::read(rig.path("file")).unwrap(), b"mine");
+}
+
+#[test]
+fn keys_that_are_none() {
+    let rig = Rig::new();
+    for (name, text, mode) in [("empty", "", 0o600), ("short", "abc", 0o600)] {
+        fs::write(rig.path(name), text).unwrap();
+        fs::set_permissions(rig.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    fs::write(rig.path("open"), "0123456789abcdef0123").unwrap();
+    fs::set_permissions(rig.path("open"), fs::Permissions::from_mode(0o644)).unwrap();
+    let file = |name: &str| format!("psk:{}", rig.path(name).display());
+    for (auth, words) in [
+        (file("empty"), "at least 16 bytes"),
+        (file("short"), "at least 16 bytes"),
+        (file("open"), "chmod 600"),
+        (file("none"), "No such file"),
+        ("psk:".to_owned(), "psk:FILE"),
+        ("psk".to_owned(), "psk:FILE"),
+        ("pks:/key".to_owned(), "psk:FILE"),
+    ] {
+        let options = format!("auth={auth}");
+        let (target, at) = (rig.target(), rig.path("state"));
+        let mount = ["mount", &target, at.to_str().unwrap(), "-o", &options];
+        for args in [&["serve", "--export", "a=/tmp", "--auth", &auth][..], &mount] {
+            let output = rig.run(args);
+            let said = said(&output);
+            assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+            assert!(said.contains(words), "{args:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn configurations_that_make_no_sense_are_named_with_their_file() {
+    let rig = Rig::new();
+    let config = rig.path("dray.toml");
+    for (text, words) in [
+        ("lissen = []\n", "line 1: unknown key `lissen` in the top level; did you mean `listen`?"),
+        ("[export]\nname = 'a'\n", "[[export]], with two brackets"),
+        ("[[export]]\nname='a'\ndir='/tmp'\nreadonly=true\n", "did you mean `read_only`?"),
+        ("[[export]]\nname='a'\ndir='/tmp'\nread_only='yes'\n", "expected a boolean"),
+        ("[[export]]\nname='a'\ndir='/tmp'\nsquash='rot'\n", "did you mean `root`?"),
+        ("[[export]]\nname='a'\n", "export `a` has no directory"),
+        ("listen = ['tpc://0.0.0.0']\n", "listen: `tpc://0.0.0.0`"),
+        ("clients_max = 0\n", "would let nobody in"),
+        ("metrics = '9100'\n", "is not ADDR:PORT"),
+        ("a = [\n", "unclosed array"),
+    ] {
+        fs::write(&config, text).unwrap();
+        let output = rig.run(&["serve", "--config", config.to_str().unwrap()]);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}: {said}");
+        assert!(said.contains("dray.toml: ") && said.contains(words), "{text}: {said}");
+        assert!(!said.ends_with("\n\n"), "{said:?}");
+    }
+}
+
+#[test]
+fn mount_points_that_cannot_be() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mo unt", "");
+    fs::write(rig.path("file"), "").unwrap();
+    std::os::unix::fs::symlink(&at, rig.path("link")).unwrap();
+    for (name, words) in [
+        ("none", "make the directory first"),
+        ("file", "is not a directory"),
+        ("mo unt/", "has a dray mount already"),
+        ("link", "has a dray mount already"),
+        ("/", "nobody would see"),
+    ] {
+        let output = rig.run(&["mount", &rig.target(), rig.path(name).to_str().unwrap()]);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{name}: {said}");
+        assert!(said.contains(words), "{name}: {said}");
+    }
+    // A path in the mount means the mount.
+    fs::create_dir(at.join("dir")).unwrap();
+    let text = rig.demand(&["status", at.join("dir").to_str().unwrap(), "--interval", "0"]);
+    assert!(text.starts_with("MOUNT"), "{text}");
+    let socket = format!("unix://{}", rig.path("socket").display());
+    assert!(rig.demand(&["status", &socket, "--interval", "0"]).starts_with("SERVER"));
+    let output = rig.run(&["status", "tcp://192.0.2.1"]);
+    assert!(said(&output).contains("no server of this machine listens at tcp://192.0.2.1:7440"));
+    rig.umount(&at);
+}
+
+/// head(1) has what it wanted, and goes.
+#[test]
+fn a_reader_that_goes_is_no_failure() {
+    let script = "{ sleep 0.3; \"$0\" completions powershell; } | true";
+    let output = Command::new("bash")
+        .args(["-o", "pipefail", "-c", script, env!("CARGO_BIN_EXE_dray")])
+        .output()
+        .unwrap();
+    assert_eq!((output.status.code(), said(&output)), (Some(0), String::new()));
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_dray"))
+        .args(["completions", "bash"])
+        .stdout(full)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("cannot print"), "{}", said(&output));
+}
+
+#[test]
+fn a_server_that_comes_late_is_waited_for_if_asked() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let at = rig.path("late");
+    fs::create_dir(&at).unwrap();
+    let (target, place) = (rig.target(), at.to_str().unwrap().to_owned());
+    let output = rig.run(&["mount", &target, &place]);
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    let mounting = rig.start_command(&["mount", &target, &place, "-o", "retry=20"]);
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert!(!mounting.is_over());
+    rig.serve(&[]);
+    assert!(rig.end_of(mounting).success());
+    assert!(is_mounted(&at));
+    rig.demand(&["umount", &place]);
+    // Whoever gives up waiting leaves nobody behind who mounts later.
+    rig.end_server(libc::SIGTERM);
+    let mounting = rig.start_command(&["mount", &target, &place, "-o", "retry=60"]);
+    wait_for("both processes", || words_in_processes(&place) == 2);
+    mounting.signal(libc::SIGTERM);
+    assert!(!rig.end_of(mounting).success());
+    wait_for("the end of both", || words_in_processes(&place) == 0);
+}
+
+/// Processes that have this word in their command line.
+fn words_in_processes(word: &str) -> usize {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    let with = |line: &Vec<u8>| line.split(|byte| *byte == 0).any(|one| one == word.as_bytes());
+    // The shell that starts things has it within a longer word.
+    lines.filter(with).count()
+}
+
+/// Ctrl-C, in each cut that has something to be removed.
+#[test]
+fn a_survey_that_is_interrupted_leaves_nothing_behind() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let dir = rig.path("export");
+    let names = |dir: &std::path::Path| -> Vec<_> {
+        fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()).collect()
+    };
+    for (cut, signal) in [("backend", libc::SIGINT), ("full", libc::SIGTERM)] {
+        let args = ["survey", dir.to_str().unwrap(), "--seconds", "0.3", "--threads", "1"];
+        let survey = rig.start_command(&[&args[..], &["--block", "4K"]].concat());
+        let base = std::env::temp_dir().join(format!("dray-survey-{}", survey.0));
+        let begun = || match cut {
+            "full" => is_mounted(&base.join("mount")),
+            _ => !names(&dir).is_empty(),
+        };
+        wait_for("the cut", begun);
+        survey.signal(signal);
+        assert_eq!(common::exit_code(rig.end_of(survey)), 128 + signal, "{cut}");
+        assert!(names(&dir).is_empty(), "{:?}", names(&dir));
+        assert!(!base.exists() && !is_mounted(&base.join("mount")), "{cut}");
+    }
+}

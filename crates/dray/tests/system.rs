@@ -1,0 +1,204 @@
+//! dray among the programs of a system: mount(8) and fstab, fusermount3 for ordinary users, and
+//! what is installed. Needs root.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::Rig;
+
+/// The program, where everybody may run it.
+fn program(rig: &Rig) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let program = rig.path("dray");
+    if !program.exists() {
+        fs::copy(env!("CARGO_BIN_EXE_dray"), &program).unwrap();
+        fs::set_permissions(rig.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    program
+}
+
+/// Runs a script in namespaces of its own (unshare(1)), where what it mounts is its own affair;
+/// `$DRAY`, `$TARGET` and `$DIR` are set. Answers what it printed.
+fn in_namespace(rig: &Rig, spaces: &[&str], script: &str) -> String {
+    let output = Command::new("unshare")
+        .args(spaces)
+        .args(["timeout", "30", "sh", "-euc", script])
+        .env("DRAY", program(rig))
+        .env("TARGET", rig.target())
+        .env("DIR", rig.path("").to_str().unwrap().trim_end_matches('/'))
+        .env("DRAY_RUN_DIR", rig.path("run"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {text}{errors}", output.status);
+    text
+}
+
+#[test]
+fn ordinary_users_mount_through_fusermount3() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let anybody = || std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(rig.path("socket"), anybody()).unwrap();
+    fs::set_permissions(rig.path("export"), anybody()).unwrap();
+    // The device may be closed to users on machines where nobody needed it.
+    let text = in_namespace(
+        &rig,
+        &["--mount"],
+        r#"
+        mkdir "$DIR/user" "$DIR/user/run" "$DIR/user/mnt"
+        chown -R 65534:65534 "$DIR/user"
+        mknod "$DIR/fuse" c 10 229
+        chmod 666 "$DIR/fuse"
+        mount --bind "$DIR/fuse" /dev/fuse
+        export DRAY_RUN_DIR="$DIR/user/run" AT="$DIR/user/mnt"
+        exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -euc '
+            "$DRAY" mount "$TARGET" "$AT"
+            trap "fusermount3 -uqz $AT || true" EXIT
+            echo mine > "$AT/file"
+            "$DRAY" status "$AT" --interval 0
+            stat -c %u "$AT/file"
+            "$DRAY" umount "$AT"
+        '
+        "#,
+    );
+    assert!(text.contains("MOUNT") && text.ends_with("65534\n"), "{text}");
+    assert_eq!(fs::read(rig.path("export/file")).unwrap(), b"mine\n");
+    assert_eq!(
+        std::os::unix::fs::MetadataExt::uid(&rig.path("export/file").metadata().unwrap()),
+        65534
+    );
+}
+
+#[test]
+fn a_line_of_fstab_is_enough() {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    fs::write(rig.path("export/file"), "content").unwrap();
+    let text = in_namespace(
+        &rig,
+        &["--mount"],
+        r#"
+        mkdir "$DIR/mnt" "$DIR/sbin"
+        ln -s "$DRAY" "$DIR/sbin/mount.dray"
+        mount --bind "$DIR/sbin" "$(readlink -f /sbin)"
+        echo "$TARGET $DIR/mnt dray ro,nosuid,_netdev,nofail,timeout=60 0 0" > "$DIR/fstab"
+        mount --fstab "$DIR/fstab" "$DIR/mnt"
+        trap 'umount -l "$DIR/mnt" 2> /dev/null || true' EXIT
+        cat "$DIR/mnt/file"
+        grep -c "fuse.dray.* ro,nosuid" /proc/mounts
+        touch "$DIR/mnt/file" 2> /dev/null && echo writable
+        umount "$DIR/mnt"
+        "#,
+    );
+    assert_eq!(text, "content1\n");
+}
+
+/// Puts mount.dray where mount(8) looks for it, a line in fstab, and a server at the default
+/// port of a network of its own.
+const SERVED_AT_THE_DEFAULT_PORT: &str = r#"
+    ip link set lo up
+    mkdir -p "$DIR/mnt" "$DIR/sbin"
+    for name in mount.dray mount.fuse.dray; do ln -s "$DRAY" "$DIR/sbin/$name"; done
+    mount --bind "$DIR/sbin" "$(readlink -f /sbin)"
+    touch "$DIR/fstab"
+    mount --bind "$DIR/fstab" /etc/fstab
+    line() { echo "$1 $DIR/mnt dray $2 0 0" > "$DIR/fstab"; }
+    flags() { findmnt -no OPTIONS "$DIR/mnt" | cut -d, -f1-4; }
+    "$DRAY" -q serve --export "a=$DIR/export,squash=none" --state "$DIR/state" & SERVER=$!
+    trap 'umount -l "$DIR/mnt" 2> /dev/null || true; kill $SERVER' EXIT
+    n=0; until "$DRAY" status a > /dev/null 2>&1 || [ $n = 100 ]; do n=$((n+1)); sleep 0.1; done
+"#;
+
+fn with_server(rig: &Rig, script: &str) -> String {
+    in_namespace(rig, &["--mount", "--net"], &format!("{SERVED_AT_THE_DEFAULT_PORT}{script}"))
+}
+
+/// mount -a knows a mount again by its source and place, so the source is what fstab says.
+#[test]
+fn mount_a_finds_what_is_mounted_already() {
+    if common::skipped() {
+        return;
+    }
+    let rig = Rig::new();
+    let text = with_server(
+        &rig,
+        r#"
+        for source in dray://127.0.0.1/a dray://localhost/a/ dray://localhost:7440/a; do
+            line "$source" _netdev,nofail,timeout=60,x-systemd.automount
+            mount -a && mount -a
+            findmnt -no SOURCE,FSTYPE "$DIR/mnt"
+            df --output=source "$DIR/mnt" | tail -n 1
+            grep -c " $DIR/mnt " /proc/mounts
+            umount "$DIR/mnt"
+        done
+        "#,
+    );
+    let mut expected = String::new();
+    for source in ["dray://127.0.0.1/a", "dray://localhost/a/", "dray://localhost:7440/a"] {
+        expected += &format!("{source} fuse.dray\n{source}\n1\n");
+    }
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_mount_can_be_made_read_only_and_writable_again() {
+    if common::skipped() {
+        return;
+    }
+    let rig = Rig::new();
+    let text = with_server(
+        &rig,
+        r#"
+        line dray://127.0.0.1/a nosuid,timeout=60
+        mount "$DIR/mnt"
+        echo one > "$DIR/mnt/file"
+        mount -o remount,ro "$DIR/mnt"
+        flags
+        echo two > "$DIR/mnt/file" || echo refused
+        mount -o remount,rw "$DIR/mnt"
+        flags
+        echo three > "$DIR/mnt/file"
+        cat "$DIR/mnt/file"
+        : > "$DIR/fstab"
+        mount -o remount,ro "$DIR/mnt" # by the type that the kernel shows
+        flags
+        "$DRAY" mount dray://127.0.0.1/a "$DIR" -o remount,ro || echo $?
+        "#,
+    );
+    assert_eq!(
+        text,
+        "ro,nosuid,relatime,user_id=0\nrefused\nrw,nosuid,relatime,user_id=0\nthree\nro,nosuid,relatime,user_id=0\n1\n"
+    );
+}
+
+#[test]
+fn what_fstab_says_to_others_is_no_concern_of_ours() {
+    if common::skipped() {
+        return;
+    }
+    let rig = Rig::new();
+    let text = with_server(
+        &rig,
+        r#"
+        for options in defaults noauto,nofail _netdev,x-systemd.mount-timeout=30s,x-gvfs-hide \
+            users owner group noexec,ro relatime,lazytime,async comment=mine; do
+            line dray://127.0.0.1/a "$options"
+            mount "$DIR/mnt"
+            flags | sed 's/,relatime.*//'
+            umount "$DIR/mnt"
+        done
+        line dray://127.0.0.1/a sync
+        mount "$DIR/mnt" 2>&1 || echo $?
+        "#,
+    );
+    let restricted = "rw,nosuid,nodev,noexec";
+    let flags = ["rw", "rw", "rw", restricted, "rw,nosuid,nodev", "rw,nosuid,nodev"];
+    let flags = [&flags[..], &["ro,noexec", "rw", "rw"]].concat().join("\n");
+    let refused =
+        "dray: mount option `sync`: not offered: let programs sync what must be on media\n1\n";
+    assert_eq!(text, format!("{flags}\n{refused}"));
+}
