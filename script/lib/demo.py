@@ -288,4 +288,11 @@ def main():
     sys.exit(0 if good else 1)
 
 
-main()
+try:
+    main()
+except KeyboardInterrupt:
+    say("   interrupted")
+    sys.exit(130)
+except (OSError, subprocess.CalledProcessError) as error:
+    say(f"   {error}")
+    sys.exit(1)

@@ -9,6 +9,7 @@
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 . "$(dirname "$0")/../lib/guest.sh"
+. "$(dirname "$0")/../lib/losses.sh"
 transport=${1:-classic}
 begin outage
 
@@ -84,14 +85,6 @@ on_media() {
     rm "$scratch/copy"
 }
 
-# told NAME KEY: a number of the mount's status on what may not be on media.
-told() {
-    "$DRAY" status "$scratch/$1" --json |
-        python3 -c 'import json, sys; print(json.load(sys.stdin)["unsynced"][sys.argv[1]])' "$2"
-}
-
-sync_7() { LC_ALL=C dd if=/dev/null conv=fsync >&7; }
-
 # What was written and not synced is there after the outage, in open and in closed files; what
 # is written while the machine is away waits for it.
 kept_is_sent_again() {
@@ -131,17 +124,14 @@ kept_is_sent_again() {
 # of names, the mount's status tells.
 not_kept_is_told() {
     mount_at bare replay=0
-    local at=$scratch/bare said
+    local at=$scratch/bare
     exec 7<>"$at/told"
     head -c 1000000 /dev/urandom >&7
     head -c 1000000 /dev/urandom >"$at/untold"
     echo here >"$at/fresh"
     power_off
     power_on
-    said=$(sync_7 2>&1) && return 1
-    echo "$said"
-    [[ $said == *"Input/output error"* ]]
-    sync_7
+    sync_7_tells_once
     exec 7>&-
     [ "$(told bare losses)" -ge 2 ]
     "$DRAY" status "$at" --json | grep -q "it was not kept"

@@ -4,6 +4,7 @@
 # kept is sent again; of what they did not keep they are told. power.sh [classic|uring]
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
+. "$(dirname "$0")/../lib/losses.sh"
 transport=${1:-classic}
 begin power
 store 300
@@ -34,20 +35,12 @@ lose_power() {
     echo "$boot" >"$scratch/boot" # for those after a check, which is a subshell
 }
 
-# told NAME KEY: a number of the mount's status on what may not be on media.
-told() {
-    "$DRAY" status "$scratch/$1" --json |
-        python3 -c 'import json, sys; print(json.load(sys.stdin)["unsynced"][sys.argv[1]])' "$2"
-}
-
 # base NAME...: files that are there, and empty, whatever happens.
 base() {
     local name
     for name in "$@"; do : >"$scratch/mnt/$name"; done
     sync -f "$scratch/store"
 }
-
-sync_7() { LC_ALL=C dd if=/dev/null conv=fsync >&7; }
 
 # What was written and not synced is there after the loss, in open and in closed files.
 kept_is_sent_again() {
@@ -78,17 +71,14 @@ kept_is_sent_again() {
 # the mount's status tells.
 not_kept_is_told() {
     mount_at bare replay=0
-    local at=$scratch/bare said
+    local at=$scratch/bare
     base told untold
     exec 7<>"$at/told"
     head -c 3000000 /dev/urandom >&7
     head -c 3000000 /dev/urandom >"$at/untold"
     lose_power
     serve_machine
-    said=$(sync_7 2>&1) && return 1
-    echo "$said"
-    [[ $said == *"Input/output error"* ]]
-    sync_7
+    sync_7_tells_once
     exec 7>&-
     [ "$(told bare losses)" -ge 2 ]
     [ "$(told bare lost_bytes)" -ge 6000000 ]
