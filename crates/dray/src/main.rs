@@ -9,6 +9,7 @@ mod config;
 mod control;
 mod daemonize;
 mod demo;
+mod descriptors;
 mod endpoint;
 mod error;
 mod evict;

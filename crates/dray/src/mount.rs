@@ -181,8 +181,13 @@ impl Mount {
                     Ok(read_only) => return Ok(read_only),
                     Err(error) => error,
                 };
-                let unreachable = matches!(error, ConnectError::Unreachable { .. });
-                if !unreachable || begin.elapsed() + RETRY_PAUSE > self.plan.retry {
+                // Not there, or full for the moment.
+                let may_pass = matches!(
+                    error,
+                    ConnectError::Unreachable { .. }
+                        | ConnectError::Refused { errno: Errno::EAGAIN, .. }
+                );
+                if !may_pass || begin.elapsed() + RETRY_PAUSE > self.plan.retry {
                     return Err(error.into());
                 }
                 if !std::mem::replace(&mut told, true) {

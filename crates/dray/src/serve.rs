@@ -18,6 +18,7 @@ use dray_rt::{DriverKind, Executor, Handle, Scope};
 use crate::args::ServeArgs;
 use crate::config::Config;
 use crate::control::{self, Kind};
+use crate::descriptors::Descriptors;
 use crate::endpoint::{self, Answer};
 use crate::error::{Doing, Failure};
 use crate::export::ExportPlan;
@@ -32,12 +33,6 @@ use crate::{hang, metrics_http, paths, server_metrics};
 
 /// Where a server listens that was not told: this machine alone can get there.
 const DEFAULT_LISTEN: &str = "127.0.0.1";
-
-/// Descriptors for neither files nor connections: the server's own, and those that a call
-/// needs for a moment.
-const DESCRIPTORS_SPARE: usize = 64;
-/// Connections that there may be, whatever the limit of descriptors.
-const CONNECTIONS_MIN: usize = 32;
 
 /// How long no connection is accepted after one could not be.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -69,16 +64,16 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let plan = plan(args)?;
     let mut options = server_options(&plan)?;
     warn_of_openness(&plan);
-    // Half of the descriptors are for files.
-    let connections = (paths::raise_file_limit() / 2).saturating_sub(DESCRIPTORS_SPARE);
-    options.connections_max = connections.clamp(CONNECTIONS_MIN, options.connections_max);
+    let descriptors = Descriptors::divide(paths::raise_file_limit(), plan.exports.len());
+    options.connections_max = descriptors.connections.min(options.connections_max);
     signals::hold();
     let mut state = StateDir::open(&plan.state)?;
     let keeper = start_keeper(&plan.state);
     let mut exports = Vec::new();
     let mut reports = Vec::new();
     for export in &plan.exports {
-        let (export, report) = open_export(export, &plan.config, &mut state, keeper.clone())?;
+        let (export, report) =
+            open_export(export, &plan.config, &mut state, keeper.clone(), descriptors)?;
         exports.push(export);
         reports.push(report);
     }
@@ -264,6 +259,7 @@ fn open_export(
     config: &Config,
     state: &mut StateDir,
     keeper: Option<Arc<KeeperClient>>,
+    descriptors: Descriptors,
 ) -> Result<(Export, ExportReport), Failure> {
     let what = || format!("cannot export {} as `{}`", plan.dir.display(), plan.name);
     let dir = std::fs::canonicalize(&plan.dir).doing(what)?;
@@ -290,6 +286,8 @@ fn open_export(
         id_key: Some(identity.key),
         threads_max: if plan.threads == 0 { defaults.threads_max } else { plan.threads },
         keeper: keeper.map(|keeper| keeper as Arc<dyn Keeper>),
+        open_descriptors_max: descriptors.files_of_each,
+        inode_cache_max: descriptors.inodes_of_each,
         ..defaults
     };
     let posix = PosixFs::open(&dir, identity.uuid, options).map_err(|error| {
@@ -376,8 +374,11 @@ async fn accept(listener: Listener, server: Server, workers: Arc<Workers>) {
     loop {
         match listener.accept().await {
             Ok((socket, peer)) => {
+                let Some(admission) = server.admit(peer) else { continue }; // it is closed
                 let (workers, server) = (workers.clone(), server.clone());
-                dray_rt::spawn(async move { workers.serve(&server, socket, peer).await });
+                dray_rt::spawn(async move {
+                    workers.serve(&server, (socket, peer), admission).await;
+                });
             }
             Err(error) => {
                 // Out of descriptors or memory: what there is goes on, and later is better.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_fabric::{Peer, StreamConnection};
-use dray_rpc::server::{Server, wanted_export};
+use dray_rpc::server::{Admission, Server, wanted_export};
 use dray_rt::sync::oneshot;
 use dray_rt::{DriverKind, Executor, Handle, Scope};
 
@@ -84,21 +84,45 @@ impl Workers {
         self.each
     }
 
-    /// Serves a connection on a thread of the export that its client greets with; whoever
-    /// wants none of ours is refused here. A task of the calling executor.
-    pub async fn serve(&self, server: &Server, socket: OwnedFd, peer: Peer) {
+    /// Serves a connection that was let in, on a thread of the export that its client greets
+    /// with; whoever wants none of ours is refused here. A task of the calling executor.
+    pub async fn serve(
+        &self,
+        server: &Server,
+        (socket, peer): (OwnedFd, Peer),
+        admission: Admission,
+    ) {
         let greeting = dray_rt::timeout(GREETING_MAX, dray_fabric::peek_head(&socket)).await;
-        let head = match greeting {
-            Ok(Ok(head)) => head,
-            Ok(Err(error)) => return log::warn!("{peer} does not greet as a client does: {error}"),
-            Err(_) => return log::warn!("{peer} has connected and said nothing"),
+        let what = match greeting {
+            Ok(Ok(head)) => {
+                return self.serve_greeted(server, (socket, peer), admission, &head).await;
+            }
+            // A look whether somebody is there, as monitoring makes it.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return log::debug!("{peer} has connected and gone");
+            }
+            Ok(Err(error)) => format!("{peer} does not greet as a client does: {error}"),
+            Err(_) => format!("{peer} has connected and said nothing"),
         };
-        let group = wanted_export(&head).and_then(|name| self.exports.get(&name));
+        match server.complains(peer) {
+            true => log::warn!("{what}"),
+            false => log::debug!("{what}"),
+        }
+    }
+
+    async fn serve_greeted(
+        &self,
+        server: &Server,
+        (socket, peer): (OwnedFd, Peer),
+        admission: Admission,
+        head: &[u8],
+    ) {
+        let group = wanted_export(head).and_then(|name| self.exports.get(&name));
         let index = group.map(|group| (group, self.index(group, &socket, peer)));
         let server = server.clone();
         let serve = async move {
             match StreamConnection::new(socket, peer) {
-                Ok(connection) => server.serve(Arc::new(connection)).await,
+                Ok(connection) => server.serve_admitted(Arc::new(connection), admission).await,
                 Err(error) => log::error!("cannot serve a connection of {peer}: {error}"),
             }
         };

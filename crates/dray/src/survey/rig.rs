@@ -82,8 +82,11 @@ async fn accept(
     let scope = Scope::new();
     scope.spawn_on(&Handle::current(), async move {
         while let Ok((socket, peer)) = listener.accept().await {
+            let Some(admission) = server.admit(peer) else { continue };
             let (workers, server) = (workers.clone(), server.clone());
-            dray_rt::spawn(async move { workers.serve(&server, socket, peer).await });
+            dray_rt::spawn(async move {
+                workers.serve(&server, (socket, peer), admission).await;
+            });
         }
     });
     let _ = stopped.await; // an error too means that it is over

@@ -3,7 +3,9 @@
 //!
 //! Each takes a descriptor, which the files of the exports need as well. Anybody who gets to
 //! the port can make one, so that those in their handshake are bounded once more, in all and
-//! for each address, and a scan of ports does not fill the log.
+//! for each address, and a scan of ports does not fill the log. They are counted from their
+//! beginning on, before anything is read. A client that finds all places taken is told so in
+//! its handshake, as long as there are not too many of these, too.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -81,20 +83,24 @@ impl Door {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection begin its handshake, if there are not too many.
-    pub(crate) fn enter(self: &Arc<Door>, peer: Peer) -> Option<(Visit, Guest)> {
+    /// Lets a connection begin its handshake, if there are not too many. Without a place for
+    /// its visit it is to be refused there.
+    pub(crate) fn enter(self: &Arc<Door>, peer: Peer) -> Option<(Option<Visit>, Guest)> {
         let (who, guests_max) = (who(peer), self.guests_max());
         let mut state = self.lock();
         let of_this = state.guests.get(&who).copied().unwrap_or(0);
         let crowded =
             state.guests_all >= guests_max || of_this >= (guests_max / PARTS).max(OF_ONE_MIN);
-        if crowded || state.connections >= self.connections_max {
+        if crowded {
             return None;
         }
-        state.connections += 1;
+        let visit = (state.connections < self.connections_max).then(|| {
+            state.connections += 1;
+            Visit { door: self.clone() }
+        });
         state.guests_all += 1;
         state.guests.insert(who, of_this + 1);
-        Some((Visit { door: self.clone() }, Guest { door: self.clone(), who }))
+        Some((visit, Guest { door: self.clone(), who }))
     }
 
     /// Counts a session of `peer`, unless there are `of_one_max` of its address.
@@ -197,12 +203,17 @@ mod tests {
         let door = Arc::new(Door::new(100));
         let mut visits = Vec::new();
         // Each shakes hands at once, so that it is a guest no more.
-        while let Some((visit, _)) = door.enter(peer(1)) {
+        while let Some((Some(visit), _)) = door.enter(peer(1)) {
             visits.push(visit);
         }
         assert_eq!(visits.len(), 100);
+        // Those who find no place are told so, and are not many.
+        let turned_away: Vec<_> = std::iter::from_fn(|| door.enter(peer(1))).collect();
+        assert_eq!(turned_away.len(), OF_ONE_MIN);
+        assert!(turned_away.iter().all(|(visit, _)| visit.is_none()));
+        drop(turned_away);
         visits.pop();
-        assert!(door.enter(peer(1)).is_some());
+        assert!(door.enter(peer(1)).unwrap().0.is_some());
     }
 
     #[test]

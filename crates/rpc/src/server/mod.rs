@@ -28,7 +28,7 @@ mod tally;
 mod tickets;
 mod whereabouts;
 
-pub use connection::wanted_export;
+pub use connection::{Admission, wanted_export};
 pub use export::{Allow, Export};
 pub use journal::{Journal, Keepsake, MemoryJournal, SessionRecord, SlotLog, SlotRecord};
 pub use journal_file::FileJournal;

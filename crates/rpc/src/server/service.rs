@@ -10,7 +10,7 @@ use dray_fabric::{BufferPool, Connection, Peer};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
-use crate::server::connection;
+use crate::server::connection::{self, Admission};
 use crate::server::door::Door;
 use crate::server::export::Export;
 use crate::server::grace::Grace;
@@ -127,10 +127,31 @@ impl Server {
         self.inner.exports.values().for_each(|export| export.redone.clear());
     }
 
-    /// Serves one connection until it ends; a task of the executor that the connection
-    /// was made on.
+    /// Lets a connection of `peer` in, or not: then it is to be closed. To be asked as soon as
+    /// it has been accepted, since from then on it takes a descriptor.
+    pub fn admit(&self, peer: Peer) -> Option<Admission> {
+        connection::admit(&self.inner, peer)
+    }
+
+    /// Whether something about connections of `peer` is worth a line for people: the first
+    /// thing in a minute is.
+    pub fn complains(&self, peer: Peer) -> bool {
+        self.inner.door.complains(peer)
+    }
+
+    /// Serves a connection that was let in until it ends; a task of the executor that the
+    /// connection was made on.
+    pub async fn serve_admitted(&self, connection: Arc<dyn Connection>, admission: Admission) {
+        connection::serve(self.inner.clone(), connection, admission).await;
+    }
+
+    /// Lets a connection in and serves it until it ends; a task of the executor that the
+    /// connection was made on.
     pub async fn serve(&self, connection: Arc<dyn Connection>) {
-        connection::serve(self.inner.clone(), connection).await;
+        match self.admit(connection.peer()) {
+            Some(admission) => self.serve_admitted(connection, admission).await,
+            None => connection.close(),
+        }
     }
 
     /// Ends sessions whose clients have been away for longer than the lease, and connections

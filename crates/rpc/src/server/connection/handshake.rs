@@ -65,6 +65,13 @@ impl ServerSink {
     pub(super) fn hello(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
         let version = agree(Hello::versions(head)?).map_err(HandshakeError::Refused)?;
         let hello = Hello::from_message(head)?;
+        if !self.has_place {
+            return Err(HandshakeError::Refused(refused(
+                Errno::EAGAIN,
+                "the server has as many connections as it may: come back later, or let it have \
+                 more descriptors (LimitNOFILE, ulimit -n)",
+            )));
+        }
         let export = self.admit(&hello).map_err(HandshakeError::Refused)?;
         let mut nonce = [0; 32];
         random_bytes(&mut nonce);

@@ -13,10 +13,10 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use dray_core::{BufMut, Cancel, Op};
-use dray_fabric::{Connection, Sink};
+use dray_fabric::{Connection, Peer, Sink};
 use dray_rt::sleep;
 
-use crate::server::door::Guest;
+use crate::server::door::{Guest, Visit};
 use crate::server::identities::Identities;
 use crate::server::service::Inner;
 use crate::server::session::Session;
@@ -28,21 +28,36 @@ pub use handshake::wanted_export;
 /// A handshake that takes longer is given up.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
+/// A connection that was let in. As long as there is one it counts.
+pub struct Admission {
+    visit: Option<Visit>,
+    guest: Guest,
+}
+
+/// Lets a connection in, if there are not too many.
+pub(in crate::server) fn admit(server: &Inner, peer: Peer) -> Option<Admission> {
+    let entered = server.door.enter(peer);
+    if entered.is_none() && server.door.complains(peer) {
+        log::warn!("too many connections are in their handshake: {peer} is turned away");
+    }
+    entered.map(|(visit, guest)| Admission { visit, guest })
+}
+
 /// Serves a connection until it ends.
-pub(in crate::server) async fn serve(server: Arc<Inner>, connection: Arc<dyn Connection>) {
+pub(in crate::server) async fn serve(
+    server: Arc<Inner>,
+    connection: Arc<dyn Connection>,
+    admission: Admission,
+) {
     let peer = connection.peer();
-    let Some((_visit, guest)) = server.door.enter(peer) else {
-        if server.door.complains(peer) {
-            log::warn!("too many connections: {peer} is turned away");
-        }
-        return connection.close();
-    };
+    let Admission { visit, guest } = admission;
     let shared = Arc::new(Shared::default());
     let mut sink = ServerSink {
         number: server.new_connection(),
         server,
         connection: connection.clone(),
         stage: Stage::Hello,
+        has_place: visit.is_some(),
         guest: Some(guest),
         identities: Identities::default(),
         shared: shared.clone(),
@@ -119,6 +134,8 @@ struct ServerSink {
     connection: Arc<dyn Connection>,
     number: u64,
     stage: Stage,
+    /// Else there are as many connections as there may be.
+    has_place: bool,
     /// While it is in its handshake.
     guest: Option<Guest>,
     identities: Identities,

@@ -1,0 +1,87 @@
+//! More clients than a server has descriptors for: those that are too many are told so, and
+//! nobody else notices.
+
+mod common;
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use common::{Rig, wait_for};
+use dray_client::{ConnectError, Options, SessionMemory, connect_session};
+use dray_core::Errno;
+use dray_rt::{DriverKind, Executor};
+
+/// Descriptors of the server, and the connections that come of them.
+const DESCRIPTORS: usize = 256;
+const CONNECTIONS: usize = 84;
+
+fn check(at: &std::path::Path) {
+    let text: Vec<u8> = (0..100_000u32).flat_map(u32::to_le_bytes).collect();
+    fs::write(at.join("file"), &text).unwrap();
+    assert_eq!(fs::read(at.join("file")).unwrap(), text);
+    let many: Vec<_> =
+        (0..100).map(|name| fs::File::create(at.join(name.to_string())).unwrap()).collect();
+    drop(many);
+}
+
+#[test]
+fn clients_beyond_the_descriptors_are_told_so_and_others_go_on() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve_with_descriptors(DESCRIPTORS, &[]);
+    let at = rig.mount("mount", "workers=2");
+    let target = rig.target().parse().unwrap();
+    let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+    executor.block_on(async {
+        let options = Options::default();
+        let mut crowd = Vec::new();
+        let refused = loop {
+            assert!(crowd.len() <= CONNECTIONS, "nobody is refused");
+            match connect_session(&target, &options, SessionMemory::heap()).await {
+                Ok(session) => crowd.push(session),
+                Err(error) => break error,
+            }
+        };
+        // The mount has two.
+        assert_eq!(crowd.len(), CONNECTIONS - 2, "{refused}");
+        assert!(matches!(refused, ConnectError::Refused { errno: Errno::EAGAIN, .. }));
+        assert!(refused.to_string().contains("more descriptors"), "{refused}");
+        check(&at);
+        crowd.iter().for_each(|session| session.goodbye());
+        dray_rt::sleep(Duration::from_millis(100)).await; // the goodbyes are sent
+    });
+    let second = rig.path("second");
+    fs::create_dir(&second).unwrap();
+    let (target, place) = (rig.target(), second.to_str().unwrap().to_owned());
+    wait_for("a place", || rig.run(&["mount", &target, &place]).status.success());
+    check(&second);
+    rig.demand(&["umount", &place]);
+    rig.umount(&at);
+}
+
+/// Whoever says nothing takes descriptors, too: few may, and the rest is turned away at once.
+#[test]
+fn a_silent_crowd_takes_no_descriptors_from_others() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve_with_descriptors(DESCRIPTORS, &[]);
+    let at = rig.mount("mount", "workers=2");
+    let crowd: Vec<UnixStream> =
+        (0..500).map(|_| UnixStream::connect(rig.path("socket")).unwrap()).collect();
+    check(&at);
+    let turned_away = |mut socket: &UnixStream| {
+        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        matches!(socket.read(&mut [0]), Ok(0))
+    };
+    // Those let in were first; the last are closed already.
+    assert!(crowd[100..].iter().all(turned_away));
+    check(&at);
+    drop(crowd);
+    rig.umount(&at);
+}
