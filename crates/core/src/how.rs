@@ -15,6 +15,9 @@ pub struct OpenHow {
     pub with_attr: bool,
 }
 
+/// As every 64-bit program has it, whatever the C library calls it.
+const O_LARGEFILE: i32 = 0o100_000;
+
 /// A file as it was just after it was opened, for a kernel that keeps what it once learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtOpen {
@@ -56,6 +59,19 @@ impl OpenHow {
     /// Whether the content is cut to nothing.
     pub fn truncates(self) -> bool {
         self.flags & libc::O_TRUNC != 0
+    }
+
+    /// Whether opening a regular file in this way changes nothing and tells nothing but
+    /// whether the caller may: it can be done for a caller who may not want it after all.
+    pub fn is_harmless(self) -> bool {
+        const KNOWN: i32 = libc::O_ACCMODE
+            | libc::O_APPEND
+            | libc::O_SYNC
+            | libc::O_DIRECT
+            | libc::O_NOFOLLOW
+            | libc::O_NOATIME
+            | O_LARGEFILE;
+        self.flags & !KNOWN == 0 && !self.kill_set_id
     }
 
     /// Whether only a directory will do.

@@ -3,7 +3,7 @@
 macro_rules! ops {
     ($($variant:ident $name:literal $writes:literal),* $(,)?) => {
         /// An operation of [`FileSystem`](crate::FileSystem) or [`OpenFile`](crate::OpenFile);
-        /// `Recover` and `Redo` are of the wire alone: what a client sends again after the
+        /// some are of the wire alone, such as `Redo`: what a client sends again after the
         /// server's machine has lost power.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
@@ -66,6 +66,7 @@ ops! {
     Redo "redo" true,
     Reopen "reopen" false,
     Declare "declare" false,
+    LookupOpen "lookup_open" false,
 }
 
 impl Op {

@@ -184,6 +184,11 @@ impl MountReport {
                 "sessions_lost": session.lost,
                 "calls": session.channels.iter().map(|channel| channel.calls).sum::<u64>(),
                 "closes_one_way": session.channels.iter().map(|one| one.one_way).sum::<u64>(),
+                "opened_at_lookup": {
+                    "made": session.ahead.made,
+                    "used": session.ahead.used,
+                    "given_up": session.ahead.given_up,
+                },
                 "calls_resent": session.channels.iter().map(|one| one.resent).sum::<u64>(),
                 "calls_in_flight": session.channels.iter().map(|one| one.in_flight).sum::<u64>(),
                 "reconnections": session.channels.iter()

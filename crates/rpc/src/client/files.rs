@@ -8,6 +8,7 @@ use std::task::{Poll, Waker};
 
 use dray_core::{FileId, OpenHow};
 
+use crate::client::aliases::Aliases;
 use crate::client::memory::SessionMemory;
 use crate::client::tickets::{Noted, TicketMemory};
 use crate::wire::Ticket;
@@ -15,6 +16,7 @@ use crate::wire::Ticket;
 /// All open files of a mount, by the numbers that it gave them.
 pub(crate) struct OpenFiles {
     tickets: TicketMemory,
+    pub(crate) aliases: Aliases,
     state: Mutex<State>,
 }
 
@@ -49,9 +51,10 @@ impl OpenFiles {
     /// With the tickets that a process before us noted in `memory`. `successor`: of a process
     /// whose files will be attached.
     pub(crate) fn new(memory: Arc<SessionMemory>, successor: bool) -> OpenFiles {
+        let aliases = Aliases::new(memory.clone());
         let (tickets, noted) = TicketMemory::new(memory);
         let state = State { tickets: noted, missing: successor, ..State::default() };
-        OpenFiles { tickets, state: Mutex::new(state) }
+        OpenFiles { tickets, aliases, state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -111,6 +114,7 @@ impl OpenFiles {
     /// True unless it is being opened again.
     fn forget_in(&self, state: &mut State, handle: u64) -> bool {
         state.files.remove(&handle);
+        self.aliases.forget(handle);
         if let Some(noted) = state.tickets.remove(&handle) {
             self.tickets.forget(noted);
         }

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, FileId, FileSystem, FileType, FsInfo,
-    Fut, Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
+    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, FileId, FileSystem, FileType,
+    FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
+    XattrSet,
 };
 
+use crate::client::ahead::{Guess, Surplus};
 use crate::client::channel::{Ask, Made, error_of};
 use crate::client::file::RemoteFile;
 use crate::client::session::Session;
@@ -34,7 +36,8 @@ impl RemoteFs {
     /// the number of the request that opened it. No call is made; should the server have
     /// lost it, it is opened again when it is used.
     pub fn attach(&self, id: FileId, how: OpenHow, request: u64) -> Arc<dyn OpenFile> {
-        Arc::new(self.file(id, request, how, (None, None)).adopted())
+        let handle = self.session.link.files.aliases.number_of(request);
+        Arc::new(self.file(id, handle, how, (None, None)).adopted())
     }
 
     /// A call that changes nothing: asking twice does no harm.
@@ -129,6 +132,57 @@ impl RemoteFs {
         file
     }
 
+    /// Looks a name up and has the file opened for the opening that is expected next.
+    async fn lookup_open(
+        &self,
+        cx: &Context,
+        (dir, name): (FileId, &Name),
+        (guess, handle): (Guess, u64),
+    ) -> Result<Entry> {
+        let ahead = &self.session.link.ahead;
+        let call = Call::LookupOpen { dir, name: name.as_bytes(), how: guess.how, handle };
+        match self.send::<(Entry, bool)>(cx, &call, None, None).await {
+            Ok(((entry, open), made)) => {
+                let open = (open, made.ticket);
+                if ahead.answered((guess, handle), Some(&entry), open) {
+                    self.session.link.watch_ahead(&self.session);
+                }
+                Ok(entry)
+            }
+            Err(error) => {
+                // What was opened for nothing the channel closes when it hears of it.
+                ahead.answered((guess, handle), None, (false, None));
+                if error.errno() != Errno::ENOTSUP {
+                    return Err(error.during(Op::Lookup));
+                }
+                // It came to a server of an earlier version that took this one's place.
+                self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await
+            }
+        }
+    }
+
+    /// The file, if the lookup before has opened it for this.
+    fn opened_ahead(&self, cx: &Context, id: FileId, how: OpenHow) -> Option<RemoteFile> {
+        let link = &self.session.link;
+        let instance = link.opens_ahead()?;
+        let (opened, surplus) = link.ahead.take(cx, id, how, instance);
+        self.close_surplus(surplus);
+        let opened = opened?;
+        if !link.files.aliases.note(link.request_of(cx), opened.handle) {
+            self.close_surplus(Some(link.ahead.unused(&opened)));
+            return None;
+        }
+        let file = self.file(id, opened.handle, how, (None, opened.ticket));
+        link.ahead.used(&opened);
+        Some(file)
+    }
+
+    fn close_surplus(&self, surplus: Option<Surplus>) {
+        if let Some(surplus) = surplus {
+            self.session.link.close_surplus(&self.session, surplus);
+        }
+    }
+
     /// Notes a change of what has no content, or none that can be made again.
     fn changed(&self, cx: &Context, file: FileId, made: Made, change: Option<Change>) {
         let who = &cx.who;
@@ -151,7 +205,22 @@ impl FileSystem for RemoteFs {
         dir: FileId,
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
-        Box::pin(self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }))
+        Box::pin(async move {
+            let link = &self.session.link;
+            let known = link.opens_ahead().filter(|_| cx.pid.0 != 0);
+            let Some(instance) = known else {
+                return self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await;
+            };
+            let handle = link.handle_of(cx);
+            let (guess, surplus) = link.ahead.expect(cx, dir, (handle, instance));
+            self.close_surplus(surplus);
+            if let Some(guess) = guess {
+                return self.lookup_open(cx, (dir, name), (guess, handle)).await;
+            }
+            let entry = self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await?;
+            link.ahead.found(cx, dir, &entry);
+            Ok(entry)
+        })
     }
 
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
@@ -159,7 +228,11 @@ impl FileSystem for RemoteFs {
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
-        Box::pin(self.ask(cx, Call::Getattr { id, handle: None }))
+        Box::pin(async move {
+            // What looks at a file that it looked up does not open it now.
+            self.close_surplus(self.session.link.ahead.passed_over(cx));
+            self.ask(cx, Call::Getattr { id, handle: None }).await
+        })
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
@@ -209,6 +282,7 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let name = name.as_bytes();
+            self.session.close_all_ahead();
             self.session.send_closes();
             let ((), made) = self.change(cx, Call::Remove { dir, name, kind }).await?;
             self.session.named((dir, name), made, Expect::Gone);
@@ -226,6 +300,7 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let ((from, from_name), (to, to_name)) =
                 ((from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()));
+            self.session.close_all_ahead();
             self.session.send_closes();
             let moved = self.session.link.unsynced.expected(from, from_name);
             let call = Call::Rename { from, from_name, to, to_name, how };
@@ -262,6 +337,9 @@ impl FileSystem for RemoteFs {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
+            if let Some(file) = self.opened_ahead(cx, id, how) {
+                return Ok(Arc::new(file) as Arc<dyn OpenFile>);
+            }
             let handle = self.session.link.handle_of(cx);
             let call = Call::Open { id, how, handle, again: false };
             // Cutting a file twice could cut what was written in between.

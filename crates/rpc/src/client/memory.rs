@@ -12,6 +12,9 @@
 //! behind those, ten words each: locks held; the first word is 0, or kind and family
 //! behind those: places for tickets that were ever used; behind it, three words each: tickets
 //! of open files; the first word is 0, or the number of the open file
+//! behind those: numbers of files that a lookup may have opened, and nobody used so far; 0: none
+//! behind those: places for names that were ever used; behind it, two words each: the request
+//! by which an open file is known, or 0, and its number where that is another
 //! ```
 //! Each word is stored in one piece, a slot's request before its state and a lock's first
 //! word last, so that what a successor finds is true whatever instruction the process
@@ -52,7 +55,13 @@ const TICKET_WORDS: usize = 3;
 /// Tickets that there is room for: as many open files as a server gives one session. Pages
 /// that no ticket was in are never touched.
 const TICKETS_MAX: usize = 1 << 20;
-const WORDS: usize = FIRST_TICKET + TICKET_WORDS * TICKETS_MAX;
+const FIRST_AHEAD: usize = FIRST_TICKET + TICKET_WORDS * TICKETS_MAX;
+/// Files that lookups may have opened at once.
+pub(crate) const AHEAD_MAX: usize = 64;
+const ALIASES_END: usize = FIRST_AHEAD + AHEAD_MAX;
+const FIRST_ALIAS: usize = ALIASES_END + 1;
+const ALIASES_MAX: usize = TICKETS_MAX;
+const WORDS: usize = FIRST_ALIAS + 2 * ALIASES_MAX;
 const BYTES: usize = WORDS * 8;
 /// What memory of an earlier release has.
 const OLD_BYTES: usize = TICKETS_END * 8;
@@ -327,6 +336,60 @@ impl SessionMemory {
         ticket[..8].copy_from_slice(&self.get(at + 1).to_le_bytes());
         ticket[8..].copy_from_slice(&self.get(at + 2).to_le_bytes());
         (handle != 0).then_some((handle, Ticket(ticket)))
+    }
+}
+
+/// Memory that nobody takes over has none of these.
+impl SessionMemory {
+    /// A lookup may open a file under this number. `place`: below [`AHEAD_MAX`].
+    pub(crate) fn set_ahead(&self, place: u32, handle: u64) {
+        if self.fd.is_some() {
+            self.set(FIRST_AHEAD + place as usize, handle);
+        }
+    }
+
+    /// What is noted at this place; 0: nothing.
+    pub(crate) fn ahead(&self, place: u32) -> u64 {
+        if self.fd.is_some() { self.get(FIRST_AHEAD + place as usize) } else { 0 }
+    }
+
+    /// It is closed, or used. Something else may be noted there since.
+    pub(crate) fn forget_ahead(&self, place: u32, handle: u64) {
+        if self.fd.is_some() {
+            let word = self.word(FIRST_AHEAD + place as usize);
+            let _ = word.compare_exchange(handle, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Open files with two numbers that there is room for; none: nobody needs to know.
+    pub(crate) fn aliases_max(&self) -> Option<u32> {
+        self.fd.is_some().then_some(ALIASES_MAX as u32)
+    }
+
+    /// Places below this one may hold them.
+    pub(crate) fn aliases_end(&self) -> u32 {
+        let max = self.aliases_max().unwrap_or(0);
+        if max == 0 { 0 } else { (self.get(ALIASES_END) as u32).min(max) }
+    }
+
+    /// Notes at this place that what `request` opened has the number `handle`.
+    pub(crate) fn put_alias(&self, place: u32, request: u64, handle: u64) {
+        let at = FIRST_ALIAS + 2 * place as usize;
+        self.set(at, 0);
+        self.set(at + 1, handle);
+        self.set(at, request);
+        self.word(ALIASES_END).fetch_max(u64::from(place) + 1, Ordering::Release);
+    }
+
+    pub(crate) fn remove_alias(&self, place: u32) {
+        self.set(FIRST_ALIAS + 2 * place as usize, 0);
+    }
+
+    /// The request and the number at this place.
+    pub(crate) fn alias(&self, place: u32) -> Option<(u64, u64)> {
+        let at = FIRST_ALIAS + 2 * place as usize;
+        let request = self.get(at);
+        (request != 0).then(|| (request, self.get(at + 1)))
     }
 }
 

@@ -5,6 +5,8 @@
 //! so that a call crosses no thread. Calls under way are kept until they are answered
 //! and sent again after a reconnection; the server's replay slots make that harmless.
 
+mod ahead;
+mod aliases;
 mod channel;
 mod closing;
 mod file;
@@ -22,6 +24,7 @@ mod tend;
 mod tickets;
 mod unsynced;
 
+pub use ahead::AheadStats;
 pub use channel::ChannelStats;
 pub use fs::RemoteFs;
 pub use losses::{LossEvent, UnsyncedStatus};

@@ -11,6 +11,7 @@ use dray_core::{Errno, Error, FileId, FsInfo, NodeId, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
+use crate::client::ahead::AheadStats;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::link::Link;
 use crate::client::losses::UnsyncedStatus;
@@ -99,6 +100,8 @@ pub struct SessionStatus {
     pub channels: Vec<ChannelStats>,
     /// What may not be on media at the server.
     pub unsynced: UnsyncedStatus,
+    /// Files opened at their lookup.
+    pub ahead: AheadStats,
 }
 
 thread_local! {
@@ -116,8 +119,9 @@ impl Session {
         memory: SessionMemory,
     ) -> std::result::Result<Arc<Session>, ConnectError> {
         let link = Arc::new(Link::new(connector, options, memory));
-        let channel = Channel::new(link.options.timeout, link.closing.clone());
+        let channel = link.new_channel();
         channel.inherit();
+        link.close_inherited(&channel);
         let info = link.start(channel.clone()).await?;
         let session = Arc::new(Session { link, info, channels: RwLock::default() });
         session.adopt(channel);
@@ -151,7 +155,7 @@ impl Session {
         let here = HERE.with_borrow(|here| here.iter().any(|(key, _)| *key == self.key()));
         let many = self.channels.read().is_ok_and(|channels| channels.len() >= CHANNELS_MAX);
         if !here && !many {
-            let channel = Channel::new(self.link.options.timeout, self.link.closing.clone());
+            let channel = self.link.new_channel();
             self.link.go_on(channel.clone());
             self.adopt(channel);
         }
@@ -181,6 +185,7 @@ impl Session {
             lost: known.lost,
             channels: channels.iter().map(|channel| channel.stats()).collect(),
             unsynced: self.link.unsynced.status(),
+            ahead: self.link.ahead.stats(),
         }
     }
 
@@ -189,6 +194,12 @@ impl Session {
     pub(crate) fn send_closes(&self) {
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         channels.iter().for_each(|channel| channel.send_closes());
+    }
+
+    /// Closes what lookups have opened and nobody has used.
+    pub(crate) fn close_all_ahead(self: &Arc<Session>) {
+        let surplus = self.link.ahead.give_up();
+        surplus.into_iter().for_each(|one| self.link.close_surplus(self, one));
     }
 
     fn adopt(self: &Arc<Session>, channel: Arc<Channel>) {

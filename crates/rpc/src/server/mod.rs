@@ -1,5 +1,6 @@
 //! The server end: sessions that outlive connections, calls carried out once.
 
+mod ahead;
 mod connection;
 mod door;
 mod execute;

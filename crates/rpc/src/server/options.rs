@@ -33,6 +33,8 @@ pub enum Sabotage {
     RedoFloor,
     /// What a client changed last is not synced when it leaves.
     LastSync,
+    /// What takes rights away does not wait for files that were opened at their lookup.
+    Ahead,
 }
 
 /// What the server's machine has lost since the server's last life.

@@ -10,6 +10,7 @@ use dray_fabric::{BufferPool, Connection, Peer};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
+use crate::server::ahead::Ahead;
 use crate::server::connection::{self, Admission};
 use crate::server::door::Door;
 use crate::server::export::Export;
@@ -36,6 +37,7 @@ pub(crate) struct Inner {
     pub(crate) instance: u64,
     pub(crate) grace: Grace,
     pub(crate) recovery: Recovery,
+    pub(crate) ahead: Ahead,
     journal: Arc<dyn Journal>,
     pub(super) exports: BTreeMap<String, Arc<Export>>,
     pub(super) sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
@@ -75,6 +77,7 @@ impl Server {
             instance: random_u64(),
             grace: Grace::default(),
             recovery: Recovery::default(),
+            ahead: Ahead::new(),
             journal,
             exports,
             sessions: Mutex::default(),

@@ -25,7 +25,7 @@ pub(crate) fn holds(op: Op) -> bool {
         | Removexattr | Write | Allocate | CopyRange | SetFlags | Put => true,
         Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
         | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close | SyncAll
-        | Recover | Redo | Reopen | Declare => false,
+        | Recover | Redo | Reopen | Declare | LookupOpen => false,
     }
 }
 

@@ -105,4 +105,36 @@ calls! {
     /// everything up to this stamp; `floors`: [`Floor`](crate::wire::Floor)s of files for
     /// which more is; `last`: the answer comes when changes can be sent.
     Declare { instance: u64, floor: u64, ticket: Ticket, floors: Bytes<'a>, last: bool },
+    /// Looks a name up, and opens the file if that is a regular one, the caller may, and
+    /// nothing stands in the way ([`FEATURE_LOOKUP_OPEN`](crate::wire::FEATURE_LOOKUP_OPEN)).
+    /// The answer says whether it is open; if not, it is no error.
+    LookupOpen { dir: FileId, name: Bytes<'a>, how: OpenHow, handle: u64 },
+}
+
+/// A file that a call names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// By its id.
+    Id(FileId),
+    /// By the client's number of an open file.
+    Handle(u64),
+}
+
+impl Call<'_> {
+    /// The file of which this call may change who may open it, and for what: its mode, owner,
+    /// list of rights, labels, or flags such as `FS_IMMUTABLE_FL`.
+    pub fn changes_rights(&self) -> Option<Named> {
+        let labels = |name: &[u8]| !name.starts_with(b"user.");
+        match *self {
+            Call::Setattr { id, set, .. } => {
+                let rights = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
+                rights.then_some(Named::Id(id))
+            }
+            Call::Setxattr { id, name, .. } | Call::Removexattr { id, name } => {
+                labels(name).then_some(Named::Id(id))
+            }
+            Call::SetFlags { handle, .. } => Some(Named::Handle(handle)),
+            _ => None,
+        }
+    }
 }

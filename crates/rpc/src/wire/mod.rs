@@ -3,6 +3,8 @@
 //! Core types are not wire types: this module alone knows how they are laid out, and a
 //! change here is a change of the protocol version.
 
+use std::time::Duration;
+
 mod call;
 mod codec;
 mod head;
@@ -11,7 +13,7 @@ mod stamp;
 mod ticket;
 mod types;
 
-pub use call::Call;
+pub use call::{Call, Named};
 pub use codec::{Input, Malformed, Wire};
 pub use head::{
     CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag, peek_unknown_op,
@@ -33,8 +35,14 @@ pub const FEATURE_STAMPS: u64 = 1;
 pub const FEATURE_TICKETS: u64 = 2;
 /// Feature: a close may be sent that nobody waits for ([`CallHead::ONE_WAY`]).
 pub const FEATURE_ONE_WAY: u64 = 4;
+/// Feature: `lookup_open` is understood, and what would change the outcome of opening a file
+/// waits at the server while one opened in that way may not have been used yet (ADR 0018).
+pub const FEATURE_LOOKUP_OPEN: u64 = 8;
+/// How long after it was sent a `lookup_open` a client may use the file that it opened, by the
+/// client's clock.
+pub const AHEAD_USED_MAX: Duration = Duration::from_millis(2);
 /// All features that this version knows.
-pub const FEATURES: u64 = FEATURE_STAMPS | FEATURE_TICKETS | FEATURE_ONE_WAY;
+pub const FEATURES: u64 = FEATURE_STAMPS | FEATURE_TICKETS | FEATURE_ONE_WAY | FEATURE_LOOKUP_OPEN;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -59,6 +59,7 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
             let again = chance.below(2) == 0;
             Call::Open { id: dir, how: open_how(chance), handle, again }
         }
+        Op::LookupOpen => Call::LookupOpen { dir, name, how: open_how(chance), handle },
         Op::Create => Call::Create { dir, name, how: create_how(chance), handle },
         Op::Tmpfile => Call::Tmpfile { dir, how: create_how(chance), handle },
         Op::Access => Call::Access { id: dir, want: Access(chance.next() as u32) },

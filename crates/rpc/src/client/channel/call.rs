@@ -107,7 +107,10 @@ impl Channel {
             let needed = ask.as_ref().is_some_and(Ask::is_needed);
             if let Some(tag) = state.take_tag(needed) {
                 let flags = if self.recovery { CallHead::RECOVERY } else { 0 };
-                state.ask(tag, ask.take().expect("given until it is ready"), flags);
+                let ask = ask.take().expect("given until it is ready");
+                let changing = ask.call.changes_rights().map(|_| self.rights.change());
+                state.ask(tag, ask, flags);
+                state.calls[tag as usize].changing = changing;
                 return Poll::Ready(Ok(tag));
             }
             state.wait_for_tag(needed, task.waker());

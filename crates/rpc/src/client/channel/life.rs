@@ -34,7 +34,7 @@ impl Channel {
     /// which they were sent, nobody knows what came of changes, and they fail. `epoch`: the
     /// life of the server's machine; `one_way`: the server takes closes that nobody waits for.
     pub(crate) fn up(
-        &self,
+        self: &Arc<Channel>,
         connection: Arc<dyn Connection>,
         (session, epoch): (u64, u64),
         (calls_max, slots): (u32, u32),
@@ -50,10 +50,12 @@ impl Channel {
         state.grant(calls_max, slots);
         state.identities.forget_all();
         state.stats.connections += 1;
-        state.drop_lost(slots, power_lost);
+        let unwanted = state.drop_lost(slots, power_lost);
         state.send_again();
         state.wake_callers(); // who has given up says so again
         state.wake_waiting();
+        drop(state);
+        unwanted.into_iter().for_each(|handle| self.close_unwanted(handle));
     }
 
     /// The connection is gone.
@@ -127,18 +129,23 @@ impl State {
     }
 
     /// Fails the calls that may not be sent again, and frees the tags of those that nobody
-    /// waits for.
-    fn drop_lost(&mut self, slots: u32, power_lost: bool) {
+    /// waits for. Answers the files that these may have opened.
+    fn drop_lost(&mut self, slots: u32, power_lost: bool) -> Vec<u64> {
+        let mut unwanted = Vec::new();
         for tag in 0..self.calls.len() as u32 {
             let pending = &self.calls[tag as usize];
             match pending.phase {
                 Phase::Asked if pending.is_lost(self.session, slots, power_lost) => {
                     self.fail(tag, Errno::EIO);
                 }
-                Phase::Abandoned => self.release(tag),
+                Phase::Abandoned => {
+                    unwanted.push(pending.opens);
+                    self.release(tag);
+                }
                 _ => {}
             }
         }
+        unwanted
     }
 
     /// Sends again what has no answer, closes too, in the order of its first sending.

@@ -20,12 +20,14 @@ use self::identities::Identities;
 use self::life::End;
 use self::pending::{Pending, Phase};
 pub(crate) use self::receiver::Receiver;
+use crate::client::ahead::Rights;
 use crate::client::closing::{Close, Closing, Unsettled};
 
 /// Sends calls and hands out their answers.
 pub(crate) struct Channel {
     timeout: Option<Duration>,
     closing: Arc<Closing>,
+    rights: Arc<Rights>,
     /// Its calls are part of a recovery.
     recovery: bool,
     state: Mutex<State>,
@@ -87,13 +89,18 @@ pub struct ChannelStats {
 }
 
 impl Channel {
-    pub(crate) fn new(timeout: Option<Duration>, closing: Arc<Closing>) -> Arc<Channel> {
-        Channel::with(timeout, closing, false)
+    pub(crate) fn new(
+        timeout: Option<Duration>,
+        closing: Arc<Closing>,
+        rights: Arc<Rights>,
+    ) -> Arc<Channel> {
+        Channel::with(timeout, closing, rights, false)
     }
 
     /// A channel whose calls do not wait for the end of a recovery: they are part of it.
     pub(crate) fn for_recovery(closing: Arc<Closing>) -> Arc<Channel> {
-        Channel::with(None, closing, true)
+        // It sends again what was answered, before anything else is asked.
+        Channel::with(None, closing, Arc::default(), true)
     }
 
     /// Whether it ends with the recovery that it was made for.
@@ -101,10 +108,16 @@ impl Channel {
         self.recovery
     }
 
-    fn with(timeout: Option<Duration>, closing: Arc<Closing>, recovery: bool) -> Arc<Channel> {
+    fn with(
+        timeout: Option<Duration>,
+        closing: Arc<Closing>,
+        rights: Arc<Rights>,
+        recovery: bool,
+    ) -> Arc<Channel> {
         Arc::new(Channel {
             timeout,
             closing,
+            rights,
             recovery,
             state: Mutex::new(State {
                 connection: None,

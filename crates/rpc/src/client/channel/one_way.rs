@@ -39,6 +39,14 @@ impl Channel {
         true
     }
 
+    /// Closes what a call may have opened for a caller who has gone; 0: nothing. Where that
+    /// cannot be kept it stays open as long as the session.
+    pub(super) fn close_unwanted(self: &Arc<Channel>, handle: u64) {
+        if handle != 0 && !self.close(handle) {
+            log::debug!("file {handle:x} stays open, unused");
+        }
+    }
+
     /// Sends the closes that wait for company.
     pub(crate) fn send_closes(&self) {
         let mut state = self.lock();
@@ -51,6 +59,15 @@ impl Channel {
         if let Some(connection) = connection {
             connection.flush();
         }
+    }
+
+    /// Closes, once there is a connection, what a process before us had open. False if too many
+    /// closes are noted already.
+    pub(crate) fn close_noted(&self, handle: u64) -> bool {
+        let close = self.closing.note(handle);
+        let noted = close.is_some();
+        close.into_iter().for_each(|close| self.lock().close(close));
+        noted
     }
 
     /// Closes what the process before us had closed, perhaps in vain.
@@ -211,7 +228,8 @@ mod tests {
 
     fn connected() -> (Arc<Channel>, Arc<Told>) {
         let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
-        let (channel, wire) = (Channel::new(None, closing), Arc::new(Told::default()));
+        let (channel, wire) =
+            (Channel::new(None, closing, Arc::default()), Arc::new(Told::default()));
         channel.up(wire.clone(), (1, 1), (8, 8), true);
         (channel, wire)
     }

@@ -6,6 +6,7 @@ use std::task::Waker;
 use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
 
 use super::{Ask, State};
+use crate::client::ahead::Changing;
 use crate::wire::{Call, CallHead, Input, NO_SLOT};
 
 /// A call under way; its vectors are kept for the next call with the same tag.
@@ -26,6 +27,10 @@ pub(super) struct Pending {
     pub(super) slot: Option<u32>,
     /// The open file that its answer says is closed, where nobody waits for that; 0: none.
     pub(super) closes: u64,
+    /// The file that it may have opened, to be closed if nobody waits for its answer; 0: none.
+    pub(super) opens: u64,
+    /// It changes rights, until its tag is free again.
+    pub(super) changing: Option<Changing>,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
     /// Nobody else waits for it.
@@ -139,6 +144,10 @@ impl State {
         pending.slot = ask.slot.map(|(slot, _)| slot);
         pending.session = 0;
         pending.closes = 0;
+        pending.opens = match ask.call {
+            Call::Open { handle, again: false, .. } | Call::LookupOpen { handle, .. } => *handle,
+            _ => 0,
+        };
         pending.waker = None;
         self.send(tag);
     }
@@ -177,6 +186,7 @@ impl State {
         pending.data = None;
         pending.into = None;
         pending.waker = None;
+        pending.changing = None;
         self.plain -= usize::from(std::mem::take(&mut pending.plain));
         self.free.push(tag);
         let room = self.has_room_for_plain();
@@ -239,7 +249,7 @@ mod tests {
     /// Reads that the server holds until a change comes left no tag to send that change with.
     #[test]
     fn reads_leave_tags_for_the_changes_that_they_wait_for() {
-        let channel = Channel::new(None, closing());
+        let channel = Channel::new(None, closing(), Arc::default());
         let mut state = channel.lock();
         state.grant(8, 64);
         let reads: Vec<u32> = std::iter::from_fn(|| state.take_tag(false)).collect();
@@ -262,7 +272,7 @@ mod tests {
 
     #[test]
     fn few_tags_are_shared_fairly_and_one_is_never_refused() {
-        let channel = Channel::new(None, closing());
+        let channel = Channel::new(None, closing(), Arc::default());
         for (calls_max, slots, plain) in [(0, 64, 1), (1, 64, 1), (2, 64, 1), (128, 8, 120)] {
             let mut state = channel.lock();
             state.grant(calls_max, slots);

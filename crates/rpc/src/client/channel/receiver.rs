@@ -69,11 +69,13 @@ impl Sink for Receiver {
                 Ok(())
             }
             Phase::Abandoned => {
-                let closed = pending.closes;
+                let (closed, opened) = (pending.closes, pending.opens);
                 if closed != 0 {
                     state.closes.settle_one(closed, &self.0.closing);
                 }
                 state.release(tag);
+                drop(guard);
+                self.0.close_unwanted(opened);
                 Ok(())
             }
             _ => Err(crate::wire::Malformed("a second answer").into()),

@@ -2,7 +2,10 @@
 
 use super::Link;
 use crate::client::held::HeldLock;
-use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Welcome};
+use crate::wire::{FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS, Welcome};
+
+/// What opening at a lookup takes.
+const AHEAD: u64 = FEATURE_LOOKUP_OPEN | FEATURE_ONE_WAY;
 
 /// What the server told us last.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +17,8 @@ pub(crate) struct Known {
     pub(crate) stamps: bool,
     /// Whether the server gives tickets, and believes its own.
     pub(crate) tickets: bool,
+    /// Whether the server opens at a lookup, and takes closes that nobody waits for.
+    pub(crate) opens_ahead: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -75,6 +80,7 @@ impl Link {
         known.instance = welcome.instance;
         known.stamps = features & FEATURE_STAMPS != 0;
         known.tickets = features & FEATURE_TICKETS != 0;
+        known.opens_ahead = features & AHEAD == AHEAD;
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);
         // While it is noted nobody else can come to another conclusion.

@@ -14,6 +14,7 @@ use dray_fabric::Connect;
 use dray_rt::Handle;
 
 use self::known::Known;
+use crate::client::ahead::Ahead;
 use crate::client::channel::Channel;
 use crate::client::closing::Closing;
 use crate::client::files::OpenFiles;
@@ -36,6 +37,7 @@ pub(crate) struct Link {
     pub(crate) held: Held,
     pub(crate) closing: Arc<Closing>,
     pub(crate) files: OpenFiles,
+    pub(crate) ahead: Ahead,
     /// The session's first channel, which lasts as long as the session.
     first: OnceLock<Weak<Channel>>,
     /// The instance of the server of which we have claimed our locks again.
@@ -74,6 +76,7 @@ impl Link {
             closing: Arc::new(Closing::new(memory.clone())),
             held: Held::new(memory.clone()),
             files: OpenFiles::new(memory.clone(), inherited),
+            ahead: Ahead::new(memory.clone()),
             memory,
             first: OnceLock::new(),
             reclaimed: AtomicU64::new(0),
@@ -121,13 +124,24 @@ impl Link {
     pub(crate) fn handle_of(&self, cx: &Context) -> u64 {
         match self.request_of(cx) {
             0 => self.own_handle(),
-            request => request,
+            request => self.files.aliases.number_of(request),
         }
     }
 
     /// A number for a file that we open for ourselves.
     pub(crate) fn own_handle(&self) -> u64 {
         self.requests.fetch_add(1, Ordering::Relaxed) | OWN_NUMBER
+    }
+
+    /// The life of the server, if it opens files at their lookup.
+    pub(crate) fn opens_ahead(&self) -> Option<u64> {
+        let known = self.known();
+        known.opens_ahead.then_some(known.instance)
+    }
+
+    pub(crate) fn new_channel(&self) -> Arc<Channel> {
+        let rights = self.ahead.rights().clone();
+        Channel::new(self.options.timeout, self.closing.clone(), rights)
     }
 
     /// Starts a task that outlives whoever asks for it.

@@ -8,6 +8,7 @@ use dray_rt::sleep;
 
 use super::Link;
 use super::connecting::BACKOFF_LAST;
+use crate::client::ahead::{LOOK_TIME, Surplus};
 use crate::client::channel::{Ask, Channel, value_of};
 use crate::client::session::Session;
 use crate::wire::{Call, Input};
@@ -48,6 +49,36 @@ impl Link {
             value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
         }
         Ok(())
+    }
+
+    /// Closes what lookups of a process before us opened for nobody.
+    pub(crate) fn close_inherited(&self, channel: &Arc<Channel>) {
+        for surplus in self.ahead.inherited() {
+            // It died between taking and forgetting it.
+            let used = self.files.aliases.has_inherited(surplus.handle);
+            if used || channel.close_noted(surplus.handle) {
+                self.ahead.forget(surplus);
+            }
+        }
+    }
+
+    /// Closes a file that a lookup opened and nobody wants.
+    pub(crate) fn close_surplus(self: &Arc<Link>, session: &Arc<Session>, surplus: Surplus) {
+        self.close_later(session, surplus.handle);
+        self.ahead.forget(surplus);
+    }
+
+    /// Closes such files when they can no longer be used, as long as there are any.
+    pub(crate) fn watch_ahead(&self, session: &Arc<Session>) {
+        let session = Arc::downgrade(session);
+        self.home.spawn(async move {
+            loop {
+                sleep(LOOK_TIME).await;
+                let Some(session) = session.upgrade() else { return };
+                let Some(late) = session.link.ahead.give_up_late() else { return };
+                late.into_iter().for_each(|one| session.link.close_surplus(&session, one));
+            }
+        });
     }
 
     /// Closes a file that nobody has any more, as soon as the server can be asked.

@@ -7,6 +7,7 @@ use std::task::Poll;
 use dray_core::{Buf, BufMut, Context, Errno, Error, Op};
 
 use super::Shared;
+use crate::server::ahead::Changing;
 use crate::server::execute;
 use crate::server::intent::{self, Amend, Plan, Standing};
 use crate::server::options::Sabotage;
@@ -16,7 +17,7 @@ use crate::server::session::Session;
 use crate::server::slots::{self, Again, Route, Verdict};
 use crate::server::stamps::{self, Stamped};
 use crate::server::status::Running;
-use crate::wire::{Call, CallHead, Input, NO_SLOT, Stamp};
+use crate::wire::{Call, CallHead, Input, NO_SLOT, Named, Stamp};
 
 /// A call from its arrival to its answer.
 pub(super) struct CallInHand {
@@ -46,6 +47,8 @@ impl Executed {
 impl CallInHand {
     pub(super) async fn carry_out(self, body: Vec<u8>, data: Option<BufMut>) {
         let (slot, sequence) = (self.head.slot, self.head.sequence);
+        // Noted before any wait: what its client asks for later is not opened ahead of it.
+        let changing = self.changing(&body);
         if self.server.recovery.running() && self.waits_for_recovery(&body) {
             let waited = self.server.recovery.wait(&self.cx).await;
             if let Err(error) = waited {
@@ -83,12 +86,13 @@ impl CallInHand {
             }
         }
         let data = data.map(BufMut::freeze);
-        let Executed { reply, plan, again, stamped } = self.execute(&body, data, again).await;
+        let Executed { reply, plan, again, stamped } =
+            self.execute(&body, data, again, changing.as_ref()).await;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply.message),
         };
-        drop((plan, again, stamped));
+        drop((plan, again, stamped, changing));
         match route {
             Some(route) => self.answer(&route, reply),
             // Its client has given up on it, and waits for the tag alone.
@@ -108,8 +112,14 @@ impl CallInHand {
 
     /// Calls that end at once, nearly all, are not worth a note; the others show in the
     /// status while they last.
-    async fn execute(&self, body: &[u8], data: Option<Buf>, again: Option<Again>) -> Executed {
-        let mut call = std::pin::pin!(self.execute_noted(body, data, again));
+    async fn execute(
+        &self,
+        body: &[u8],
+        data: Option<Buf>,
+        again: Option<Again>,
+        changing: Option<&Changing<'_>>,
+    ) -> Executed {
+        let mut call = std::pin::pin!(self.execute_noted(body, data, again, changing));
         let first = std::future::poll_fn(|task| Poll::Ready(call.as_mut().poll(task))).await;
         if let Poll::Ready(executed) = first {
             return executed;
@@ -132,9 +142,11 @@ impl CallInHand {
         body: &[u8],
         data: Option<Buf>,
         again: Option<Again>,
+        changing: Option<&Changing<'_>>,
     ) -> Executed {
         let (op, slot) = (self.head.op, self.head.slot);
-        let changes = matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::Close);
+        let changes =
+            matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::LookupOpen | Op::Close);
         let _unslotted = match changes && slot == NO_SLOT {
             true => Some(self.session.unslotted(self.connection).await),
             false => None,
@@ -158,6 +170,9 @@ impl CallInHand {
             }
         }
         let (server, session) = (&self.server, &self.session);
+        if let Some(changing) = changing {
+            changing.wait(session.id).await;
+        }
         // Behind the turn: one that was kept over a kill waits for its call to come again,
         // which takes a stamp then.
         let stamped = match &call {
@@ -178,6 +193,20 @@ impl CallInHand {
         }
         dray_rt::step().await;
         Executed { reply, plan, again, stamped }
+    }
+
+    /// The note of a change of rights.
+    fn changing(&self, body: &[u8]) -> Option<Changing<'_>> {
+        let may =
+            matches!(self.head.op, Op::Setattr | Op::Setxattr | Op::Removexattr | Op::SetFlags);
+        if !may || self.server.options.sabotage == Some(Sabotage::Ahead) {
+            return None;
+        }
+        let file = match Call::get(self.head.op, &mut Input(body)).ok()?.changes_rights()? {
+            Named::Id(id) => id,
+            Named::Handle(handle) => self.session.file(handle)?.id(),
+        };
+        Some(self.server.ahead.changes(file))
     }
 
     /// New work does; what belongs to the recovery does not, nor does giving back.

@@ -50,6 +50,7 @@ pub(in crate::server) fn subjects(
     let named = |dir: FileId, name: &[u8]| (dir, Some(name.to_vec()));
     match call {
         Call::Lookup { dir, name }
+        | Call::LookupOpen { dir, name, .. }
         | Call::Make { dir, name, .. }
         | Call::Remove { dir, name, .. }
         | Call::Create { dir, name, .. }

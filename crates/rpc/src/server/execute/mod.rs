@@ -1,6 +1,7 @@
 //! Carries out one call on the export's file system.
 
 mod about;
+mod ahead;
 mod file;
 mod media;
 mod opening;
@@ -63,6 +64,9 @@ async fn run(
     let fs = &*session.export.fs;
     Ok(match call {
         Call::Lookup { dir, name } => Reply::success(&fs.lookup(cx, dir, Name::new(name)?).await?),
+        Call::LookupOpen { dir, name, how, handle } => {
+            ahead::lookup_open(server, session, cx, (dir, name), (how, handle)).await?
+        }
         Call::Parent { dir } => Reply::success(&fs.parent(cx, dir).await?),
         Call::Getattr { id, handle: None } => Reply::success(&fs.getattr(cx, id).await?),
         Call::Setattr { id, handle: None, set } => {

@@ -1,0 +1,353 @@
+//! Opening at the lookup: open(2) of a name is a lookup and an opening, and where a program has
+//! opened before what it looked up, both are asked for in one call
+//! ([`Call::LookupOpen`](crate::wire::Call::LookupOpen)). The opening that follows is answered
+//! here. ADR 0018 has why nobody can tell the difference.
+//!
+//! What is open and was not used is closed: at the next call of the same thread that shows that
+//! it is not wanted, or by a task that looks every now and then while there is any.
+
+mod habits;
+mod rights;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_core::{Context, Entry, FileId, FileType, Identity, OpenHow, Pid};
+use dray_rt::{Instant, now};
+
+use self::habits::Habits;
+use self::rights::AtRest;
+pub(crate) use self::rights::{Changing, Rights};
+use crate::client::memory::{AHEAD_MAX, SessionMemory};
+use crate::wire::{AHEAD_USED_MAX, Ticket};
+
+/// How often is looked whether something open is not wanted.
+pub(crate) const LOOK_TIME: Duration = Duration::from_millis(5);
+
+/// Counters of openings at the lookup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AheadStats {
+    /// Files that a lookup opened.
+    pub made: u64,
+    /// Of these, how many an opening that followed has used: a round trip spared each.
+    pub used: u64,
+    /// Of these, how many were closed unused.
+    pub given_up: u64,
+}
+
+/// What each thread looked up last, and what is open for it.
+pub(crate) struct Ahead {
+    memory: Arc<SessionMemory>,
+    rights: Arc<Rights>,
+    used: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    threads: Vec<Thread>,
+    habits: Habits,
+    late: Late,
+    made: u64,
+    given_up: u64,
+    /// Files that are open and not used.
+    open: usize,
+    /// A task looks after those.
+    watched: bool,
+}
+
+/// What the last lookup of a thread was about. Threads share places by chance, and then learn
+/// nothing of each other but what costs them a round trip.
+#[derive(Default)]
+struct Thread {
+    pid: Pid,
+    /// Where it looked.
+    dir: Option<FileId>,
+    /// A lookup that shall open is under way.
+    asks: bool,
+    /// The regular file that was found.
+    found: Option<FileId>,
+    open: Option<Opened>,
+}
+
+/// A file that a lookup has opened.
+pub(crate) struct Opened {
+    pub(crate) handle: u64,
+    pub(crate) ticket: Option<Ticket>,
+    guess: Guess,
+}
+
+/// How a lookup opens what it finds.
+#[derive(Clone)]
+pub(crate) struct Guess {
+    pub(crate) how: OpenHow,
+    who: Arc<Identity>,
+    place: usize,
+    /// When it was asked for.
+    sent: Instant,
+    /// Which life of the server was asked.
+    instance: u64,
+    rights: AtRest,
+}
+
+impl Guess {
+    /// Whether an opening by `cx` at this moment is what was asked for, and must come to the
+    /// same as it did then.
+    fn stands(&self, cx: &Context, how: OpenHow, instance: u64, rights: Option<AtRest>) -> bool {
+        self.how == how
+            && (Arc::ptr_eq(&self.who, &cx.who) || self.who == cx.who)
+            && self.instance == instance
+            && rights == Some(self.rights)
+            && !self.is_late()
+    }
+
+    fn is_late(&self) -> bool {
+        self.sent.elapsed() > AHEAD_USED_MAX
+    }
+}
+
+impl Opened {
+    fn surplus(&self) -> Surplus {
+        Surplus { handle: self.handle, place: self.guess.place }
+    }
+}
+
+/// Whether answers come in time: where they do not, opening ahead is tried seldom.
+#[derive(Default)]
+struct Late {
+    /// Answers in a row that were late, up to [`Late::MOST`].
+    times: u32,
+    /// Lookups to let pass.
+    pause: u32,
+}
+
+impl Late {
+    const MOST: u32 = 10;
+
+    fn note(&mut self, late: bool) {
+        self.times = if late { (self.times + 1).min(Late::MOST) } else { 0 };
+        self.pause = if late { 1 << self.times } else { 0 };
+    }
+
+    fn has_rested(&mut self) -> bool {
+        self.pause = self.pause.saturating_sub(1);
+        self.pause == 0
+    }
+}
+
+/// A file that is open and not wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Surplus {
+    pub(crate) handle: u64,
+    place: usize,
+}
+
+impl Ahead {
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> Ahead {
+        let state = State {
+            threads: (0..AHEAD_MAX).map(|_| Thread::default()).collect(),
+            habits: Habits::new(),
+            late: Late::default(),
+            made: 0,
+            given_up: 0,
+            open: 0,
+            watched: false,
+        };
+        let (rights, used) = (Arc::default(), AtomicU64::new(0));
+        Ahead { memory, rights, used, state: Mutex::new(state) }
+    }
+
+    /// Where changes of rights are noted.
+    pub(crate) fn rights(&self) -> &Arc<Rights> {
+        &self.rights
+    }
+
+    pub(crate) fn stats(&self) -> AheadStats {
+        let state = self.lock();
+        let used = self.used.load(Ordering::Relaxed);
+        AheadStats { made: state.made, used, given_up: state.given_up }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread is about to look up a name in `dir`: how it is expected to open what it finds.
+    /// `handle`: the number that the file will have; `instance`: of the server.
+    pub(crate) fn expect(
+        &self,
+        cx: &Context,
+        dir: FileId,
+        (handle, instance): (u64, u64),
+    ) -> (Option<Guess>, Option<Surplus>) {
+        let mut state = self.lock();
+        let Some(place) = state.place(cx) else { return (None, None) };
+        let surplus = state.unwanted(place, cx.pid);
+        let how = state.habits.expected(dir);
+        let how = how.filter(|_| state.late.has_rested());
+        let thread = &mut state.threads[place];
+        (thread.pid, thread.dir, thread.found) = (cx.pid, Some(dir), None);
+        let (Some(how), Some(rights)) = (how, self.rights.at_rest()) else {
+            return (None, surplus);
+        };
+        thread.asks = true;
+        self.memory.set_ahead(place as u32, handle);
+        let guess = Guess { how, who: cx.who.clone(), place, sent: now(), instance, rights };
+        (Some(guess), surplus)
+    }
+
+    /// What a lookup without an expectation has found.
+    pub(crate) fn found(&self, cx: &Context, dir: FileId, entry: &Entry) {
+        let mut state = self.lock();
+        let Some(place) = state.place(cx) else { return };
+        let thread = &mut state.threads[place];
+        if thread.pid == cx.pid && thread.dir == Some(dir) {
+            thread.found = regular(entry);
+        }
+    }
+
+    /// The answer to a lookup with an expectation: what it found, and whether that is open
+    /// under the number that it was given. True if a task has to look after it from now on.
+    pub(crate) fn answered(
+        &self,
+        (guess, handle): (Guess, u64),
+        entry: Option<&Entry>,
+        (open, ticket): (bool, Option<Ticket>),
+    ) -> bool {
+        let mut state = self.lock();
+        let place = guess.place;
+        let thread = &mut state.threads[place];
+        thread.asks = false;
+        thread.found = entry.and_then(regular);
+        if !open {
+            self.memory.forget_ahead(place as u32, handle);
+            return false;
+        }
+        thread.open = Some(Opened { handle, ticket, guess });
+        state.made += 1;
+        state.open += 1;
+        !std::mem::replace(&mut state.watched, true)
+    }
+
+    /// A thread opens a file: what its lookup opened, if that is what it wants.
+    pub(crate) fn take(
+        &self,
+        cx: &Context,
+        id: FileId,
+        how: OpenHow,
+        instance: u64,
+    ) -> (Option<Opened>, Option<Surplus>) {
+        let mut state = self.lock();
+        let Some(place) = state.place(cx) else { return (None, None) };
+        let thread = &mut state.threads[place];
+        if thread.pid != cx.pid || thread.found != Some(id) {
+            return (None, None);
+        }
+        thread.found = None;
+        let (dir, open) = (thread.dir, thread.open.take());
+        let wanted = (how.is_harmless() && !how.with_attr).then_some(how);
+        state.learn(dir, wanted);
+        let Some(open) = open else { return (None, None) };
+        state.open -= 1;
+        state.late.note(open.guess.is_late());
+        if open.guess.stands(cx, how, instance, self.rights.at_rest()) {
+            return (Some(open), None);
+        }
+        state.given_up += 1;
+        (None, Some(open.surplus()))
+    }
+
+    /// What was taken is an open file like any other now.
+    pub(crate) fn used(&self, opened: &Opened) {
+        self.used.fetch_add(1, Ordering::Relaxed);
+        self.forget(opened.surplus());
+    }
+
+    /// What was taken cannot be used.
+    pub(crate) fn unused(&self, opened: &Opened) -> Surplus {
+        self.lock().given_up += 1;
+        opened.surplus()
+    }
+
+    /// A thread goes on with something else than opening what it looked up.
+    pub(crate) fn passed_over(&self, cx: &Context) -> Option<Surplus> {
+        let mut state = self.lock();
+        let place = state.place(cx)?;
+        state.unwanted(place, cx.pid)
+    }
+
+    /// All that is open unused, for whatever thread.
+    pub(crate) fn give_up(&self) -> Vec<Surplus> {
+        let mut state = self.lock();
+        if state.open == 0 {
+            return Vec::new(); // as good as always
+        }
+        (0..AHEAD_MAX).filter_map(|place| state.take_out(place)).collect()
+    }
+
+    /// What is open and can no longer be used. None if nothing is open any more: then nobody
+    /// has to look again before [`Ahead::answered`] says so.
+    pub(crate) fn give_up_late(&self) -> Option<Vec<Surplus>> {
+        let mut state = self.lock();
+        state.watched = state.open > 0;
+        if !state.watched {
+            return None;
+        }
+        let mut late = Vec::new();
+        for place in 0..AHEAD_MAX {
+            let Thread { pid, open, .. } = &state.threads[place];
+            if open.as_ref().is_some_and(|open| open.guess.is_late()) {
+                let pid = *pid;
+                late.extend(state.unwanted(place, pid));
+            }
+        }
+        Some(late)
+    }
+
+    /// The numbers of what a process before us had open and not used.
+    pub(crate) fn inherited(&self) -> Vec<Surplus> {
+        let noted = |place| Surplus { handle: self.memory.ahead(place as u32), place };
+        (0..AHEAD_MAX).map(noted).filter(|one| one.handle != 0).collect()
+    }
+
+    /// It is being closed, or used.
+    pub(crate) fn forget(&self, Surplus { handle, place }: Surplus) {
+        self.memory.forget_ahead(place as u32, handle);
+    }
+}
+
+impl State {
+    /// Where a thread's last lookup is noted. None for one that has no number here, as those
+    /// of other containers, and while another thread's lookup is under way there.
+    fn place(&self, cx: &Context) -> Option<usize> {
+        let place = cx.pid.0 as usize % AHEAD_MAX;
+        (cx.pid.0 != 0 && !self.threads[place].asks).then_some(place)
+    }
+
+    /// What the thread `pid` found is not going to be opened; what another one did may be.
+    fn unwanted(&mut self, place: usize, pid: Pid) -> Option<Surplus> {
+        let thread = &mut self.threads[place];
+        if thread.found.take().is_some() && thread.pid == pid {
+            let dir = thread.dir;
+            self.learn(dir, None);
+        }
+        self.take_out(place)
+    }
+
+    fn learn(&mut self, dir: Option<FileId>, opened: Option<OpenHow>) {
+        if let Some(dir) = dir {
+            self.habits.learn(dir, opened);
+        }
+    }
+
+    fn take_out(&mut self, place: usize) -> Option<Surplus> {
+        let open = self.threads[place].open.take()?;
+        self.open -= 1;
+        self.given_up += 1;
+        Some(open.surplus())
+    }
+}
+
+fn regular(entry: &Entry) -> Option<FileId> {
+    (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
+}

@@ -1,0 +1,59 @@
+//! Whether this mount itself has changed rights, or is about to.
+//!
+//! The server lets a session's own changes pass what that session has opened ahead: so the
+//! client must not use it any more once such a change is on its way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts changes of rights: those on their way in the lower half, those that have come to an
+/// end above.
+#[derive(Default)]
+pub(crate) struct Rights(AtomicU64);
+
+const ENDED: u64 = 1 << 32;
+
+/// A change on its way, until its answer has come, or the connection went on which it was sent.
+pub(crate) struct Changing(Arc<Rights>);
+
+/// None was on its way then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AtRest(u64);
+
+impl Rights {
+    /// A change is about to be sent.
+    pub(crate) fn change(self: &Arc<Rights>) -> Changing {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Changing(self.clone())
+    }
+
+    /// None if a change is on its way.
+    pub(crate) fn at_rest(&self) -> Option<AtRest> {
+        let count = self.0.load(Ordering::SeqCst);
+        count.is_multiple_of(ENDED).then_some(AtRest(count))
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.0.0.fetch_add(ENDED - 1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_shows_while_it_is_on_its_way_and_afterwards() {
+        let rights = Arc::new(Rights::default());
+        let before = rights.at_rest().unwrap();
+        assert_eq!(rights.at_rest(), Some(before));
+        let (one, other) = (rights.change(), rights.change());
+        assert_eq!(rights.at_rest(), None);
+        drop(one);
+        assert_eq!(rights.at_rest(), None);
+        drop(other);
+        assert!(rights.at_rest().is_some_and(|after| after != before));
+    }
+}

@@ -1,0 +1,147 @@
+//! Files opened at their lookup, which their clients may use without saying so, and what
+//! waits for them.
+//!
+//! A client that looked a name up with [`Call::LookupOpen`](crate::wire::Call::LookupOpen)
+//! answers the open(2) behind it by itself, up to [`AHEAD_USED_MAX`](crate::wire::AHEAD_USED_MAX)
+//! after it asked. That this open(2) begins after somebody else took the right away from the
+//! caller, and was told so, cannot happen: what takes rights away waits until nobody can use any
+//! more what was opened before. It is a rare event. The client itself knows of its own changes,
+//! and does not wait for itself.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_core::FileId;
+use dray_rt::{Instant, now, sleep};
+
+use crate::wire::AHEAD_USED_MAX;
+
+/// How long changes of rights wait, from the opening on: by the server's clock, and with that
+/// of a client wrong by this factor.
+const HELD: Duration = Duration::from_millis(4 * AHEAD_USED_MAX.as_millis() as u64);
+
+/// Files share parts of the table by chance: what waits for one waits for the other, too.
+const PARTS: usize = 1024;
+
+/// Which files may be open ahead of their use.
+pub(crate) struct Ahead {
+    parts: Vec<Mutex<Part>>,
+    /// What the process before us had opened can be used until then.
+    quiet_until: Instant,
+}
+
+struct Part {
+    /// Those opened ahead here may be used until then.
+    until: Instant,
+    /// By this session; none: by several.
+    by: Option<u64>,
+    /// Changes of rights that have arrived and not been carried out: nothing is opened ahead.
+    changing: u32,
+}
+
+/// A change of rights between its arrival and its end.
+pub(crate) struct Changing<'a> {
+    ahead: &'a Ahead,
+    file: FileId,
+}
+
+impl Ahead {
+    /// At the start of a server.
+    pub(crate) fn new() -> Ahead {
+        let part = || Part { until: Instant::from_nanos(0), by: None, changing: 0 };
+        let parts = (0..PARTS).map(|_| Mutex::new(part())).collect();
+        Ahead { parts, quiet_until: now() + HELD }
+    }
+
+    fn part(&self, file: FileId) -> MutexGuard<'_, Part> {
+        // Fibonacci hashing (Knuth 6.4): inode numbers come in runs.
+        let mixed = (file.ino ^ file.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        self.parts[mixed as usize % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether `session` may open this file ahead of its use. If so others wait from now on.
+    pub(crate) fn opens(&self, file: FileId, session: u64) -> bool {
+        let now = now();
+        let mut part = self.part(file);
+        if part.changing > 0 {
+            return false;
+        }
+        let alone = part.until <= now || part.by == Some(session);
+        part.by = alone.then_some(session);
+        part.until = now + HELD;
+        true
+    }
+
+    /// A change of rights has arrived: from now on the file is not opened ahead.
+    pub(crate) fn changes(&self, file: FileId) -> Changing<'_> {
+        self.part(file).changing += 1;
+        Changing { ahead: self, file }
+    }
+}
+
+impl Changing<'_> {
+    /// Waits until nobody but `session` can use what was opened before.
+    pub(crate) async fn wait(&self, session: u64) {
+        let until = {
+            let part = self.ahead.part(self.file);
+            let own = part.by == Some(session);
+            if own { self.ahead.quiet_until } else { part.until.max(self.ahead.quiet_until) }
+        };
+        let left = until - now();
+        if !left.is_zero() {
+            sleep(left).await;
+        }
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.ahead.part(self.file).changing -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileId = FileId { ino: 7, generation: 0 };
+
+    fn simulate(test: impl Future<Output = ()>) {
+        dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 3 }).unwrap().block_on(test);
+    }
+
+    async fn waited(ahead: &Ahead, session: u64) -> Duration {
+        let (before, changing) = (now(), ahead.changes(FILE));
+        changing.wait(session).await;
+        before.elapsed()
+    }
+
+    #[test]
+    fn others_wait_and_whoever_opened_does_not() {
+        simulate(async {
+            let ahead = Ahead::new();
+            assert_eq!(waited(&ahead, 1).await, HELD, "for what a server before us opened");
+            assert_eq!(waited(&ahead, 1).await, Duration::ZERO);
+            assert!(ahead.opens(FILE, 1));
+            assert_eq!(waited(&ahead, 1).await, Duration::ZERO);
+            sleep(HELD / 4).await;
+            assert_eq!(waited(&ahead, 2).await, HELD * 3 / 4);
+            assert!(ahead.opens(FILE, 1) && ahead.opens(FILE, 2));
+            assert_eq!(waited(&ahead, 1).await, HELD, "for the other");
+        });
+    }
+
+    /// Else a change could wait for ever for those that open the file again and again.
+    #[test]
+    fn nothing_is_opened_ahead_while_a_change_waits() {
+        simulate(async {
+            let ahead = Ahead::new();
+            let (one, other) = (ahead.changes(FILE), ahead.changes(FILE));
+            assert!(!ahead.opens(FILE, 1));
+            drop(one);
+            assert!(!ahead.opens(FILE, 1));
+            drop(other);
+            assert!(ahead.opens(FILE, 1));
+        });
+    }
+}

@@ -1,0 +1,55 @@
+//! A lookup with which the file is opened, if that can be done.
+
+use dray_core::{Context, FileId, FileType, Name, OpenHow, Result};
+
+use super::opening::keep;
+use crate::server::reply::Reply;
+use crate::server::service::Inner;
+use crate::server::session::Session;
+
+/// Looks a name up and opens what it finds. A file that is not open when this ends is not kept
+/// under the number: the call may have been carried out before, on a connection that broke.
+pub(super) async fn lookup_open(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    (dir, name): (FileId, &[u8]),
+    (how, handle): (OpenHow, u64),
+) -> Result<Reply> {
+    let found = match Name::new(name) {
+        Ok(name) => session.export.fs.lookup(cx, dir, name).await,
+        Err(error) => Err(error),
+    };
+    let open = match &found {
+        Ok(entry) if entry.attr.file_type() == FileType::Regular && how.is_harmless() => {
+            open(server, session, cx, entry.id, (how, handle)).await
+        }
+        _ => false,
+    };
+    if !open && let Some(file) = session.take_file(handle) {
+        let _ = session.close_file(cx, handle, &*file).await; // its client never heard of it
+    }
+    let ticket = if open { session.ticket_of(handle) } else { None };
+    Ok(Reply::success(&(found?, open)).with_ticket(ticket))
+}
+
+/// Whether the file is open under that number now.
+async fn open(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    id: FileId,
+    (how, handle): (OpenHow, u64),
+) -> bool {
+    if session.file(handle).is_some_and(|file| file.id() == id) {
+        return true; // since the call came first, from which on its client counts
+    }
+    // What waits for it begins to wait before the rights are looked at.
+    if !server.ahead.opens(id, session.id) {
+        return false;
+    }
+    match session.export.fs.open(cx, id, how).await {
+        Ok(file) => keep(session, cx, handle, (file, how)).await.is_ok(),
+        Err(_) => false, // whoever opens it is told
+    }
+}
