@@ -41,10 +41,18 @@ struct Counted<'a> {
 }
 
 impl Counted<'_> {
-    fn so_far(&self) -> u64 {
+    fn status(&self) -> serde_json::Value {
         let status = self.rig.demand(&["status", self.at.to_str().unwrap(), "--json"]);
-        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-        status["server"]["calls"].as_u64().unwrap()
+        serde_json::from_str(&status).unwrap()
+    }
+
+    fn so_far(&self) -> u64 {
+        self.status()["server"]["calls"].as_u64().unwrap()
+    }
+
+    /// Files opened at their lookup: `made`, `used` or `given_up`.
+    fn opened_at_lookup(&self, which: &str) -> u64 {
+        self.status()["server"]["opened_at_lookup"][which].as_u64().unwrap()
     }
 
     /// Round trips of `work`, which does what is counted [`TIMES`] times, for each.
@@ -109,11 +117,36 @@ fn strict_create_write_and_close_are_three_round_trips() {
     });
 }
 
+/// The first opening in a directory is a lookup a component and the opening. From then on the
+/// last lookup opens, too, where the machine is not so busy that what it opened is too old when
+/// the program comes to it: that is some times more.
 #[test]
-fn strict_open_is_one_lookup_a_component_and_the_open() {
+fn strict_open_is_one_lookup_a_component_and_the_first_one_an_opening() {
     on_each_transport("strict", |mount| {
-        assert_eq!(mount.each(|at| open_close(&at.join("known"))), 2);
-        assert_eq!(mount.each(|at| open_close(&at.join("a/b/c/deep"))), 5);
+        for (path, lookups) in [("known", 1), ("a/b/c/deep", 4)] {
+            let path = mount.at.join(path);
+            let first = mount.of(|_| drop(File::open(&path).unwrap()));
+            assert!((lookups + 1..=lookups + 1 + ASKING).contains(&first), "{first} at first");
+            let made = mount.of(|_| open_close(&path));
+            let (least, most) = (TIMES * lookups, TIMES * lookups + TIMES / 2);
+            assert!((least..=most).contains(&made), "{made} round trips for {TIMES} openings");
+        }
+    });
+}
+
+/// A program that looks at names and opens nothing must not have the server open files.
+#[test]
+fn strict_looks_open_nothing() {
+    on_each_transport("strict", |mount| {
+        let known = mount.at.join("known");
+        open_close(&known);
+        let before = mount.opened_at_lookup("made");
+        (0..TIMES).for_each(|_| stat(&known));
+        let opened = mount.opened_at_lookup("made") - before;
+        assert!(opened <= 3, "{opened} files were opened for {TIMES} looks");
+        let [made, used, given_up] =
+            ["made", "used", "given_up"].map(|one| mount.opened_at_lookup(one));
+        assert_eq!(made, used + given_up, "nothing is left open");
     });
 }
 

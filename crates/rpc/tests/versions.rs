@@ -11,13 +11,15 @@ use common::raw::{
     NO_PROOF, ask, frame, guest_as, head, hello, identity, message, read_frame, stranger,
 };
 use common::{Sockets, client_options, connect, memory, run, serve_sockets, server_of};
-use dray_core::{Context, Errno, FileSystem, Op, OpenHow, Statfs};
+use dray_core::{
+    Attr, Context, Entry, Errno, Error, FileId, FileSystem, Name, Op, OpenHow, Pid, Statfs,
+};
 use dray_fabric::Address;
 use dray_rpc::client::ConnectError;
 use dray_rpc::server::ServerOptions;
 use dray_rpc::wire::{
-    Auth, Call, CallHead, Challenge, FEATURE_STAMPS, HandshakeError, Hello, Input, NotifyHead,
-    Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN, Welcome, Wire,
+    Auth, Call, CallHead, Challenge, FEATURE_LOOKUP_OPEN, FEATURE_STAMPS, FEATURES, HandshakeError,
+    Hello, Input, NotifyHead, Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN, Welcome, Wire,
 };
 
 /// Serves while `test` runs on a thread of its own.
@@ -166,12 +168,11 @@ fn a_server_of_the_next_version_is_understood() {
     assert_eq!(unproven, NO_PROOF, "nothing is said to a server that is not understood");
 }
 
-/// A server of the version before: it takes no close that nobody waits for, and gives no
-/// tickets. Answers each call that it knows, and says what it was sent.
-fn serve_as_before(listener: &UnixListener) -> Vec<CallHead> {
+/// A server of an earlier version, with the features that it knew. Answers each call that is as
+/// old as they are, and says what it was sent.
+fn serve_as_before(listener: &UnixListener, features: u64) -> Vec<CallHead> {
     let (mut stream, _) = listener.accept().unwrap();
     read_frame(&mut stream).unwrap();
-    let features = FEATURE_STAMPS;
     let challenge = Challenge { version: VERSION_MAX, features, nonce: [1; 32], proof: [0; 32] };
     stream.write_all(&frame(&challenge.message(), b"")).unwrap();
     read_frame(&mut stream).unwrap();
@@ -182,8 +183,15 @@ fn serve_as_before(listener: &UnixListener) -> Vec<CallHead> {
         let Ok(head) = CallHead::get_message(&mut input) else { continue };
         let mut reply = Vec::new();
         ReplyHead::success(head.tag).put_message(&mut reply);
-        if head.op == Op::Open {
-            None::<u8>.put(&mut reply);
+        match head.op {
+            Op::Open => None::<u8>.put(&mut reply),
+            Op::Lookup => a_file().put(&mut reply),
+            Op::LookupOpen => {
+                reply.clear();
+                let error = Error::new(Errno::ENOTSUP);
+                ReplyHead::failure(head.tag, &error).put_message(&mut reply);
+            }
+            _ => {}
         }
         let one_way = head.flags & CallHead::ONE_WAY != 0;
         sent.push(head);
@@ -199,7 +207,7 @@ fn a_server_that_knows_no_one_way_closes_is_called() {
     let dir = tempfile::tempdir().unwrap();
     let address = Address::Unix(dir.path().join("socket"));
     let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
-    let server = std::thread::spawn(move || serve_as_before(&listener));
+    let server = std::thread::spawn(move || serve_as_before(&listener, FEATURE_STAMPS));
     run(async {
         let fs = connect(Arc::new(Sockets(address.clone())), client_options()).await.unwrap();
         let (cx, root) = (Context::system(), fs.info().root);
@@ -214,6 +222,44 @@ fn a_server_that_knows_no_one_way_closes_is_called() {
     let ops: Vec<_> = heads.iter().map(|head| (head.op, head.flags)).collect();
     let expected = [Op::Open, Op::Close, Op::Open, Op::Close].map(|op| (op, 0));
     assert_eq!(ops, expected);
+}
+
+/// What every name leads to.
+fn a_file() -> Entry {
+    let id = FileId { ino: 5, generation: 1 };
+    Entry { id, attr: Attr { ino: 5, mode: libc::S_IFREG | 0o644, ..Attr::default() } }
+}
+
+/// What a client sends that opens a file three times by its name, to a server with these
+/// features.
+fn opened_by_name(features: u64) -> Vec<Op> {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Unix(dir.path().join("socket"));
+    let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
+    let server = std::thread::spawn(move || serve_as_before(&listener, features));
+    run(async {
+        let fs = connect(Arc::new(Sockets(address)), client_options()).await.unwrap();
+        let cx = Context { pid: Pid(7), ..Context::system() };
+        for _ in 0..3 {
+            let entry = fs.lookup(&cx, fs.info().root, Name::new(b"f").unwrap()).await.unwrap();
+            let file = fs.open(&cx, entry.id, OpenHow::READ).await.unwrap();
+            file.close(&cx).await.unwrap();
+        }
+        fs.session().goodbye();
+        drop(fs);
+    });
+    let heads = server.join().unwrap();
+    heads.iter().map(|head| head.op).filter(|op| *op != Op::Close).collect()
+}
+
+#[test]
+fn a_server_that_opens_nothing_at_a_lookup_is_not_asked_to() {
+    let features = FEATURES & !FEATURE_LOOKUP_OPEN;
+    assert_eq!(opened_by_name(features), [Op::Lookup, Op::Open].repeat(3));
+    // It took the place of one that did, on a connection that did not notice.
+    let refused = [Op::LookupOpen, Op::Lookup, Op::Open].repeat(2);
+    assert_eq!(opened_by_name(FEATURES)[..2], [Op::Lookup, Op::Open]);
+    assert_eq!(opened_by_name(FEATURES)[2..], refused);
 }
 
 /// A client of the version before is given no tickets, and its closes are taken without
