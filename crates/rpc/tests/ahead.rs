@@ -214,6 +214,20 @@ fn another_opening_than_was_expected_is_asked_for() {
     });
 }
 
+#[test]
+fn what_was_opened_for_one_user_is_not_anothers() {
+    simulate(17, async {
+        let network = Network::new();
+        let (_server, _life, program, id) = learned(&network, None).await;
+        let set = SetAttr { mode: Some(0o600), uid: Some(Uid(1001)), ..SetAttr::default() };
+        program.fs.setattr(&program.cx_of(0), id, set).await.unwrap();
+        program.lookup(FILE).await.unwrap();
+        assert_eq!(program.made(), 1);
+        let other = program.fs.open(&program.cx_of(1002), id, READ).await;
+        assert_eq!(other.err().expect("it may not").errno(), Errno::EACCES);
+    });
+}
+
 /// Who takes rights away, and how.
 #[derive(Clone, Copy, Debug)]
 enum Taking {

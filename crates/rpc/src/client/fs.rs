@@ -164,8 +164,7 @@ impl RemoteFs {
     /// The file, if the lookup before has opened it for this.
     fn opened_ahead(&self, cx: &Context, id: FileId, how: OpenHow) -> Option<RemoteFile> {
         let link = &self.session.link;
-        let instance = link.opens_ahead()?;
-        let (opened, surplus) = link.ahead.take(cx, id, how, instance);
+        let (opened, surplus) = link.ahead.take(cx, id, how);
         self.close_surplus(surplus);
         let opened = opened?;
         if !link.files.aliases.note(link.request_of(cx), opened.handle) {
@@ -207,12 +206,11 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
             let link = &self.session.link;
-            let known = link.opens_ahead().filter(|_| cx.pid.0 != 0);
-            let Some(instance) = known else {
+            if cx.pid.0 == 0 || !link.opens_ahead() {
                 return self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await;
-            };
+            }
             let handle = link.handle_of(cx);
-            let (guess, surplus) = link.ahead.expect(cx, dir, (handle, instance));
+            let (guess, surplus) = link.ahead.expect(cx, dir, handle);
             self.close_surplus(surplus);
             if let Some(guess) = guess {
                 return self.lookup_open(cx, (dir, name), (guess, handle)).await;

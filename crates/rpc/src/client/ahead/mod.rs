@@ -85,18 +85,16 @@ pub(crate) struct Guess {
     place: usize,
     /// When it was asked for.
     sent: Instant,
-    /// Which life of the server was asked.
-    instance: u64,
     rights: AtRest,
 }
 
 impl Guess {
     /// Whether an opening by `cx` at this moment is what was asked for, and must come to the
-    /// same as it did then.
-    fn stands(&self, cx: &Context, how: OpenHow, instance: u64, rights: Option<AtRest>) -> bool {
+    /// same as it did then. That the server has died since need not be known: no other one is
+    /// met so soon, and it is shown what is open here.
+    fn stands(&self, cx: &Context, how: OpenHow, rights: Option<AtRest>) -> bool {
         self.how == how
             && (Arc::ptr_eq(&self.who, &cx.who) || self.who == cx.who)
-            && self.instance == instance
             && rights == Some(self.rights)
             && !self.is_late()
     }
@@ -173,12 +171,12 @@ impl Ahead {
     }
 
     /// A thread is about to look up a name in `dir`: how it is expected to open what it finds.
-    /// `handle`: the number that the file will have; `instance`: of the server.
+    /// `handle`: the number that the file will have.
     pub(crate) fn expect(
         &self,
         cx: &Context,
         dir: FileId,
-        (handle, instance): (u64, u64),
+        handle: u64,
     ) -> (Option<Guess>, Option<Surplus>) {
         let mut state = self.lock();
         let Some(place) = state.place(cx) else { return (None, None) };
@@ -192,7 +190,7 @@ impl Ahead {
         };
         thread.asks = true;
         self.memory.set_ahead(place as u32, handle);
-        let guess = Guess { how, who: cx.who.clone(), place, sent: now(), instance, rights };
+        let guess = Guess { how, who: cx.who.clone(), place, sent: now(), rights };
         (Some(guess), surplus)
     }
 
@@ -235,7 +233,6 @@ impl Ahead {
         cx: &Context,
         id: FileId,
         how: OpenHow,
-        instance: u64,
     ) -> (Option<Opened>, Option<Surplus>) {
         let mut state = self.lock();
         let Some(place) = state.place(cx) else { return (None, None) };
@@ -250,7 +247,7 @@ impl Ahead {
         let Some(open) = open else { return (None, None) };
         state.open -= 1;
         state.late.note(open.guess.is_late());
-        if open.guess.stands(cx, how, instance, self.rights.at_rest()) {
+        if open.guess.stands(cx, how, self.rights.at_rest()) {
             return (Some(open), None);
         }
         state.given_up += 1;

@@ -133,10 +133,9 @@ impl Link {
         self.requests.fetch_add(1, Ordering::Relaxed) | OWN_NUMBER
     }
 
-    /// The life of the server, if it opens files at their lookup.
-    pub(crate) fn opens_ahead(&self) -> Option<u64> {
-        let known = self.known();
-        known.opens_ahead.then_some(known.instance)
+    /// Whether the server opens files at their lookup.
+    pub(crate) fn opens_ahead(&self) -> bool {
+        self.known().opens_ahead
     }
 
     pub(crate) fn new_channel(&self) -> Arc<Channel> {
