@@ -117,6 +117,18 @@ fn a_server_that_forgets_locks_is_found_out() {
 }
 
 #[test]
+fn a_server_that_does_not_wait_for_what_lookups_opened_is_found_out() {
+    must_fail(Sabotage::Ahead, &[WorkKind::Rights]);
+}
+
+#[test]
+fn rights_that_are_taken_are_gone_whatever_goes_wrong() {
+    for seed in 0..100 {
+        run_of(WorkKind::Rights, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
 fn a_server_that_lets_others_at_what_was_cut_short_is_found_out() {
     must_fail(Sabotage::Turns, &[WorkKind::Words, WorkKind::Copies, WorkKind::Puts]);
 }

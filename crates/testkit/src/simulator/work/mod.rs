@@ -11,6 +11,7 @@ mod noted;
 mod own;
 mod puts;
 mod register;
+mod rights;
 mod words;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -65,13 +66,15 @@ pub enum Kind {
     Puts,
     /// Copies within and between two files.
     Copies,
+    /// A right that one client gives and takes, and openings by the others.
+    Rights,
     /// One generated sequence through all clients in turn.
     Interleaved,
 }
 
 impl Kind {
     /// Those that seeds choose from.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::Append,
         Kind::Counter,
         Kind::Names,
@@ -81,6 +84,7 @@ impl Kind {
         Kind::Deleted,
         Kind::Puts,
         Kind::Copies,
+        Kind::Rights,
     ];
 
     /// The work for so many clients.
@@ -95,6 +99,7 @@ impl Kind {
             Kind::Deleted => Arc::new(deleted::Deleted::default()),
             Kind::Puts => Arc::new(puts::Puts::default()),
             Kind::Copies => Arc::new(copies::Copies::default()),
+            Kind::Rights => Arc::new(rights::Rights::default()),
             Kind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
         }
     }
