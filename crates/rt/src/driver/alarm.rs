@@ -2,19 +2,26 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
-use crate::time::Instant;
+use crate::time::{Instant, real_now};
 
 /// A timerfd(2) that goes off when the first timer is due, or before.
 ///
-/// It is set when an earlier time is wanted than it is set to, and at no other time: to give
-/// every wait its end costs the setting and the taking back of a timer in the kernel each
-/// time, about a microsecond, and most waits end before. So it may go off for a timer that is
-/// there no more, once.
+/// It is set when an earlier time is wanted than it is set to: to give every wait its end costs
+/// the setting and the taking back of a timer in the kernel each time, about a microsecond, and
+/// most waits end before. So it may go off for a timer that is there no more, once. One that is
+/// far ahead is taken back, now and then, for the sake of processes without work: they
+/// sleep.
 pub(crate) struct Alarm {
     fd: OwnedFd,
     set_to: Option<Instant>,
+    /// When it was taken back last.
+    taken_back: Option<Instant>,
 }
+
+/// Far ahead, and now and then.
+const FAR: Duration = Duration::from_millis(100);
 
 impl Alarm {
     /// Errors: those of timerfd_create(2).
@@ -26,7 +33,7 @@ impl Alarm {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: just made, owned by nobody else.
-        Ok(Alarm { fd: unsafe { OwnedFd::from_raw_fd(fd) }, set_to: None })
+        Ok(Alarm { fd: unsafe { OwnedFd::from_raw_fd(fd) }, set_to: None, taken_back: None })
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -35,11 +42,32 @@ impl Alarm {
 
     /// Sees to it that it goes off at `next`, if not before.
     pub(crate) fn set(&mut self, next: Option<Instant>) {
-        let Some(next) = next else { return };
-        if self.set_to.is_some_and(|at| at <= next) {
-            return;
+        match (self.set_to, next) {
+            (None, None) => {}
+            (Some(at), Some(next)) if at == next => {}
+            (Some(at), next) if next.is_none_or(|next| at < next) => {
+                if self.is_worth_taking_back(at) {
+                    self.program(next);
+                }
+            }
+            _ => self.program(next),
         }
-        let nanos = next.as_nanos().max(1); // all zero would switch it off
+    }
+
+    /// Whether it goes off for nobody, not soon, and that is not said all the time.
+    fn is_worth_taking_back(&mut self, at: Instant) -> bool {
+        let now = real_now();
+        let worth = at > now + FAR && self.taken_back.is_none_or(|last| now > last + FAR);
+        if worth {
+            self.taken_back = Some(now);
+        }
+        worth
+    }
+
+    /// None: it does not go off.
+    fn program(&mut self, next: Option<Instant>) {
+        // All zero switches it off.
+        let nanos = next.map_or(0, |next| next.as_nanos().max(1));
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let value = libc::timespec {
             tv_sec: i64::try_from(nanos / 1_000_000_000).unwrap_or(i64::MAX),
@@ -50,11 +78,52 @@ impl Alarm {
         // SAFETY: `spec` is read during the call; nothing is written.
         let set = unsafe { libc::timerfd_settime(self.fd(), flags, &spec, std::ptr::null_mut()) };
         assert!(set == 0, "timerfd_settime(2) refused a time: {}", io::Error::last_os_error());
-        self.set_to = Some(next);
+        self.set_to = next;
     }
 
     /// It went off. The next setting takes back that it can be read.
     pub(crate) fn went_off(&mut self) {
         self.set_to = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Time until it goes off; none: it does not.
+    fn left(alarm: &Alarm) -> Option<Duration> {
+        // SAFETY: all zero is valid, and the kernel writes to it during the call.
+        let mut spec: libc::itimerspec = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::timerfd_gettime(alarm.fd(), &mut spec) }, 0);
+        let left = spec.it_value;
+        let left = Duration::new(left.tv_sec as u64, left.tv_nsec as u32);
+        (!left.is_zero()).then_some(left)
+    }
+
+    #[test]
+    fn an_alarm_for_nobody_is_taken_back_now_and_then() {
+        let (mut alarm, second) = (Alarm::new().unwrap(), Duration::from_secs(1));
+        let later = real_now() + 1000 * second;
+        alarm.set(Some(later));
+        alarm.set(None);
+        assert_eq!(left(&alarm), None);
+        alarm.set(Some(later));
+        alarm.set(None);
+        assert!(left(&alarm).is_some(), "not all the time");
+        std::thread::sleep(2 * FAR);
+        alarm.set(Some(later + 1000 * second));
+        assert!(left(&alarm).is_some_and(|left| left > 1001 * second));
+        alarm.set(Some(later));
+        assert!(left(&alarm).is_some_and(|left| left < 1001 * second), "an earlier one at once");
+    }
+
+    #[test]
+    fn one_that_is_near_goes_off_for_nobody() {
+        let mut alarm = Alarm::new().unwrap();
+        alarm.set(Some(real_now() + FAR / 2));
+        alarm.set(None);
+        assert!(left(&alarm).is_some());
     }
 }
