@@ -36,6 +36,7 @@ pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {
         timeout: Some(Duration::from_secs(10)),
         host: "dray-bench".to_owned(),
         replay_bytes: 0,
+        split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
     };
     let session =
         Session::connect(Arc::new(Sockets(address.clone())), options, SessionMemory::heap()).await;

@@ -53,6 +53,7 @@ pub async fn connect_session(
         timeout: options.timeout,
         host: host_name(),
         replay_bytes: options.replay_bytes,
+        split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
     };
     Session::connect(Arc::new(Sockets(target.address.clone())), options, memory).await
 }

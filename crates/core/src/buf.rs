@@ -156,6 +156,18 @@ impl BufMut {
         rest
     }
 
+    /// Undoes [`BufMut::split_off`]: `rest` is what that returned, asserted. What is filled
+    /// behind a gap is forgotten.
+    pub fn rejoin(&mut self, rest: BufMut) {
+        let end = self.start.as_ptr().wrapping_add(self.room_bytes);
+        assert!(end == rest.start.as_ptr(), "not the other part of this buffer");
+        assert!(Arc::ptr_eq(&self.owner, &rest.owner), "not the other part of this buffer");
+        if self.filled_bytes == self.room_bytes {
+            self.filled_bytes += rest.filled_bytes;
+        }
+        self.room_bytes += rest.room_bytes;
+    }
+
     /// Ends the filling: the filled part, to be shared.
     pub fn freeze(self) -> Buf {
         Buf { start: self.start, len_bytes: self.filled_bytes, owner: self.owner }

@@ -17,7 +17,7 @@ const USAGE: &str =
 --power        the server's machine loses power
 --cut          the server dies all the time; with --work
 --break WHAT   leaves a protection of the server out: some seed must fail. reply-cache,
-               intents, fence, reclaim, turns, custody; with --power reclaim, redo, redo-order,
+               intents, fence, reclaim, turns, halves, custody; with --power reclaim, redo, redo-order,
                redo-gate, redo-floor
 --log          prints what clients and servers log";
 
@@ -32,12 +32,13 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 10] = [
+const SABOTAGES: [(&str, Sabotage); 11] = [
     ("reply-cache", Sabotage::ReplyCache),
     ("intents", Sabotage::Intents),
     ("fence", Sabotage::Fence),
     ("reclaim", Sabotage::Reclaim),
     ("turns", Sabotage::Turns),
+    ("halves", Sabotage::Halves),
     ("custody", Sabotage::Custody),
     ("redo", Sabotage::Redo),
     ("redo-order", Sabotage::RedoOrder),

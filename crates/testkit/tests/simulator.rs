@@ -129,6 +129,11 @@ fn rights_that_are_taken_are_gone_whatever_goes_wrong() {
 }
 
 #[test]
+fn a_server_that_tells_wrong_versions_of_halves_is_found_out() {
+    must_fail(Sabotage::Halves, &[WorkKind::Register]);
+}
+
+#[test]
 fn a_server_that_lets_others_at_what_was_cut_short_is_found_out() {
     must_fail(Sabotage::Turns, &[WorkKind::Words, WorkKind::Copies, WorkKind::Puts]);
 }

@@ -22,9 +22,9 @@ const REOPEN_TRIES: usize = 64;
 
 /// An open file at the server, by the number that we gave it.
 pub(crate) struct RemoteFile {
-    session: Arc<Session>,
+    pub(super) session: Arc<Session>,
     id: FileId,
-    handle: u64,
+    pub(super) handle: u64,
     /// As first opened; for opening it again.
     how: OpenHow,
     ticket: Option<Ticket>,
@@ -90,14 +90,22 @@ impl RemoteFile {
         slot: Option<(u32, u32)>,
         (data, to): (Option<Buf>, Option<&RemoteFile>),
     ) -> Result<(T, Made)> {
-        let ask =
-            Ask { cx, call, slot, request: self.session.link.request_of(cx), data, into: None, to };
+        let ask = Ask {
+            cx,
+            call,
+            slot,
+            request: self.session.link.request_of(cx),
+            data,
+            into: None,
+            to,
+            flags: 0,
+        };
         let answer = self.call(ask).await.map_err(|failure| error_of(failure).during(call.op()))?;
         Ok((answer.value, answer.made))
     }
 
     /// Calls, and if the server has lost the file, opens it again and repeats the call.
-    async fn call<T: for<'b> Wire<'b>>(
+    pub(super) async fn call<T: for<'b> Wire<'b>>(
         &self,
         mut ask: Ask<'_>,
     ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
@@ -123,6 +131,33 @@ impl RemoteFile {
             instance = now;
         }
         Err((Failure::UnknownHandle, ask.into))
+    }
+
+    /// Reads by one call.
+    pub(super) async fn read_whole(&self, cx: &Context, at: u64, into: BufMut) -> Io<BufMut> {
+        let len_bytes = into.room().min(dray_core::IO_MAX_BYTES) as u32;
+        let call = Call::Read { handle: self.handle, at, len_bytes };
+        let ask = Ask {
+            cx,
+            call: &call,
+            slot: None,
+            request: self.session.link.request_of(cx),
+            data: None,
+            into: Some(into),
+            to: None,
+            flags: 0,
+        };
+        let lost = || BufMut::heap(0);
+        match self.call::<()>(ask).await {
+            Ok(answer) => Ok(answer.data.unwrap_or_else(lost)),
+            Err((failure, into)) => {
+                let error = match failure {
+                    Failure::Error(error) => error,
+                    Failure::UnknownHandle => Error::new(Errno::ESTALE),
+                };
+                Err((error.during(Op::Read), into.unwrap_or_else(lost)))
+            }
+        }
     }
 
     /// Opens what the call names: this file, and where it copies to another, that too.
@@ -155,33 +190,10 @@ impl OpenFile for RemoteFile {
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
-        Box::pin(async move {
-            let len_bytes = into.room().min(dray_core::IO_MAX_BYTES) as u32;
-            let (call, request) = (
-                Call::Read { handle: self.handle, at, len_bytes },
-                self.session.link.request_of(cx),
-            );
-            let ask = Ask {
-                cx,
-                call: &call,
-                slot: None,
-                request,
-                data: None,
-                into: Some(into),
-                to: None,
-            };
-            let lost = || BufMut::heap(0);
-            match self.call::<()>(ask).await {
-                Ok(answer) => Ok(answer.data.unwrap_or_else(lost)),
-                Err((failure, into)) => {
-                    let error = match failure {
-                        Failure::Error(error) => error,
-                        Failure::UnknownHandle => Error::new(Errno::ESTALE),
-                    };
-                    Err((error.during(Op::Read), into.unwrap_or_else(lost)))
-                }
-            }
-        })
+        if into.room() < self.session.link.options.split_min_bytes as usize {
+            return Box::pin(self.read_whole(cx, at, into));
+        }
+        Box::pin(self.read_large(cx, at, into))
     }
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
@@ -216,6 +228,7 @@ impl OpenFile for RemoteFile {
                 data: None,
                 into: Some(BufMut::heap(PAGE_MAX_BYTES)),
                 to: None,
+                flags: 0,
             };
             let answer: Answer<()> =
                 self.call(ask).await.map_err(crate::client::channel::error_of)?;
@@ -306,15 +319,20 @@ impl OpenFile for RemoteFile {
             link.held.clear(cx, handle).await?;
             // What is given back is not claimed again, whether or not the answer comes:
             // somebody else may have it by then.
-            self.session.link.held.given_up(self.id, lock);
-            let asked = self.ask::<()>(cx, Call::Lock { handle, lock, wait, reclaim: false }).await;
-            if asked.as_ref().is_err_and(|error| wait && error.fate() == Fate::Unknown) {
-                link.undo_lock(&self.session, handle, (self.id, lock));
-            }
-            asked?;
+            link.held.given_up(self.id, lock);
             let held = HeldLock { handle, id: self.id, how: self.how, lock };
-            self.session.link.held.granted(held);
-            Ok(())
+            loop {
+                let call = Call::Lock { handle, lock, wait, reclaim: false };
+                let asked = self.send::<()>(cx, &call, None, (None, None)).await;
+                if asked.as_ref().is_err_and(|error| wait && error.fate() == Fate::Unknown) {
+                    link.undo_lock(&self.session, handle, (self.id, lock));
+                }
+                // On another connection the server's next life may have been met before the
+                // answer of the last one was read here.
+                if link.held.granted(held, asked?.1.standing) {
+                    return Ok(());
+                }
+            }
         })
     }
 

@@ -86,7 +86,7 @@ impl RemoteFs {
         data: Option<Buf>,
     ) -> Result<(T, Made)> {
         let request = self.session.link.request_of(cx);
-        let ask = Ask { cx, call, slot, request, data, into: None, to: None };
+        let ask = Ask { cx, call, slot, request, data, into: None, to: None, flags: 0 };
         let channel = self.session.channel()?;
         let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
         let answer = outcome.map_err(|failure| error_of(failure).during(call.op()))?;

@@ -11,6 +11,7 @@ use dray_core::{
     Result,
 };
 
+use crate::client::link::Standing;
 use crate::client::memory::{LOCKS_MAX, SessionMemory};
 
 /// A lock and the open file through which it was taken.
@@ -33,6 +34,8 @@ pub(crate) struct Held {
 #[derive(Default)]
 struct State {
     locks: Vec<HeldLock>,
+    /// Who knows of them, or will be told.
+    standing: Standing,
     /// What of them is noted for a successor of this process, and where.
     noted: Vec<(usize, HeldLock)>,
     complained: bool,
@@ -48,6 +51,29 @@ struct State {
 }
 
 impl State {
+    /// What `new` leaves of its owner's locks, and itself.
+    fn take(&mut self, new: HeldLock) {
+        let same_owner = |held: &HeldLock| {
+            held.id == new.id
+                && held.lock.family == new.lock.family
+                && held.lock.owner == new.lock.owner
+        };
+        let mut kept = Vec::with_capacity(self.locks.len() + 2);
+        for held in self.locks.drain(..) {
+            if !same_owner(&held) {
+                kept.push(held);
+                continue;
+            }
+            for range in without(held.lock.range, new.lock.range).into_iter().flatten() {
+                kept.push(HeldLock { lock: Lock { range, ..held.lock }, ..held });
+            }
+        }
+        if new.lock.kind != LockKind::Unlock {
+            kept.push(new);
+        }
+        self.locks = kept;
+    }
+
     /// Notes what has changed: what is new before what has gone, so that a successor
     /// claims rather too much than too little.
     fn save(&mut self, memory: &SessionMemory) {
@@ -89,29 +115,17 @@ impl Held {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server granted this.
-    pub(crate) fn granted(&self, new: HeldLock) {
+    /// The server of `standing` granted this. False if another has taken its place meanwhile,
+    /// which has been told, or will be, that there is no such lock: it has to be asked.
+    #[must_use]
+    pub(crate) fn granted(&self, new: HeldLock, standing: Standing) -> bool {
         let mut state = self.lock();
-        let same_owner = |held: &HeldLock| {
-            held.id == new.id
-                && held.lock.family == new.lock.family
-                && held.lock.owner == new.lock.owner
-        };
-        let mut kept = Vec::with_capacity(state.locks.len() + 2);
-        for held in state.locks.drain(..) {
-            if !same_owner(&held) {
-                kept.push(held);
-                continue;
-            }
-            for range in without(held.lock.range, new.lock.range).into_iter().flatten() {
-                kept.push(HeldLock { lock: Lock { range, ..held.lock }, ..held });
-            }
+        if state.standing != standing {
+            return false;
         }
-        if new.lock.kind != LockKind::Unlock {
-            kept.push(new);
-        }
-        state.locks = kept;
+        state.take(new);
         state.save(&self.memory);
+        true
     }
 
     /// A call is about to be made that gives up what is held here: all of it, or with a
@@ -126,13 +140,15 @@ impl Held {
                 && held.lock.owner == lock.owner
                 && held.lock.range.overlaps(lock.range)
         };
-        let pieces: Vec<HeldLock> = self.lock().locks.iter().copied().filter(same).collect();
+        let mut state = self.lock();
+        let pieces: Vec<HeldLock> = state.locks.iter().copied().filter(same).collect();
         for held in pieces {
             let start = held.lock.range.start.max(lock.range.start);
             let end = held.lock.range.end.min(lock.range.end);
             let rest = Lock { kind: lock.kind, range: LockRange { start, end }, ..held.lock };
-            self.granted(HeldLock { lock: rest, ..held });
+            state.take(HeldLock { lock: rest, ..held });
         }
+        state.save(&self.memory);
     }
 
     /// The wait for `lock` was given up while nobody could be asked whether it had been
@@ -221,10 +237,16 @@ impl Held {
         self.any_lost.store(any, Ordering::Relaxed);
     }
 
-    /// Everything held, now that the server has forgotten it: calls through these open
+    /// The server that locks are held at.
+    pub(crate) fn begin(&self, standing: Standing) {
+        self.lock().standing = standing;
+    }
+
+    /// Everything held, now that the server has forgotten it, and another is asked: calls through these open
     /// files wait until [`Held::settled`].
-    pub(crate) fn doubt_all(&self) -> Vec<HeldLock> {
+    pub(crate) fn doubt_all(&self, standing: Standing) -> Vec<HeldLock> {
         let mut state = self.lock();
+        state.standing = standing;
         let handles: BTreeSet<u64> = state.locks.iter().map(|held| held.handle).collect();
         state.doubtful.extend(handles);
         state.claims += 1;
@@ -329,29 +351,42 @@ mod tests {
     #[test]
     fn unlocking_the_middle_leaves_both_ends() {
         let all = Held::new(Arc::new(SessionMemory::heap()));
-        all.granted(held(1, LockKind::Exclusive, 0, 99));
-        all.granted(held(1, LockKind::Unlock, 40, 59));
+        assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), Standing::default()));
+        assert!(all.granted(held(1, LockKind::Unlock, 40, 59), Standing::default()));
         let ranges: Vec<_> = all
-            .doubt_all()
+            .doubt_all(Standing::default())
             .iter()
             .map(|held| (held.lock.range.start, held.lock.range.end))
             .collect();
         assert_eq!(ranges, [(0, 39), (60, 99)]);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(2));
-        assert_eq!(all.doubt_all().len(), 2);
+        assert_eq!(all.doubt_all(Standing::default()).len(), 2);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
-        assert!(all.doubt_all().is_empty());
+        assert!(all.doubt_all(Standing::default()).is_empty());
+    }
+
+    #[test]
+    fn what_a_server_granted_that_has_gone_is_not_held() {
+        let all = Held::new(Arc::new(SessionMemory::heap()));
+        let next = Standing { session: 1, instance: 2 };
+        assert!(all.doubt_all(next).is_empty());
+        assert!(!all.granted(held(1, LockKind::Exclusive, 0, 99), Standing::default()));
+        assert!(all.lock().locks.is_empty());
+        assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), next));
     }
 
     #[test]
     fn a_successor_knows_the_locks() {
         let memory = Arc::new(SessionMemory::heap());
         let all = Held::new(memory.clone());
-        all.granted(held(1, LockKind::Exclusive, 0, 99));
-        all.granted(held(2, LockKind::Shared, 40, 59));
+        assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), Standing::default()));
+        assert!(all.granted(held(2, LockKind::Shared, 40, 59), Standing::default()));
         let flock = Lock { family: LockFamily::Flock, ..held(3, LockKind::Shared, 0, 9).lock };
-        all.granted(HeldLock { lock: flock, ..held(3, LockKind::Shared, 0, 9) });
-        all.granted(held(1, LockKind::Unlock, 90, u64::MAX));
+        assert!(all.granted(
+            HeldLock { lock: flock, ..held(3, LockKind::Shared, 0, 9) },
+            Standing::default()
+        ));
+        assert!(all.granted(held(1, LockKind::Unlock, 90, u64::MAX), Standing::default()));
         let sorted = |all: &Held| {
             let mut locks = all.lock().locks.clone();
             locks.sort_by_key(|held| (held.handle, held.lock.range.start));
@@ -368,14 +403,14 @@ mod tests {
     fn a_lost_lock_is_told_until_the_file_is_closed() {
         let all = Held::new(Arc::new(SessionMemory::heap()));
         let lock = held(7, LockKind::Exclusive, 0, u64::MAX);
-        all.granted(lock);
+        assert!(all.granted(lock, Standing::default()));
         let check = |handle| {
             let cx = Context::system();
             let mut check = pin!(all.check(&cx, handle));
             check.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
         };
         assert!(matches!(check(7), Poll::Ready(Ok(()))));
-        assert_eq!(all.doubt_all(), [lock]);
+        assert_eq!(all.doubt_all(Standing::default()), [lock]);
         assert!(check(7).is_pending() && check(8).is_ready());
         all.lost(&lock);
         all.settled();

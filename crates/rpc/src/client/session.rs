@@ -16,6 +16,7 @@ use crate::client::channel::{Channel, ChannelStats};
 use crate::client::link::Link;
 use crate::client::losses::UnsyncedStatus;
 use crate::client::memory::SessionMemory;
+use crate::client::pace::Pace;
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
@@ -36,6 +37,14 @@ pub struct ClientOptions {
     /// What was written and is not known to be on media is kept up to this size, to be sent
     /// again should the server's machine lose power.
     pub replay_bytes: u64,
+    /// Reads of this size and larger ones may be split over two connections;
+    /// [`ClientOptions::SPLIT_MIN_BYTES`] is a good choice.
+    pub split_min_bytes: u32,
+}
+
+impl ClientOptions {
+    /// Smaller reads are better in one piece: to wake a second thread costs more than it brings.
+    pub const SPLIT_MIN_BYTES: u32 = 512 << 10;
 }
 
 /// Why a mount could not be made.
@@ -85,6 +94,8 @@ pub struct Session {
     pub(crate) link: Arc<Link>,
     info: FsInfo,
     channels: RwLock<Vec<Arc<Channel>>>,
+    /// Of large reads.
+    pub(crate) pace: Pace,
 }
 
 /// For `dray status`.
@@ -123,7 +134,8 @@ impl Session {
         channel.inherit();
         link.close_inherited(&channel);
         let info = link.start(channel.clone()).await?;
-        let session = Arc::new(Session { link, info, channels: RwLock::default() });
+        let session =
+            Arc::new(Session { link, info, channels: RwLock::default(), pace: Pace::default() });
         session.adopt(channel);
         if !session.link.unsynced.is_clean() && session.link.unsynced.call_tender() {
             session.tend(); // for what a process before us wrote
@@ -155,10 +167,17 @@ impl Session {
         let here = HERE.with_borrow(|here| here.iter().any(|(key, _)| *key == self.key()));
         let many = self.channels.read().is_ok_and(|channels| channels.len() >= CHANNELS_MAX);
         if !here && !many {
-            let channel = self.link.new_channel();
-            self.link.go_on(channel.clone());
-            self.adopt(channel);
+            self.attach_another();
         }
+    }
+
+    /// One more for the calling thread, which is not its first choice: in simulations all
+    /// threads of a mount are one.
+    #[doc(hidden)]
+    pub fn attach_another(self: &Arc<Session>) {
+        let channel = self.link.new_channel();
+        self.link.go_on(channel.clone());
+        self.adopt(channel);
     }
 
     /// Ends the session: the server gives everything back at once. To be called when the
@@ -209,6 +228,14 @@ impl Session {
 
     fn key(self: &Arc<Session>) -> usize {
         Arc::as_ptr(self) as usize
+    }
+
+    /// Another thread's channel, if nothing is under way on any.
+    pub(crate) fn resting_channel(self: &Arc<Session>) -> Option<Arc<Channel>> {
+        let own = self.channel().ok()?;
+        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
+        let other = channels.iter().find(|channel| !Arc::ptr_eq(channel, &own))?;
+        channels.iter().all(|channel| channel.rests()).then(|| other.clone())
     }
 
     /// The calling thread's channel, or another thread's if it has none.

@@ -31,6 +31,8 @@ pub enum Sabotage {
     RedoGate,
     /// What somebody has synced since is not looked at.
     RedoFloor,
+    /// Halves of reads are said to be of one version, whatever has been written in between.
+    Halves,
     /// What a client changed last is not synced when it leaves.
     LastSync,
     /// What takes rights away does not wait for files that were opened at their lookup.

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use dray_core::FileId;
+use dray_rt::random_u64;
 
 use crate::wire::{Input, Malformed, Wire};
 
@@ -57,7 +58,6 @@ pub(crate) struct Order {
     cut: AtomicUsize,
 }
 
-#[derive(Default)]
 struct Shard {
     next_ticket: u64,
     files: HashMap<FileId, Claims>,
@@ -139,7 +139,10 @@ pub(crate) struct Turn {
 
 impl Default for Order {
     fn default() -> Order {
-        Order { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), cut: AtomicUsize::new(0) }
+        // A life of the server has other numbers than the one before it.
+        let shard = || Shard { next_ticket: (random_u64() >> 1) | 1, files: HashMap::new() };
+        let shards = (0..SHARDS).map(|_| Mutex::new(shard())).collect();
+        Order { shards, cut: AtomicUsize::new(0) }
     }
 }
 
@@ -201,6 +204,17 @@ impl Order {
     pub(crate) fn hold(self: &Arc<Order>, file: FileId, span: Span) -> Turn {
         self.cut.fetch_add(1, Ordering::SeqCst);
         self.enter(file, span, Stage::Cut)
+    }
+
+    /// A number that is another as soon as anybody begins to change the file; none while
+    /// somebody changes these bytes, or waits to. Two that are equal, one of before a read
+    /// began and one of after it ended, say that there was no change in between. Changes of
+    /// what shares the shard give other numbers, too.
+    pub(crate) fn version(&self, file: FileId, span: Span) -> Option<u64> {
+        let shard = self.shard(file);
+        let changes = shard.files.get(&file);
+        let quiet = changes.is_none_or(|claims| !claims.iter().any(|c| c.span.meets(span)));
+        quiet.then_some(shard.next_ticket)
     }
 
     /// Waits until no change of these bytes is cut short: they may be half written.

@@ -60,7 +60,7 @@ wire_struct! {
     CallHead {
         /// Which operation.
         op: Op,
-        /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`] and later ones.
+        /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`], [`CallHead::HALF`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
         tag: u32,
@@ -89,6 +89,9 @@ impl CallHead {
     pub const ONE_WAY_MAX: usize = 64;
     /// Part of a recovery: it does not wait for the end of it.
     pub const RECOVERY: u16 = 2;
+    /// One half of a read, the other comes on another connection. The answer is stamped with
+    /// the version of the file that was read; not if it changed meanwhile.
+    pub const HALF: u16 = 4;
 
     /// Where `identity` stands in a message: its number differs between connections, so
     /// a call that is sent again gets another.

@@ -41,8 +41,11 @@ pub const FEATURE_LOOKUP_OPEN: u64 = 8;
 /// How long after it was sent a `lookup_open` a client may use the file that it opened, by the
 /// client's clock.
 pub const AHEAD_USED_MAX: Duration = Duration::from_millis(2);
+/// Feature: of halves of reads the server tells the version ([`CallHead::HALF`]).
+pub const FEATURE_HALVES: u64 = 16;
 /// All features that this version knows.
-pub const FEATURES: u64 = FEATURE_STAMPS | FEATURE_TICKETS | FEATURE_ONE_WAY | FEATURE_LOOKUP_OPEN;
+pub const FEATURES: u64 =
+    FEATURE_STAMPS | FEATURE_TICKETS | FEATURE_ONE_WAY | FEATURE_LOOKUP_OPEN | FEATURE_HALVES;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

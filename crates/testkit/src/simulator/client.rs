@@ -64,11 +64,19 @@ impl Client {
         replay_bytes: u64,
     ) -> Client {
         let (export, host) = (EXPORT.into(), name.into());
-        let options = ClientOptions { export, key: None, timeout: None, host, replay_bytes };
+        let options = ClientOptions {
+            export,
+            key: None,
+            timeout: None,
+            host,
+            replay_bytes,
+            split_min_bytes: 8,
+        };
         loop {
             let connector = network.connector_from(name, SERVER);
             let session = Session::connect(connector, options.clone(), SessionMemory::heap()).await;
             if let Ok(session) = session {
+                session.attach_another();
                 let fs = RemoteFs::new(session);
                 return Client { number, fs, requests: Arc::new(AtomicU64::new(1)) };
             }

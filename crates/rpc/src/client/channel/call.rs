@@ -7,8 +7,9 @@ use dray_core::{Buf, BufMut, Context, Errno, Error, Result};
 use dray_rt::timeout;
 
 use super::waiting::CallGuard;
-use super::{Channel, Phase};
+use super::{Channel, Life, Phase};
 use crate::client::file::RemoteFile;
+use crate::client::link::Standing;
 use crate::wire::{Call, CallHead, Input, ReplyHead, Stamp, Ticket};
 
 /// Everything about one call but its result's type.
@@ -22,6 +23,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) into: Option<BufMut>,
     /// A second open file that the call names.
     pub(crate) to: Option<&'a RemoteFile>,
+    /// Bits for [`CallHead`].
+    pub(crate) flags: u16,
 }
 
 impl Ask<'_> {
@@ -53,6 +56,8 @@ pub(crate) struct Made {
     pub(crate) at: Option<u64>,
     /// In which life of the server's machine.
     pub(crate) epoch: u64,
+    /// In which session with which process.
+    pub(crate) standing: Standing,
     /// What can be shown to a later life of the server: of an opening the file, of a sync
     /// what is on media.
     pub(crate) ticket: Option<Ticket>,
@@ -106,10 +111,10 @@ impl Channel {
             }
             let needed = ask.as_ref().is_some_and(Ask::is_needed);
             if let Some(tag) = state.take_tag(needed) {
-                let flags = if self.recovery { CallHead::RECOVERY } else { 0 };
-                let ask = ask.take().expect("given until it is ready");
+                let mut ask = ask.take().expect("given until it is ready");
+                ask.flags |= if self.recovery { CallHead::RECOVERY } else { 0 };
                 let changing = ask.call.changes_rights().map(|_| self.rights.change());
-                state.ask(tag, ask, flags);
+                state.ask(tag, ask);
                 state.calls[tag as usize].changing = changing;
                 return Poll::Ready(Ok(tag));
             }
@@ -145,7 +150,7 @@ impl Channel {
         };
         let into = pending.into.take();
         let outcome = match pending.phase {
-            Phase::Answered => read_reply(&pending.reply, pending.epoch, decode),
+            Phase::Answered => read_reply(&pending.reply, pending.answerer, decode),
             Phase::Failed(errno) => Err(Failure::Error(Error::unknown(errno))),
             // Interrupted: the answer may still come, and finds nobody.
             phase => {
@@ -166,7 +171,7 @@ impl Channel {
 
 fn read_reply<T>(
     message: &[u8],
-    epoch: u64,
+    life: Life,
     decode: impl FnOnce(&[u8]) -> std::result::Result<T, crate::wire::Malformed>,
 ) -> std::result::Result<(T, Made), Failure> {
     let mut input = Input(message);
@@ -178,7 +183,7 @@ fn read_reply<T>(
     if let Some(error) = head.error() {
         return Err(Failure::Error(error));
     }
-    let mut made = Made { epoch, ..Made::default() };
+    let mut made = Made { epoch: life.epoch, standing: life.standing, ..Made::default() };
     if head.flags & ReplyHead::STAMPED != 0 {
         let Stamp { number, at } = input.get().map_err(malformed)?;
         (made.stamp, made.at) = (number, (at != Stamp::NOWHERE).then_some(at));

@@ -8,7 +8,7 @@ use dray_core::{Errno, Error};
 use dray_fabric::Connection;
 use dray_rt::Handle;
 
-use super::{Channel, Phase, State};
+use super::{Channel, Life, Phase, State};
 
 /// Why a channel is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,19 +31,19 @@ impl End {
 impl Channel {
     /// A connection is up: identities are unknown to it, and calls without an answer are
     /// sent again in the order of their sending. If the server has given up the session in
-    /// which they were sent, nobody knows what came of changes, and they fail. `epoch`: the
-    /// life of the server's machine; `one_way`: the server takes closes that nobody waits for.
+    /// which they were sent, nobody knows what came of changes, and they fail. `life`: of
+    /// the server; `one_way`: the server takes closes that nobody waits for.
     pub(crate) fn up(
         self: &Arc<Channel>,
         connection: Arc<dyn Connection>,
-        (session, epoch): (u64, u64),
+        (session, life): (u64, Life),
         (calls_max, slots): (u32, u32),
         one_way: bool,
     ) {
         let mut state = self.lock();
         state.session = session;
         state.one_way_allowed = one_way;
-        let power_lost = std::mem::replace(&mut state.epoch, epoch) != epoch;
+        let power_lost = std::mem::replace(&mut state.life, life).epoch != life.epoch;
         state.connection = Some(connection);
         state.home = Some(Handle::current());
         state.down_since = None;

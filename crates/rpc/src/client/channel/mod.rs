@@ -22,6 +22,16 @@ use self::pending::{Pending, Phase};
 pub(crate) use self::receiver::Receiver;
 use crate::client::ahead::Rights;
 use crate::client::closing::{Close, Closing, Unsettled};
+use crate::client::link::Standing;
+
+/// A life of the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Life {
+    /// Of its machine.
+    pub(crate) epoch: u64,
+    /// Of its process, and our session there.
+    pub(crate) standing: Standing,
+}
 
 /// Sends calls and hands out their answers.
 pub(crate) struct Channel {
@@ -35,8 +45,8 @@ pub(crate) struct Channel {
 
 struct State {
     connection: Option<Arc<dyn Connection>>,
-    /// The life of the server's machine that it leads to.
-    epoch: u64,
+    /// Where it leads to.
+    life: Life,
     /// No connection since then; calls fail once this is longer ago than the timeout.
     down_since: Option<Instant>,
     ended: Option<End>,
@@ -121,7 +131,7 @@ impl Channel {
             recovery,
             state: Mutex::new(State {
                 connection: None,
-                epoch: 0,
+                life: Life::default(),
                 down_since: Some(dray_rt::now()),
                 ended: None,
                 calls: Vec::new(),
@@ -148,6 +158,12 @@ impl Channel {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is connected, and no call is under way on it.
+    pub(crate) fn rests(&self) -> bool {
+        let state = self.lock();
+        state.connection.is_some() && state.free.len() == state.calls.len()
     }
 
     pub(crate) fn stats(&self) -> ChannelStats {

@@ -172,7 +172,7 @@ impl State {
         let Some(tag) = self.take_tag(true) else { return };
         let (cx, call) = (Context::system(), Call::Close { handle });
         let (slot, data, into, to) = (None, None, None, None);
-        self.ask(tag, Ask { cx: &cx, call: &call, slot, request: 0, data, into, to }, 0);
+        self.ask(tag, Ask { cx: &cx, call: &call, slot, request: 0, data, into, to, flags: 0 });
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Abandoned;
         pending.closes = handle;
@@ -190,6 +190,7 @@ mod tests {
 
     use super::*;
     use crate::client::channel::Ask;
+    use crate::client::channel::Life;
     use crate::client::closing::Closing;
     use crate::client::memory::SessionMemory;
     use crate::wire::Input;
@@ -230,7 +231,7 @@ mod tests {
         let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
         let (channel, wire) =
             (Channel::new(None, closing, Arc::default()), Arc::new(Told::default()));
-        channel.up(wire.clone(), (1, 1), (8, 8), true);
+        channel.up(wire.clone(), (1, Life::default()), (8, 8), true);
         (channel, wire)
     }
 
@@ -239,7 +240,7 @@ mod tests {
         spawn(async move {
             let (cx, call) = (Context::system(), Call::Statfs {});
             let (slot, data, into, to) = (None, None, None, None);
-            let ask = Ask { cx: &cx, call: &call, slot, request: 0, data, into, to };
+            let ask = Ask { cx: &cx, call: &call, slot, request: 0, data, into, to, flags: 0 };
             let _ = channel.call(ask, |_| Ok(())).await;
         });
     }
@@ -296,7 +297,7 @@ mod tests {
             assert_eq!(wire.sent(), [Op::Close]);
             assert!(channel.close(6));
             let next = Arc::new(Told::default());
-            channel.up(next.clone(), (1, 1), (8, 8), true);
+            channel.up(next.clone(), (1, Life::default()), (8, 8), true);
             sleep(2 * HELD_BACK_MAX).await;
             assert_eq!((wire.sent().len(), next.sent()), (1, vec![Op::Close, Op::Close]));
         });

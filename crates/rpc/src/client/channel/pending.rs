@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
 
-use super::{Ask, State};
+use super::{Ask, Life, State};
 use crate::client::ahead::Changing;
 use crate::wire::{Call, CallHead, Input, NO_SLOT};
 
@@ -18,8 +18,8 @@ pub(super) struct Pending {
     pub(super) data: Option<Buf>,
     pub(super) into: Option<BufMut>,
     pub(super) reply: Vec<u8>,
-    /// The life of the server's machine that answered.
-    pub(super) epoch: u64,
+    /// Who answered.
+    pub(super) answerer: Life,
     pub(super) waker: Option<Waker>,
     /// Order of sending, kept over reconnections.
     pub(super) number: u64,
@@ -115,12 +115,12 @@ impl State {
         list.push(waker.clone());
     }
 
-    pub(super) fn ask(&mut self, tag: u32, ask: Ask<'_>, flags: u16) {
+    pub(super) fn ask(&mut self, tag: u32, ask: Ask<'_>) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
         let identity = self.identities.index(&ask.cx.who);
         let head = CallHead {
             op: ask.call.op(),
-            flags,
+            flags: ask.flags,
             tag,
             slot,
             sequence,

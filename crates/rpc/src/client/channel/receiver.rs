@@ -47,7 +47,7 @@ impl Sink for Receiver {
         let settled = ReplyHead::get_message(&mut Input(head))?.flags & ReplyHead::SETTLED != 0;
         let mut guard = self.0.lock();
         let state = &mut *guard;
-        let epoch = state.epoch;
+        let life = state.life;
         let Some(pending) = state.calls.get_mut(tag as usize) else {
             return Err(crate::wire::Malformed("an answer to nothing").into());
         };
@@ -62,7 +62,7 @@ impl Sink for Receiver {
                     pending.into = data;
                 }
                 pending.phase = Phase::Answered;
-                pending.epoch = epoch;
+                pending.answerer = life;
                 let waker = pending.waker.take();
                 drop(guard);
                 waker.into_iter().for_each(Waker::wake);

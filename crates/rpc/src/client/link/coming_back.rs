@@ -85,7 +85,16 @@ impl Link {
                 _ => {
                     let call = Call::Lock { handle, lock, wait: false, reclaim: true };
                     let (data, into, to) = (None, None, None);
-                    let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+                    let ask = Ask {
+                        cx: &cx,
+                        call: &call,
+                        slot: None,
+                        request: 0,
+                        data,
+                        into,
+                        to,
+                        flags: 0,
+                    };
                     value_of(channel.call(ask, |_| Ok(())).await)
                 }
             };

@@ -13,7 +13,7 @@ use super::Link;
 use super::connecting::key_of;
 use super::known::{Known, News, Standing};
 use crate::auth::{Key, Role, Transcript};
-use crate::client::channel::{Channel, Receiver};
+use crate::client::channel::{Channel, Life, Receiver};
 use crate::client::recovery::Recovery;
 use crate::client::session::ConnectError;
 use crate::wire::{
@@ -185,9 +185,10 @@ impl LinkSink {
             log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
         }
         let epoch = self.link.unsynced.epoch();
+        let life = Life { epoch, standing: Standing::of(&welcome) };
         let granted = (welcome.calls_max, welcome.slots);
         let one_way = self.features & FEATURE_ONE_WAY != 0;
-        self.channel.up(self.connection.clone(), (welcome.session, epoch), granted, one_way);
+        self.channel.up(self.connection.clone(), (welcome.session, life), granted, one_way);
         self.channel.notify_idle(&self.link.slots.idle());
         if forgotten.is_some() && stamps && self.features & RECOVERING != 0 {
             dray_rt::spawn(Recovery::run(self.link.clone(), welcome.instance));

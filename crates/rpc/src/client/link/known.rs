@@ -2,7 +2,9 @@
 
 use super::Link;
 use crate::client::held::HeldLock;
-use crate::wire::{FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS, Welcome};
+use crate::wire::{
+    FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS, Welcome,
+};
 
 /// What opening at a lookup takes.
 const AHEAD: u64 = FEATURE_LOOKUP_OPEN | FEATURE_ONE_WAY;
@@ -19,6 +21,8 @@ pub(crate) struct Known {
     pub(crate) tickets: bool,
     /// Whether the server opens at a lookup, and takes closes that nobody waits for.
     pub(crate) opens_ahead: bool,
+    /// Whether it tells the versions of halves of reads.
+    pub(crate) halves: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -32,9 +36,15 @@ impl Known {
 
 /// A session with one life of its server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Standing {
-    session: u64,
-    instance: u64,
+pub(crate) struct Standing {
+    pub(crate) session: u64,
+    pub(crate) instance: u64,
+}
+
+impl Standing {
+    pub(super) fn of(welcome: &Welcome) -> Standing {
+        Standing { session: welcome.session, instance: welcome.instance }
+    }
 }
 
 /// What a welcome tells.
@@ -57,7 +67,7 @@ impl Link {
         asked: Standing,
     ) -> Option<News> {
         let mut known = self.known();
-        let told = Standing { session: welcome.session, instance: welcome.instance };
+        let told = Standing::of(welcome);
         if known.standing() != asked && known.standing() != told {
             return None;
         }
@@ -81,6 +91,7 @@ impl Link {
         known.stamps = features & FEATURE_STAMPS != 0;
         known.tickets = features & FEATURE_TICKETS != 0;
         known.opens_ahead = features & AHEAD == AHEAD;
+        known.halves = features & FEATURE_HALVES != 0;
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);
         // While it is noted nobody else can come to another conclusion.
@@ -89,7 +100,13 @@ impl Link {
             self.unsynced.power_lost();
         }
         // Before any connection sends again: a lock may be somebody else's by now.
-        let forgotten = (forgotten && !first).then(|| self.held.doubt_all());
+        let forgotten = match forgotten && !first {
+            true => Some(self.held.doubt_all(told)),
+            false => {
+                self.held.begin(told);
+                None
+            }
+        };
         Some(News { forgotten, power_lost })
     }
 }

@@ -14,6 +14,7 @@ use dray_fabric::Connect;
 use dray_rt::Handle;
 
 use self::known::Known;
+pub(crate) use self::known::Standing;
 use crate::client::ahead::Ahead;
 use crate::client::channel::Channel;
 use crate::client::closing::Closing;

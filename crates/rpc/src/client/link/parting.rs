@@ -45,7 +45,8 @@ impl Link {
         for lock in self.held.known(id, lock) {
             let call = Call::Lock { handle, lock, wait: false, reclaim: false };
             let (data, into, to) = (None, None, None);
-            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+            let ask =
+                Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to, flags: 0 };
             value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
         }
         Ok(())
@@ -94,7 +95,8 @@ impl Link {
             link.held.closed(handle);
             link.files.closing(handle).await;
             let (data, into, to) = (None, None, None);
-            let ask = Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to };
+            let ask =
+                Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to, flags: 0 };
             let _ = channel.call(ask, |bytes| Input::whole::<()>(bytes)).await; // nobody asks
         });
     }

@@ -11,6 +11,7 @@ use crate::server::ahead::Changing;
 use crate::server::execute;
 use crate::server::intent::{self, Amend, Plan, Standing};
 use crate::server::options::Sabotage;
+use crate::server::order::Span;
 use crate::server::reply::Reply;
 use crate::server::service::Inner;
 use crate::server::session::Session;
@@ -179,6 +180,7 @@ impl CallInHand {
             Some(call) => self.stamped(call, data_bytes).await,
             None => None,
         };
+        let version = call.as_ref().and_then(|call| self.version_of_half(call));
         let standing = Standing { plan: plan.as_mut(), amend };
         let reply = execute::execute(server, session, &self.cx, op, body, data, standing);
         let mut reply = reply.await;
@@ -190,6 +192,12 @@ impl CallInHand {
         let changes = op.writes() && !matches!(op, Op::Lock | Op::Close | Op::Redo);
         if changes || stamped.is_some() {
             self.stamp(&mut reply, stamped.as_ref(), body, at);
+        }
+        if let (Some(version), Some(call)) = (version, &call) {
+            let unchanged = self.version_of_half(call) == Some(version);
+            if unchanged || server.options.sabotage == Some(Sabotage::Halves) {
+                reply.stamp(Stamp { number: version, at: Stamp::NOWHERE });
+            }
         }
         dray_rt::step().await;
         Executed { reply, plan, again, stamped }
@@ -220,6 +228,18 @@ impl CallInHand {
             _ => self.head.flags & CallHead::RECOVERY != 0,
         };
         !belongs && self.server.options.sabotage != Some(Sabotage::RedoGate)
+    }
+
+    /// Which version of the file half of a read is of, as long as nobody changes it.
+    fn version_of_half(&self, call: &Call<'_>) -> Option<u64> {
+        let half = self.head.flags & CallHead::HALF != 0;
+        let Call::Read { handle, at, len_bytes } = *call else { return None };
+        let file = self.session.file(handle).filter(|_| half)?;
+        let span = Span::bytes(at, u64::from(len_bytes));
+        match self.server.options.sabotage {
+            Some(Sabotage::Halves) => Some(1),
+            _ => self.session.export.order.version(file.id(), span),
+        }
     }
 
     /// The stamp of a change of data, once nobody else changes the same bytes.

@@ -1,0 +1,150 @@
+//! Large reads in two halves, each on a connection of its own: two threads at each end move
+//! and copy them at the same time (docs/adr/0023-halves-of-reads.md).
+//!
+//! The server tells the version of the file that each half was read of. If it is one, a single
+//! read would have seen the same; else the file is read again in one piece.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use dray_core::{BufMut, Context, Errno, Error, Fate, Io, Op};
+
+use crate::client::channel::{Answer, Ask, Channel, Failure};
+use crate::client::file::RemoteFile;
+use crate::client::pace::Way;
+use crate::wire::{Call, CallHead, Input};
+
+/// Halves begin at a page of the file and of the buffer, if there are as many bytes.
+const ALIGN_BYTES: usize = 4096;
+
+/// What came of a read in two halves.
+pub(crate) enum Halves {
+    /// It is as if read at once.
+    Read(BufMut),
+    /// It has to be read in one piece, into this.
+    ToRead(BufMut),
+}
+
+type Outcome = std::result::Result<Answer<()>, (Failure, Option<BufMut>)>;
+
+impl RemoteFile {
+    /// Reads in the way that has been faster lately, if the mount does nothing else.
+    pub(super) async fn read_large(&self, cx: &Context, at: u64, into: BufMut) -> Io<BufMut> {
+        let session = &self.session;
+        let other = session.link.known().halves.then(|| session.resting_channel());
+        let Some(other) = other.flatten() else { return self.read_whole(cx, at, into).await };
+        let (way, began) = (session.pace.choose(), dray_rt::now());
+        let read = match way {
+            Way::Whole => self.read_whole(cx, at, into).await,
+            Way::Halves => match self.read_halves(cx, at, into, &other).await? {
+                Halves::Read(read) => Ok(read),
+                Halves::ToRead(into) => self.read_whole(cx, at, into).await,
+            },
+        };
+        if let Ok(read) = &read
+            && read.len() >= session.link.options.split_min_bytes as usize
+        {
+            session.pace.took(way, read.len(), began.elapsed());
+        }
+        read
+    }
+
+    async fn read_halves(
+        &self,
+        cx: &Context,
+        at: u64,
+        mut into: BufMut,
+        other: &Channel,
+    ) -> std::result::Result<Halves, (Error, BufMut)> {
+        let room = into.room().min(dray_core::IO_MAX_BYTES);
+        let half = if room >= 2 * ALIGN_BYTES { (room / 2) & !(ALIGN_BYTES - 1) } else { room / 2 };
+        let mut rest = into.split_off(half);
+        let beyond = rest.split_off(room - half);
+        let handle = self.handle;
+        let call = |at, len_bytes: usize| Call::Read { handle, at, len_bytes: len_bytes as u32 };
+        let (first, second) = (call(at, half), call(at.saturating_add(half as u64), room - half));
+        let (first, second) = both(
+            self.call(self.half(cx, &first, into)),
+            other.call(self.half(cx, &second, rest), |bytes| Input::whole(bytes)),
+        )
+        .await;
+        join(first, second, half, beyond)
+    }
+
+    fn half<'a>(&self, cx: &'a Context, call: &'a Call<'a>, into: BufMut) -> Ask<'a> {
+        let (slot, data, to) = (None, None, None);
+        let (request, flags) = (self.session.link.request_of(cx), CallHead::HALF);
+        Ask { cx, call, slot, request, data, into: Some(into), to, flags }
+    }
+}
+
+/// Puts the halves together, the first of `half` bytes.
+fn join(
+    first: Outcome,
+    second: Outcome,
+    half: usize,
+    beyond: BufMut,
+) -> std::result::Result<Halves, (Error, BufMut)> {
+    let version = |outcome: &Outcome| outcome.as_ref().ok().map(|answer| answer.made.stamp);
+    let versions = (version(&first), version(&second));
+    let (left, failed) = taken_apart(first);
+    let (right, failed_right) = taken_apart(second);
+    let (Some(mut left), Some(mut right)) = (left, right) else {
+        let lost = || Error::unknown(Errno::EIO).because("a buffer was lost");
+        return Err((failed.or(failed_right).unwrap_or_else(lost), BufMut::heap(0)));
+    };
+    let counts = (left.filled().len(), right.filled().len());
+    let agree = versions.0.is_some_and(|version| version != 0)
+        && versions.0 == versions.1
+        && (counts.0 == half || counts.1 == 0);
+    if !agree {
+        left.clear();
+    }
+    right.rejoin(beyond);
+    left.rejoin(right);
+    // What the file system below says of one half alone, it says of the whole, too, or finds
+    // less to read; what befell the calls befalls the read.
+    let fatal = |error: &Error| error.fate() != Fate::Final;
+    match failed.into_iter().chain(failed_right).find(fatal) {
+        Some(error) => Err((error.during(Op::Read), left)),
+        None if agree => Ok(Halves::Read(left)),
+        None => Ok(Halves::ToRead(left)),
+    }
+}
+
+/// The buffer, and why it is not filled. That the server has lost the file is no failure:
+/// the read in one piece opens it again.
+fn taken_apart(outcome: Outcome) -> (Option<BufMut>, Option<Error>) {
+    match outcome {
+        Ok(answer) => (answer.data, None),
+        Err((Failure::Error(error), into)) => (into, Some(error)),
+        Err((Failure::UnknownHandle, into)) => (into, None),
+    }
+}
+
+/// Waits for both; the second is begun first, because another thread works at it.
+async fn both<A, B>(first: impl Future<Output = A>, second: impl Future<Output = B>) -> (A, B) {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    let (mut one, mut two) = (None, None);
+    poll_fn(|task| {
+        if two.is_none()
+            && let Poll::Ready(value) = second.as_mut().poll(task)
+        {
+            two = Some(value);
+        }
+        if one.is_none()
+            && let Poll::Ready(value) = first.as_mut().poll(task)
+        {
+            one = Some(value);
+        }
+        match (one.take(), two.take()) {
+            (Some(value), Some(other)) => Poll::Ready((value, other)),
+            (value, other) => {
+                (one, two) = (value, other);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}

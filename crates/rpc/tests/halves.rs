@@ -1,0 +1,165 @@
+//! Large reads in two halves on two connections see the file as it was at one time.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{client_options, connect, memory, serve_simulated, simulate};
+use dray_core::{
+    Buf, BufMut, Context, CreateHow, Errno, FileSystem, Name, Op, OpenFile, OpenHow, Write,
+};
+use dray_fabric::sim::Network;
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
+use dray_rpc::client::{ClientOptions, RemoteFs};
+use dray_rpc::server::{Export, MemoryJournal, Sabotage, Server, ServerOptions};
+use dray_rt::Scope;
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+const LEN: usize = 20_000;
+/// What a fault does to the read that it hits.
+const HELD_UP: Duration = Duration::from_millis(50);
+
+/// Two mounts of a server at which reads have these faults.
+struct Site {
+    reader: Arc<dyn OpenFile>,
+    mount: RemoteFs,
+    writer: Arc<dyn OpenFile>,
+    _scope: Scope,
+}
+
+impl Site {
+    async fn new(faults: Vec<Fault>, sabotage: Option<Sabotage>) -> Site {
+        let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(faults)));
+        let export = Export::new("data", Arc::new(fs), Vec::new());
+        let options = ServerOptions { sabotage, ..ServerOptions::default() };
+        let server = Server::new(options, vec![export], Arc::new(MemoryJournal::default()));
+        let (network, scope) = (Network::new(), Scope::new());
+        serve_simulated(&network, "server", &server, &scope);
+        let options = ClientOptions { split_min_bytes: 1024, ..client_options() };
+        let mount = connect(network.connector("server"), options.clone()).await.unwrap();
+        mount.session().attach_another();
+        while mount.session().status().channels.iter().any(|channel| !channel.up) {
+            dray_rt::sleep(Duration::from_millis(1)).await;
+        }
+        let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+        let (entry, reader) = mount.create(&cx, mount.info().root, name, NEW).await.unwrap();
+        let other = connect(network.connector("server"), options).await.unwrap();
+        let writer = other.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+        writer.write(&cx, Write::at(0), Buf::from(vec![b'a'; LEN])).await.unwrap();
+        Site { reader, mount, writer, _scope: scope }
+    }
+
+    fn calls(&self) -> u64 {
+        self.mount.session().status().channels.iter().map(|channel| channel.calls).sum()
+    }
+
+    /// Reads up to `len` bytes. Answers them and how many calls it took.
+    async fn read(&self, at: u64, len: usize) -> Result<(Vec<u8>, u64), Errno> {
+        let before = self.calls();
+        let into = BufMut::heap(len);
+        let read = self.reader.read(&Context::system(), at, into).await;
+        let read = read.map_err(|(error, into)| {
+            assert_eq!(into.capacity(), len, "the whole buffer comes back");
+            error.errno()
+        })?;
+        assert_eq!(read.capacity(), len);
+        Ok((read.filled().to_vec(), self.calls() - before))
+    }
+
+    /// Reads while the other mount writes; half of the reading is held up meanwhile.
+    async fn read_over_a_write(&self) -> (Vec<u8>, u64) {
+        let writing = async {
+            dray_rt::sleep(HELD_UP / 2).await;
+            self.writer.write(&Context::system(), Write::at(0), Buf::from(vec![b'b'; LEN])).await
+        };
+        let (mut reading, mut writing) = (Box::pin(self.read(0, LEN)), Box::pin(writing));
+        let (mut read, mut written) = (None, false);
+        std::future::poll_fn(|task| {
+            if !written && let std::task::Poll::Ready(count) = writing.as_mut().poll(task) {
+                assert_eq!(count.unwrap(), LEN);
+                written = true;
+            }
+            if read.is_none()
+                && let std::task::Poll::Ready(got) = reading.as_mut().poll(task)
+            {
+                read = Some(got.unwrap());
+            }
+            if written && read.is_some() {
+                std::task::Poll::Ready(())
+            } else {
+                std::task::Poll::Pending
+            }
+        })
+        .await;
+        read.unwrap()
+    }
+}
+
+fn held_up(nth: u64) -> Vec<Fault> {
+    vec![Fault { op: Some(Op::Read), when: When::Nth(nth), delay: HELD_UP, error: None }]
+}
+
+fn is_uniform(bytes: &[u8]) -> bool {
+    bytes.len() == LEN && bytes.iter().all(|byte| *byte == bytes[0])
+}
+
+#[test]
+fn a_change_between_the_halves_has_the_whole_read_again() {
+    for nth in [1, 2] {
+        simulate(nth, async {
+            let site = Site::new(held_up(nth), None).await;
+            let (bytes, calls) = site.read_over_a_write().await;
+            assert!(is_uniform(&bytes) && bytes[0] == b'b', "half of one, half of the other");
+            assert_eq!(calls, 3, "two halves, and the whole");
+            assert_eq!(site.read(0, LEN).await.unwrap().1, 2, "nobody writes");
+        });
+    }
+}
+
+#[test]
+fn without_its_protection_a_read_sees_half_of_a_write() {
+    simulate(1, async {
+        let site = Site::new(held_up(2), Some(Sabotage::Halves)).await;
+        let (bytes, calls) = site.read_over_a_write().await;
+        assert!(!is_uniform(&bytes));
+        assert_eq!(calls, 2);
+    });
+}
+
+#[test]
+fn halves_go_together_wherever_the_file_ends() {
+    simulate(3, async {
+        let site = Site::new(Vec::new(), None).await;
+        let content: Vec<u8> = (0..LEN).map(|at| (at / 7) as u8).collect();
+        let cx = Context::system();
+        site.writer.write(&cx, Write::at(0), Buf::from(content.clone())).await.unwrap();
+        let ends = [0, 1, 5000, LEN - 8193, LEN - 8192, LEN - 4097, LEN - 1, LEN, LEN + 9];
+        for (at, len) in ends.into_iter().flat_map(|at| [1024, 8191, 8192, 30_000].map(|l| (at, l)))
+        {
+            let (bytes, calls) = site.read(at as u64, len).await.unwrap();
+            let right = &content[at.min(LEN)..(at + len).min(LEN)];
+            assert!(bytes == right, "{len} bytes from {at}");
+            assert!(calls <= 2, "{calls} calls");
+        }
+        assert_eq!(site.read(u64::MAX - 100, 1024).await.unwrap().0, b"");
+        assert_eq!(site.read(0, 1023).await.unwrap().1, 1, "too small to be split");
+    });
+}
+
+#[test]
+fn a_half_that_fails_has_the_whole_read() {
+    for nth in [1, 2] {
+        simulate(nth, async {
+            let error = Some(Errno::EIO);
+            let fault = |when| Fault { op: Some(Op::Read), when, delay: Duration::ZERO, error };
+            let site = Site::new(vec![fault(When::Nth(nth))], None).await;
+            let (bytes, calls) = site.read(0, LEN).await.unwrap();
+            assert!(is_uniform(&bytes));
+            assert_eq!(calls, 3);
+            let site = Site::new(vec![fault(When::Always)], None).await;
+            assert_eq!(site.read(0, LEN).await, Err(Errno::EIO));
+        });
+    }
+}
