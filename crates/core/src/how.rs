@@ -5,7 +5,7 @@ use crate::{Attr, FileId, FsUuid};
 /// How to open an existing file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenHow {
-    /// Flags of open(2) as Linux on x86-64 numbers them. Creation flags
+    /// Flags of open(2) as Linux on x86-64 numbers them, and [`OpenHow::EXECUTE`]. Creation flags
     /// (`O_CREAT`, `O_EXCL`, `O_TMPFILE`) are not among them: see [`CreateHow`].
     pub flags: i32,
     /// Clear set-id bits on `O_TRUNC` (`FUSE_OPEN_KILL_SUIDGID`).
@@ -29,6 +29,9 @@ pub struct AtOpen {
 }
 
 impl OpenHow {
+    /// The flag with which Linux opens what execve(2) is to run (`__FMODE_EXEC`,
+    /// include/linux/fs.h). No application can give it.
+    pub const EXECUTE: i32 = 0x20;
     /// Read only.
     pub const READ: OpenHow = OpenHow::new(libc::O_RDONLY);
     /// Read and write.
@@ -72,6 +75,12 @@ impl OpenHow {
             | libc::O_NOATIME
             | O_LARGEFILE;
         self.flags & !KNOWN == 0 && !self.kill_set_id
+    }
+
+    /// Whether it is opened to be executed, which takes the right to execute it instead of
+    /// the right to read it.
+    pub fn executes(self) -> bool {
+        self.flags & (OpenHow::EXECUTE | libc::O_ACCMODE) == OpenHow::EXECUTE
     }
 
     /// Whether only a directory will do.

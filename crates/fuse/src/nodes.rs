@@ -25,6 +25,8 @@ const LOOKUPS: usize = 16;
 const REUSE: usize = 24;
 /// fcntl locks were asked for: their owners may not be known after a restart.
 const FLAG_LOCKED: u64 = 1;
+/// Not the node of its file, but one beside it, of which one caller was told.
+const FLAG_APART: u64 = 2;
 
 pub(crate) struct Nodes {
     state: State,
@@ -56,6 +58,7 @@ impl Nodes {
         for slot in 0..self.used() {
             match self.get(slot, LOOKUPS) {
                 0 => index.free.push(slot),
+                _ if self.get(slot, REUSE) & FLAG_APART != 0 => {}
                 _ => {
                     index.slots.insert(self.id_at(slot), slot);
                 }
@@ -153,6 +156,14 @@ impl Nodes {
         Ok(node)
     }
 
+    /// A node beside that of `id`, which nobody else will be told of. `ENFILE` when the table
+    /// is full.
+    pub(crate) fn remember_apart(&self, id: FileId) -> Result<NodeRef> {
+        let mut index = self.lock();
+        let slot = self.take_slot(&mut index, id, FLAG_APART)?;
+        Ok(self.reference(slot))
+    }
+
     /// The kernel has renamed something.
     pub(crate) fn renamed(&self, from: (FileId, &Name), to: (FileId, &Name), how: RenameHow) {
         self.lock().directories.renamed(from, to, how);
@@ -165,6 +176,14 @@ impl Nodes {
         id: FileId,
         place: Option<(FileId, &Name)>,
     ) -> Result<NodeRef> {
+        let slot = self.take_slot(index, id, 0)?;
+        index.slots.insert(id, slot);
+        index.places.seen(slot, place);
+        Ok(self.reference(slot))
+    }
+
+    /// A free slot, for `id` from now on.
+    fn take_slot(&self, index: &mut Index, id: FileId, flags: u64) -> Result<u64> {
         let slot = match index.free.pop() {
             Some(slot) => slot,
             None if self.used() < NODES_MAX => {
@@ -175,12 +194,10 @@ impl Nodes {
             None => return Err(Error::new(Errno::ENFILE).because("the node table is full")),
         };
         let reuse = ((self.get(slot, REUSE) >> 32) + 1) << 32;
-        self.write(slot, id, 1, reuse);
-        index.slots.insert(id, slot);
+        self.write(slot, id, 1, reuse | flags);
         index.directories.forget(slot);
         index.places.forget(slot);
-        index.places.seen(slot, place);
-        Ok(self.reference(slot))
+        Ok(slot)
     }
 
     /// Where `node` was last seen, from the root on, beginning with a slash; none if that
@@ -316,6 +333,24 @@ mod tests {
         assert_eq!(nodes.id(node.node).unwrap(), id(7));
         assert_eq!(nodes.find(id(7)), Some(node.node));
         assert_eq!(nodes.remember(id(7), None).unwrap(), node);
+    }
+
+    #[test]
+    fn a_node_apart_is_nobody_else_s_after_a_death_either() {
+        let state = State::create().unwrap();
+        let nodes = Nodes::new(state.clone(), ROOT);
+        let apart = nodes.remember_apart(id(7)).unwrap();
+        assert_eq!(nodes.find(id(7)), None);
+        let node = nodes.remember(id(7), None).unwrap();
+        assert_ne!(apart.node, node.node);
+        let again = nodes.remember_apart(id(7)).unwrap();
+        assert_ne!(apart.node, again.node);
+        drop(nodes);
+        let nodes = Nodes::new(state, ROOT);
+        assert_eq!(nodes.find(id(7)), Some(node.node));
+        assert_eq!(nodes.id(apart.node).unwrap(), id(7));
+        nodes.forget(again.node, 1);
+        assert_eq!(nodes.find(id(7)), Some(node.node));
     }
 
     #[test]

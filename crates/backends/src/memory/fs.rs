@@ -31,16 +31,21 @@ impl MemoryFs {
         if how.directory() && !meta.is_dir() {
             return Err(Errno::ENOTDIR.into());
         }
-        let changes = how.writes() || how.truncates();
+        let mode = how.flags & libc::O_ACCMODE;
+        let changes = mode != libc::O_RDONLY || how.truncates();
         match meta.kind() {
             FileType::Symlink => return Err(Errno::ELOOP.into()),
             FileType::Directory if changes => return Err(Errno::EISDIR.into()),
             FileType::Directory | FileType::Regular => {}
             _ => return Err(Errno::ENXIO.into()), // the node's own kernel opens these
         }
-        let want =
-            u32::from(how.reads()) * libc::R_OK as u32 + u32::from(changes) * libc::W_OK as u32;
-        meta.may(cx, want)?;
+        let want = match how.executes() {
+            true => libc::X_OK,
+            false => {
+                i32::from(mode != libc::O_WRONLY) * libc::R_OK + i32::from(changes) * libc::W_OK
+            }
+        };
+        meta.may(cx, want as u32)?;
         if how.truncates() {
             store.set_size(ino, 0)?;
             store.content_changed(cx, ino, how.kill_set_id)?;

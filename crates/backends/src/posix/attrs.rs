@@ -82,11 +82,35 @@ impl Core {
 
     pub(crate) fn remove_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> Result<()> {
         self.writable()?;
-        refuse_foreign(caller, name)?;
         let node = self.node(id)?;
         let c_name = sys::xattr_name(name)?;
-        guarded(caller, name, || Ok(sys::remove_xattr(node.fd(), &c_name)?))
+        let remove = || Ok(sys::remove_xattr(node.fd(), &c_name)?);
+        if name == CAPABILITY && !caller.who.is_root() {
+            may_drop_capability(caller, node.fd())?;
+            return cred::as_root(|| cred::with_xattr_rights(remove))??;
+        }
+        refuse_foreign(caller, name)?;
+        guarded(caller, name, remove)
     }
+}
+
+/// The capabilities of a program.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// The client's kernel removes a file's capabilities before it truncates it, gives it away or
+/// writes to it, in the name of whoever does that (`security_inode_killpriv`). The kernel here
+/// would remove them for the same people by itself: owners and those who may write.
+fn may_drop_capability(caller: &Caller, fd: BorrowedFd<'_>) -> Result<()> {
+    let attr = sys::stat(fd)?.attr;
+    if attr.uid == caller.who.uid {
+        return Ok(());
+    }
+    let write = Access(libc::W_OK as u32);
+    let may = match sys::access(fd, write) {
+        Err(Errno::ENOSYS) => by_mode(caller, &attr, write).is_ok(),
+        result => result.is_ok(),
+    };
+    if may { Ok(()) } else { Err(Errno::EPERM.into()) }
 }
 
 fn is_privileged(name: &[u8]) -> bool {

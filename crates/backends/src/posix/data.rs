@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, BufMut, DirPage, Errno, FileId, FileType, IO_MAX_BYTES, Result, Seek, Write,
+    Allocate, BufMut, DirPage, Errno, Error, FileId, FileType, IO_MAX_BYTES, Result, Seek, Write,
 };
 
 use super::attrs::clear_set_id;
@@ -83,6 +83,9 @@ pub(crate) fn write(
     from: &[u8],
     may_block: bool,
 ) -> Option<Result<usize>> {
+    if file.appends_only() && !how.append {
+        return Some(Err(Error::new(Errno::EPERM).because("the file takes appends only")));
+    }
     let fd = match file.fd(core) {
         Ok(fd) => fd,
         Err(error) => return Some(Err(error)),

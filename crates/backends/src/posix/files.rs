@@ -86,7 +86,8 @@ enum Slot {
 }
 
 /// Flags of open(2) that matter after the open itself.
-const LASTING: i32 = libc::O_ACCMODE | libc::O_DIRECT | libc::O_DIRECTORY | libc::O_NOATIME;
+const LASTING: i32 =
+    libc::O_ACCMODE | libc::O_APPEND | libc::O_DIRECT | libc::O_DIRECTORY | libc::O_NOATIME;
 
 impl Files {
     pub(crate) fn new(
@@ -302,6 +303,11 @@ impl Drop for OpenInode {
 }
 
 impl FileState {
+    /// The file takes appends only.
+    pub(crate) fn appends_only(&self) -> bool {
+        self.flags & libc::O_APPEND != 0
+    }
+
     /// Its descriptor, opened again if need be. Errors: `EBADF` after the close, `ESTALE` if
     /// the file has gone behind our back.
     pub(crate) fn fd(&self, core: &Core) -> Result<Arc<OwnedFd>> {

@@ -1,11 +1,11 @@
 //! Operations on names.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use dray_core::{
-    CreateHow, Entry, Errno, Error, FileId, FileType, Make, Name, NameBuf, OpenHow, RemoveKind,
-    RenameHow, Result,
+    Access, CreateHow, Entry, Errno, Error, FileId, FileType, Make, Name, NameBuf, OpenHow,
+    RemoveKind, RenameHow, Result,
 };
 
 use super::core::{Caller, Core, Ids, stale};
@@ -72,7 +72,7 @@ impl Core {
     }
 
     /// Walks up until it meets the export's root; `ESTALE` if it does not.
-    fn must_be_inside(&self, dir: &std::os::fd::OwnedFd) -> Result<()> {
+    fn must_be_inside(&self, dir: &OwnedFd) -> Result<()> {
         let root = sys::stat(self.root.fd())?;
         let place = |stat: &sys::Stat| (stat.dev, stat.attr.ino);
         let mut here = sys::stat(dir.as_fd())?;
@@ -173,10 +173,10 @@ impl Core {
 
     /// The flags for open(2), from what a client may ask for.
     fn open_flags(&self, how: OpenHow) -> Result<i32> {
-        if !how.reads() && !how.writes() {
-            return Err(Error::new(Errno::EINVAL).because("no such access mode"));
-        }
-        if how.writes() || how.truncates() {
+        // Both bits of the access mode take the right to read and to write, and give neither:
+        // such a file is for ioctl(2) alone.
+        let changes = how.flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if changes || how.truncates() {
             self.writable()?;
         }
         let mut passed = libc::O_ACCMODE | libc::O_TRUNC | libc::O_DIRECTORY | libc::O_NOATIME;
@@ -214,8 +214,33 @@ impl Core {
         if how.truncates() && how.kill_set_id {
             attrs::clear_set_id(self, node.fd(), caller)?;
         }
-        let fd = sys::reopen(self.proc_fd(), node.fd(), flags)?;
+        let (fd, flags) = self.reopen_for(caller, node, how, flags)?;
         Ok(self.files.opened(node.id, node.kind == FileType::Directory, how.flags, flags, fd))
+    }
+
+    /// Opens what was found, and says with which flags.
+    fn reopen_for(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        how: OpenHow,
+        flags: i32,
+    ) -> Result<(OwnedFd, i32)> {
+        let reopen = |flags: i32| sys::reopen(self.proc_fd(), node.fd(), flags);
+        if how.executes() && node.kind == FileType::Regular {
+            // A program may be run by those who cannot read it, and the client's kernel, which
+            // runs it, must read it (NFS does the same: NFSD_MAY_READ_IF_EXEC, fs/nfsd/vfs.h).
+            self.check_access(caller, node.id, Access(libc::X_OK as u32))?;
+            return Ok((super::cred::as_root(|| reopen(flags))??, flags));
+        }
+        match reopen(flags) {
+            // A file that takes appends only (chattr +a) wants to hear that they are.
+            Err(Errno::EPERM) if how.appends() => {
+                let flags = flags | libc::O_APPEND;
+                Ok((reopen(flags)?, flags))
+            }
+            fd => Ok((fd?, flags)),
+        }
     }
 
     pub(crate) fn create(

@@ -1,7 +1,7 @@
 //! Operations on names: lookup, make, remove, rename, link, readlink.
 
 use dray_core::{
-    Context, Entry, Errno, FileId, FileType, Make, Name, RemoveKind, RenameHow, Result,
+    Access, Context, Entry, Errno, FileId, FileType, Make, Name, RemoveKind, RenameHow, Result,
 };
 
 use crate::front::{Worker, invalid};
@@ -61,6 +61,7 @@ impl Worker {
                 let out = reply::put_entry(Small::new(), node, &entry, self.validity());
                 Ok(Answer::Small(out))
             }
+            Ok(entry) if !self.may_be_opened(cx, &entry).await? => self.barred_answer(entry),
             Ok(entry) => self.entry_answer(&entry, (dir, name)),
             Err(error) => {
                 let believed = self.shared.options.negative_validity();
@@ -70,6 +71,39 @@ impl Worker {
                 Err(error)
             }
         }
+    }
+
+    /// FIFOs, sockets and devices are opened by the client's kernel alone, which does not look
+    /// at their modes unless it has been told to check permissions (`fuse_permission`,
+    /// fs/fuse/dir.c). So it is asked here, where the path is walked, whether the caller may.
+    /// Anything else is not barred: the server hears of its opening.
+    async fn may_be_opened(&self, cx: &Context, entry: &Entry) -> Result<bool> {
+        if self.shared.options.kernel_checks_permissions() {
+            return Ok(true);
+        }
+        let ways: &[i32] = match entry.attr.file_type() {
+            FileType::Socket => &[libc::W_OK],
+            // Readers and writers meet in one inode: whoever is one of them must have it.
+            FileType::Fifo => &[libc::R_OK, libc::W_OK],
+            FileType::CharDevice | FileType::BlockDevice => &[libc::R_OK | libc::W_OK],
+            _ => return Ok(true),
+        };
+        for way in ways {
+            match self.fs.access(cx, entry.id, Access(*way as u32)).await {
+                Ok(()) => return Ok(true),
+                Err(error) if matches!(error.errno(), Errno::EACCES | Errno::EPERM) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// What the caller sees of a special file that it may not open: the same attributes on an
+    /// inode of its own, behind which is nothing: no device, no listener, nobody's FIFO.
+    fn barred_answer(&self, mut entry: Entry) -> Result<Answer> {
+        entry.attr.rdev = 0;
+        let node = self.shared.nodes.remember_apart(entry.id)?;
+        Ok(Answer::Small(reply::put_entry(Small::new(), node, &entry, self.validity())))
     }
 
     async fn make(&self, cx: &Context, dir: FileId, name: &Name, what: Make<'_>) -> Result<Answer> {

@@ -1,0 +1,261 @@
+//! What applications may and may not, where the client's kernel decides or asks oddly.
+
+mod common;
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use common::Rig;
+
+const ANN: u32 = 1001;
+const BOB: u32 = 1002;
+const MODES: [&str; 3] =
+    ["consistency=strict,transport=classic", "consistency=strict", "consistency=close-to-open"];
+
+/// A server and a mount of it for each mode; other users can get there.
+fn in_each_mode(test: impl Fn(&mut Rig, &Path)) {
+    if common::skipped() {
+        return;
+    }
+    for options in MODES {
+        eprintln!("{options}");
+        let (mut rig, at) = mounted(options);
+        test(&mut rig, &at);
+    }
+}
+
+fn mounted(options: &str) -> (Rig, PathBuf) {
+    let mut rig = Rig::new();
+    fs::set_permissions(rig.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    rig.serve(&[]);
+    let at = rig.mount("at", options);
+    fs::set_permissions(&at, fs::Permissions::from_mode(0o777)).unwrap();
+    (rig, at)
+}
+
+/// Does `work` as an ordinary user without groups, on a thread of its own: raw system calls
+/// change the identity of one thread.
+fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            // SAFETY: numbers only, and no groups.
+            unsafe {
+                assert_eq!(libc::syscall(libc::SYS_setgroups, 0, 0), 0);
+                assert_eq!(libc::syscall(libc::SYS_setresgid, uid, uid, uid), 0);
+                assert_eq!(libc::syscall(libc::SYS_setresuid, uid, uid, uid), 0);
+            }
+            work()
+        });
+        worker.join().unwrap()
+    })
+}
+
+fn errno<T>(result: io::Result<T>) -> i32 {
+    result.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
+}
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+/// A file of ann's with this mode.
+fn file_of_ann(path: &Path, content: &[u8], mode: u32) {
+    fs::write(path, content).unwrap();
+    chown(path, Some(ANN), Some(ANN)).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+const CAPABILITY: &std::ffi::CStr = c"security.capability";
+
+/// Gives a program CAP_NET_BIND_SERVICE (`struct vfs_cap_data`, version 2, effective).
+fn give_capability(path: &Path) {
+    let value: Vec<u8> = [0x0200_0001u32, 0x400, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let path = c_path(path);
+    let (name, from) = (CAPABILITY.as_ptr(), value.as_ptr().cast());
+    // SAFETY: the strings outlive the call, and the value is as long as it says.
+    let set = unsafe { libc::setxattr(path.as_ptr(), name, from, value.len(), 0) };
+    assert_eq!(set, 0, "{}", io::Error::last_os_error());
+}
+
+fn has_capability(path: &Path) -> bool {
+    let path = c_path(path);
+    // SAFETY: the strings outlive the call, and nothing is written.
+    let bytes =
+        unsafe { libc::getxattr(path.as_ptr(), CAPABILITY.as_ptr(), std::ptr::null_mut(), 0) };
+    bytes > 0
+}
+
+fn fallocate(file: &File, flags: i32) -> io::Result<()> {
+    // SAFETY: numbers only.
+    match unsafe { libc::fallocate(file.as_raw_fd(), flags, 0, 100) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The client's kernel removes them itself, in the name of the caller, who may not remove
+/// attributes of that kind: each of these calls failed with EPERM.
+#[test]
+fn whoever_changes_a_program_takes_its_capabilities() {
+    type Change = fn(&Path) -> io::Result<()>;
+    let writable = |path: &Path| OpenOptions::new().write(true).open(path);
+    let changes: [(&str, Change); 5] = [
+        ("write", |path| OpenOptions::new().write(true).open(path)?.write_all(b"x")),
+        ("truncate", |path| OpenOptions::new().write(true).open(path)?.set_len(3)),
+        ("allocate", |path| fallocate(&OpenOptions::new().write(true).open(path)?, 0)),
+        ("append", |path| OpenOptions::new().append(true).open(path)?.write_all(b"x")),
+        ("O_TRUNC", |path| OpenOptions::new().write(true).truncate(true).open(path).map(drop)),
+    ];
+    in_each_mode(|_, at| {
+        for (what, change) in changes {
+            for who in [ANN, BOB] {
+                let path = at.join(format!("{what}-{who}"));
+                file_of_ann(&path, b"a program", 0o666);
+                give_capability(&path);
+                as_user(who, || change(&path)).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert!(!has_capability(&path), "{what} by {who}");
+            }
+        }
+        let path = at.join("given");
+        file_of_ann(&path, b"a program", 0o644);
+        give_capability(&path);
+        assert_eq!(errno(as_user(BOB, || writable(&path))), libc::EACCES);
+        assert!(has_capability(&path), "nobody has changed it");
+        as_user(ANN, || chown(&path, None, Some(ANN))).unwrap();
+        assert!(!has_capability(&path), "chown");
+        give_capability(&path);
+        let other = at.join("other");
+        fs::write(&other, "another program").unwrap();
+        let copied = as_user(ANN, || {
+            let to = OpenOptions::new().write(true).open(&path)?;
+            io::copy(&mut File::open(&other)?, &mut &to)
+        });
+        assert_eq!((copied.unwrap(), has_capability(&path)), (15, false));
+    });
+}
+
+/// The right to run a program is not the right to read it, and is no less.
+#[test]
+fn the_right_to_execute_is_asked_of_the_server() {
+    in_each_mode(|rig, at| {
+        let program = at.join("program");
+        fs::copy("/bin/true", &program).unwrap();
+        let mode = |mode| fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        let runs =
+            |rig: &Rig| rig.run_as(ANN, &[], program.to_str().unwrap(), &[]).status.success();
+        mode(0o711);
+        assert!(runs(rig), "a program that cannot be read");
+        assert_eq!(errno(as_user(ANN, || File::open(&program))), libc::EACCES);
+        mode(0o744);
+        assert!(!runs(rig), "a program that others may only read");
+        mode(0o755);
+        assert!(runs(rig));
+    });
+}
+
+/// Under `strict` the client's kernel opens these without looking at their modes.
+#[test]
+fn special_files_are_for_those_who_may_open_them() {
+    in_each_mode(|_, at| {
+        let make = |name: &str, mode: u32, device: libc::dev_t| {
+            let path = at.join(name);
+            // SAFETY: the path outlives the call.
+            assert_eq!(unsafe { libc::mknod(c_path(&path).as_ptr(), mode, device) }, 0);
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o777)).unwrap();
+            path
+        };
+        let open = |path: &Path| {
+            OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
+        };
+        let null = libc::makedev(1, 3);
+        let device = make("device", libc::S_IFCHR | 0o600, null);
+        open(&device).unwrap().write_all(b"gone").unwrap();
+        assert_ne!(errno(as_user(ANN, || open(&device))), 0, "a device of root's");
+        let seen = as_user(ANN, || fs::symlink_metadata(&device)).unwrap();
+        assert!(seen.file_type().is_char_device() && seen.mode() & 0o777 == 0o600);
+        open(&device).unwrap().write_all(b"gone").unwrap();
+        assert_eq!(fs::metadata(&device).unwrap().rdev(), null);
+        let for_all = make("for-all", libc::S_IFCHR | 0o666, null);
+        as_user(ANN, || open(&for_all).and_then(|mut null| null.write_all(b"gone"))).unwrap();
+
+        let fifo = make("fifo", libc::S_IFIFO | 0o600, 0);
+        let reader = open(&fifo).unwrap();
+        if let Ok(mut other) = as_user(ANN, || open(&fifo)) {
+            other.write_all(b"not for you").unwrap();
+        }
+        let heard = io::Read::read(&mut &reader, &mut [0; 20]);
+        assert_eq!(errno(heard), libc::EAGAIN, "somebody got into root's FIFO");
+        fs::set_permissions(&fifo, fs::Permissions::from_mode(0o622)).unwrap();
+        let write = || OpenOptions::new().write(true).open(&fifo)?.write(b"for you");
+        as_user(ANN, write).unwrap();
+        assert_eq!(io::Read::read(&mut &reader, &mut [0; 20]).unwrap(), 7);
+
+        let socket = at.join("socket");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o600)).unwrap();
+        UnixStream::connect(&socket).unwrap();
+        assert_ne!(errno(as_user(ANN, || UnixStream::connect(&socket))), 0, "root's socket");
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+        as_user(ANN, || UnixStream::connect(&socket)).unwrap();
+        as_user(ANN, || fs::rename(&fifo, at.join("moved"))).unwrap();
+        as_user(ANN, || fs::remove_file(&device)).unwrap();
+    });
+}
+
+fn set_flags(file: &File, flags: libc::c_long) -> io::Result<()> {
+    const SET: libc::c_ulong = 0x4008_6602; // FS_IOC_SETFLAGS
+    // SAFETY: the kernel reads an int; there is room for a long.
+    match unsafe { libc::ioctl(file.as_raw_fd(), SET, &flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// chattr +a: the file below must be told that a write is an append before it is opened.
+#[test]
+fn a_file_that_takes_appends_only_takes_them() {
+    const APPEND: libc::c_long = 0x20; // FS_APPEND_FL
+    in_each_mode(|rig, at| {
+        let path = at.join("log");
+        fs::write(&path, "one").unwrap();
+        if let Err(error) = set_flags(&File::open(&path).unwrap(), APPEND) {
+            return eprintln!("left out: {error}");
+        }
+        let writable = OpenOptions::new().write(true).open(&path);
+        assert_eq!(errno(writable), libc::EPERM);
+        let mut log = OpenOptions::new().append(true).open(&path).unwrap();
+        log.write_all(b" two").unwrap();
+        rig.end_server(libc::SIGKILL);
+        rig.serve(&[]);
+        log.write_all(b" three").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"one two three");
+        assert_eq!(errno(log.set_len(0)), libc::EPERM);
+        set_flags(&File::open(&path).unwrap(), 0).unwrap();
+    });
+}
+
+/// open(2): such a descriptor takes both rights and gives neither.
+#[test]
+fn both_bits_of_the_access_mode_take_both_rights() {
+    in_each_mode(|_, at| {
+        let path = at.join("file");
+        file_of_ann(&path, b"content", 0o644);
+        let open = || {
+            // SAFETY: the path outlives the call.
+            let fd = unsafe { libc::open(c_path(&path).as_ptr(), libc::O_ACCMODE) };
+            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
+        };
+        let fd = as_user(ANN, open).unwrap();
+        // SAFETY: ours, and nobody else's.
+        let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+        assert_eq!(errno(file.read_at(&mut [0; 4], 0)), libc::EBADF);
+        assert_eq!(errno(file.write_at(b"text", 0)), libc::EBADF);
+        assert_eq!(errno(as_user(BOB, open)), libc::EACCES);
+    });
+}
