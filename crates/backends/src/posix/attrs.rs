@@ -143,7 +143,7 @@ fn apply(core: &Core, caller: &Caller, target: &Target<'_>, set: SetAttr) -> Res
     if set.kill_set_id && set.mode.is_none() {
         clear_set_id(core, fd, caller)?;
     }
-    if set.uid.is_some() || set.gid.is_some() {
+    if set.uid.is_some() || set.gid.is_some() || is_chown_to_nobody(caller, fd, set)? {
         sys::chown(fd, set.uid, set.gid)?;
     }
     if let Some(mode) = set.mode {
@@ -158,6 +158,14 @@ fn apply(core: &Core, caller: &Caller, target: &Target<'_>, set: SetAttr) -> Res
         sys::set_times(core.proc_fd(), fd, set.atime, set.mtime)?;
     }
     Ok(sys::stat(fd)?.attr)
+}
+
+/// Whether a change of nothing is chown(2) with both ids -1, which clears set-id bits and
+/// sets the time of change. The client's kernel says no more of it, nor of its own wish to
+/// clear bits before a write by somebody else, who may not do this.
+fn is_chown_to_nobody(caller: &Caller, fd: BorrowedFd<'_>, set: SetAttr) -> Result<bool> {
+    let nothing = set == SetAttr::default();
+    Ok(nothing && (caller.who.is_root() || sys::stat(fd)?.attr.uid == caller.who.uid))
 }
 
 /// Clears set-id bits as a change by an unprivileged user does. For such users the kernel

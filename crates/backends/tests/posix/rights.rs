@@ -149,11 +149,17 @@ fn attributes_that_give_rights_are_the_super_users() {
     capability.extend([1 << 7, 0, 0, 0].iter().flat_map(|word: &u32| word.to_le_bytes()));
     on_each(&Kind::NATIVE, async |kit| {
         let (ann, root, any) = (user(1000, 1000, &[]), &kit.root_user, XattrSet::Any);
+        let bob = user(1001, 1001, &[]);
         let dir = kit.common("d").await;
         let id = kit.file(&ann, dir, "program", 0o755, b"").await;
         for n in [&b"security.capability"[..], b"security.other", b"trusted.t"] {
             assert_eq!(errno(kit.fs.setxattr(&ann, id, n, &capability, any).await), Errno::EPERM);
             kit.fs.setxattr(root, id, n, &capability, any).await.unwrap();
+            assert_eq!(errno(kit.fs.removexattr(&bob, id, n).await), Errno::EPERM);
+        }
+        // A client's kernel takes capabilities from a program before its owner changes it.
+        kit.fs.removexattr(&ann, id, b"security.capability").await.unwrap();
+        for n in [&b"security.other"[..], b"trusted.t"] {
             assert_eq!(errno(kit.fs.removexattr(&ann, id, n).await), Errno::EPERM);
         }
         assert_eq!(errno(kit.fs.getxattr(&ann, id, b"trusted.t").await), Errno::ENODATA);
@@ -169,6 +175,21 @@ fn attributes_that_give_rights_are_the_super_users() {
         assert_eq!(errno(kit.fs.setxattr(&ann, id, b"security.x", b"", any).await), Errno::EPERM);
         kit.fs.removexattr(root, id, b"trusted.t").await.unwrap();
         assert_eq!(errno(kit.fs.getxattr(root, id, b"trusted.t").await), Errno::ENODATA);
+    });
+}
+
+#[test]
+fn a_change_of_no_owner_clears_set_id_bits() {
+    on_each(&Kind::ALL, async |kit| {
+        let (ann, bob, root) = (user(1000, 1000, &[]), user(1001, 1001, &[]), &kit.root_user);
+        let dir = kit.common("d").await;
+        let bits = SetAttr { mode: Some(0o6777), ..SetAttr::default() };
+        for (who, left) in [(&bob, 0o6777), (&ann, 0o777), (root, 0o777)] {
+            let id = kit.file(&ann, dir, &format!("f{}", who.who.uid.0), 0o777, b"").await;
+            kit.fs.setattr(&ann, id, bits).await.unwrap();
+            let attr = kit.fs.setattr(who, id, SetAttr::default()).await.unwrap();
+            assert_eq!(attr.mode & 0o7777, left, "{:?}", who.who.uid);
+        }
     });
 }
 
