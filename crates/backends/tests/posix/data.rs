@@ -97,6 +97,31 @@ fn a_full_disk_says_so() {
     });
 }
 
+/// Quotas of a btrfs subvolume: those of users are not to be had everywhere (CONFIG_QFMT_V2).
+#[test]
+fn a_quota_that_is_used_up_says_so() {
+    let Some(disk) = Disk::new(Kind::Btrfs, 256) else { return };
+    if !disk.limit(64 << 20) {
+        return eprintln!("left out: no quotas on btrfs here");
+    }
+    on(&disk, plain(), async |kit| {
+        let ann = user(1000, 1000, &[]);
+        let dir = kit.common("d").await;
+        let (_, file) = kit.create(&ann, dir, "f", 0o600).await.unwrap();
+        let mut written = 0;
+        let error = loop {
+            match put(&ann, &*file, written, &vec![7; IO_MAX_BYTES]).await {
+                Ok(count) => written += count as u64,
+                Err(error) => break error,
+            }
+            assert!(written < 128 << 20, "nobody counts");
+        };
+        assert_eq!(error.errno(), Errno::EDQUOT);
+        assert_eq!(errno(kit.mkdir(&ann, dir, "more", 0o755).await), Errno::EDQUOT);
+        assert_eq!(errno(kit.create(&ann, dir, "more", 0o644).await), Errno::EDQUOT);
+    });
+}
+
 #[test]
 fn flags_of_an_inode() {
     on_each(&[Kind::Ext4, Kind::Xfs, Kind::Btrfs], async |kit| {

@@ -126,6 +126,13 @@ impl Disk {
         self.mount_at(&["-t", "tmpfs", "tmpfs"], path)
     }
 
+    /// Limits what the subvolume of a btrfs takes; whether that could be done.
+    pub fn limit(&self, bytes: usize) -> bool {
+        let at = self.path.to_str().unwrap();
+        run("btrfs", &["quota", "enable", at])
+            && run("btrfs", &["qgroup", "limit", &bytes.to_string(), "0/5", at])
+    }
+
     /// Drops what the kernel caches, so that inodes are read anew.
     pub fn drop_caches(&self) {
         posix::release().unwrap();
