@@ -19,6 +19,7 @@ step_format() {
 step_lint() {
     component clippy clippy
     cargo clippy --workspace --all-targets --locked -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 }
 
 step_deny() { script/deny; }

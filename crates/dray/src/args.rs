@@ -1,5 +1,8 @@
 //! The command line. Help, man pages and completions are made from these definitions.
 
+// What stands here is shown to users: brackets mean what may be left out, not links.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 

@@ -15,7 +15,7 @@ pub fn print(text: impl Display) -> Result<(), Failure> {
     }
 }
 
-/// As [`print`], with the end of a line.
+/// As [`print()`], with the end of a line.
 pub fn print_line(text: impl Display) -> Result<(), Failure> {
     print(format_args!("{text}\n"))
 }

@@ -65,7 +65,7 @@ impl Held {
     }
 
     /// What was placed by whoever started this process; closed at the next exec(2) unless
-    /// [`Held::pass_on`] is called. To be called once. Errors: `EBADF` if it was not.
+    /// [`pass_on`] is called. To be called once. Errors: `EBADF` if it was not.
     pub fn take(clones: usize) -> io::Result<Held> {
         if clones > CLONES_MAX {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -31,7 +31,10 @@ mod whereabouts;
 
 pub use connection::{Admission, wanted_export};
 pub use export::{Allow, Export};
-pub use journal::{Journal, Keepsake, MemoryJournal, SessionRecord, SlotLog, SlotRecord};
+pub use journal::{
+    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, Keepsake, MemoryJournal, SessionRecord, SlotLog,
+    SlotRecord,
+};
 pub use journal_file::FileJournal;
 pub use options::{Loss, Sabotage, ServerOptions};
 pub use service::Server;
