@@ -103,9 +103,9 @@ fn check_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
     if at == Path::new("/") {
         return Err(Failure::new(format!("{}: nobody would see what is mounted there", what())));
     }
-    match at.is_dir() {
-        true => Ok(at),
-        false => Err(Failure::new(format!("{}: it is not a directory", what()))),
+    match dray_fuse::mode_at(&at).doing(what)? & libc::S_IFMT {
+        libc::S_IFDIR => Ok(at),
+        _ => Err(Failure::new(format!("{}: it is not a directory", what()))),
     }
 }
 

@@ -202,3 +202,50 @@ fn what_fstab_says_to_others_is_no_concern_of_ours() {
         "dray: mount option `sync`: not offered: let programs sync what must be on media\n1\n";
     assert_eq!(text, format!("{flags}\n{refused}"));
 }
+
+/// An automount point at `at`, as systemd makes it for x-systemd.automount: whoever looks waits
+/// for a mount. Answers where the kernel asks for it; none if this kernel has no autofs.
+fn automount_point(at: &std::path::Path) -> Option<std::io::PipeReader> {
+    use std::os::fd::AsRawFd;
+    let (asked, ask) = std::io::pipe().unwrap();
+    // Nobody belongs to the group of the one who mounts, so nobody gets past it.
+    let data = format!("fd={},pgrp=1,minproto=5,maxproto=5,direct", ask.as_raw_fd());
+    let [at, data] =
+        [at.to_str().unwrap(), &data].map(|text| std::ffi::CString::new(text).unwrap());
+    let kind = c"autofs".as_ptr();
+    // SAFETY: all pointers are to C strings that outlive the call.
+    let done = unsafe { libc::mount(kind, at.as_ptr(), kind, 0, data.as_ptr().cast()) };
+    (done == 0).then_some(asked)
+}
+
+/// mount(8) calls mount.dray because somebody looked at the place; looking there again would
+/// wait for ourselves.
+#[test]
+fn an_automount_point_is_mounted_on_without_being_looked_at() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.path("automounted");
+    fs::create_dir(&at).unwrap();
+    let Some(_asked) = automount_point(&at) else {
+        eprintln!("skipped: this kernel has no autofs");
+        return;
+    };
+    let place = at.to_str().unwrap().to_owned();
+    let output = Command::new("timeout")
+        .args(["-s", "KILL", "10"])
+        .arg(program(&rig))
+        .args(["mount", &rig.target(), &place])
+        .env("DRAY_RUN_DIR", rig.path("run"))
+        .output();
+    let output = output.unwrap();
+    let mounted = common::is_mounted_by_dray(&at);
+    let unmounted = mounted && rig.run(&["umount", &place]).status.success();
+    let path = std::ffi::CString::new(place).unwrap();
+    // SAFETY: the C string outlives the call. Whatever is there is taken away.
+    unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(mounted && unmounted);
+}

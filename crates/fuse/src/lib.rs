@@ -32,7 +32,7 @@ mod worker;
 pub use choice::NoRing;
 pub use device::{clone_device, open_device};
 pub use flight::InFlight;
-pub use mount::{MountFlags, MountOptions, mount, remount, unmount};
+pub use mount::{MountFlags, MountOptions, mode_at, mount, remount, unmount};
 pub use notify::{Notifier, resend};
 pub use options::{Consistency, Host, NoHost, Options, Transport, TransportWish, WORKERS_MAX};
 pub use session::Session;

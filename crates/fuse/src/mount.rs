@@ -80,7 +80,7 @@ pub fn mount(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
 
 fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let device = open_device()?;
-    let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(at)?);
+    let mode = mode_at(at)?;
     let mut data = format!(
         "fd={},rootmode={:o},user_id=0,group_id=0,allow_other,max_read={IO_MAX_BYTES}",
         device.as_raw_fd(),
@@ -102,6 +102,21 @@ fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
         )
     };
     if result == 0 { Ok(device) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Type and permissions of what is at `at`, links followed. A mount that is made when somebody
+/// looks (`x-systemd.automount`) is not made for this: it may be the one that is being made, and
+/// then both would wait for each other. Errors: those of stat(2).
+pub fn mode_at(at: &Path) -> io::Result<libc::mode_t> {
+    let path = c_string(at.as_os_str())?;
+    // SAFETY: an all-zero stat is valid; it and the C string outlive the call.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        match libc::fstatat(libc::AT_FDCWD, path.as_ptr(), &mut stat, libc::AT_NO_AUTOMOUNT) {
+            0 => Ok(stat.st_mode),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
 }
 
 /// Gives the mount on `at` other flags; everything else stays. Errors: those of mount(2),

@@ -256,6 +256,13 @@ pub fn is_mounted(at: &Path) -> bool {
     table.lines().any(|line| line.split(' ').nth(4) == at.to_str())
 }
 
+/// Whether a mount of dray is at `at`, whatever else is there, too.
+pub fn is_mounted_by_dray(at: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let ours = |line: &str| line.contains(" - fuse.dray ") && line.split(' ').nth(4) == at.to_str();
+    table.lines().any(ours)
+}
+
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
