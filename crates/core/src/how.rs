@@ -74,7 +74,7 @@ impl OpenHow {
             | libc::O_NOFOLLOW
             | libc::O_NOATIME
             | O_LARGEFILE;
-        self.flags & !KNOWN == 0 && !self.kill_set_id
+        self.flags & !KNOWN == 0 && (self.reads() || self.writes()) && !self.kill_set_id
     }
 
     /// Whether it is opened to be executed, which takes the right to execute it instead of

@@ -39,6 +39,13 @@ impl From<Make<'_>> for Making {
 impl Core {
     pub(crate) fn lookup(&self, dir: FileId, name: &Name) -> Result<Entry> {
         let dir = self.directory(dir)?;
+        // A descriptor for what goes at once would be made to be closed.
+        if dir.expects_removal()
+            && let Some(entry) = self.glance(dir.id, dir.fd(), name)
+            && entry.attr.file_type() == FileType::Regular
+        {
+            return Ok(entry);
+        }
         match self.find_at_hand(&dir, name)? {
             Some(entry) => Ok(entry),
             None => Ok(self.find(&dir, name)?.0),
@@ -111,6 +118,7 @@ impl Core {
         let _no_parking = self.files.removing();
         self.before_removal(&dir, name);
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
+        dir.removed_from();
         if let Ids::Table(table) = &self.ids {
             table.removed(dir.id, name);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{FileId, FileType};
@@ -12,11 +12,29 @@ pub(crate) struct Node {
     pub(crate) id: FileId,
     pub(crate) kind: FileType,
     fd: OwnedFd,
+    /// Lookups in this directory that are expected to be followed by the removal of what they
+    /// find: a program is removing one file after the other.
+    passing: AtomicU8,
 }
+
+/// Lookups that a removal makes expect another: that of the client's kernel, and the server's
+/// own before it removes.
+const LOOKS_BEFORE_REMOVAL: u8 = 2;
 
 impl Node {
     pub(crate) fn new(id: FileId, kind: FileType, fd: OwnedFd) -> Node {
-        Node { id, kind, fd }
+        Node { id, kind, fd, passing: AtomicU8::new(0) }
+    }
+
+    /// Something in this directory has been removed.
+    pub(crate) fn removed_from(&self) {
+        self.passing.store(LOOKS_BEFORE_REMOVAL, Ordering::Relaxed);
+    }
+
+    /// Whether what is looked up now is probably about to be removed.
+    pub(crate) fn expects_removal(&self) -> bool {
+        let next = |left: u8| left.checked_sub(1);
+        self.passing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
