@@ -20,6 +20,37 @@ fn names_of_any_bytes_and_the_longest() {
     });
 }
 
+/// What is looked up in a directory from which something was just removed is expected to be
+/// removed, too, and no descriptor is kept for it; nobody may see that.
+#[test]
+fn lookups_behind_a_removal_answer_what_others_do() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let dir = kit.common("d").await;
+        let file = kit.file(cx, dir, "file", 0o644, b"data").await;
+        let sub = kit.mkdir(cx, dir, "sub", 0o755).await.unwrap().id;
+        let symlink = Make::Symlink { target: b"nowhere" };
+        let link = kit.fs.make(cx, dir, name("link"), symlink).await.unwrap().id;
+        for (n, id) in [("file", file), ("sub", sub), ("link", link)] {
+            let usual = kit.lookup(cx, dir, n).await.unwrap();
+            kit.file(cx, dir, "victim", 0o644, b"").await;
+            kit.unlink(cx, dir, "victim").await.unwrap();
+            let behind = kit.lookup(cx, dir, n).await.unwrap();
+            assert_eq!((behind, behind.id), (usual, id));
+            assert_eq!(kit.fs.getattr(cx, id).await.unwrap(), usual.attr);
+            kit.file(cx, dir, "victim", 0o644, b"").await;
+            kit.unlink(cx, dir, "victim").await.unwrap();
+            assert_eq!(errno(kit.lookup(cx, dir, "victim").await), Errno::ENOENT);
+        }
+        let opened = kit.fs.open(cx, file, OpenHow::READ).await.unwrap();
+        assert_eq!(get(cx, &*opened, 0, 10).await.unwrap(), b"data");
+        let stranger = user(1001, 1001, &[]);
+        kit.fs.setattr(cx, dir, SetAttr { mode: Some(0o700), ..SetAttr::default() }).await.unwrap();
+        kit.unlink(cx, dir, "link").await.unwrap();
+        assert_eq!(errno(kit.lookup(&stranger, dir, "file").await), Errno::EACCES);
+    });
+}
+
 #[test]
 fn everything_can_be_made_and_removed() {
     on_each(&Kind::ALL, async |kit| {
