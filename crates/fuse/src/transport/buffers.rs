@@ -28,7 +28,8 @@ const MESSAGE_AT: usize = PAGE_BYTES - WRITE_HEAD_BYTES;
 /// Buffers kept while they are not in use.
 const SPARE_MAX: usize = 8;
 /// The memory of buffers that have not been used for this long is given back to the system.
-const REST_TIME: Duration = Duration::from_secs(1);
+/// Few programs that work pause for so long, and a mount without work sleeps soon.
+const REST_TIME: Duration = Duration::from_millis(250);
 
 #[repr(align(4096))]
 struct Page(#[allow(dead_code)] [u8; PAGE_BYTES]); // memory alone
