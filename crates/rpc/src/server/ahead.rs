@@ -20,22 +20,26 @@ use crate::wire::AHEAD_USED_MAX;
 /// of a client wrong by this factor.
 const HELD: Duration = Duration::from_millis(4 * AHEAD_USED_MAX.as_millis() as u64);
 
-/// Files share parts of the table by chance: what waits for one waits for the other, too.
-const PARTS: usize = 1024;
+/// Independent parts of the table, so that threads seldom meet.
+const SHARDS: usize = 64;
+/// Files of one part: where there are as many, no further one is opened ahead.
+const FILES_MAX: usize = 64;
 
 /// Which files may be open ahead of their use.
 pub(crate) struct Ahead {
-    parts: Vec<Mutex<Part>>,
+    shards: Vec<Mutex<Vec<Watched>>>,
     /// What the process before us had opened can be used until then.
     quiet_until: Instant,
 }
 
-struct Part {
-    /// Those opened ahead here may be used until then.
+/// A file that is open ahead, or about to have its rights changed.
+struct Watched {
+    file: FileId,
+    /// What was opened ahead may be used until then.
     until: Instant,
     /// By this session; none: by several.
     by: Option<u64>,
-    /// Changes of rights that have arrived and not been carried out: nothing is opened ahead.
+    /// Changes of rights that have arrived and not been carried out: it is not opened ahead.
     changing: u32,
 }
 
@@ -48,33 +52,44 @@ pub(crate) struct Changing<'a> {
 impl Ahead {
     /// At the start of a server.
     pub(crate) fn new() -> Ahead {
-        let part = || Part { until: Instant::from_nanos(0), by: None, changing: 0 };
-        let parts = (0..PARTS).map(|_| Mutex::new(part())).collect();
-        Ahead { parts, quiet_until: now() + HELD }
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Ahead { shards, quiet_until: now() + HELD }
     }
 
-    fn part(&self, file: FileId) -> MutexGuard<'_, Part> {
+    fn shard(&self, file: FileId) -> MutexGuard<'_, Vec<Watched>> {
         // Fibonacci hashing (Knuth 6.4): inode numbers come in runs.
-        let mixed = (file.ino ^ file.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-        self.parts[mixed as usize % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
+        let mixed = (file.ino ^ file.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        self.shards[mixed as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether `session` may open this file ahead of its use. If so others wait from now on.
     pub(crate) fn opens(&self, file: FileId, session: u64) -> bool {
         let now = now();
-        let mut part = self.part(file);
-        if part.changing > 0 {
+        let mut shard = self.shard(file);
+        shard.retain(|one| one.changing > 0 || one.until > now);
+        let Some(watched) = shard.iter_mut().find(|one| one.file == file) else {
+            let room = shard.len() < FILES_MAX;
+            if room {
+                shard.push(Watched { file, until: now + HELD, by: Some(session), changing: 0 });
+            }
+            return room;
+        };
+        if watched.changing > 0 {
             return false;
         }
-        let alone = part.until <= now || part.by == Some(session);
-        part.by = alone.then_some(session);
-        part.until = now + HELD;
+        watched.by = watched.by.filter(|by| *by == session);
+        watched.until = now + HELD;
         true
     }
 
     /// A change of rights has arrived: from now on the file is not opened ahead.
     pub(crate) fn changes(&self, file: FileId) -> Changing<'_> {
-        self.part(file).changing += 1;
+        let mut shard = self.shard(file);
+        match shard.iter_mut().find(|one| one.file == file) {
+            Some(watched) => watched.changing += 1,
+            // As many as there are calls under way.
+            None => shard.push(Watched { file, until: now(), by: None, changing: 1 }),
+        }
         Changing { ahead: self, file }
     }
 }
@@ -83,9 +98,10 @@ impl Changing<'_> {
     /// Waits until nobody but `session` can use what was opened before.
     pub(crate) async fn wait(&self, session: u64) {
         let until = {
-            let part = self.ahead.part(self.file);
-            let own = part.by == Some(session);
-            if own { self.ahead.quiet_until } else { part.until.max(self.ahead.quiet_until) }
+            let shard = self.ahead.shard(self.file);
+            let others = shard.iter().find(|one| one.file == self.file && one.by != Some(session));
+            let quiet_until = self.ahead.quiet_until;
+            others.map_or(quiet_until, |one| one.until.max(quiet_until))
         };
         let left = until - now();
         if !left.is_zero() {
@@ -96,7 +112,10 @@ impl Changing<'_> {
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.ahead.part(self.file).changing -= 1;
+        let mut shard = self.ahead.shard(self.file);
+        if let Some(watched) = shard.iter_mut().find(|one| one.file == self.file) {
+            watched.changing -= 1;
+        }
     }
 }
 
@@ -128,6 +147,23 @@ mod tests {
             assert_eq!(waited(&ahead, 2).await, HELD * 3 / 4);
             assert!(ahead.opens(FILE, 1) && ahead.opens(FILE, 2));
             assert_eq!(waited(&ahead, 1).await, HELD, "for the other");
+        });
+    }
+
+    #[test]
+    fn there_is_a_bound_and_what_is_over_makes_room() {
+        simulate(async {
+            let ahead = Ahead::new();
+            let open = || {
+                let files = (0..100_000).map(|ino| FileId { ino, generation: 0 });
+                files.filter(|file| ahead.opens(*file, 1)).count()
+            };
+            assert_eq!((open(), open()), (SHARDS * FILES_MAX, SHARDS * FILES_MAX));
+            let other = FileId { ino: 100_001, generation: 0 };
+            assert!(!ahead.opens(other, 1));
+            sleep(HELD).await;
+            assert!(ahead.opens(other, 1));
+            assert_eq!(open(), SHARDS * FILES_MAX - 1);
         });
     }
 
