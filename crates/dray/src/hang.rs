@@ -4,25 +4,18 @@ use std::time::Duration;
 
 use dray_backends::posix::Hang;
 
-use crate::report::{ExportReport, ServerReport};
-
-/// A file system that has not answered a call for this long is said to hang.
-const HANG_AFTER: Duration = Duration::from_secs(5);
+use crate::exported::Exported;
+use crate::report::ServerReport;
 
 /// How often that is looked at: the server's only wake-up while it is idle.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-
-/// What is known of the file system below `export`, if it hangs.
-pub fn of(export: &ExportReport) -> Option<Hang> {
-    export.fs.hang(HANG_AFTER)
-}
 
 /// Logs each beginning and each end of a hang, for ever.
 pub async fn watch(report: &ServerReport) {
     let mut hanging = vec![None; report.exports.len()];
     loop {
         for (export, known) in report.exports.iter().zip(&mut hanging) {
-            let now = of(export);
+            let now = export.hang();
             tell(export, *known, now);
             *known = now;
         }
@@ -30,8 +23,8 @@ pub async fn watch(report: &ServerReport) {
     }
 }
 
-fn tell(export: &ExportReport, before: Option<Hang>, now: Option<Hang>) {
-    let (name, dir) = (&export.name, &export.dir);
+fn tell(export: &Exported, before: Option<Hang>, now: Option<Hang>) {
+    let (name, dir) = (&export.name, export.dir());
     match (before, now) {
         (None, Some(hang)) => log::error!(
             "export `{name}` hangs: calls stuck in the file system below {dir}: {1}, the first for \

@@ -3,29 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_backends::posix::PosixFs;
 use dray_client::{LossEvent, Session, UnsyncedStatus};
 use dray_fuse::{Consistency, Reporter, Transport};
-use dray_layers::metrics::Metrics;
 use dray_rpc::server::{Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
-use crate::hang;
-
-/// An export, as the status shows it.
-pub struct ExportReport {
-    pub name: String,
-    pub dir: String,
-    pub read_only: bool,
-    pub metrics: Arc<Metrics>,
-    pub fs: Arc<PosixFs>,
-}
+use crate::exported::Exported;
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
     pub server: Server,
-    pub exports: Vec<ExportReport>,
+    pub exports: Vec<Arc<Exported>>,
     pub listen: Vec<String>,
     pub state: String,
     pub threads: usize,
@@ -66,17 +55,21 @@ impl ServerReport {
         })
     }
 
-    fn export(&self, export: &ExportReport, status: &ServerStatus) -> Value {
+    fn export(&self, export: &Exported, status: &ServerStatus) -> Value {
         let below = status.exports.iter().find(|(name, _)| *name == export.name);
         let ops: Value =
             serde_json::from_str(&export.metrics.snapshot().json()).unwrap_or(Value::Null);
         json!({
             "name": export.name,
-            "dir": export.dir,
+            "dir": export.dir(),
             "below": below.map(|(_, kind)| kind),
             "read_only": export.read_only,
             "ops": ops,
-            "hang": hang::of(export).map(|hang| json!({
+            "starting": export.starting().map(|starting| json!({
+                "since_s": seconds(starting.since),
+                "error": starting.trouble,
+            })),
+            "hang": export.hang().map(|hang| json!({
                 "since_s": seconds(hang.since),
                 "calls": hang.calls,
             })),
@@ -106,7 +99,8 @@ impl ServerReport {
     }
 
     fn dir_of(&self, export: &str) -> Option<&str> {
-        self.exports.iter().find(|one| one.name == export).map(|one| one.dir.trim_end_matches('/'))
+        let exported = self.exports.iter().find(|one| one.name == export)?;
+        Some(exported.dir().trim_end_matches('/'))
     }
 
     /// The sessions that `who` means: a number as the status shows it, or a host name.

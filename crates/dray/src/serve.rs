@@ -2,17 +2,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_backends::posix::{self, Keeper, PosixFs, PosixOptions};
-use dray_core::FileSystem;
 use dray_fabric::{Address, BufferPool, Listener};
-use dray_layers::Observed;
-use dray_layers::faults::Faults;
-use dray_layers::metrics::Metrics;
 use dray_rpc::auth::Key;
-use dray_rpc::server::{Export, Loss, Server, ServerOptions};
+use dray_rpc::server::{Loss, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor, Handle, Scope};
 
 use crate::args::ServeArgs;
@@ -22,10 +17,12 @@ use crate::descriptors::Descriptors;
 use crate::endpoint::{self, Answer};
 use crate::error::{Doing, Failure};
 use crate::export::ExportPlan;
+use crate::exported::Exported;
 use crate::journal::{Boot, ServerJournal};
 use crate::keeper::KeeperClient;
 use crate::notify_systemd::notify;
-use crate::report::{ExportReport, ServerReport};
+use crate::opening::{self, Opening, SharedState};
+use crate::report::ServerReport;
 use crate::signals::{self, Ending};
 use crate::state::{StateDir, boot_id};
 use crate::workers::Workers;
@@ -67,34 +64,26 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let descriptors = Descriptors::divide(paths::raise_file_limit(), plan.exports.len());
     options.connections_max = descriptors.connections.min(options.connections_max);
     signals::hold();
-    let mut state = StateDir::open(&plan.state)?;
+    let state = Arc::new(Mutex::new(Some(StateDir::open(&plan.state)?)));
     let keeper = start_keeper(&plan.state);
-    let mut exports = Vec::new();
-    let mut reports = Vec::new();
-    for export in &plan.exports {
-        let (export, report) =
-            open_export(export, &plan.config, &mut state, keeper.clone(), descriptors)?;
-        exports.push(export);
-        reports.push(report);
-    }
     // Nobody knows then who is to be waited for.
     let sessions_lost = !ServerJournal::is_there(&plan.state);
     let journal = ServerJournal::open(&plan.state)?;
     let boot = Boot::begin(&plan.state, options.boot)?;
-    let server = Server::new(options, exports, Arc::new(journal));
+    let loss = match boot.machine_lost {
+        true if sessions_lost => Loss::SessionsToo,
+        true => Loss::Unsynced,
+        false => Loss::Nothing,
+    };
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
+    let server = Server::awaiting(options, &names, Arc::new(journal));
+    let exports: Vec<_> = plan.exports.iter().map(|plan| Arc::new(Exported::new(plan))).collect();
+    opening::open_all(openings(&plan, &exports, &server, (&state, &keeper, descriptors), loss)?)?;
     let workers = Arc::new(Workers::new(&names, plan.threads));
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
     let result = executor.block_on(async {
-        let loss = match boot.machine_lost {
-            true if sessions_lost => Loss::SessionsToo,
-            true => Loss::Unsynced,
-            false => Loss::Nothing,
-        };
-        server.restore(loss).await;
-        posix::release().doing(|| "cannot be the server again".into())?;
         let recovering = server.clone();
         scope.spawn_on(&Handle::current(), async move {
             recovering.recovered().await;
@@ -104,17 +93,18 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         });
         let report = ServerReport {
             server: server.clone(),
-            exports: reports,
+            exports,
             listen: plan.listen.iter().map(ToString::to_string).collect(),
             state: plan.state.display().to_string(),
             threads: workers.each(),
             since: dray_rt::now(),
         };
         if let Some(keeper) = keeper.clone() {
-            let lease = server.lease();
+            let awaiting = server.clone();
             scope.spawn_on(&Handle::current(), async move {
+                awaiting.opened().await;
                 // By then every client has come back, or has been given up.
-                dray_rt::sleep(lease * 2).await;
+                dray_rt::sleep(awaiting.lease() * 2).await;
                 keeper.release_inherited();
             });
         }
@@ -134,8 +124,31 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     keeper.iter().for_each(|keeper| keeper.leave());
     // Whatever else there is belongs to the next server, or could hang as well: only what
     // others wait for is given back.
-    drop(state);
+    drop(state.lock().unwrap_or_else(PoisonError::into_inner).take());
     std::process::exit(0)
+}
+
+/// What is to be opened, checked as far as that takes no file system.
+fn openings(
+    plan: &ServePlan,
+    exports: &[Arc<Exported>],
+    server: &Server,
+    (state, keeper, descriptors): (&SharedState, &Option<Arc<KeeperClient>>, Descriptors),
+    loss: Loss,
+) -> Result<Vec<Opening>, Failure> {
+    let opening = |(plan_of, exported): (&ExportPlan, &Arc<Exported>)| {
+        Ok(Opening {
+            plan: plan_of.clone(),
+            faults: plan.config.faults_of(&plan_of.name).map_err(Failure::usage)?,
+            exported: exported.clone(),
+            state: state.clone(),
+            keeper: keeper.clone(),
+            descriptors,
+            server: server.clone(),
+            loss,
+        })
+    };
+    plan.exports.iter().zip(exports).map(opening).collect()
 }
 
 fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
@@ -251,65 +264,6 @@ fn start_keeper(state: &Path) -> Option<Arc<KeeperClient>> {
             None
         }
     }
-}
-
-/// Puts an export's stack together: metrics over faults, if there are any, over a directory.
-fn open_export(
-    plan: &ExportPlan,
-    config: &Config,
-    state: &mut StateDir,
-    keeper: Option<Arc<KeeperClient>>,
-    descriptors: Descriptors,
-) -> Result<(Export, ExportReport), Failure> {
-    let what = || format!("cannot export {} as `{}`", plan.dir.display(), plan.name);
-    let dir = std::fs::canonicalize(&plan.dir).doing(what)?;
-    if !dir.is_dir() {
-        return Err(Failure::new(format!(
-            "{}: it is not a directory; name the directory that it is in",
-            what()
-        )));
-    }
-    if state.lies_in(&dir) {
-        log::warn!(
-            "export `{}` holds this server's state directory: whoever is root at a client and not \
-             squashed can read its secrets there; keep it elsewhere with --state",
-            plan.name
-        );
-    }
-    let identity = state.identity(&dir)?;
-    let defaults = PosixOptions::default();
-    let options = PosixOptions {
-        read_only: plan.read_only,
-        squash: plan.squash,
-        inline: plan.inline,
-        direct: plan.direct,
-        id_key: Some(identity.key),
-        threads_max: if plan.threads == 0 { defaults.threads_max } else { plan.threads },
-        keeper: keeper.map(|keeper| keeper as Arc<dyn Keeper>),
-        open_descriptors_max: descriptors.files_of_each,
-        inode_cache_max: descriptors.inodes_of_each,
-        ..defaults
-    };
-    let posix = PosixFs::open(&dir, identity.uuid, options).map_err(|error| {
-        let root = if paths::is_root() { "" } else { "; `dray serve` must be started by root" };
-        Failure::new(format!("{}: {error}{root}", what()))
-    })?;
-    let mut fs: Arc<dyn FileSystem> = posix.clone();
-    let faults = config.faults_of(&plan.name).map_err(Failure::usage)?;
-    if !faults.is_empty() {
-        log::warn!("export `{}` fails on purpose: `faults` is on", plan.name);
-        fs = Arc::new(Observed::new(fs, Arc::new(Faults::new(faults))));
-    }
-    let metrics = Arc::new(Metrics::new());
-    let fs = Arc::new(Observed::new(fs, metrics.clone()));
-    let report = ExportReport {
-        name: plan.name.clone(),
-        dir: dir.display().to_string(),
-        read_only: plan.read_only,
-        metrics,
-        fs: posix,
-    };
-    Ok((Export::new(&plan.name, fs, plan.allow.clone()), report))
 }
 
 async fn serve(

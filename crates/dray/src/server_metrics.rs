@@ -3,7 +3,6 @@
 use dray_layers::metrics::PrometheusText;
 use dray_rpc::server::RecoveryStatus;
 
-use crate::hang;
 use crate::metrics_http::Kind::{Counter, Gauge};
 use crate::metrics_http::{head, sample};
 use crate::report::ServerReport;
@@ -37,7 +36,7 @@ pub fn text(report: &ServerReport) -> String {
 
 /// How long each export's file system has not answered, and how many calls wait for it.
 fn hangs(report: &ServerReport, text: &mut String) {
-    let all: Vec<_> = report.exports.iter().map(|one| (&one.name, hang::of(one))).collect();
+    let all: Vec<_> = report.exports.iter().map(|one| (&one.name, one.hang())).collect();
     for (name, help) in [
         ("dray_hang_seconds", "Time since when the file system below has not answered, or 0."),
         ("dray_hung_calls", "Calls that wait for a file system below that does not answer."),

@@ -60,10 +60,7 @@ fn server(report: &Value, out: &mut String) {
     rates(report, out);
     let rows = list(&report["exports"]).iter().map(|export| {
         let mode = if export["read_only"] == true { "ro" } else { "rw" };
-        let state = match &export["hang"] {
-            Value::Null => "answers".to_owned(),
-            hang => format!("HANGS {}, {} calls", age(&hang["since_s"]), text(&hang["calls"])),
-        };
+        let state = state_of(export);
         let (name, below, dir) = (&export["name"], &export["below"], &export["dir"]);
         vec![text(name), text(below), mode.to_owned(), state, text(dir)]
     });
@@ -100,6 +97,20 @@ fn clients(report: &Value, out: &mut String) {
     table(out, &heads, rows);
     if all.len() > CLIENTS_SHOWN {
         line(out, &format!("  and {} more clients (--json shows all)", all.len() - CLIENTS_SHOWN));
+    }
+}
+
+/// Whether an export can be used, and since when not.
+fn state_of(export: &Value) -> String {
+    let (starting, hang) = (&export["starting"], &export["hang"]);
+    match (starting["since_s"].is_null(), hang["since_s"].is_null()) {
+        (true, true) => "answers".to_owned(),
+        (true, false) => format!("HANGS {}, {} calls", age(&hang["since_s"]), text(&hang["calls"])),
+        (false, false) => format!("STARTING, HANGS {}", age(&hang["since_s"])),
+        (false, true) => match starting["error"].as_str() {
+            Some(error) => format!("STARTING {}: {error}", age(&starting["since_s"])),
+            None => format!("STARTING {}", age(&starting["since_s"])),
+        },
     }
 }
 
@@ -238,6 +249,12 @@ mod tests {
             "exports": [
                 { "name": "home", "below": "ext4", "dir": "/srv", "read_only": true },
                 { "name": "disk", "dir": "/d", "hang": { "since_s": 60.0, "calls": 3 } },
+                { "name": "new", "dir": "/n", "starting": { "since_s": 4.0 } },
+                {
+                    "name": "stuck", "dir": "/s", "starting": { "since_s": 9.0 },
+                    "hang": { "since_s": 9.0, "calls": 1 },
+                },
+                { "name": "gone", "dir": "/g", "starting": { "since_s": 9.0, "error": "no dir" } },
             ],
             "clients": [{ "host": "node\u{1b}[31m", "session": "ab", "away_s": 4.0 }],
             "operations": [{ "op": "read", "path": "/srv/a", "uid": 5, "age_s": 0.5 }],
@@ -250,6 +267,9 @@ mod tests {
             "ro",
             "answers",
             "HANGS 60.0 s, 3 calls",
+            "STARTING 4.0 s",
+            "STARTING, HANGS 9.0 s",
+            "STARTING 9.0 s: no dir",
             "away 4.0 s",
             "2.0 KiB/s",
             "/srv/a",

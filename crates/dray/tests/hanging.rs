@@ -7,15 +7,11 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc;
 use std::time::Duration;
 
+use common::hangs::{hang_of, in_time, report_of, transports, use_mount};
 use common::{Pid, Rig, wait_for};
 use dray_testkit::fixture::Ext4;
-use serde_json::Value;
-
-/// What does not hang takes at most this long, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
@@ -39,43 +35,6 @@ impl Drop for Frozen {
         // SAFETY: as above.
         unsafe { libc::ioctl(self.0.as_raw_fd(), FITHAW, 0) };
     }
-}
-
-/// Does `work` on a thread that may be left behind.
-fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (send, receive) = mpsc::channel();
-    std::thread::spawn(move || send.send(work()));
-    receive.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what} hangs, too"))
-}
-
-/// Uses a mount as applications do.
-fn use_mount(at: &Path) {
-    for number in 0..50 {
-        let (dir, data) = (at.join(format!("d{number}")), vec![number; 100_000]);
-        fs::create_dir(&dir).unwrap();
-        fs::write(dir.join("f"), &data).unwrap();
-        File::open(dir.join("f")).unwrap().sync_all().unwrap();
-        assert_eq!(fs::read(dir.join("f")).unwrap(), data);
-        fs::remove_dir_all(dir).unwrap();
-    }
-}
-
-fn hang_of(rig: &Rig, export: &str) -> Value {
-    let socket = rig.path("socket");
-    let text = rig.demand(&["status", "--json", "--interval", "0", socket.to_str().unwrap()]);
-    let report: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-    let exports = report["exports"].as_array().unwrap();
-    exports.iter().find(|one| one["name"] == export).unwrap()["hang"].clone()
-}
-
-/// The ways to the kernel. FUSE over io_uring is left out where it is switched off.
-fn transports() -> Vec<&'static str> {
-    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    if switch.is_ok_and(|on| on.trim() == "Y") {
-        return vec!["transport=classic", "transport=uring"];
-    }
-    eprintln!("left out: FUSE over io_uring is off, or this kernel has none");
-    vec!["transport=classic"]
 }
 
 struct Ice {
@@ -226,9 +185,7 @@ fn limits_hold_and_clients_are_evicted(transport: &str) {
     let at = brief.join("own/brief");
     let error = in_time("a mount with a limit", move || fs::write(at, "x").unwrap_err());
     assert_eq!(error.raw_os_error(), Some(libc::EHOSTDOWN));
-    let socket = rig.path("socket");
-    let text = rig.demand(&["status", "--json", "--interval", "0", socket.to_str().unwrap()]);
-    let report: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let report = report_of(rig);
     let clients = report["clients"].as_array().unwrap();
     for client in clients.iter().filter(|client| client["export"] == "ice") {
         rig.demand(&["evict", client["session"].as_str().unwrap()]);

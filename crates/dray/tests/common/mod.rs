@@ -3,6 +3,7 @@
 
 pub mod daemons;
 pub mod exposition;
+pub mod hangs;
 mod launcher;
 pub mod load;
 

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use dray_core::FileSystem;
 use dray_fabric::{BufferPool, Peer};
 
+use crate::server::grace::Grace;
 use crate::server::order::Order;
+use crate::server::recovery::Recovery;
 use crate::server::redone::Redone;
 use crate::server::returning::Returning;
 use crate::server::stable::Stable;
@@ -30,6 +32,10 @@ pub struct Export {
     pub(crate) stable: Stable,
     pub(crate) redone: Redone,
     pub(crate) tickets: Tickets,
+    /// Who is waited for after a start of the server: those of another export, whose file
+    /// system may hang, need not be.
+    pub(crate) grace: Grace,
+    pub(crate) recovery: Recovery,
 }
 
 impl Export {
@@ -47,6 +53,8 @@ impl Export {
             stable: Stable::default(),
             redone: Redone::default(),
             pool: BufferPool::new(0, 0),
+            grace: Grace::default(),
+            recovery: Recovery::default(),
         }
     }
 

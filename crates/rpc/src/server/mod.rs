@@ -5,6 +5,7 @@ mod connection;
 mod door;
 mod execute;
 mod export;
+mod exports;
 mod grace;
 mod identities;
 mod intent;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use dray_core::{Context, Errno, Error, Result};
 use dray_rt::Instant;
 
-use crate::server::tally::Tally;
+use crate::server::tally::{RecoveryStatus, Tally};
 
 /// Who is waited for, and for what.
 #[derive(Default)]
@@ -108,6 +108,11 @@ impl Recovery {
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// For whoever watches over the server.
+    pub(crate) fn status(&self) -> RecoveryStatus {
+        self.tally.status(self.running())
     }
 
     /// Whether new work has to wait.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::{Context, Errno, NodeId};
-use dray_fabric::{BufferPool, Connection, Peer};
+use dray_fabric::{Connection, Peer};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
@@ -14,11 +14,10 @@ use crate::server::ahead::Ahead;
 use crate::server::connection::{self, Admission};
 use crate::server::door::Door;
 use crate::server::export::Export;
-use crate::server::grace::Grace;
+use crate::server::exports::Exports;
 use crate::server::journal::{Journal, SessionRecord};
 use crate::server::life::Life;
 use crate::server::options::{Loss, Sabotage, ServerOptions};
-use crate::server::recovery::Recovery;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::{Running, ServerStatus};
@@ -35,11 +34,9 @@ pub struct Server {
 pub(crate) struct Inner {
     pub(crate) options: ServerOptions,
     pub(crate) instance: u64,
-    pub(crate) grace: Grace,
-    pub(crate) recovery: Recovery,
     pub(crate) ahead: Ahead,
     journal: Arc<dyn Journal>,
-    pub(super) exports: BTreeMap<String, Arc<Export>>,
+    pub(crate) exports: Exports,
     pub(super) sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     life: Life,
     pub(crate) door: Arc<Door>,
@@ -60,28 +57,29 @@ impl Server {
     /// A server of these exports. It does nothing until it is given connections; where
     /// `journal` may hold sessions of a server before it, [`Server::restore`] comes first.
     pub fn new(options: ServerOptions, exports: Vec<Export>, journal: Arc<dyn Journal>) -> Server {
-        // The calls of one export that hangs hold their buffers as long as that lasts.
-        let pools = options.pool.divide(exports.len());
-        let life = Life::begin(journal.clone());
-        let before = life.stamps_before();
-        let belongs = |(export, pool): (Export, BufferPool)| {
-            let tickets = Tickets::new(&life.ticket_key, export.fs.info().uuid);
-            export.stamps.begin_above(before);
-            life.stamps_given(export.stamps.newest());
-            (export.name.clone(), Arc::new(Export { pool, tickets, ..export }))
-        };
-        let exports = exports.into_iter().zip(pools).map(belongs).collect();
+        let names: Vec<String> = exports.iter().map(|export| export.name.clone()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let server = Server::awaiting(options, &names, journal);
+        for export in exports {
+            let export = server.inner.belongs(export);
+            server.inner.exports.insert(export);
+        }
+        server
+    }
+
+    /// A server of exports that are opened one by one, each when its file system answers
+    /// ([`Server::open`]). Clients of one that is not open yet are told to come again.
+    pub fn awaiting(options: ServerOptions, names: &[&str], journal: Arc<dyn Journal>) -> Server {
+        let exports = Exports::new(names.iter().copied(), &options.pool);
         let inner = Inner {
             door: Arc::new(Door::new(options.connections_max)),
             options,
             instance: random_u64(),
-            grace: Grace::default(),
-            recovery: Recovery::default(),
             ahead: Ahead::new(),
+            life: Life::begin(journal.clone()),
             journal,
             exports,
             sessions: Mutex::default(),
-            life,
             running: Mutex::default(),
             next_running: AtomicU64::new(0),
             whereabouts: Whereabouts::default(),
@@ -90,44 +88,40 @@ impl Server {
         Server { inner: Arc::new(inner) }
     }
 
+    /// Opens an export that is awaited: takes over its sessions as [`Server::restore`] does,
+    /// and then lets clients in. It calls the file system, which may hang: whoever waits for
+    /// this may.
+    pub async fn open(&self, export: Export, loss: Loss) {
+        let export = self.inner.belongs(export);
+        self.inner.restore(&export, loss).await;
+        self.inner.exports.insert(export);
+    }
+
     /// Takes over the sessions of the server's last life: changes that were under way are
     /// settled, and who held locks gets the time of a lease to claim them again.
     /// `loss`: how much of what was not synced is gone.
     pub async fn restore(&self, loss: Loss) {
-        let lost = loss != Loss::Nothing;
-        let mut awaited = BTreeSet::new();
-        for (record, log) in self.inner.journal.load() {
-            let Some(export) = self.inner.exports.get(&record.export).cloned() else {
-                log::warn!("client {} used export `{}`, which is gone", record.host, record.export);
-                self.inner.journal.remove(record.id);
-                continue;
-            };
-            let options = &self.inner.options;
-            let session = Session::new(record, export, options, log);
-            session.slots.restore(&session.export, session.node, lost).await;
-            session.begins_alone();
-            session.changed(Session::CHANGED_BEFORE); // perhaps
-            if options.sabotage != Some(Sabotage::Custody) {
-                session.export.returning.awaits(session.id);
-            }
-            if lost || session.slots.had_locks() {
-                session.awaits_claims();
-                awaited.insert(session.id);
-            }
-            lock(&self.inner.sessions).insert(session.id, Arc::new(session));
+        for export in self.inner.exports.opened() {
+            self.inner.restore(&export, loss).await;
         }
-        let (anybody, lease) = (loss == Loss::SessionsToo, self.inner.options.lease);
-        if lost {
-            self.inner.recovery.begin(awaited.clone(), anybody, lease);
+    }
+
+    /// Waits until all exports are open.
+    pub async fn opened(&self) {
+        if let Some(last) = self.inner.exports.count().checked_sub(1) {
+            self.inner.exports.next_opened(last).await;
         }
-        self.inner.grace.begin(awaited, anybody, lease);
     }
 
     /// Waits until what a loss of power may have undone has been made again as far as it
-    /// can be. Until then the machine has to count as lost at the next start, too.
+    /// can be, in all exports. Until then the machine has to count as lost at the next start,
+    /// too.
     pub async fn recovered(&self) {
-        let _ = self.inner.recovery.wait(&Context::system()).await; // nobody cancels it
-        self.inner.exports.values().for_each(|export| export.redone.clear());
+        for index in 0..self.inner.exports.count() {
+            let export = self.inner.exports.next_opened(index).await;
+            let _ = export.recovery.wait(&Context::system()).await; // nobody cancels it
+            export.redone.clear();
+        }
     }
 
     /// Lets a connection of `peer` in, or not: then it is to be closed. To be asked as soon as
@@ -168,7 +162,8 @@ impl Server {
             if looked.elapsed() >= LOOK_TIME {
                 looked = dray_rt::now();
                 self.end_stalled(&mut stalls);
-                let newest = self.inner.exports.values().map(|export| export.stamps.newest());
+                let newest = self.inner.exports.opened();
+                let newest = newest.iter().map(|export| export.stamps.newest());
                 self.inner.life.stamps_given(newest.max().unwrap_or(0));
             }
             for session in self.inner.expired() {
@@ -241,14 +236,37 @@ impl Server {
 }
 
 impl Inner {
-    pub(crate) fn export(&self, name: &str) -> Result<Arc<Export>, Refused> {
-        self.exports.get(name).cloned().ok_or_else(|| {
-            let known: Vec<&str> = self.exports.keys().map(String::as_str).collect();
-            refused(
-                Errno::ENOENT,
-                format!("no export is called `{name}`; there are: {}", known.join(", ")),
-            )
-        })
+    /// An export with what it has of this server: memory, counting of stamps, seal.
+    fn belongs(&self, export: Export) -> Arc<Export> {
+        let pool = self.exports.pool(&export.name).expect("one of those awaited");
+        let tickets = Tickets::new(&self.life.ticket_key, export.fs.info().uuid);
+        export.stamps.begin_above(self.life.stamps_before());
+        self.life.stamps_given(export.stamps.newest());
+        Arc::new(Export { pool, tickets, ..export })
+    }
+
+    async fn restore(&self, export: &Arc<Export>, loss: Loss) {
+        let (options, lost) = (&self.options, loss != Loss::Nothing);
+        let mut awaited = BTreeSet::new();
+        for (record, log) in self.exports.former(&export.name, &*self.journal) {
+            let session = Session::new(record, export.clone(), options, log);
+            session.slots.restore(export, session.node, lost).await;
+            session.begins_alone();
+            session.changed(Session::CHANGED_BEFORE); // perhaps
+            if options.sabotage != Some(Sabotage::Custody) {
+                export.returning.awaits(session.id);
+            }
+            if lost || session.slots.had_locks() {
+                session.awaits_claims();
+                awaited.insert(session.id);
+            }
+            lock(&self.sessions).insert(session.id, Arc::new(session));
+        }
+        let (anybody, lease) = (loss == Loss::SessionsToo, options.lease);
+        if lost {
+            export.recovery.begin(awaited.clone(), anybody, lease);
+        }
+        export.grace.begin(awaited, anybody, lease);
     }
 
     pub(crate) fn new_connection(&self) -> u64 {
@@ -331,9 +349,9 @@ impl Inner {
         let (inner, home) = (self.clone(), session.home());
         home.unwrap_or_else(Handle::current).spawn(async move {
             session.end().await;
-            inner.grace.reclaimed(session.id);
+            session.export.grace.reclaimed(session.id);
             session.export.returning.returned(session.id);
-            inner.recovery.done(session.id);
+            session.export.recovery.done(session.id);
             let _ = done.send(()); // nobody has to wait for it
             inner.sync_last(&session).await;
             inner.journal.remove(session.id);
@@ -352,7 +370,7 @@ impl Inner {
         }
         let cx = Context::system();
         // What clients have not sent again yet is not on media, whatever its stamp.
-        let _ = self.recovery.wait(&cx).await; // nobody cancels it
+        let _ = export.recovery.wait(&cx).await; // nobody cancels it
         let synced = export.stable.sync_all(&cx, &*export.fs, &export.stamps);
         match synced.await {
             Ok(stamp) => {

@@ -119,6 +119,13 @@ impl Inner {
         operations
     }
 
+    /// Of all exports together.
+    fn recovery(&self) -> RecoveryStatus {
+        let exports = self.exports.opened();
+        let each = exports.iter().map(|export| export.recovery.status());
+        each.fold(RecoveryStatus::default(), RecoveryStatus::and)
+    }
+
     /// `find`: as for the operations.
     pub(super) fn status(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> ServerStatus {
         let pool = self.options.pool.stats();
@@ -128,14 +135,15 @@ impl Inner {
         ServerStatus {
             exports: self
                 .exports
-                .values()
+                .opened()
+                .iter()
                 .map(|export| (export.name.clone(), export.fs.info().kind.clone()))
                 .collect(),
             clients,
             operations: self.operations(find),
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
-            recovery: self.recovery.tally.status(self.recovery.running()),
+            recovery: self.recovery(),
         }
     }
 }

@@ -20,6 +20,20 @@ pub struct RecoveryStatus {
     pub clients_missing: u64,
 }
 
+impl RecoveryStatus {
+    /// Of two exports together.
+    pub(crate) fn and(self, other: RecoveryStatus) -> RecoveryStatus {
+        RecoveryStatus {
+            running: self.running || other.running,
+            redone_changes: self.redone_changes.saturating_add(other.redone_changes),
+            redone_bytes: self.redone_bytes.saturating_add(other.redone_bytes),
+            losses: self.losses.saturating_add(other.losses),
+            lost_bytes: self.lost_bytes.saturating_add(other.lost_bytes),
+            clients_missing: self.clients_missing.saturating_add(other.clients_missing),
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Tally {
     redone_changes: AtomicU64,

@@ -50,8 +50,8 @@ impl CallInHand {
         let (slot, sequence) = (self.head.slot, self.head.sequence);
         // Noted before any wait: what its client asks for later is not opened ahead of it.
         let changing = self.changing(&body);
-        if self.server.recovery.running() && self.waits_for_recovery(&body) {
-            let waited = self.server.recovery.wait(&self.cx).await;
+        if self.session.export.recovery.running() && self.waits_for_recovery(&body) {
+            let waited = self.session.export.recovery.wait(&self.cx).await;
             if let Err(error) = waited {
                 return self.answer(&self.route, Reply::failure(&error));
             }

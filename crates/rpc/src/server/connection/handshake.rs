@@ -75,7 +75,7 @@ impl ServerSink {
         let export = self.admit(&hello).map_err(HandshakeError::Refused)?;
         let mut nonce = [0; 32];
         random_bytes(&mut nonce);
-        let recovering = self.server.recovery.running();
+        let recovering = export.recovery.running();
         let features = hello.features & FEATURES | if recovering { RECOVERING } else { 0 };
         let message = head.to_vec();
         let challenged = Challenged { hello, message, nonce, version, features, export };
@@ -99,7 +99,7 @@ impl ServerSink {
                 },
             ));
         }
-        let export = self.server.export(&hello.export)?;
+        let export = self.server.exports.get(&hello.export)?;
         if !export.allows(self.connection.peer()) {
             return Err(refused(
                 Errno::EACCES,

@@ -65,7 +65,7 @@ impl ServerSink {
             }
             NotifyHead::RECLAIMED => {
                 session.locks_claimed();
-                self.server.grace.reclaimed(session.id);
+                session.export.grace.reclaimed(session.id);
             }
             NotifyHead::IDLE => {
                 for _ in 0..head.tag.min(session.slots.count()) {

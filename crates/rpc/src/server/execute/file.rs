@@ -109,7 +109,7 @@ async fn redo(
     file: &dyn OpenFile,
     (stamp, change, data): (u64, Change, Buf),
 ) -> Result<Reply> {
-    let _active = server.recovery.enter(session.id)?;
+    let _active = session.export.recovery.enter(session.id)?;
     let stamp = match server.options.sabotage {
         Some(Sabotage::Redo) => return Ok(Reply::success(&())),
         Some(Sabotage::RedoOrder) => session.export.stamps.next(),
@@ -120,7 +120,7 @@ async fn redo(
     let change = (stamp, change, data);
     export.redone.redo(cx, session.id, &export.stamps, file, change).await?;
     session.changed(stamp);
-    server.recovery.tally.redone(bytes);
+    session.export.recovery.tally.redone(bytes);
     Ok(Reply::success(&()))
 }
 
@@ -156,8 +156,8 @@ async fn lock_file(
     let takes = lock.kind != LockKind::Unlock;
     if takes && !reclaim {
         // Somebody may come back for a lock that the server's last life gave out.
-        server.grace.wait(cx).await?;
-    } else if reclaim && !server.grace.allows(session.id) {
+        session.export.grace.wait(cx).await?;
+    } else if reclaim && !session.export.grace.allows(session.id) {
         let error = Error::new(Errno::ENOLCK);
         return Err(error.because("too late to claim a lock again: others may have had it"));
     }

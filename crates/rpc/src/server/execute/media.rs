@@ -23,8 +23,8 @@ pub(super) async fn run(
             Err(Error::new(Errno::ESTALE).because("meant for an earlier server"))
         }
         Call::Recover { step: 2, newest: losses, floor: lost_bytes, .. } => {
-            server.recovery.tally.lost(losses, lost_bytes);
-            server.recovery.done(session.id);
+            session.export.recovery.tally.lost(losses, lost_bytes);
+            session.export.recovery.done(session.id);
             Ok(Reply::success(&()))
         }
         // A client of an earlier version: it waits with the others, but what it says is on
@@ -79,12 +79,12 @@ async fn declare(
     (floor, floors): (u64, &[Floor]),
     last: bool,
 ) -> Result<Reply> {
-    server.recovery.admit(session.id)?;
+    session.export.recovery.admit(session.id)?;
     if server.options.sabotage != Some(Sabotage::RedoFloor) {
         session.export.redone.declare(session.id, floor, floors)?;
     }
     if last {
-        server.recovery.declare(session.id).await?;
+        session.export.recovery.declare(session.id).await?;
     }
     Ok(Reply::success(&()))
 }

@@ -1,0 +1,61 @@
+//! File systems that hang: what must not hang with them, and what the server says.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::Rig;
+
+/// What does not hang takes at most this long, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Does `work` on a thread that may be left behind.
+pub fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || send.send(work()));
+    receive.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what} hangs, too"))
+}
+
+/// Uses a mount as applications do.
+pub fn use_mount(at: &Path) {
+    for number in 0..50 {
+        let (dir, data) = (at.join(format!("d{number}")), vec![number; 100_000]);
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("f"), &data).unwrap();
+        File::open(dir.join("f")).unwrap().sync_all().unwrap();
+        assert_eq!(fs::read(dir.join("f")).unwrap(), data);
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+/// What the server says of itself.
+pub fn report_of(rig: &Rig) -> Value {
+    let socket = rig.path("socket");
+    let text = rig.demand(&["status", "--json", "--interval", "0", socket.to_str().unwrap()]);
+    serde_json::from_str(text.lines().next().unwrap()).unwrap()
+}
+
+/// What it says of an export.
+pub fn export_of(rig: &Rig, export: &str) -> Value {
+    let report = report_of(rig);
+    let exports = report["exports"].as_array().unwrap();
+    exports.iter().find(|one| one["name"] == export).unwrap().clone()
+}
+
+/// What it says of an export that hangs.
+pub fn hang_of(rig: &Rig, export: &str) -> Value {
+    export_of(rig, export)["hang"].clone()
+}
+
+/// The ways to the kernel. FUSE over io_uring is left out where it is switched off.
+pub fn transports() -> Vec<&'static str> {
+    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    if switch.is_ok_and(|on| on.trim() == "Y") {
+        return vec!["transport=classic", "transport=uring"];
+    }
+    eprintln!("left out: FUSE over io_uring is off, or this kernel has none");
+    vec!["transport=classic"]
+}

@@ -1,0 +1,122 @@
+//! The exports of a server, by name. One whose file system does not answer at the start is
+//! awaited, and keeps nobody from the others.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use dray_core::Errno;
+use dray_fabric::BufferPool;
+
+use crate::server::export::Export;
+use crate::server::journal::{Journal, SessionRecord, SlotLog};
+use crate::server::service::refused;
+use crate::wire::Refused;
+
+/// A session of the server's last life, and its notes.
+pub(crate) type Former = (SessionRecord, Arc<dyn SlotLog>);
+
+/// Those that are open, and those that are awaited.
+pub(crate) struct Exports {
+    /// Each one's end of the server's memory for data.
+    pools: BTreeMap<String, BufferPool>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    open: BTreeMap<String, Arc<Export>>,
+    /// The same in the order of their opening.
+    opened: Vec<Arc<Export>>,
+    /// Sessions of the last life whose exports are not open yet; none: not looked so far.
+    former: Option<BTreeMap<String, Vec<Former>>>,
+    waiting: Vec<Waker>,
+}
+
+impl Exports {
+    /// None of them is open. The calls of one that hangs hold their buffers as long as that
+    /// lasts: each has a part of `pool` to itself.
+    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>, pool: &BufferPool) -> Exports {
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        let pools = pool.divide(names.len());
+        Exports { pools: names.into_iter().zip(pools).collect(), state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its end of the memory for data; none where no such export is awaited.
+    pub(crate) fn pool(&self, name: &str) -> Option<BufferPool> {
+        self.pools.get(name).cloned()
+    }
+
+    /// From now on clients can have it.
+    pub(crate) fn insert(&self, export: Arc<Export>) {
+        let mut state = self.lock();
+        state.open.insert(export.name.clone(), export.clone());
+        state.opened.push(export);
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Errors: there is none, or it is not open yet.
+    pub(crate) fn get(&self, name: &str) -> Result<Arc<Export>, Refused> {
+        if let Some(export) = self.lock().open.get(name) {
+            return Ok(export.clone());
+        }
+        if self.pools.contains_key(name) {
+            let what = "is not open yet: the file system below it has not answered so far";
+            return Err(refused(Errno::EAGAIN, format!("export `{name}` {what}")));
+        }
+        let known: Vec<&str> = self.pools.keys().map(String::as_str).collect();
+        let known = known.join(", ");
+        Err(refused(Errno::ENOENT, format!("no export is called `{name}`; there are: {known}")))
+    }
+
+    /// Those that are open, in the order of their opening.
+    pub(crate) fn opened(&self) -> Vec<Arc<Export>> {
+        self.lock().opened.clone()
+    }
+
+    /// How many there are, open or not.
+    pub(crate) fn count(&self) -> usize {
+        self.pools.len()
+    }
+
+    /// Waits until more than `count` are open, and answers the one that follows these.
+    pub(crate) async fn next_opened(&self, count: usize) -> Arc<Export> {
+        poll_fn(|task| {
+            let mut state = self.lock();
+            if let Some(export) = state.opened.get(count) {
+                return Poll::Ready(export.clone());
+            }
+            state.waiting.push(task.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// The sessions that `name` had in the server's last life; each is answered once. Those
+    /// of exports that are no more are forgotten.
+    pub(crate) fn former(&self, name: &str, journal: &dyn Journal) -> Vec<Former> {
+        let mut state = self.lock();
+        let former = state.former.get_or_insert_with(|| self.load(journal));
+        former.remove(name).unwrap_or_default()
+    }
+
+    fn load(&self, journal: &dyn Journal) -> BTreeMap<String, Vec<Former>> {
+        let mut former: BTreeMap<String, Vec<Former>> = BTreeMap::new();
+        for (record, log) in journal.load() {
+            if self.pools.contains_key(&record.export) {
+                former.entry(record.export.clone()).or_default().push((record, log));
+            } else {
+                log::warn!("client {} used export `{}`, which is gone", record.host, record.export);
+                journal.remove(record.id);
+            }
+        }
+        former
+    }
+}
