@@ -47,15 +47,34 @@ pub async fn connect_session(
     options: &Options,
     memory: SessionMemory,
 ) -> Result<Arc<Session>, ConnectError> {
-    let options = ClientOptions {
+    Session::connect(sockets(target), session_options(target, options), memory).await
+}
+
+/// Goes on with the session of a process before us, whether its server can be reached or not;
+/// see [`Session::take_over`].
+pub async fn take_over_session(
+    target: &Target,
+    options: &Options,
+    memory: SessionMemory,
+    patience: Duration,
+) -> Option<Result<Arc<Session>, ConnectError>> {
+    let options = session_options(target, options);
+    Session::take_over(sockets(target), options, memory, patience).await
+}
+
+fn sockets(target: &Target) -> Arc<dyn Connect> {
+    Arc::new(Sockets(target.address.clone()))
+}
+
+fn session_options(target: &Target, options: &Options) -> ClientOptions {
+    ClientOptions {
         export: target.export.clone(),
         key: options.key.clone(),
         timeout: options.timeout,
         host: host_name(),
         replay_bytes: options.replay_bytes,
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
-    };
-    Session::connect(Arc::new(Sockets(target.address.clone())), options, memory).await
+    }
 }
 
 /// As [`connect_session`], but gives up after `wait`.

@@ -36,7 +36,10 @@ const CONNECT_MAX: Duration = Duration::from_secs(15);
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Between two attempts to serve metrics where somebody else listens.
 const METRICS_PAUSE: Duration = Duration::from_secs(5);
-/// Between two attempts of a daemon that follows another one.
+/// A daemon that follows another one serves without a server that does not answer within this
+/// time: calls wait for it, as long as the mount's limit allows.
+const TAKE_OVER_MAX: Duration = Duration::from_secs(1);
+/// Between two attempts of a daemon that follows one that told it too little.
 const CONNECT_PAUSE: Duration = Duration::from_millis(300);
 
 /// Mounts, and has the mount served until it ends.
@@ -370,6 +373,17 @@ impl Connection {
     }
 
     async fn connect(&self) -> Option<Arc<Session>> {
+        let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;
+        let (target, options) = (&self.target, &self.options);
+        let taken_over = dray_client::take_over_session(target, options, memory, TAKE_OVER_MAX);
+        match taken_over.await {
+            // Waiting does not help: the supervisor ends such a mount.
+            Some(outcome) => outcome.inspect_err(|error| log::error!("{target}: {error}")).ok(),
+            None => self.connect_first().await,
+        }
+    }
+
+    async fn connect_first(&self) -> Option<Arc<Session>> {
         let mut told = false;
         loop {
             let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;

@@ -15,6 +15,8 @@
 //! behind those: numbers of files that a lookup may have opened, and nobody used so far; 0: none
 //! behind those: places for names that were ever used; behind it, two words each: the request
 //! by which an open file is known, or 0, and its number where that is another
+//! behind those: 0, or 1 and whether the export is read only; its root, two words; its identity,
+//! two words
 //! ```
 //! Each word is stored in one piece, a slot's request before its state and a lock's first
 //! word last, so that what a successor finds is true whatever instruction the process
@@ -25,7 +27,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dray_core::{FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid};
+use dray_core::{
+    FileId, FsInfo, FsUuid, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid,
+};
 use dray_rt::random_u64;
 
 use crate::client::held::HeldLock;
@@ -61,7 +65,10 @@ pub(crate) const AHEAD_MAX: usize = 64;
 const ALIASES_END: usize = FIRST_AHEAD + AHEAD_MAX;
 const FIRST_ALIAS: usize = ALIASES_END + 1;
 const ALIASES_MAX: usize = TICKETS_MAX;
-const WORDS: usize = FIRST_ALIAS + 2 * ALIASES_MAX;
+const EXPORT: usize = FIRST_ALIAS + 2 * ALIASES_MAX;
+const EXPORT_KNOWN: u64 = 1;
+const EXPORT_READ_ONLY: u64 = 2;
+const WORDS: usize = EXPORT + 5;
 const BYTES: usize = WORDS * 8;
 /// What memory of an earlier release has.
 const OLD_BYTES: usize = TICKETS_END * 8;
@@ -209,6 +216,32 @@ impl SessionMemory {
 
     pub(crate) fn set_boot(&self, boot: u64) {
         self.set(BOOT, boot);
+    }
+
+    /// What is known of the export, but for what is below it; none before the first welcome,
+    /// and in memory of an earlier release.
+    pub(crate) fn export(&self) -> Option<FsInfo> {
+        self.fd.as_ref()?;
+        let words: [u64; 5] = std::array::from_fn(|index| self.get(EXPORT + index));
+        let [state, ino, generation, low, high] = words;
+        (state & EXPORT_KNOWN != 0).then(|| FsInfo {
+            uuid: FsUuid(u128::from(high) << 64 | u128::from(low)),
+            root: FileId { ino, generation },
+            kind: String::new(),
+            read_only: state & EXPORT_READ_ONLY != 0,
+        })
+    }
+
+    /// Notes it for a successor, which is nothing to memory that nobody takes over.
+    pub(crate) fn set_export(&self, info: &FsInfo) {
+        if self.fd.is_none() {
+            return;
+        }
+        let uuid = info.uuid.0;
+        let words = [info.root.ino, info.root.generation, uuid as u64, (uuid >> 64) as u64];
+        words.iter().enumerate().for_each(|(index, word)| self.set(EXPORT + 1 + index, *word));
+        let read_only = if info.read_only { EXPORT_READ_ONLY } else { 0 };
+        self.set(EXPORT, EXPORT_KNOWN | read_only);
     }
 
     /// The slots of the process before us; none if there was none.
@@ -418,6 +451,14 @@ mod tests {
         let memory = SessionMemory::create_memfd().unwrap();
         assert_eq!(memory.session(), None);
         let node = memory.node();
+        assert_eq!(memory.export(), None);
+        let info = FsInfo {
+            uuid: FsUuid(5 << 64 | 6),
+            root: FileId { ino: 7, generation: 8 },
+            kind: String::new(),
+            read_only: true,
+        };
+        memory.set_export(&info);
         memory.set_session(9, &[3; 16], 4);
         memory.set_slots(4);
         memory.take_slot(2, 7, 100);
@@ -431,6 +472,7 @@ mod tests {
         drop(memory);
         let next = SessionMemory::from_fd(fd).unwrap();
         assert_eq!(next.node(), node);
+        assert_eq!(next.export(), Some(info));
         assert_eq!(next.session(), Some((9, [3; 16], 4)));
         let slots = next.slots();
         assert_eq!(slots.len(), 4);
@@ -456,6 +498,7 @@ mod tests {
         let last = next.tickets_max() - 1;
         next.put_ticket(last, 5, Ticket([7; 16]));
         assert_eq!(next.ticket(last), Some((5, Ticket([7; 16]))));
+        assert_eq!(next.export(), None);
         assert_eq!((next.ticket(0), next.tickets_end()), (None, last + 1));
     }
 }

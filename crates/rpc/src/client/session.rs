@@ -143,6 +143,44 @@ impl Session {
         Ok(session)
     }
 
+    /// Goes on with the session of a process before us, noted in `memory`, whether its server
+    /// can be reached or not: calls wait for it as they do in any outage. It is tried for
+    /// `patience` first, so that a server that is there is known. Errors: those of that try
+    /// with which there is no use in going on (`ESHUTDOWN`: we were evicted). None if `memory`
+    /// does not tell enough: [`Session::connect`] then.
+    pub async fn take_over(
+        connector: Arc<dyn Connect>,
+        options: ClientOptions,
+        memory: SessionMemory,
+        patience: Duration,
+    ) -> Option<std::result::Result<Arc<Session>, ConnectError>> {
+        let link = Arc::new(Link::new(connector, options, memory));
+        let info = link.inherited_export()?;
+        let channel = link.new_channel();
+        channel.inherit();
+        link.close_inherited(&channel);
+        let told = link.take_over(channel.clone());
+        let session = Arc::new(Session { link, info, channels: RwLock::default() });
+        session.adopt(channel);
+        match dray_rt::timeout(patience, told).await {
+            Ok(Ok(Err(error @ ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }))) => {
+                return Some(Err(error));
+            }
+            _ => {} // it is there, or it is tried again until it is
+        }
+        if !session.link.unsynced.is_clean() && session.link.unsynced.call_tender() {
+            let later = Arc::downgrade(&session);
+            session.link.spawn_home(async move {
+                let Some(link) = later.upgrade().map(|session| session.link.clone()) else {
+                    return;
+                };
+                link.met().await;
+                later.upgrade().into_iter().for_each(|session| session.tend());
+            });
+        }
+        Some(Ok(session))
+    }
+
     /// The client's node, by which its requests are known over its processes: front ends
     /// put it into the context of every request, together with a number of their own.
     pub fn node(&self) -> NodeId {

@@ -48,6 +48,20 @@ impl Link {
             .unwrap_or_else(|_| Err(ConnectError::Protocol("the connection was given up".into())))
     }
 
+    /// Connects the first channel of a process that takes over, and keeps it connected also if
+    /// that does not go well at first. Answers who is told how the first try went.
+    pub(crate) fn take_over(self: &Arc<Link>, channel: Arc<Channel>) -> oneshot::Receiver<Outcome> {
+        let (tell, told) = oneshot::channel();
+        let _ = self.first.set(Arc::downgrade(&channel)); // a session is started once
+        let link = self.clone();
+        dray_rt::spawn(async move {
+            let mut replaces = Proof::REPLACES_ALL;
+            let _ = link.connect_once(&channel, &mut replaces, Some(tell)).await; // `keep` says it
+            link.keep(channel, replaces).await;
+        });
+        told
+    }
+
     /// Connects a further channel and keeps it connected.
     pub(crate) fn go_on(self: &Arc<Link>, channel: Arc<Channel>) {
         dray_rt::spawn(self.clone().keep(channel, 0));

@@ -84,6 +84,7 @@ impl Link {
                 self.connector.target()
             );
         }
+        self.memory.set_export(&welcome.info);
         self.memory.set_session(welcome.session, &welcome.secret, welcome.instance);
         known.session = welcome.session;
         known.secret = welcome.secret;
@@ -92,6 +93,7 @@ impl Link {
         known.tickets = features & FEATURE_TICKETS != 0;
         known.opens_ahead = features & AHEAD == AHEAD;
         known.halves = features & FEATURE_HALVES != 0;
+        self.met.send_replace(true);
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);
         // While it is noted nobody else can come to another conclusion.

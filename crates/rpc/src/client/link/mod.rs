@@ -9,9 +9,10 @@ mod parting;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use dray_core::{Context, NodeId};
+use dray_core::{Context, FsInfo, NodeId};
 use dray_fabric::Connect;
 use dray_rt::Handle;
+use dray_rt::sync::watch;
 
 use self::known::Known;
 pub(crate) use self::known::Standing;
@@ -54,6 +55,8 @@ pub(crate) struct Link {
     /// The session has been ended by the server's administrator.
     evicted: AtomicBool,
     outage: Outage,
+    /// A server has welcomed this process.
+    met: watch::Sender<bool>,
     home: Handle,
 }
 
@@ -89,6 +92,7 @@ impl Link {
             leaving: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
             outage: Outage::default(),
+            met: watch::channel(false).0,
             home: Handle::current(),
         }
     }
@@ -142,6 +146,17 @@ impl Link {
     pub(crate) fn new_channel(&self) -> Arc<Channel> {
         let rights = self.ahead.rights().clone();
         Channel::new(self.options.timeout, self.closing.clone(), rights)
+    }
+
+    /// Waits until a server has welcomed this process: only then it is known what it can do.
+    pub(crate) async fn met(&self) {
+        let mut met = self.met.subscribe();
+        let _ = met.wait_for(|met| *met).await; // the sender is ours
+    }
+
+    /// The export, as a process before us knew it.
+    pub(crate) fn inherited_export(&self) -> Option<FsInfo> {
+        self.memory.session().and_then(|_| self.memory.export())
     }
 
     /// Starts a task that outlives whoever asks for it.

@@ -1,0 +1,219 @@
+//! What a daemon takes over from one that died while the server was away, too: the mount's
+//! limit for waiting, and the locks of applications.
+
+mod common;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::hangs::{in_time, transports};
+use common::{Rig, processes, skipped, wait_for};
+
+fn daemon(at: &Path) -> i32 {
+    wait_for("a daemon", || !processes("mount-daemon", at).is_empty());
+    processes("mount-daemon", at)[0]
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: no memory is passed. A process that has ended meanwhile is what is wanted.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Ends the daemon; another one follows.
+fn kill_daemon(at: &Path) {
+    let old = daemon(at);
+    signal(old, libc::SIGKILL);
+    wait_for("the next daemon", || daemon(at) != old);
+}
+
+#[test]
+fn the_limit_holds_when_the_daemon_dies_while_the_server_is_away() {
+    if skipped() {
+        return;
+    }
+    for transport in transports() {
+        limit_holds_over_the_daemons_death(transport);
+    }
+}
+
+fn limit_holds_over_the_daemons_death(transport: &str) {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let brief = rig.mount("brief", &format!("{transport},timeout=4"));
+    let patient = rig.mount("patient", transport);
+    let file = File::create(brief.join("f")).unwrap();
+    file.write_all_at(b"before", 0).unwrap();
+    ["a", "b"].iter().for_each(|dir| fs::create_dir(patient.join(dir)).unwrap());
+    rig.end_server(libc::SIGKILL);
+
+    let (send, told) = std::sync::mpsc::channel();
+    let begin = Instant::now();
+    let writer = file.try_clone().unwrap();
+    let dir = brief.join("dir");
+    let work: [Box<dyn FnOnce() -> io::Result<()> + Send>; 2] = [
+        Box::new(move || fs::create_dir(dir)),
+        Box::new(move || writer.write_all_at(b"after!", 0)),
+    ];
+    for work in work {
+        let send = send.clone();
+        std::thread::spawn(move || send.send(work()));
+    }
+    // Of directories of their own: the kernel lets nobody out who waits for one that another
+    // process is just changing.
+    let waits = rig.start("mkdir $AT/a/waits", &patient);
+    let killed = rig.start("exec mkdir $AT/b/killed", &patient);
+    std::thread::sleep(Duration::from_millis(500));
+    [&brief, &patient].iter().for_each(|at| kill_daemon(at));
+    for _ in 0..2 {
+        let outcome =
+            told.recv_timeout(Duration::from_secs(20)).expect("it waits beyond its limit");
+        assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EHOSTDOWN));
+    }
+    assert!(begin.elapsed() > Duration::from_secs(3), "{:?}", begin.elapsed());
+    let at = brief.join("new");
+    let error = in_time("a new call", move || fs::create_dir(at).unwrap_err());
+    assert_eq!(error.raw_os_error(), Some(libc::EHOSTDOWN));
+    killed.signal(libc::SIGKILL);
+    rig.end_of(killed);
+    assert!(!waits.is_over());
+
+    rig.serve(&[]);
+    assert!(rig.end_of(waits).success());
+    assert!(patient.join("a/waits").is_dir());
+    assert!(!patient.join("b/killed").exists());
+    wait_for("the mount to work again", || fs::create_dir(brief.join("back")).is_ok());
+    file.write_all_at(b"back", 0).unwrap();
+    assert_eq!(&fs::read(brief.join("f")).unwrap()[..4], b"back");
+    drop(file);
+    rig.umount(&brief);
+    rig.umount(&patient);
+}
+
+/// The process's own fcntl lock on the whole file.
+fn lock(file: &File, kind: i32) -> io::Result<()> {
+    // SAFETY: an all-zero flock is valid, and outlives the call.
+    let done = unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        lock.l_type = kind as _;
+        libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &mut lock)
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn is_locked(outcome: io::Result<()>) -> bool {
+    outcome.is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN))
+}
+
+/// Two mounts of one process: to the server they are two owners.
+struct Locked {
+    /// What the first mount holds, and the second wants; closed while there is a server.
+    held: [File; 2],
+    wanted: [File; 2],
+    one: std::path::PathBuf,
+    rig: Rig,
+}
+
+impl Locked {
+    fn new(transport: &str, serve: &[&str]) -> Locked {
+        let mut rig = Rig::new();
+        rig.serve(serve);
+        let one = rig.mount("one", transport);
+        let two = rig.mount("two", transport);
+        let held = ["flock", "fcntl"].map(|name| File::create(one.join(name)).unwrap());
+        let wanted = ["flock", "fcntl"].map(|name| File::create(two.join(name)).unwrap());
+        held[0].lock().unwrap();
+        lock(&held[1], libc::F_WRLCK).unwrap();
+        let locked = Locked { held, wanted, one, rig };
+        locked.exclude();
+        locked
+    }
+
+    /// Nobody else gets them.
+    fn exclude(&self) {
+        assert!(matches!(self.wanted[0].try_lock(), Err(fs::TryLockError::WouldBlock)));
+        assert!(is_locked(lock(&self.wanted[1], libc::F_WRLCK)));
+    }
+}
+
+#[test]
+fn locks_outlive_server_and_daemon_together() {
+    if skipped() {
+        return;
+    }
+    for transport in transports() {
+        for server_first in [true, false] {
+            let mut locked = Locked::new(transport, &[]);
+            let old = daemon(&locked.one);
+            if server_first {
+                locked.rig.end_server(libc::SIGKILL);
+                signal(old, libc::SIGKILL);
+            } else {
+                signal(old, libc::SIGKILL);
+                locked.rig.end_server(libc::SIGKILL);
+            }
+            wait_for("the next daemon", || daemon(&locked.one) != old);
+            locked.rig.serve(&[]);
+            locked.exclude();
+            // Their holder has them, and can give them back.
+            locked.held.iter().for_each(|file| assert_eq!(file.write_at(b"mine", 0).unwrap(), 4));
+            locked.held[0].unlock().unwrap();
+            lock(&locked.held[1], libc::F_UNLCK).unwrap();
+            locked.wanted[0].lock().unwrap();
+            lock(&locked.wanted[1], libc::F_WRLCK).unwrap();
+        }
+    }
+}
+
+/// A process that is stopped until this is dropped.
+struct Stopped(i32);
+
+impl Stopped {
+    fn new(pid: i32) -> Stopped {
+        signal(pid, libc::SIGSTOP);
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal(self.0, libc::SIGCONT);
+    }
+}
+
+/// The lease has ended before there was a daemon again, and somebody else had the locks since.
+#[test]
+fn who_lost_a_lock_while_server_and_daemon_were_dead_learns_it() {
+    if skipped() {
+        return;
+    }
+    for transport in transports() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.toml");
+        fs::write(&config, "lease_s = 3\n").unwrap();
+        let serve = ["--config", config.to_str().unwrap()];
+        let mut locked = Locked::new(transport, &serve);
+        let supervisor = Stopped::new(processes("mount-supervisor", &locked.one)[0]);
+        let old = daemon(&locked.one);
+        signal(old, libc::SIGKILL);
+        locked.rig.end_server(libc::SIGKILL);
+        locked.rig.serve(&serve);
+        let begin = Instant::now();
+        locked.wanted[0].lock().unwrap();
+        assert!(begin.elapsed() > Duration::from_secs(1), "the lease was not waited for");
+        wait_for("the lock", || lock(&locked.wanted[1], libc::F_WRLCK).is_ok());
+        drop(supervisor);
+        wait_for("the next daemon", || daemon(&locked.one) != old);
+        for file in &locked.held {
+            let error = file.write_at(b"mine?", 0).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EIO));
+        }
+        // Opened anew it can be used.
+        let again = fs::OpenOptions::new().write(true).open(locked.one.join("flock")).unwrap();
+        again.write_at(b"anew", 0).unwrap();
+        assert!(matches!(again.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    }
+}
