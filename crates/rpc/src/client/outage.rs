@@ -71,6 +71,17 @@ impl Outage {
     }
 }
 
+impl Outage {
+    /// A channel has ended: it will have no connection any more, and waits for none. As
+    /// [`Outage::back`] where the others have theirs.
+    pub(crate) fn ended(&self, channel: usize) -> Option<Duration> {
+        if !self.lock().down.contains(&channel) {
+            return None;
+        }
+        self.back(channel)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,6 +103,13 @@ mod tests {
             assert!(!outage.lost(1) && !outage.failed() && outage.back(1).is_none());
             dray_rt::sleep(QUIET).await;
             assert!(outage.lost(1) && outage.failed() && outage.back(1).is_some());
+            assert!(outage.ended(1).is_none(), "it was not down");
+            // One that was made for a recovery breaks with the others, and is not needed again.
+            dray_rt::sleep(QUIET).await;
+            assert!(outage.lost(1) && !outage.lost(4));
+            assert!(outage.back(1).is_none() && outage.ended(4).is_some());
+            dray_rt::sleep(QUIET).await;
+            assert!(outage.lost(1) && outage.ended(4).is_none());
         });
     }
 }

@@ -67,7 +67,20 @@ impl Link {
         dray_rt::spawn(self.clone().keep(channel, 0));
     }
 
-    async fn keep(self: Arc<Link>, channel: Arc<Channel>, mut replaces: u64) {
+    async fn keep(self: Arc<Link>, channel: Arc<Channel>, replaces: u64) {
+        self.keep_connected(&channel, replaces).await;
+        self.say_back(self.outage.ended(key_of(&channel)));
+    }
+
+    /// Says that an outage is over, if it is, and how long it `lasted`.
+    pub(super) fn say_back(&self, lasted: Option<Duration>) {
+        if let Some(lasted) = lasted.filter(|_| self.is_wanted()) {
+            let target = self.connector.target();
+            log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
+        }
+    }
+
+    async fn keep_connected(self: &Arc<Link>, channel: &Arc<Channel>, mut replaces: u64) {
         let mut backoff = BACKOFF_FIRST;
         loop {
             if self.leaving.load(Ordering::Relaxed) {
@@ -76,12 +89,12 @@ impl Link {
             if self.evicted.load(Ordering::Relaxed) {
                 return channel.evict();
             }
-            match self.connect_once(&channel, &mut replaces, None).await {
+            match self.connect_once(channel, &mut replaces, None).await {
                 // One of its own for a recovery that is over.
                 Ok(_) if channel.is_shut() => return,
                 Ok(Ended { error, of_use }) => {
                     let target = self.connector.target();
-                    if self.is_wanted() && self.outage.lost(key_of(&channel)) {
+                    if self.is_wanted() && self.outage.lost(key_of(channel)) {
                         log::warn!("lost the connection to {target}: {error}; connecting anew");
                     }
                     // One that a server drops as soon as it has it is no better than none.

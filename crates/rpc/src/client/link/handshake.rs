@@ -180,10 +180,7 @@ impl LinkSink {
         self.number = welcome.connection;
         self.stage = Stage::Serving;
         self.settled = None;
-        if let Some(lasted) = self.link.outage.back(key_of(&self.channel)) {
-            let target = self.link.connector.target();
-            log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
-        }
+        self.link.say_back(self.link.outage.back(key_of(&self.channel)));
         let epoch = self.link.unsynced.epoch();
         let life = Life { epoch, standing: Standing::of(&welcome) };
         let granted = (welcome.calls_max, welcome.slots);
