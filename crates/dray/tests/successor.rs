@@ -104,6 +104,16 @@ fn lock(file: &File, kind: i32) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+fn flock(file: &File, operation: i32) -> io::Result<()> {
+    // SAFETY: no memory is passed; the descriptor is open.
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+const ALONE_NOW: i32 = libc::LOCK_EX | libc::LOCK_NB;
+
 fn is_locked(outcome: io::Result<()>) -> bool {
     outcome.is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN))
 }
@@ -125,7 +135,7 @@ impl Locked {
         let two = rig.mount("two", transport);
         let held = ["flock", "fcntl"].map(|name| File::create(one.join(name)).unwrap());
         let wanted = ["flock", "fcntl"].map(|name| File::create(two.join(name)).unwrap());
-        held[0].lock().unwrap();
+        flock(&held[0], libc::LOCK_EX).unwrap();
         lock(&held[1], libc::F_WRLCK).unwrap();
         let locked = Locked { held, wanted, one, rig };
         locked.exclude();
@@ -134,7 +144,7 @@ impl Locked {
 
     /// Nobody else gets them.
     fn exclude(&self) {
-        assert!(matches!(self.wanted[0].try_lock(), Err(fs::TryLockError::WouldBlock)));
+        assert!(is_locked(flock(&self.wanted[0], ALONE_NOW)));
         assert!(is_locked(lock(&self.wanted[1], libc::F_WRLCK)));
     }
 }
@@ -160,9 +170,9 @@ fn locks_outlive_server_and_daemon_together() {
             locked.exclude();
             // Their holder has them, and can give them back.
             locked.held.iter().for_each(|file| assert_eq!(file.write_at(b"mine", 0).unwrap(), 4));
-            locked.held[0].unlock().unwrap();
+            flock(&locked.held[0], libc::LOCK_UN).unwrap();
             lock(&locked.held[1], libc::F_UNLCK).unwrap();
-            locked.wanted[0].lock().unwrap();
+            flock(&locked.wanted[0], libc::LOCK_EX).unwrap();
             lock(&locked.wanted[1], libc::F_WRLCK).unwrap();
         }
     }
@@ -202,7 +212,7 @@ fn who_lost_a_lock_while_server_and_daemon_were_dead_learns_it() {
         locked.rig.end_server(libc::SIGKILL);
         locked.rig.serve(&serve);
         let begin = Instant::now();
-        locked.wanted[0].lock().unwrap();
+        flock(&locked.wanted[0], libc::LOCK_EX).unwrap();
         assert!(begin.elapsed() > Duration::from_secs(1), "the lease was not waited for");
         wait_for("the lock", || lock(&locked.wanted[1], libc::F_WRLCK).is_ok());
         drop(supervisor);
@@ -214,6 +224,6 @@ fn who_lost_a_lock_while_server_and_daemon_were_dead_learns_it() {
         // Opened anew it can be used.
         let again = fs::OpenOptions::new().write(true).open(locked.one.join("flock")).unwrap();
         again.write_at(b"anew", 0).unwrap();
-        assert!(matches!(again.try_lock(), Err(fs::TryLockError::WouldBlock)));
+        assert!(is_locked(flock(&again, ALONE_NOW)));
     }
 }

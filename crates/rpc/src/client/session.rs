@@ -162,11 +162,10 @@ impl Session {
         let told = link.take_over(channel.clone());
         let session = Arc::new(Session { link, info, channels: RwLock::default() });
         session.adopt(channel);
-        match dray_rt::timeout(patience, told).await {
-            Ok(Ok(Err(error @ ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }))) => {
-                return Some(Err(error));
-            }
-            _ => {} // it is there, or it is tried again until it is
+        // Else it is there, or it is tried again until it is.
+        let tried = dray_rt::timeout(patience, told).await;
+        if let Ok(Ok(Err(error @ ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }))) = tried {
+            return Some(Err(error));
         }
         if !session.link.unsynced.is_clean() && session.link.unsynced.call_tender() {
             let later = Arc::downgrade(&session);
