@@ -13,6 +13,7 @@ use crate::driver::{Driver, Kick, Registry, epoll, sim, uring};
 use crate::random::SplitMix64;
 use crate::task::{Runnable, spawn_on};
 use crate::time::{Instant, Timers, real_now};
+use crate::turn;
 
 /// Tasks that run between two looks at the driver, so that a busy ready queue cannot
 /// keep the network waiting.
@@ -221,6 +222,7 @@ impl Executor {
             Arc::new(RootWaker { woken: AtomicBool::new(true), shared: self.shared.clone() });
         let waker = Waker::from(root.clone());
         loop {
+            turn::next();
             if root.woken.swap(false, Ordering::SeqCst)
                 && let Poll::Ready(value) = main.as_mut().poll(&mut Context::from_waker(&waker))
             {
@@ -245,11 +247,13 @@ impl Executor {
     fn turn(&mut self, root: &RootWaker) -> bool {
         for _ in 0..TASKS_PER_TURN {
             let Some(task) = self.shared.pop() else { break };
+            turn::next();
             task.run();
             if root.woken.load(Ordering::SeqCst) {
                 break;
             }
         }
+        turn::next();
         self.shared.parked.store(true, Ordering::SeqCst);
         let ready = root.woken.load(Ordering::SeqCst) || !lock(&self.shared.ready).is_empty();
         let next = lock(&self.shared.timers).next();
@@ -269,6 +273,7 @@ impl EnteredExecutor {
 
 impl Drop for EnteredExecutor {
     fn drop(&mut self) {
+        turn::next();
         CURRENT.set(self.0.take());
     }
 }

@@ -15,6 +15,7 @@ mod scope;
 mod source;
 mod task;
 mod time;
+mod turn;
 
 pub use driver::uring::{Completion, Ring, RingToken};
 pub use executor::{DriverKind, Executor, Handle, in_simulation};
@@ -24,6 +25,7 @@ pub use scope::Scope;
 pub use source::{Interest, Source};
 pub use task::{Aborted, Join, poll_once_then_spawn, spawn, spawn_join, yield_now};
 pub use time::{Elapsed, Instant, Sleep, now, sleep, sleep_until, step, timeout, wall_clock};
+pub use turn::Turn;
 
 /// Channels and semaphores that work on any executor.
 pub mod sync {

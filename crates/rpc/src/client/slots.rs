@@ -5,8 +5,10 @@
 //! A process that takes over from one that died finds the slots that were in use. When
 //! the kernel hands it the same request again, the request gets its old slot and number,
 //! and the server recognises it. The same goes for slots that were given back: their
-//! answers had come, but perhaps had not been passed on to the kernel. That is why a slot
-//! rests before it is used again.
+//! answers had come, but perhaps had not been passed on to the kernel. The front end does that
+//! before it waits for anything: a slot is used again only once the thread that gave it back
+//! is in another turn. A thread may lose its CPU in between for as long as others need to use
+//! all slots.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -15,7 +17,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use dray_core::{Context, Errno, Error, Result};
-use dray_rt::Instant;
+use dray_rt::{Instant, Turn};
 
 use crate::client::channel::Channel;
 use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
@@ -38,8 +40,8 @@ pub(crate) struct Slots {
 struct State {
     /// Slots that were never used.
     fresh: Vec<u32>,
-    /// Free slots and the last number used in each, the longest free first.
-    resting: VecDeque<(u32, u32)>,
+    /// Free slots, the longest free first.
+    resting: VecDeque<Resting>,
     /// What the process before us had used free slots for last.
     answered: Vec<SlotState>,
     /// Free slots that are kept at least, as long as there are fresh ones.
@@ -57,6 +59,25 @@ struct State {
     awaited: BTreeSet<u32>,
     told: Option<Arc<Channel>>,
     waiting: Vec<Waker>,
+}
+
+/// A free slot, with the number that was used last in it.
+struct Resting {
+    number: u32,
+    sequence: u32,
+    /// In which it was given back; none: that was no executor's.
+    turn: Option<Turn>,
+}
+
+impl Resting {
+    fn new(slot: &SlotState) -> Resting {
+        Resting { number: slot.number, sequence: slot.sequence, turn: None }
+    }
+
+    /// Whether its answer has been passed on.
+    fn is_rested(&self) -> bool {
+        self.turn.is_none_or(|turn| turn.is_over())
+    }
 }
 
 /// A slot in use, with the number of the change it is used for.
@@ -78,7 +99,7 @@ impl Slots {
         answered.sort_by_key(|slot| slot.request);
         let state = State {
             fresh: fresh.iter().rev().map(|slot| slot.number).collect(),
-            resting: answered.iter().map(|slot| (slot.number, slot.sequence)).collect(),
+            resting: answered.iter().map(Resting::new).collect(),
             resting_min: RESTING_MIN + answered.len(),
             answered,
             orphans,
@@ -109,14 +130,14 @@ impl Slots {
         let count = count.min(SLOTS_MAX as u32);
         let mut state = self.lock();
         let before = std::mem::take(&mut state.orphans);
-        state.resting.extend(before.iter().map(|slot| (slot.number, slot.sequence)));
+        state.resting.extend(before.iter().map(Resting::new));
         let answered = std::mem::take(&mut state.answered);
         state.unknown.extend(before.iter().chain(&answered).map(|slot| slot.request));
         before.iter().for_each(|slot| self.memory.free_slot(slot.number, slot.sequence));
         let old = state.count;
         state.fresh.extend((old..count).rev());
         state.fresh.retain(|number| *number < count);
-        state.resting.retain(|(number, _)| *number < count);
+        state.resting.retain(|slot| slot.number < count);
         state.count = count;
         self.memory.set_slots(count);
         std::mem::take(&mut state.waiting).into_iter().for_each(Waker::wake);
@@ -127,7 +148,7 @@ impl Slots {
         let state = self.lock();
         let orphans = state.orphans.iter().filter(|_| self.born.elapsed() >= ORPHANS_MAX);
         let orphans = orphans.map(|slot| slot.number);
-        state.resting.iter().map(|(number, _)| *number).chain(orphans).collect()
+        state.resting.iter().map(|slot| slot.number).chain(orphans).collect()
     }
 
     /// Waits until every slot that is in use now has been given back. Each is reported to
@@ -172,7 +193,11 @@ impl Slots {
                 self.memory.take_slot(number, sequence, request);
                 return Poll::Ready(Ok(Slot { number, sequence, home: self.clone() }));
             }
-            state.waiting.push(task.waker().clone());
+            // A turn ends soon, and nobody says so.
+            match state.resting.is_empty() {
+                true => state.waiting.push(task.waker().clone()),
+                false => task.waker().wake_by_ref(),
+            }
             drop(state);
             match &cx.cancel {
                 Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
@@ -192,7 +217,8 @@ impl State {
         }
         if let Some(index) = self.answered.iter().position(same) {
             let SlotState { number, sequence, .. } = self.answered.swap_remove(index);
-            let place = self.resting.iter().position(|slot| *slot == (number, sequence));
+            let same = |slot: &Resting| (slot.number, slot.sequence) == (number, sequence);
+            let place = self.resting.iter().position(same);
             if let Some(place) = place {
                 self.resting.remove(place);
                 return Some((number, sequence));
@@ -203,8 +229,15 @@ impl State {
         {
             return Some((number, 1));
         }
-        if let Some((number, last)) = self.resting.pop_front() {
-            return Some((number, last.wrapping_add(1)));
+        let rested = self.resting.iter().position(Resting::is_rested);
+        if let Some(slot) = rested.and_then(|place| self.resting.remove(place)) {
+            return Some((slot.number, slot.sequence.wrapping_add(1)));
+        }
+        if let Some(number) = self.fresh.pop() {
+            return Some((number, 1));
+        }
+        if !self.resting.is_empty() {
+            return None; // soon
         }
         // Its request was answered before the process died, or it would have come again.
         let orphan = self.orphans.pop()?;
@@ -218,7 +251,8 @@ impl Drop for Slot {
         let mut state = self.home.lock();
         state.used.remove(&self.number);
         if self.number < state.count {
-            state.resting.push_back((self.number, self.sequence));
+            let (number, sequence) = (self.number, self.sequence);
+            state.resting.push_back(Resting { number, sequence, turn: Turn::here() });
         }
         let awaited = state.awaited.remove(&self.number);
         let told = state.told.clone().filter(|_| awaited);
@@ -260,6 +294,41 @@ mod tests {
         let again = take(&slots, 100);
         assert_eq!((again.number, again.sequence), (0, 5));
         drop(new);
+    }
+
+    /// Its thread was not running when the answer had come and the kernel did not have it.
+    /// Others used the slot again and again meanwhile, and then the process died.
+    #[test]
+    fn an_answer_that_is_still_being_passed_on_is_found_whatever_others_do_meanwhile() {
+        let memory = SessionMemory::create_memfd().unwrap();
+        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        memory.set_slots(16);
+        let slots = Arc::new(Slots::new(Arc::new(memory)));
+        let (done, passing) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let other = slots.clone();
+        let thread = std::thread::spawn(move || {
+            let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+            executor.block_on(async {
+                let slot = other.take(&Context::system(), 100).await.unwrap();
+                let known = (slot.number, slot.sequence);
+                drop(slot);
+                done.send(known).unwrap();
+                let _ = wait.recv(); // it has no CPU
+            });
+        });
+        let known = passing.recv().unwrap();
+        let all = |from: u64| (0..15).map(|n| take(&slots, from + n)).collect::<Vec<Slot>>();
+        (0..20).for_each(|round| drop(all(1000 + round * 100)));
+        let successor = Arc::new(Slots::new(Arc::new(SessionMemory::from_fd(fd).unwrap())));
+        let again = take(&successor, 100);
+        assert_eq!((again.number, again.sequence), known);
+        // Who needs the last slot gets it when the thread goes on.
+        let rest = all(9000);
+        go_on.send(()).unwrap();
+        assert_eq!(take(&slots, 9999).number, known.0);
+        thread.join().unwrap();
+        drop(rest);
     }
 
     #[test]
