@@ -89,7 +89,11 @@ impl Link {
             if self.evicted.load(Ordering::Relaxed) {
                 return channel.evict();
             }
-            match self.connect_once(channel, &mut replaces, None).await {
+            let tried = match self.waits_for_first(channel) {
+                true => Err(None),
+                false => self.connect_once(channel, &mut replaces, None).await,
+            };
+            match tried {
                 // One of its own for a recovery that is over.
                 Ok(_) if channel.is_shut() => return,
                 Ok(Ended { error, of_use }) => {
@@ -116,6 +120,13 @@ impl Link {
             channel.expire();
             backoff = (backoff * 2).min(BACKOFF_LAST);
         }
+    }
+
+    /// Whether the first channel has to come first: it ends what connections of a process
+    /// before us still carry, so that nothing of that arrives behind what we say on others.
+    fn waits_for_first(&self, channel: &Arc<Channel>) -> bool {
+        let first = self.first.get().is_some_and(|first| first.as_ptr() == Arc::as_ptr(channel));
+        !first && !*self.met.borrow()
     }
 
     /// One connection from its making to its end. `Err`: why it never served; none where
