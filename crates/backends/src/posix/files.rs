@@ -29,6 +29,9 @@ pub(crate) struct Files {
     files: AtomicUsize,
     /// Descriptors held for them.
     descriptors: AtomicUsize,
+    /// Inodes that a pin of ours keeps.
+    pins: AtomicUsize,
+    /// Most descriptors for both.
     descriptors_max: usize,
     files_max: usize,
     /// Read: a name is being removed. Write: a descriptor is being closed because nobody
@@ -85,6 +88,9 @@ enum Slot {
     Closed,
 }
 
+/// Deleted files that may be open however few descriptors there are to be.
+const PINS_MIN: usize = 64;
+
 /// Flags of open(2) that matter after the open itself.
 const LASTING: i32 =
     libc::O_ACCMODE | libc::O_APPEND | libc::O_DIRECT | libc::O_DIRECTORY | libc::O_NOATIME;
@@ -100,6 +106,7 @@ impl Files {
             ring: Mutex::default(),
             files: AtomicUsize::new(0),
             descriptors: AtomicUsize::new(0),
+            pins: AtomicUsize::new(0),
             descriptors_max,
             files_max,
             removal: RwLock::new(()),
@@ -115,6 +122,12 @@ impl Files {
         }
         self.make_room();
         Ok(())
+    }
+
+    /// Makes room for what a removal may have to pin. To be called before
+    /// [`Files::removing`], under which nothing can be parked.
+    pub(crate) fn before_removal(&self) {
+        self.make_room();
     }
 
     /// Registers a file just opened with `flags`; the client `asked` for more.
@@ -194,13 +207,35 @@ impl Files {
         self.removal.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The open inode that would be lost with its last name: some file of it has no
-    /// descriptor, and nothing pins it. To be asked under [`Files::removing`].
+    /// The open inode that would be lost with its last name, or would keep more descriptors
+    /// than there are to spare: some file of it has no descriptor or should have none, and
+    /// nothing pins it. To be asked under [`Files::removing`].
     pub(crate) fn needs_pin(&self, id: FileId) -> Option<Arc<OpenInode>> {
-        if self.files.load(Ordering::Relaxed) <= self.descriptors.load(Ordering::Relaxed) {
-            return None; // nothing is parked
+        let parked = self.files.load(Ordering::Relaxed) > self.descriptors.load(Ordering::Relaxed);
+        if !parked && !self.is_crowded() {
+            return None;
         }
         self.find(id).filter(|inode| lock(&inode.pin).is_none())
+    }
+
+    /// Whether a file without a name had better be pinned, so that its descriptor can be had.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.used() >= self.descriptors_max / 2
+    }
+
+    fn used(&self) -> usize {
+        self.descriptors.load(Ordering::Relaxed) + self.pins.load(Ordering::Relaxed)
+    }
+
+    /// `ENFILE` if files without a name take all the descriptors that they may, so that
+    /// others go on to be served.
+    pub(crate) fn admit_pin(&self) -> Result<()> {
+        let pins_max = (self.descriptors_max / 4 * 3).max(PINS_MIN);
+        if self.pins.load(Ordering::Relaxed) < pins_max {
+            return Ok(());
+        }
+        let why = "as many deleted files are open as the server has descriptors for";
+        Err(Error::new(Errno::ENFILE).because(why))
     }
 
     /// The open inode that a keeper should have before it loses a name.
@@ -235,7 +270,7 @@ impl Files {
     /// Closes descriptors of idle files until there is room for one more. Where all are in
     /// use or must be kept the limit is exceeded: the process's own is twice as high.
     fn make_room(&self) {
-        while self.descriptors.load(Ordering::Relaxed) >= self.descriptors_max {
+        while self.used() >= self.descriptors_max {
             if !self.park_one() {
                 return;
             }
@@ -282,13 +317,19 @@ enum Parking {
 impl OpenInode {
     /// Keeps the inode by this `O_PATH` descriptor until its last file is closed.
     pub(crate) fn pin(&self, fd: OwnedFd) {
-        *lock(&self.pin) = Some(fd);
+        let before = lock(&self.pin).replace(fd);
+        if let (None, Some(files)) = (before, self.files.upgrade()) {
+            files.pins.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for OpenInode {
     fn drop(&mut self) {
         let Some(files) = self.files.upgrade() else { return };
+        if lock(&self.pin).is_some() {
+            files.pins.fetch_sub(1, Ordering::Relaxed);
+        }
         let mut inodes = lock(&files.inodes);
         // Somebody may have opened it again since we were given up.
         if inodes.get(&self.id).is_some_and(|inode| inode.strong_count() == 0) {
@@ -348,7 +389,8 @@ impl FileState {
             return Parking::InUse;
         }
         let _no_removal = self.files.removal.write().unwrap_or_else(PoisonError::into_inner);
-        if !sys::stat(fd.as_fd()).is_ok_and(|stat| stat.attr.nlink > 0) {
+        let kept = lock(&self.inode.pin).is_some();
+        if !kept && !sys::stat(fd.as_fd()).is_ok_and(|stat| stat.attr.nlink > 0) {
             return Parking::InUse;
         }
         let Slot::Open(fd) = std::mem::replace(&mut *slot, Slot::Parked) else {

@@ -1,10 +1,10 @@
 //! Operations on names.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use dray_core::{
-    Access, CreateHow, Entry, Errno, Error, FileId, FileType, Make, Name, NameBuf, OpenHow,
+    Access, Attr, CreateHow, Entry, Errno, Error, FileId, FileType, Make, Name, NameBuf, OpenHow,
     RemoveKind, RenameHow, Result,
 };
 
@@ -115,8 +115,9 @@ impl Core {
         self.writable()?;
         let dir = self.directory(dir)?;
         let _one_at_a_time = self.lock_directory(dir.id);
+        self.files.before_removal();
         let _no_parking = self.files.removing();
-        self.before_removal(&dir, name);
+        self.before_removal(&dir, name)?;
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
         dir.removed_from();
         if let Ids::Table(table) = &self.ids {
@@ -126,13 +127,20 @@ impl Core {
     }
 
     /// What has this name may be about to go: our cache must not keep it, and files open on
-    /// it must. To be called under [`super::files::Files::removing`].
-    fn before_removal(&self, dir: &Node, name: &Name) {
-        let Some(id) = self.id_at(dir, name) else { return };
-        if let Some(inode) = self.files.needs_pin(id)
-            && let Ok(fd) = sys::open_path(dir.fd(), name)
-        {
-            inode.pin(fd);
+    /// it must. To be called under [`super::files::Files::removing`]. Errors: `ENFILE` if
+    /// there are too many such files; what is open must not be lost.
+    fn before_removal(&self, dir: &Node, name: &Name) -> Result<()> {
+        let Some(id) = self.id_at(dir, name) else { return Ok(()) };
+        if let Some(inode) = self.files.needs_pin(id) {
+            match sys::open_path(dir.fd(), name) {
+                Ok(fd) if has_other_names(fd.as_fd()) => {}
+                Ok(fd) => {
+                    self.files.admit_pin()?;
+                    inode.pin(fd);
+                }
+                Err(errno @ (Errno::EMFILE | Errno::ENFILE)) => return Err(errno.into()),
+                Err(_) => {} // the removal will find out
+            }
         }
         if let Some(inode) = self.files.needs_keeping(id)
             && let Ok(fd) = sys::open_path(dir.fd(), name)
@@ -140,6 +148,7 @@ impl Core {
             self.files.keep(&inode, fd.as_fd());
         }
         self.nodes.forget(id);
+        Ok(())
     }
 
     pub(crate) fn rename(
@@ -151,9 +160,10 @@ impl Core {
         self.writable()?;
         let (old, new) = (self.directory(from.0)?, self.directory(to.0)?);
         let _one_at_a_time = self.lock_directories(old.id, new.id);
+        self.files.before_removal();
         let _no_parking = self.files.removing();
         if how == RenameHow::Replace {
-            self.before_removal(&new, to.1);
+            self.before_removal(&new, to.1)?;
         }
         let flags = match how {
             RenameHow::Replace => 0,
@@ -315,10 +325,16 @@ impl Core {
         let flags = self.open_flags(how.open)? & !(libc::O_TRUNC | libc::O_DIRECTORY);
         let dir = self.directory(dir)?;
         self.files.admit()?;
+        self.files.admit_pin()?;
         let exclusive = if how.exclusive { libc::O_EXCL } else { 0 };
         let fd = sys::open_unnamed(dir.fd(), flags | exclusive, how.mode & 0o7777)?;
         let entry = self.identify(None, fd.as_fd())?;
+        let crowded = self.files.is_crowded();
+        let pin = crowded.then(|| sys::reopen(self.proc_fd(), fd.as_fd(), libc::O_PATH));
         let file = self.files.opened(entry.id, false, how.open.flags, flags, fd);
+        if let Some(pin) = pin {
+            file.inode.pin(pin?);
+        }
         if self.files.needs_keeping(entry.id).is_some()
             && let Ok(fd) = file.fd(self)
         {
@@ -326,4 +342,10 @@ impl Core {
         }
         Ok((entry, file))
     }
+}
+
+/// Whether a file goes on to be found by a name when it loses one.
+fn has_other_names(fd: BorrowedFd<'_>) -> bool {
+    let more = |attr: Attr| attr.file_type() != FileType::Directory && attr.nlink > 1;
+    sys::stat(fd).is_ok_and(|stat| more(stat.attr))
 }

@@ -35,6 +35,56 @@ fn twenty_thousand_open_files_on_a_hundred_descriptors() {
     });
 }
 
+/// As many as descriptors can be spared for; then a removal is refused, and nothing is lost.
+#[test]
+fn more_deleted_files_than_descriptors_are_refused_and_none_is_lost() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };
+    let options = PosixOptions { open_descriptors_max: 100, ..plain() };
+    on(&disk, options, async |kit| {
+        let cx = user(1000, 1000, &[]);
+        let dir = kit.common("d").await;
+        let (mut files, mut removed) = (Vec::new(), 0);
+        for number in 0..200u8 {
+            let n = format!("{number}");
+            let (_, file) = kit.create(&cx, dir, &n, 0o600).await.unwrap();
+            put(&cx, &*file, 0, &[number; 10]).await.unwrap();
+            files.push(file);
+            let gone = match number % 2 {
+                0 => kit.unlink(&cx, dir, &n).await,
+                _ => {
+                    let over = format!("over{number}");
+                    kit.file(&cx, dir, &over, 0o600, b"").await;
+                    kit.rename(&cx, (dir, &over), (dir, &n), RenameHow::Replace).await
+                }
+            };
+            match gone {
+                Ok(()) => removed += 1,
+                Err(error) => assert_eq!(error.errno(), Errno::ENFILE),
+            }
+        }
+        assert!((75..=130).contains(&removed), "{removed}");
+        let unnamed = kit.fs.tmpfile(&cx, dir, create_how(0o600)).await;
+        assert_eq!(errno(unnamed), Errno::ENFILE);
+        for (number, file) in files.iter().enumerate() {
+            assert_eq!(get(&cx, &**file, 0, 20).await.unwrap(), [number as u8; 10], "{number}");
+        }
+        assert!(kit.fs.holdings().open_descriptors <= 60, "{:?}", kit.fs.holdings());
+        // A name that is not the last one may go.
+        kit.create(&cx, dir, "linked", 0o600).await.unwrap().1.close(&cx).await.unwrap();
+        let linked = kit.lookup(&cx, dir, "linked").await.unwrap().id;
+        let open = kit.fs.open(&cx, linked, OpenHow::READ).await.unwrap();
+        kit.fs.link(&cx, linked, dir, name("again")).await.unwrap();
+        kit.unlink(&cx, dir, "linked").await.unwrap();
+        assert_eq!(get(&cx, &*open, 0, 1).await.unwrap(), b"");
+        for file in &files {
+            file.close(&cx).await.unwrap();
+        }
+        drop(files);
+        kit.unlink(&cx, dir, "again").await.unwrap();
+        kit.fs.tmpfile(&cx, dir, create_how(0o600)).await.unwrap();
+    });
+}
+
 #[test]
 fn what_was_deleted_while_open_goes_on() {
     for kind in Kind::ALL {
