@@ -5,43 +5,87 @@
 # The longest that a guest may take, seconds: emulation is slow.
 guest_limit=${DRAY_GUEST_LIMIT:-900}
 
-# kernel_package SERIES: the newest Debian package of a kernel series, such as 6.1.
-kernel_package() {
-    apt-cache search --names-only "^linux-image-${1//./\\.}\\.[0-9].*-amd64\$" |
-        awk '$1 !~ /cloud|rt-amd64|unsigned/ { print $1 }' | sort -V | tail -n 1
+# kernel_packages SERIES DIR: downloads Debian's newest kernel of a series, such as 6.1, and what
+# it is split into, to DIR. `apt` are options for apt. False if there is none.
+kernel_packages() {
+    local package parts
+    package=$(apt-cache "${apt[@]}" search --names-only \
+        "^linux-image-${1//./\\.}\\.[0-9].*-amd64\$" |
+        awk '$1 !~ /cloud|rt-amd64|unsigned/ { print $1 }' | sort -V | tail -n 1)
+    [ -n "$package" ] || return 1
+    # From 7.0 on the kernel and its modules are packages of their own.
+    parts=$(apt-cache "${apt[@]}" depends "$package" |
+        awk '$1 ~ /Depends:/ && $2 ~ /^linux-(binary|modules)-/ { print $2 }')
+    (cd "$2" && apt-get "${apt[@]}" -qq download "$package" $parts 2>/dev/null)
 }
 
-# guest_build SERIES DIR: DIR/kernel and DIR/initrd of Debian's kernel. Only unpacked, not
-# installed.
+# elsewhere DIR: in `apt` the options by which apt looks at Debian's other releases at the same
+# mirror, with lists of its own in DIR.
+elsewhere() {
+    local mirror release
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' \
+        'Origin: Debian' | grep -v security | head -n 1)
+    [ -n "$mirror" ] || return 1
+    mkdir -p "$1"/lists/partial "$1"/cache/archives/partial
+    for release in bullseye bookworm-backports trixie trixie-backports; do
+        echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main"
+    done >"$1/sources.list"
+    apt=(-o "Dir::Etc::SourceList=$1/sources.list" -o Dir::Etc::SourceParts=/dev/null
+        -o "Dir::State::Lists=$1/lists" -o "Dir::Cache=$1/cache" -o APT::Sandbox::User=root
+        -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false)
+    apt-get "${apt[@]}" -qq update 2>/dev/null
+}
+
+# guest_packages SERIES DIR: the packages of a kernel series, or those that were put into the
+# directory SERIES, in DIR.
+guest_packages() {
+    local apt=()
+    if [ -d "$1" ]; then cp "$1"/*.deb "$2"; return; fi
+    kernel_packages "$1" "$2" || { elsewhere "$2/apt" && kernel_packages "$1" "$2"; }
+}
+
+# guest_build SERIES DIR: DIR/kernel and DIR/initrd of Debian's kernel of that series, or of the
+# packages in the directory SERIES. Only unpacked, not installed.
 guest_build() {
-    local package version modules ram=$2/ram module file
-    package=$(kernel_package "$1")
-    [ -n "$package" ] || { say "no package of a kernel $1 is known here"; return 1; }
-    mkdir -p "$2/deb" "$ram"/{bin,dev,proc,sys,host}
-    (cd "$2/deb" && apt-get -qq download "$package" 2>/dev/null && dpkg-deb -x "$package"_*.deb .) ||
-        { say "$package cannot be had"; return 1; }
-    version=${package#linux-image-}
-    modules=lib/modules/$version
-    cp "$2/deb/boot/vmlinuz-$version" "$2/kernel"
-    depmod -b "$2/deb" "$version"
-    for module in virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4 crc32c_generic; do
-        modprobe -d "$2/deb" -S "$version" --show-depends "$module" 2>/dev/null
-    done | awk '$1 == "insmod" { print $2 }' | sort -u | while read -r file; do
-        module=$ram/${file#"$2/deb/"}
-        mkdir -p "$(dirname "$module")"
-        case $file in
-            *.xz) xz -dc "$file" >"${module%.xz}" ;;
-            *) cp "$file" "$module" ;;
-        esac
+    local package version root=$2/deb ram=$2/ram module
+    rm -rf "$2"
+    mkdir -p "$root/packages" "$ram"/{bin,dev,proc,sys,host}
+    guest_packages "$1" "$root/packages" || { say "no kernel $1 can be had here"; return 1; }
+    for package in "$root"/packages/*.deb; do dpkg-deb -x "$package" "$root" || return 1; done
+    [ -e "$root/lib" ] || ln -s usr/lib "$root/lib"
+    version=$(cd "$root/boot" && echo vmlinuz-*)
+    version=${version#vmlinuz-}
+    cp "$root/boot/vmlinuz-$version" "$2/kernel" || return 1
+    depmod -b "$root" "$version"
+    for module in $guest_modules; do
+        modprobe -d "$root" -S "$version" --show-depends "$module" 2>/dev/null
+    done | awk '$1 == "insmod" { print $2 }' | sort -u | while read -r module; do
+        guest_module "$root" "$module" "$ram"
     done
-    cp "$2/deb/$modules"/modules.{builtin,builtin.modinfo,order} "$ram/$modules/"
+    mkdir -p "$ram/lib/modules/$version"
+    cp "$root/lib/modules/$version"/modules.{builtin,builtin.modinfo,order} \
+        "$ram/lib/modules/$version/"
     depmod -b "$ram" "$version"
     cp /bin/busybox "$ram/bin/"
     ln -s busybox "$ram/bin/sh"
     guest_init >"$ram/init"
     chmod +x "$ram/init"
     (cd "$ram" && find . | cpio -o -H newc --quiet) >"$2/initrd"
-    rm -r "$2/deb" "$ram"
+    rm -r "$root" "$ram"
+}
+
+guest_modules="virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4 crc32c_generic"
+
+# guest_module ROOT FILE RAM: a module below ROOT to the same place below RAM, unpacked: busybox
+# loads nothing else.
+guest_module() {
+    local file=$3/${2#"$1/"}
+    mkdir -p "$(dirname "$file")"
+    case $2 in
+        *.xz) xz -dc "$2" >"${file%.xz}" ;;
+        *.zst) zstd -dcq "$2" >"${file%.zst}" ;;
+        *) cp "$2" "$file" ;;
+    esac
 }
 
 # guest_init: the first process of a guest. What it runs says its exit code at the end.
@@ -53,7 +97,7 @@ guest_init() {
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-for module in virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4; do modprobe $module; done
+for module in virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4; do modprobe $module; done 2>/dev/null
 share=trans=virtio,version=9p2000.L,msize=512000
 mount -t 9p -o $share,ro,cache=loose host /host || poweroff -f
 for dir in tmp run mnt; do mount -t tmpfs none /host/$dir; done

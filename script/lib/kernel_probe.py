@@ -29,6 +29,7 @@ PORT = 23440
 LIMIT = 90
 AT_FDCWD = -100
 NOT_TRIED = "not tried: "
+SWITCH = "/sys/module/fuse/parameters/enable_uring"
 
 
 def at(*parts):
@@ -343,10 +344,9 @@ def space():
             assert os.path.getsize(at("store", "export", "copied")) == 65536
 
 
-def writer(name, stop, done, aborted):
-    """Appends numbered lines, makes and renames directories, until told to stop. What was
-    acknowledged is noted beside the mount."""
-    base = at("mnt", name)
+def writer(base, name, stop, done, aborted):
+    """Appends numbered lines, makes and renames directories in `base`, until told to stop. What
+    was acknowledged is noted beside the mount."""
     log = os.open(f"{base}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     number = 0
     with open(at(f"done-{name}"), "w") as acknowledged:
@@ -366,12 +366,13 @@ def writer(name, stop, done, aborted):
             done.value = number
 
 
-def under_load(name, strike):
+def under_load(mounted, name, strike):
     """What was acknowledged is there, once, although `strike` was done meanwhile, thrice."""
-    os.mkdir(at("mnt", name))
+    base = at(mounted, name)
+    os.mkdir(base)
     stop = multiprocessing.Event()
     done, aborted = multiprocessing.Value("q", 0), multiprocessing.Value("q", 0)
-    worker = multiprocessing.Process(target=writer, args=(name, stop, done, aborted))
+    worker = multiprocessing.Process(target=writer, args=(base, name, stop, done, aborted))
     worker.start()
 
     def goes_on(what):
@@ -401,31 +402,42 @@ def under_load(name, strike):
 server = None
 
 
-def server_dies():
+def server_dies(mounted="mnt"):
     def strike():
         global server
         server.kill()
         server.wait()
         server = serve()
-    return under_load("over-server", strike)
+    return under_load(mounted, f"over-server-{mounted}", strike)
 
 
-def daemon_dies():
+def daemon_dies(mounted="mnt"):
     def strike():
-        pid = status("mnt")["pid"]
+        pid = status(mounted)["pid"]
         os.kill(pid, signal.SIGKILL)
 
         def another():
             try:
-                return status("mnt")["pid"] != pid
+                return status(mounted)["pid"] != pid
             except (subprocess.SubprocessError, ValueError, KeyError, IndexError):
                 return False
         wait_until("another daemon", another)
-    return under_load("over-daemon", strike)
+    return under_load(mounted, f"over-daemon-{mounted}", strike)
 
 
 def sent_again():
     return "yes" if "has_resend" in status("mnt")["kernel"]["flags"] else "no"
+
+
+def switch_on():
+    """FUSE over io_uring for new mounts; what the switch was, or None without one."""
+    try:
+        with open(SWITCH, "r+") as switch:
+            before = switch.read()
+            switch.write("Y")
+            return before
+    except OSError:
+        return None
 
 
 def ring():
@@ -435,13 +447,30 @@ def ring():
         file.write("ring")
     assert open(at("mnt", "by-ring")).read() == "ring"
     used = status("ring")["transport"]
-    umount("ring")
     return "yes" if used == "uring" else f"no: {used}"
 
 
+def on_ring(action):
+    """The same through a ring, where there is one."""
+    def tried():
+        if not os.path.ismount(at("ring")) or status("ring")["transport"] != "uring":
+            return NOT_TRIED + "no ring"
+        return action("ring")
+    return tried
+
+
+def chosen():
+    """Which transport a mount takes that is not told."""
+    mount("auto")
+    report = status("auto")
+    umount("auto")
+    return report["transport"]
+
+
 def unmounts():
-    for name in ("ctoe", "twin", "mnt"):
-        umount(name)
+    for name in ("ring", "ctoe", "twin", "mnt"):
+        if os.path.ismount(at(name)):
+            umount(name)
 
 
 # What every kernel must have, and what depends on it.
@@ -468,6 +497,9 @@ FACTS_TRIED = [
     ("requests sent again to a new daemon", MAY, sent_again),
     ("kill -9 of the daemon under load", MAY, daemon_dies),
     ("FUSE over io_uring", MAY, ring),
+    ("kill -9 of the server under load, ring", MUST, on_ring(server_dies)),
+    ("kill -9 of the daemon under load, ring", MUST, on_ring(daemon_dies)),
+    ("taken by itself", MAY, chosen),
     ("unmounting", MUST, unmounts),
 ]
 
@@ -498,6 +530,7 @@ def in_child(action):
 def main():
     global server
     failed = False
+    switch = switch_on()
     try:
         prepare()
         server = serve()
@@ -510,18 +543,22 @@ def main():
             facts.write(f"FUSE protocol agreed on\t7.{kernel['minor']}\n")
             for name, must, action in FACTS_TRIED:
                 # The server is this process's child: who kills it must be, too.
-                found = answer(action) if action is server_dies else in_child(action)
+                here = name.startswith("kill -9 of the server")
+                found = answer(action) if here else in_child(action)
                 failed |= must and found != "yes" and not found.startswith(NOT_TRIED)
                 facts.write(f"{name}\t{found}\n")
                 facts.flush()
                 print(f"{name}: {found}", flush=True)
     finally:
         clean_up(failed)
+        if switch is not None:
+            with open(SWITCH, "w") as file:
+                file.write(switch)
     sys.exit(1 if failed else 0)
 
 
 def clean_up(failed):
-    for name in ("ring", "ctoe", "twin", "mnt"):
+    for name in ("auto", "ring", "ctoe", "twin", "mnt"):
         libc.umount2(at(name).encode(), 2)
     if server:
         server.kill()

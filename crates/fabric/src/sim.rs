@@ -8,9 +8,12 @@
 //! connection up, and come back on another, while what it sent still arrives at the other
 //! end of the first ([`Weather::linger_one_in`]).
 
+mod counts;
+
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -20,6 +23,9 @@ use dray_rt::sync::mpsc;
 use dray_rt::{Instant, now, random_u64, sleep, sleep_until};
 
 use crate::{Connect, Connection, Peer, Sink, Unfinished};
+
+pub use counts::Counts;
+use counts::{Tally, add};
 
 /// What the network does to traffic, until it is told otherwise.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +78,7 @@ fn up_to(longest: Duration) -> Duration {
 #[derive(Clone, Default)]
 pub struct Network {
     inner: Arc<Mutex<NetworkState>>,
+    tally: Arc<Tally>,
 }
 
 #[derive(Default)]
@@ -81,8 +88,12 @@ struct NetworkState {
     partitioned: BTreeMap<String, bool>,
     /// Open connections by the names of their ends, to break them with either.
     links: Vec<([String; 2], Arc<Link>)>,
-    breaks: u64,
+    /// The newest frame that arrived at either of two ends, over all their connections.
+    newest: BTreeMap<[String; 2], Arc<Newest>>,
 }
+
+/// Numbers of frames, in the order of their sending.
+type Newest = [AtomicU64; 2];
 
 impl Network {
     /// A network in fair weather.
@@ -107,6 +118,7 @@ impl Network {
     pub fn partition(&self, name: &str, cut: bool) {
         self.lock().partitioned.insert(name.to_owned(), cut);
         if cut {
+            add(&self.tally.partitions, 1);
             for (_, link) in self.take_links(name) {
                 link.end(0, None);
             }
@@ -123,7 +135,12 @@ impl Network {
 
     /// Connections that broke so far, other than by being closed.
     pub fn breaks(&self) -> u64 {
-        self.lock().breaks
+        self.counts().breaks
+    }
+
+    /// What was done to the traffic so far.
+    pub fn counts(&self) -> Counts {
+        self.tally.counts()
     }
 
     fn take_links(&self, name: &str) -> Vec<([String; 2], Arc<Link>)> {
@@ -132,7 +149,7 @@ impl Network {
             .into_iter()
             .partition::<Vec<_>, _>(|(ends, _)| ends.iter().any(|end| end == name));
         state.links = kept;
-        state.breaks += gone.len() as u64;
+        add(&self.tally.breaks, gone.len() as u64);
         gone
     }
 
@@ -171,7 +188,9 @@ impl Connect for SimConnect {
             sleep(weather.delay_max).await;
             let refused = || io::Error::from_raw_os_error(libc::ECONNREFUSED);
             let listener = self.network.listener(&self.ends).ok_or_else(refused)?;
-            let link = Arc::new(Link::default());
+            let newest = self.network.lock().newest.entry(self.ends.clone()).or_default().clone();
+            let tally = self.network.tally.clone();
+            let link = Arc::new(Link { ends: Mutex::default(), newest, tally });
             let end =
                 |side| SimConnection { link: link.clone(), side, network: self.network.clone() };
             listener.send(end(1)).map_err(|_| refused())?;
@@ -189,19 +208,25 @@ impl Connect for SimConnect {
 }
 
 /// Both directions of one connection.
-#[derive(Default)]
 struct Link {
     /// What side 0 and side 1 have yet to learn.
     ends: Mutex<[End; 2]>,
+    newest: Arc<Newest>,
+    tally: Arc<Tally>,
 }
 
-/// A frame and when it is due.
-type Travelling = (Instant, Vec<u8>, Option<Buf>);
+/// A frame on its way.
+struct Frame {
+    due: Instant,
+    number: u64,
+    head: Vec<u8>,
+    data: Option<Buf>,
+}
 
 /// One end, as a receiver.
 #[derive(Default)]
 struct End {
-    frames: VecDeque<Travelling>,
+    frames: VecDeque<Frame>,
     /// Nothing more gets on its way to this end.
     cut: bool,
     /// When it learns that the other end is gone.
@@ -212,10 +237,12 @@ struct End {
 }
 
 impl End {
-    fn end(&mut self) -> Option<Waker> {
+    /// Answers how many frames it will not receive, and whom to wake.
+    fn end(&mut self) -> (usize, Option<Waker>) {
         self.over = true;
+        let lost = self.frames.len();
         self.frames.clear();
-        self.waker.take()
+        (lost, self.waker.take())
     }
 
     /// Everything under way, and what is said of the other end behind it, comes this late.
@@ -223,9 +250,9 @@ impl End {
         self.cut = true;
         let until = now() + late;
         let mut last = now();
-        for (due, _, _) in &mut self.frames {
-            *due = (*due).max(until);
-            last = *due;
+        for frame in &mut self.frames {
+            frame.due = frame.due.max(until);
+            last = frame.due;
         }
         self.told_at = Some(last.max(until));
         self.waker.take()
@@ -237,6 +264,14 @@ impl Link {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Counts a frame that arrives at `side`; its parts.
+    fn arrives(&self, frame: Frame, side: usize, late: bool) -> (Vec<u8>, Option<Buf>) {
+        add(&self.tally.late, u64::from(late));
+        let newest = self.newest[side].fetch_max(frame.number, Ordering::Relaxed);
+        add(&self.tally.overtaken, u64::from(newest > frame.number));
+        (frame.head, frame.data)
+    }
+
     fn is_over(&self) -> bool {
         self.lock().iter().all(|end| end.over)
     }
@@ -245,12 +280,15 @@ impl Link {
     fn end(&self, first: usize, late: Option<Duration>) {
         let mut ends = self.lock();
         let other = &mut ends[1 - first];
-        let woken = match late {
-            _ if other.told_at.is_some() || other.over => None,
+        let (lost, woken) = match late {
+            _ if other.told_at.is_some() || other.over => (0, None),
             None => other.end(),
-            Some(late) => other.delay(late),
+            Some(late) => (0, other.delay(late)),
         };
-        let wakers = [ends[first].end(), woken];
+        self.tally.lost(first, lost);
+        let (lost, own) = ends[first].end();
+        self.tally.lost(1 - first, lost);
+        let wakers = [own, woken];
         drop(ends);
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
@@ -275,19 +313,23 @@ impl Connection for SimConnection {
             return Err(io::Error::from_raw_os_error(libc::EPIPE));
         }
         let way = &mut ends[1 - self.side];
+        let number = self.link.tally.frames.fetch_add(1, Ordering::Relaxed) + 1;
         if way.over || way.cut {
+            self.link.tally.lost(self.side, 1);
             return Ok(()); // nobody says that it is lost
         }
         if delivered {
-            let last = way.frames.back().map(|(due, _, _)| *due);
+            let last = way.frames.back().map(|frame| frame.due);
             let due = last.map_or(now() + delay, |last| last.max(now() + delay));
-            way.frames.push_back((due, head.to_vec(), data));
+            way.frames.push_back(Frame { due, number, head: head.to_vec(), data });
             way.waker.take().into_iter().for_each(Waker::wake);
+        } else {
+            self.link.tally.lost(self.side, 1);
         }
         if breaks {
             way.cut = true; // what comes behind it is lost with it
             drop(ends);
-            self.network.lock().breaks += 1;
+            add(&self.link.tally.breaks, 1);
             self.break_soon(weather, delay);
         }
         Ok(())
@@ -348,12 +390,15 @@ impl SimConnection {
             if end.over {
                 return Poll::Ready(None);
             }
-            let due = end.frames.front().map(|(due, _, _)| *due);
+            let due = end.frames.front().map(|frame| frame.due);
             match due.or(end.told_at) {
                 Some(due) if due <= now() => {
                     let frame = end.frames.pop_front();
                     end.over = frame.is_none();
-                    return Poll::Ready(frame.map(|(_, head, data)| (head, data)));
+                    let late = end.told_at.is_some();
+                    return Poll::Ready(
+                        frame.map(|frame| self.link.arrives(frame, self.side, late)),
+                    );
                 }
                 Some(due) if timer.as_ref().is_none_or(|(set, _)| *set != due) => {
                     timer = Some((due, sleep_until(due)));

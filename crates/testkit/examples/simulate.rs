@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use dray_core::Op;
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{self, Failure, PowerKind, Report, WorkKind};
+use dray_testkit::simulator::{self, Failure, Faults, PowerKind, Report, WorkKind};
 
 const USAGE: &str =
     "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--break WHAT] [--log]
@@ -16,9 +17,10 @@ const USAGE: &str =
                register, append, counter
 --power        the server's machine loses power
 --cut          the server dies all the time; with --work
---break WHAT   leaves a protection of the server out: some seed must fail. reply-cache,
-               intents, fence, reclaim, turns, halves, custody; with --power reclaim, redo, redo-order,
-               redo-gate, redo-floor
+--break WHAT   breaks a promise of the server: some seed must fail. reply-cache[/OP],
+               intents[/OP], forgotten/OP, fence, locks, reclaim, closes, buffers,
+               goodbyes, turns, halves, ahead, custody; with --power forgotten/OP, boot, reclaim, redo,
+               redo-order, redo-gate, redo-floor. OP is make, create, rename, write, ...
 --log          prints what clients and servers log";
 
 #[derive(Clone)]
@@ -32,12 +34,16 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 11] = [
-    ("reply-cache", Sabotage::ReplyCache),
-    ("intents", Sabotage::Intents),
+const SABOTAGES: [(&str, Sabotage); 15] = [
     ("fence", Sabotage::Fence),
+    ("locks", Sabotage::Locks),
+    ("closes", Sabotage::Closes),
+    ("buffers", Sabotage::Buffers),
+    ("goodbyes", Sabotage::Goodbyes),
+    ("boot", Sabotage::Boot),
     ("reclaim", Sabotage::Reclaim),
     ("turns", Sabotage::Turns),
+    ("ahead", Sabotage::Ahead),
     ("halves", Sabotage::Halves),
     ("custody", Sabotage::Custody),
     ("redo", Sabotage::Redo),
@@ -45,6 +51,21 @@ const SABOTAGES: [(&str, Sabotage); 11] = [
     ("redo-gate", Sabotage::RedoGate),
     ("redo-floor", Sabotage::RedoFloor),
 ];
+
+/// What is called so, of an operation or as a whole.
+fn sabotage(text: &str) -> Option<Sabotage> {
+    let (name, op) = match text.split_once('/') {
+        Some((name, op)) => (name, Some(*Op::ALL.iter().find(|known| known.name() == op)?)),
+        None => (text, None),
+    };
+    match (name, op) {
+        ("reply-cache", op) => Some(Sabotage::ReplyCache(op)),
+        ("intents", op) => Some(Sabotage::Intents(op)),
+        ("forgotten", Some(op)) => Some(Sabotage::Forgotten(op)),
+        (name, None) => SABOTAGES.iter().find(|(known, _)| *known == name).map(|(_, what)| *what),
+        _ => None,
+    }
+}
 
 /// The kind that is called so: its name in lower case.
 fn kind<K: std::fmt::Debug + Copy>(kinds: &[K], name: &str) -> Option<K> {
@@ -78,9 +99,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
                 wanted.seeds.end = u64::MAX;
             }
             "--break" => {
-                let value = arguments.next()?;
-                let (_, sabotage) = SABOTAGES.iter().find(|(name, _)| *name == value)?;
-                wanted.sabotage = Some(*sabotage);
+                wanted.sabotage = Some(sabotage(&arguments.next()?)?);
             }
             _ => return None,
         }
@@ -147,7 +166,7 @@ fn main() -> ExitCode {
         log::set_max_level(log::LevelFilter::Info);
     }
     let begin = Instant::now();
-    let (mut runs, mut deaths, mut breaks, mut failures) = (0u64, 0, 0, 0u64);
+    let (mut runs, mut faults, mut failures) = (0u64, Faults::default(), 0u64);
     for seed in wanted.seeds.clone() {
         if wanted.time.is_some_and(|time| begin.elapsed() >= time) {
             break;
@@ -155,10 +174,7 @@ fn main() -> ExitCode {
         let report = std::panic::catch_unwind(|| run(&wanted, seed));
         runs += 1;
         match report {
-            Ok(Ok(report)) => {
-                deaths += report.deaths;
-                breaks += report.breaks;
-            }
+            Ok(Ok(report)) => faults += report.faults,
             failed => {
                 failures += 1;
                 let why = match failed {
@@ -173,10 +189,9 @@ fn main() -> ExitCode {
             eprintln!("{runs} runs, {failures} failed, {} s", begin.elapsed().as_secs());
         }
     }
-    println!(
-        "{runs} runs in {} s: {deaths} deaths of the server, {breaks} broken connections, \
-         {failures} failed",
-        begin.elapsed().as_secs()
-    );
+    for (what, count) in faults.each() {
+        println!("{count:>12} {what}");
+    }
+    println!("{runs} runs in {} s, {failures} failed", begin.elapsed().as_secs());
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -19,6 +19,7 @@ mod recovery;
 mod redone;
 mod reply;
 mod returning;
+mod sabotage;
 mod service;
 mod session;
 mod slots;
@@ -37,7 +38,8 @@ pub use journal::{
     SlotRecord,
 };
 pub use journal_file::FileJournal;
-pub use options::{Loss, Sabotage, ServerOptions};
+pub use options::{Loss, ServerOptions};
+pub use sabotage::Sabotage;
 pub use service::Server;
 pub use status::{ClientStatus, OperationStatus, ServerStatus};
 pub use tally::RecoveryStatus;

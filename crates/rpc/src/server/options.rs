@@ -5,39 +5,7 @@ use std::time::Duration;
 use dray_fabric::BufferPool;
 
 use crate::auth::Key;
-
-/// A protection left out on purpose: tests prove with it that they would notice. Nothing
-/// but a test sets it.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sabotage {
-    /// A change that comes again is carried out again.
-    ReplyCache,
-    /// What was under way when the process died counts as not applied.
-    Intents,
-    /// A connection goes on being read when its client has come back on another.
-    Fence,
-    /// Locks that are claimed again are said to be had, and are not.
-    Reclaim,
-    /// What the death of the process cut short is not kept for whoever asked for it.
-    Turns,
-    /// Files that are removed while clients come back are not kept for them.
-    Custody,
-    /// Changes sent again after a loss of power are said to be made, and are not.
-    Redo,
-    /// They are made in the order of their arrival.
-    RedoOrder,
-    /// New work does not wait for them.
-    RedoGate,
-    /// What somebody has synced since is not looked at.
-    RedoFloor,
-    /// Halves of reads are said to be of one version, whatever has been written in between.
-    Halves,
-    /// What a client changed last is not synced when it leaves.
-    LastSync,
-    /// What takes rights away does not wait for files that were opened at their lookup.
-    Ahead,
-}
+use crate::server::sabotage::Sabotage;
 
 /// What the server's machine has lost since the server's last life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

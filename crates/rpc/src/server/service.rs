@@ -17,7 +17,8 @@ use crate::server::export::Export;
 use crate::server::exports::Exports;
 use crate::server::journal::{Journal, SessionRecord};
 use crate::server::life::Life;
-use crate::server::options::{Loss, Sabotage, ServerOptions};
+use crate::server::options::{Loss, ServerOptions};
+use crate::server::sabotage::Sabotage;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::{Running, ServerStatus};
@@ -42,6 +43,7 @@ pub(crate) struct Inner {
     pub(crate) door: Arc<Door>,
     pub(super) running: Mutex<BTreeMap<u64, Running>>,
     pub(super) next_running: AtomicU64,
+    pub(crate) repeated: AtomicU64,
     whereabouts: Whereabouts,
     next_connection: AtomicU64,
 }
@@ -82,6 +84,7 @@ impl Server {
             sessions: Mutex::default(),
             running: Mutex::default(),
             next_running: AtomicU64::new(0),
+            repeated: AtomicU64::new(0),
             whereabouts: Whereabouts::default(),
             next_connection: AtomicU64::new(random_u64() >> 1 | 1),
         };

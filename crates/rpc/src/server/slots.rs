@@ -12,8 +12,8 @@ use dray_fabric::Connection;
 use crate::server::export::Export;
 use crate::server::intent::{self, Amend, CutShort, Settled};
 use crate::server::journal::{SlotLog, SlotRecord};
-use crate::server::options::Sabotage;
 use crate::server::order::{Order, Turn};
+use crate::server::sabotage::Sabotage;
 use crate::wire::{Input, ReplyHead, Ticket};
 
 /// Whether calls of this kind come in a slot: changes with a short answer. The answer of
@@ -94,6 +94,13 @@ pub(crate) enum Verdict {
     Unknown,
 }
 
+impl Verdict {
+    /// Whether the same call had come before.
+    pub(crate) fn is_repeated(&self) -> bool {
+        !matches!(self, Verdict::Fresh | Verdict::Unknown)
+    }
+}
+
 impl ReplaySlots {
     /// As many as there is room for in `log`.
     pub(crate) fn new(log: Arc<dyn SlotLog>, sabotage: Option<Sabotage>) -> ReplaySlots {
@@ -134,7 +141,9 @@ impl ReplaySlots {
                 SlotRecord::Answer { sequence, answer, .. } => {
                     Slot { sequence, state: State::Done, answer }
                 }
-                SlotRecord::Intent { sequence, .. } if self.sabotage == Some(Sabotage::Intents) => {
+                SlotRecord::Intent { sequence, op, .. }
+                    if Sabotage::forgets_intents(self.sabotage, op) =>
+                {
                     Slot::over(sequence.wrapping_sub(1))
                 }
                 SlotRecord::Intent { sequence, op, intent } => {
@@ -225,10 +234,6 @@ impl ReplaySlots {
                 State::Running(old) => {
                     *old = route.clone();
                     Verdict::Running
-                }
-                State::Done if self.sabotage == Some(Sabotage::ReplyCache) => {
-                    slot.state = State::Running(route.clone());
-                    Verdict::Fresh
                 }
                 State::Done => Verdict::Replay(slot.answer.clone()),
             };

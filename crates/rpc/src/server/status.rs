@@ -22,6 +22,8 @@ pub struct ServerStatus {
     pub clients: Vec<ClientStatus>,
     /// Calls that are being carried out.
     pub operations: Vec<OperationStatus>,
+    /// Changes that came again, and were not carried out again.
+    pub repeated_calls: u64,
     /// Buffers lent, bytes.
     pub buffer_used_bytes: usize,
     /// Buffers that may be lent, bytes.
@@ -141,6 +143,7 @@ impl Inner {
                 .collect(),
             clients,
             operations: self.operations(find),
+            repeated_calls: self.repeated.load(Ordering::Relaxed),
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
             recovery: self.recovery(),

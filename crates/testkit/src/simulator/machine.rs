@@ -46,6 +46,9 @@ struct Life {
     /// What the server that starts next has lost.
     loss: Loss,
     deaths: u64,
+    power_losses: u64,
+    /// Changes that came again to servers that are dead.
+    repeated: u64,
 }
 
 impl Machine {
@@ -69,6 +72,8 @@ impl Machine {
                 boot: 1,
                 loss: Loss::Nothing,
                 deaths: 0,
+                power_losses: 0,
+                repeated: 0,
             }),
         }))
     }
@@ -126,15 +131,18 @@ impl Machine {
         }
         let mut life = self.life();
         life.boot += 1;
+        life.power_losses += 1;
         if forget || life.loss != Loss::SessionsToo {
             life.loss = if forget { Loss::SessionsToo } else { Loss::Unsynced };
         }
     }
 
     fn end_process(&self) {
+        let repeated = self.status().repeated_calls;
         let (scope, server) = {
             let mut life = self.life();
             life.deaths += 1;
+            life.repeated += repeated;
             life.fs = None;
             (std::mem::take(&mut life.scope), life.server.take())
         };
@@ -146,6 +154,17 @@ impl Machine {
     /// Times that the server process died.
     pub(super) fn deaths(&self) -> u64 {
         self.life().deaths
+    }
+
+    /// Of these, times that the machine lost power.
+    pub(super) fn power_losses(&self) -> u64 {
+        self.life().power_losses
+    }
+
+    /// Changes that reached a server more than once.
+    pub(super) fn repeated(&self) -> u64 {
+        let now = self.status().repeated_calls;
+        self.life().repeated + now
     }
 
     pub(super) fn status(&self) -> ServerStatus {

@@ -8,6 +8,7 @@
 
 mod check;
 mod client;
+mod faults;
 mod history;
 mod leaving;
 mod machine;
@@ -28,6 +29,7 @@ use machine::Machine;
 use torment::Plan;
 use work::Work;
 
+pub use faults::Faults;
 pub use history::{Event, Kind, linearizable, linearizable_from};
 pub use leaving::run_leaving;
 pub use power::{run_power_loss, run_power_losses, run_power_losses_of};
@@ -49,10 +51,8 @@ pub struct Report {
     pub work: &'static str,
     /// Clients.
     pub clients: usize,
-    /// Times that the server process died.
-    pub deaths: u64,
-    /// Connections that broke.
-    pub breaks: u64,
+    /// What went wrong until it was healed.
+    pub faults: Faults,
     /// Simulated time that it took.
     pub took: Duration,
     /// Differs, as good as always, between runs that differ anywhere.
@@ -149,12 +149,13 @@ async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
     }
     world.work.prepare(&world.clients[0]).await?;
     let crashed = torment::during(&world, plan).await?;
+    let crashes = u64::from(crashed.is_some());
+    let faults = Faults::of(&world.machine, world.network.counts(), crashes);
     check::after(&mut world, crashed).await?;
     Ok(Report {
         work: world.work.name(),
         clients: plan.clients,
-        deaths: world.machine.deaths(),
-        breaks: world.network.breaks(),
+        faults,
         took: Duration::from_nanos(dray_rt::now().as_nanos()),
         fingerprint: random_u64(),
     })

@@ -11,7 +11,7 @@ use dray_rt::{random_u64, sleep, timeout};
 use super::client::{Client, Node};
 use super::machine::Machine;
 use super::work::{PowerKind, Work};
-use super::{Failure, Outcome, Report, TIME_MAX};
+use super::{Failure, Faults, Outcome, Report, TIME_MAX};
 
 /// Losses of power in one run.
 const LOSSES: u64 = 5;
@@ -193,15 +193,15 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
         done.map_err(|_| "a client's task died")??;
     }
     network.set_weather(Weather::default());
-    for client in clients.iter().skip(usize::from(plan.crash_after.is_some() && crashing.is_none()))
-    {
+    let crashed = usize::from(plan.crash_after.is_some() && crashing.is_none());
+    let faults = Faults::of(&machine, network.counts(), crashed as u64);
+    for client in clients.iter().skip(crashed) {
         verify(&*work, client).await?;
     }
     Ok(Report {
         work: work.name(),
         clients: plan.clients,
-        deaths: machine.deaths(),
-        breaks: network.breaks(),
+        faults,
         took: Duration::from_nanos(dray_rt::now().as_nanos()),
         fingerprint: random_u64(),
     })

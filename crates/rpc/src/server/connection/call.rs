@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use dray_core::{Buf, BufMut, Context, Errno, Error, Op};
@@ -10,9 +11,9 @@ use super::Shared;
 use crate::server::ahead::Changing;
 use crate::server::execute;
 use crate::server::intent::{self, Amend, Plan, Standing};
-use crate::server::options::Sabotage;
 use crate::server::order::Span;
 use crate::server::reply::Reply;
+use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
 use crate::server::slots::{self, Again, Route, Verdict};
@@ -50,6 +51,7 @@ impl CallInHand {
         let (slot, sequence) = (self.head.slot, self.head.sequence);
         // Noted before any wait: what its client asks for later is not opened ahead of it.
         let changing = self.changing(&body);
+        let sabotage = self.server.options.sabotage;
         if self.session.export.recovery.running() && self.waits_for_recovery(&body) {
             let waited = self.session.export.recovery.wait(&self.cx).await;
             if let Err(error) = waited {
@@ -71,9 +73,14 @@ impl CallInHand {
             return self.answer(&self.route, Reply::failure(&error));
         }
         if slot != NO_SLOT {
-            match self.session.slots.begin(slot, sequence, &self.route) {
+            let verdict = self.session.slots.begin(slot, sequence, &self.route);
+            if verdict.is_repeated() {
+                self.server.repeated.fetch_add(1, Ordering::Relaxed);
+            }
+            match verdict {
                 Verdict::Fresh => {}
                 Verdict::Again(cut) => again = Some(cut),
+                Verdict::Replay(_) if Sabotage::forgets_answers(sabotage, self.head.op) => {}
                 Verdict::Replay(message) => {
                     self.open_replayed(&body, &message).await;
                     return self.answer(&self.route, Reply::replayed(message));

@@ -9,7 +9,7 @@ use dray_rt::random_bytes;
 use super::{ServerSink, Stage};
 use crate::auth::{Key, Role, Transcript};
 use crate::server::export::Export;
-use crate::server::options::Sabotage;
+use crate::server::sabotage::Sabotage;
 use crate::server::service::refused;
 use crate::server::session::Session;
 use crate::wire::{
@@ -158,7 +158,7 @@ impl ServerSink {
             resumed,
             connection: self.number,
             instance: self.server.instance,
-            boot: options.boot,
+            boot: if options.sabotage == Some(Sabotage::Boot) { 1 } else { options.boot },
             calls_max: options.calls_max,
             slots: session.slots.count(),
             lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,

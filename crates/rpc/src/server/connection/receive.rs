@@ -9,6 +9,7 @@ use dray_core::{BufMut, Cancel, Context, Errno, Error, Op};
 use super::ServerSink;
 use super::call::CallInHand;
 use crate::server::reply::Reply;
+use crate::server::sabotage::Sabotage;
 use crate::server::session::Session;
 use crate::server::slots::Route;
 use crate::wire::{
@@ -73,6 +74,7 @@ impl ServerSink {
                 }
             }
             NotifyHead::RETURNED => session.export.returning.returned(session.id),
+            NotifyHead::GOODBYE if self.server.options.sabotage == Some(Sabotage::Goodbyes) => {}
             NotifyHead::GOODBYE => {
                 drop(self.server.end(session.clone())); // nobody waits for it
             }

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, OpenFile, Result};
+use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFile, Result};
 
 use super::opening::cut_ticket;
-use crate::server::options::Sabotage;
 use crate::server::order::Span;
 use crate::server::reply::Reply;
+use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
 use crate::server::stamps::WHOLE;
@@ -27,10 +27,17 @@ pub(super) async fn run(
             let span = Span::bytes(at, len_bytes as u64);
             session.export.order.whole(file(handle)?.id(), span).await;
             let mut into = session.buffers.wait(len_bytes).await;
+            if server.options.sabotage == Some(Sabotage::Buffers) && at == 0 {
+                std::mem::forget(session.buffers.wait(1).await);
+            }
             drop(into.split_off(len_bytes));
             let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
             session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
             Reply::with_data(read.freeze())
+        }
+        Call::Write { handle, .. } if Sabotage::forgets(server.options.sabotage, Op::Write) => {
+            file(handle)?;
+            Reply::success(&(data.unwrap_or_default().len() as u32))
         }
         Call::Write { handle, how } => {
             let written = file(handle)?.write(cx, how, data.unwrap_or_default()).await?;
@@ -55,7 +62,7 @@ pub(super) async fn run(
             session.forget_owner(handle, owner);
             Reply::success(&flushed?)
         }
-        Call::Sync { handle, data_only } => sync(session, cx, handle, data_only).await?,
+        Call::Sync { handle, data_only } => sync(server, session, cx, (handle, data_only)).await?,
         Call::Redo { handle, stamp, change } => {
             let change = (stamp, change, data.unwrap_or_default());
             redo(server, session, cx, &*file(handle)?, change).await?
@@ -90,10 +97,17 @@ fn page(page: &DirPage) -> Result<Reply> {
 }
 
 /// Syncs a file. Its stamp says what is on media: everything that was over before.
-async fn sync(session: &Session, cx: &Context, handle: u64, data_only: bool) -> Result<Reply> {
+async fn sync(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    (handle, data_only): (u64, bool),
+) -> Result<Reply> {
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
     let upto = session.export.stamps.take(file.id(), WHOLE).await.number;
-    file.sync(cx, data_only).await?;
+    if !Sabotage::forgets(server.options.sabotage, Op::Sync) {
+        file.sync(cx, data_only).await?;
+    }
     let ticket = session.export.tickets.on_media(Some(file.id()), upto);
     let mut reply = Reply::success(&()).with_ticket(Some(ticket));
     if session.stamps() {
@@ -154,6 +168,9 @@ async fn lock_file(
     (lock, wait, reclaim): (Lock, bool, bool),
 ) -> Result<Reply> {
     let takes = lock.kind != LockKind::Unlock;
+    if takes && server.options.sabotage == Some(Sabotage::Locks) {
+        return Ok(Reply::success(&()));
+    }
     if takes && !reclaim {
         // Somebody may come back for a lock that the server's last life gave out.
         session.export.grace.wait(cx).await?;

@@ -3,8 +3,8 @@
 
 use dray_core::{Context, Errno, Error, Result};
 
-use crate::server::options::Sabotage;
 use crate::server::reply::Reply;
+use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
 use crate::wire::{Call, Floor, Stamp, Ticket, get_floors};

@@ -13,6 +13,7 @@ use dray_core::{Buf, Context, Errno, Error, FileSystem, Make, Name, Op, Result};
 
 use crate::server::intent::Standing;
 use crate::server::reply::Reply;
+use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
 use crate::wire::{Call, Input, Ticket};
@@ -61,7 +62,7 @@ async fn run(
     call: Call<'_>,
     data: Option<Buf>,
 ) -> Result<Reply> {
-    let fs = &*session.export.fs;
+    let (fs, sabotage) = (&*session.export.fs, server.options.sabotage);
     Ok(match call {
         Call::Lookup { dir, name } => Reply::success(&fs.lookup(cx, dir, Name::new(name)?).await?),
         Call::LookupOpen { dir, name, how, handle } => {
@@ -75,6 +76,9 @@ async fn run(
         }
         Call::Readlink { id } => Reply::success(&fs.readlink(cx, id).await?),
         Call::Make { .. } => make(fs, cx, call).await?,
+        Call::Remove { .. } | Call::Rename { .. } if Sabotage::forgets(sabotage, call.op()) => {
+            Reply::success(&())
+        }
         Call::Remove { dir, name, kind } => {
             Reply::success(&fs.remove(cx, dir, Name::new(name)?, kind).await?)
         }
@@ -96,6 +100,7 @@ async fn run(
         }
         Call::Listxattr { id } => Reply::success(&fs.listxattr(cx, id).await?),
         Call::Removexattr { id, name } => Reply::success(&fs.removexattr(cx, id, name).await?),
+        Call::Close { .. } if sabotage == Some(Sabotage::Closes) => Reply::success(&()),
         Call::Close { handle } => {
             if let Some(file) = session.take_file(handle) {
                 session.close_file(cx, handle, &*file).await?;

@@ -1,0 +1,179 @@
+//! A server that breaks one promise at a time: the simulator's checkers must notice each.
+
+use dray_core::Op;
+use dray_rpc::server::Sabotage;
+use dray_testkit::simulator::{
+    Failure, PowerKind, WorkKind, run_cut_short, run_leaving, run_of, run_power_losses_of,
+};
+
+/// Some of so many seeds must show it.
+const SEEDS: u64 = 4000;
+
+/// What a run is like.
+#[derive(Clone, Copy, Debug)]
+enum Run {
+    Of(WorkKind),
+    /// With a server that dies all the time.
+    CutShort(WorkKind),
+    Power(PowerKind),
+    Leaving,
+}
+
+impl Run {
+    fn fails(self, seed: u64, sabotage: Sabotage) -> Option<Failure> {
+        let broken = Some(sabotage);
+        match self {
+            Run::Of(kind) => run_of(kind, seed, broken).err(),
+            Run::CutShort(kind) => run_cut_short(kind, seed, broken).err(),
+            Run::Power(kind) => run_power_losses_of(kind, seed, broken).err(),
+            Run::Leaving => run_leaving(seed, broken).err(),
+        }
+    }
+}
+
+/// Of each of these runs some seed fails, and says so.
+fn found_out(sabotage: Sabotage, runs: &[Run], says: &str) {
+    for &run in runs {
+        let found = (0..SEEDS).find(|&seed| {
+            run.fails(seed, sabotage).is_some_and(|failure| failure.what.contains(says))
+        });
+        assert!(found.is_some(), "{sabotage:?}: no {run:?} says \"{says}\"");
+    }
+}
+
+const NAMES: Run = Run::Of(WorkKind::Names);
+const APPEND: Run = Run::Of(WorkKind::Append);
+const COUNTER: Run = Run::Of(WorkKind::Counter);
+const REGISTER: Run = Run::Of(WorkKind::Register);
+const WORDS: Run = Run::Of(WorkKind::Words);
+
+const POWER: [Run; 4] = [
+    Run::Power(PowerKind::Own),
+    Run::Power(PowerKind::Register),
+    Run::Power(PowerKind::Append),
+    Run::Power(PowerKind::Counter),
+];
+
+/// Changes of names that must happen once.
+const OF_NAMES: [Op; 7] =
+    [Op::Make, Op::Create, Op::Rename, Op::Link, Op::Remove, Op::Setxattr, Op::Removexattr];
+
+#[test]
+fn changes_of_names_that_are_made_twice_over_lost_replies() {
+    for op in OF_NAMES {
+        found_out(Sabotage::ReplyCache(Some(op)), &[NAMES], "");
+    }
+}
+
+#[test]
+fn changes_of_names_that_are_made_twice_over_a_death() {
+    for op in OF_NAMES {
+        let kind = WorkKind::Names;
+        // Whichever shows it after fewer seeds.
+        let run = if op == Op::Setxattr { Run::Of(kind) } else { Run::CutShort(kind) };
+        found_out(Sabotage::Intents(Some(op)), &[run], "");
+    }
+}
+
+#[test]
+fn appends_that_are_made_twice() {
+    for broken in [Sabotage::ReplyCache, Sabotage::Intents] {
+        found_out(broken(Some(Op::Write)), &[APPEND], "times");
+        found_out(broken(Some(Op::Write)), &[Run::CutShort(WorkKind::Words)], "no order");
+    }
+}
+
+#[test]
+fn cuts_copies_and_puts_that_are_made_twice() {
+    let words = Run::CutShort(WorkKind::Words);
+    let copies = Run::CutShort(WorkKind::Copies);
+    for broken in [Sabotage::ReplyCache, Sabotage::Intents] {
+        found_out(broken(Some(Op::Setattr)), &[words], "no order");
+        found_out(broken(Some(Op::CopyRange)), &[copies], "no order");
+        found_out(broken(Some(Op::Put)), &[Run::Of(WorkKind::Puts)], "");
+    }
+}
+
+#[test]
+fn writes_that_are_answered_and_not_made() {
+    let forgotten = Sabotage::Forgotten(Op::Write);
+    found_out(forgotten, &[APPEND], "acknowledged and is lost");
+    found_out(forgotten, &[REGISTER, WORDS], "no order");
+    found_out(forgotten, &[COUNTER], "counted to");
+    found_out(forgotten, &[NAMES], "holds");
+    found_out(forgotten, &POWER, "");
+}
+
+#[test]
+fn renames_and_removals_that_are_answered_and_not_made() {
+    found_out(Sabotage::Forgotten(Op::Rename), &[NAMES], "");
+    found_out(Sabotage::Forgotten(Op::Remove), &[NAMES], "");
+    found_out(Sabotage::Forgotten(Op::Remove), &[Run::Of(WorkKind::Deleted)], "is found");
+}
+
+#[test]
+fn a_lock_that_two_have() {
+    found_out(Sabotage::Locks, &[COUNTER], "have the lock at once");
+    let counter = [COUNTER, Run::Power(PowerKind::Counter)];
+    found_out(Sabotage::Reclaim, &counter, "have the lock at once");
+}
+
+#[test]
+fn what_is_not_given_back() {
+    for run in [APPEND, COUNTER, REGISTER, WORDS] {
+        found_out(Sabotage::Closes, &[run], "are open");
+        found_out(Sabotage::Buffers, &[run], "bytes of buffers are out");
+        found_out(Sabotage::Goodbyes, &[run], "sessions after every goodbye");
+    }
+}
+
+#[test]
+fn connections_that_are_read_when_their_client_has_left_them() {
+    found_out(Sabotage::Fence, &[WORDS], "are open");
+}
+
+#[test]
+fn rights_that_are_taken_before_what_was_opened_ahead_is_closed() {
+    found_out(Sabotage::Ahead, &[Run::Of(WorkKind::Rights)], "");
+}
+
+#[test]
+fn halves_of_reads_that_are_of_two_versions() {
+    found_out(Sabotage::Halves, &[REGISTER], "");
+}
+
+#[test]
+fn what_was_cut_short_and_is_open_to_others() {
+    let kinds = [WorkKind::Words, WorkKind::Copies, WorkKind::Puts];
+    found_out(Sabotage::Turns, &kinds.map(Run::CutShort), "");
+}
+
+#[test]
+fn removed_files_that_are_not_kept_for_who_returns() {
+    found_out(Sabotage::Custody, &[Run::Of(WorkKind::Deleted)], "while it is open");
+}
+
+#[test]
+fn a_loss_of_power_that_nobody_is_told_of() {
+    found_out(Sabotage::Boot, &[Run::Power(PowerKind::Own)], "");
+    found_out(Sabotage::Boot, &POWER, "");
+}
+
+#[test]
+fn syncs_that_are_answered_and_not_made() {
+    let runs = [PowerKind::Own, PowerKind::Register].map(Run::Power);
+    found_out(Sabotage::Forgotten(Op::Sync), &runs, "");
+}
+
+#[test]
+fn what_is_sent_again_and_dropped_or_made_in_the_wrong_order() {
+    found_out(Sabotage::Redo, &POWER, "");
+    found_out(Sabotage::RedoOrder, &POWER, "");
+    found_out(Sabotage::RedoGate, &POWER, "");
+    found_out(Sabotage::RedoFloor, &[Run::Power(PowerKind::Register)], "no order");
+}
+
+#[test]
+fn what_was_written_last_and_is_not_synced_for_who_leaves() {
+    found_out(Sabotage::LastSync, &[Run::Leaving], "");
+}
