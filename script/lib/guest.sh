@@ -5,6 +5,12 @@
 # The longest that a guest may take, seconds: emulation is slow.
 guest_limit=${DRAY_GUEST_LIMIT:-900}
 
+# The kernel of guests where any will do.
+guest_series=6.12
+
+# guest_tools: installs what making and running guests takes.
+guest_tools() { need qemu-system-x86 busybox-static cpio kmod xz-utils zstd; }
+
 # kernel_packages SERIES DIR: downloads Debian's newest kernel of a series, such as 6.1, and what
 # it is split into, to DIR. `apt` are options for apt. False if there is none.
 kernel_packages() {
@@ -70,7 +76,8 @@ guest_build() {
     ln -s busybox "$ram/bin/sh"
     guest_init >"$ram/init"
     chmod +x "$ram/init"
-    (cd "$ram" && find . | cpio -o -H newc --quiet) >"$2/initrd"
+    (cd "$ram" && find . | cpio -o -H newc --quiet) >"$2/initrd.new"
+    mv "$2/initrd.new" "$2/initrd"
     rm -r "$root" "$ram"
 }
 

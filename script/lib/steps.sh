@@ -61,6 +61,18 @@ install_tool() {
         --target-dir "$tools/target"
 }
 
+# The machine that the suite `outage` kills. It takes a kernel of Debian's and an emulator: a
+# mirror that is slow or away must not fail the rest.
+guest_made_within=200
+step_guest() {
+    . script/lib/guest.sh
+    local at=$PWD/target/guests/$guest_series
+    [ -e "$at/initrd" ] && return
+    timeout -k 10 "$guest_made_within" bash -c '. script/lib/common.sh; . script/lib/guest.sh
+        guest_tools && guest_build "$@"' guest "$guest_series" "$at" ||
+        skip_step "no emulator, or no kernel $guest_series of Debian, within $guest_made_within s"
+}
+
 # Generated sequences through real mounts, on both transports.
 step_mounts() {
     limit_test_programs

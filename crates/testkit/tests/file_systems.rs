@@ -11,9 +11,11 @@ mod site;
 use std::io;
 use std::path::Path;
 
+use dray_core::RenameHow;
 use dray_testkit::conformance::{Offers, PathTarget, run, suite};
 use dray_testkit::fixture::{Image, Overlay, block_on, is_root};
 use dray_testkit::model::Habits;
+use dray_testkit::step::{Action, Step};
 
 use site::{agree, generated, on_posix, posix};
 
@@ -68,6 +70,28 @@ fn xfs_agrees_with_the_model() {
     if let Some(xfs) = had("xfs", Image::xfs) {
         agrees(xfs.path(), Habits::on_xfs);
     }
+}
+
+/// The model had it as on ext4, where the times of what changes places stay.
+#[test]
+fn a_directory_exchanged_on_xfs_has_a_new_time() {
+    let Some(xfs) = had("xfs", Image::xfs) else { return };
+    let step = |action| Step { client: 0, who: 0, action };
+    let lstat = |path| step(Action::Lstat { path });
+    let (inner, outer) = (vec![2, 0], vec![0]);
+    let how = RenameHow::Exchange;
+    let mkdir = |path| step(Action::Mkdir { path, mode: 0o777 });
+    let steps = [
+        mkdir(vec![2]),
+        mkdir(inner.clone()),
+        mkdir(outer.clone()),
+        step(Action::Utimens { path: outer.clone(), mtime_sec: Some(1) }),
+        step(Action::Rename { from: inner.clone(), to: outer.clone(), how }),
+        lstat(inner),
+        lstat(outer),
+    ];
+    let mut bare = PathTarget::new(&[xfs.path()], Habits::kernel().on_xfs()).unwrap();
+    block_on(run(&mut bare, &steps)).unwrap();
 }
 
 #[test]

@@ -77,6 +77,9 @@ pub struct Habits {
     /// To punch a hole where there is one changes nothing, not even set-id bits (btrfs). The
     /// model knows no holes: nobody punches any here.
     pub punching_may_change_nothing: bool,
+    /// A directory that changes places with something in another directory is modified itself
+    /// (xfs: `xfs_cross_rename` in fs/xfs/xfs_inode.c), for its `..` is another one.
+    pub exchanged_directories_are_modified: bool,
 }
 
 impl Habits {
@@ -88,6 +91,7 @@ impl Habits {
         directories_have_one_link: false,
         full_directories_are_eexist: false,
         punching_may_change_nothing: false,
+        exchanged_directories_are_modified: false,
     };
 
     /// Of a directory of a bare file system under this machine's kernel, from
@@ -117,7 +121,11 @@ impl Habits {
 
     /// These and those of xfs.
     pub fn on_xfs(self) -> Habits {
-        Habits { full_directories_are_eexist: true, ..self }
+        Habits {
+            full_directories_are_eexist: true,
+            exchanged_directories_are_modified: true,
+            ..self
+        }
     }
 
     /// Of a mount, under `strict`, of a directory served by this machine.

@@ -175,6 +175,12 @@ impl Model {
         }
         self.set_name(from_dir, &from_name, target.filter(|_| exchange));
         self.set_name(to_dir, &to_name, Some(source));
+        if exchange && from_dir != to_dir && self.habits.exchanged_directories_are_modified {
+            for moved in [Some(source), target].into_iter().flatten() {
+                let node = self.node(moved);
+                node.mtime_sec = node.mtime_sec.filter(|_| !node.is_dir());
+            }
+        }
         Ok(Outcome::Done)
     }
 
