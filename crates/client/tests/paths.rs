@@ -13,6 +13,11 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     Executor::new(DriverKind::Epoll).unwrap().block_on(test)
 }
 
+/// The tests may run as any user.
+fn open_to_all() -> MemoryOptions {
+    MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() }
+}
+
 /// Serves memory by a Unix socket in `dir`; answers the target.
 async fn serve(dir: &std::path::Path, fs: Arc<dyn FileSystem>) -> Target {
     let address = Address::Unix(dir.join("socket"));
@@ -34,7 +39,7 @@ async fn serve(dir: &std::path::Path, fs: Arc<dyn FileSystem>) -> Target {
 fn files_by_path_over_a_socket() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
-        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(MemoryOptions::default()));
+        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(open_to_all()));
         let cx = Context::system();
         let link = Name::new(b"link").unwrap();
         let target = Make::Symlink { target: b"/a/./b/../b" };
@@ -83,7 +88,7 @@ fn nobody_there_is_an_error_that_says_where() {
 fn small_files_are_put_in_one_round_trip() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
-        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(MemoryOptions::default()));
+        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(open_to_all()));
         let target = serve(dir.path(), fs).await;
         let client = connect(&target.to_string(), &Options::default()).await.unwrap();
         let calls = || {

@@ -21,6 +21,9 @@ fn status(rig: &Rig, target: &str) -> Vec<Value> {
 
 #[test]
 fn what_one_mount_writes_another_reads() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let (one, two) = (rig.mount("one", "rw"), rig.mount("two", "ro,consistency=close-to-open"));
@@ -37,6 +40,9 @@ fn what_one_mount_writes_another_reads() {
 
 #[test]
 fn the_status_shows_server_and_mounts() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("mount", "");
@@ -73,6 +79,9 @@ fn the_status_shows_server_and_mounts() {
 
 #[test]
 fn calls_under_way_are_shown_with_path_user_and_job() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("mount", "job_ids");
@@ -104,6 +113,9 @@ fn calls_under_way_are_shown_with_path_user_and_job() {
 
 #[test]
 fn a_server_that_returns_is_gone_on_with() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("mount", "");
@@ -121,6 +133,9 @@ fn a_server_that_returns_is_gone_on_with() {
 
 #[test]
 fn errors_come_before_anything_is_mounted() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.path("export");
@@ -147,6 +162,9 @@ fn errors_come_before_anything_is_mounted() {
 
 #[test]
 fn a_mount_that_is_in_use_says_what_to_do() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("mount", "");
@@ -161,6 +179,9 @@ fn a_mount_that_is_in_use_says_what_to_do() {
 
 #[test]
 fn mount_8_finds_its_helper() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("other", "");
@@ -212,6 +233,9 @@ fn exports_that_cannot_be_are_refused_by_name() {
 
 #[test]
 fn two_servers_do_not_share_a_state() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let (export, state) = (rig.path("export"), rig.path("state"));
@@ -226,6 +250,9 @@ fn two_servers_do_not_share_a_state() {
 
 #[test]
 fn keys_faults_and_metrics_by_configuration() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     let key = rig.path("key");
     fs::write(&key, "a key that both sides know\n").unwrap();
@@ -271,6 +298,9 @@ fn keys_faults_and_metrics_by_configuration() {
 /// without which the kernel shows nobody the child's environment.
 #[test]
 fn a_child_that_closes_files_of_the_mount_can_be_started() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("mount", "job_ids");

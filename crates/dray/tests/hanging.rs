@@ -68,6 +68,9 @@ impl Ice {
 
 #[test]
 fn a_file_system_that_hangs_blocks_its_own_export_alone() {
+    if common::skipped() {
+        return;
+    }
     for transport in transports() {
         hang_blocks_its_own_export_alone(transport);
     }
@@ -117,6 +120,9 @@ fn hang_blocks_its_own_export_alone(transport: &str) {
 
 #[test]
 fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
+    if common::skipped() {
+        return;
+    }
     let Ice { rig, ext4, well, ice } = &mut Ice::new("transport=classic");
     let frozen = Frozen::new(ext4.path());
     let writer = rig.start("echo appended >>$AT/log", ice);
@@ -143,6 +149,9 @@ fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
 
 #[test]
 fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
+    if common::skipped() {
+        return;
+    }
     for transport in transports() {
         waiting_lock_is_given_up(transport);
     }
@@ -172,6 +181,9 @@ fn waiting_lock_is_given_up(transport: &str) {
 
 #[test]
 fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs() {
+    if common::skipped() {
+        return;
+    }
     for transport in transports() {
         limits_hold_and_clients_are_evicted(transport);
     }

@@ -52,6 +52,9 @@ fn c_path(path: &Path) -> CString {
 
 #[test]
 fn an_evicted_mount_fails_its_calls_and_a_new_one_works() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let (at, other) = (rig.mount("mount", ""), rig.mount("other", ""));
@@ -85,6 +88,9 @@ fn an_evicted_mount_fails_its_calls_and_a_new_one_works() {
 /// Its successor cannot go on either, and nobody may wait for it for ever.
 #[test]
 fn an_evicted_mount_whose_daemon_dies_is_ended() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("mount", "");
@@ -102,6 +108,9 @@ fn an_evicted_mount_whose_daemon_dies_is_ended() {
 
 #[test]
 fn names_of_every_kind_and_length() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("mount", "");
@@ -159,6 +168,9 @@ fn open_dir(dir: &OwnedFd, name: &std::ffi::CStr) -> OwnedFd {
 
 #[test]
 fn paths_as_long_as_they_may_be_and_trees_deeper_than_that() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.mount("mount", "");
@@ -201,6 +213,9 @@ fn paths_as_long_as_they_may_be_and_trees_deeper_than_that() {
 
 #[test]
 fn a_full_disk_is_an_error_of_the_write_and_of_nothing_else() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     let export = rig.path("export");
     let _small = Tmpfs::new(&export, "size=4m").unwrap();
@@ -222,6 +237,9 @@ fn a_full_disk_is_an_error_of_the_write_and_of_nothing_else() {
 /// so; those that are there go on.
 #[test]
 fn a_full_state_directory_refuses_new_clients_and_keeps_the_old() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     let state = rig.path("state");
     let _small = Tmpfs::new(&state, "size=200k,mode=700").unwrap();
@@ -248,6 +266,9 @@ fn a_full_state_directory_refuses_new_clients_and_keeps_the_old() {
 
 #[test]
 fn a_server_of_few_descriptors_keeps_thousands_of_files_open() {
+    if common::skipped() {
+        return;
+    }
     let mut rig = Rig::new();
     rig.serve_with_descriptors(256, &[]);
     let at = rig.mount("mount", "");

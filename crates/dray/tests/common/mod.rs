@@ -23,8 +23,8 @@ pub struct Rig {
     mounts: Vec<PathBuf>,
 }
 
-/// What should take a moment takes at most this long.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// What should take a moment takes at most this long, on a machine that is busy with others' work.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether this machine cannot mount, which is said.
 pub fn skipped() -> bool {
