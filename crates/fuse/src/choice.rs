@@ -43,7 +43,7 @@ impl fmt::Display for NoRing {
                  /sys/module/fuse/parameters/enable_uring)",
             ),
             NoRing::NotTested => f.write_str(
-                "rings of kernels before 6.18 are not tested (transport=uring takes them anyway)",
+                "rings of kernels before 6.18 were tested little (transport=uring takes them)",
             ),
             NoRing::NoIoUring(raw) => write!(
                 f,
