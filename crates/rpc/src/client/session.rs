@@ -134,13 +134,16 @@ impl Session {
         channel.inherit();
         link.close_inherited(&channel);
         let info = link.start(channel.clone()).await?;
-        let session =
-            Arc::new(Session { link, info, channels: RwLock::default(), pace: Pace::default() });
+        let session = Session::new(link, info);
         session.adopt(channel);
         if !session.link.unsynced.is_clean() && session.link.unsynced.call_tender() {
             session.tend(); // for what a process before us wrote
         }
         Ok(session)
+    }
+
+    fn new(link: Arc<Link>, info: FsInfo) -> Arc<Session> {
+        Arc::new(Session { link, info, channels: RwLock::default(), pace: Pace::default() })
     }
 
     /// Goes on with the session of a process before us, noted in `memory`, whether its server
@@ -160,7 +163,7 @@ impl Session {
         channel.inherit();
         link.close_inherited(&channel);
         let told = link.take_over(channel.clone());
-        let session = Arc::new(Session { link, info, channels: RwLock::default() });
+        let session = Session::new(link, info);
         session.adopt(channel);
         // Else it is there, or it is tried again until it is.
         let tried = dray_rt::timeout(patience, told).await;
