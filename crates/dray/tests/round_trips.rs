@@ -16,6 +16,8 @@ use common::Rig;
 const TIMES: u64 = 50;
 /// The status command looks at the mount point, which may be a round trip or two.
 const ASKING: u64 = 2;
+/// Attempts at what a busy machine may delay.
+const ATTEMPTS: u64 = 60;
 /// Names in the large directory, and what a kernel is told of each: `fuse_direntplus`
 /// (128 + 24 bytes) and a name of 13 bytes, rounded up to 8.
 const NAMES: u64 = 10_000;
@@ -118,8 +120,9 @@ fn strict_create_write_and_close_are_three_round_trips() {
 }
 
 /// The first opening in a directory is a lookup a component and the opening. From then on the
-/// last lookup opens, too, where the machine is not so busy that what it opened is too old when
-/// the program comes to it: that is some times more.
+/// last lookup opens, too, and each time that this is used spares a round trip. What is opened
+/// and too old when the program comes to it, because the machine is busy, is opened again: so
+/// a busy machine gets several attempts at doing it nearly always.
 #[test]
 fn strict_open_is_one_lookup_a_component_and_the_first_one_an_opening() {
     on_each_transport("strict", |mount| {
@@ -127,11 +130,20 @@ fn strict_open_is_one_lookup_a_component_and_the_first_one_an_opening() {
             let path = mount.at.join(path);
             let first = mount.of(|_| drop(File::open(&path).unwrap()));
             assert!((lookups + 1..=lookups + 1 + ASKING).contains(&first), "{first} at first");
-            let made = mount.of(|_| open_close(&path));
-            let (least, most) = (TIMES * lookups, TIMES * lookups + TIMES / 2);
-            assert!((least..=most).contains(&made), "{made} round trips for {TIMES} openings");
+            let nearly_always = |_| opened_at_lookup(mount, &path, lookups) >= TIMES * 9 / 10;
+            assert!((0..ATTEMPTS).any(nearly_always), "openings are not done by the lookup");
         }
     });
+}
+
+/// Opens [`TIMES`] times; how often that was done by the lookup.
+fn opened_at_lookup(mount: &Counted<'_>, path: &Path, lookups: u64) -> u64 {
+    let before = mount.opened_at_lookup("used");
+    let made = mount.of(|_| open_close(path));
+    let used = mount.opened_at_lookup("used") - before;
+    let spared = TIMES * (lookups + 1) - used;
+    assert!((spared..=spared + ASKING).contains(&made), "{made} round trips, {used} spared");
+    used
 }
 
 /// A program that looks at names and opens nothing must not have the server open files.

@@ -120,7 +120,7 @@ struct Late {
 }
 
 impl Late {
-    const MOST: u32 = 10;
+    const MOST: u32 = 6;
 
     fn note(&mut self, late: bool) {
         self.times = if late { (self.times + 1).min(Late::MOST) } else { 0 };
