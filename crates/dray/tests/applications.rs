@@ -159,6 +159,46 @@ fn the_right_to_execute_is_asked_of_the_server() {
     });
 }
 
+/// Reads all of a process's memory that is mapped from `path`.
+fn read_mapped(pid: i32, path: &Path) -> io::Result<usize> {
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    let mut read = 0;
+    for line in fs::read_to_string(format!("/proc/{pid}/maps"))?.lines() {
+        let Some((start, end)) = line.split(' ').next().and_then(|range| range.split_once('-'))
+        else {
+            continue;
+        };
+        if line.ends_with(path.to_str().unwrap()) {
+            let address = |text| u64::from_str_radix(text, 16).unwrap();
+            let mut bytes = vec![0; (address(end) - address(start)) as usize];
+            memory.read_exact_at(&mut bytes, address(start))?;
+            read += bytes.len();
+        }
+    }
+    Ok(read)
+}
+
+/// What was opened to be executed is opened again for those who have it, as any file is.
+#[test]
+fn a_program_that_runs_goes_on_over_a_restart_whatever_its_mode() {
+    in_each_mode(|rig, at| {
+        let program = at.join("program");
+        fs::copy("/bin/bash", &program).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o711)).unwrap();
+        let script = r#"exec "$AT/program" -c 'until [ -e "$AT/go" ]; do sleep 0.05; done'"#;
+        let running = rig.start_as(ANN, script, at);
+        let exe = format!("/proc/{}/exe", running.0);
+        common::wait_for("the program", || fs::read_link(&exe).is_ok_and(|exe| exe == program));
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o600)).unwrap();
+        rig.end_server(libc::SIGKILL);
+        rig.serve(&[]);
+        let read = read_mapped(running.0, &program).expect("a page of the program");
+        assert!(read >= 4096, "{read}");
+        fs::write(at.join("go"), "").unwrap();
+        assert!(rig.end_of(running).success());
+    });
+}
+
 /// Under `strict` the client's kernel opens these without looking at their modes.
 #[test]
 fn special_files_are_for_those_who_may_open_them() {

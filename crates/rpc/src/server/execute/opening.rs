@@ -22,7 +22,8 @@ pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Resu
             open(session, cx, (id, how, handle)).await?
         }
         Call::Reopen { id, how, handle, ticket } => {
-            let how = tickets::again(how);
+            // It was opened to be executed by who could; the ticket says so.
+            let how = tickets::again(OpenHow { flags: how.flags & !OpenHow::EXECUTE, ..how });
             if !session.export.tickets.may_open(ticket, session.node, id, how) {
                 let error = Error::new(Errno::EACCES);
                 return Err(error.because("opened again for more than it had been open for"));
