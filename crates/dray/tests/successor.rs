@@ -14,8 +14,13 @@ use common::hangs::{in_time, transports};
 use common::{Rig, processes, skipped, wait_for};
 
 fn daemon(at: &Path) -> i32 {
-    wait_for("a daemon", || !processes("mount-daemon", at).is_empty());
-    processes("mount-daemon", at)[0]
+    let mut found = None;
+    // Looked for once each time: one that dies is gone at the next look.
+    wait_for("a daemon", || {
+        found = processes("mount-daemon", at).first().copied();
+        found.is_some()
+    });
+    found.unwrap()
 }
 
 fn signal(pid: i32, signal: i32) {
