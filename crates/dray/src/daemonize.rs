@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::error::{Doing, Failure};
-use crate::{logger, output};
+use crate::{logger, output, signals};
 
 /// How the one in the background tells the one in the foreground how it went.
 pub struct Waiting(Option<File>);
@@ -21,12 +21,8 @@ pub fn fork() -> Result<Waiting, Failure> {
         -1 => Err(Failure::new(format!("{}: {}", what(), io::Error::last_os_error()))),
         0 => {
             drop(read);
-            // SAFETY: takes no memory. The first fails for a leader of a group only, which a
-            // fresh child is not. Whoever interrupts the parent means the child, too.
-            unsafe {
-                libc::setsid();
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            }
+            // SAFETY: takes no memory. Whoever ends the parent means the child, too.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
             Ok(Waiting(Some(write)))
         }
         child => {
@@ -36,10 +32,20 @@ pub fn fork() -> Result<Waiting, Failure> {
     }
 }
 
-/// From here on the child of [`fork`] goes on when its parent ends.
+/// From here on the child of [`fork`] goes on when its parent ends, and keeps signals for the
+/// program that it turns into.
 pub fn outlive_parent() {
+    signals::hold();
     // SAFETY: takes no memory; 0 is no signal.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
+}
+
+/// The child of [`fork`] leaves its parent's session. Not before it has mounted: an automount
+/// point lets those of the process group mount that was started for it, and nobody else
+/// (autofs, "oz mode"; systemd keeps mount(8) in its own group for that).
+pub fn leave_session() {
+    // SAFETY: takes no memory. It fails for a leader of a group only, which a child is not.
+    unsafe { libc::setsid() };
 }
 
 /// 0 once the child is ready, else the exit code that it ended with.

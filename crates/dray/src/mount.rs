@@ -141,6 +141,9 @@ impl Mount {
             daemonize::outlive_parent(); // what is mounted is not left without its daemon
         }
         let device = self.attach(source, read_only)?;
+        if !foreground {
+            daemonize::leave_session();
+        }
         let at = self.at.clone();
         self.supervise(device, options, foreground, waiting).inspect_err(|_| {
             let _ = dray_fuse::unmount(&at, true); // the failure that counts is the first

@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use common::Rig;
@@ -208,8 +209,9 @@ fn what_fstab_says_to_others_is_no_concern_of_ours() {
 fn automount_point(at: &std::path::Path) -> Option<std::io::PipeReader> {
     use std::os::fd::AsRawFd;
     let (asked, ask) = std::io::pipe().unwrap();
-    // Nobody belongs to the group of the one who mounts, so nobody gets past it.
-    let data = format!("fd={},pgrp=1,minproto=5,maxproto=5,direct", ask.as_raw_fd());
+    // SAFETY: takes no memory. Those of our group get past it, as those of systemd's do.
+    let group = unsafe { libc::getpgrp() };
+    let data = format!("fd={},pgrp={group},minproto=5,maxproto=5,direct", ask.as_raw_fd());
     let [at, data] =
         [at.to_str().unwrap(), &data].map(|text| std::ffi::CString::new(text).unwrap());
     let kind = c"autofs".as_ptr();
@@ -234,8 +236,13 @@ fn an_automount_point_is_mounted_on_without_being_looked_at() {
         return;
     };
     let place = at.to_str().unwrap().to_owned();
+    // Somebody else looks, and waits for the mount.
+    let mut looking = Command::new("ls");
+    let mut looking = looking.arg(&at).process_group(0).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    // In the foreground timeout(1) makes no group of its own.
     let output = Command::new("timeout")
-        .args(["-s", "KILL", "10"])
+        .args(["--foreground", "-s", "KILL", "10"])
         .arg(program(&rig))
         .args(["mount", &rig.target(), &place])
         .env("DRAY_RUN_DIR", rig.path("run"))
@@ -246,6 +253,8 @@ fn an_automount_point_is_mounted_on_without_being_looked_at() {
     let path = std::ffi::CString::new(place).unwrap();
     // SAFETY: the C string outlives the call. Whatever is there is taken away.
     unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    let _ = looking.kill(); // nobody says to the kernel that it is mounted
+    looking.wait().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(mounted && unmounted);
 }
