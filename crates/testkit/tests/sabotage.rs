@@ -70,7 +70,10 @@ fn changes_of_names_that_are_made_twice_over_a_death() {
     for op in OF_NAMES {
         let kind = WorkKind::Names;
         // Whichever shows it after fewer seeds.
-        let run = if op == Op::Setxattr { Run::Of(kind) } else { Run::CutShort(kind) };
+        let run = match op {
+            Op::Setxattr | Op::Removexattr => Run::Of(kind),
+            _ => Run::CutShort(kind),
+        };
         found_out(Sabotage::Intents(Some(op)), &[run], "");
     }
 }
@@ -86,7 +89,7 @@ fn appends_that_are_made_twice() {
 #[test]
 fn cuts_copies_and_puts_that_are_made_twice() {
     let words = Run::CutShort(WorkKind::Words);
-    let copies = Run::CutShort(WorkKind::Copies);
+    let copies = Run::Of(WorkKind::Copies);
     for broken in [Sabotage::ReplyCache, Sabotage::Intents] {
         found_out(broken(Some(Op::Setattr)), &[words], "no order");
         found_out(broken(Some(Op::CopyRange)), &[copies], "no order");
