@@ -4,8 +4,8 @@
 
 use dray_core::{DirPage, Entry, Identity, Op, Statfs};
 use dray_rpc::wire::{
-    Call, CallHead, Challenge, Hello, Input, NotifyHead, Proof, Refused, ReplyHead, Welcome, Wire,
-    peek_kind, peek_tag, peek_unknown_op,
+    Call, CallHead, Challenge, Change, Floor, Hello, Input, NotifyHead, Proof, Refused, ReplyHead,
+    Stamp, Ticket, Welcome, Wire, get_floors, peek_kind, peek_tag, peek_unknown_op,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -46,6 +46,10 @@ fuzz_target!(|bytes: &[u8]| {
     again::<Entry>(bytes);
     again::<Statfs>(bytes);
     again::<Identity>(bytes);
+    again::<Change>(bytes);
+    again::<(Stamp, Ticket)>(bytes);
+    again::<Floor>(bytes);
+    let _ = (get_floors(bytes), ReplyHead::ticket(bytes));
     // Names within a page may be cut to what a page can hold: only that it is understood.
     let _ = Input::whole::<DirPage>(bytes);
 });
