@@ -11,6 +11,7 @@ use dray_core::{
 
 use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
 use crate::client::held::HeldLock;
+use crate::client::link::Standing;
 use crate::client::session::Session;
 use crate::client::tickets::{Reopened, reopen};
 use crate::client::unsynced::{Changed, Writer, changes_of};
@@ -47,6 +48,21 @@ impl RemoteFile {
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
         let writer = Writer::default();
         RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
+    }
+
+    /// It was opened in `standing`. Where another life of the server has been met before that
+    /// was heard of, it is opened there before anybody uses it. Errors: those of opening.
+    pub(crate) async fn heard_of(self, cx: &Context, standing: Standing) -> Result<RemoteFile> {
+        let files = &self.session.link.files;
+        if !files.is_at(standing) {
+            let (id, handle, how, ticket) = (self.id, self.handle, self.how, self.ticket);
+            let again = Reopened { id, how, handle, ticket };
+            if let Err(error) = reopen(&*self.session.channel()?, cx, again).await {
+                files.forget(handle);
+                return Err(error);
+            }
+        }
+        Ok(self)
     }
 
     /// One that a process before us opened, and may have written.

@@ -9,6 +9,7 @@ use std::task::{Poll, Waker};
 use dray_core::{FileId, OpenHow};
 
 use crate::client::aliases::Aliases;
+use crate::client::link::Standing;
 use crate::client::memory::SessionMemory;
 use crate::client::tickets::{Noted, TicketMemory};
 use crate::wire::Ticket;
@@ -24,6 +25,8 @@ pub(crate) struct OpenFiles {
 struct State {
     files: HashMap<u64, Known>,
     tickets: HashMap<u64, Noted>,
+    /// Who was shown them, or will be.
+    standing: Standing,
     /// Being opened again now.
     opening: Vec<u64>,
     /// A process before us had files open that are not among these so far.
@@ -59,6 +62,18 @@ impl OpenFiles {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server that they are open at from now on: what it does not know of is opened again
+    /// there.
+    pub(crate) fn begin(&self, standing: Standing) {
+        self.lock().standing = standing;
+    }
+
+    /// Whether what was opened in `standing`, and is noted here, is open now or will be without
+    /// further ado. Not if another life of the server has been met before that was heard of.
+    pub(crate) fn is_at(&self, standing: Standing) -> bool {
+        self.lock().standing == standing
     }
 
     /// What a process before us had open is among them.

@@ -105,16 +105,16 @@ impl RemoteFs {
     }
 
     /// A file that the call just answered has made.
-    fn made(
+    async fn made(
         &self,
         cx: &Context,
         (entry, no_capability): (Entry, bool),
         (handle, how): (u64, OpenHow),
         made: Made,
-    ) -> (Entry, Arc<dyn OpenFile>) {
+    ) -> Result<(Entry, Arc<dyn OpenFile>)> {
         let at_open = how.with_attr.then_some(AtOpen { attr: entry.attr, no_capability });
         let file = self.changed_file(cx, entry.id, (handle, how), at_open, made);
-        (entry, Arc::new(file))
+        Ok((entry, Arc::new(file.heard_of(cx, made.standing).await?)))
     }
 
     /// A file that the call just answered opened, and cut or made.
@@ -341,14 +341,14 @@ impl FileSystem for RemoteFs {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Open { id, how, handle, again: false };
             // Cutting a file twice could cut what was written in between.
-            let file = if how.truncates() {
+            let (file, made) = if how.truncates() {
                 let (at_open, made) = self.change(cx, call).await?;
-                self.changed_file(cx, id, (handle, how), at_open, made)
+                (self.changed_file(cx, id, (handle, how), at_open, made), made)
             } else {
                 let (at_open, made) = self.send(cx, &call, None, None).await?;
-                self.file(id, handle, how, (at_open, made.ticket))
+                (self.file(id, handle, how, (at_open, made.ticket)), made)
             };
-            Ok(Arc::new(file) as Arc<dyn OpenFile>)
+            Ok(Arc::new(file.heard_of(cx, made.standing).await?) as Arc<dyn OpenFile>)
         })
     }
 
@@ -364,7 +364,7 @@ impl FileSystem for RemoteFs {
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
             let (answer, made): ((Entry, bool), _) = self.change(cx, call).await?;
             self.session.named((dir, name.as_bytes()), made, Expect::Is(answer.0.id));
-            Ok(self.made(cx, answer, (handle, how.open), made))
+            self.made(cx, answer, (handle, how.open), made).await
         })
     }
 
@@ -378,7 +378,7 @@ impl FileSystem for RemoteFs {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Tmpfile { dir, how, handle };
             let (answer, made) = self.change(cx, call).await?;
-            Ok(self.made(cx, answer, (handle, how.open), made))
+            self.made(cx, answer, (handle, how.open), made).await
         })
     }
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dray_core::{FileId, FileSystem, FileType, NameBuf, Op, OpenHow};
-use dray_rpc::server::OperationStatus;
+use dray_core::{FileId, FileSystem, FileType, NameBuf, OpenHow};
 use dray_rt::{sleep, timeout};
 
 use super::client::Client;
@@ -75,6 +74,25 @@ async fn tree(client: &Client) -> Outcome<Tree> {
     Ok(found)
 }
 
+/// Nothing is under way, or soon will not be: a sync of what was written last may have begun.
+async fn at_rest(world: &World) -> Outcome<()> {
+    let mut under_way = String::new();
+    for _ in 0..10 {
+        let operations = world.machine.status().operations;
+        let calls = |client: &Client| -> u64 {
+            client.fs.session().status().channels.iter().map(|channel| channel.in_flight).sum()
+        };
+        let busy = world.clients.iter().find(|client| calls(client) > 0);
+        under_way = match (operations.first(), busy) {
+            (Some(operation), _) => format!("still under way: {operation:?}"),
+            (None, Some(client)) => format!("client {} has calls under way", client.number),
+            (None, None) => return Ok(()),
+        };
+        sleep(SETTLED).await;
+    }
+    Err(under_way)
+}
+
 async fn given_back(world: &mut World) -> Outcome<()> {
     sleep(SETTLED).await;
     let status = world.machine.status();
@@ -88,20 +106,11 @@ async fn given_back(world: &mut World) -> Outcome<()> {
             status.clients.iter().map(|client| (&client.host, client.away)).collect();
         return Err(format!("{} clients, and sessions {hosts:?}", world.clients.len()));
     }
-    // A sync of what was written last may just have begun.
-    let lasting = |operation: &&OperationStatus| operation.op != Op::SyncAll;
-    if let Some(operation) = status.operations.iter().find(lasting) {
-        return Err(format!("still under way: {operation:?}"));
-    }
+    at_rest(world).await?;
     if world.machine.locks() > 0 {
         return Err(format!("{} locks are held", world.machine.locks()));
     }
     for client in &world.clients {
-        let calls: u64 =
-            client.fs.session().status().channels.iter().map(|channel| channel.in_flight).sum();
-        if calls > 0 {
-            return Err(format!("client {} has {calls} calls under way", client.number));
-        }
         client.fs.session().goodbye();
     }
     sleep(Duration::from_millis(1)).await; // a goodbye gets there before the node goes

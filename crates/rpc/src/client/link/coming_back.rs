@@ -30,8 +30,15 @@ impl Link {
             self.reclaimed.store(instance, Ordering::SeqCst);
             channel.notify(NotifyHead::RECLAIMED, 0);
         }
-        self.open_all(&channel, instance).await;
+        self.files.completed().await;
+        let mut before = self.files.handles();
+        self.open_all(&channel, before.clone(), instance).await;
         answered.await;
+        // Some answers were those of the server before, and told of files that it had opened.
+        before.sort_unstable();
+        let mut since = self.files.handles();
+        since.retain(|handle| before.binary_search(handle).is_err());
+        self.open_all(&channel, since, instance).await;
         if self.known().instance == instance {
             self.returned.store(instance, Ordering::SeqCst);
             channel.notify(NotifyHead::RETURNED, 0);
@@ -110,10 +117,9 @@ impl Link {
         true
     }
 
-    /// Opens again everything that is open, some files at once.
-    async fn open_all(self: &Arc<Link>, channel: &Arc<Channel>, instance: u64) {
-        self.files.completed().await;
-        let left = Arc::new(Mutex::new(self.files.handles()));
+    /// Opens these again, some at once.
+    async fn open_all(self: &Arc<Link>, channel: &Arc<Channel>, handles: Vec<u64>, instance: u64) {
+        let left = Arc::new(Mutex::new(handles));
         let open = |_| {
             let (link, channel, left) = (self.clone(), channel.clone(), left.clone());
             dray_rt::spawn_join(async move {

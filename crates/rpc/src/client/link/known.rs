@@ -102,6 +102,7 @@ impl Link {
             self.unsynced.power_lost();
         }
         // Before any connection sends again: a lock may be somebody else's by now.
+        self.files.begin(told);
         let forgotten = match forgotten && !first {
             true => Some(self.held.doubt_all(told)),
             false => {
