@@ -10,7 +10,7 @@ use clap::{ArgAction, Parser, Subcommand};
 use dray_client::Target;
 use dray_fabric::Address;
 
-use crate::export::ExportPlan;
+use crate::serve::export::ExportPlan;
 
 /// Carries file I/O from the nodes that compute to the storage that a site already has.
 #[derive(Debug, Parser)]
@@ -270,7 +270,7 @@ impl std::str::FromStr for BlockSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<BlockSize, String> {
-        let bytes = crate::mount_options::parse_size(text)?;
+        let bytes = crate::mount::options::parse_size(text)?;
         let sound =
             bytes > 0 && bytes <= dray_core::IO_MAX_BYTES as u64 && bytes.is_multiple_of(4096);
         if sound {

@@ -5,47 +5,26 @@
 //! and no kernel protocol.
 
 mod args;
-mod config;
 mod control;
 mod daemonize;
 mod demo;
-mod descriptors;
 mod endpoint;
 mod error;
 mod evict;
-mod export;
-mod exported;
-mod hang;
 mod interrupt;
-mod journal;
-mod keeper;
-mod keeper_process;
 mod logger;
 mod manual;
 mod metrics_http;
 mod mount;
-mod mount_daemon;
-mod mount_metrics;
-mod mount_options;
-mod mount_table;
 mod nearest;
 mod notify_systemd;
-mod opening;
 mod output;
 mod paths;
-mod report;
 mod sandbox;
 mod serve;
-mod server_metrics;
 mod signals;
-mod state;
 mod status;
-mod status_table;
-mod supervisor;
 mod survey;
-mod umount;
-mod upgrade;
-mod workers;
 
 use std::process::ExitCode;
 
@@ -78,17 +57,17 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Serve(args) => serve::run(args),
         Command::Mount(args) => mount::run(args),
-        Command::KeepFiles { state } => keeper_process::run(&state),
-        Command::Umount(args) => umount::run(&args),
+        Command::KeepFiles { state } => serve::keeper_process::run(&state),
+        Command::Umount(args) => mount::umount::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Survey(args) => survey::run(&args),
         Command::Completions { shell } => manual::completions(shell),
         Command::Man { dir } => manual::man(&dir),
-        Command::Upgrade(args) => upgrade::run(&args),
-        Command::MountSupervisor(args) => supervisor::run(args),
-        Command::MountDaemon(args) => mount_daemon::run(args),
-        Command::WakeMount { mountpoint } => mount_daemon::wake(&mountpoint),
+        Command::Upgrade(args) => mount::upgrade::run(&args),
+        Command::MountSupervisor(args) => mount::supervisor::run(args),
+        Command::MountDaemon(args) => mount::daemon::run(args),
+        Command::WakeMount { mountpoint } => mount::daemon::wake(&mountpoint),
     }
 }

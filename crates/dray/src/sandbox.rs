@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::{Doing, Failure};
-use crate::{interrupt, mount_table, paths};
+use crate::{interrupt, mount::mount_table, paths};
 
 /// What is started should be ready within this time.
 const START_MAX: Duration = Duration::from_secs(20);

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use dray_core::{FileId, Name};
 
-use crate::device::write_answer;
+use crate::mount::device::write_answer;
 use crate::proto::abi::{self, ROOT_NODE, notify};
 use crate::proto::reply::header;
-use crate::shared::Shared;
+use crate::worker::shared::Shared;
 
 /// Sends notifications of one mount. The kernel takes locks to carry them out: never send
 /// one from within an operation on the same file or directory, except where it is said

@@ -21,7 +21,7 @@ use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{Doing, Failure};
 use crate::sandbox::Sandbox;
-use crate::{interrupt, mount_table, output, paths};
+use crate::{interrupt, mount::mount_table, output, paths};
 
 /// Most threads of a load.
 const THREADS_MAX: usize = 64;

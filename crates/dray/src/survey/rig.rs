@@ -15,7 +15,7 @@ use dray_rt::{DriverKind, Executor, Handle, Scope};
 use super::load::Place;
 use crate::control::{self, Kind};
 use crate::error::{Doing, Failure};
-use crate::workers::Workers;
+use crate::serve::workers::Workers;
 
 /// Size of the null backend's file: nothing is ever at its end.
 const NULL_BYTES: u64 = 1 << 40;

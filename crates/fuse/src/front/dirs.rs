@@ -10,9 +10,9 @@ use dray_core::{Context, DirEntry, DirPage, FileId, FileType, Name, OpenFile, Re
 use dray_rt::{Instant, now};
 
 use crate::front::Worker;
-use crate::handles::Handle;
 use crate::proto::reply::{DirList, ENTRY_BYTES, put_entry};
 use crate::proto::wire::Small;
+use crate::state::handles::Handle;
 use crate::transport::Answer;
 
 /// Bytes of names and records asked for at a time.

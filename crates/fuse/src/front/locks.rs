@@ -7,10 +7,10 @@ use dray_core::{Context, Errno, Lock, LockFamily, LockKind, LockOwner, LockRange
 use dray_rt::{sleep, spawn};
 
 use crate::front::{Worker, invalid};
-use crate::identity::sleeps_deeply;
 use crate::proto::abi::init::OVER_IO_URING;
 use crate::proto::{LockArgs, reply};
 use crate::transport::Answer;
+use crate::worker::identity::sleeps_deeply;
 
 /// How often waiting lock requests are searched for signals that were not told.
 const SEARCH_TIME: Duration = Duration::from_secs(1);

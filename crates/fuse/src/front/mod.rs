@@ -15,13 +15,13 @@ use std::time::Duration;
 use dray_core::{Context, Errno, Error, FileId, FileSystem, Identity, OpenFile, RequestId, Result};
 use dray_rt::{sleep, spawn};
 
-use crate::flight::Interrupted;
-use crate::handles::Handle;
-use crate::identity::kill_pending;
 use crate::proto::abi::UNIQUE_RESEND;
 use crate::proto::{Operation, Request, forgets};
-use crate::shared::Shared;
+use crate::state::handles::Handle;
 use crate::transport::{Answer, Message, kernel_error};
+use crate::worker::flight::Interrupted;
+use crate::worker::identity::kill_pending;
+use crate::worker::shared::Shared;
 
 /// How often an interrupted request is looked at: whether its caller is being killed.
 const KILL_LOOK_TIME: Duration = Duration::from_millis(100);

@@ -5,10 +5,10 @@ use dray_core::{
 };
 
 use crate::front::{Worker, invalid};
-use crate::moved::renames;
 use crate::proto::Operation;
 use crate::proto::reply::{self, Validity};
 use crate::proto::wire::Small;
+use crate::state::moved::renames;
 use crate::transport::Answer;
 
 impl Worker {

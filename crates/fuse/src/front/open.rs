@@ -6,7 +6,6 @@ use dray_core::{
     AtOpen, Context, CreateHow, Entry, Errno, FileId, LockOwner, Name, OpenFile, OpenHow, Result,
 };
 
-use crate::capabilities::Asked;
 use crate::front::Worker;
 use crate::notify::inval_inode;
 use crate::options::Consistency;
@@ -14,6 +13,7 @@ use crate::proto::Operation;
 use crate::proto::abi::{self, fopen};
 use crate::proto::reply;
 use crate::proto::wire::Small;
+use crate::state::capabilities::Asked;
 use crate::transport::Answer;
 
 /// Flags that the file system below has no use for: they are about the descriptor, or

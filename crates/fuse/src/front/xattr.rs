@@ -3,12 +3,12 @@
 
 use dray_core::{Context, Errno, Result, XattrSet};
 
-use crate::capabilities;
 use crate::front::{Worker, invalid};
+use crate::mount::wake;
 use crate::proto::Operation;
 use crate::proto::wire::Small;
+use crate::state::capabilities;
 use crate::transport::Answer;
-use crate::wake;
 
 impl Worker {
     pub(crate) async fn xattrs(

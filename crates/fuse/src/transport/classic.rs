@@ -15,13 +15,13 @@ use dray_core::{Buf, Pid};
 use dray_rt::sync::watch;
 use dray_rt::{Interest, Source, poll_once_then_spawn};
 
-use crate::cpus::Lookout;
-use crate::device::write_answer;
 use crate::front::Worker;
+use crate::mount::device::write_answer;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
 use crate::transport::buffers::{Buffer, Buffers, tend};
 use crate::transport::{Answer, Message};
+use crate::worker::cpus::Lookout;
 
 /// Requests up to this size are copied out of the read buffer.
 const SMALL_BYTES: usize = 1024;

@@ -10,10 +10,10 @@ use dray_core::{
 };
 
 use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
-use crate::client::held::HeldLock;
+use crate::client::holdings::locks::HeldLock;
+use crate::client::holdings::tickets::{Reopened, reopen};
 use crate::client::link::Standing;
 use crate::client::session::Session;
-use crate::client::tickets::{Reopened, reopen};
 use crate::client::unsynced::{Changed, Writer, changes_of};
 use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 

@@ -32,7 +32,7 @@ use dray_core::{
 };
 use dray_rt::random_u64;
 
-use crate::client::held::HeldLock;
+use crate::client::holdings::locks::HeldLock;
 use crate::wire::{CallHead, Ticket};
 
 /// "dray ses" and the version of the layout, 2: 1 had neither closes nor locks.

@@ -6,29 +6,22 @@
 //! and sent again after a reconnection; the server's replay slots make that harmless.
 
 mod ahead;
-mod aliases;
 mod channel;
-mod closing;
 mod file;
-mod files;
 mod fs;
 mod halves;
-mod held;
+mod holdings;
 mod link;
-mod losses;
 mod memory;
-mod outage;
 mod pace;
 mod recovery;
 mod session;
 mod slots;
-mod tend;
-mod tickets;
 mod unsynced;
 
 pub use ahead::AheadStats;
 pub use channel::ChannelStats;
 pub use fs::RemoteFs;
-pub use losses::{LossEvent, UnsyncedStatus};
 pub use memory::SessionMemory;
+pub use recovery::losses::{LossEvent, UnsyncedStatus};
 pub use session::{ClientOptions, ConnectError, Session, SessionStatus};

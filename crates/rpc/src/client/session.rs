@@ -14,9 +14,9 @@ use crate::auth::Key;
 use crate::client::ahead::AheadStats;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::link::Link;
-use crate::client::losses::UnsyncedStatus;
 use crate::client::memory::SessionMemory;
 use crate::client::pace::Pace;
+use crate::client::recovery::losses::UnsyncedStatus;
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use dray_core::FileSystem;
 use dray_fabric::{BufferPool, Peer};
 
-use crate::server::grace::Grace;
-use crate::server::order::Order;
+use crate::server::exactly_once::order::Order;
 use crate::server::recovery::Recovery;
-use crate::server::redone::Redone;
-use crate::server::returning::Returning;
-use crate::server::stable::Stable;
-use crate::server::stamps::Stamps;
+use crate::server::recovery::grace::Grace;
+use crate::server::recovery::redone::Redone;
+use crate::server::recovery::returning::Returning;
+use crate::server::recovery::stable::Stable;
+use crate::server::recovery::stamps::Stamps;
 use crate::server::tickets::Tickets;
 
 /// A file system under the name by which clients ask for it.

@@ -10,20 +10,20 @@ use dray_fabric::{Connection, Peer};
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64, sleep, timeout};
 
+use crate::server::admission::Door;
 use crate::server::ahead::Ahead;
 use crate::server::connection::{self, Admission};
-use crate::server::door::Door;
 use crate::server::export::Export;
 use crate::server::exports::Exports;
 use crate::server::journal::{Journal, SessionRecord};
-use crate::server::life::Life;
 use crate::server::options::{Loss, ServerOptions};
+use crate::server::recovery::life::Life;
 use crate::server::sabotage::Sabotage;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
+use crate::server::status::paths::{Subject, Whereabouts};
 use crate::server::status::{Running, ServerStatus};
 use crate::server::tickets::Tickets;
-use crate::server::whereabouts::{Subject, Whereabouts};
 use crate::wire::{Hello, NotifyHead, Refused, Ticket, Wire};
 
 /// Serves exports to everybody who connects. Cheap to clone.

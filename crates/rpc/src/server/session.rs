@@ -9,11 +9,11 @@ use dray_core::{Cancel, Context, Errno, Error, Lock, LockFamily, LockOwner, Node
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
-use crate::server::door::Resident;
+use crate::server::admission::Resident;
+use crate::server::exactly_once::slots::ReplaySlots;
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
 use crate::server::options::ServerOptions;
-use crate::server::slots::ReplaySlots;
 use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
 /// Open files that one mount may have at the server.

@@ -21,7 +21,7 @@ use self::life::End;
 use self::pending::{Pending, Phase};
 pub(crate) use self::receiver::Receiver;
 use crate::client::ahead::Rights;
-use crate::client::closing::{Close, Closing, Unsettled};
+use crate::client::holdings::closing::{Close, Closing, Unsettled};
 use crate::client::link::Standing;
 
 /// A life of the server.

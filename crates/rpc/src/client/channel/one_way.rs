@@ -11,7 +11,7 @@ use dray_core::{Context, Identity, Pid, RequestId};
 use dray_rt::sleep;
 
 use super::{Ask, Channel, Phase, State};
-use crate::client::closing::Close;
+use crate::client::holdings::closing::Close;
 use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Wire};
 
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::client::channel::Ask;
     use crate::client::channel::Life;
-    use crate::client::closing::Closing;
+    use crate::client::holdings::closing::Closing;
     use crate::client::memory::SessionMemory;
     use crate::wire::Input;
 

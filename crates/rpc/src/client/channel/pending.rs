@@ -230,7 +230,7 @@ mod tests {
     use std::task::Wake;
 
     use super::super::Channel;
-    use crate::client::closing::Closing;
+    use crate::client::holdings::closing::Closing;
     use crate::client::memory::SessionMemory;
 
     fn closing() -> Arc<Closing> {

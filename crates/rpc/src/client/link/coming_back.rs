@@ -7,8 +7,8 @@ use dray_core::{Context, OpenHow};
 
 use super::Link;
 use crate::client::channel::{Ask, Channel, value_of};
-use crate::client::held::HeldLock;
-use crate::client::tickets::{Reopened, reopen};
+use crate::client::holdings::locks::HeldLock;
+use crate::client::holdings::tickets::{Reopened, reopen};
 use crate::wire::{Call, NotifyHead};
 
 /// Files that are opened again at once.

@@ -1,7 +1,7 @@
 //! What the server tells of itself and of the session, and what that means.
 
 use super::Link;
-use crate::client::held::HeldLock;
+use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
     FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS, Welcome,
 };

@@ -8,6 +8,7 @@ mod lost;
 mod names;
 mod of_file;
 mod store;
+pub(crate) mod tend;
 mod tender;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use std::task::{Poll, Waker};
 use dray_core::{FileId, Identity};
 
 use crate::client::channel::Made;
-use crate::client::losses::{Losses, UnsyncedStatus};
+use crate::client::recovery::losses::{Losses, UnsyncedStatus};
 use crate::wire::{Change, Ticket};
 use names::Names;
 use of_file::{CHANGE_BYTES, OfFile};

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use dray_core::{Errno, Error, Op};
 
 use super::call::CallInHand;
+use crate::server::exactly_once::slots::Route;
 use crate::server::reply::Reply;
-use crate::server::slots::Route;
 use crate::wire::{CallHead, ReplyHead};
 
 impl CallInHand {

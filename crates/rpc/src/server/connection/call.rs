@@ -9,15 +9,15 @@ use dray_core::{Buf, BufMut, Context, Errno, Error, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
+use crate::server::exactly_once::intent::{self, Amend, Plan, Standing};
+use crate::server::exactly_once::order::Span;
+use crate::server::exactly_once::slots::{self, Again, Route, Verdict};
 use crate::server::execute;
-use crate::server::intent::{self, Amend, Plan, Standing};
-use crate::server::order::Span;
+use crate::server::recovery::stamps::{self, Stamped};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
-use crate::server::slots::{self, Again, Route, Verdict};
-use crate::server::stamps::{self, Stamped};
 use crate::server::status::Running;
 use crate::wire::{Call, CallHead, Input, NO_SLOT, Named, Stamp};
 

@@ -16,7 +16,7 @@ use dray_core::{BufMut, Cancel, Op};
 use dray_fabric::{Connection, Peer, Sink};
 use dray_rt::sleep;
 
-use crate::server::door::{Guest, Visit};
+use crate::server::admission::{Guest, Visit};
 use crate::server::identities::Identities;
 use crate::server::service::Inner;
 use crate::server::session::Session;

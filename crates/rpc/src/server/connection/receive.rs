@@ -8,10 +8,10 @@ use dray_core::{BufMut, Cancel, Context, Errno, Error, Op};
 
 use super::ServerSink;
 use super::call::CallInHand;
+use crate::server::exactly_once::slots::Route;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::session::Session;
-use crate::server::slots::Route;
 use crate::wire::{
     CallHead, Input, Kind, Malformed, NotifyHead, ReplyHead, peek_kind, peek_unknown_op,
 };

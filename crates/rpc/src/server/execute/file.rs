@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFile, Result};
 
 use super::opening::cut_ticket;
-use crate::server::order::Span;
+use crate::server::exactly_once::order::Span;
+use crate::server::recovery::stamps::WHOLE;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
-use crate::server::stamps::WHOLE;
 use crate::wire::{Call, Change, PAGE_MAX_BYTES, Stamp, Wire};
 
 pub(super) async fn run(

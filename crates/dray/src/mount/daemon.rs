@@ -1,0 +1,143 @@
+//! A daemon of `dray mount`: serves a mount that its supervisor holds.
+//!
+//! Whatever it knows that must outlive it lies in the memory that the supervisor handed to
+//! it, so that being killed and being told to stop come to the same.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dray_client::SessionMemory;
+use dray_fuse::proto::abi;
+use dray_fuse::{Device, State, Transport, TransportWish};
+use dray_rt::{Interest, Source};
+
+use crate::args::MountDaemonArgs;
+use crate::daemonize;
+use crate::error::{Doing, Failure};
+use crate::mount::options::MountPlan;
+use crate::mount::supervisor::{HANDED_OVER, Held, PARENT, STOP, WAITING, WAKE, ready_word, take};
+use crate::mount::{Mount, NewMemory, Notice, Running};
+use crate::paths;
+use crate::signals::{self, Ending};
+
+/// Serves the mount until it ends, or until the supervisor asks for a stop.
+pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
+    signals::name_process(c"dray-mount");
+    signals::hold();
+    paths::raise_file_limit();
+    let what = || "cannot serve a mount".to_owned();
+    let held = Held::take(args.mount.clones).doing(what)?;
+    let control = UnixStream::from(take(PARENT).doing(what)?);
+    if args.successor && !args.mount.foreground {
+        daemonize::leave_terminal()?;
+    }
+    let at = args.mount.mountpoint;
+    let plan = MountPlan::parse(&args.mount.options)?;
+    let wants_ring = plan.transport == TransportWish::Uring;
+    let mount = Mount { target: args.mount.target, at: at.clone(), plan };
+    let state = State::adopt(held.state).doing(what)?;
+    let adopted = state.initialised();
+    // Before anything is read, so that what a daemon before us had read comes first, and
+    // finds its replay slots untouched. Until it is read, the death of its caller ends it.
+    if adopted && let Err(error) = dray_fuse::resend(held.device.as_fd()) {
+        log::warn!("{}: the kernel cannot send requests again: {error}", at.display());
+    }
+    // While the server is away the supervisor is to know that nothing is stuck here.
+    let wait = adopted.then(|| saying(&control, WAITING)).transpose().doing(what)?;
+    let push = saying(&control, WAKE).doing(what)?;
+    let device = Device { fd: held.device, clones: held.clones, state };
+    let running = mount.serve(device, memory_in(held.session), wait, push)?;
+    if !args.successor && !args.mount.foreground {
+        daemonize::leave_terminal()?;
+    }
+    let stats = running.reporter().stats();
+    if let Some(why) = stats.no_ring.filter(|_| !args.successor) {
+        // Whoever asked for a ring may want to know; else it is how things are here.
+        let level = if wants_ring { log::Level::Warn } else { log::Level::Info };
+        log::log!(level, "{}: the classic transport is used: {why}", at.display());
+    }
+    let ring = stats.transport == Transport::Uring;
+    tell(&control, ready_word(ring, can_resend(&running)));
+    let supervised = Arc::new(AtomicBool::new(true));
+    let (heard, at_ending) = (supervised.clone(), at.clone());
+    running.wait(async move {
+        dray_rt::spawn(heed_signals(at_ending, supervised));
+        if let Err(error) = heed_supervisor(control).await {
+            heard.store(false, Ordering::Relaxed);
+            log::warn!(
+                "the supervisor of {} is gone ({error}): the mount goes on, and ends with this \
+                 process",
+                at.display()
+            );
+        }
+    })
+}
+
+/// Sets the queues of a ring going again, in a process that holds nothing of the mount.
+pub fn wake(at: &Path) -> Result<(), Failure> {
+    dray_fuse::wake_queues(at).doing(|| format!("cannot wake the queues of {}", at.display()))
+}
+
+fn can_resend(running: &Running) -> bool {
+    running.reporter().stats().session.has(abi::init::HAS_RESEND)
+}
+
+/// The memory that the supervisor holds, as often as it is wanted.
+fn memory_in(session: OwnedFd) -> NewMemory {
+    Box::new(move || SessionMemory::from_fd(session.try_clone()?))
+}
+
+/// Says a word to the supervisor each time that it is called.
+fn saying(control: &UnixStream, word: u8) -> io::Result<Notice> {
+    let control = control.try_clone()?;
+    Ok(Box::new(move || tell(&control, word)))
+}
+
+/// Tells the supervisor. If it is gone, the control socket says so to the one who reads it.
+fn tell(mut control: &UnixStream, word: u8) {
+    let _ = control.write_all(&[word]);
+}
+
+/// Does what the supervisor asks for. Ends with an error when it is gone.
+async fn heed_supervisor(control: UnixStream) -> io::Result<()> {
+    control.set_nonblocking(true)?;
+    let source = Source::new(control.try_clone()?.into())?;
+    loop {
+        let mut word = [0; 1];
+        let read = source.io(Interest::Read, |_| (&control).read(&mut word)).await?;
+        match (read, word[0]) {
+            (0, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            // At once, as if killed: whatever is under way is asked for again by the
+            // kernel, and is known by its number in the memory that stays. Taking down the
+            // stack in good order would give back replay slots that must stay taken.
+            // SAFETY: ends the process; nothing is run after it.
+            (_, STOP) => unsafe { libc::_exit(HANDED_OVER) },
+            _ => {} // of a later version
+        }
+    }
+}
+
+/// Signals are for the supervisor, which gets them, too, where they are sent to a group of
+/// processes. Without it one that asks for an end unmounts.
+async fn heed_signals(at: PathBuf, supervised: Arc<AtomicBool>) {
+    let ending = match Ending::new() {
+        Ok(ending) => ending,
+        Err(error) => return log::error!("cannot wait for signals: {error}"),
+    };
+    while ending.wait().await.is_ok() {
+        if !supervised.load(Ordering::Relaxed) {
+            unmount(&at);
+        }
+    }
+}
+
+fn unmount(at: &Path) {
+    log::info!("unmounting {}", at.display());
+    if let Err(error) = dray_fuse::unmount(at, true) {
+        log::error!("cannot unmount {}: {error}", at.display());
+    }
+}

@@ -1,0 +1,115 @@
+//! The metrics of a mount (`-o metrics=ADDR:PORT`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_client::UnsyncedStatus;
+use dray_fuse::Stats;
+use dray_layers::metrics::{Metrics, PrometheusText};
+
+use crate::metrics_http::Kind::{Counter, Gauge};
+use crate::metrics_http::{head, label_value, sample};
+use crate::status::report::MountReport;
+
+/// All of them; `calls` has seen every call that was made for the mount's applications.
+pub fn text(report: &MountReport, calls: &Arc<Metrics>) -> String {
+    let labels = format!(
+        "mountpoint=\"{}\",target=\"{}\"",
+        label_value(&report.mountpoint),
+        label_value(&report.target)
+    );
+    let mut seen = PrometheusText::new("dray_mount");
+    calls.snapshot().prometheus(&labels, &mut seen);
+    let mut text = seen.finish();
+    let stats = report.reporter.stats();
+    kernel(&stats, &labels, &mut text);
+    server(report, &labels, &mut text);
+    unsynced(&report.session.status().unsynced, &labels, &mut text);
+    text
+}
+
+/// What the kernel asks for.
+fn kernel(stats: &Stats, labels: &str, text: &mut String) {
+    let name = "dray_mount_requests_total";
+    head(text, name, Counter, "Requests of the kernel.");
+    for (op, count) in &stats.counts {
+        sample(text, name, &format!("{labels},op=\"{op}\""), count);
+    }
+    let oldest = stats.in_flight.iter().map(|one| one.age).max().unwrap_or(Duration::ZERO);
+    let under_way = stats.in_flight.len() as f64;
+    for (name, help, value) in [
+        ("requests_in_flight", "Requests of the kernel under way.", under_way),
+        (
+            "oldest_request_seconds",
+            "Time since when the oldest of them has been under way, or 0; locks wait for long.",
+            oldest.as_secs_f64(),
+        ),
+        ("known_files", "Files that the kernel knows.", stats.nodes as f64),
+        ("open_files", "Files that are open.", stats.handles as f64),
+    ] {
+        let name = format!("dray_mount_{name}");
+        head(text, &name, Gauge, help);
+        sample(text, &name, labels, value);
+    }
+}
+
+/// How it stands with the server.
+fn server(report: &MountReport, labels: &str, text: &mut String) {
+    let session = report.session.status();
+    let connected = session.channels.iter().any(|channel| channel.up);
+    let sum = |count: fn(&dray_client::ChannelStats) -> u64| -> u64 {
+        session.channels.iter().map(count).sum()
+    };
+    for (name, help, kind, value) in [
+        ("connected", "1 while the server can be reached.", Gauge, u64::from(connected)),
+        ("calls_total", "Calls to the server.", Counter, sum(|one| one.calls)),
+        (
+            "calls_resent_total",
+            "Calls sent again over new connections.",
+            Counter,
+            sum(|one| one.resent),
+        ),
+        (
+            "reconnections_total",
+            "Connections made anew.",
+            Counter,
+            sum(|one| one.connections.saturating_sub(1)),
+        ),
+        (
+            "sessions_lost_total",
+            "Times that the server had forgotten this mount, and its locks with it.",
+            Counter,
+            session.lost,
+        ),
+    ] {
+        let name = format!("dray_mount_{name}");
+        head(text, &name, kind, help);
+        sample(text, &name, labels, value);
+    }
+}
+
+/// What may not be on media at the server, and what was lost with its power.
+fn unsynced(status: &UnsyncedStatus, labels: &str, text: &mut String) {
+    for (name, help, kind, value) in [
+        ("unsynced_kept_bytes", "Data kept until they are on media.", Gauge, status.kept_bytes),
+        ("unsynced_limit_bytes", "Data that may be kept (replay=).", Gauge, status.limit_bytes),
+        (
+            "unsynced_unkept_bytes",
+            "Data not on media that did not fit: they would be lost with the server's power.",
+            Gauge,
+            status.unkept_bytes,
+        ),
+        (
+            "power_losses_total",
+            "Times that the server's machine lost what was not on media.",
+            Counter,
+            status.power_losses,
+        ),
+        ("losses_total", "Things lost by that; alarm on any.", Counter, status.losses),
+        ("lost_bytes_total", "Data lost by that, as far as counted.", Counter, status.lost_bytes),
+    ] {
+        let name = format!("dray_mount_{name}");
+        head(text, &name, kind, help);
+        sample(text, &name, labels, value);
+    }
+}

@@ -1,0 +1,510 @@
+//! `dray mount`.
+
+pub(crate) mod daemon;
+pub(crate) mod metrics;
+pub(crate) mod mount_table;
+pub(crate) mod options;
+pub(crate) mod supervisor;
+pub(crate) mod umount;
+pub(crate) mod upgrade;
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_client::{
+    ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
+};
+use dray_core::{Context, Errno, Error, FileId, FileSystem, Fut, OpenFile, OpenHow, RequestId};
+use dray_fuse::{
+    Consistency, Device, Host, MountFlags, MountOptions, Mounted, Options as FuseOptions,
+    PerThread, Reporter, WORKERS_MAX,
+};
+use dray_layers::metrics::Metrics;
+use dray_layers::{Observed, observed_file};
+use dray_rt::sync::{oneshot, watch};
+use dray_rt::{DriverKind, Executor};
+
+use crate::args::MountArgs;
+use crate::control::{self, Kind};
+use crate::daemonize::{self, Waiting};
+use crate::endpoint::{self, Answer, SocketFile};
+use crate::error::{Doing, Failure};
+use crate::mount::options::MountPlan;
+use crate::mount::supervisor::{Launch, MountWords};
+use crate::status::report::MountReport;
+use crate::{metrics_http, paths};
+
+/// A server that does not answer a new mount within this time is not there.
+const CONNECT_MAX: Duration = Duration::from_secs(15);
+/// Between two attempts to reach a server that is not there yet (`retry=`).
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Between two attempts to serve metrics where somebody else listens.
+const METRICS_PAUSE: Duration = Duration::from_secs(5);
+/// A daemon that follows another one serves without a server that does not answer within this
+/// time: calls wait for it, as long as the mount's limit allows.
+const TAKE_OVER_MAX: Duration = Duration::from_secs(1);
+/// Between two attempts of a daemon that follows one that told it too little.
+const CONNECT_PAUSE: Duration = Duration::from_millis(300);
+
+/// Mounts, and has the mount served until it ends.
+pub fn run(args: MountArgs) -> Result<(), Failure> {
+    let helper = args.helper;
+    let result = run_mount(args);
+    if helper { result.map_err(Failure::for_mount_helper) } else { result }
+}
+
+fn run_mount(args: MountArgs) -> Result<(), Failure> {
+    let plan = MountPlan::parse(&args.options)?;
+    if plan.remount {
+        return remount(&args.mountpoint, &plan, args.fake);
+    }
+    let at = check_mountpoint(&args.mountpoint)?;
+    if args.fake {
+        return Ok(());
+    }
+    if let Some(address) = &plan.metrics {
+        drop(metrics_http::listen(address)?); // what is wrong is said before anything is mounted
+    }
+    // From here on we may be the child, whose exit code the parent passes on.
+    let waiting = if args.foreground { Waiting::nobody() } else { daemonize::fork()? };
+    paths::raise_file_limit();
+    let mount = Mount { target: args.target.target, at, plan };
+    mount.start(&args.target.text, args.options, args.foreground, waiting)
+}
+
+/// Changes the flags of a mount that is there. What else `-o` says, such as the rest of a line
+/// of fstab, stays as it was when it was mounted.
+fn remount(path: &Path, plan: &MountPlan, fake: bool) -> Result<(), Failure> {
+    let what = || format!("cannot remount {}", path.display());
+    let at = paths::absolute(path).doing(what)?;
+    let entry = mount_table::find(&at)
+        .ok_or_else(|| Failure::new(format!("{}: it is not a mount of dray", what())))?;
+    if fake {
+        return Ok(());
+    }
+    dray_fuse::remount(&entry.at, plan.flags()).doing(what)
+}
+
+/// The mount point, absolute; a directory that is not one of our mounts already.
+fn check_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
+    let shown = path.display();
+    let what = || format!("cannot mount on {shown}");
+    let free = |at: &Path| match mount_table::find(at) {
+        None => Ok(()),
+        Some(_) => Err(Failure::new(format!(
+            "{shown} has a dray mount already: `dray umount {shown}` first, or choose another \
+             directory"
+        ))),
+    };
+    let at = paths::absolute(path).doing(what)?;
+    free(&at)?; // before it is looked at: its server may not answer
+    let at = std::fs::canonicalize(&at).map_err(|error| {
+        let advice = match error.raw_os_error() {
+            Some(libc::ENOENT) => "; make the directory first",
+            Some(libc::ENOTCONN) => "; another mount there is dead: `umount -l` it first",
+            _ => "",
+        };
+        Failure::new(format!("{}: {error}{advice}", what()))
+    })?;
+    free(&at)?; // a symbolic link led there
+    if at == Path::new("/") {
+        return Err(Failure::new(format!("{}: nobody would see what is mounted there", what())));
+    }
+    match dray_fuse::mode_at(&at).doing(what)? & libc::S_IFMT {
+        libc::S_IFDIR => Ok(at),
+        _ => Err(Failure::new(format!("{}: it is not a directory", what()))),
+    }
+}
+
+/// What is to be mounted where, and how.
+pub struct Mount {
+    pub target: Target,
+    pub at: PathBuf,
+    pub plan: MountPlan,
+}
+
+/// A mount that is being served.
+pub struct Running {
+    mount: Mount,
+    mounted: Mounted,
+    session: Arc<Session>,
+    calls: Option<Arc<Metrics>>,
+}
+
+impl Mount {
+    /// Connects, mounts, and turns into the supervisor, which has the mount served.
+    fn start(
+        self,
+        source: &str,
+        options: Vec<String>,
+        foreground: bool,
+        waiting: Waiting,
+    ) -> Result<(), Failure> {
+        let read_only = self.try_server()?;
+        if !foreground {
+            daemonize::outlive_parent(); // what is mounted is not left without its daemon
+        }
+        let device = self.attach(source, read_only)?;
+        if !foreground {
+            daemonize::leave_session();
+        }
+        let at = self.at.clone();
+        self.supervise(device, options, foreground, waiting).inspect_err(|_| {
+            let _ = dray_fuse::unmount(&at, true); // the failure that counts is the first
+        })
+    }
+
+    fn supervise(
+        self,
+        device: OwnedFd,
+        options: Vec<String>,
+        foreground: bool,
+        waiting: Waiting,
+    ) -> Result<(), Failure> {
+        let entry = mount_table::find(&self.at);
+        let entry = entry.ok_or_else(|| Failure::new("the mount is gone already"))?;
+        let workers = match self.plan.workers {
+            0 => std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
+            workers => workers,
+        };
+        let words = MountWords { target: self.target, at: self.at, options, workers, foreground };
+        Launch { device, connection: entry.connection, words }.exec(waiting).map(drop)
+    }
+
+    fn client_options(&self) -> ClientOptions {
+        ClientOptions {
+            key: self.plan.key.clone(),
+            timeout: self.plan.timeout,
+            replay_bytes: self.plan.replay_bytes,
+        }
+    }
+
+    /// Says hello to the server and goodbye, so that what is wrong is known before anything
+    /// is mounted. One that cannot be reached is tried again for as long as `retry` says.
+    /// Answers whether the export is read only.
+    fn try_server(&self) -> Result<bool, Failure> {
+        let mut executor = new_executor()?;
+        executor.block_on(async {
+            let (begin, mut told) = (dray_rt::now(), false);
+            loop {
+                let error = match self.greet().await {
+                    Ok(read_only) => return Ok(read_only),
+                    Err(error) => error,
+                };
+                // Not there, or full for the moment.
+                let may_pass = matches!(
+                    error,
+                    ConnectError::Unreachable { .. }
+                        | ConnectError::Refused { errno: Errno::EAGAIN, .. }
+                );
+                if !may_pass || begin.elapsed() + RETRY_PAUSE > self.plan.retry {
+                    return Err(error.into());
+                }
+                if !std::mem::replace(&mut told, true) {
+                    let seconds = self.plan.retry.as_secs();
+                    log::warn!("{error}; trying again for {seconds} s");
+                }
+                dray_rt::sleep(RETRY_PAUSE).await;
+            }
+        })
+    }
+
+    async fn greet(&self) -> Result<bool, ConnectError> {
+        let options = self.client_options();
+        let memory = SessionMemory::heap();
+        let session =
+            dray_client::connect_timeout(&self.target, &options, CONNECT_MAX, memory).await?;
+        session.goodbye();
+        Ok(session.info().read_only)
+    }
+
+    /// Mounts: from here on the kernel sends requests.
+    fn attach(&self, source: &str, read_only: bool) -> Result<OwnedFd, Failure> {
+        let flags = self.plan.flags();
+        let options = MountOptions {
+            source: source.to_owned(),
+            default_permissions: self.plan.consistency != Consistency::Strict,
+            allow_other: self.plan.allow_other.unwrap_or(paths::is_root()),
+            flags: MountFlags { read_only: flags.read_only || read_only, ..flags },
+        };
+        let what = || format!("cannot mount on {}", self.at.display());
+        dray_fuse::mount(&self.at, &options).doing(what)
+    }
+
+    /// Serves the mount behind `device`. `memory` makes the memory of the session, once for
+    /// each attempt to connect; `wait` is what to do between two attempts, none to try once;
+    /// `push` has the queues of a ring pushed by somebody else.
+    pub fn serve(
+        self,
+        device: Device,
+        memory: NewMemory,
+        wait: Option<Notice>,
+        push: Notice,
+    ) -> Result<Running, Failure> {
+        let (tell, told) = watch::channel(None);
+        let what = || "cannot use the memory of the session".to_owned();
+        // Whoever wants no metrics does not pay for them.
+        let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
+        let host = Arc::new(Attached { session: told.clone(), calls: calls.clone(), push });
+        let options = FuseOptions {
+            node: memory().doing(what)?.node(),
+            workers: device.clones.len(),
+            host,
+            ..self.fuse_options()
+        };
+        let connection = Arc::new(Connection {
+            target: self.target.clone(),
+            options: self.client_options(),
+            memory,
+            wait,
+            calls: calls.clone(),
+            tell,
+            told: told.clone(),
+        });
+        let per_thread: PerThread = Arc::new(move |index, _| {
+            let connection = connection.clone();
+            Box::pin(async move { connection.for_worker(index).await })
+        });
+        let mounted = Mounted::start(per_thread, device, options)
+            .doing(|| format!("cannot serve the mount on {}", self.at.display()))?;
+        let session = told.borrow().clone().flatten();
+        let session = session.ok_or_else(|| Failure::new("the server went away"))?;
+        Ok(Running { mount: self, mounted, session, calls })
+    }
+
+    fn fuse_options(&self) -> FuseOptions {
+        FuseOptions {
+            consistency: self.plan.consistency,
+            transport: self.plan.transport,
+            attr_validity: self.plan.attr_validity,
+            entry_validity: self.plan.attr_validity,
+            workers: self.plan.workers,
+            job_ids: self.plan.job_ids,
+            patience: self.plan.timeout,
+            ..FuseOptions::default()
+        }
+    }
+}
+
+/// Makes memory for a session, or finds that of a process before us.
+pub type NewMemory = Box<dyn Fn() -> io::Result<SessionMemory> + Send + Sync>;
+
+/// The session, once it is there; none in it if it could not be had.
+type ToldSession = watch::Receiver<Option<Option<Arc<Session>>>>;
+
+/// Makes the session on the first worker's thread; the others join it.
+struct Connection {
+    target: Target,
+    options: ClientOptions,
+    memory: NewMemory,
+    /// Called before each further attempt to connect; none: there is one attempt.
+    wait: Option<Notice>,
+    /// Sees every call, where metrics are wanted.
+    calls: Option<Arc<Metrics>>,
+    /// None until it has been tried.
+    tell: watch::Sender<Option<Option<Arc<Session>>>>,
+    told: ToldSession,
+}
+
+/// Says something to somebody else.
+pub type Notice = Box<dyn Fn() + Send + Sync>;
+
+/// A daemon's surroundings: its supervisor, and a server at which files are still open that
+/// a daemon before it opened.
+struct Attached {
+    session: ToldSession,
+    calls: Option<Arc<Metrics>>,
+    push: Notice,
+}
+
+impl Host for Attached {
+    fn reopen<'a>(
+        &'a self,
+        cx: &'a Context,
+        fs: &'a Arc<dyn FileSystem>,
+        id: FileId,
+        flags: i32,
+        request: RequestId,
+    ) -> Fut<'a, dray_core::Result<Arc<dyn OpenFile>>> {
+        let how = OpenHow::new(flags);
+        let attached = self.attach(id, flags, request);
+        Box::pin(async move {
+            match attached {
+                Some(file) => Ok(file),
+                None => fs.open(cx, id, how).await,
+            }
+        })
+    }
+
+    fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
+        let session = self.session.borrow().clone().flatten()?;
+        let file = RemoteFs::new(session).attach(id, OpenHow::new(flags), request.0);
+        Some(match &self.calls {
+            Some(calls) => observed_file(file, calls),
+            None => file,
+        })
+    }
+
+    fn attached(&self) {
+        if let Some(session) = self.session.borrow().clone().flatten() {
+            session.attached();
+        }
+    }
+
+    fn wake_queues(&self) {
+        (self.push)();
+    }
+
+    fn owes_error(&self, id: FileId) -> bool {
+        let told = self.session.borrow();
+        told.as_ref().and_then(Option::as_ref).is_some_and(|session| session.owes_error(id))
+    }
+}
+
+impl Connection {
+    async fn for_worker(&self, index: usize) -> dray_core::Result<Arc<dyn FileSystem>> {
+        if index == 0 {
+            let session = self.connect().await;
+            self.tell.send_replace(Some(session));
+        }
+        let mut told = self.told.clone();
+        let known = told.wait_for(Option::is_some).await;
+        let session = known.ok().and_then(|known| known.clone().flatten());
+        let session = session.ok_or(Error::new(Errno::EHOSTUNREACH))?;
+        session.attach_here();
+        let fs: Arc<dyn FileSystem> = Arc::new(RemoteFs::new(session));
+        Ok(match &self.calls {
+            Some(calls) => Arc::new(Observed::new(fs, calls.clone())),
+            None => fs,
+        })
+    }
+
+    async fn connect(&self) -> Option<Arc<Session>> {
+        let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;
+        let (target, options) = (&self.target, &self.options);
+        let taken_over = dray_client::take_over_session(target, options, memory, TAKE_OVER_MAX);
+        match taken_over.await {
+            // Waiting does not help: the supervisor ends such a mount.
+            Some(outcome) => outcome.inspect_err(|error| log::error!("{target}: {error}")).ok(),
+            None => self.connect_first().await,
+        }
+    }
+
+    async fn connect_first(&self) -> Option<Arc<Session>> {
+        let mut told = false;
+        loop {
+            let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;
+            let tried =
+                dray_client::connect_timeout(&self.target, &self.options, CONNECT_MAX, memory);
+            let error = match tried.await {
+                Ok(session) => return Some(session),
+                Err(error) => error,
+            };
+            if !std::mem::replace(&mut told, true) {
+                log::error!("{}: {error}", self.target);
+            }
+            // Waiting does not help: the supervisor ends such a mount.
+            if matches!(error, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
+                return None;
+            }
+            let wait = self.wait.as_ref()?;
+            wait();
+            dray_rt::sleep(CONNECT_PAUSE).await;
+        }
+    }
+}
+
+fn new_executor() -> Result<Executor, Failure> {
+    Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())
+}
+
+/// Answers `dray status` until the answer is dropped.
+fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<SocketFile, Failure> {
+    let (socket, file) = Kind::Mount.listen(&mount.at)?;
+    let answer: Answer = Arc::new(move |question| {
+        let report = report.clone();
+        Box::pin(async move {
+            let reply = match control::parse(&question) {
+                ("status", _) => report.json(),
+                (word, _) => control::refusal(&format!("unknown question `{word}`")),
+            };
+            reply.to_string().into_bytes()
+        })
+    });
+    dray_rt::spawn(async move {
+        if let Err(error) = endpoint::serve(socket, "\n", answer).await {
+            log::error!("the status can no longer be asked for: {error}");
+        }
+    });
+    Ok(file)
+}
+
+/// Serves metrics at `address`. Where somebody else listens it is tried again: a mount goes on
+/// without, and a daemon before this one may not have ended.
+async fn serve_metrics(address: String, report: Arc<MountReport>, calls: Arc<Metrics>) {
+    let text: metrics_http::Text = Arc::new(move || metrics::text(&report, &calls));
+    let mut told = false;
+    loop {
+        match metrics_http::listen(&address) {
+            Ok((socket, at)) => {
+                log::info!("metrics at http://{at}/metrics");
+                return metrics_http::serve(socket, text).await;
+            }
+            Err(failure) if !std::mem::replace(&mut told, true) => {
+                log::warn!("{}; trying again", failure.message);
+            }
+            Err(_) => {}
+        }
+        dray_rt::sleep(METRICS_PAUSE).await;
+    }
+}
+
+impl Running {
+    fn report(&self) -> Arc<MountReport> {
+        Arc::new(MountReport {
+            mountpoint: self.mount.at.display().to_string(),
+            target: self.mount.target.to_string(),
+            consistency: self.mount.plan.consistency,
+            timeout: self.mount.plan.timeout,
+            session: self.session.clone(),
+            reporter: self.mounted.reporter(),
+            since: dray_rt::now(),
+        })
+    }
+
+    /// What goes on.
+    pub fn reporter(&self) -> Reporter {
+        self.mounted.reporter()
+    }
+
+    /// Serves until it is unmounted. `beside` runs on the executor that waits.
+    pub fn wait(self, beside: impl Future<Output = ()> + Send + 'static) -> Result<(), Failure> {
+        let report = self.report();
+        let Running { mount, mounted, session, calls } = self;
+        let (end, ended) = oneshot::channel();
+        let waiter = std::thread::Builder::new().name("dray-wait".into()).spawn(move || {
+            let _ = end.send(mounted.wait()); // we wait for it until the end
+        });
+        waiter.doing(|| "cannot start a thread".into())?;
+        let result = new_executor()?.block_on(async {
+            // A mount whose status cannot be asked for is still a mount.
+            let control = listen_for_control(&mount, report.clone());
+            let _control = control.inspect_err(|failure| log::warn!("{}", failure.message));
+            if let (Some(address), Some(calls)) = (mount.plan.metrics.clone(), calls) {
+                dray_rt::spawn(serve_metrics(address, report, calls));
+            }
+            dray_rt::spawn(beside);
+            let ended = ended.await.map_err(|_| Failure::new("a thread of the mount died"))?;
+            ended.doing(|| format!("the mount on {} ended", mount.at.display()))
+        });
+        if result.is_err() && mount_table::find(&mount.at).is_some() {
+            let _ = dray_fuse::unmount(&mount.at, true); // nobody will ever answer there again
+        }
+        session.goodbye();
+        result
+    }
+}

@@ -1,0 +1,346 @@
+//! `-o` options of a mount.
+
+use std::time::Duration;
+
+use dray_client::Key;
+use dray_fuse::{Consistency, MountFlags, TransportWish};
+
+use crate::error::Failure;
+use crate::metrics_http::check_address;
+use crate::nearest::hint;
+use crate::serve::export::split_commas;
+use crate::serve::parse_auth;
+
+/// What `-o` says.
+#[derive(Clone, Debug)]
+pub struct MountPlan {
+    /// How long calls wait for the server.
+    pub timeout: Option<Duration>,
+    /// What applications may rely on.
+    pub consistency: Consistency,
+    /// Transport to the kernel.
+    pub transport: TransportWish,
+    /// The shared key.
+    pub key: Option<Key>,
+    /// Changes are refused.
+    pub read_only: bool,
+    /// Other users may use it; none: root's mounts yes, others' no.
+    pub allow_other: Option<bool>,
+    /// How long attributes and names are believed under close-to-open.
+    pub attr_validity: Duration,
+    /// Unsynced writes kept for a server that loses power, bytes.
+    pub replay_bytes: u64,
+    /// Callers' batch jobs are looked up.
+    pub job_ids: bool,
+    /// Threads; 0: as many as is best.
+    pub workers: usize,
+    /// Set-id programs do not change identity.
+    pub no_suid: bool,
+    /// Devices are none.
+    pub no_dev: bool,
+    /// Nothing can be executed.
+    pub no_exec: bool,
+    /// Where metrics are served, `ADDR:PORT`.
+    pub metrics: Option<String>,
+    /// How long a server that cannot be reached is tried again before mounting fails.
+    pub retry: Duration,
+    /// The flags of a mount that is there are to be changed, no more.
+    pub remount: bool,
+}
+
+impl Default for MountPlan {
+    fn default() -> MountPlan {
+        MountPlan {
+            timeout: None,
+            consistency: Consistency::Strict,
+            transport: TransportWish::Auto,
+            key: None,
+            read_only: false,
+            allow_other: None,
+            attr_validity: Duration::from_secs(1),
+            replay_bytes: 64 << 20,
+            job_ids: false,
+            workers: 0,
+            no_suid: false,
+            no_dev: false,
+            no_exec: false,
+            metrics: None,
+            retry: Duration::ZERO,
+            remount: false,
+        }
+    }
+}
+
+/// Options that mean something to us.
+const KNOWN: [&str; 22] = [
+    "timeout",
+    "consistency",
+    "transport",
+    "auth",
+    "ro",
+    "rw",
+    "allow_other",
+    "attr_timeout",
+    "replay",
+    "job_ids",
+    "workers",
+    "suid",
+    "nosuid",
+    "dev",
+    "nodev",
+    "exec",
+    "noexec",
+    "noallow_other",
+    "nojob_ids",
+    "metrics",
+    "retry",
+    "remount",
+];
+
+/// Options for mount(8), systemd or the kernel's own defaults, which change nothing here.
+const IGNORED: [&str; 19] = [
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "_netdev",
+    "_rnetdev",
+    "nofail",
+    "atime",
+    "noatime",
+    "relatime",
+    "strictatime",
+    "nodiratime",
+    "async",
+    "lazytime",
+    "silent",
+];
+
+/// What /proc/mounts shows of a mount of FUSE, and mount(8) hands back when it is remounted.
+const SHOWN_BY_THE_KERNEL: [&str; 6] =
+    ["user_id", "group_id", "rootmode", "max_read", "blksize", "default_permissions"];
+
+/// Longest time that makes sense: about 68 years.
+const SECONDS_MAX: f64 = (1u64 << 31) as f64;
+/// Most of unsynced writes kept.
+const REPLAY_MAX_BYTES: u64 = 64 << 30;
+/// Most threads of a mount.
+const WORKERS_MAX: usize = 64;
+
+impl MountPlan {
+    /// From the lists behind `-o`.
+    pub fn parse(lists: &[String]) -> Result<MountPlan, Failure> {
+        let mut plan = MountPlan::default();
+        let mut options: Vec<String> = lists.iter().flat_map(|list| split_commas(list)).collect();
+        if options.iter().any(|option| option == "remount") {
+            let key = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
+            options.retain(|option| !SHOWN_BY_THE_KERNEL.contains(&key(option).as_str()));
+        }
+        options.iter().filter(|option| !option.is_empty()).try_for_each(|one| plan.set(one))?;
+        Ok(plan)
+    }
+
+    /// What mount(2) is told.
+    pub fn flags(&self) -> MountFlags {
+        MountFlags {
+            read_only: self.read_only,
+            no_suid: self.no_suid,
+            no_dev: self.no_dev,
+            no_exec: self.no_exec,
+        }
+    }
+
+    fn set(&mut self, option: &str) -> Result<(), Failure> {
+        let (key, value) = match option.split_once('=') {
+            Some((key, value)) => (key, Some(value)),
+            None => (option, None),
+        };
+        if key.starts_with("x-") || key.starts_with("X-") || key == "comment" {
+            return Ok(());
+        }
+        // mount(8) notes who mounted, and which helper unmounts, for itself.
+        if matches!(key, "user" | "uhelper" | "helper") && value.is_some() {
+            self.ignored(key);
+            return Ok(());
+        }
+        let wrong = |what: &str| Failure::usage(format!("mount option `{option}`: {what}"));
+        let needed = || value.ok_or_else(|| wrong("it needs a value"));
+        match key {
+            "timeout" => self.timeout = parse_timeout(needed()?).map_err(|what| wrong(&what))?,
+            "attr_timeout" => {
+                self.attr_validity = parse_seconds(needed()?).map_err(|what| wrong(&what))?;
+            }
+            "consistency" => {
+                self.consistency = parse_consistency(needed()?).map_err(|w| wrong(&w))?
+            }
+            "transport" => {
+                self.transport = parse_transport(needed()?).map_err(|what| wrong(&what))?
+            }
+            "replay" => self.replay_bytes = parse_size(needed()?).map_err(|what| wrong(&what))?,
+            "auth" => self.key = parse_auth(needed()?)?,
+            "retry" => self.retry = parse_seconds(needed()?).map_err(|what| wrong(&what))?,
+            "metrics" => {
+                check_address(needed()?).map_err(|what| wrong(&what))?;
+                self.metrics = value.map(str::to_owned);
+            }
+            "workers" => {
+                let count = needed()?.parse().ok().filter(|count| *count <= WORKERS_MAX);
+                self.workers = count.ok_or_else(|| wrong("a number up to 64"))?;
+            }
+            _ if value.is_some() => return Err(unknown(option, key)),
+            "remount" => self.remount = true,
+            "sync" | "dirsync" => {
+                return Err(wrong("not offered: let programs sync what must be on media"));
+            }
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "allow_other" => self.allow_other = Some(true),
+            "noallow_other" => self.allow_other = Some(false),
+            "job_ids" => self.job_ids = true,
+            "nojob_ids" => self.job_ids = false,
+            "suid" | "nosuid" => self.no_suid = key == "nosuid",
+            "dev" | "nodev" => self.no_dev = key == "nodev",
+            "exec" | "noexec" => self.no_exec = key == "noexec",
+            _ if IGNORED.contains(&key) => self.ignored(key),
+            _ => return Err(unknown(option, key)),
+        }
+        Ok(())
+    }
+
+    /// `user` and its like also restrict what can be run, as mount(8) says.
+    fn ignored(&mut self, key: &str) {
+        if matches!(key, "user" | "users") {
+            (self.no_exec, self.no_suid, self.no_dev) = (true, true, true);
+        }
+        if matches!(key, "owner" | "group") {
+            (self.no_suid, self.no_dev) = (true, true);
+        }
+    }
+}
+
+fn unknown(option: &str, key: &str) -> Failure {
+    let hint = hint(key, KNOWN);
+    Failure::usage(format!("unknown mount option `{option}`{hint}"))
+}
+
+/// Seconds, with or without a fraction; 0 or `never`: no limit.
+fn parse_timeout(text: &str) -> Result<Option<Duration>, String> {
+    if text == "never" {
+        return Ok(None);
+    }
+    let time = parse_seconds(text)?;
+    Ok((!time.is_zero()).then_some(time))
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let digits = text.strip_suffix('s').unwrap_or(text);
+    let seconds = digits.parse::<f64>().ok().filter(|seconds| (0.0..SECONDS_MAX).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds is needed".to_owned())
+}
+
+fn parse_consistency(text: &str) -> Result<Consistency, String> {
+    match text {
+        "strict" => Ok(Consistency::Strict),
+        "close-to-open" => Ok(Consistency::CloseToOpen),
+        "immutable" => Ok(Consistency::Immutable),
+        _ => {
+            let hint = hint(text, ["strict", "close-to-open", "immutable"]);
+            Err(format!("strict, close-to-open or immutable{hint}"))
+        }
+    }
+}
+
+fn parse_transport(text: &str) -> Result<TransportWish, String> {
+    match text {
+        "auto" => Ok(TransportWish::Auto),
+        "uring" => Ok(TransportWish::Uring),
+        "classic" => Ok(TransportWish::Classic),
+        _ => Err(format!("auto, uring or classic{}", hint(text, ["auto", "uring", "classic"]))),
+    }
+}
+
+/// Bytes, with `K`, `M` or `G` for powers of 1024.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || "a size such as 64M is needed, at most 64G".to_owned();
+    let upper = text.to_ascii_uppercase();
+    let (digits, shift) = match upper.strip_suffix(['K', 'M', 'G']) {
+        Some(digits) if upper.ends_with('K') => (digits, 10),
+        Some(digits) if upper.ends_with('M') => (digits, 20),
+        Some(digits) => (digits, 30),
+        None => (upper.as_str(), 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes <= REPLAY_MAX_BYTES);
+    bytes.ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<MountPlan, Failure> {
+        MountPlan::parse(&[text.to_owned()])
+    }
+
+    #[test]
+    fn options_are_read() {
+        let plan =
+            parse("timeout=2.5,consistency=close-to-open,ro,replay=2G,transport=uring").unwrap();
+        assert_eq!(plan.timeout, Some(Duration::from_millis(2500)));
+        assert_eq!(plan.consistency, Consistency::CloseToOpen);
+        assert_eq!((plan.read_only, plan.replay_bytes), (true, 2 << 30));
+        assert_eq!(plan.transport, TransportWish::Uring);
+        let plan = parse("timeout=0,attr_timeout=10s,allow_other,workers=2").unwrap();
+        assert_eq!((plan.timeout, plan.allow_other, plan.workers), (None, Some(true), 2));
+        assert_eq!(plan.attr_validity, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn what_stands_in_fstab_for_others_is_accepted() {
+        let plan = parse(
+            "rw,defaults,noauto,_netdev,nofail,x-systemd.automount,x-systemd.mount-timeout=30s,\
+             nosuid,nodev,noatime,comment=mine,,",
+        )
+        .unwrap();
+        assert!(plan.no_suid && plan.no_dev && !plan.no_exec);
+        assert!(parse("user=joe,_rnetdev,uhelper=dray").unwrap().no_exec);
+        let plan = parse("retry=90,metrics=127.0.0.1:9101,remount").unwrap();
+        assert_eq!((plan.retry, plan.remount), (Duration::from_secs(90), true));
+        assert_eq!(plan.metrics.as_deref(), Some("127.0.0.1:9101"));
+        parse("rw,relatime,user_id=0,group_id=0,max_read=1048576,remount,ro").unwrap();
+        assert!(parse("rw,user_id=0").is_err());
+        let plan = parse("user,exec").unwrap();
+        assert!(plan.no_suid && plan.no_dev && !plan.no_exec);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (text, hint) in [
+            ("timeot=3", "did you mean `timeout`?"),
+            ("timeout", "needs a value"),
+            ("timeout=-1", "seconds"),
+            ("timeout=1e300", "seconds"),
+            ("timeout=nan", "seconds"),
+            ("consistency=strikt", "did you mean `strict`?"),
+            ("transport=tcp", "auto, uring or classic"),
+            ("replay=1T", "size"),
+            ("replay=99999999999G", "size"),
+            ("ro=1", "unknown"),
+            ("auth=psk:/nowhere/key", "/nowhere/key"),
+            ("auth=kerberos", "psk:FILE"),
+            ("metrics=9100", "ADDR:PORT"),
+            ("retry=soon", "seconds"),
+            ("sync", "not offered"),
+            ("bg", "unknown mount option `bg`; there are: timeout"),
+            ("workers=1000", "up to 64"),
+        ] {
+            let failure = parse(text).unwrap_err();
+            assert!(failure.message.contains(hint), "{text}: {}", failure.message);
+            assert_eq!(failure.code, crate::error::EXIT_USAGE);
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! The supervisor of a mount: a small process that holds everything that must outlive the
+//! daemon, starts daemons one after the other, and ends the mount if none comes up.
+//!
+//! It takes no memory as time goes by, has one thread, and asks nothing of the mount itself
+//! nor of any path in it, since that could hang when nobody serves.
+
+mod child;
+mod connection;
+mod held;
+mod launch;
+mod note;
+mod restarts;
+mod signals;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use crate::args::MountSupervisorArgs;
+use crate::control::Kind;
+use crate::daemonize::Waiting;
+use crate::error::{Doing, EXIT_FAILED, Failure};
+use crate::mount::mount_table;
+
+use child::{Daemon, Stage, Unmounting, Waking};
+use note::Note;
+use restarts::{Death, Next, Restarts};
+use signals::Signals;
+
+pub use child::{HANDED_OVER, STOP, WAITING, WAKE, ready_word};
+pub use held::{Held, PARENT, take};
+pub use launch::{Launch, MountWords};
+pub use note::{Told, read_note};
+
+/// A daemon that is not ready and says nothing for this long is stuck, and is killed.
+const SILENT_MAX: Duration = Duration::from_secs(30);
+/// A daemon that was asked to stop and does not is killed, which comes to the same.
+const STOP_MAX: Duration = Duration::from_secs(5);
+
+/// What is executed as daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Program {
+    /// The program that this process runs, even if its file has been replaced.
+    Own,
+    /// The file that now has the name by which this program was called.
+    Given,
+}
+
+/// How it ended.
+enum End {
+    /// The mount is gone.
+    Unmounted,
+    /// The first daemon did not get ready; it has said why.
+    NeverServed(u8),
+    /// The mount was ended, and why.
+    GaveUp(&'static str),
+}
+
+struct Supervisor {
+    args: MountSupervisorArgs,
+    held: Held,
+    /// The command in the foreground, until the first daemon is ready.
+    waiting: Option<Waiting>,
+    signals: Signals,
+    daemon: Option<Daemon>,
+    /// When to start the next one.
+    start_at: Instant,
+    restarts: Restarts,
+    program: Program,
+    /// What is known since a daemon was ready for the first time.
+    served: Option<Stage>,
+    unmounting: Option<Unmounting>,
+    waking: Waking,
+    note: Option<Note>,
+}
+
+/// Supervises a mount until it ends.
+pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
+    crate::signals::name_process(c"dray-supervisor");
+    let what = || "cannot supervise a mount".to_owned();
+    let held = Held::take(args.mount.clones).doing(what)?;
+    let parent = match args.mount.foreground {
+        true => None,
+        false => Some(take(PARENT).doing(what)?),
+    };
+    let note = Note::open(&args.mount.mountpoint).inspect_err(|error| {
+        log::warn!("`dray upgrade` will not find this mount: {}", error.message)
+    });
+    let mut supervisor = Supervisor {
+        held,
+        waiting: Some(parent.map_or_else(Waiting::nobody, Waiting::over)),
+        signals: Signals::new().doing(what)?,
+        daemon: None,
+        start_at: Instant::now(),
+        restarts: Restarts::default(),
+        program: Program::Own,
+        served: None,
+        unmounting: None,
+        waking: Waking::default(),
+        note: note.ok(),
+        args,
+    };
+    let end = supervisor.until_end().doing(what);
+    supervisor.finish(end)
+}
+
+impl Supervisor {
+    fn at(&self) -> &Path {
+        &self.args.mount.mountpoint
+    }
+
+    fn until_end(&mut self) -> io::Result<End> {
+        loop {
+            if let Some(end) = self.step()? {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Does what is due, then waits for the next thing to happen.
+    fn step(&mut self) -> io::Result<Option<End>> {
+        let now = Instant::now();
+        if self.daemon.is_none()
+            && now >= self.start_at
+            && let Some(end) = self.start()
+        {
+            return Ok(Some(end));
+        }
+        let due = self.due(now);
+        let (signalled, spoken, gone) = self.wait(due.saturating_duration_since(now))?;
+        if gone {
+            return Ok(Some(End::Unmounted));
+        }
+        if spoken && let Some(daemon) = &mut self.daemon {
+            let ready = daemon.hear();
+            let push = std::mem::take(&mut daemon.wants_push);
+            if ready {
+                self.ready()?;
+            }
+            if push {
+                self.wake();
+            }
+        }
+        if signalled {
+            for signal in self.signals.read()? {
+                self.signalled(signal);
+            }
+            self.waking.reap();
+        }
+        if let Some(unmounting) = &mut self.unmounting
+            && unmounting.is_over()
+        {
+            self.unmounting = None;
+        }
+        let ended = match &mut self.daemon {
+            Some(daemon) => daemon.ended(),
+            None => None,
+        };
+        if let Some(status) = ended {
+            return Ok(self.died(status));
+        }
+        if let Some(daemon) = &mut self.daemon
+            && Instant::now() >= due
+        {
+            log::error!("the daemon of {} is stuck", self.args.mount.mountpoint.display());
+            daemon.kill();
+        }
+        Ok(None)
+    }
+
+    /// When something has to be done even if nothing happens.
+    fn due(&self, now: Instant) -> Instant {
+        match &self.daemon {
+            None => self.start_at,
+            Some(daemon) => match (daemon.stopping, daemon.stage) {
+                (Some(since), _) => since + STOP_MAX,
+                (None, Stage::Starting) => daemon.heard_at + SILENT_MAX,
+                (None, _) => now + Duration::from_secs(3600),
+            },
+        }
+    }
+
+    /// Waits for a signal, a word of the daemon, or the end of a mount that no daemon
+    /// serves yet (one that does sees it by itself).
+    fn wait(&self, time: Duration) -> io::Result<(bool, bool, bool)> {
+        let serving = self.daemon.as_ref().is_some_and(|daemon| daemon.stage != Stage::Starting);
+        let poll = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        // Negative numbers are left out.
+        let control = self.daemon.as_ref().and_then(Daemon::control);
+        let device = if serving { -1 } else { self.held.device.as_raw_fd() };
+        let mut fds = [
+            poll(self.signals.as_fd().as_raw_fd(), libc::POLLIN),
+            poll(control.map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN),
+            poll(device, 0), // errors are told always
+        ];
+        let milliseconds = i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+        // SAFETY: the kernel reads and writes the array, which outlives the call.
+        if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as _, milliseconds) } < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        let [signals, control, device] = fds.map(|fd| fd.revents);
+        Ok((signals != 0, control != 0, device & libc::POLLERR != 0))
+    }
+
+    fn start(&mut self) -> Option<End> {
+        if self.served.is_some_and(|stage| stage == Stage::ServingWithoutResend) {
+            self.renew_clones();
+        }
+        let mut words = self.args.mount.words();
+        if self.served.is_some() {
+            words.push("--successor".into());
+        }
+        let program = match self.program {
+            Program::Own => Path::new(launch::OWN_PROGRAM),
+            Program::Given => &self.args.program,
+        };
+        match Daemon::start(program, &words, &self.held) {
+            Ok(daemon) => self.daemon = Some(daemon),
+            Err(error) => {
+                log::error!("cannot start {}: {error}", program.display());
+                return self.after(Death::Failed, EXIT_FAILED);
+            }
+        }
+        None
+    }
+
+    /// The kernel cannot send requests again: what the dead daemon had read must be ended
+    /// lest it hang, which closing the clones did that it was read from.
+    fn renew_clones(&mut self) {
+        if let Err(error) = self.held.renew_clones(self.args.mount.clones) {
+            log::error!("cannot clone the descriptor of the mount: {error}");
+        }
+    }
+
+    /// A daemon serves.
+    fn ready(&mut self) -> io::Result<()> {
+        let Some(daemon) = &self.daemon else { return Ok(()) };
+        let (stage, pid) = (daemon.stage, daemon.pid());
+        self.restarts.ready();
+        if self.served.is_some() && stage == Stage::ServingRing {
+            self.wake();
+        }
+        self.served = Some(stage);
+        if stage == Stage::ServingWithoutResend {
+            self.held.clones.clear();
+        }
+        if let Some(note) = &mut self.note {
+            note.tell(pid, self.program == Program::Own);
+        }
+        match self.waiting.take() {
+            Some(waiting) => waiting.ready().map_err(|failure| io::Error::other(failure.message)),
+            None => Ok(()),
+        }
+    }
+
+    /// Has requests served that wait in queues of a ring while there are entries.
+    fn wake(&mut self) {
+        if let Err(error) = self.waking.start(&self.args.mount.mountpoint) {
+            log::error!("cannot wake {}: {error}", self.at().display());
+        }
+    }
+
+    fn signalled(&mut self, signal: i32) {
+        let at = self.at().display();
+        match signal {
+            libc::SIGHUP => {
+                log::info!("{at}: upgrading to {}", self.args.program.display());
+                self.program = Program::Given;
+                if let Some(daemon) = &mut self.daemon {
+                    daemon.stop();
+                }
+            }
+            // Somebody has unmounted already: the daemon is about to end by itself.
+            libc::SIGTERM | libc::SIGINT if mount_table::find(self.at()).is_none() => {}
+            libc::SIGTERM | libc::SIGINT if self.unmounting.is_none() => {
+                log::info!("unmounting {at}");
+                self.unmounting = Unmounting::start(self.at())
+                    .inspect_err(|error| log::error!("cannot unmount {at}: {error}"))
+                    .ok();
+            }
+            _ => {}
+        }
+    }
+
+    fn died(&mut self, status: ExitStatus) -> Option<End> {
+        let daemon = self.daemon.take()?;
+        let at = self.at().display();
+        match status.code() {
+            Some(0) => return Some(End::Unmounted),
+            Some(HANDED_OVER) => {
+                self.start_at = Instant::now();
+                return None;
+            }
+            _ if daemon.stopping.is_some() => {
+                self.start_at = Instant::now();
+                return None; // it was killed because it did not stop in time, or anyhow
+            }
+            _ => {}
+        }
+        if self.served.is_some() {
+            log::warn!("the daemon of {at} ended ({status}); requests wait for another one");
+        }
+        let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(libc::SIGKILL);
+        let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(EXIT_FAILED);
+        self.after(if killed { Death::Killed } else { Death::Failed }, code)
+    }
+
+    /// What follows a death; `code` is what the first daemon's is told as.
+    fn after(&mut self, death: Death, code: u8) -> Option<End> {
+        if self.served.is_none() {
+            return Some(End::NeverServed(code));
+        }
+        if self.program == Program::Given {
+            log::error!("{} failed: going on with the former program", self.args.program.display());
+            self.program = Program::Own;
+        }
+        match self.restarts.died(Instant::now(), death) {
+            Next::GiveUp(why) => Some(End::GaveUp(why)),
+            Next::Restart(wait) => {
+                self.start_at = Instant::now() + wait;
+                None
+            }
+        }
+    }
+
+    fn finish(mut self, end: Result<End, Failure>) -> Result<(), Failure> {
+        if let Some(mut daemon) = self.daemon.take() {
+            daemon.kill();
+        }
+        let why = match end {
+            Ok(End::Unmounted) => {
+                self.remove_mount("had been aborted");
+                self.remove_files();
+                return Ok(());
+            }
+            Ok(End::NeverServed(code)) => {
+                self.abort();
+                self.remove_mount("");
+                self.remove_files();
+                std::process::exit(i32::from(code));
+            }
+            Ok(End::GaveUp(why)) => why.to_owned(),
+            Err(failure) => failure.message,
+        };
+        let message = format!("the mount on {} is ended: {why}", self.at().display());
+        log::error!("{message}");
+        self.abort();
+        self.remove_mount("");
+        self.remove_files();
+        Err(Failure::new(message))
+    }
+
+    /// Whatever was to be found by other commands.
+    fn remove_files(&mut self) {
+        if let Some(note) = self.note.take() {
+            note.remove();
+        }
+        // A daemon that was killed has left its own.
+        let _ = std::fs::remove_file(Kind::Mount.socket(self.at()));
+    }
+
+    /// Every request fails, so that nobody waits for a daemon that will never be. Where the
+    /// kernel's way is barred, the end of this process closes the last descriptors, which
+    /// comes to the same.
+    fn abort(&self) {
+        // A connection that has ended may have left its number to somebody else's mount.
+        if self.connection_ended() {
+            return;
+        }
+        if let Err(error) = connection::abort(self.args.connection)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            log::warn!("cannot abort the connection of {}: {error}", self.at().display());
+        }
+    }
+
+    fn connection_ended(&self) -> bool {
+        let mut fds = [libc::pollfd { fd: self.held.device.as_raw_fd(), events: 0, revents: 0 }];
+        // SAFETY: the kernel reads and writes the array, which outlives the call.
+        unsafe { libc::poll(fds.as_mut_ptr(), 1, 0) };
+        fds[0].revents & libc::POLLERR != 0
+    }
+
+    /// Takes the mount out of the tree if it is still there. `why`: for the log, if it
+    /// should not have been.
+    fn remove_mount(&self, why: &str) {
+        let at = self.at();
+        let ours =
+            mount_table::find(at).is_some_and(|found| found.connection == self.args.connection);
+        if !ours {
+            return;
+        }
+        if !why.is_empty() {
+            log::warn!("the mount on {} {why}", at.display());
+        }
+        if let Err(error) = dray_fuse::unmount(at, true) {
+            log::error!("cannot unmount {}: {error}", at.display());
+        }
+    }
+}

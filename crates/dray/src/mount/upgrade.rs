@@ -1,0 +1,83 @@
+//! `dray upgrade`.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::args::UpgradeArgs;
+use crate::error::{Doing, Failure};
+use crate::mount::supervisor::{Told, read_note};
+use crate::{mount::mount_table, output, paths};
+
+/// A new daemon that does not serve within this time is no longer waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often is looked.
+const LOOK_TIME: Duration = Duration::from_millis(20);
+
+/// Has mounts served by the program as it is installed now.
+pub fn run(args: &UpgradeArgs) -> Result<(), Failure> {
+    let Some(mountpoint) = &args.mountpoint else { return all() };
+    let at =
+        paths::absolute(mountpoint).doing(|| format!("cannot upgrade {}", mountpoint.display()))?;
+    if mount_table::find(&at).is_none() {
+        return Err(Failure::new(format!("{} is not a mount of dray", at.display())));
+    }
+    upgrade(&at)
+}
+
+/// All mounts whose supervisors we know: those of this user.
+fn all() -> Result<(), Failure> {
+    let mut failed = 0;
+    let ours = mount_table::list().into_iter().filter(|entry| read_note(&entry.at).is_some());
+    for entry in ours {
+        match upgrade(&entry.at) {
+            Ok(()) => output::print_line(format_args!("upgraded {}", entry.at.display()))?,
+            Err(failure) => {
+                output::complain(failure.message);
+                failed += 1;
+            }
+        }
+    }
+    match failed {
+        0 => Ok(()),
+        _ => Err(Failure::new(format!("{failed} mount(s) go on with the former program"))),
+    }
+}
+
+/// Asks the supervisor of a mount for an upgrade and waits for its outcome.
+fn upgrade(at: &Path) -> Result<(), Failure> {
+    let shown = at.display();
+    let before = read_note(at).ok_or_else(|| {
+        Failure::new(format!(
+            "the mount on {shown} has no supervisor that could be found; was it mounted by \
+             another user, or with another $DRAY_RUN_DIR?"
+        ))
+    })?;
+    let pid = i32::try_from(before.supervisor).map_err(Failure::new)?;
+    // SAFETY: takes no memory.
+    if unsafe { libc::kill(pid, libc::SIGHUP) } != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Failure::new(format!("cannot signal the supervisor of {shown}: {error}")));
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        std::thread::sleep(LOOK_TIME);
+        match read_note(at) {
+            None => return Err(Failure::new(format!("the mount on {shown} has ended"))),
+            Some(told) if told.daemons > before.daemons => return outcome(&told),
+            Some(_) => {}
+        }
+    }
+    Err(Failure::new(format!(
+        "no new daemon serves {shown} so far; the log of the supervisor (process {}) says why",
+        before.supervisor
+    )))
+}
+
+fn outcome(told: &Told) -> Result<(), Failure> {
+    match told.own_program {
+        false => Ok(()),
+        true => Err(Failure::new(
+            "the program as it is installed now does not come up: the former one goes on",
+        )),
+    }
+}

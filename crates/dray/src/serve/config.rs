@@ -1,0 +1,361 @@
+//! The configuration file of a server. packaging/dray.toml.example documents every key.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dray_backends::posix::{Inline, Squash};
+use dray_core::{Errno, Gid, Op, Uid};
+use dray_fabric::Address;
+use dray_layers::faults::{Fault, When};
+use serde::Deserialize;
+
+use crate::error::{Doing, Failure};
+use crate::metrics_http::check_address;
+use crate::nearest::{hint, nearest};
+use crate::serve::export::{ExportPlan, check_threads, squash_of};
+
+/// The file, as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Where to listen.
+    pub listen: Vec<String>,
+    /// `none` or `psk:FILE`.
+    pub auth: Option<String>,
+    /// `ADDR:PORT` of the metrics.
+    pub metrics: Option<String>,
+    /// State directory.
+    pub state: Option<PathBuf>,
+    /// Threads.
+    pub threads: Option<usize>,
+    /// How long clients may be away, seconds.
+    pub lease_s: Option<u64>,
+    /// Memory for data on its way, MiB.
+    pub buffers_mib: Option<usize>,
+    /// Clients at once.
+    pub clients_max: Option<usize>,
+    /// Of these at one address.
+    pub clients_of_one_address_max: Option<usize>,
+    /// Whether `[[fault]]` is heeded.
+    pub faults: bool,
+    /// The exports.
+    pub export: Vec<ExportTable>,
+    /// Things that go wrong on purpose.
+    pub fault: Vec<FaultTable>,
+}
+
+/// One `[[export]]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ExportTable {
+    name: String,
+    dir: PathBuf,
+    read_only: bool,
+    squash: Option<String>,
+    anonuid: Option<u32>,
+    anongid: Option<u32>,
+    allow: Vec<String>,
+    direct: bool,
+    inline: Option<String>,
+    threads: usize,
+}
+
+/// One `[[fault]]`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct FaultTable {
+    /// The export that it is for; none: all.
+    pub export: Option<String>,
+    op: Option<String>,
+    error: Option<String>,
+    delay_ms: u64,
+    one_in: Option<u64>,
+    nth: Option<u64>,
+}
+
+const KEYS: [&str; 12] = [
+    "listen",
+    "auth",
+    "metrics",
+    "state",
+    "threads",
+    "lease_s",
+    "buffers_mib",
+    "clients_max",
+    "clients_of_one_address_max",
+    "faults",
+    "export",
+    "fault",
+];
+const EXPORT_KEYS: [&str; 10] = [
+    "name",
+    "dir",
+    "read_only",
+    "squash",
+    "anonuid",
+    "anongid",
+    "allow",
+    "direct",
+    "inline",
+    "threads",
+];
+const FAULT_KEYS: [&str; 6] = ["export", "op", "error", "delay_ms", "one_in", "nth"];
+
+impl Config {
+    /// Reads a file. Errors: it cannot be read, is no TOML, or says something unknown.
+    pub fn read(path: &Path) -> Result<Config, Failure> {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path)
+            .doing(|| format!("cannot read the configuration {shown}"))?;
+        let config = Config::parse(&text).and_then(|config| config.check().map(|()| config));
+        config.map_err(|what| Failure::usage(format!("{shown}: {}", what.trim_end())))
+    }
+
+    /// Whether every value makes sense, also where the command line has precedence.
+    fn check(&self) -> Result<(), String> {
+        self.addresses()?;
+        self.lease()?;
+        self.buffers()?;
+        self.metrics.as_deref().map_or(Ok(()), check_address)?;
+        for (key, value) in [
+            ("clients_max", self.clients_max),
+            ("clients_of_one_address_max", self.clients_of_one_address_max),
+        ] {
+            if value == Some(0) {
+                return Err(format!("{key} = 0 would let nobody in: a number from 1 on"));
+            }
+        }
+        let exports = self.exports()?;
+        let known = || exports.iter().map(|export| export.name.as_str());
+        for fault in &self.fault {
+            fault.plan()?;
+            // Exports of the command line are not known here.
+            let stranger = fault.export.as_deref().filter(|name| !known().any(|one| one == *name));
+            if let Some(name) = stranger.filter(|_| self.faults) {
+                log::warn!("[[fault]] for export `{name}`, which is not in this file");
+            }
+        }
+        Ok(())
+    }
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let table: toml::Table =
+            text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+        check_keys(text, "the top level", &table, &KEYS)?;
+        for (name, keys) in [("export", &EXPORT_KEYS[..]), ("fault", &FAULT_KEYS[..])] {
+            if table.get(name).is_some_and(|value| !value.is_array()) {
+                let line = line_of(text, name).unwrap_or(1);
+                return Err(format!(
+                    "line {line}: each {name} is a table [[{name}]], with two brackets"
+                ));
+            }
+            let tables = table.get(name).and_then(toml::Value::as_array);
+            for one in tables.into_iter().flatten().filter_map(toml::Value::as_table) {
+                check_keys(text, &format!("[[{name}]]"), one, keys)?;
+            }
+        }
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    /// Addresses to listen on.
+    pub fn addresses(&self) -> Result<Vec<Address>, String> {
+        let parse = |text: &String| text.parse().map_err(|what| format!("listen: {what}"));
+        self.listen.iter().map(parse).collect()
+    }
+
+    /// The exports.
+    pub fn exports(&self) -> Result<Vec<ExportPlan>, String> {
+        self.export.iter().map(ExportTable::plan).collect()
+    }
+
+    /// Faults for export `name`; none unless they are switched on.
+    pub fn faults_of(&self, name: &str) -> Result<Vec<Fault>, String> {
+        let ours = |fault: &&FaultTable| fault.export.as_deref().is_none_or(|only| only == name);
+        match self.faults {
+            true => self.fault.iter().filter(ours).map(FaultTable::plan).collect(),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    /// How long clients may be away.
+    pub fn lease(&self) -> Result<Option<Duration>, String> {
+        match self.lease_s {
+            Some(seconds @ 1..=86_400) => Ok(Some(Duration::from_secs(seconds))),
+            Some(_) => Err("lease_s is a number of seconds from 1 to 86400".to_owned()),
+            None => Ok(None),
+        }
+    }
+
+    /// Memory for data on its way, MiB.
+    pub fn buffers(&self) -> Result<Option<usize>, String> {
+        match self.buffers_mib {
+            Some(8..=1_048_576) | None => Ok(self.buffers_mib),
+            Some(_) => Err("buffers_mib is a number from 8 to 1048576".to_owned()),
+        }
+    }
+}
+
+/// Refuses keys that are not known, naming the one that was probably meant.
+fn check_keys(text: &str, place: &str, table: &toml::Table, known: &[&str]) -> Result<(), String> {
+    let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) else {
+        return Ok(());
+    };
+    let hint = hint(key, known.iter().copied());
+    let line = line_of(text, key).map_or(String::new(), |line| format!("line {line}: "));
+    Err(format!("{line}unknown key `{key}` in {place}{hint}"))
+}
+
+/// The first line that assigns to `key`.
+fn line_of(text: &str, key: &str) -> Option<usize> {
+    let assigns = |line: &str| {
+        let line = line.trim_start_matches([' ', '\t', '[', '"']);
+        let rest = line.strip_prefix(key)?;
+        rest.trim_start_matches('"').trim_start().starts_with(['=', ']', '.']).then_some(())
+    };
+    text.lines().position(|line| assigns(line).is_some()).map(|index| index + 1)
+}
+
+impl ExportTable {
+    fn plan(&self) -> Result<ExportPlan, String> {
+        let mut plan = ExportPlan::new(&self.name, self.dir.clone())?;
+        let uid = self.anonuid.map_or(Squash::NOBODY.0, Uid);
+        let gid = self.anongid.map_or(Squash::NOBODY.1, Gid);
+        let of = |what: String| format!("export `{}`: {what}", self.name);
+        plan.squash = squash_of(self.squash.as_deref().unwrap_or("root"), uid, gid).map_err(of)?;
+        for text in &self.allow {
+            plan.allow
+                .push(text.parse().map_err(|what| format!("export `{}`: {what}", self.name))?);
+        }
+        plan.inline = match self.inline.as_deref() {
+            None | Some("auto") => Inline::Auto,
+            Some("always") => Inline::Always,
+            Some("never") => Inline::Never,
+            Some(word) => {
+                let hint = hint(word, ["auto", "always", "never"]);
+                return Err(of(format!("inline is auto, always or never, not `{word}`{hint}")));
+            }
+        };
+        plan.read_only = self.read_only;
+        plan.direct = self.direct;
+        plan.threads = check_threads(self.threads).map_err(of)?;
+        Ok(plan)
+    }
+}
+
+impl FaultTable {
+    fn plan(&self) -> Result<Fault, String> {
+        let op = match &self.op {
+            None => None,
+            Some(name) => Some(find_op(name)?),
+        };
+        let error = match &self.error {
+            None => None,
+            Some(name) => Some(find_errno(name)?),
+        };
+        let when = match (self.one_in, self.nth) {
+            (None, None) => When::Always,
+            (Some(0), None) | (None, Some(0)) => {
+                return Err("one_in and nth of a fault are numbers from 1 on".to_owned());
+            }
+            (Some(every), None) => When::OneIn(every),
+            (None, Some(nth)) => When::Nth(nth),
+            _ => return Err("a fault has one_in or nth, not both".to_owned()),
+        };
+        Ok(Fault { op, when, delay: Duration::from_millis(self.delay_ms), error })
+    }
+}
+
+fn find_op(name: &str) -> Result<Op, String> {
+    let found = Op::ALL.iter().find(|op| op.name() == name).copied();
+    found.ok_or_else(|| {
+        let hint = hint(name, Op::ALL.iter().map(|op| op.name()));
+        format!("no operation is called `{name}`{hint}")
+    })
+}
+
+fn find_errno(name: &str) -> Result<Errno, String> {
+    let found = (1..134).map(Errno::new).find(|errno| errno.name() == name);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = (1..134).map(|raw| Errno::new(raw).name()).collect();
+        let near =
+            nearest(name, names).map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+        format!("no error number is called `{name}`{near}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_sound_and_documents_every_key() {
+        let example = include_str!("../../../../packaging/dray.toml.example");
+        // What is commented out must hold when it is not.
+        let active: String = example
+            .lines()
+            .map(|line| line.strip_prefix("#:").unwrap_or(line).to_owned() + "\n")
+            .collect();
+        let config = Config::parse(&active).unwrap();
+        config.addresses().unwrap();
+        assert!(!config.exports().unwrap().is_empty());
+        assert!(!config.faults_of("home").unwrap().is_empty());
+        for key in KEYS.iter().chain(&EXPORT_KEYS).chain(&FAULT_KEYS) {
+            assert!(line_of(&active, key).is_some(), "`{key}` is not documented");
+        }
+        Config::parse(example).unwrap();
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_with_the_nearest_known() {
+        for (text, words) in [
+            (
+                "\nlissen = []\n",
+                "line 2: unknown key `lissen` in the top level; did you mean `listen`?",
+            ),
+            ("[[export]]\nname = \"a\"\nreadonly = true\n", "did you mean `read_only`?"),
+            ("[[exports]]\nname = \"a\"\n", "did you mean `export`?"),
+            ("zzzzzz = 1\n", "unknown key `zzzzzz` in the top level; there are: listen, auth"),
+            ("[export]\nname = \"a\"\n", "line 1: each export is a table [[export]]"),
+        ] {
+            let error = Config::parse(text).unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let exports = |text: &str| Config::parse(text).unwrap().exports().unwrap_err();
+        assert!(exports("[[export]]\nname='a'\ndir='/x'\nsquash='x'\n").contains("root, all"));
+        assert!(exports("[[export]]\nname='a'\ndir='/x'\nallow=['x']\n").contains("`x`"));
+        assert!(exports("[[export]]\nname='a'\n").contains("no directory"));
+        assert!(exports("[[export]]\nname='a'\ndir='/x'\ninline='x'\n").contains("inline"));
+        assert!(Config::parse("threads = 'many'\n").is_err());
+        let faults = "faults=true\n[[fault]]\nop='wirte'\n";
+        let error = Config::parse(faults).unwrap().faults_of("a").unwrap_err();
+        assert!(error.contains("did you mean `write`?"), "{error}");
+        for (text, words) in [
+            ("lease_s = 0\n", "1 to 86400"),
+            ("buffers_mib = 1\n", "8 to 1048576"),
+            ("clients_max = 0\n", "nobody"),
+            ("clients_of_one_address_max = 0\n", "nobody"),
+            ("metrics = '9100'\n", "127.0.0.1:9100"),
+            ("listen = ['tpc://x']\n", "listen: `tpc://x`"),
+            ("[[export]]\nname='a'\ndir='/x'\nthreads=99999\n", "export `a`: 99999 threads"),
+            ("[[export]]\nname='a'\ndir='/x'\nsquash='rot'\n", "did you mean `root`?"),
+            ("[[fault]]\none_in=0\n", "from 1 on"),
+            ("[[fault]]\nerror='ENOSPACE'\n", "did you mean `ENOSPC`?"),
+        ] {
+            let error = Config::parse(text).unwrap().check().unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn faults_wait_to_be_switched_on() {
+        let text = "[[fault]]\nexport='a'\nop='write'\nerror='ENOSPC'\nnth=3\n";
+        assert!(Config::parse(text).unwrap().faults_of("a").unwrap().is_empty());
+        let on = Config::parse(&format!("faults = true\n{text}")).unwrap();
+        assert_eq!(on.faults_of("a").unwrap()[0].when, When::Nth(3));
+        assert!(on.faults_of("b").unwrap().is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+//! An export as it stands: being opened, or open.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use dray_backends::posix::{Hang, PosixFs};
+use dray_layers::metrics::Metrics;
+use dray_rt::Instant;
+
+use crate::serve::export::ExportPlan;
+
+/// A file system that has not answered a call for this long is said to hang.
+const HANG_AFTER: Duration = Duration::from_secs(5);
+
+/// An export, for the status and for whoever opens it.
+pub struct Exported {
+    pub name: String,
+    pub read_only: bool,
+    pub metrics: Arc<Metrics>,
+    /// The directory, as it was named.
+    named: String,
+    /// The same without links, known once its file system has answered.
+    dir: OnceLock<String>,
+    fs: OnceLock<Arc<PosixFs>>,
+    begun: Instant,
+    open: AtomicBool,
+    /// Why it could not be opened when that was last tried.
+    trouble: Mutex<Option<String>>,
+}
+
+/// The opening of an export that is not open.
+pub struct Starting {
+    /// How long it has lasted.
+    pub since: Duration,
+    /// What went wrong at the last try, if anything did: it is tried again.
+    pub trouble: Option<String>,
+}
+
+impl Exported {
+    /// One that is about to be opened.
+    pub fn new(plan: &ExportPlan) -> Exported {
+        Exported {
+            name: plan.name.clone(),
+            read_only: plan.read_only,
+            metrics: Arc::new(Metrics::new()),
+            named: plan.dir.display().to_string(),
+            dir: OnceLock::new(),
+            fs: OnceLock::new(),
+            begun: dray_rt::now(),
+            open: AtomicBool::new(false),
+            trouble: Mutex::default(),
+        }
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &str {
+        self.dir.get().unwrap_or(&self.named)
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Option<String>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It could not be opened. True if that is not what was said before.
+    pub fn failed(&self, why: &str) -> bool {
+        let mut trouble = self.trouble();
+        let new = trouble.as_deref() != Some(why);
+        *trouble = Some(why.to_owned());
+        new
+    }
+
+    /// Its file system has answered: `dir` is its directory without links.
+    pub fn answered(&self, dir: &Path, fs: Arc<PosixFs>) {
+        *self.trouble() = None;
+        let _ = self.dir.set(dir.display().to_string()); // it is opened once
+        let _ = self.fs.set(fs);
+    }
+
+    /// Clients can have it from now on. Answers how long that took.
+    pub fn opened(&self) -> Duration {
+        self.open.store(true, Ordering::Release);
+        self.begun.elapsed()
+    }
+
+    /// Its opening, if it is not open yet.
+    pub fn starting(&self) -> Option<Starting> {
+        let starting = || Starting { since: self.begun.elapsed(), trouble: self.trouble().clone() };
+        (!self.open.load(Ordering::Acquire)).then(starting)
+    }
+
+    /// What is known of the file system below, if it hangs.
+    pub fn hang(&self) -> Option<Hang> {
+        match (self.fs.get(), self.starting()) {
+            (Some(fs), _) => fs.hang(HANG_AFTER),
+            (None, Some(Starting { since, trouble: None })) => {
+                (since >= HANG_AFTER).then_some(Hang { calls: 1, since })
+            }
+            (None, _) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_is_starting_until_it_is_open_and_says_what_is_in_its_way() {
+        let one = Exported::new(&ExportPlan::parse("a=/srv/a").unwrap());
+        assert_eq!(one.dir(), "/srv/a");
+        assert!(one.hang().is_none(), "it has only begun");
+        assert!(one.starting().unwrap().trouble.is_none());
+        assert!(one.failed("no") && !one.failed("no") && one.failed("not so either"));
+        assert_eq!(one.starting().unwrap().trouble.as_deref(), Some("not so either"));
+        one.opened();
+        assert!(one.starting().is_none());
+    }
+}

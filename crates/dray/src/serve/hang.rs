@@ -1,0 +1,40 @@
+//! Looks whether the file systems below answer, and says so when one does not.
+
+use std::time::Duration;
+
+use dray_backends::posix::Hang;
+
+use crate::serve::exported::Exported;
+use crate::status::report::ServerReport;
+
+/// How often that is looked at: the server's only wake-up while it is idle.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Logs each beginning and each end of a hang, for ever.
+pub async fn watch(report: &ServerReport) {
+    let mut hanging = vec![None; report.exports.len()];
+    loop {
+        for (export, known) in report.exports.iter().zip(&mut hanging) {
+            let now = export.hang();
+            tell(export, *known, now);
+            *known = now;
+        }
+        dray_rt::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn tell(export: &Exported, before: Option<Hang>, now: Option<Hang>) {
+    let (name, dir) = (&export.name, export.dir());
+    match (before, now) {
+        (None, Some(hang)) => log::error!(
+            "export `{name}` hangs: calls stuck in the file system below {dir}: {1}, the first for \
+             {0} s; other exports go on, and this one does so once its file system answers",
+            hang.since.as_secs(),
+            hang.calls,
+        ),
+        (Some(hang), None) => {
+            log::warn!("export `{name}` goes on after more than {} s", hang.since.as_secs());
+        }
+        _ => {}
+    }
+}

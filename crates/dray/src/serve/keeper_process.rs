@@ -1,0 +1,156 @@
+//! The process that holds descriptors of deleted files: `dray keep-files STATE`, started
+//! by `dray serve` and never by people.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::error::{Doing, Failure};
+use crate::serve::keeper::{
+    HELD_MAX, Key, OP_END, OP_HELD, OP_HOLD, OP_RELEASE, message, message_key, receive, send,
+    socket_path,
+};
+
+/// How long it waits for a new server while it holds something, and while it does not.
+const WAIT_HOLDING: Duration = Duration::from_secs(300);
+const WAIT_EMPTY: Duration = Duration::from_secs(3);
+
+/// Holds what servers give it, until none has come for a while.
+pub fn run(state: &Path) -> Result<(), Failure> {
+    // SAFETY: no memory is passed. It fails only if we lead a session already.
+    unsafe { libc::setsid() };
+    let path = socket_path(state);
+    let doing = || format!("cannot listen on {}", path.display());
+    // The server has the state directory's lock, so nobody listens here: at most the
+    // socket of a keeper that was killed is left.
+    let _ = std::fs::remove_file(&path);
+    let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None).doing(doing)?;
+    listener.bind(&SockAddr::unix(&path).doing(doing)?).doing(doing)?;
+    listener.listen(1).doing(doing)?;
+    let mut held = Held::default();
+    while let Some(server) = next_server(&listener, held.files.is_empty()) {
+        // The server's end, however it comes about, is no reason to let go.
+        let _ = serve(&server, &mut held);
+    }
+    let _ = std::fs::remove_file(&path); // nothing is lost if it stays
+    Ok(())
+}
+
+/// The next server, if one comes in time.
+fn next_server(listener: &Socket, empty: bool) -> Option<Socket> {
+    let deadline = Instant::now() + if empty { WAIT_EMPTY } else { WAIT_HOLDING };
+    loop {
+        let left_ms = deadline.saturating_duration_since(Instant::now()).as_millis() as i32;
+        let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd, which outlives the call.
+        match unsafe { libc::poll(&mut poll, 1, left_ms) } {
+            0 => return None,
+            1 => return listener.accept().ok().map(|(socket, _)| socket),
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            _ => return None,
+        }
+    }
+}
+
+/// What is held, and who lets it go.
+#[derive(Default)]
+struct Held {
+    files: HashMap<Key, OwnedFd>,
+    /// A thread for each file system: closing the last descriptor of a deleted file frees
+    /// its space, and waits where the file system hangs.
+    closers: HashMap<[u8; 16], Sender<OwnedFd>>,
+}
+
+impl Held {
+    fn hold(&mut self, key: Key, fd: OwnedFd) {
+        if let Some(old) = self.files.insert(key, fd) {
+            self.close(&key, old);
+        }
+    }
+
+    fn release(&mut self, key: &Key) {
+        if let Some(fd) = self.files.remove(key) {
+            self.close(key, fd);
+        }
+    }
+
+    fn close(&mut self, key: &Key, fd: OwnedFd) {
+        let closer = match self.closers.entry(std::array::from_fn(|index| key[index])) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let (sender, receiver) = channel();
+                let closer = move || receiver.into_iter().for_each(drop::<OwnedFd>);
+                let started = std::thread::Builder::new().name("dray-close".into()).spawn(closer);
+                if started.is_err() {
+                    return; // and close it here
+                }
+                new.insert(sender)
+            }
+        };
+        let _ = closer.send(fd); // a thread that ended would leave it to us to close
+    }
+}
+
+fn serve(server: &Socket, held: &mut Held) -> io::Result<()> {
+    for key in held.files.keys() {
+        send(server, &message(OP_HELD, key), None)?;
+    }
+    send(server, &message(OP_END, &[0; 32]), None)?;
+    loop {
+        let (said, fd) = receive(server)?;
+        let key = message_key(&said);
+        match (said[0], fd) {
+            (OP_HOLD, Some(fd)) if held.files.len() < HELD_MAX => held.hold(key, fd),
+            (OP_RELEASE, _) => held.release(&key),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// How long closing a socket with unread data is made to take.
+    const LINGER: Duration = Duration::from_secs(6);
+
+    /// Something that is not closed at once, as a file on a file system that hangs; and the
+    /// other end, which must stay.
+    fn stubborn() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        while near.write(&[0; 1 << 16]).is_ok() {}
+        assert_eq!(near.write(&[0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        socket2::SockRef::from(&near).set_linger(Some(LINGER)).unwrap();
+        near.set_nonblocking(false).unwrap();
+        (near.into(), far)
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_let_go_holds_up_no_other_file_system() {
+        let (hung, well) = ([1; 32], [2; 32]);
+        let (stubborn, _far) = stubborn();
+        let (file, mut witness) = UnixStream::pair().unwrap();
+        let mut held = Held::default();
+        held.hold(hung, stubborn);
+        held.hold(well, file.into());
+        let begin = Instant::now();
+        held.release(&hung);
+        held.release(&well);
+        assert_eq!(witness.read(&mut [0]).unwrap(), 0, "it has been closed");
+        assert!(begin.elapsed() < LINGER / 2, "{:?}", begin.elapsed());
+        assert!(held.files.is_empty());
+    }
+}

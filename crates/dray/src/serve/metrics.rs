@@ -1,0 +1,76 @@
+//! The metrics of a server.
+
+use dray_layers::metrics::PrometheusText;
+use dray_rpc::server::RecoveryStatus;
+
+use crate::metrics_http::Kind::{Counter, Gauge};
+use crate::metrics_http::{head, sample};
+use crate::status::report::ServerReport;
+
+/// All of them.
+pub fn text(report: &ServerReport) -> String {
+    let status = report.server.status();
+    let mut calls = PrometheusText::new("dray");
+    for export in &report.exports {
+        let labels = format!("export=\"{}\"", export.name);
+        export.metrics.snapshot().prometheus(&labels, &mut calls);
+    }
+    let mut text = calls.finish();
+    hangs(report, &mut text);
+    recovery(&status.recovery, &mut text);
+    let away = status.clients.iter().filter(|client| client.away.is_some()).count();
+    let files: usize = status.clients.iter().map(|client| client.files).sum();
+    for (name, help, value) in [
+        ("dray_clients", "Clients with a session.", status.clients.len()),
+        ("dray_clients_away", "Clients that have a session and no connection.", away),
+        ("dray_open_files", "Files open at clients.", files),
+        ("dray_operations_in_flight", "Operations under way.", status.operations.len()),
+        ("dray_buffer_used_bytes", "Buffers in use.", status.buffer_used_bytes),
+        ("dray_buffer_limit_bytes", "Buffers that may be in use.", status.buffer_limit_bytes),
+    ] {
+        head(&mut text, name, Gauge, help);
+        sample(&mut text, name, "", value);
+    }
+    text
+}
+
+/// How long each export's file system has not answered, and how many calls wait for it.
+fn hangs(report: &ServerReport, text: &mut String) {
+    let all: Vec<_> = report.exports.iter().map(|one| (&one.name, one.hang())).collect();
+    for (name, help) in [
+        ("dray_hang_seconds", "Time since when the file system below has not answered, or 0."),
+        ("dray_hung_calls", "Calls that wait for a file system below that does not answer."),
+    ] {
+        head(text, name, Gauge, help);
+        for (export, hang) in &all {
+            let value = match hang {
+                Some(hang) if name == "dray_hung_calls" => hang.calls as u64,
+                Some(hang) => hang.since.as_secs(),
+                None => 0,
+            };
+            sample(text, name, &format!("export=\"{export}\""), value);
+        }
+    }
+}
+
+/// What became of what was not on media when the machine lost power.
+fn recovery(status: &RecoveryStatus, text: &mut String) {
+    let running = u64::from(status.running);
+    for (name, help, kind, value) in [
+        ("running", "1 while new work waits for what clients send again.", Gauge, running),
+        ("redone_changes_total", "Changes made again.", Counter, status.redone_changes),
+        ("redone_bytes_total", "Data written again.", Counter, status.redone_bytes),
+        ("losses_total", "Losses that clients told their users of.", Counter, status.losses),
+        ("lost_bytes_total", "Data lost, as far as counted.", Counter, status.lost_bytes),
+        (
+            "clients_missing_total",
+            "Clients that did not come back with what they had kept.",
+            Counter,
+            status.clients_missing,
+        ),
+    ] {
+        let name = format!("dray_recovery_{name}");
+        head(text, &name, kind, help);
+        sample(text, &name, "", value);
+    }
+}

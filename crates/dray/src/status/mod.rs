@@ -1,0 +1,298 @@
+//! `dray status`: asks the control sockets and shows what they say.
+
+pub(crate) mod report;
+pub(crate) mod status_table;
+
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use dray_client::Target;
+use dray_fabric::Address;
+use serde_json::{Value, json};
+
+use crate::args::StatusArgs;
+use crate::control::{self, Kind};
+use crate::error::Failure;
+use crate::{mount::mount_table, output, paths};
+
+/// Longest time over which rates are taken, seconds.
+const INTERVAL_MAX: f64 = 3600.0;
+
+/// Asks and shows.
+pub fn run(args: &StatusArgs) -> Result<(), Failure> {
+    if !(0.0..=INTERVAL_MAX).contains(&args.interval) {
+        return Err(Failure::usage("the interval is a number of seconds up to 3600"));
+    }
+    let before = collect(args.target.as_deref())?;
+    let begin = Instant::now();
+    let mut reports = before.clone();
+    if args.interval > 0.0 && !before.is_empty() {
+        std::thread::sleep(Duration::from_secs_f64(args.interval));
+        reports = collect(args.target.as_deref())?;
+        add_rates(&before, &mut reports, begin.elapsed());
+    }
+    match args.json {
+        true => reports.iter().try_for_each(|(_, report)| output::print_line(report)),
+        false => output::print(status_table::render(&reports)),
+    }
+}
+
+/// Reports by the socket that they came from.
+type Reports = Vec<(PathBuf, Value)>;
+
+fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
+    let Some(target) = target else { return Ok(everything()) };
+    if let Some(text) = target.to_str().filter(|text| text.contains("://")) {
+        return of_url(text);
+    }
+    let is_socket =
+        std::fs::symlink_metadata(target).is_ok_and(|meta| meta.file_type().is_socket());
+    if is_socket {
+        return of_socket(target);
+    }
+    // A mount is found without looking at it, since it may not answer.
+    let mount = std::path::absolute(target).ok().and_then(|at| mount_table::find_around(&at));
+    let behind_link = || paths::absolute(target).ok().and_then(|at| mount_table::find(&at));
+    let mount = mount.or_else(behind_link);
+    if let Some(mount) = mount {
+        let socket = Kind::Mount.socket(&mount.at);
+        return ask_one(&socket).map(|report| vec![(socket, report)]);
+    }
+    of_export(target)
+}
+
+/// What a target is, or where a server listens, with or without a scheme of ours.
+fn of_url(text: &str) -> Result<Reports, Failure> {
+    if let Ok(target) = text.parse::<Target>() {
+        return of_target(&target);
+    }
+    let host = text.strip_prefix("dray://").map_or(text.to_owned(), |host| format!("tcp://{host}"));
+    let address: Address = host.parse().map_err(Failure::usage)?;
+    let mut servers = everything();
+    servers.retain(|(_, report)| strings(&report["listen"]).any(|one| reaches(one, &address)));
+    match servers.is_empty() {
+        true => Err(Failure::new(format!(
+            "no server of this machine listens at {address}; ask `dray status` on its machine"
+        ))),
+        false => Ok(servers),
+    }
+}
+
+/// The mounts of a target, and its server if that is on this machine.
+fn of_target(target: &Target) -> Result<Reports, Failure> {
+    let shown = target.to_string();
+    let mut reports = everything();
+    reports.retain(|(_, report)| {
+        report["target"] == *shown
+            || has_export(report, |export| export["name"] == *target.export)
+                && strings(&report["listen"]).any(|listen| reaches(listen, &target.address))
+    });
+    if reports.is_empty() {
+        return Err(Failure::new(format!(
+            "{shown} is neither mounted nor served on this machine; ask `dray status` on the \
+             server's machine"
+        )));
+    }
+    Ok(reports)
+}
+
+/// Whether who listens at `listen` is who is meant by `address`. Another name or address of
+/// the same machine is taken for it if the port is the same and all addresses are listened at.
+fn reaches(listen: &str, address: &Address) -> bool {
+    let address = address.to_string();
+    let port = |text: &str| text.rsplit_once(':').map(|(_, port)| port.to_owned());
+    let everywhere = ["tcp://0.0.0.0:", "tcp://[::]:"].iter().any(|all| listen.starts_with(all));
+    listen == address || everywhere && port(listen) == port(&address)
+}
+
+/// The server that clients reach by this socket, or whoever it controls.
+fn of_socket(socket: &Path) -> Result<Reports, Failure> {
+    let address = std::fs::canonicalize(socket).unwrap_or(socket.to_owned());
+    let address = format!("unix://{}", address.display());
+    let mut servers = everything();
+    servers.retain(|(_, report)| strings(&report["listen"]).any(|one| one == address));
+    if !servers.is_empty() {
+        return Ok(servers);
+    }
+    ask_one(socket).map(|report| vec![(socket.to_owned(), report)])
+}
+
+/// The servers of an export, given by its name, its directory or the server's state directory.
+fn of_export(target: &Path) -> Result<Reports, Failure> {
+    let name = target.to_string_lossy();
+    let dir = std::fs::canonicalize(target).ok();
+    let dir = dir.as_deref().map(Path::to_string_lossy);
+    let is_dir = |value: &Value| dir.is_some() && value.as_str() == dir.as_deref();
+    let mut reports = everything();
+    reports.retain(|(_, report)| {
+        is_dir(&report["state"])
+            || has_export(report, |export| is_dir(&export["dir"]) || export["name"] == *name)
+    });
+    if reports.is_empty() {
+        return Err(Failure::new(format!(
+            "{name} is neither a mount nor an export of a dray on this machine (or it belongs to \
+             another user); `dray status` shows what there is"
+        )));
+    }
+    Ok(reports)
+}
+
+fn has_export(report: &Value, wanted: impl Fn(&Value) -> bool) -> bool {
+    report["exports"].as_array().into_iter().flatten().any(wanted)
+}
+
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
+fn everything() -> Reports {
+    let sockets = Kind::Server.all().into_iter().chain(Kind::Mount.all());
+    sockets
+        .filter_map(|socket| {
+            let report = match control::ask(&socket, "status") {
+                Ok(report) => report,
+                Err(error) if left_behind(&error) => return None,
+                Err(error) => json!({
+                    "kind": "stuck",
+                    "socket": socket.display().to_string(),
+                    "error": error.to_string(),
+                }),
+            };
+            Some((socket, report))
+        })
+        .collect()
+}
+
+/// Whether the socket is that of a process that died.
+fn left_behind(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+}
+
+fn ask_one(socket: &Path) -> Result<Value, Failure> {
+    control::ask(socket, "status").map_err(|error| {
+        Failure::new(format!(
+            "no answer from {}: {error}; the process behind it may be dead, stuck, or another \
+             user's",
+            socket.display()
+        ))
+    })
+}
+
+/// Adds what happened in a second, on average, since `before`.
+fn add_rates(before: &Reports, reports: &mut Reports, elapsed: Duration) {
+    let seconds = elapsed.as_secs_f64().max(1e-3);
+    for (socket, report) in reports {
+        let old = before.iter().find(|(known, _)| known == socket).map(|(_, report)| report);
+        let Some(old) = old.filter(|old| old["pid"] == report["pid"]) else { continue };
+        let (now, then) = (totals(report), totals(old));
+        let rate = |index: usize| {
+            let difference: f64 = now[index] - then[index];
+            (difference.max(0.0) / seconds * 10.0).round() / 10.0
+        };
+        report["rates"] = json!({
+            "operations_per_s": rate(0),
+            "read_bytes_per_s": rate(1),
+            "written_bytes_per_s": rate(2),
+        });
+        add_client_rates(old, report, seconds);
+    }
+}
+
+/// The same for each client of a server, so that it shows who keeps it busy.
+fn add_client_rates(old: &Value, report: &mut Value, seconds: f64) {
+    for client in report["clients"].as_array_mut().into_iter().flatten() {
+        let same = |other: &&Value| other["session"] == client["session"];
+        let Some(before) = old["clients"].as_array().into_iter().flatten().find(same) else {
+            continue;
+        };
+        let rate = |key: &str| {
+            let count = |of: &Value| of[key].as_f64().unwrap_or(0.0);
+            ((count(client) - count(before)).max(0.0) / seconds * 10.0).round() / 10.0
+        };
+        client["rates"] = json!({
+            "calls_per_s": rate("calls"),
+            "read_bytes_per_s": rate("read_bytes"),
+            "written_bytes_per_s": rate("written_bytes"),
+        });
+    }
+}
+
+/// Operations, bytes read and bytes written so far.
+fn totals(report: &Value) -> [f64; 3] {
+    if report["kind"] == "mount" {
+        let ops = report["ops"].as_object();
+        let sum = ops.into_iter().flatten().filter_map(|(_, count)| count.as_f64()).sum();
+        return [sum, 0.0, 0.0];
+    }
+    let mut totals = [0.0; 3];
+    for export in report["exports"].as_array().into_iter().flatten() {
+        for (op, counters) in export["ops"].as_object().into_iter().flatten() {
+            totals[0] += counters["count"].as_f64().unwrap_or(0.0);
+            let bytes = counters["bytes"].as_f64().unwrap_or(0.0);
+            match op.as_str() {
+                "read" => totals[1] += bytes,
+                "write" => totals[2] += bytes,
+                _ => {}
+            }
+        }
+    }
+    totals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_process_is_told_from_a_stuck_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(left_behind(&control::ask(&path, "status").unwrap_err()));
+        assert!(left_behind(&control::ask(&dir.path().join("none"), "status").unwrap_err()));
+        assert!(!left_behind(&ErrorKind::WouldBlock.into()));
+    }
+
+    #[test]
+    fn a_server_is_known_by_where_it_listens() {
+        let address: Address = "tcp://node1:7440".parse().unwrap();
+        for (listen, expected) in [
+            ("tcp://node1:7440", true),
+            ("tcp://0.0.0.0:7440", true),
+            ("tcp://[::]:7440", true),
+            ("tcp://[::]:7441", false),
+            ("tcp://127.0.0.1:7440", false),
+            ("unix:///run/x", false),
+        ] {
+            assert_eq!(reaches(listen, &address), expected, "{listen}");
+        }
+    }
+
+    #[test]
+    fn rates_are_differences_over_time() {
+        let report = |reads: u64| {
+            json!({ "kind": "server", "pid": 1, "clients": [
+                { "session": "a", "calls": reads, "read_bytes": reads * 1000 },
+            ], "exports": [{ "name": "a", "ops": {
+                "read": { "count": reads, "bytes": reads * 1000 },
+                "lookup": { "count": 5, "bytes": 0 },
+            }}]})
+        };
+        let socket = PathBuf::from("/x");
+        let before = vec![(socket.clone(), report(10))];
+        let mut after = vec![(socket, report(30))];
+        add_rates(&before, &mut after, Duration::from_secs(2));
+        let rates = &after[0].1["rates"];
+        assert_eq!(rates["operations_per_s"], 10.0);
+        assert_eq!(rates["read_bytes_per_s"], 10_000.0);
+        assert_eq!(after[0].1["clients"][0]["rates"]["calls_per_s"], 10.0);
+        assert_eq!(after[0].1["clients"][0]["rates"]["read_bytes_per_s"], 10_000.0);
+        after[0].1["pid"] = json!(2);
+        after[0].1["rates"] = Value::Null;
+        add_rates(&before, &mut after, Duration::from_secs(2));
+        assert!(after[0].1["rates"].is_null(), "another process has another history");
+    }
+}

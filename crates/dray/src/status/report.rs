@@ -1,0 +1,257 @@
+//! What a server and a mount say of themselves, in JSON.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_client::{LossEvent, Session, UnsyncedStatus};
+use dray_fuse::{Consistency, Reporter, Transport};
+use dray_rpc::server::{Server, ServerStatus};
+use dray_rt::Instant;
+use serde_json::{Value, json};
+
+use crate::serve::exported::Exported;
+
+/// What is said of a server beside what it says itself.
+pub struct ServerReport {
+    pub server: Server,
+    pub exports: Vec<Arc<Exported>>,
+    pub listen: Vec<String>,
+    pub state: String,
+    pub threads: usize,
+    pub since: Instant,
+}
+
+fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e6
+}
+
+impl ServerReport {
+    /// The whole status.
+    pub fn json(&self) -> Value {
+        let status = self.server.status_with_paths();
+        json!({
+            "kind": "server",
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_s": seconds(self.since.elapsed()),
+            "listen": self.listen,
+            "state": self.state,
+            "threads": self.threads,
+            "exports": self.exports.iter().map(|one| self.export(one, &status)).collect::<Vec<_>>(),
+            "clients": clients(&status),
+            "operations": self.operations(&status),
+            "buffers": {
+                "used_bytes": status.buffer_used_bytes,
+                "limit_bytes": status.buffer_limit_bytes,
+            },
+            "recovery": {
+                "running": status.recovery.running,
+                "redone_changes": status.recovery.redone_changes,
+                "redone_bytes": status.recovery.redone_bytes,
+                "losses": status.recovery.losses,
+                "lost_bytes": status.recovery.lost_bytes,
+                "clients_missing": status.recovery.clients_missing,
+            },
+        })
+    }
+
+    fn export(&self, export: &Exported, status: &ServerStatus) -> Value {
+        let below = status.exports.iter().find(|(name, _)| *name == export.name);
+        let ops: Value =
+            serde_json::from_str(&export.metrics.snapshot().json()).unwrap_or(Value::Null);
+        json!({
+            "name": export.name,
+            "dir": export.dir(),
+            "below": below.map(|(_, kind)| kind),
+            "read_only": export.read_only,
+            "ops": ops,
+            "starting": export.starting().map(|starting| json!({
+                "since_s": seconds(starting.since),
+                "error": starting.trouble,
+            })),
+            "hang": export.hang().map(|hang| json!({
+                "since_s": seconds(hang.since),
+                "calls": hang.calls,
+            })),
+        })
+    }
+
+    fn operations(&self, status: &ServerStatus) -> Vec<Value> {
+        let operation = |operation: &dray_rpc::server::OperationStatus| {
+            let client = status.clients.iter().find(|client| client.session == operation.session);
+            let dir = client.and_then(|client| self.dir_of(&client.export));
+            let whole = |path: &String| match (dir, path.as_str()) {
+                (Some(dir), "/") => dir.to_owned(),
+                (Some(dir), path) if path.starts_with('/') => format!("{dir}{path}"),
+                _ => path.clone(),
+            };
+            json!({
+                "op": operation.op.name(),
+                "path": operation.paths.iter().map(whole).collect::<Vec<_>>().join(" -> "),
+                "session": format!("{:x}", operation.session),
+                "host": client.map(|client| &client.host),
+                "uid": operation.uid,
+                "job": operation.job,
+                "age_s": seconds(operation.age),
+            })
+        };
+        status.operations.iter().map(operation).collect()
+    }
+
+    fn dir_of(&self, export: &str) -> Option<&str> {
+        let exported = self.exports.iter().find(|one| one.name == export)?;
+        Some(exported.dir().trim_end_matches('/'))
+    }
+
+    /// The sessions that `who` means: a number as the status shows it, or a host name.
+    pub fn sessions_of(&self, who: &str) -> Vec<u64> {
+        let number = u64::from_str_radix(who, 16).ok();
+        let means = |session: u64, host: &str| Some(session) == number || host == who;
+        let clients = self.server.status().clients;
+        let meant = clients.iter().filter(|client| means(client.session, &client.host));
+        meant.map(|client| client.session).collect()
+    }
+}
+
+fn clients(status: &ServerStatus) -> Vec<Value> {
+    let client = |client: &dray_rpc::server::ClientStatus| {
+        json!({
+            "session": format!("{:x}", client.session),
+            "host": client.host,
+            "peer": client.peer,
+            "export": client.export,
+            "connections": client.connections,
+            "open_files": client.files,
+            "calls": client.calls,
+            "read_bytes": client.read_bytes,
+            "written_bytes": client.written_bytes,
+            "away_s": client.away.map(seconds),
+        })
+    };
+    status.clients.iter().map(client).collect()
+}
+
+/// What is said of a mount.
+pub struct MountReport {
+    pub mountpoint: String,
+    pub target: String,
+    pub consistency: Consistency,
+    pub timeout: Option<Duration>,
+    pub session: Arc<Session>,
+    pub reporter: Reporter,
+    pub since: Instant,
+}
+
+impl MountReport {
+    /// The whole status.
+    pub fn json(&self) -> Value {
+        let stats = self.reporter.stats();
+        let session = self.session.status();
+        let counts: serde_json::Map<String, Value> =
+            stats.counts.iter().map(|(op, count)| ((*op).to_owned(), json!(count))).collect();
+        let operations: Vec<Value> =
+            stats.in_flight.iter().map(|one| self.operation(one)).collect();
+        let up = session.channels.iter().filter(|channel| channel.up).count();
+        json!({
+            "kind": "mount",
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_s": seconds(self.since.elapsed()),
+            "mountpoint": self.mountpoint,
+            "target": self.target,
+            "consistency": consistency_name(self.consistency),
+            "timeout_s": self.timeout.map(seconds),
+            "transport": transport_name(stats.transport),
+            "transport_reason": stats.no_ring.map(|why| why.to_string()),
+            "kernel": {
+                "minor": stats.session.minor,
+                "flags": stats.session.flag_names(),
+            },
+            "workers": stats.workers,
+            "known_files": stats.nodes,
+            "open_files": stats.handles,
+            "server": {
+                "address": session.target,
+                "session": format!("{:x}", session.session),
+                "connected": up > 0,
+                "connections": up,
+                "sessions_lost": session.lost,
+                "calls": session.channels.iter().map(|channel| channel.calls).sum::<u64>(),
+                "closes_one_way": session.channels.iter().map(|one| one.one_way).sum::<u64>(),
+                "opened_at_lookup": {
+                    "made": session.ahead.made,
+                    "used": session.ahead.used,
+                    "given_up": session.ahead.given_up,
+                },
+                "calls_resent": session.channels.iter().map(|one| one.resent).sum::<u64>(),
+                "calls_in_flight": session.channels.iter().map(|one| one.in_flight).sum::<u64>(),
+                "reconnections": session.channels.iter()
+                    .map(|channel| channel.connections.saturating_sub(1)).sum::<u64>(),
+            },
+            "process": { "copied_bytes": dray_core::copied_bytes() },
+            "unsynced": unsynced(&session.unsynced),
+            "ops": counts,
+            "operations": operations,
+        })
+    }
+
+    fn operation(&self, operation: &dray_fuse::InFlight) -> Value {
+        let below = operation.path.as_ref().map(|path| String::from_utf8_lossy(path));
+        let path = below.map(|below| match &*below {
+            "/" => self.mountpoint.clone(),
+            below => format!("{}{below}", self.mountpoint),
+        });
+        json!({
+            "op": operation.op,
+            "path": path.unwrap_or_else(|| format!("node {}", operation.node)),
+            "uid": operation.uid.0,
+            "pid": operation.pid.0,
+            "job": operation.job,
+            "age_s": seconds(operation.age),
+        })
+    }
+}
+
+/// What may not be on media at the server, and what was lost with its power.
+fn unsynced(status: &UnsyncedStatus) -> Value {
+    let event = |event: &LossEvent| {
+        json!({
+            "age_s": seconds(event.age),
+            "inode": event.file.map(|file| file.ino),
+            "what": event.what,
+            "bytes": event.bytes,
+        })
+    };
+    json!({
+        "limit_bytes": status.limit_bytes,
+        "kept_bytes": status.kept_bytes,
+        "memory_bytes": status.memory_bytes,
+        "unkept_bytes": status.unkept_bytes,
+        "files": status.files,
+        "names": status.names,
+        "recovering": status.recovering,
+        "power_losses": status.power_losses,
+        "sent_changes": status.sent_changes,
+        "sent_bytes": status.sent_bytes,
+        "losses": status.losses,
+        "lost_bytes": status.lost_bytes,
+        "events": status.events.iter().map(event).collect::<Vec<_>>(),
+    })
+}
+
+/// As in `-o transport=`.
+pub fn transport_name(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Classic => "classic",
+        Transport::Uring => "uring",
+    }
+}
+
+/// As in `-o consistency=`.
+pub fn consistency_name(consistency: Consistency) -> &'static str {
+    match consistency {
+        Consistency::Strict => "strict",
+        Consistency::CloseToOpen => "close-to-open",
+        Consistency::Immutable => "immutable",
+    }
+}

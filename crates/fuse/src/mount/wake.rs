@@ -1,0 +1,64 @@
+//! Setting the queues of a ring going again after their daemon has died.
+//!
+//! The kernel gives what waits in a queue only to entries that become free there, never to
+//! those that are registered. So somebody has to ask the mount for something on the queue's
+//! CPU: the request takes a registered entry, and with its answer the entry goes on to what
+//! waits. That once is not enough: the entry may get a request that blocks, a lock that is
+//! waited for, and the unlocking may wait in the queue behind it.
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::options::RING_SPARES_MAX;
+use crate::transport::queues::possible_cpus;
+use crate::worker::cpus;
+
+/// What is asked for: an attribute that no file has, which the front end knows by itself, so
+/// that no server has to be there.
+pub(crate) const ATTRIBUTE: &[u8] = b"system.dray.wake";
+const ATTRIBUTE_C: &std::ffi::CStr = c"system.dray.wake";
+/// Questions on each CPU: one more than requests that can block without being refused.
+const ROUNDS: usize = RING_SPARES_MAX + 1;
+
+/// Asks the mount at `at` often enough on every CPU that this process may run on, and waits
+/// for the answers.
+///
+/// For a process that has nothing else to do and is no daemon: it waits as any application
+/// does. Errors: those of reading the list of CPUs and of starting threads.
+pub fn wake_queues(at: &Path) -> io::Result<()> {
+    let path = CString::new(at.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let cpus = possible_cpus()?;
+    std::thread::scope(|scope| {
+        for cpu in 0..cpus {
+            let path = &path;
+            std::thread::Builder::new().spawn_scoped(scope, move || {
+                // Where we may not run, what waits is served behind the next request from
+                // there.
+                if cpus::pin_to(cpu).is_ok() {
+                    (0..ROUNDS).all(|_| ask(path));
+                }
+            })?;
+        }
+        Ok(())
+    })
+}
+
+/// Asks once. False if the mount is not there any more.
+fn ask(path: &CString) -> bool {
+    // SAFETY: both are C strings that outlive the call; no memory is written, as the size is 0.
+    let result =
+        unsafe { libc::getxattr(path.as_ptr(), ATTRIBUTE_C.as_ptr(), std::ptr::null_mut(), 0) };
+    result >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::ENODATA)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_attribute_has_one_name() {
+        assert_eq!(ATTRIBUTE, ATTRIBUTE_C.to_bytes());
+    }
+}

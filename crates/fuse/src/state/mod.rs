@@ -1,0 +1,121 @@
+//! What must survive the daemon's process: the outcome of INIT, the node table, the handle
+//! table and the memory of the ring, in one memfd.
+
+pub(crate) mod capabilities;
+pub(crate) mod handles;
+pub(crate) mod moved;
+pub(crate) mod nodes;
+pub(crate) mod places;
+pub(crate) mod region;
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::state::region::{Region, memfd};
+
+/// "drayfuse", and the version of the layout below it.
+const MAGIC: u64 = 0x6472_6179_6675_7365;
+const VERSION: u64 = 3;
+
+/// Bytes of the header page, which is followed by node records, handle
+/// records and, once there is a ring, its memory.
+const HEADER_BYTES: usize = 4096;
+/// Most nodes that the kernel may know at a time; memory is taken for those that it does.
+pub(crate) const NODES_MAX: u64 = 1 << 26;
+/// Most files and directories open at a time.
+pub(crate) const HANDLES_MAX: u64 = 1 << 22;
+/// Bytes of a record of either kind.
+pub(crate) const RECORD_BYTES: usize = 32;
+
+/// Words of the header.
+pub(crate) mod header {
+    pub(crate) const MAGIC: usize = 0;
+    pub(crate) const VERSION: usize = 8;
+    /// Flags agreed on in INIT; 0 until then.
+    pub(crate) const INIT_FLAGS: usize = 16;
+    pub(crate) const INIT_MINOR: usize = 24;
+    /// Node records ever used; those behind are zero.
+    pub(crate) const NODES_USED: usize = 32;
+    pub(crate) const HANDLES_USED: usize = 40;
+    /// Where the memory of the ring is mapped, and for how many entries; 0 until it is.
+    pub(crate) const RING_ADDRESS: usize = 48;
+    pub(crate) const RING_SLOTS: usize = 56;
+    /// Entries whose memory has been taken, those of dead daemons included.
+    pub(crate) const RING_TAKEN: usize = 64;
+    /// Why there is no ring ([`crate::mount::choice::NoRing`]); 0: there is, or none was wanted.
+    pub(crate) const NO_RING: usize = 72;
+    /// Not 0 once every queue of the ring has had an entry, from when on the kernel sends
+    /// requests to it alone.
+    pub(crate) const RING_READY: usize = 80;
+}
+
+/// The surviving state of one mount. A supervisor keeps its descriptor and hands it to
+/// the next daemon.
+#[derive(Clone)]
+pub struct State {
+    pub(crate) region: Arc<Region>,
+}
+
+impl State {
+    /// State of a new mount. Errors: those of memfd_create(2) and mmap(2).
+    pub fn create() -> io::Result<State> {
+        let state = State::map(memfd(c"dray-fuse-state", Self::len_bytes())?)?;
+        state.region.store(header::VERSION, VERSION);
+        state.region.store(header::MAGIC, MAGIC);
+        Ok(state)
+    }
+
+    /// State that a predecessor left. Errors: `EINVAL` for anything else, or for a layout
+    /// that this version does not know; those of mmap(2).
+    pub fn adopt(fd: OwnedFd) -> io::Result<State> {
+        let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: the kernel fills `stat`, which is read only if it did.
+        let size = unsafe {
+            match libc::fstat(std::os::fd::AsRawFd::as_raw_fd(&fd), stat.as_mut_ptr()) {
+                0 => stat.assume_init().st_size,
+                _ => return Err(io::Error::last_os_error()),
+            }
+        };
+        if (size as usize) < Self::len_bytes() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let state = State::map(fd)?;
+        let known = state.region.load(header::MAGIC) == MAGIC
+            && state.region.load(header::VERSION) == VERSION;
+        if known { Ok(state) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
+    }
+
+    /// The memfd, for a supervisor to keep.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.region.fd()
+    }
+
+    /// Whether INIT was done by a predecessor: the kernel never repeats it.
+    pub fn initialised(&self) -> bool {
+        self.region.load(header::INIT_FLAGS) != 0
+    }
+
+    fn len_bytes() -> usize {
+        HEADER_BYTES + (NODES_MAX + HANDLES_MAX) as usize * RECORD_BYTES
+    }
+
+    fn map(fd: OwnedFd) -> io::Result<State> {
+        Ok(State { region: Arc::new(Region::map(fd, Self::len_bytes())?) })
+    }
+
+    /// Where the memory of the ring begins: behind the tables.
+    pub(crate) fn ring_at() -> usize {
+        Self::len_bytes()
+    }
+
+    /// Where the record of node slot `slot` begins.
+    pub(crate) fn node_at(slot: u64) -> usize {
+        HEADER_BYTES + slot as usize * RECORD_BYTES
+    }
+
+    /// Where the record of handle slot `slot` begins.
+    pub(crate) fn handle_at(slot: u64) -> usize {
+        HEADER_BYTES + (NODES_MAX + slot) as usize * RECORD_BYTES
+    }
+}

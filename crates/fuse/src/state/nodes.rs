@@ -1,0 +1,366 @@
+//! The node table: the kernel's node numbers and the files that they stand for.
+//!
+//! A node number is a slot of the table plus one; slot 0 is the root. The records live in
+//! [`State`] and survive the process; the way back from a file to its slot is an index on
+//! the heap, which a successor rebuilds.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Errno, Error, FileId, Name, RenameHow, Result};
+
+use crate::state::moved::Directories;
+use crate::state::places::Places;
+
+use crate::proto::abi::ROOT_NODE;
+use crate::proto::reply::NodeRef;
+use crate::state::{NODES_MAX, State, header};
+
+/// Offsets within a record.
+const INO: usize = 0;
+const GENERATION: usize = 8;
+/// Times the kernel was told of the node and has not forgotten; 0: the slot is free.
+const LOOKUPS: usize = 16;
+/// Times the slot was reused, upper half; flags, lower half.
+const REUSE: usize = 24;
+/// fcntl locks were asked for: their owners may not be known after a restart.
+const FLAG_LOCKED: u64 = 1;
+/// Not the node of its file, but one beside it, of which one caller was told.
+const FLAG_APART: u64 = 2;
+
+pub(crate) struct Nodes {
+    state: State,
+    index: Mutex<Index>,
+}
+
+#[derive(Default)]
+struct Index {
+    slots: HashMap<FileId, u64>,
+    free: Vec<u64>,
+    places: Places,
+    directories: Directories,
+}
+
+impl Nodes {
+    /// The table of `state`, with whatever a predecessor left in it.
+    pub(crate) fn new(state: State, root: FileId) -> Nodes {
+        let nodes = Nodes { state, index: Mutex::default() };
+        nodes.rebuild(root);
+        nodes
+    }
+
+    fn rebuild(&self, root: FileId) {
+        let mut index = self.lock();
+        if self.used() == 0 {
+            self.write(0, root, 1, 0);
+            self.state.region.store(header::NODES_USED, 1);
+        }
+        for slot in 0..self.used() {
+            match self.get(slot, LOOKUPS) {
+                0 => index.free.push(slot),
+                _ if self.get(slot, REUSE) & FLAG_APART != 0 => {}
+                _ => {
+                    index.slots.insert(self.id_at(slot), slot);
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used(&self) -> u64 {
+        self.state.region.load(header::NODES_USED).min(NODES_MAX)
+    }
+
+    fn get(&self, slot: u64, field: usize) -> u64 {
+        self.state.region.load(State::node_at(slot) + field)
+    }
+
+    fn set(&self, slot: u64, field: usize, value: u64) {
+        self.state.region.store(State::node_at(slot) + field, value);
+    }
+
+    fn id_at(&self, slot: u64) -> FileId {
+        FileId { ino: self.get(slot, INO), generation: self.get(slot, GENERATION) }
+    }
+
+    /// The count goes in last: a record without it does not exist.
+    fn write(&self, slot: u64, id: FileId, lookups: u64, reuse: u64) {
+        self.set(slot, INO, id.ino);
+        self.set(slot, GENERATION, id.generation);
+        self.set(slot, REUSE, reuse);
+        self.set(slot, LOOKUPS, lookups);
+    }
+
+    fn slot_of(&self, node: u64) -> Result<u64> {
+        let slot = node.wrapping_sub(ROOT_NODE);
+        if slot >= self.used() || self.get(slot, LOOKUPS) == 0 {
+            return Err(Error::new(Errno::ESTALE).because("the kernel names an unknown node"));
+        }
+        Ok(slot)
+    }
+
+    /// The file behind a node number; `ESTALE` for a number that was never given out.
+    pub(crate) fn id(&self, node: u64) -> Result<FileId> {
+        self.slot_of(node).map(|slot| self.id_at(slot))
+    }
+
+    /// The node number of a file that the kernel knows.
+    pub(crate) fn find(&self, id: FileId) -> Option<u64> {
+        self.lock().slots.get(&id).map(|slot| slot + ROOT_NODE)
+    }
+
+    /// The node for `id`, found as `place`, of which the kernel is about to be told once
+    /// more. `ENFILE` when the table is full.
+    pub(crate) fn remember(&self, id: FileId, place: Option<(FileId, &Name)>) -> Result<NodeRef> {
+        self.remember_in(&mut self.lock(), id, place)
+    }
+
+    fn remember_in(
+        &self,
+        index: &mut Index,
+        id: FileId,
+        place: Option<(FileId, &Name)>,
+    ) -> Result<NodeRef> {
+        if let Some(&slot) = index.slots.get(&id) {
+            self.set(slot, LOOKUPS, self.get(slot, LOOKUPS) + 1);
+            index.places.seen(slot, place);
+            return Ok(self.reference(slot));
+        }
+        self.add(index, id, place)
+    }
+
+    /// The same for a directory. If the kernel has it at another place, `apart` says whether
+    /// it is to get a node of its own for this one.
+    pub(crate) fn remember_directory(
+        &self,
+        id: FileId,
+        place: (FileId, &Name),
+        apart: impl FnOnce() -> bool,
+    ) -> Result<NodeRef> {
+        let mut index = self.lock();
+        let known = index.slots.get(&id).copied();
+        let mut own = false;
+        if known.is_some_and(|slot| index.directories.is_elsewhere(slot, place)) {
+            drop(index); // it takes a while to find out
+            own = apart();
+            index = self.lock();
+        }
+        let node = match own {
+            true => self.add(&mut index, id, Some(place))?,
+            false => self.remember_in(&mut index, id, Some(place))?,
+        };
+        index.directories.seen(node.node - ROOT_NODE, place);
+        Ok(node)
+    }
+
+    /// A node beside that of `id`, which nobody else will be told of. `ENFILE` when the table
+    /// is full.
+    pub(crate) fn remember_apart(&self, id: FileId) -> Result<NodeRef> {
+        let mut index = self.lock();
+        let slot = self.take_slot(&mut index, id, FLAG_APART)?;
+        Ok(self.reference(slot))
+    }
+
+    /// The kernel has renamed something.
+    pub(crate) fn renamed(&self, from: (FileId, &Name), to: (FileId, &Name), how: RenameHow) {
+        self.lock().directories.renamed(from, to, how);
+    }
+
+    /// A node that the kernel does not know yet.
+    fn add(
+        &self,
+        index: &mut Index,
+        id: FileId,
+        place: Option<(FileId, &Name)>,
+    ) -> Result<NodeRef> {
+        let slot = self.take_slot(index, id, 0)?;
+        index.slots.insert(id, slot);
+        index.places.seen(slot, place);
+        Ok(self.reference(slot))
+    }
+
+    /// A free slot, for `id` from now on.
+    fn take_slot(&self, index: &mut Index, id: FileId, flags: u64) -> Result<u64> {
+        let slot = match index.free.pop() {
+            Some(slot) => slot,
+            None if self.used() < NODES_MAX => {
+                let slot = self.used();
+                self.state.region.store(header::NODES_USED, slot + 1);
+                slot
+            }
+            None => return Err(Error::new(Errno::ENFILE).because("the node table is full")),
+        };
+        let reuse = ((self.get(slot, REUSE) >> 32) + 1) << 32;
+        self.write(slot, id, 1, reuse | flags);
+        index.directories.forget(slot);
+        index.places.forget(slot);
+        Ok(slot)
+    }
+
+    /// Where `node` was last seen, from the root on, beginning with a slash; none if that
+    /// is not known, as of files that a predecessor knew.
+    pub(crate) fn path(&self, node: u64) -> Option<Vec<u8>> {
+        let index = self.lock();
+        let slot_of = |dir: FileId| index.slots.get(&dir).copied();
+        index.places.path(self.slot_of(node).ok()?, slot_of)
+    }
+
+    fn reference(&self, slot: u64) -> NodeRef {
+        NodeRef { node: slot + ROOT_NODE, generation: self.get(slot, REUSE) >> 32 }
+    }
+
+    /// The kernel has forgotten `lookups` of the times it was told of `node`. A number
+    /// that is not known, or a count beyond what there is, is the worst that happens
+    /// after a daemon's death: it costs a record, not more.
+    pub(crate) fn forget(&self, node: u64, lookups: u64) {
+        let mut index = self.lock();
+        let Ok(slot) = self.slot_of(node) else { return };
+        if slot == 0 {
+            return; // the root stays
+        }
+        let left = self.get(slot, LOOKUPS).saturating_sub(lookups);
+        self.set(slot, LOOKUPS, left);
+        if left == 0 {
+            let id = self.id_at(slot);
+            if index.slots.get(&id) == Some(&slot) {
+                index.slots.remove(&id); // else it has another node by now
+            }
+            index.directories.forget(slot);
+            index.free.push(slot);
+        }
+    }
+
+    /// Notes that fcntl locks were asked for on `node`.
+    pub(crate) fn mark_locked(&self, node: u64) {
+        if let Ok(slot) = self.slot_of(node) {
+            self.set(slot, REUSE, self.get(slot, REUSE) | FLAG_LOCKED);
+        }
+    }
+
+    /// Whether fcntl locks were ever asked for on `node`, by a predecessor too.
+    pub(crate) fn was_locked(&self, node: u64) -> bool {
+        self.slot_of(node).is_ok_and(|slot| self.get(slot, REUSE) & FLAG_LOCKED != 0)
+    }
+
+    /// Nodes that the kernel knows.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().slots.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: FileId = FileId { ino: 2, generation: 0 };
+
+    fn id(ino: u64) -> FileId {
+        FileId { ino, generation: 1 }
+    }
+
+    #[test]
+    fn a_node_lives_as_long_as_the_kernel_counts_it() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        assert_eq!(nodes.id(ROOT_NODE).unwrap(), ROOT);
+        let first = nodes.remember(id(7), None).unwrap();
+        assert_eq!(nodes.remember(id(7), None).unwrap(), first);
+        nodes.forget(first.node, 1);
+        assert_eq!(nodes.id(first.node).unwrap(), id(7));
+        nodes.forget(first.node, 1);
+        assert_eq!(nodes.id(first.node).unwrap_err().errno(), Errno::ESTALE);
+    }
+
+    #[test]
+    fn a_node_has_the_path_that_it_was_last_seen_at() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        let seen = |file, dir, name: &str| {
+            nodes.remember(file, Some((dir, Name::new(name.as_bytes()).unwrap()))).unwrap().node
+        };
+        let dir = seen(id(7), ROOT, "dir");
+        let file = seen(id(8), id(7), "file");
+        assert_eq!(nodes.path(ROOT_NODE).unwrap(), b"/");
+        assert_eq!(nodes.path(file).unwrap(), b"/dir/file");
+        seen(id(7), ROOT, "moved");
+        assert_eq!(nodes.path(file).unwrap(), b"/moved/file");
+        // A slot that is used again has nothing of its former file.
+        nodes.forget(file, 1);
+        let next = nodes.remember(id(9), None).unwrap().node;
+        assert_eq!((next, nodes.path(next)), (file, None));
+        // Directories that seem to be in each other, as after renames of others.
+        seen(id(7), id(7), "self");
+        assert_eq!(nodes.path(dir), None);
+    }
+
+    #[test]
+    fn a_directory_can_have_a_node_of_its_own_where_it_was_moved_to() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        let at = |name: &'static str| (ROOT, Name::new(name.as_bytes()).unwrap());
+        let old = nodes.remember_directory(id(7), at("a"), || panic!("it is new")).unwrap();
+        let same = nodes.remember_directory(id(7), at("a"), || panic!("it is there")).unwrap();
+        assert_eq!(old, same);
+        let new = nodes.remember_directory(id(7), at("b"), || true).unwrap();
+        assert_ne!(old.node, new.node);
+        assert_eq!([old, new].map(|node| nodes.id(node.node).unwrap()), [id(7); 2]);
+        assert_eq!(nodes.find(id(7)), Some(new.node));
+        nodes.forget(old.node, 2);
+        assert_eq!(nodes.find(id(7)), Some(new.node));
+        let moved = nodes.remember_directory(id(7), at("c"), || false).unwrap();
+        assert_eq!(moved, new);
+        nodes.renamed(at("c"), at("d"), RenameHow::Replace);
+        nodes.remember_directory(id(7), at("d"), || panic!("we moved it")).unwrap();
+    }
+
+    #[test]
+    fn a_slot_used_again_has_another_generation() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        let first = nodes.remember(id(7), None).unwrap();
+        nodes.forget(first.node, 1);
+        let second = nodes.remember(id(8), None).unwrap();
+        assert_eq!(first.node, second.node);
+        assert_ne!(first.generation, second.generation);
+    }
+
+    #[test]
+    fn a_successor_finds_what_was_there() {
+        let state = State::create().unwrap();
+        let node = Nodes::new(state.clone(), ROOT).remember(id(7), None).unwrap();
+        let fd = state.fd().try_clone_to_owned().unwrap();
+        drop(state);
+        let nodes = Nodes::new(State::adopt(fd).unwrap(), ROOT);
+        assert_eq!(nodes.id(node.node).unwrap(), id(7));
+        assert_eq!(nodes.find(id(7)), Some(node.node));
+        assert_eq!(nodes.remember(id(7), None).unwrap(), node);
+    }
+
+    #[test]
+    fn a_node_apart_is_nobody_else_s_after_a_death_either() {
+        let state = State::create().unwrap();
+        let nodes = Nodes::new(state.clone(), ROOT);
+        let apart = nodes.remember_apart(id(7)).unwrap();
+        assert_eq!(nodes.find(id(7)), None);
+        let node = nodes.remember(id(7), None).unwrap();
+        assert_ne!(apart.node, node.node);
+        let again = nodes.remember_apart(id(7)).unwrap();
+        assert_ne!(apart.node, again.node);
+        drop(nodes);
+        let nodes = Nodes::new(state, ROOT);
+        assert_eq!(nodes.find(id(7)), Some(node.node));
+        assert_eq!(nodes.id(apart.node).unwrap(), id(7));
+        nodes.forget(again.node, 1);
+        assert_eq!(nodes.find(id(7)), Some(node.node));
+    }
+
+    #[test]
+    fn numbers_never_given_out_are_stale() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        for node in [0, 2, u64::MAX] {
+            assert_eq!(nodes.id(node).unwrap_err().errno(), Errno::ESTALE);
+            nodes.forget(node, u64::MAX);
+        }
+        nodes.forget(ROOT_NODE, 100);
+        assert!(nodes.id(ROOT_NODE).is_ok());
+    }
+}

@@ -1,0 +1,164 @@
+//! What all workers of a mount share.
+
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Attr, FileId, LockOwner, Timestamp};
+
+use crate::mount::session::Session;
+use crate::options::Options;
+use crate::state::State;
+use crate::state::capabilities::Capabilities;
+use crate::state::handles::Handles;
+use crate::state::nodes::Nodes;
+use crate::worker::flight::Flights;
+use crate::worker::identity::Identities;
+
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) session: Session,
+    pub(crate) device: Arc<OwnedFd>,
+    pub(crate) nodes: Nodes,
+    pub(crate) handles: Handles,
+    pub(crate) identities: Identities,
+    pub(crate) flights: Flights,
+    pub(crate) lock_owners: LockOwners,
+    pub(crate) versions: Versions,
+    pub(crate) capabilities: Capabilities,
+    /// Somebody searches for signals that the kernel did not tell of.
+    pub(crate) searching: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: Options,
+        session: Session,
+        device: Arc<OwnedFd>,
+        state: &State,
+        adopted: bool,
+        root: FileId,
+        workers: usize,
+    ) -> Shared {
+        Shared {
+            identities: Identities::new(options.job_ids),
+            options,
+            session,
+            device,
+            nodes: Nodes::new(state.clone(), root),
+            handles: Handles::new(state.clone()),
+            flights: Flights::new(workers),
+            lock_owners: LockOwners::new(adopted),
+            versions: Versions::default(),
+            capabilities: Capabilities::default(),
+            searching: AtomicBool::new(false),
+        }
+    }
+}
+
+/// Which processes took fcntl locks on which files: only their closes must be told to
+/// the server.
+pub(crate) struct LockOwners {
+    /// Owners are missing that held locks: a predecessor served them, or there were too
+    /// many to remember.
+    missing: AtomicBool,
+    owners: Mutex<BTreeSet<(u64, LockOwner)>>,
+}
+
+/// Owners remembered. Beyond it every close of a file that ever had locks is told.
+const OWNERS_MAX: usize = 1 << 16;
+
+impl LockOwners {
+    pub(crate) fn new(adopted: bool) -> LockOwners {
+        LockOwners { missing: AtomicBool::new(adopted), owners: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(u64, LockOwner)>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `owner` asks for a lock on `node`.
+    pub(crate) fn add(&self, nodes: &Nodes, node: u64, owner: LockOwner) {
+        nodes.mark_locked(node);
+        let mut owners = self.lock();
+        if owners.len() >= OWNERS_MAX {
+            self.missing.store(true, Ordering::SeqCst);
+            owners.clear();
+        }
+        owners.insert((node, owner));
+    }
+
+    /// Whether `owner` may hold a lock on `node`.
+    pub(crate) fn may_hold(&self, nodes: &Nodes, node: u64, owner: LockOwner) -> bool {
+        let known = self.lock().contains(&(node, owner));
+        known || self.missing.load(Ordering::SeqCst) && nodes.was_locked(node)
+    }
+
+    /// `owner` holds no lock on `node` any more.
+    pub(crate) fn remove(&self, node: u64, owner: LockOwner) {
+        self.lock().remove(&(node, owner));
+    }
+
+    /// The kernel has forgotten `node`: nobody has it open. Owners that no flush is sent
+    /// for (open-file-description locks) go with it.
+    pub(crate) fn forget(&self, node: u64) {
+        let mut owners = self.lock();
+        let of_node = (node, LockOwner(0))..=(node, LockOwner(u64::MAX));
+        let gone: Vec<_> = owners.range(of_node).copied().collect();
+        gone.iter().for_each(|owner| _ = owners.remove(owner));
+    }
+}
+
+/// Which version of a file the kernel's page cache holds, under close-to-open.
+#[derive(Default)]
+pub(crate) struct Versions {
+    seen: Mutex<HashMap<u64, Version>>,
+}
+
+type Version = (Timestamp, Timestamp, u64);
+
+/// Versions remembered; beyond it all are forgotten, which costs cached pages only.
+const VERSIONS_MAX: usize = 1 << 20;
+
+impl Versions {
+    /// Notes what `node` is like at an open; whether it is what it was at the last one.
+    pub(crate) fn unchanged(&self, node: u64, attr: &Attr) -> bool {
+        let version = (attr.mtime, attr.ctime, attr.size);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() >= VERSIONS_MAX {
+            seen.clear();
+        }
+        seen.insert(node, version) == Some(version)
+    }
+
+    /// The kernel has forgotten `node`.
+    pub(crate) fn forget(&self, node: u64) {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_of_locks_are_bounded_and_none_is_missed() {
+        let root = FileId { ino: 2, generation: 0 };
+        let nodes = Nodes::new(State::create().unwrap(), root);
+        let file = FileId { ino: 3, generation: 0 };
+        let node = nodes.remember(file, None).unwrap().node;
+        let owners = LockOwners::new(false);
+        assert!(!owners.may_hold(&nodes, node, LockOwner(7)));
+        owners.add(&nodes, node, LockOwner(7));
+        assert!(owners.may_hold(&nodes, node, LockOwner(7)));
+        assert!(!owners.may_hold(&nodes, node, LockOwner(8)));
+        for owner in 0..OWNERS_MAX as u64 + 10 {
+            owners.add(&nodes, node, LockOwner(1000 + owner));
+            assert!(owners.lock().len() <= OWNERS_MAX);
+        }
+        assert!(owners.may_hold(&nodes, node, LockOwner(7)), "forgotten, so it may hold one");
+        owners.forget(node);
+        assert!(owners.lock().is_empty());
+    }
+}

@@ -1,0 +1,215 @@
+//! After a loss of power of the server's machine: sends again what was kept, looks after
+//! names, and tells what is lost.
+
+pub(crate) mod losses;
+
+use std::sync::Arc;
+
+use dray_core::{Buf, Context, Errno, FileId, OpenHow, Result};
+
+use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::holdings::tickets::{Reopened, reopen};
+use crate::client::link::Link;
+use crate::client::unsynced::{Expect, Kept, Seen};
+use crate::wire::{Call, Floor, Input, Ticket, Wire, put_floor};
+
+/// Files named in one message.
+const FLOORS_OF_ONE: usize = 1024;
+
+/// One recovery, with the server's life that it is about.
+pub(crate) struct Recovery {
+    link: Arc<Link>,
+    channel: Arc<Channel>,
+    instance: u64,
+}
+
+/// The server has gone meanwhile: the next one begins a recovery of its own.
+struct Gone;
+
+impl Recovery {
+    /// Recovers with a server that waits for it. What waits on the other channels cannot
+    /// keep it waiting: it has a connection of its own.
+    pub(crate) async fn run(link: Arc<Link>, instance: u64) {
+        let channel = Channel::for_recovery(link.closing.clone());
+        link.go_on(channel.clone());
+        link.unsynced.recovery_begins();
+        let recovery = Recovery { link, channel: channel.clone(), instance };
+        let _ = recovery.carry_out().await; // the next one takes over
+        channel.shut();
+    }
+
+    async fn carry_out(&self) -> std::result::Result<(), Gone> {
+        let unsynced = &self.link.unsynced;
+        match self.declare().await? {
+            Ok(()) => {
+                self.send_all().await?;
+                self.check_names().await?;
+                unsynced.recovery_ends(None);
+            }
+            Err(error) => unsynced.recovery_ends(Some(&error.to_string())),
+        }
+        let instance = self.instance;
+        // With what is lost, for the server's metrics.
+        let untold = unsynced.losses_untold();
+        let (newest, floor) = untold;
+        let done = Call::Recover { instance, newest, floor, floors: &[], step: 2 };
+        if self.call::<()>(&Context::system(), &done, None).await?.is_ok() {
+            unsynced.losses_told(untold);
+        }
+        Ok(())
+    }
+
+    /// An answer of this life of the server.
+    async fn call<T: for<'b> Wire<'b>>(
+        &self,
+        cx: &Context,
+        call: &Call<'_>,
+        data: Option<Buf>,
+    ) -> std::result::Result<Result<T>, Gone> {
+        let ask = Ask { cx, call, slot: None, request: 0, data, into: None, to: None, flags: 0 };
+        let outcome = self.channel.call(ask, |bytes| Input::whole(bytes)).await;
+        match self.link.known().instance == self.instance {
+            true => Ok(value_of(outcome)),
+            false => Err(Gone),
+        }
+    }
+
+    /// Says what is on media, and waits until everybody has.
+    async fn declare(&self) -> std::result::Result<Result<()>, Gone> {
+        let seen = self.link.unsynced.stamps_seen();
+        let mut pieces = seen.floors.chunks(FLOORS_OF_ONE).peekable();
+        loop {
+            let piece = pieces.next().unwrap_or_default();
+            let last = pieces.peek().is_none();
+            let outcome = self.declare_piece(&seen, piece, last).await?;
+            if last || outcome.is_err() {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    async fn declare_piece(
+        &self,
+        seen: &Seen,
+        piece: &[(FileId, u64, Option<Ticket>)],
+        last: bool,
+    ) -> std::result::Result<Result<()>, Gone> {
+        let (instance, cx) = (self.instance, Context::system());
+        let (mut floors, (floor, ticket)) = (Vec::new(), seen.floor);
+        if self.link.known().tickets {
+            for (file, stamp, ticket) in piece.iter().copied() {
+                // Without one it is a server's of an earlier version, and nobody's word.
+                if let Some(ticket) = ticket {
+                    put_floor(&Floor { file, stamp, ticket }, &mut floors);
+                }
+            }
+            let floor = if ticket.is_some() { floor } else { 0 };
+            let ticket = ticket.unwrap_or(Ticket([0; Ticket::BYTES]));
+            let call = Call::Declare { instance, floor, ticket, floors: &floors, last };
+            return self.call(&cx, &call, None).await;
+        }
+        piece.iter().for_each(|(file, stamp, _)| (*file, *stamp).put(&mut floors));
+        let (newest, step) = (seen.newest, u8::from(last));
+        let call = Call::Recover { instance, newest, floor, floors: &floors, step };
+        self.call(&cx, &call, None).await
+    }
+
+    async fn send_all(&self) -> std::result::Result<(), Gone> {
+        let unsynced = &self.link.unsynced;
+        loop {
+            // More may have come: answers that were on their way.
+            let files = unsynced.files_to_send();
+            if files.is_empty() {
+                return Ok(());
+            }
+            for file in files {
+                match self.send_file(file).await? {
+                    Ok(()) => {}
+                    Err(error) if error.errno() == Errno::ESTALE => unsynced.file_gone(file),
+                    Err(error) => {
+                        let why = format!("it could not be sent again: {error}");
+                        unsynced.file_lost(file, &why);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn send_file(&self, id: FileId) -> std::result::Result<Result<()>, Gone> {
+        let (system, handle) = (Context::system(), self.link.own_handle());
+        if let Err(error) = self.open(id, handle).await? {
+            return Ok(Err(error));
+        }
+        let (mut outcome, mut from) = (Ok(()), 0);
+        while outcome.is_ok()
+            && let Some((index, kept)) = self.link.unsynced.next_to_send(id, from)
+        {
+            outcome = self.send(handle, &kept).await?;
+            if outcome.is_ok() {
+                self.link.unsynced.sent(id, index, &kept);
+            }
+            from = index;
+        }
+        // What was sent counts, however the close goes.
+        let _ = self.call::<()>(&system, &Call::Close { handle }, None).await?;
+        Ok(outcome)
+    }
+
+    /// Opens a file to make its changes again. Without a ticket, as where a path was given
+    /// another mode or owner, its changer's rights decide.
+    async fn open(&self, id: FileId, handle: u64) -> std::result::Result<Result<()>, Gone> {
+        let ticket = self.link.unsynced.ticket(id);
+        let mut cx = Context::system();
+        if ticket.is_none()
+            && let Some((_, kept)) = self.link.unsynced.next_to_send(id, 0)
+        {
+            cx.who = kept.who;
+        }
+        let reads = ticket.is_some_and(|ticket| ticket.access() & Ticket::WRITE == 0);
+        let ways = if reads { &[libc::O_RDONLY][..] } else { &[libc::O_WRONLY, libc::O_RDONLY] };
+        let mut outcome = Ok(());
+        for flags in ways {
+            let file = Reopened { id, how: OpenHow::new(*flags), handle, ticket };
+            outcome = reopen(&self.channel, &cx, file).await;
+            if self.link.known().instance != self.instance {
+                return Err(Gone);
+            }
+            if outcome.as_ref().is_ok_and(|()| true) || ticket.is_some() {
+                break;
+            }
+        }
+        Ok(outcome)
+    }
+
+    async fn send(&self, handle: u64, kept: &Kept) -> std::result::Result<Result<()>, Gone> {
+        let mut cx = Context::system();
+        cx.who = kept.who.clone();
+        let call = Call::Redo { handle, stamp: kept.stamp, change: kept.change };
+        self.call(&cx, &call, kept.data.clone()).await
+    }
+
+    /// Names are not made again: what the loss of power undid is told.
+    async fn check_names(&self) -> std::result::Result<(), Gone> {
+        for (dir, name, expect) in self.link.unsynced.names_to_check() {
+            let call = Call::Lookup { dir, name: &name };
+            let found = self.call::<dray_core::Entry>(&Context::system(), &call, None).await?;
+            if let Some(why) = undone(expect, found.map(|entry| entry.id)) {
+                self.link.unsynced.name_lost(dir, &name, why);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with a name, if anything is.
+fn undone(expect: Expect, found: Result<FileId>) -> Option<&'static str> {
+    match (expect, found) {
+        (Expect::Unknown, _) => Some("it may have been undone: two names had changed places"),
+        (Expect::Is(id), Ok(found)) if id == found => None,
+        (Expect::Is(_), Ok(_)) => Some("another file has the name"),
+        (Expect::There, Ok(_)) => None,
+        (Expect::Is(_) | Expect::There, Err(_)) => Some("nothing has the name any more"),
+        (Expect::Gone, Ok(_)) => Some("what had been removed or renamed is back"),
+        (Expect::Gone, Err(_)) => None,
+    }
+}

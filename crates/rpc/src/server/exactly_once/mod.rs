@@ -1,0 +1,6 @@
+//! Why a change is carried out once: replay slots, intents that outlive the process, and one
+//! change of a thing after the other.
+
+pub(crate) mod intent;
+pub(crate) mod order;
+pub(crate) mod slots;

@@ -1,0 +1,436 @@
+//! Replay slots: what keeps a change from being applied twice.
+//!
+//! A client numbers the changes that it sends in a slot and uses the slot again only
+//! when it has its answer. So of each slot the last number and its answer are all that
+//! has to be remembered (after NFSv4.1 sessions, RFC 8881 section 2.10.6).
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Entry, NodeId, Op};
+use dray_fabric::Connection;
+
+use crate::server::exactly_once::intent::{self, Amend, CutShort, Settled};
+use crate::server::exactly_once::order::{Order, Turn};
+use crate::server::export::Export;
+use crate::server::journal::{SlotLog, SlotRecord};
+use crate::server::sabotage::Sabotage;
+use crate::wire::{Input, ReplyHead, Ticket};
+
+/// Whether calls of this kind come in a slot: changes with a short answer. The answer of
+/// any other would not fit what is remembered of a slot.
+pub(crate) fn holds(op: Op) -> bool {
+    use Op::*;
+    match op {
+        Setattr | Make | Remove | Rename | Link | Open | Create | Tmpfile | Setxattr
+        | Removexattr | Write | Allocate | CopyRange | SetFlags | Put => true,
+        Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
+        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close | SyncAll
+        | Recover | Redo | Reopen | Declare | LookupOpen => false,
+    }
+}
+
+/// The slots of a session.
+pub(crate) struct ReplaySlots {
+    slots: Mutex<Vec<Slot>>,
+    log: Arc<dyn SlotLog>,
+    sabotage: Option<Sabotage>,
+}
+
+#[derive(Default)]
+struct Slot {
+    sequence: u32,
+    state: State,
+    /// The last answer; kept for the next one's sake.
+    answer: Vec<u8>,
+}
+
+#[derive(Default)]
+enum State {
+    /// Whatever number comes first is the first.
+    #[default]
+    Unused,
+    /// Changes up to this number are over; no answer is kept.
+    Over,
+    /// Being applied; the answer goes where the client asked last.
+    Running(Route),
+    Done,
+    /// The server's death cut it short: its turn is kept until it comes again.
+    Cut(Again),
+}
+
+/// What a change has that is made again.
+pub(crate) struct Again {
+    pub(crate) _turns: Vec<Turn>,
+    pub(crate) amend: Option<Amend>,
+}
+
+impl Slot {
+    /// One in which everything up to `sequence` is over.
+    fn over(sequence: u32) -> Slot {
+        Slot { sequence, state: State::Over, answer: Vec::new() }
+    }
+}
+
+/// Where an answer goes.
+#[derive(Clone)]
+pub(crate) struct Route {
+    pub(crate) connection: Arc<dyn Connection>,
+    pub(crate) tag: u32,
+}
+
+/// What to do with a change that came in.
+pub(crate) enum Verdict {
+    /// Apply it.
+    Fresh,
+    /// Apply it: a server before us began to.
+    Again(Again),
+    /// It was applied: this was the answer, complete but for the tag.
+    Replay(Vec<u8>),
+    /// It is being applied; the answer will go to the connection that asked last.
+    Running,
+    /// Older than what the slot has seen: a leftover of a connection long gone.
+    Stale,
+    /// There is no such slot.
+    Unknown,
+}
+
+impl Verdict {
+    /// Whether the same call had come before.
+    pub(crate) fn is_repeated(&self) -> bool {
+        !matches!(self, Verdict::Fresh | Verdict::Unknown)
+    }
+}
+
+impl ReplaySlots {
+    /// As many as there is room for in `log`.
+    pub(crate) fn new(log: Arc<dyn SlotLog>, sabotage: Option<Sabotage>) -> ReplaySlots {
+        let slots = Mutex::new((0..log.count()).map(|_| Slot::default()).collect());
+        ReplaySlots { slots, log, sabotage }
+    }
+
+    /// Takes over what a server before us had noted.
+    /// After a loss of the machine (`lost`) an answer is no proof that its change is there.
+    pub(crate) async fn restore(&self, export: &Export, node: NodeId, lost: bool) {
+        let (fs, order) = (&*export.fs, &export.order);
+        for (number, record) in self.log.records() {
+            let slot = match record {
+                SlotRecord::Answer { sequence, answer, .. } if answer.is_empty() => {
+                    Slot::over(sequence)
+                }
+                SlotRecord::Answer { sequence, answer, begun } if lost => {
+                    let noted = begun.clone();
+                    match intent::settle_answered(fs, answer, begun).await {
+                        Settled::Undone => self.undone(number, sequence),
+                        Settled::Done(mut answer) => {
+                            if noted.is_some_and(|(op, _)| op == Op::Create) {
+                                made_by(export, node, &mut answer);
+                            }
+                            Slot { sequence, state: State::Done, answer }
+                        }
+                        Settled::Cut(cut) => {
+                            // The answer is no answer any more: a later life would give it.
+                            if let Some((op, noted)) = noted {
+                                let intent = intent::of_answered(op, noted, cut.amend);
+                                self.log.begin(number, sequence, op, &intent);
+                            }
+                            let state = State::Cut(self.keep(cut, order));
+                            Slot { sequence, state, answer: Vec::new() }
+                        }
+                    }
+                }
+                SlotRecord::Answer { sequence, answer, .. } => {
+                    Slot { sequence, state: State::Done, answer }
+                }
+                SlotRecord::Intent { sequence, op, .. }
+                    if Sabotage::forgets_intents(self.sabotage, op) =>
+                {
+                    Slot::over(sequence.wrapping_sub(1))
+                }
+                SlotRecord::Intent { sequence, op, intent } => {
+                    match intent::settle(fs, op, &intent).await {
+                        Settled::Undone => self.undone(number, sequence),
+                        Settled::Done(mut answer) => {
+                            if op == Op::Create {
+                                made_by(export, node, &mut answer);
+                            }
+                            self.log.done(number, sequence, &answer);
+                            Slot { sequence, state: State::Done, answer }
+                        }
+                        Settled::Cut(cut) => {
+                            // The next life is not to look again: it could find something else.
+                            let noted = cut.amend.and_then(|amend| amend.intent(&intent));
+                            if let Some(intent) = noted {
+                                self.log.begin(number, sequence, op, &intent);
+                            }
+                            let state = State::Cut(self.keep(cut, order));
+                            Slot { sequence, state, answer: Vec::new() }
+                        }
+                    }
+                }
+            };
+            if let Some(place) = self.lock().get_mut(number as usize) {
+                *place = slot;
+            }
+        }
+    }
+
+    fn keep(&self, cut: CutShort, order: &Arc<Order>) -> Again {
+        let CutShort { held, amend } = cut;
+        if self.sabotage == Some(Sabotage::Turns) {
+            return Again { _turns: Vec::new(), amend };
+        }
+        let _turns = held.into_iter().map(|(file, span)| order.hold(file, span)).collect();
+        Again { _turns, amend }
+    }
+
+    /// The slot of a change that was not applied. The intent must go: a later life would
+    /// settle it by what others have changed since.
+    fn undone(&self, number: u32, sequence: u32) -> Slot {
+        let before = sequence.wrapping_sub(1);
+        self.log.done(number, before, &[]);
+        Slot::over(before)
+    }
+
+    /// The client has nothing under way in this slot: what was cut short there will not
+    /// be asked for again.
+    pub(crate) fn idle(&self, number: u32) {
+        let mut slots = self.lock();
+        let Some(slot) = slots.get_mut(number as usize) else { return };
+        if matches!(slot.state, State::Cut(_)) {
+            let over = self.undone(number, slot.sequence);
+            let cut = std::mem::replace(slot, over);
+            drop(slots);
+            drop(cut);
+        }
+    }
+
+    /// The session is over, and all that was kept for it.
+    pub(crate) fn end(&self) {
+        let count = self.lock().len() as u32;
+        (0..count).for_each(|number| self.idle(number));
+    }
+
+    /// How many there are: as many as the session was granted by whichever server.
+    pub(crate) fn count(&self) -> u32 {
+        self.lock().len() as u32
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn begin(&self, slot: u32, sequence: u32, route: &Route) -> Verdict {
+        let mut slots = self.lock();
+        let Some(slot) = slots.get_mut(slot as usize) else { return Verdict::Unknown };
+        let first = matches!(slot.state, State::Unused);
+        if sequence == slot.sequence && !first {
+            let running = State::Running(route.clone());
+            return match &mut slot.state {
+                State::Unused | State::Over => Verdict::Stale,
+                State::Cut(_) => match std::mem::replace(&mut slot.state, running) {
+                    State::Cut(again) => Verdict::Again(again),
+                    _ => Verdict::Stale,
+                },
+                State::Running(old) => {
+                    *old = route.clone();
+                    Verdict::Running
+                }
+                State::Done => Verdict::Replay(slot.answer.clone()),
+            };
+        }
+        // Numbers wrap: half of them lie ahead.
+        if !first && sequence.wrapping_sub(slot.sequence) > u32::MAX / 2 {
+            return Verdict::Stale;
+        }
+        slot.sequence = sequence;
+        // What was cut short there has been given up.
+        let before = std::mem::replace(&mut slot.state, State::Running(route.clone()));
+        drop(slots);
+        drop(before);
+        Verdict::Fresh
+    }
+
+    /// Notes what is about to be done, unless its client has given up on it and used the
+    /// slot again: then the later change is the one to remember.
+    pub(crate) fn intend(&self, number: u32, sequence: u32, op: Op, intent: &[u8]) {
+        let slots = self.lock();
+        if slots.get(number as usize).is_some_and(|slot| slot.sequence == sequence) {
+            self.log.begin(number, sequence, op, intent);
+        }
+    }
+
+    /// Notes whether the session holds locks.
+    pub(crate) fn set_locks(&self, held: bool) {
+        self.log.set_locks(held);
+    }
+
+    /// Whether the session held locks in its last life.
+    pub(crate) fn had_locks(&self) -> bool {
+        self.log.had_locks()
+    }
+
+    /// Remembers the answer and says where it goes; none if the client has since used
+    /// the slot for something else, having given up on this.
+    pub(crate) fn done(&self, number: u32, sequence: u32, answer: &[u8]) -> Option<Route> {
+        let mut slots = self.lock();
+        let slot = slots.get_mut(number as usize)?;
+        if slot.sequence != sequence {
+            return None;
+        }
+        self.log.done(number, sequence, answer);
+        slot.answer.clear();
+        slot.answer.extend_from_slice(answer);
+        match std::mem::replace(&mut slot.state, State::Done) {
+            State::Running(route) => Some(route),
+            _ => None,
+        }
+    }
+}
+
+/// Adds to the answer that a file was created what its client, who made it, may open it
+/// for: anything.
+fn made_by(export: &Export, node: NodeId, answer: &mut Vec<u8>) {
+    let mut input = Input(answer);
+    let head = ReplyHead::get_message(&mut input);
+    if head.is_ok_and(|head| head.errno == 0 && head.flags == 0)
+        && let Ok(entry) = input.get::<Entry>()
+    {
+        let access = Ticket::READ | Ticket::WRITE;
+        ReplyHead::set_ticket(answer, export.tickets.opened(node, entry.id, access));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::journal::{Journal, MemoryJournal, SessionRecord};
+    use crate::server::reply::Reply;
+    use crate::wire::Wire;
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{Context, CreateHow, FileId, FileSystem, Name, OpenHow};
+    use dray_fabric::sim::Network;
+
+    /// A client that goes on counting in a new session was never answered once it had
+    /// counted half way round.
+    #[test]
+    fn a_new_session_begins_at_any_number_and_wraps() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(async {
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            let connection = network.connector("s").connect().await.unwrap();
+            let route = Route { connection, tag: 0 };
+            let record = SessionRecord {
+                id: 1,
+                secret: [0; 16],
+                node: 1,
+                export: String::new(),
+                host: String::new(),
+            };
+            let log = MemoryJournal::default().create(&record, 2).unwrap();
+            let slots = ReplaySlots::new(log, None);
+            for sequence in [u32::MAX - 1, u32::MAX, 0, 1] {
+                assert!(matches!(slots.begin(1, sequence, &route), Verdict::Fresh));
+                slots.done(1, sequence, b"answer");
+                assert!(matches!(slots.begin(1, sequence, &route), Verdict::Replay(_)));
+            }
+            assert!(matches!(slots.begin(1, u32::MAX, &route), Verdict::Stale));
+            assert!(matches!(slots.begin(2, 1, &route), Verdict::Unknown));
+        });
+    }
+
+    /// A change in slot 0 with number 1 that was answered, by a server whose machine then
+    /// loses power, over and over.
+    struct Answered {
+        fs: MemoryFs,
+        log: Arc<dyn SlotLog>,
+        route: Route,
+    }
+
+    const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+
+    impl Answered {
+        async fn new(op: Op, intent: &[u8]) -> Answered {
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            let connection = network.connector("s").connect().await.unwrap();
+            let record = SessionRecord {
+                id: 1,
+                secret: [0; 16],
+                node: 1,
+                export: String::new(),
+                host: String::new(),
+            };
+            let log = MemoryJournal::default().create(&record, 1).unwrap();
+            log.begin(0, 1, op, intent);
+            log.done(0, 1, &Reply::success(&()).message);
+            let fs = MemoryFs::new(MemoryOptions::default());
+            Answered { fs, log, route: Route { connection, tag: 0 } }
+        }
+
+        fn export(&self) -> Export {
+            Export::new("data", Arc::new(self.fs.clone()), Vec::new())
+        }
+
+        /// What the next server does with it when it comes again.
+        async fn next_life(&self, lost: bool) -> (ReplaySlots, Verdict) {
+            let slots = ReplaySlots::new(self.log.clone(), None);
+            slots.restore(&self.export(), NodeId(1), lost).await;
+            let verdict = slots.begin(0, 1, &self.route);
+            (slots, verdict)
+        }
+    }
+
+    fn simulated(work: impl Future<Output = ()>) {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(work);
+    }
+
+    /// It was taken for one that had not been made, and put behind its first half.
+    #[test]
+    fn an_append_keeps_its_place_over_two_losses() {
+        simulated(async {
+            let (cx, name) = (Context::system(), Name::new(b"log").unwrap());
+            let id = {
+                let fs = MemoryFs::new(MemoryOptions::default());
+                fs.create(&cx, fs.info().root, name, NEW).await.unwrap().0.id
+            };
+            let mut intent = Vec::new();
+            (true, (id, (100u64, 10u64))).put(&mut intent);
+            let answered = Answered::new(Op::Write, &intent).await;
+            // The same first file of an empty file system.
+            answered.fs.create(&cx, answered.fs.info().root, name, NEW).await.unwrap();
+            for (lost, asked_again) in [(true, true), (true, false), (false, false), (true, true)] {
+                let (slots, verdict) = answered.next_life(lost).await;
+                let Verdict::Again(Again { amend, .. }) = verdict else {
+                    panic!("it is not made again");
+                };
+                assert!(matches!(amend, Some(Amend::AppendAt(100))));
+                if asked_again {
+                    slots.done(0, 1, &Reply::success(&10u32).message);
+                }
+            }
+            let (_, verdict) = answered.next_life(false).await;
+            assert!(matches!(verdict, Verdict::Replay(_)));
+        });
+    }
+
+    /// The answer of before the loss was given by a server that began after the recovery.
+    #[test]
+    fn what_a_loss_undid_is_made_again_by_a_later_server_too() {
+        simulated(async {
+            let mut intent = Vec::new();
+            let name: &[u8] = b"dir";
+            let root = MemoryFs::new(MemoryOptions::default()).info().root;
+            (root, name).put(&mut intent);
+            None::<FileId>.put(&mut intent);
+            let answered = Answered::new(Op::Make, &intent).await;
+            // Nobody asks in the first life.
+            let slots = ReplaySlots::new(answered.log.clone(), None);
+            slots.restore(&answered.export(), NodeId(1), true).await;
+            let (_, verdict) = answered.next_life(false).await;
+            assert!(matches!(verdict, Verdict::Fresh));
+        });
+    }
+}

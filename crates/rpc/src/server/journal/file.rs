@@ -1,0 +1,476 @@
+//! The journal in mapped files: one a session, in the server's state directory.
+//!
+//! ```text
+//! 0     8  magic and version        slot n at 4096 + 1024 n:
+//! 8     4  slots                    0   8  sequence << 32 | state << 8 | operation
+//! 12    4  bytes of the record      8   4  bytes of the intent
+//! 16    4  locks are held           12  4  bytes of the answer
+//! 32       the session's record     16  704  intent
+//!                                   720 272  answer
+//! ```
+//! The first word of a slot is stored last, in one piece: whatever instruction the
+//! process dies at, a slot says what was begun or answered before.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use dray_core::Op;
+
+use crate::server::journal::keepsakes;
+use crate::server::journal::{
+    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, Keepsake, SessionRecord, SlotLog, SlotRecord,
+};
+use crate::wire::{Input, Wire};
+
+/// "draysl" and, in the last byte, the version of the layout, 1.
+const MAGIC: u64 = u64::from_le_bytes(*b"draysl\0\x01");
+const VERSION_SHIFT: u32 = 56;
+const HEADER_BYTES: usize = 4096;
+const SLOT_BYTES: usize = 1024;
+const RECORD_AT: usize = 32;
+const RECORD_MAX_BYTES: usize = HEADER_BYTES - RECORD_AT;
+const LOCKS_AT: usize = 16;
+const INTENT_AT: usize = 16;
+const ANSWER_AT: usize = INTENT_AT + INTENT_MAX_BYTES;
+const SLOTS_MAX: u32 = 65_536;
+const _: () = assert!(ANSWER_AT + ANSWER_MAX_BYTES <= SLOT_BYTES);
+
+const STATE_INTENT: u64 = 1;
+const STATE_ANSWER: u64 = 2;
+/// Operation of an answer before which nothing was noted: a lookup changes nothing.
+const NOT_BEGUN: u8 = Op::Lookup as u8;
+
+/// Keeps sessions as files `session-ID` in a directory, and small files beside it.
+pub struct FileJournal {
+    dir: PathBuf,
+    /// Where the small files are.
+    beside: PathBuf,
+}
+
+impl FileJournal {
+    /// In `dir`, which is made if need be, and in the directory above it. Errors: those of
+    /// making it.
+    pub fn open(dir: &Path) -> io::Result<FileJournal> {
+        fs::create_dir_all(dir)?;
+        let beside = dir.parent().unwrap_or(dir).to_owned();
+        Ok(FileJournal { dir: dir.to_owned(), beside })
+    }
+
+    fn path(&self, session: u64) -> PathBuf {
+        self.dir.join(format!("session-{session:016x}"))
+    }
+}
+
+impl Journal for FileJournal {
+    fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
+        let mut record = Vec::new();
+        put_record(session, &mut record);
+        if record.len() > RECORD_MAX_BYTES || slots > SLOTS_MAX {
+            return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+        }
+        let path = self.path(session.id);
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        let bytes = HEADER_BYTES + slots as usize * SLOT_BYTES;
+        let map = reserve(&file, bytes).and_then(|()| Map::new(&file));
+        let map = map.inspect_err(|_| _ = fs::remove_file(&path))?;
+        map.write(RECORD_AT, &record);
+        map.write(8, &slots.to_le_bytes());
+        map.write(12, &(record.len() as u32).to_le_bytes());
+        map.word(0).store(MAGIC, Ordering::Release);
+        // After a loss of power the server has to know whom to wait for.
+        file.sync_all()?;
+        File::open(&self.dir)?.sync_all()?;
+        Ok(Arc::new(FileLog { map, slots }))
+    }
+
+    fn remove(&self, session: u64) {
+        // At worst it expires once more. Synced, since after a loss of power everybody would
+        // wait for somebody who has said goodbye.
+        let _ = fs::remove_file(self.path(session));
+        let _ = File::open(&self.dir).and_then(|dir| dir.sync_all());
+    }
+
+    fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
+        let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
+        let mut loaded = Vec::new();
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let ours =
+                path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("session-"));
+            if !ours {
+                continue;
+            }
+            let shown = path.display();
+            match load_one(&path) {
+                Ok((record, log)) => loaded.push((record, Arc::new(log) as Arc<dyn SlotLog>)),
+                Err(Unusable::Garbage) => {
+                    log::warn!("{shown}: not a session; removed");
+                    let _ = fs::remove_file(&path); // tried again at the next start
+                }
+                Err(Unusable::Newer(version)) => log::warn!(
+                    "{shown}: a session of a newer dray (layout {version}), whose client begins \
+                     anew; remove the file if that dray is not to come back"
+                ),
+                Err(Unusable::Unread(error)) => {
+                    log::error!("{shown}: cannot read it, its client begins anew: {error}");
+                }
+            }
+        }
+        loaded.sort_by_key(|(record, _)| record.id);
+        loaded
+    }
+
+    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+        keepsakes::read(&self.beside, what)
+    }
+
+    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+        keepsakes::write(&self.beside, what, bytes)
+    }
+}
+
+/// Why a file is no session that can be gone on with.
+enum Unusable {
+    Garbage,
+    /// Of a later version of the layout.
+    Newer(u64),
+    Unread(io::Error),
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Unusable {
+        Unusable::Unread(error)
+    }
+}
+
+fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    if file.metadata()?.len() < HEADER_BYTES as u64 {
+        return Err(Unusable::Garbage);
+    }
+    let map = Map::new(&file)?;
+    let magic = map.word(0).load(Ordering::Acquire);
+    if magic != MAGIC {
+        let same_name =
+            magic << (u64::BITS - VERSION_SHIFT) == MAGIC << (u64::BITS - VERSION_SHIFT);
+        let newer = same_name && magic >> VERSION_SHIFT > MAGIC >> VERSION_SHIFT;
+        return Err(if newer {
+            Unusable::Newer(magic >> VERSION_SHIFT)
+        } else {
+            Unusable::Garbage
+        });
+    }
+    let slots = map.u32(8);
+    let record_bytes = map.u32(12) as usize;
+    let sound = slots <= SLOTS_MAX
+        && record_bytes <= RECORD_MAX_BYTES
+        && map.len >= HEADER_BYTES + slots as usize * SLOT_BYTES;
+    if !sound {
+        return Err(Unusable::Garbage);
+    }
+    let record = get_record(&map.read(RECORD_AT, record_bytes)).ok_or(Unusable::Garbage)?;
+    Ok((record, FileLog { map, slots }))
+}
+
+/// Takes all of the file's blocks from the disk: writing to mapped memory without a block
+/// behind it would kill the process (SIGBUS) once the disk is full.
+fn reserve(file: &File, bytes: usize) -> io::Result<()> {
+    // SAFETY: no memory is passed; the descriptor is open.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+fn put_record(session: &SessionRecord, out: &mut Vec<u8>) {
+    session.id.put(out);
+    session.secret.put(out);
+    session.node.put(out);
+    session.export.put(out);
+    session.host.put(out);
+}
+
+fn get_record(bytes: &[u8]) -> Option<SessionRecord> {
+    let mut input = Input(bytes);
+    Some(SessionRecord {
+        id: input.get().ok()?,
+        secret: input.get().ok()?,
+        node: input.get().ok()?,
+        export: input.get().ok()?,
+        host: input.get().ok()?,
+    })
+}
+
+/// A file's memory, shared with whoever maps it after us.
+struct Map {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory; who may write where is said at `write`.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    fn new(file: &File) -> io::Result<Map> {
+        let len = file.metadata()?.len() as usize;
+        // SAFETY: a fresh mapping of a file that only this process uses (the state
+        // directory is locked); it is not cut while it is mapped.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
+        Ok(Map { start, len })
+    }
+
+    /// Writes bytes. A slot is written by the one change that uses it at a time; the
+    /// header before anybody else has the map.
+    fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: within the mapping; see above for who else writes there.
+        unsafe {
+            let target = self.start.as_ptr().add(at);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
+        }
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        // SAFETY: within the mapping.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at), len) }.to_vec()
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        self.half_word(at).load(Ordering::Acquire)
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at + 8 <= self.len);
+        // SAFETY: within the mapping, aligned (mappings begin at a page), only used
+        // as an atomic.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
+    }
+
+    fn half_word(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at + 4 <= self.len);
+        // SAFETY: as for `word`.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us with this length; nobody can refer to it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+struct FileLog {
+    map: Map,
+    slots: u32,
+}
+
+impl FileLog {
+    fn slot(&self, slot: u32) -> Option<usize> {
+        (slot < self.slots).then(|| HEADER_BYTES + slot as usize * SLOT_BYTES)
+    }
+
+    fn store(&self, at: usize, sequence: u32, state: u64, op: u8) {
+        let word = u64::from(sequence) << 32 | state << 8 | u64::from(op);
+        self.map.word(at).store(word, Ordering::Release);
+    }
+
+    fn record(&self, at: usize) -> Option<SlotRecord> {
+        let word = self.map.word(at).load(Ordering::Acquire);
+        let sequence = (word >> 32) as u32;
+        match word >> 8 & 0xff {
+            STATE_INTENT => {
+                let (op, intent) = self.begun(at, word)?;
+                Some(SlotRecord::Intent { sequence, op, intent })
+            }
+            STATE_ANSWER => {
+                let len = (self.map.u32(at + 12) as usize).min(ANSWER_MAX_BYTES);
+                let answer = self.map.read(at + ANSWER_AT, len);
+                let begun = (word as u8 != NOT_BEGUN).then(|| self.begun(at, word)).flatten();
+                Some(SlotRecord::Answer { sequence, answer, begun })
+            }
+            _ => None,
+        }
+    }
+
+    fn begun(&self, at: usize, word: u64) -> Option<(Op, Vec<u8>)> {
+        let op = *Op::ALL.get((word & 0xff) as usize)?;
+        let len = (self.map.u32(at + 8) as usize).min(INTENT_MAX_BYTES);
+        Some((op, self.map.read(at + INTENT_AT, len)))
+    }
+}
+
+impl SlotLog for FileLog {
+    fn begin(&self, slot: u32, sequence: u32, op: Op, intent: &[u8]) {
+        assert!(intent.len() <= INTENT_MAX_BYTES);
+        let Some(at) = self.slot(slot) else { return };
+        // The answer of the change before stays valid until the last store.
+        self.map.half_word(at + 8).store(intent.len() as u32, Ordering::Release);
+        self.map.write(at + INTENT_AT, intent);
+        self.store(at, sequence, STATE_INTENT, op as u8);
+    }
+
+    fn done(&self, slot: u32, sequence: u32, answer: &[u8]) {
+        assert!(answer.len() <= ANSWER_MAX_BYTES);
+        let Some(at) = self.slot(slot) else { return };
+        let word = self.map.word(at).load(Ordering::Acquire);
+        let noted = (word >> 32) as u32 == sequence && word >> 8 & 0xff == STATE_INTENT;
+        let begun = if noted { word as u8 } else { NOT_BEGUN };
+        self.map.half_word(at + 12).store(answer.len() as u32, Ordering::Release);
+        self.map.write(at + ANSWER_AT, answer);
+        self.store(at, sequence, STATE_ANSWER, begun);
+    }
+
+    fn count(&self) -> u32 {
+        self.slots
+    }
+
+    fn records(&self) -> Vec<(u32, SlotRecord)> {
+        let slot = |slot| Some((slot, self.record(self.slot(slot)?)?));
+        (0..self.slots).filter_map(slot).collect()
+    }
+
+    fn set_locks(&self, held: bool) {
+        self.map.half_word(LOCKS_AT).store(u32::from(held), Ordering::Release);
+    }
+
+    fn had_locks(&self) -> bool {
+        self.map.u32(LOCKS_AT) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: u64) -> SessionRecord {
+        SessionRecord { id, secret: [7; 16], node: 3, export: "data".into(), host: "node1".into() }
+    }
+
+    #[test]
+    fn what_was_noted_is_there_in_the_next_life() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        let log = journal.create(&record(1), 8).unwrap();
+        journal.create(&record(2), 8).unwrap();
+        log.begin(3, 10, Op::Make, b"intent");
+        log.begin(4, 1, Op::Remove, b"first");
+        log.done(4, 1, b"answer");
+        log.begin(5, 1, Op::Rename, &[b'x'; INTENT_MAX_BYTES]);
+        log.done(5, 1, &[b'y'; ANSWER_MAX_BYTES]);
+        log.begin(5, 2, Op::Link, b"");
+        log.set_locks(true);
+        journal.remove(2);
+
+        let next = FileJournal::open(dir.path()).unwrap();
+        let sessions = next.load();
+        assert_eq!(sessions.len(), 1);
+        assert_eq!(sessions[0].0, record(1));
+        assert!(sessions[0].1.had_locks());
+        let begun = Some((Op::Remove, b"first".to_vec()));
+        let answered = SlotRecord::Answer { sequence: 1, answer: b"answer".to_vec(), begun };
+        assert_eq!(
+            sessions[0].1.records(),
+            [
+                (3, SlotRecord::Intent { sequence: 10, op: Op::Make, intent: b"intent".to_vec() }),
+                (4, answered),
+                (5, SlotRecord::Intent { sequence: 2, op: Op::Link, intent: Vec::new() }),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_session_of_a_newer_version_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        journal.create(&record(1), 8).unwrap();
+        let path = journal.path(1);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[7] += 1;
+        fs::write(&path, &bytes).unwrap();
+        assert!(journal.load().is_empty());
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+
+    /// Without blocks of its own the file would end the process when the disk is full.
+    #[test]
+    fn a_session_has_its_blocks_from_the_beginning() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        journal.create(&record(1), 64).unwrap();
+        let meta = fs::metadata(journal.path(1)).unwrap();
+        assert_eq!(meta.len(), (HEADER_BYTES + 64 * SLOT_BYTES) as u64);
+        assert!(meta.blocks() * 512 >= meta.len());
+    }
+
+    /// Whatever a disk has made of a file, loading it and using it is no crash.
+    #[test]
+    fn damaged_files_are_no_crash() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        let log = journal.create(&record(1), 4).unwrap();
+        log.begin(0, 1, Op::Make, &[b'i'; 300]);
+        log.done(1, 9, b"answer");
+        let good = fs::read(journal.path(1)).unwrap();
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as usize
+        };
+        for round in 0..500 {
+            let mut bytes = good.clone();
+            for _ in 0..=random() % 4 {
+                let at = match random() % 2 {
+                    0 => random() % 64,
+                    _ => random() % bytes.len(),
+                };
+                bytes[at] = random() as u8;
+            }
+            bytes.truncate(if round % 3 == 0 { random() % bytes.len() } else { bytes.len() });
+            fs::write(journal.path(1), &bytes).unwrap();
+            for (_, log) in journal.load() {
+                for (slot, _) in log.records() {
+                    log.begin(slot, 7, Op::Link, b"next");
+                    log.done(slot, 7, b"answer");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn garbage_in_the_directory_is_no_session() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(dir.path()).unwrap();
+        fs::write(dir.path().join("session-0000000000000001"), [0xff; 9000]).unwrap();
+        fs::write(dir.path().join("session-0000000000000002"), b"").unwrap();
+        fs::write(dir.path().join("other"), b"stays").unwrap();
+        assert!(journal.load().is_empty());
+        assert!(dir.path().join("other").exists());
+        assert!(!dir.path().join("session-0000000000000001").exists());
+    }
+}

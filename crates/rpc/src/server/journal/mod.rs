@@ -1,0 +1,205 @@
+//! What outlives the server process: sessions, their replay slots, and the intents of
+//! changes that were under way.
+//!
+//! A journal survives the death of the process, not necessarily that of the machine: it
+//! is memory that somebody else keeps (a mapped file). Slots are never synced; that there is
+//! a session is, so that after a loss of power it is known whom to wait for.
+
+pub(crate) mod file;
+pub(crate) mod keepsakes;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::Op;
+
+/// Longest intent: two names and four ids with room to spare, bytes.
+pub const INTENT_MAX_BYTES: usize = 704;
+/// Longest answer to a change, bytes.
+pub const ANSWER_MAX_BYTES: usize = 272;
+
+/// Who a session belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRecord {
+    /// The session's number.
+    pub id: u64,
+    /// Its secret.
+    pub secret: [u8; 16],
+    /// The client's node.
+    pub node: u64,
+    /// The export's name.
+    pub export: String,
+    /// The client's host name.
+    pub host: String,
+}
+
+/// What was last noted of a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SlotRecord {
+    /// A change was begun; whether it was applied is to be found out.
+    Intent {
+        /// Its number in the slot.
+        sequence: u32,
+        /// Which operation.
+        op: Op,
+        /// What was known before it.
+        intent: Vec<u8>,
+    },
+    /// A change was answered.
+    Answer {
+        /// Its number in the slot.
+        sequence: u32,
+        /// The answer.
+        answer: Vec<u8>,
+        /// What had been noted before it, if anything had.
+        begun: Option<(Op, Vec<u8>)>,
+    },
+}
+
+/// Notes on the slots of one session.
+pub trait SlotLog: Send + Sync + 'static {
+    /// A change begins. `intent` is at most [`INTENT_MAX_BYTES`].
+    fn begin(&self, slot: u32, sequence: u32, op: Op, intent: &[u8]);
+
+    /// It was answered. `answer` is at most [`ANSWER_MAX_BYTES`].
+    fn done(&self, slot: u32, sequence: u32, answer: &[u8]);
+
+    /// Slots that there are.
+    fn count(&self) -> u32;
+
+    /// Everything noted, by slot.
+    fn records(&self) -> Vec<(u32, SlotRecord)>;
+
+    /// Notes that the session holds locks, or that it no longer does.
+    fn set_locks(&self, held: bool);
+
+    /// Whether it held locks.
+    fn had_locks(&self) -> bool;
+}
+
+/// Where sessions are kept.
+pub trait Journal: Send + Sync + 'static {
+    /// Begins notes on a new session of `slots` slots.
+    fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>>;
+
+    /// Forgets a session.
+    fn remove(&self, session: u64);
+
+    /// The sessions of the server's last life.
+    fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)>;
+
+    /// What was kept as `what`; none if nothing was.
+    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>>;
+
+    /// Keeps it, over a loss of power too.
+    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// What a server keeps beside sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Keepsake {
+    /// The key of its tickets.
+    TicketKey,
+    /// Sessions that were evicted.
+    Evicted,
+    /// A stamp above which it has given none.
+    StampsBound,
+}
+
+/// A journal in memory: for simulations, in which it outlives the simulated process, and
+/// for servers without a state directory, in which it outlives nothing.
+#[derive(Clone, Default)]
+pub struct MemoryJournal {
+    sessions: Arc<Mutex<Sessions>>,
+    kept: Arc<Mutex<BTreeMap<Keepsake, Vec<u8>>>>,
+}
+
+type Sessions = BTreeMap<u64, (SessionRecord, Arc<MemoryLog>)>;
+
+impl MemoryJournal {
+    /// As after a loss of power: sessions are gone, what is kept beside them is not.
+    pub fn forget(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
+        let log = Arc::new(MemoryLog { slots, state: Mutex::default() });
+        self.lock().insert(session.id, (session.clone(), log.clone()));
+        Ok(log)
+    }
+
+    fn remove(&self, session: u64) {
+        self.lock().remove(&session);
+    }
+
+    fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
+        let keep = |(record, log): &(SessionRecord, Arc<MemoryLog>)| {
+            (record.clone(), log.clone() as Arc<dyn SlotLog>)
+        };
+        self.lock().values().map(keep).collect()
+    }
+
+    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.kept.lock().unwrap_or_else(PoisonError::into_inner).get(&what).cloned())
+    }
+
+    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(what, bytes.to_vec());
+        Ok(())
+    }
+}
+
+struct MemoryLog {
+    slots: u32,
+    state: Mutex<(BTreeMap<u32, SlotRecord>, bool)>,
+}
+
+impl MemoryLog {
+    fn lock(&self) -> MutexGuard<'_, (BTreeMap<u32, SlotRecord>, bool)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SlotLog for MemoryLog {
+    fn begin(&self, slot: u32, sequence: u32, op: Op, intent: &[u8]) {
+        assert!(intent.len() <= INTENT_MAX_BYTES);
+        let record = SlotRecord::Intent { sequence, op, intent: intent.to_vec() };
+        self.lock().0.insert(slot, record);
+    }
+
+    fn done(&self, slot: u32, sequence: u32, answer: &[u8]) {
+        assert!(answer.len() <= ANSWER_MAX_BYTES);
+        let slots = &mut self.lock().0;
+        let begun = match slots.get(&slot) {
+            Some(SlotRecord::Intent { sequence: begun, op, intent }) if *begun == sequence => {
+                Some((*op, intent.clone()))
+            }
+            _ => None,
+        };
+        slots.insert(slot, SlotRecord::Answer { sequence, answer: answer.to_vec(), begun });
+    }
+
+    fn count(&self) -> u32 {
+        self.slots
+    }
+
+    fn records(&self) -> Vec<(u32, SlotRecord)> {
+        self.lock().0.iter().map(|(slot, record)| (*slot, record.clone())).collect()
+    }
+
+    fn set_locks(&self, held: bool) {
+        self.lock().1 = held;
+    }
+
+    fn had_locks(&self) -> bool {
+        self.lock().1
+    }
+}

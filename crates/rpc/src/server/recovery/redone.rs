@@ -1,0 +1,364 @@
+//! Changes that clients send again after a loss of power, in whatever order they come: per
+//! byte of a file the change with the greatest stamp prevails, as if all had come in the
+//! order of their stamps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::{Allocate, Buf, Context, Errno, Error, FileId, OpenFile, Result, SetAttr, Write};
+
+use crate::server::recovery::stamps::{Stamps, WHOLE};
+use crate::wire::{Change, Floor};
+
+/// Ranges and floors remembered for one export; beyond it changes are refused.
+const RANGES_MAX: usize = 1 << 20;
+/// Zeros written at once where no hole can be made, bytes.
+const ZEROS_BYTES: u64 = 1 << 20;
+
+/// What has been made again in one export.
+#[derive(Default)]
+pub(crate) struct Redone {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Everything up to this stamp was on media.
+    floor: u64,
+    files: BTreeMap<FileId, FileState>,
+    /// What is remembered: ranges and floors, by session and in all.
+    of_session: BTreeMap<u64, usize>,
+    ranges: usize,
+}
+
+#[derive(Default)]
+struct FileState {
+    /// Everything up to this stamp was on media.
+    floor: u64,
+    ranges: Ranges,
+    /// The latest cut: its stamp.
+    cut: u64,
+    /// When mode, owner, time of access and time of change were set last.
+    attr: [u64; 4],
+    /// Changes that could not be made.
+    failed: BTreeSet<u64>,
+}
+
+/// Who changed which bytes last: start to end and stamp; no two overlap.
+#[derive(Default)]
+struct Ranges(BTreeMap<u64, (u64, u64)>);
+
+impl Ranges {
+    /// Notes that `start..end` was changed at `stamp`. Answers the parts of it that were not
+    /// changed since.
+    fn claim(&mut self, start: u64, end: u64, stamp: u64) -> Vec<(u64, u64)> {
+        let before = self.0.range(..start).next_back().filter(|(_, (end, _))| *end > start);
+        let first = before.map_or(start, |(from, _)| *from);
+        let there: Vec<_> = self.0.range(first..end).map(|(from, to)| (*from, *to)).collect();
+        let mut won: Vec<(u64, u64)> = Vec::new();
+        let mut win = |from: u64, to: u64| match won.last_mut() {
+            _ if from >= to => {}
+            Some(last) if last.1 == from => last.1 = to,
+            _ => won.push((from, to)),
+        };
+        let mut at = start;
+        for (from, (to, theirs)) in there {
+            win(at, from.min(end));
+            let (inner_from, inner_to) = (from.max(start), to.min(end));
+            if theirs < stamp {
+                self.0.remove(&from);
+                if from < inner_from {
+                    self.0.insert(from, (inner_from, theirs));
+                }
+                if inner_to < to {
+                    self.0.insert(inner_to, (to, theirs));
+                }
+                win(inner_from, inner_to);
+            }
+            at = at.max(inner_to);
+        }
+        win(at, end);
+        for &(from, to) in &won {
+            self.0.insert(from, (to, stamp));
+        }
+        won
+    }
+
+    /// The end of what was written behind `from` later than `stamp`.
+    fn end_since(&self, from: u64, stamp: u64) -> u64 {
+        let later = self.0.values().filter(|(end, theirs)| *theirs > stamp && *end != u64::MAX);
+        later.map(|(end, _)| *end).max().unwrap_or(0).max(from)
+    }
+}
+
+/// What is to be done for a change, given what has been done.
+enum Step {
+    /// Nothing: it was on media, or has been overtaken.
+    Skip,
+    Write(Vec<(u64, u64)>),
+    /// Zeros in these places, then this size unless a later cut decides it.
+    Cut(Vec<(u64, u64)>, Option<u64>),
+    /// Holes or zeros.
+    Allocate(Vec<(u64, u64)>),
+    Attr(SetAttr),
+}
+
+impl Redone {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything up to `floor` was on media, and of these files everything up to theirs.
+    pub(crate) fn declare(&self, session: u64, floor: u64, floors: &[Floor]) -> Result<()> {
+        let mut state = self.lock();
+        state.floor = state.floor.max(floor);
+        for Floor { file, stamp, .. } in floors.iter().filter(|of_file| of_file.stamp > floor) {
+            state.check_room(session)?;
+            state.remember(session, 1);
+            let file = state.files.entry(*file).or_default();
+            file.floor = file.floor.max(*stamp);
+        }
+        Ok(())
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        *self.lock() = State::default();
+    }
+
+    /// Makes a change again, as far as no later one has been. Errors: those of the file
+    /// system below; `ENOMEM`, too much is to be remembered.
+    pub(crate) async fn redo(
+        &self,
+        cx: &Context,
+        session: u64,
+        stamps: &Arc<Stamps>,
+        file: &dyn OpenFile,
+        (stamp, change, data): (u64, Change, Buf),
+    ) -> Result<()> {
+        let id = file.id();
+        if stamp > stamps.before() {
+            let error = Error::new(Errno::EINVAL);
+            return Err(error.because("a change from before the loss of power with a later stamp"));
+        }
+        let _alone = stamps.take(id, WHOLE).await;
+        let step = self.plan(session, id, (stamp, change, data.len() as u64))?;
+        let made = carry_out(cx, file, step, change, data).await;
+        if made.is_err()
+            && let Some(file) = self.lock().files.get_mut(&id)
+        {
+            file.failed.insert(stamp);
+        }
+        made
+    }
+
+    fn plan(
+        &self,
+        session: u64,
+        id: FileId,
+        (stamp, change, data_bytes): (u64, Change, u64),
+    ) -> Result<Step> {
+        let mut state = self.lock();
+        if stamp <= state.floor {
+            return Ok(Step::Skip);
+        }
+        state.check_room(session)?;
+        let file = state.files.entry(id).or_default();
+        if file.failed.contains(&stamp) {
+            return Err(Error::new(Errno::EIO).because("it failed when it was made again before"));
+        }
+        if stamp <= file.floor {
+            return Ok(Step::Skip);
+        }
+        let before = file.ranges.0.len();
+        let step = file.plan(stamp, change, data_bytes);
+        let more = file.ranges.0.len().saturating_sub(before);
+        state.remember(session, more);
+        Ok(step)
+    }
+}
+
+impl State {
+    /// A session may have as much as is left to the others (dynamic thresholds, as with
+    /// buffers): one of them alone cannot keep others' changes from being made again.
+    fn check_room(&self, session: u64) -> Result<()> {
+        let its_own = self.of_session.get(&session).copied().unwrap_or(0);
+        let left = RANGES_MAX.saturating_sub(self.ranges);
+        if its_own < left { Ok(()) } else { Err(full()) }
+    }
+
+    fn remember(&mut self, session: u64, ranges: usize) {
+        *self.of_session.entry(session).or_default() += ranges;
+        self.ranges += ranges;
+    }
+}
+
+fn full() -> Error {
+    Error::new(Errno::ENOMEM).because("more changes to be made again than can be remembered")
+}
+
+impl FileState {
+    fn plan(&mut self, stamp: u64, change: Change, data_bytes: u64) -> Step {
+        match change {
+            Change::Write { at } => {
+                Step::Write(self.ranges.claim(at, at.saturating_add(data_bytes), stamp))
+            }
+            Change::Size { size } => {
+                let won = self.ranges.claim(size, u64::MAX, stamp);
+                let decides = stamp >= self.cut;
+                self.cut = self.cut.max(stamp);
+                Step::Cut(won, decides.then(|| self.ranges.end_since(size, stamp)))
+            }
+            Change::Allocate { flags, at, len_bytes } => {
+                let end = at.saturating_add(len_bytes);
+                let erases = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
+                match flags & erases {
+                    0 if stamp < self.cut => Step::Skip,
+                    0 => Step::Allocate(vec![(at, end)]),
+                    _ => Step::Allocate(self.ranges.claim(at, end, stamp)),
+                }
+            }
+            Change::Attr(set) => Step::Attr(self.latest(stamp, set)),
+        }
+    }
+
+    /// What of `set` has not been set since.
+    fn latest(&mut self, stamp: u64, mut set: SetAttr) -> SetAttr {
+        let mut prevails = |which: usize, wanted: bool| {
+            let later = self.attr[which] > stamp;
+            if wanted && !later {
+                self.attr[which] = stamp;
+            }
+            !later
+        };
+        set.mode = set.mode.filter(|_| prevails(0, true));
+        let owned = prevails(1, set.uid.is_some() || set.gid.is_some());
+        (set.uid, set.gid) = (set.uid.filter(|_| owned), set.gid.filter(|_| owned));
+        set.atime = set.atime.filter(|_| prevails(2, true));
+        set.mtime = set.mtime.filter(|_| prevails(3, true));
+        (set.size, set.kill_set_id) = (None, false);
+        set
+    }
+}
+
+async fn carry_out(
+    cx: &Context,
+    file: &dyn OpenFile,
+    step: Step,
+    change: Change,
+    data: Buf,
+) -> Result<()> {
+    match step {
+        Step::Skip => Ok(()),
+        Step::Write(parts) => {
+            let Change::Write { at: begin } = change else { return Ok(()) };
+            for (from, to) in parts {
+                let piece = data.slice((from - begin) as usize..(to - begin) as usize);
+                write_all(cx, file, from, piece).await?;
+            }
+            Ok(())
+        }
+        Step::Cut(parts, size) => {
+            if let Some(size) = size {
+                file.setattr(cx, SetAttr { size: Some(size), ..SetAttr::default() }).await?;
+            }
+            zero(cx, file, parts).await
+        }
+        Step::Allocate(parts) => {
+            let Change::Allocate { flags, .. } = change else { return Ok(()) };
+            for (at, end) in parts {
+                file.allocate(cx, Allocate { flags, at, len_bytes: end - at }).await?;
+            }
+            Ok(())
+        }
+        Step::Attr(set) if set == SetAttr::default() => Ok(()),
+        Step::Attr(set) => file.setattr(cx, set).await.map(drop),
+    }
+}
+
+async fn write_all(cx: &Context, file: &dyn OpenFile, mut at: u64, mut data: Buf) -> Result<()> {
+    while !data.is_empty() {
+        match file.write(cx, Write::at(at), data.clone()).await? {
+            0 => return Err(Error::new(Errno::ENOSPC)),
+            count => {
+                at += count as u64;
+                data = data.slice(count..data.len());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Zeros, as far as the file goes.
+async fn zero(cx: &Context, file: &dyn OpenFile, parts: Vec<(u64, u64)>) -> Result<()> {
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let size = file.getattr(cx).await?.size;
+    for (from, to) in parts.into_iter().map(|(from, to)| (from, to.min(size))) {
+        if from >= to {
+            continue;
+        }
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let what = Allocate { flags, at: from, len_bytes: to - from };
+        match file.allocate(cx, what).await {
+            Ok(()) => {}
+            Err(error) if error.errno() == Errno::ENOTSUP => {
+                let mut at = from;
+                while at < to {
+                    let len_bytes = (to - at).min(ZEROS_BYTES);
+                    write_all(cx, file, at, Buf::from(vec![0; len_bytes as usize])).await?;
+                    at += len_bytes;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_later_change_prevails_whatever_the_order_of_arrival() {
+        let mut ranges = Ranges::default();
+        assert_eq!(ranges.claim(10, 20, 5), [(10, 20)]);
+        assert_eq!(ranges.claim(0, 30, 3), [(0, 10), (20, 30)]);
+        assert_eq!(ranges.claim(15, 25, 7), [(15, 25)]);
+        assert_eq!(ranges.claim(12, 28, 6), [(12, 15), (25, 28)]);
+        assert_eq!(ranges.claim(12, 28, 6), [], "what comes again has been done");
+        assert_eq!(ranges.claim(0, 40, 4), [(0, 10), (28, 40)]);
+    }
+
+    #[test]
+    fn a_cut_spares_what_was_written_after_it_and_hides_what_was_before() {
+        let mut file = FileState::default();
+        file.plan(9, Change::Write { at: 100 }, 50);
+        let Step::Cut(parts, size) = file.plan(5, Change::Size { size: 10 }, 0) else {
+            panic!("not a cut")
+        };
+        assert_eq!(parts, [(10, 100), (150, u64::MAX)]);
+        assert_eq!(size, Some(150));
+        let Step::Write(parts) = file.plan(3, Change::Write { at: 0 }, 200) else {
+            panic!("not a write")
+        };
+        assert_eq!(parts, [(0, 10)]);
+        let Step::Cut(parts, size) = file.plan(4, Change::Size { size: 5 }, 0) else {
+            panic!("not a cut")
+        };
+        assert_eq!((parts, size), (vec![(5, 10)], None), "a later cut decides the size");
+    }
+
+    #[test]
+    fn of_attributes_each_is_set_last_by_who_set_it_last() {
+        let mut file = FileState::default();
+        let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
+        assert_eq!(file.latest(7, mode(0o600)), mode(0o600));
+        assert_eq!(file.latest(5, mode(0o644)), SetAttr::default());
+        let owner = SetAttr { uid: Some(dray_core::Uid(3)), ..mode(0o644) };
+        let rest = SetAttr { mode: None, ..owner };
+        assert_eq!(file.latest(6, owner), rest);
+    }
+}

@@ -1,0 +1,106 @@
+//! Bringing everything to media, for whoever asks: one sync at a time serves all who asked
+//! before it began.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use dray_core::{Context, FileSystem, Result};
+
+use crate::server::recovery::stamps::Stamps;
+
+/// The syncs of one export.
+#[derive(Default)]
+pub(crate) struct Stable {
+    /// Everything up to this stamp is on media.
+    floor: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    running: bool,
+    /// Syncs begun and done.
+    begun: u64,
+    done: u64,
+    /// What came of the last: the stamp up to which everything is on media.
+    last: Option<Result<u64>>,
+    waiting: Vec<Waker>,
+}
+
+enum Turn {
+    Run,
+    Done(Result<u64>),
+}
+
+/// A sync under way. Should it be given up, the next in turn makes one.
+struct Running<'a>(&'a Stable);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.running = false;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Stable {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stamp up to which everything is on media, as far as is known.
+    pub(crate) fn floor(&self) -> u64 {
+        self.floor.load(Ordering::SeqCst)
+    }
+
+    /// Syncs everything and answers the stamp up to which it is on media. Errors: those of
+    /// the file system below.
+    pub(crate) async fn sync_all(
+        &self,
+        cx: &Context,
+        fs: &dyn FileSystem,
+        stamps: &Arc<Stamps>,
+    ) -> Result<u64> {
+        let wanted = self.lock().begun + 1;
+        match self.turn(wanted).await {
+            Turn::Done(outcome) => outcome,
+            Turn::Run => {
+                let running = Running(self);
+                let upto = stamps.settled().await;
+                let outcome = fs.sync_all(cx).await.map(|()| upto);
+                if outcome.is_ok() {
+                    self.floor.fetch_max(upto, Ordering::SeqCst);
+                }
+                let mut state = self.lock();
+                state.done = state.begun;
+                state.last = Some(outcome.clone());
+                drop(state);
+                drop(running);
+                outcome
+            }
+        }
+    }
+
+    /// Waits for the end of a sync that began late enough, or for the turn to make one.
+    async fn turn(&self, wanted: u64) -> Turn {
+        std::future::poll_fn(|task| {
+            let mut state = self.lock();
+            if state.done >= wanted
+                && let Some(outcome) = &state.last
+            {
+                return Poll::Ready(Turn::Done(outcome.clone()));
+            }
+            if state.running {
+                state.waiting.push(task.waker().clone());
+                return Poll::Pending;
+            }
+            state.running = true;
+            state.begun += 1;
+            Poll::Ready(Turn::Run)
+        })
+        .await
+    }
+}

@@ -1,0 +1,181 @@
+//! What a server is doing, for `dray status`.
+
+pub(crate) mod paths;
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dray_core::{Context, Op};
+use dray_rt::Instant;
+
+use crate::server::execute;
+use crate::server::recovery::tally::RecoveryStatus;
+use crate::server::service::{Inner, lock};
+use crate::server::session::Session;
+use crate::server::status::paths::Subject;
+
+/// A server's exports, clients and calls under way.
+#[derive(Clone, Debug, Default)]
+pub struct ServerStatus {
+    /// Names of the exports, and what is below each.
+    pub exports: Vec<(String, String)>,
+    /// Everybody who has a session.
+    pub clients: Vec<ClientStatus>,
+    /// Calls that are being carried out.
+    pub operations: Vec<OperationStatus>,
+    /// Changes that came again, and were not carried out again.
+    pub repeated_calls: u64,
+    /// Buffers lent, bytes.
+    pub buffer_used_bytes: usize,
+    /// Buffers that may be lent, bytes.
+    pub buffer_limit_bytes: usize,
+    /// What a loss of the machine's power cost.
+    pub recovery: RecoveryStatus,
+}
+
+/// One session.
+#[derive(Clone, Debug)]
+pub struct ClientStatus {
+    /// Number to evict it by.
+    pub session: u64,
+    /// Host name that it gave.
+    pub host: String,
+    /// Address that it comes from.
+    pub peer: String,
+    /// Export that it uses.
+    pub export: String,
+    /// Connections now.
+    pub connections: usize,
+    /// Open files.
+    pub files: usize,
+    /// Calls carried out.
+    pub calls: u64,
+    /// Bytes that it read.
+    pub read_bytes: u64,
+    /// Bytes that it wrote.
+    pub written_bytes: u64,
+    /// How long it has had no connection.
+    pub away: Option<Duration>,
+}
+
+/// A call under way.
+#[derive(Clone, Debug)]
+pub struct OperationStatus {
+    /// Which operation.
+    pub op: Op,
+    /// Session that it belongs to.
+    pub session: u64,
+    /// Files that it is about, from the export's root on. Where the path is not known, or the
+    /// file system did not tell it in time, the file's id.
+    pub paths: Vec<String>,
+    /// Caller.
+    pub uid: u32,
+    /// Caller's job, if known.
+    pub job: String,
+    /// How long it has been under way.
+    pub age: Duration,
+}
+
+/// A call under way, as it is kept.
+pub(crate) struct Running {
+    pub(crate) op: Op,
+    pub(crate) session: u64,
+    pub(crate) cx: Context,
+    pub(crate) since: Instant,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Inner {
+    /// Notes a call that did not end at once.
+    pub(crate) fn running(&self, running: Running) -> u64 {
+        let number = self.next_running.fetch_add(1, Ordering::Relaxed);
+        lock(&self.running).insert(number, running);
+        number
+    }
+
+    pub(crate) fn finished(&self, number: u64) {
+        lock(&self.running).remove(&number);
+    }
+
+    /// Calls under way, oldest first; `find` says what to show for the files of all.
+    fn operations(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> Vec<OperationStatus> {
+        let sessions = lock(&self.sessions).clone();
+        let mut asked = Vec::new();
+        let mut operations: Vec<(OperationStatus, Range<usize>)> = Vec::new();
+        for running in lock(&self.running).values() {
+            let begin = asked.len();
+            if let Some(session) = sessions.get(&running.session) {
+                let files = execute::subjects(session, running.op, &running.body);
+                let fs = &session.export.fs;
+                asked
+                    .extend(files.into_iter().map(|(id, name)| Subject::new(fs.clone(), id, name)));
+            }
+            operations.push((operation_status(running), begin..asked.len()));
+        }
+        let paths = find(asked);
+        for (operation, range) in &mut operations {
+            operation.paths = paths[range.clone()].to_vec();
+        }
+        let mut operations: Vec<OperationStatus> =
+            operations.into_iter().map(|(operation, _)| operation).collect();
+        operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
+        operations
+    }
+
+    /// Of all exports together.
+    fn recovery(&self) -> RecoveryStatus {
+        let exports = self.exports.opened();
+        let each = exports.iter().map(|export| export.recovery.status());
+        each.fold(RecoveryStatus::default(), RecoveryStatus::and)
+    }
+
+    /// `find`: as for the operations.
+    pub(super) fn status(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> ServerStatus {
+        let pool = self.options.pool.stats();
+        let mut clients: Vec<ClientStatus> =
+            lock(&self.sessions).values().map(|session| client_status(session)).collect();
+        clients.sort_by(|left, right| left.host.cmp(&right.host));
+        ServerStatus {
+            exports: self
+                .exports
+                .opened()
+                .iter()
+                .map(|export| (export.name.clone(), export.fs.info().kind.clone()))
+                .collect(),
+            clients,
+            operations: self.operations(find),
+            repeated_calls: self.repeated.load(Ordering::Relaxed),
+            buffer_used_bytes: pool.used_bytes,
+            buffer_limit_bytes: pool.limit_bytes,
+            recovery: self.recovery(),
+        }
+    }
+}
+
+fn client_status(session: &Session) -> ClientStatus {
+    let connections = session.connections();
+    ClientStatus {
+        session: session.id,
+        host: session.host.clone(),
+        peer: connections.first().map_or_else(|| "-".into(), |first| first.peer().to_string()),
+        export: session.export.name.clone(),
+        connections: connections.len(),
+        files: session.files_open(),
+        calls: session.calls.load(Ordering::Relaxed),
+        read_bytes: session.read_bytes.load(Ordering::Relaxed),
+        written_bytes: session.written_bytes.load(Ordering::Relaxed),
+        away: session.alone_since().map(|since| since.elapsed()),
+    }
+}
+
+fn operation_status(running: &Running) -> OperationStatus {
+    OperationStatus {
+        op: running.op,
+        session: running.session,
+        paths: Vec::new(),
+        uid: running.cx.who.uid.0,
+        job: running.cx.who.job.to_string(),
+        age: running.since.elapsed(),
+    }
+}
