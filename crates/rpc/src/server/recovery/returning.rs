@@ -54,7 +54,12 @@ impl Returning {
 
     /// Keeps a file that is about to lose a name.
     pub(crate) async fn keep(&self, fs: &dyn FileSystem, cx: &Context, entry: &Entry) {
-        if !self.anybody.load(Ordering::SeqCst) || entry.attr.file_type() != FileType::Regular {
+        let how = match entry.attr.file_type() {
+            FileType::Regular => OpenHow::READ,
+            FileType::Directory => OpenHow::new(libc::O_RDONLY | libc::O_DIRECTORY),
+            _ => return, // clients open these by themselves
+        };
+        if !self.anybody.load(Ordering::SeqCst) {
             return;
         }
         std::future::poll_fn(|task| {
@@ -66,7 +71,7 @@ impl Returning {
             Poll::Pending
         })
         .await;
-        match fs.open(cx, entry.id, OpenHow::READ).await {
+        match fs.open(cx, entry.id, how).await {
             Ok(file) => {
                 let mut state = self.lock();
                 let spare = match state.awaited.is_empty() {
@@ -87,12 +92,12 @@ impl Returning {
 mod tests {
     use super::*;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
-    use dray_core::{CreateHow, Errno, Name, RemoveKind};
+    use dray_core::{CreateHow, Errno, Make, Name, RemoveKind};
 
     const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
     #[test]
-    fn a_removed_file_is_kept_until_the_last_has_returned() {
+    fn what_is_removed_is_kept_until_the_last_has_returned() {
         let mut executor =
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {
@@ -103,13 +108,21 @@ mod tests {
             let returning = Returning::default();
             returning.awaits(1);
             returning.awaits(2);
+            let dir = Name::new(b"d").unwrap();
+            let made = fs.make(&cx, root, dir, Make::Directory { mode: 0o755 }).await.unwrap();
             returning.keep(&fs, &cx, &entry).await;
+            returning.keep(&fs, &cx, &made).await;
             fs.remove(&cx, root, name, RemoveKind::File).await.unwrap();
+            fs.remove(&cx, root, dir, RemoveKind::Directory).await.unwrap();
             returning.returned(1);
-            fs.getattr(&cx, entry.id).await.unwrap();
+            for id in [entry.id, made.id] {
+                fs.getattr(&cx, id).await.unwrap();
+            }
             returning.returned(2);
-            let gone = fs.getattr(&cx, entry.id).await.unwrap_err();
-            assert_eq!(gone.errno(), Errno::ESTALE);
+            for id in [entry.id, made.id] {
+                let gone = fs.getattr(&cx, id).await.unwrap_err();
+                assert_eq!(gone.errno(), Errno::ESTALE);
+            }
         });
     }
 }
