@@ -24,12 +24,22 @@ step_lint() {
 
 step_deny() { script/deny; }
 
+# with_rings: tests use FUSE over io_uring where it is switched on. script/test puts the switch
+# back.
+with_rings() {
+    local switch=/sys/module/fuse/parameters/enable_uring
+    [ "$(id -u)" = 0 ] || return 0
+    [ -e "$switch" ] || modprobe -q fuse 2>/dev/null || true
+    [ ! -w "$switch" ] || echo Y >"$switch" || true
+}
+
 # Unit, integration and model tests, and the simulator's smoke. Tests that need a mounted
 # dray are the step `mounts`.
 step_unit() {
     need e2fsprogs acl attr fuse3 || echo "e2fsprogs, acl, attr or fuse3 are missing: tests may fail"
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
     limit_test_programs
+    with_rings
     cargo test --workspace --locked --no-fail-fast
 }
 
@@ -76,6 +86,7 @@ step_guest() {
 # Generated sequences through real mounts, on both transports.
 step_mounts() {
     limit_test_programs
+    with_rings
     DRAY_BINARY=$DRAY cargo test --locked -p dray-testkit --test mounts
 }
 

@@ -399,14 +399,17 @@ fn what_is_under_way_and_open_is_counted_to_zero() {
         assert!(mount.reporter.stats().handles >= 1);
         drop(file);
         // The kernel does not wait for RELEASE, and forgets nodes when it needs memory.
-        for _ in 0..100 {
-            if mount.reporter.stats().handles == 0 {
+        let counts = || {
+            let stats = mount.reporter.stats();
+            (stats.handles, stats.in_flight.len())
+        };
+        for _ in 0..1000 {
+            if counts() == (0, 0) {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        let stats = mount.reporter.stats();
-        assert_eq!((stats.handles, stats.in_flight.len()), (0, 0));
+        assert_eq!(counts(), (0, 0));
         mount.notifier.inval_inode(mount.fs_root(), None).unwrap();
     });
 }

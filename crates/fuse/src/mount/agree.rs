@@ -153,11 +153,27 @@ mod tests {
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn can_have_ring() -> bool {
-        // SAFETY: no memory is passed.
-        let root = unsafe { libc::geteuid() } == 0;
-        let on = fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
-        root && (on || fs::write(SWITCH, "Y").is_ok())
+    /// FUSE over io_uring switched on, and off again in the end if it was.
+    struct Ring {
+        was_off: bool,
+    }
+
+    impl Ring {
+        /// None where it cannot be had. To be called [`alone`].
+        fn on() -> Option<Ring> {
+            // SAFETY: no memory is passed.
+            let root = unsafe { libc::geteuid() } == 0;
+            let was_off = fs::read_to_string(SWITCH).ok()?.trim() != "Y";
+            (root && (!was_off || fs::write(SWITCH, "Y").is_ok())).then_some(Ring { was_off })
+        }
+    }
+
+    impl Drop for Ring {
+        fn drop(&mut self) {
+            if self.was_off {
+                let _ = fs::write(SWITCH, "N");
+            }
+        }
     }
 
     fn served(at: &Path) -> Mounted {
@@ -183,10 +199,10 @@ mod tests {
     /// With all other queues filled already, so that the kernel is half way to the ring.
     #[test]
     fn a_queue_that_the_kernel_refuses_leaves_a_classic_mount_that_works() {
-        if !can_have_ring() {
-            return eprintln!("skipped: needs root and FUSE over io_uring");
-        }
         let _alone = alone();
+        let Some(_ring) = Ring::on() else {
+            return eprintln!("skipped: needs root and FUSE over io_uring");
+        };
         let at = std::env::temp_dir().join(format!("dray-fuse-refused-{}", std::process::id()));
         fs::create_dir(&at).unwrap();
         refusing::QUEUE.store(0, Ordering::Relaxed);
@@ -218,10 +234,11 @@ mod tests {
 
     #[test]
     fn a_ring_is_chosen_where_it_is_offered() {
-        if !can_have_ring() || crate::mount::choice::release() < (6, 18) {
+        let _alone = alone();
+        let ring = Ring::on().filter(|_| crate::mount::choice::release() >= (6, 18));
+        if ring.is_none() {
             return eprintln!("skipped: needs root, and FUSE over io_uring of 6.18 or newer");
         }
-        let _alone = alone();
         let at = std::env::temp_dir().join(format!("dray-fuse-chosen-{}", std::process::id()));
         fs::create_dir(&at).unwrap();
         let mounted = served(&at);
