@@ -266,6 +266,32 @@ mod tests {
     }
 
     #[test]
+    fn halves_of_a_split_buffer_go_together_again() {
+        let mut left = BufMut::heap(8);
+        let mut right = left.split_off(3);
+        left.put(b"abc");
+        right.put(b"de");
+        left.rejoin(right);
+        assert_eq!((left.filled(), left.capacity()), (&b"abcde"[..], 8));
+        left.clear();
+        let mut right = left.split_off(3);
+        left.put(b"a");
+        right.put(b"de");
+        left.rejoin(right);
+        assert_eq!(
+            (left.filled(), left.room()),
+            (&b"a"[..], 7),
+            "what is behind a gap is forgotten"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "not the other part")]
+    fn strangers_do_not_go_together() {
+        BufMut::heap(8).rejoin(BufMut::heap(8));
+    }
+
+    #[test]
     fn halves_of_a_split_buffer_are_apart() {
         let mut left = BufMut::heap(8);
         let mut right = left.split_off(3);

@@ -106,16 +106,8 @@ impl RemoteFile {
         slot: Option<(u32, u32)>,
         (data, to): (Option<Buf>, Option<&RemoteFile>),
     ) -> Result<(T, Made)> {
-        let ask = Ask {
-            cx,
-            call,
-            slot,
-            request: self.session.link.request_of(cx),
-            data,
-            into: None,
-            to,
-            flags: 0,
-        };
+        let ask =
+            Ask { slot, request: self.session.link.request_of(cx), data, to, ..Ask::of(cx, call) };
         let answer = self.call(ask).await.map_err(|failure| error_of(failure).during(call.op()))?;
         Ok((answer.value, answer.made))
     }
@@ -154,14 +146,9 @@ impl RemoteFile {
         let len_bytes = into.room().min(dray_core::IO_MAX_BYTES) as u32;
         let call = Call::Read { handle: self.handle, at, len_bytes };
         let ask = Ask {
-            cx,
-            call: &call,
-            slot: None,
             request: self.session.link.request_of(cx),
-            data: None,
             into: Some(into),
-            to: None,
-            flags: 0,
+            ..Ask::of(cx, &call)
         };
         let lost = || BufMut::heap(0);
         match self.call::<()>(ask).await {
@@ -237,14 +224,9 @@ impl OpenFile for RemoteFile {
             // A page is larger than a head may be: it comes as data.
             let call = Call::Readdir { handle: self.handle, cookie, max_bytes, plus };
             let ask = Ask {
-                cx,
-                call: &call,
-                slot: None,
                 request: self.session.link.request_of(cx),
-                data: None,
                 into: Some(BufMut::heap(PAGE_MAX_BYTES)),
-                to: None,
-                flags: 0,
+                ..Ask::of(cx, &call)
             };
             let answer: Answer<()> =
                 self.call(ask).await.map_err(crate::client::channel::error_of)?;

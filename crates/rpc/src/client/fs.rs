@@ -11,6 +11,7 @@ use dray_core::{
 use crate::client::ahead::{Guess, Surplus};
 use crate::client::channel::{Ask, Made, error_of};
 use crate::client::file::RemoteFile;
+use crate::client::link::Standing;
 use crate::client::session::Session;
 use crate::client::unsynced::{Changed, Expect, changes_of};
 use crate::wire::{Call, Change, Input, Ticket, Wire};
@@ -86,7 +87,7 @@ impl RemoteFs {
         data: Option<Buf>,
     ) -> Result<(T, Made)> {
         let request = self.session.link.request_of(cx);
-        let ask = Ask { cx, call, slot, request, data, into: None, to: None, flags: 0 };
+        let ask = Ask { slot, request, data, ..Ask::of(cx, call) };
         let channel = self.session.channel()?;
         let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
         let answer = outcome.map_err(|failure| error_of(failure).during(call.op()))?;
@@ -143,15 +144,14 @@ impl RemoteFs {
         let call = Call::LookupOpen { dir, name: name.as_bytes(), how: guess.how, handle };
         match self.send::<(Entry, bool)>(cx, &call, None, None).await {
             Ok(((entry, open), made)) => {
-                let open = (open, made.ticket);
-                if ahead.answered((guess, handle), Some(&entry), open) {
+                if ahead.answered((guess, handle), Some(&entry), (open, made)) {
                     self.session.link.watch_ahead(&self.session);
                 }
                 Ok(entry)
             }
             Err(error) => {
                 // What was opened for nothing the channel closes when it hears of it.
-                ahead.answered((guess, handle), None, (false, None));
+                ahead.answered((guess, handle), None, (false, Made::default()));
                 if error.errno() != Errno::ENOTSUP {
                     return Err(error.during(Op::Lookup));
                 }
@@ -162,7 +162,12 @@ impl RemoteFs {
     }
 
     /// The file, if the lookup before has opened it for this.
-    fn opened_ahead(&self, cx: &Context, id: FileId, how: OpenHow) -> Option<RemoteFile> {
+    fn opened_ahead(
+        &self,
+        cx: &Context,
+        id: FileId,
+        how: OpenHow,
+    ) -> Option<(RemoteFile, Standing)> {
         let link = &self.session.link;
         let (opened, surplus) = link.ahead.take(cx, id, how);
         self.close_surplus(surplus);
@@ -173,7 +178,7 @@ impl RemoteFs {
         }
         let file = self.file(id, opened.handle, how, (None, opened.ticket));
         link.ahead.used(&opened);
-        Some(file)
+        Some((file, opened.standing))
     }
 
     fn close_surplus(&self, surplus: Option<Surplus>) {
@@ -335,8 +340,8 @@ impl FileSystem for RemoteFs {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
-            if let Some(file) = self.opened_ahead(cx, id, how) {
-                return Ok(Arc::new(file) as Arc<dyn OpenFile>);
+            if let Some((file, standing)) = self.opened_ahead(cx, id, how) {
+                return Ok(Arc::new(file.heard_of(cx, standing).await?) as Arc<dyn OpenFile>);
             }
             let handle = self.session.link.handle_of(cx);
             let call = Call::Open { id, how, handle, again: false };

@@ -73,9 +73,8 @@ impl RemoteFile {
     }
 
     fn half<'a>(&self, cx: &'a Context, call: &'a Call<'a>, into: BufMut) -> Ask<'a> {
-        let (slot, data, to) = (None, None, None);
         let (request, flags) = (self.session.link.request_of(cx), CallHead::HALF);
-        Ask { cx, call, slot, request, data, into: Some(into), to, flags }
+        Ask { request, into: Some(into), flags, ..Ask::of(cx, call) }
     }
 }
 

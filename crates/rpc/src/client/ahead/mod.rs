@@ -19,6 +19,8 @@ use dray_rt::{Instant, now};
 use self::habits::Habits;
 use self::rights::AtRest;
 pub(crate) use self::rights::{Changing, Rights};
+use crate::client::channel::Made;
+use crate::client::link::Standing;
 use crate::client::memory::{AHEAD_MAX, SessionMemory};
 use crate::wire::{AHEAD_USED_MAX, Ticket};
 
@@ -74,6 +76,8 @@ struct Thread {
 pub(crate) struct Opened {
     pub(crate) handle: u64,
     pub(crate) ticket: Option<Ticket>,
+    /// Where it was opened.
+    pub(crate) standing: Standing,
     guess: Guess,
 }
 
@@ -210,7 +214,7 @@ impl Ahead {
         &self,
         (guess, handle): (Guess, u64),
         entry: Option<&Entry>,
-        (open, ticket): (bool, Option<Ticket>),
+        (open, made): (bool, Made),
     ) -> bool {
         let mut state = self.lock();
         let place = guess.place;
@@ -221,7 +225,8 @@ impl Ahead {
             self.memory.forget_ahead(place as u32, handle);
             return false;
         }
-        thread.open = Some(Opened { handle, ticket, guess });
+        let Made { ticket, standing, .. } = made;
+        thread.open = Some(Opened { handle, ticket, standing, guess });
         state.made += 1;
         state.open += 1;
         !std::mem::replace(&mut state.watched, true)

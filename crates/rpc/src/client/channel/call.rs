@@ -27,7 +27,13 @@ pub(crate) struct Ask<'a> {
     pub(crate) flags: u16,
 }
 
-impl Ask<'_> {
+impl<'a> Ask<'a> {
+    /// In no slot, without data, and of no request of the front end.
+    pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> Ask<'a> {
+        let (slot, data, into, to) = (None, None, None, None);
+        Ask { cx, call, slot, request: 0, data, into, to, flags: 0 }
+    }
+
     /// Whether the server may make others wait until it has got this: a change keeps its
     /// place among the changes, and reads wait behind one that was cut short; files that are
     /// opened again, closes and locks that are given back come before what waits for them.

@@ -171,8 +171,7 @@ impl State {
     fn close_with_answer(&mut self, handle: u64) {
         let Some(tag) = self.take_tag(true) else { return };
         let (cx, call) = (Context::system(), Call::Close { handle });
-        let (slot, data, into, to) = (None, None, None, None);
-        self.ask(tag, Ask { cx: &cx, call: &call, slot, request: 0, data, into, to, flags: 0 });
+        self.ask(tag, Ask::of(&cx, &call));
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Abandoned;
         pending.closes = handle;
@@ -239,9 +238,7 @@ mod tests {
         let channel = channel.clone();
         spawn(async move {
             let (cx, call) = (Context::system(), Call::Statfs {});
-            let (slot, data, into, to) = (None, None, None, None);
-            let ask = Ask { cx: &cx, call: &call, slot, request: 0, data, into, to, flags: 0 };
-            let _ = channel.call(ask, |_| Ok(())).await;
+            let _ = channel.call(Ask::of(&cx, &call), |_| Ok(())).await;
         });
     }
 

@@ -90,10 +90,8 @@ pub(crate) async fn reopen(channel: &Channel, cx: &Context, file: Reopened) -> R
 }
 
 async fn ask(channel: &Channel, cx: &Context, call: Call<'_>) -> Result<()> {
-    let (slot, data, into, to) = (None, None, None, None);
-    let ask = Ask { cx, call: &call, slot, request: 0, data, into, to, flags: 0 };
     let decode = |bytes: &[u8]| Input::whole::<Option<AtOpen>>(bytes).map(drop);
-    value_of(channel.call(ask, decode).await)
+    value_of(channel.call(Ask::of(cx, &call), decode).await)
 }
 
 #[cfg(test)]

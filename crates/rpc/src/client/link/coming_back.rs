@@ -91,18 +91,7 @@ impl Link {
                 0 => reopen(channel, &cx, Reopened { id, how, handle, ticket }).await,
                 _ => {
                     let call = Call::Lock { handle, lock, wait: false, reclaim: true };
-                    let (data, into, to) = (None, None, None);
-                    let ask = Ask {
-                        cx: &cx,
-                        call: &call,
-                        slot: None,
-                        request: 0,
-                        data,
-                        into,
-                        to,
-                        flags: 0,
-                    };
-                    value_of(channel.call(ask, |_| Ok(())).await)
+                    value_of(channel.call(Ask::of(&cx, &call), |_| Ok(())).await)
                 }
             };
             if self.known().instance != instance {

@@ -44,10 +44,7 @@ impl Link {
         let cx = Context::system();
         for lock in self.held.known(id, lock) {
             let call = Call::Lock { handle, lock, wait: false, reclaim: false };
-            let (data, into, to) = (None, None, None);
-            let ask =
-                Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to, flags: 0 };
-            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
+            value_of::<()>(channel.call(Ask::of(&cx, &call), |bytes| Input::whole(bytes)).await)?;
         }
         Ok(())
     }
@@ -94,10 +91,7 @@ impl Link {
             let _ = link.held.check(&cx, handle).await; // as for a close that is asked for
             link.held.closed(handle);
             link.files.closing(handle).await;
-            let (data, into, to) = (None, None, None);
-            let ask =
-                Ask { cx: &cx, call: &call, slot: None, request: 0, data, into, to, flags: 0 };
-            let _ = channel.call(ask, |bytes| Input::whole::<()>(bytes)).await; // nobody asks
+            let _ = channel.call(Ask::of(&cx, &call), |bytes| Input::whole::<()>(bytes)).await; // nobody asks
         });
     }
 }

@@ -66,7 +66,7 @@ impl Recovery {
         call: &Call<'_>,
         data: Option<Buf>,
     ) -> std::result::Result<Result<T>, Gone> {
-        let ask = Ask { cx, call, slot: None, request: 0, data, into: None, to: None, flags: 0 };
+        let ask = Ask { data, ..Ask::of(cx, call) };
         let outcome = self.channel.call(ask, |bytes| Input::whole(bytes)).await;
         match self.link.known().instance == self.instance {
             true => Ok(value_of(outcome)),

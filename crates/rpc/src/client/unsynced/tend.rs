@@ -49,8 +49,7 @@ impl Session {
         }
         let request = self.link.request_of(cx);
         let call = Call::SyncAll {};
-        let (slot, data, into, to) = (None, None, None, None);
-        let ask = Ask { cx, call: &call, slot, request, data, into, to, flags: 0 };
+        let ask = Ask { request, ..Ask::of(cx, &call) };
         let answer = self.channel()?.call(ask, |bytes| Input::whole::<()>(bytes)).await;
         let Answer { made, .. } =
             answer.map_err(|failure| error_of(failure).during(Op::SyncAll))?;
