@@ -50,14 +50,14 @@ wait
 END
 
 port=$(free_port)
-# power_on: and waits until the machine serves.
-power_on() {
+# boot: the machine starts. True when it serves.
+boot() {
     local guest number
     rm -f "$share/serves"
     guest_command "$built" "$share"
     "${guest[@]}" -drive "file=$disk,format=raw,if=virtio,cache=writeback" \
         -nic "user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:$port-:7440" \
-        </dev/null >>"$scratch/server.log" 2>&1 7>&- &
+        </dev/null >"$scratch/server.log" 2>&1 7>&- &
     machine=$!
     remember "$machine"
     echo "$machine" >"$scratch/machine"
@@ -66,7 +66,20 @@ power_on() {
         kill -0 "$machine" 2>/dev/null || break
         sleep 0.1
     done
+    power_off
     tail -n 20 "$scratch/server.log" >&2
+    return 1
+}
+
+# power_on: and waits until the machine serves. A kernel that dies under emulation before it has
+# come to dray says nothing about dray: it has three tries.
+power_on() {
+    local try
+    for try in 1 2 3; do
+        boot && return
+        grep -q "Kernel panic" "$scratch/server.log" || break
+        say "the guest's kernel died while it started (try $try of 3)"
+    done
     die "the guest does not serve"
 }
 
