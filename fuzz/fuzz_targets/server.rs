@@ -17,10 +17,10 @@ const POOL_BYTES: usize = 16 << 20;
 /// Longer than any lease or grace.
 const LONG: Duration = Duration::from_secs(600);
 
-fuzz_target!(|bytes: &[u8]| simulated(serve(bytes)));
+fuzz_target!(|bytes: &[u8]| simulated(serve(bytes.to_vec())));
 
-async fn serve(bytes: &[u8]) {
-    let mut input = Cutter(bytes);
+async fn serve(bytes: Vec<u8>) {
+    let mut input = Cutter(&bytes);
     let (network, fs) = (Network::new(), memory());
     let root = fs.info().root;
     let pool = BufferPool::new(POOL_BYTES, 0);
