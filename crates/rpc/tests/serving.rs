@@ -172,6 +172,10 @@ fn a_server_that_stays_away_fails_calls_after_the_limit_and_serves_when_it_is_ba
             waited >= Duration::from_secs(20) && waited < Duration::from_secs(23),
             "{waited:?}"
         );
+        // It counts from when the server went, not from each call.
+        let begin = dray_rt::now();
+        assert_eq!(fs.statfs(&cx).await.unwrap_err().errno(), Errno::EHOSTDOWN);
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
         network.partition("s", false);
         dray_rt::sleep(Duration::from_secs(3)).await;
         fs.statfs(&cx).await.unwrap();
@@ -262,6 +266,46 @@ fn a_session_begun_anew_with_fewer_slots_goes_on() {
     });
 }
 
+/// More of them wait for the server than it has slots in its next life: each is made, or ends
+/// with an error as one whose fate nobody knows; the server is never asked for a slot that it
+/// has not.
+#[test]
+fn what_waits_for_a_slot_that_is_gone_is_made_or_ends_with_an_error() {
+    simulate(10, async {
+        let (network, fs) = (Network::new(), memory());
+        let life = Scope::new();
+        serve_simulated(&network, "s", &server_of(fs.clone(), ServerOptions::default()), &life);
+        let client = connect(network.connector("s"), client_options()).await.unwrap();
+        let (cx, root) = (Context::system(), client.info().root);
+        network.partition("s", true);
+        life.kill();
+        dray_rt::sleep(Duration::from_secs(1)).await; // it has noticed
+        let make = |number: usize| {
+            let client = client.clone();
+            dray_rt::spawn_join(async move {
+                let name = dray_core::NameBuf::new(format!("d{number}").as_bytes()).unwrap();
+                let (cx, what) = (Context::system(), Make::Directory { mode: 0o755 });
+                client.make(&cx, root, &name, what).await.map_err(|error| error.errno())
+            })
+        };
+        let making: Vec<_> = (0..8).map(make).collect();
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        let server = server_of(fs, ServerOptions { slots: 2, ..ServerOptions::default() });
+        serve_simulated(&network, "s", &server, &Scope::new());
+        network.partition("s", false);
+        let mut made = 0;
+        for (number, one) in making.into_iter().enumerate() {
+            let outcome = one.await.unwrap();
+            let name = dray_core::NameBuf::new(format!("d{number}").as_bytes()).unwrap();
+            let there = client.lookup(&cx, root, &name).await.is_ok();
+            assert_eq!(outcome.is_ok(), there, "{number}: {outcome:?}");
+            assert!(outcome.is_ok() || outcome == Err(Errno::EIO), "{number}: {outcome:?}");
+            made += usize::from(there);
+        }
+        assert!(made >= 2, "only {made} were made");
+    });
+}
+
 /// The answer that granted it was lost, and its waiter gave up before the server was back.
 #[test]
 fn a_lock_that_nobody_knows_of_is_given_back() {
@@ -308,16 +352,27 @@ fn a_lock_that_nobody_knows_of_is_given_back() {
 #[test]
 fn an_evicted_client_gives_everything_back() {
     simulate(5, async {
-        let network = Network::new();
-        let server = server_of(memory(), ServerOptions::default());
+        let (network, below) = (Network::new(), memory());
+        let server = server_of(below.clone(), ServerOptions::default());
         serve_simulated(&network, "s", &server, &Scope::new());
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
-        let cx = Context::system();
-        let (_, _file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
+        let (cx, root) = (Context::system(), fs.info().root);
+        let (entry, file) = fs.create(&cx, root, name("f"), NEW).await.unwrap();
+        for family in [LockFamily::Posix, LockFamily::Flock] {
+            let (kind, owner) = (LockKind::Exclusive, LockOwner(3));
+            let lock = Lock { family, kind, range: LockRange::ALL, owner, pid: Pid(1) };
+            file.lock(&cx, lock, false).await.unwrap();
+        }
+        fs.remove(&cx, root, name("f"), RemoveKind::File).await.unwrap();
+        assert_eq!(below.locks().len(), 2);
+        below.getattr(&cx, entry.id).await.unwrap();
         let session = server.status().clients[0].session;
         assert!(server.evict(session).await);
         assert!(!server.evict(session).await);
         assert!(server.status().clients.is_empty());
+        assert!(below.locks().is_empty(), "{:?}", below.locks().len());
+        let gone = below.getattr(&cx, entry.id).await.unwrap_err();
+        assert_eq!(gone.errno(), Errno::ESTALE, "it was removed, and nobody has it open");
     });
 }
 

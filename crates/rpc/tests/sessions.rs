@@ -4,6 +4,7 @@ mod common;
 
 use std::io::Write;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ use dray_fabric::Address;
 use dray_fabric::sim::{Network, Weather};
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::client::ClientOptions;
-use dray_rpc::server::{Journal, MemoryJournal, ServerOptions};
-use dray_rpc::wire::{Challenge, Hello, Proof, Welcome};
+use dray_rpc::server::{Export, Journal, MemoryJournal, Server, ServerOptions};
+use dray_rpc::wire::{Auth, Challenge, Hello, Proof, Welcome};
 use dray_rt::Scope;
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
@@ -94,13 +95,18 @@ fn a_false_server_learns_nothing_that_it_could_use() {
 }
 
 /// A handshake by hand that wants to go on with `session`.
-fn go_on(
-    socket: &std::path::Path,
+fn go_on(socket: &Path, session: u64, prove: impl FnOnce(&Hello, &Challenge) -> Proof) -> Welcome {
+    go_on_at("data", socket, session, prove)
+}
+
+fn go_on_at(
+    export: &str,
+    socket: &Path,
     session: u64,
     prove: impl FnOnce(&Hello, &Challenge) -> Proof,
 ) -> Welcome {
     let mut stream = stranger(socket);
-    let said = hello("data");
+    let said = hello(export);
     stream.write_all(&frame(&said.message(), b"")).unwrap();
     let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
     let proof = prove(&said, &challenge);
@@ -112,15 +118,28 @@ fn go_on(
 fn prove(secret: &[u8; 16], said: &Hello, challenge: &Challenge, session: u64) -> Proof {
     let mut proof = Proof { session, ..NO_PROOF };
     let (hello, wish) = (said.message(), proof.wish());
-    let seen = Transcript {
-        hello: &hello,
+    let seen = seen(&hello, challenge, &wish);
+    proof.session_proof = Key::of_session(secret).prove(Role::Session, seen);
+    proof
+}
+
+fn seen<'a>(hello: &'a [u8], challenge: &'a Challenge, wish: &'a [u8]) -> Transcript<'a> {
+    Transcript {
+        hello,
         version: challenge.version,
         features: challenge.features,
         server_nonce: &challenge.nonce,
-        wish: &wish,
-    };
-    proof.session_proof = Key::of_session(secret).prove(Role::Session, seen);
-    proof
+        wish,
+    }
+}
+
+/// Runs a client of sockets that block, while the server of the same thread serves.
+async fn by_hand(client: impl FnOnce() + Send + 'static) {
+    let client = std::thread::spawn(client);
+    while !client.is_finished() {
+        dray_rt::sleep(Duration::from_millis(5)).await;
+    }
+    client.join().unwrap();
 }
 
 #[test]
@@ -130,7 +149,7 @@ fn only_who_has_the_secret_goes_on_with_a_session() {
     run(async {
         let server = server_of(memory(), ServerOptions::default());
         serve_sockets(&Address::Unix(socket.clone()), server).await;
-        let test = std::thread::spawn(move || {
+        by_hand(move || {
             let mine = go_on(&socket, 0, |_, _| NO_PROOF);
             let mut seen = None;
             let again = go_on(&socket, mine.session, |said, challenge| {
@@ -145,11 +164,75 @@ fn only_who_has_the_secret_goes_on_with_a_session() {
                 prove(&[0; 16], said, challenge, mine.session)
             });
             assert!(!wrong.resumed);
-        });
-        while !test.is_finished() {
-            dray_rt::sleep(Duration::from_millis(5)).await;
-        }
-        test.join().unwrap();
+        })
+        .await;
+    });
+}
+
+/// The secret of a session of one export opens no door of another.
+#[test]
+fn a_session_of_one_export_is_none_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    run(async {
+        let export = |name: &str| Export::new(name, Arc::new(memory()), Vec::new());
+        let exports = vec![export("data"), export("other")];
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), exports, journal);
+        serve_sockets(&Address::Unix(socket.clone()), server).await;
+        by_hand(move || {
+            let mine = go_on(&socket, 0, |_, _| NO_PROOF);
+            let other = go_on_at("other", &socket, mine.session, |said, challenge| {
+                prove(&mine.secret, said, challenge, mine.session)
+            });
+            assert!(!other.resumed && other.session != mine.session);
+        })
+        .await;
+    });
+}
+
+/// What no client of ours says: it would see first that the server has another key.
+#[test]
+fn without_a_proof_of_the_key_there_is_no_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    run(async {
+        let the_key = key("the key of the site").unwrap();
+        let options = ServerOptions { key: Some(the_key.clone()), ..Default::default() };
+        let server = server_of(memory(), options);
+        serve_sockets(&Address::Unix(socket.clone()), server.clone()).await;
+        by_hand(move || {
+            let said = Hello { auth: Auth::Psk, ..hello("data") };
+            // The answer to a greeting, and to a proof made of that.
+            let answered = |proves: &dyn Fn(Transcript<'_>, &Challenge) -> [u8; 32]| {
+                let mut stream = stranger(&socket);
+                stream.write_all(&frame(&said.message(), b"")).unwrap();
+                let heard = read_frame(&mut stream).unwrap().0;
+                let challenge = Challenge::from_message(&heard).unwrap();
+                let (hello, wish) = (said.message(), NO_PROOF.wish());
+                let proof = proves(seen(&hello, &challenge, &wish), &challenge);
+                let proof = Proof { proof, ..NO_PROOF };
+                stream.write_all(&frame(&proof.message(), b"")).unwrap();
+                read_frame(&mut stream).unwrap().0
+            };
+            let another = key("another key, wrong").unwrap();
+            let wrong: [&dyn Fn(Transcript<'_>, &Challenge) -> [u8; 32]; 5] = [
+                &|_, _| [0; 32],
+                &|seen, _| another.prove(Role::Client, seen),
+                &|seen, _| the_key.prove(Role::Session, seen),
+                &|_, challenge| challenge.proof, // said back to whoever said it
+                &|seen, _| {
+                    the_key.prove(Role::Client, Transcript { server_nonce: &[1; 32], ..seen })
+                },
+            ];
+            for (number, wrong) in wrong.into_iter().enumerate() {
+                assert!(Welcome::from_message(&answered(wrong)).is_err(), "proof {number}");
+            }
+            let right = answered(&|seen, _| the_key.prove(Role::Client, seen));
+            Welcome::from_message(&right).unwrap();
+        })
+        .await;
+        assert!(server.status().clients.len() <= 1);
     });
 }
 

@@ -28,9 +28,13 @@ fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
     assert_eq!(unsynced.status().kept_bytes, before_bytes);
     write(&unsynced, 2, 22, &data);
     assert!(unsynced.status().kept_bytes > before_bytes + (1 << 20));
-    unsynced.stable(21, None, true);
+    let synced = Made { stamp: 22, ..Made::default() };
+    unsynced.synced(file(2), synced);
+    write(&unsynced, 1, 23, b"nor when others have made room");
+    assert_eq!(unsynced.status().kept_bytes, before_bytes);
+    unsynced.stable(23, None, true);
     assert!(unsynced.is_all_kept());
-    write(&unsynced, 1, 23, b"a sync makes room");
+    write(&unsynced, 1, 24, b"a sync makes room");
     assert_eq!(unsynced.status().unkept_bytes, 0);
 }
 

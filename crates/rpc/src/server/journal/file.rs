@@ -472,5 +472,12 @@ mod tests {
         assert!(journal.load().is_empty());
         assert!(dir.path().join("other").exists());
         assert!(!dir.path().join("session-0000000000000001").exists());
+        // Something else, sound as it is behind its first bytes.
+        drop(journal.create(&record(3), 2).unwrap());
+        let path = dir.path().join("session-0000000000000003");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[..8].copy_from_slice(b"notours\x01");
+        fs::write(&path, bytes).unwrap();
+        assert!(journal.load().is_empty() && !path.exists());
     }
 }

@@ -351,6 +351,26 @@ mod tests {
         assert_eq!((parts, size), (vec![(5, 10)], None), "a later cut decides the size");
     }
 
+    /// One session that says more than there is room for does not take it all.
+    #[test]
+    fn what_is_remembered_is_bounded_and_a_session_leaves_as_much_as_it_takes() {
+        let redone = Redone::default();
+        let floor = |ino| Floor {
+            file: FileId { ino, generation: 0 },
+            stamp: 2,
+            ticket: crate::wire::Ticket([0; crate::wire::Ticket::BYTES]),
+        };
+        redone.lock().remember(1, RANGES_MAX / 2 - 1);
+        redone.declare(1, 1, &[floor(1)]).unwrap();
+        let error = redone.declare(1, 1, &[floor(2)]).unwrap_err();
+        assert_eq!(error.errno(), Errno::ENOMEM);
+        let write = |at| (5, Change::Write { at }, 10);
+        assert!(redone.plan(1, FileId { ino: 3, generation: 0 }, write(0)).is_err());
+        assert!(redone.plan(2, FileId { ino: 3, generation: 0 }, write(0)).is_ok());
+        redone.lock().remember(3, RANGES_MAX / 2);
+        assert!(redone.plan(2, FileId { ino: 3, generation: 0 }, write(50)).is_err());
+    }
+
     #[test]
     fn of_attributes_each_is_set_last_by_who_set_it_last() {
         let mut file = FileState::default();

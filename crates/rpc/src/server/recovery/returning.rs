@@ -97,6 +97,36 @@ mod tests {
     const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
     #[test]
+    fn so_many_are_kept_and_further_removals_wait() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 2 }).unwrap();
+        executor.block_on(async {
+            let (fs, cx) = (MemoryFs::new(MemoryOptions::default()), Context::system());
+            let returning = Arc::new(Returning::default());
+            returning.awaits(1);
+            let mut last = None;
+            for number in 0..=KEPT_MAX {
+                let name = format!("f{number}");
+                let name = Name::new(name.as_bytes()).unwrap();
+                let (entry, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
+                file.close(&cx).await.unwrap();
+                if number < KEPT_MAX {
+                    returning.keep(&fs, &cx, &entry).await;
+                }
+                last = Some(entry);
+            }
+            let waits = dray_rt::spawn_join({
+                let returning = returning.clone();
+                async move { returning.keep(&fs, &Context::system(), &last.unwrap()).await }
+            });
+            dray_rt::sleep(std::time::Duration::from_secs(1)).await;
+            assert_eq!(returning.lock().kept.len(), KEPT_MAX);
+            returning.returned(1);
+            waits.await.unwrap();
+        });
+    }
+
+    #[test]
     fn what_is_removed_is_kept_until_the_last_has_returned() {
         let mut executor =
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
