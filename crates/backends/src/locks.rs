@@ -1,7 +1,8 @@
 //! Advisory locks of an export: fcntl(2) ranges and flock(2), over all clients.
 //!
 //! The table knows ids and owners, no files and no clients, so that every backend can use
-//! it. Blocked requests are granted in the order of their arrival.
+//! it. Blocked requests are granted in the order of their arrival, but for those of owners that
+//! have locks, which others may wait for: these pass.
 
 mod file;
 mod table;

@@ -74,13 +74,17 @@ impl FileLocks {
     }
 
     /// The first waiter that nothing bars any more: no lock held, and no earlier waiter that
-    /// wants some of the same.
-    pub(super) fn next_grantable(&self) -> Option<u64> {
+    /// wants some of the same. For the latter an owner that `has_locks` does not wait: they may
+    /// be what that one waits for.
+    pub(super) fn next_grantable(&self, has_locks: impl Fn(Owner) -> bool) -> Option<u64> {
         let free = |(at, waiter): &(usize, &Waiter)| {
-            self.barrier(waiter.owner, &waiter.lock).is_none()
-                && !self.waiters.iter().take(*at).any(|earlier| {
-                    earlier.owner != waiter.owner && earlier.lock.conflicts(&waiter.lock)
-                })
+            let passes = || {
+                has_locks(waiter.owner)
+                    || !self.waiters.iter().take(*at).any(|earlier| {
+                        earlier.owner != waiter.owner && earlier.lock.conflicts(&waiter.lock)
+                    })
+            };
+            self.barrier(waiter.owner, &waiter.lock).is_none() && passes()
         };
         self.waiters.iter().enumerate().find(free).map(|(_, waiter)| waiter.number)
     }

@@ -346,10 +346,15 @@ impl State {
         Some(waiter)
     }
 
+    fn next_grantable(&self, file: FileId) -> Option<u64> {
+        let locks = self.files.get(&file)?;
+        locks.next_grantable(|owner| self.holdings.contains_key(&owner))
+    }
+
     /// Gives waiters at `file` what has become free; whom to wake.
     fn grant(&mut self, file: FileId) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        while let Some(number) = self.files.get(&file).and_then(FileLocks::next_grantable) {
+        while let Some(number) = self.next_grantable(file) {
             let Some(waiter) = self.withdraw(file, number) else { break };
             self.set(file, waiter.owner, waiter.lock);
             self.ended.insert(number, Ended::Granted);

@@ -182,3 +182,21 @@ fn backwards_ranges_are_refused() {
         assert_eq!(errno(table.lock(&cx(1), FILE, lock, true).await), Errno::EINVAL);
     });
 }
+
+/// The one that has what the first in the queue waits for stood behind it, and both waited for
+/// ever: no lock that is held made a circle of it.
+#[test]
+fn the_queue_makes_nobody_wait_for_itself() {
+    run(async |table: Arc<LockTable>| {
+        table.lock(&cx(1), FILE, posix(1, LockKind::Exclusive, 0, 9), false).await.unwrap();
+        table.lock(&cx(2), FILE, posix(2, LockKind::Exclusive, 10, 19), false).await.unwrap();
+        let both = waits(&table, 3, FILE, posix(3, LockKind::Exclusive, 0, 19));
+        settle().await;
+        let more = waits(&table, 1, FILE, posix(1, LockKind::Exclusive, 10, 19));
+        settle().await;
+        table.lock(&cx(2), FILE, posix(2, LockKind::Unlock, 10, 19), false).await.unwrap();
+        more.await.unwrap().unwrap();
+        table.lock(&cx(1), FILE, posix(1, LockKind::Unlock, 0, 19), false).await.unwrap();
+        both.await.unwrap().unwrap();
+    });
+}
