@@ -6,7 +6,6 @@
 //! when they have been made. So whoever syncs the whole file system at a time when every
 //! stamped change of data up to some number is over, has synced everything up to it.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,23 +32,41 @@ pub(crate) struct Stamps {
 
 #[derive(Default)]
 struct Queue {
-    /// Changes of data that are being made.
-    running: Vec<Running>,
-    waiting: VecDeque<Waker>,
+    /// Changes of data in the order of their arrival: those that are being made, and those that
+    /// wait for an earlier one.
+    claims: Vec<Claim>,
+    next_ticket: u64,
+    waiting: Vec<Waker>,
 }
 
-struct Running {
+struct Claim {
+    ticket: u64,
     file: FileId,
     range: Range<u64>,
-    number: u64,
+    /// Its stamp; none: it waits.
+    number: Option<u64>,
+}
+
+impl Claim {
+    fn meets(&self, other: &Claim) -> bool {
+        self.file == other.file
+            && self.range.start < other.range.end
+            && other.range.start < self.range.end
+    }
 }
 
 /// A change of data while it is being made.
 pub(crate) struct Stamped {
-    stamps: Arc<Stamps>,
-    queue: usize,
     /// Its stamp.
     pub(crate) number: u64,
+    _claimed: Claimed,
+}
+
+/// A place among the changes, given back in the end.
+struct Claimed {
+    stamps: Arc<Stamps>,
+    queue: usize,
+    ticket: u64,
 }
 
 impl Default for Stamps {
@@ -68,24 +85,34 @@ impl Stamps {
         self.queues[queue].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody else changes these bytes, and takes a stamp.
-    pub(crate) async fn take(self: &Arc<Stamps>, file: FileId, range: Range<u64>) -> Stamped {
+    fn enter(self: &Arc<Stamps>, file: FileId, range: Range<u64>) -> Claimed {
         let queue = queue_of(file);
+        let mut state = self.lock(queue);
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.claims.push(Claim { ticket, file, range, number: None });
+        Claimed { stamps: self.clone(), queue, ticket }
+    }
+
+    /// Waits until nobody else changes these bytes, and takes a stamp. Who came first goes
+    /// first: a sync wants all of the file, and writers could keep it waiting for ever.
+    pub(crate) async fn take(self: &Arc<Stamps>, file: FileId, range: Range<u64>) -> Stamped {
+        let claimed = self.enter(file, range);
         let number = std::future::poll_fn(|task| {
-            let mut state = self.lock(queue);
-            let excludes = |other: &Running| {
-                other.file == file && other.range.start < range.end && range.start < other.range.end
-            };
-            if state.running.iter().any(excludes) {
-                state.waiting.push_back(task.waker().clone());
+            let mut state = self.lock(claimed.queue);
+            let mine = state.claims.iter().position(|claim| claim.ticket == claimed.ticket);
+            let at = mine.expect("it is taken out by its end alone");
+            let (earlier, rest) = state.claims.split_at_mut(at);
+            if earlier.iter().any(|claim| claim.meets(&rest[0])) {
+                state.waiting.push(task.waker().clone());
                 return Poll::Pending;
             }
             let number = self.next();
-            state.running.push(Running { file, range: range.clone(), number });
+            rest[0].number = Some(number);
             Poll::Ready(number)
         })
         .await;
-        Stamped { stamps: self.clone(), queue, number }
+        Stamped { number, _claimed: claimed }
     }
 
     /// The stamp of a change that has just been made.
@@ -116,10 +143,11 @@ impl Stamps {
         for queue in 0..QUEUES {
             std::future::poll_fn(|task| {
                 let mut state = self.lock(queue);
-                if state.running.iter().all(|running| running.number > newest) {
+                // Those that wait get later ones.
+                if state.claims.iter().all(|claim| claim.number.is_none_or(|one| one > newest)) {
                     return Poll::Ready(());
                 }
-                state.waiting.push_back(task.waker().clone());
+                state.waiting.push(task.waker().clone());
                 Poll::Pending
             })
             .await;
@@ -128,10 +156,10 @@ impl Stamps {
     }
 }
 
-impl Drop for Stamped {
+impl Drop for Claimed {
     fn drop(&mut self) {
         let mut state = self.stamps.lock(self.queue);
-        state.running.retain(|running| running.number != self.number);
+        state.claims.retain(|claim| claim.ticket != self.ticket);
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
@@ -193,5 +221,31 @@ mod tests {
         assert_eq!(pin!(stamps.settled()).poll(&mut task), Poll::Ready(newest));
         stamps.begin_above(1000);
         assert_eq!(stamps.next(), 1001);
+    }
+
+    /// A sync of a file waited as long as there was always some write to it under way.
+    #[test]
+    fn whoever_wants_all_of_a_file_is_not_passed_by_those_that_come_later() {
+        let stamps = Arc::new(Stamps::default());
+        let file = FileId { ino: 3, generation: 1 };
+        let mut task = TaskContext::from_waker(Waker::noop());
+        let mut polled = |take: std::pin::Pin<&mut dyn Future<Output = Stamped>>| {
+            take.poll(&mut task).is_ready().then_some(())
+        };
+        let mut first = pin!(stamps.take(file, 0..10));
+        let Poll::Ready(first) = first.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
+        else {
+            panic!("nobody is there");
+        };
+        let mut all = pin!(stamps.take(file, WHOLE));
+        assert!(polled(all.as_mut()).is_none());
+        {
+            let mut later = pin!(stamps.take(file, 20..30));
+            assert!(polled(later.as_mut()).is_none(), "it came later");
+            let other = FileId { ino: 3, generation: 2 };
+            assert!(polled(pin!(stamps.take(other, 20..30))).is_some());
+        }
+        drop(first);
+        assert!(polled(all.as_mut()).is_some());
     }
 }
