@@ -320,6 +320,13 @@ async fn find(fs: &dyn FileSystem, cx: &Context, dir: FileId, name: &[u8]) -> Op
     fs.lookup(cx, dir, Name::new(name).ok()?).await.ok()
 }
 
+/// Whether both are one file, each of them named by another life of the server: on file systems
+/// without handles all but its number is another then. Nobody can have put another file with
+/// that number in its place.
+fn is_same(one: Option<FileId>, other: Option<FileId>) -> bool {
+    matches!((one, other), (Some(one), Some(other)) if one.ino == other.ino)
+}
+
 async fn settle_new_name(
     fs: &dyn FileSystem,
     op: Op,
@@ -353,9 +360,21 @@ async fn settle_remove(
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
-    let now = find(fs, &Context::system(), dir, name).await.map(|entry| entry.id);
-    let removed = before.is_some() && now != before;
-    Ok(if removed { Settled::Done(Reply::success(&()).message) } else { Settled::Undone })
+    let now = match Name::new(name) {
+        Ok(name) => fs.lookup(&Context::system(), dir, name).await.map(|entry| entry.id),
+        Err(error) => Err(error),
+    };
+    let gone = match now {
+        Ok(now) => !is_same(Some(now), before),
+        // Anything else says nothing of the name, such as that the directory is not known by
+        // this id any more: whoever asks again is told.
+        Err(error) => error.errno() == Errno::ENOENT,
+    };
+    Ok(if before.is_some() && gone {
+        Settled::Done(Reply::success(&()).message)
+    } else {
+        Settled::Undone
+    })
 }
 
 async fn settle_rename(
@@ -372,11 +391,11 @@ async fn settle_rename(
     let now_from = find(fs, &cx, from.0, from.1).await.map(|entry| entry.id);
     let now_to = find(fs, &cx, to.0, to.1).await.map(|entry| entry.id);
     // Two names of one file: renaming does nothing, and may be repeated.
-    let moved = source.is_some() && source != victim && now_to == source;
+    let moved = !is_same(source, victim) && is_same(now_to, source);
     let applied = moved
         && match how {
-            RenameHow::Exchange => now_from == victim,
-            _ => now_from != source,
+            RenameHow::Exchange => is_same(now_from, victim),
+            _ => !is_same(now_from, source),
         };
     Ok(if applied { Settled::Done(Reply::success(&()).message) } else { Settled::Undone })
 }

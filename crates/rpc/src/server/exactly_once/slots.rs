@@ -307,7 +307,7 @@ mod tests {
     use crate::server::reply::Reply;
     use crate::wire::Wire;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
-    use dray_core::{Context, CreateHow, FileId, FileSystem, Name, OpenHow};
+    use dray_core::{Context, CreateHow, FileId, FileSystem, Name, OpenHow, RenameHow};
     use dray_fabric::sim::Network;
 
     /// A client that goes on counting in a new session was never answered once it had
@@ -352,6 +352,13 @@ mod tests {
 
     impl Answered {
         async fn new(op: Op, intent: &[u8]) -> Answered {
+            let answered = Answered::begun(op, intent).await;
+            answered.log.done(0, 1, &Reply::success(&()).message);
+            answered
+        }
+
+        /// One that was not answered.
+        async fn begun(op: Op, intent: &[u8]) -> Answered {
             let network = Network::new();
             let _incoming = network.listen("s");
             let connection = network.connector("s").connect().await.unwrap();
@@ -364,7 +371,6 @@ mod tests {
             };
             let log = MemoryJournal::default().create(&record, 1).unwrap();
             log.begin(0, 1, op, intent);
-            log.done(0, 1, &Reply::success(&()).message);
             let fs = MemoryFs::new(MemoryOptions::default());
             Answered { fs, log, route: Route { connection, tag: 0 } }
         }
@@ -431,6 +437,38 @@ mod tests {
             slots.restore(&answered.export(), NodeId(1), true).await;
             let (_, verdict) = answered.next_life(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
+        });
+    }
+
+    /// Where ids are others after a restart, as on file systems without handles, a file that was
+    /// still there was taken for removed, and one that had been moved for not.
+    #[test]
+    fn what_became_of_a_name_is_told_by_the_file_whatever_its_id_is_now() {
+        simulated(async {
+            let cx = Context::system();
+            let fs = MemoryFs::new(MemoryOptions::default());
+            let (root, name) = (fs.info().root, Name::new(b"f").unwrap());
+            let id = fs.create(&cx, root, name, NEW).await.unwrap().0.id;
+            let before = FileId { generation: id.generation + 1, ..id };
+            let gone = FileId { ino: 4711, generation: 1 };
+            let removal = |dir: FileId| {
+                let mut intent = Vec::new();
+                ((dir, name.as_bytes()), Some(before)).put(&mut intent);
+                intent
+            };
+            let mut rename = Vec::new();
+            ((root, &b"old"[..]), (root, name.as_bytes())).put(&mut rename);
+            (RenameHow::Replace, (Some(before), None::<FileId>)).put(&mut rename);
+            for (op, intent, made) in [
+                (Op::Remove, removal(root), false),
+                (Op::Remove, removal(gone), false),
+                (Op::Rename, rename, true),
+            ] {
+                let begun = Answered { fs: fs.clone(), ..Answered::begun(op, &intent).await };
+                let (_, verdict) = begun.next_life(false).await;
+                assert_eq!(matches!(verdict, Verdict::Replay(_)), made, "{op:?}");
+                assert_eq!(matches!(verdict, Verdict::Fresh), !made, "{op:?}");
+            }
         });
     }
 }
