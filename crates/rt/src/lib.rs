@@ -19,7 +19,7 @@ mod turn;
 
 pub use driver::uring::{Completion, Ring, RingToken};
 pub use executor::{DriverKind, Executor, Handle, in_simulation};
-pub use pool::{Pool, PoolFull};
+pub use pool::{NoThread, Pool};
 pub use random::{random_bytes, random_u64};
 pub use scope::Scope;
 pub use source::{Interest, Source};

@@ -1,8 +1,9 @@
 //! Threads for calls that block.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use crate::executor::in_simulation;
 
@@ -27,32 +28,83 @@ struct Inner {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Job>,
+    /// Who waits for a place in the queue, in the order of arrival.
+    waiting: BTreeMap<u64, Waker>,
+    next_ticket: u64,
     threads: usize,
     idle: usize,
     closed: bool,
 }
 
-/// As many calls wait as the pool's queue may hold.
+/// There is no thread to run a call on, and none can be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolFull;
+pub struct NoThread;
 
-impl fmt::Display for PoolFull {
+impl fmt::Display for NoThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("as many calls wait for a thread as may wait")
+        f.write_str("no thread can be started")
     }
 }
 
-impl std::error::Error for PoolFull {}
+impl std::error::Error for NoThread {}
+
+/// Somebody who may wait for a place in the queue.
+struct Asking<'a> {
+    inner: &'a Arc<Inner>,
+    /// Its place among those that wait.
+    ticket: Option<u64>,
+}
+
+impl Asking<'_> {
+    /// Puts the job in the queue once there is room, and those that came before have gone.
+    fn poll_submit(
+        &mut self,
+        cx: &mut Context<'_>,
+        job: &mut Option<Job>,
+    ) -> Poll<Result<(), NoThread>> {
+        let mut state = self.inner.lock();
+        let turn =
+            state.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == self.ticket);
+        if !turn || state.queue.len() >= self.inner.queue_max {
+            let ticket = *self.ticket.get_or_insert_with(|| {
+                state.next_ticket += 1;
+                state.next_ticket
+            });
+            state.waiting.insert(ticket, cx.waker().clone());
+            return Poll::Pending;
+        }
+        if let Some(ticket) = self.ticket.take() {
+            state.waiting.remove(&ticket);
+        }
+        state.queue.extend(job.take());
+        let next = self.inner.next_waiting(&state);
+        let started = self.inner.find_thread(&mut state);
+        drop(state);
+        next.into_iter().for_each(Waker::wake);
+        Poll::Ready(started)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        let mut state = self.inner.lock();
+        state.waiting.remove(&ticket);
+        let next = self.inner.next_waiting(&state);
+        drop(state);
+        next.into_iter().for_each(Waker::wake);
+    }
+}
 
 /// A thread without work ends after this long.
 const IDLE_TIME: std::time::Duration = std::time::Duration::from_secs(10);
 
 impl Pool {
     /// A pool of at most `threads_max` threads called `name`, behind a queue of at most
-    /// `queue_max` calls. They run on the CPUs that the calling thread may use now, also
+    /// `queue_max` calls; further ones wait for a place in it. The threads run on the CPUs that the calling thread may use now, also
     /// those that are started later by a thread that is pinned to one.
     pub fn new(name: &str, threads_max: usize, queue_max: usize) -> Pool {
-        assert!(threads_max > 0);
+        assert!(threads_max > 0 && queue_max > 0);
         Pool {
             inner: Arc::new(Inner {
                 name: name.to_owned(),
@@ -69,44 +121,23 @@ impl Pool {
     pub async fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, PoolFull> {
+    ) -> Result<T, NoThread> {
         if in_simulation() {
             return Ok(call());
         }
         let (send, receive) = tokio::sync::oneshot::channel();
-        self.submit(Box::new(move || {
+        let mut job: Option<Job> = Some(Box::new(move || {
             let _ = send.send(call()); // whoever asked may have gone
-        }))?;
-        receive.await.map_err(|_| PoolFull) // only when the pool closes under the call
+        }));
+        let mut asking = Asking { inner: &self.inner, ticket: None };
+        std::future::poll_fn(|cx| asking.poll_submit(cx, &mut job)).await?;
+        receive.await.map_err(|_| NoThread) // only when the pool closes under the call
     }
 
     /// Calls that wait for a thread now.
     pub fn waiting(&self) -> usize {
-        self.inner.lock().queue.len()
-    }
-
-    fn submit(&self, job: Job) -> Result<(), PoolFull> {
-        let mut state = self.inner.lock();
-        if state.queue.len() >= self.inner.queue_max {
-            return Err(PoolFull);
-        }
-        state.queue.push_back(job);
-        if state.idle >= state.queue.len() || state.threads == self.inner.threads_max {
-            self.inner.work.notify_one();
-            return Ok(());
-        }
-        let inner = self.inner.clone();
-        let started =
-            std::thread::Builder::new().name(self.inner.name.clone()).spawn(move || inner.work());
-        match started {
-            Ok(_) => state.threads += 1,
-            Err(_) if state.threads > 0 => {} // the ones there are will come to it
-            Err(_) => {
-                state.queue.pop_back();
-                return Err(PoolFull);
-            }
-        }
-        Ok(())
+        let state = self.inner.lock();
+        state.queue.len() + state.waiting.len()
     }
 }
 
@@ -132,6 +163,33 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whom to wake because there is room in the queue.
+    fn next_waiting(&self, state: &State) -> Option<Waker> {
+        let room = state.queue.len() < self.queue_max;
+        let first = room.then(|| state.waiting.first_key_value()).flatten();
+        first.map(|(_, waker)| waker.clone())
+    }
+
+    /// Sees to it that a thread comes to what was put into the queue last.
+    fn find_thread(self: &Arc<Inner>, state: &mut State) -> Result<(), NoThread> {
+        if state.idle >= state.queue.len() || state.threads == self.threads_max {
+            self.work.notify_one();
+            return Ok(());
+        }
+        let inner = self.clone();
+        let started =
+            std::thread::Builder::new().name(self.name.clone()).spawn(move || inner.work());
+        match started {
+            Ok(_) => state.threads += 1,
+            Err(_) if state.threads > 0 => {} // the ones there are will come to it
+            Err(_) => {
+                state.queue.pop_back();
+                return Err(NoThread);
+            }
+        }
+        Ok(())
+    }
+
     fn work(&self) {
         if let Some(cpus) = &self.cpus {
             // SAFETY: the set outlives the call. Where it fails the thread runs where the
@@ -141,7 +199,9 @@ impl Inner {
         let mut state = self.lock();
         loop {
             if let Some(job) = state.queue.pop_front() {
+                let next = self.next_waiting(&state);
                 drop(state);
+                next.into_iter().for_each(Waker::wake);
                 job();
                 state = self.lock();
                 continue;
@@ -166,6 +226,32 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::{DriverKind, Executor};
+
+    /// More calls than the queue takes were failed, and whoever had asked saw it.
+    #[test]
+    fn calls_that_find_no_place_wait_for_one() {
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            let pool = std::sync::Arc::new(Pool::new("test", 1, 1));
+            let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+            let run = |work: Box<dyn FnOnce() -> u32 + Send>| {
+                let pool = pool.clone();
+                crate::spawn_join(async move { pool.run(work).await })
+            };
+            let mut calls = vec![run(Box::new(move || {
+                frozen.recv().unwrap();
+                0
+            }))];
+            calls.extend((1..20).map(|number| run(Box::new(move || number))));
+            crate::yield_now().await;
+            crate::yield_now().await;
+            thaw.send(()).unwrap();
+            for (number, call) in calls.into_iter().enumerate() {
+                assert_eq!(call.await.unwrap(), Ok(number as u32));
+            }
+            assert_eq!(pool.waiting(), 0);
+        });
+    }
 
     #[test]
     fn threads_run_where_the_pool_was_made_not_where_they_were_started() {

@@ -478,7 +478,7 @@ fn other_mount() -> Error {
 }
 
 fn busy() -> Error {
-    Error::retry(Errno::EAGAIN).because("as many calls wait for the export as may wait")
+    Error::retry(Errno::EAGAIN).because("the server cannot start a thread for the export")
 }
 
 #[cfg(test)]

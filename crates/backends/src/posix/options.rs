@@ -80,7 +80,8 @@ pub struct PosixOptions {
     pub inline: Inline,
     /// Threads of the export's own, for calls that block.
     pub threads_max: usize,
-    /// Calls that may wait for one of these threads; more answer `EAGAIN`, to be retried.
+    /// Calls that wait for one of these threads in its queue. Further ones, of which each
+    /// connection has a bound, wait for a place in that.
     pub queue_max: usize,
     /// Descriptors kept open for files that are open at clients. 0: half of the process's
     /// limit (`RLIMIT_NOFILE`).
