@@ -56,7 +56,8 @@ pub enum Class {
 pub struct Context {
     /// Number of this request on its node; the replay key together with `node`.
     pub request: RequestId,
-    /// The node whose process asks, through any number of servers between.
+    /// The node whose process asks, through any number of servers between. What a server does
+    /// for a client it does for that one's session, which is to its locks what a node is.
     pub node: NodeId,
     /// Credentials and job.
     pub who: Arc<Identity>,

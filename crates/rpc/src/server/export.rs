@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::FileSystem;
 use dray_fabric::{BufferPool, Peer};
+use dray_rt::Handle;
 
 use crate::server::exactly_once::order::Order;
 use crate::server::recovery::Recovery;
@@ -36,6 +37,8 @@ pub struct Export {
     /// system may hang, need not be.
     pub(crate) grace: Grace,
     pub(crate) recovery: Recovery,
+    /// The executor that took its last connection.
+    pub(super) home: Mutex<Option<Handle>>,
 }
 
 impl Export {
@@ -55,7 +58,18 @@ impl Export {
             pool: BufferPool::new(0, 0),
             grace: Grace::default(),
             recovery: Recovery::default(),
+            home: Mutex::default(),
         }
+    }
+
+    /// An executor that serves this export and no other; none before its first connection.
+    pub(crate) fn home(&self) -> Option<Handle> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The running executor serves it.
+    pub(crate) fn is_served_here(&self) {
+        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = Some(Handle::current());
     }
 
     /// Whether clients at `peer` may use it. Processes of this machine, by Unix socket,

@@ -436,3 +436,55 @@ fn machine_of(peer: Peer) -> String {
 pub(crate) fn refused(errno: Errno, message: impl Into<String>) -> Refused {
     Refused { errno: errno.raw() as u16, message: message.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_fabric::sim::Network;
+    use dray_rt::{DriverKind, Executor};
+
+    use crate::server::journal::MemoryJournal;
+
+    /// What was kept for a client that does not come back is closed where a file system that
+    /// hangs holds up its own export alone, not by the thread that accepts for all of them.
+    #[test]
+    fn a_session_that_never_came_back_ends_on_a_thread_of_its_export() {
+        let export = Export::new("data", Arc::new(MemoryFs::new(MemoryOptions::default())), vec![]);
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        let export = server.inner.exports.get("data").unwrap();
+        let session = || {
+            let (node, host) = (NodeId(1), ("host", Peer::Local));
+            server.inner.new_session(node, host, export.clone()).unwrap()
+        };
+        let (here, away) = (session(), session());
+        let mut network = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+        let connection = network.block_on(async {
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            network.connector("s").connect().await.unwrap()
+        });
+        let (inside, is_inside) = channel();
+        let (thaw, frozen) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+                here.connected(1, connection);
+                inside.send(()).unwrap();
+                frozen.recv().unwrap(); // its file system hangs
+                dray_rt::sleep(Duration::from_millis(500)).await;
+            });
+        });
+        is_inside.recv().unwrap();
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let mut ended = server.inner.end(away);
+            let soon = timeout(Duration::from_millis(50), &mut ended).await;
+            assert!(soon.is_err(), "it was ended by a thread that serves others");
+            thaw.send(()).unwrap();
+            timeout(Duration::from_secs(10), ended).await.unwrap().unwrap();
+        });
+        thread.join().unwrap();
+    }
+}

@@ -228,14 +228,17 @@ impl Session {
         let many = state.connections.len() > CONNECTIONS_MAX;
         let oldest = if many { state.connections.pop_first() } else { None };
         drop(state);
+        self.export.is_served_here();
         if let Some((_, oldest)) = oldest {
             oldest.close();
         }
     }
 
-    /// The executor that serves this session; none before its first connection.
+    /// The executor that serves this session, or, if it has had no connection in this life of
+    /// the server, its export; none before the first connection of that.
     pub(crate) fn home(&self) -> Option<Handle> {
-        self.state().home.clone()
+        let own = self.state().home.clone();
+        own.or_else(|| self.export.home())
     }
 
     pub(crate) fn disconnected(&self, number: u64) {
@@ -353,9 +356,10 @@ impl Session {
 
     /// Waits until no call in no slot, such as an unlock, is under way from a connection
     /// that is gone: its client has asked again on this one, and what comes after must not
-    /// be undone by the first. Ends with the answer.
-    pub(crate) async fn unslotted(&self, connection: u64) -> Unslotted<'_> {
-        std::future::poll_fn(|task| {
+    /// be undone by the first. Ends with the answer. None: this connection is gone itself, and
+    /// whatever had come by it and was not begun must not be.
+    pub(crate) async fn unslotted(&self, connection: u64) -> Option<Unslotted<'_>> {
+        let is_current = std::future::poll_fn(|task| {
             let mut state = self.state();
             let gone =
                 |number: &u64| *number != connection && !state.connections.contains_key(number);
@@ -363,11 +367,13 @@ impl Session {
                 state.waiting.push(task.waker().clone());
                 return Poll::Pending;
             }
-            *state.unslotted.entry(connection).or_default() += 1;
-            Poll::Ready(())
-        })
-        .await;
-        Unslotted { session: self, connection }
+            let is_current = state.connections.contains_key(&connection);
+            if is_current {
+                *state.unslotted.entry(connection).or_default() += 1;
+            }
+            Poll::Ready(is_current)
+        });
+        is_current.await.then_some(Unslotted { session: self, connection })
     }
 
     pub(crate) fn wait_begins(&self, request: u64, cancel: Arc<Cancel>) {
@@ -376,6 +382,12 @@ impl Session {
 
     pub(crate) fn wait_ends(&self, request: u64) {
         self.state().waits.remove(&request);
+    }
+
+    /// For whom its locks are held. Not its client: that could have begun anew, and a lock that
+    /// it has by now must not end with what is still given back of this session.
+    pub(crate) fn holder(&self) -> NodeId {
+        NodeId(self.id)
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -399,10 +411,54 @@ impl Session {
     /// their locks.
     pub(crate) async fn end(&self) {
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
-        let mut cx = Context::system();
-        cx.node = self.node;
+        let cx = Context { node: self.holder(), ..Context::system() };
         for (handle, Opened { file, .. }) in files {
             let _ = self.close_file(&cx, handle, &*file).await; // nobody is left to be told
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_fabric::sim::Network;
+
+    use crate::server::journal::{Journal, MemoryJournal};
+
+    /// What one thread had read of a connection that broke, and had not come to, it did when the
+    /// client had gone on elsewhere: an unlock took the next lock.
+    #[test]
+    fn what_came_by_a_connection_that_was_replaced_is_not_begun() {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
+            let export = Arc::new(Export::new("data", fs, Vec::new()));
+            let record = SessionRecord {
+                id: 1,
+                secret: [0; 16],
+                node: 1,
+                export: "data".into(),
+                host: "host".into(),
+            };
+            let log = MemoryJournal::default().create(&record, 1).unwrap();
+            let session = Session::new(record, export, &ServerOptions::default(), log);
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            for number in [7, 8] {
+                let connection = network.connector("s").connect().await.unwrap();
+                session.connected(number, connection);
+            }
+            let begun = session.unslotted(7).await;
+            assert!(begun.is_some());
+            session.replace(7);
+            let mut next = std::pin::pin!(session.unslotted(8));
+            let mut task = std::task::Context::from_waker(Waker::noop());
+            assert!(next.as_mut().poll(&mut task).is_pending(), "the first is under way");
+            drop(begun);
+            assert!(next.await.is_some());
+            assert!(session.unslotted(7).await.is_none());
+        });
     }
 }

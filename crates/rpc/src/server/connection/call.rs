@@ -114,7 +114,7 @@ impl CallInHand {
             return;
         }
         // Its connection may go: the file must not be opened once it has been closed.
-        let _unslotted = self.session.unslotted(self.connection).await;
+        let Some(_unslotted) = self.session.unslotted(self.connection).await else { return };
         execute::open_replayed(&self.session, &self.cx, self.head.op, body, answer).await;
     }
 
@@ -155,13 +155,13 @@ impl CallInHand {
         let (op, slot) = (self.head.op, self.head.slot);
         let changes =
             matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::LookupOpen | Op::Close);
-        let _unslotted = match changes && slot == NO_SLOT {
-            true => Some(self.session.unslotted(self.connection).await),
-            false => None,
-        };
-        if op == Op::Lock && self.cx.check().is_err() {
-            // Its connection went while it waited: it has been asked for again.
-            return Executed::only(Reply::failure(&self.cx.cancelled()));
+        let mut _unslotted = None;
+        if changes && slot == NO_SLOT {
+            _unslotted = self.session.unslotted(self.connection).await;
+            if _unslotted.is_none() || op == Op::Lock && self.cx.check().is_err() {
+                // Its connection has gone: it has been asked for again.
+                return Executed::only(Reply::failure(&self.cx.cancelled()));
+            }
         }
         let amend = again.as_ref().and_then(|again| again.amend);
         let data_bytes = data.as_deref().map_or(0, <[u8]>::len);

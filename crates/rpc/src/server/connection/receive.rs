@@ -115,7 +115,7 @@ impl ServerSink {
             false => self.room_for_answers(under_way)?,
         }
         let route = Route { connection: self.connection.clone(), tag: head.tag };
-        let mut cx = Context::new(session.node, head.request, who, head.pid);
+        let mut cx = Context::new(session.holder(), head.request, who, head.pid);
         cx.umask = head.umask;
         if head.op == Op::Lock {
             let cancel = Arc::new(Cancel::default());

@@ -154,8 +154,14 @@ async fn note_and_lock(
         session.note_lock(handle, &lock)?;
     }
     let reply = lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?;
-    if lock.kind != LockKind::Unlock {
-        session.note_lock(handle, &lock)?; // a close may have come in between
+    if lock.kind == LockKind::Unlock {
+        return Ok(reply);
+    }
+    session.note_lock(handle, &lock)?; // a close may have come in between
+    if session.is_ended() {
+        // Its files may have been closed before: nobody else would give it back.
+        file.lock(cx, Lock { kind: LockKind::Unlock, ..lock }, false).await?;
+        return Err(cx.cancelled());
     }
     Ok(reply)
 }
@@ -187,4 +193,115 @@ async fn lock_file(
     let result = file.lock(cx, lock, wait).await;
     session.wait_ends(cx.request.0);
     Ok(Reply::success(&result?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::{Pin, pin};
+    use std::sync::Arc;
+
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{
+        Cancel, CreateHow, FileSystem, LockFamily, LockOwner, LockRange, Name, NodeId, OpenHow,
+        Pid, RequestId,
+    };
+    use dray_fabric::Peer;
+
+    use crate::server::export::Export;
+    use crate::server::journal::MemoryJournal;
+    use crate::server::options::ServerOptions;
+    use crate::server::service::Server;
+    use crate::wire::Ticket;
+
+    const HANDLE: u64 = 5;
+    const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: false };
+
+    fn of(owner: u64) -> Lock {
+        Lock {
+            family: LockFamily::Posix,
+            kind: LockKind::Exclusive,
+            range: LockRange::ALL,
+            owner: LockOwner(owner),
+            pid: Pid(1),
+        }
+    }
+
+    /// A server, and what is below it.
+    struct Served {
+        server: Server,
+        fs: MemoryFs,
+    }
+
+    impl Served {
+        fn new() -> Served {
+            let fs = MemoryFs::new(MemoryOptions::default());
+            let export = Export::new("data", Arc::new(fs.clone()), Vec::new());
+            let journal = Arc::new(MemoryJournal::default());
+            Served { server: Server::new(ServerOptions::default(), vec![export], journal), fs }
+        }
+
+        /// A session of one and the same client, which has the same file open.
+        async fn session(&self) -> Arc<Session> {
+            let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+            let (_, file) = self.fs.create(&cx, self.fs.info().root, name, NEW).await.unwrap();
+            let export = self.server.inner.exports.get("data").unwrap();
+            let client = (NodeId(1), ("host", Peer::Local));
+            let session = self.server.inner.new_session(client.0, client.1, export).unwrap();
+            assert!(session.keep_file(HANDLE, file, Ticket::READ).is_ok());
+            session
+        }
+
+        async fn lock(&self, session: &Session, owner: u64) -> Result<Reply> {
+            let (who, request) = (dray_core::Identity::system(), RequestId(owner));
+            let cx = Context {
+                cancel: Some(Arc::new(Cancel::default())),
+                ..Context::new(session.holder(), request, who, Pid(1))
+            };
+            note_and_lock(&self.server.inner, session, &cx, HANDLE, (of(owner), true, false)).await
+        }
+    }
+
+    fn simulated(test: impl Future<Output = ()>) {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(test);
+    }
+
+    fn is_pending(waiting: Pin<&mut impl Future>) -> bool {
+        waiting.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_pending()
+    }
+
+    /// Two processes of one mount, which is evicted: what the one gives back by that the other
+    /// is given, after its file has been closed, and had for ever.
+    #[test]
+    fn a_lock_that_is_given_at_the_end_of_a_session_ends_with_it() {
+        simulated(async {
+            let served = Served::new();
+            let session = served.session().await;
+            served.lock(&session, 2).await.unwrap();
+            let mut waiting = pin!(served.lock(&session, 1));
+            assert!(is_pending(waiting.as_mut()));
+            session.cut_off();
+            session.end().await;
+            assert!(waiting.await.is_err());
+            assert!(served.fs.locks().is_empty());
+        });
+    }
+
+    /// A client that was away for too long comes back while its locks are being given back: it
+    /// had them again at once, and lost them unawares.
+    #[test]
+    fn what_a_session_gives_back_is_not_what_the_next_one_of_its_client_has() {
+        simulated(async {
+            let served = Served::new();
+            let (last, next) = (served.session().await, served.session().await);
+            served.lock(&last, 2).await.unwrap();
+            let mut waiting = pin!(served.lock(&next, 2));
+            assert!(is_pending(waiting.as_mut()));
+            last.cut_off();
+            last.end().await;
+            waiting.await.unwrap();
+            assert_eq!(served.fs.locks().len(), 1);
+        });
+    }
 }
