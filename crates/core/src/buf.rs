@@ -156,12 +156,16 @@ impl BufMut {
         rest
     }
 
+    /// Whether `rest` is what [`BufMut::split_off`] returned of this one.
+    pub fn is_followed_by(&self, rest: &BufMut) -> bool {
+        let end = self.start.as_ptr().wrapping_add(self.room_bytes);
+        end == rest.start.as_ptr() && Arc::ptr_eq(&self.owner, &rest.owner)
+    }
+
     /// Undoes [`BufMut::split_off`]: `rest` is what that returned, asserted. What is filled
     /// behind a gap is forgotten.
     pub fn rejoin(&mut self, rest: BufMut) {
-        let end = self.start.as_ptr().wrapping_add(self.room_bytes);
-        assert!(end == rest.start.as_ptr(), "not the other part of this buffer");
-        assert!(Arc::ptr_eq(&self.owner, &rest.owner), "not the other part of this buffer");
+        assert!(self.is_followed_by(&rest), "not the other part of this buffer");
         if self.filled_bytes == self.room_bytes {
             self.filled_bytes += rest.filled_bytes;
         }

@@ -167,3 +167,33 @@ fn locks_are_noted_until_they_are_claimed_or_given_up() {
         lock(&other, 2).await.unwrap();
     });
 }
+
+/// Locks of an open file description end with its last close, of which nothing but the close
+/// is told. They were claimed again from the next server, and nobody could give them back.
+#[test]
+fn locks_of_a_closed_file_are_not_claimed_again() {
+    simulate(3, async {
+        let (network, cx) = (Network::new(), Context::system());
+        let mut machine = Machine::new(&network);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let fs = mount(&network, "holder").await;
+        let (closed, dropped) = (open(&fs, b"f").await, open(&fs, b"g").await);
+        let held = open(&fs, b"held").await;
+        lock(&held, 9).await.unwrap();
+        lock(&closed, 1).await.unwrap();
+        lock(&dropped, 2).await.unwrap();
+        closed.close(&cx).await.unwrap();
+        drop(dropped);
+        sleep(Duration::from_secs(1)).await;
+        machine.kill();
+        let server = machine.start(Loss::Nothing, Duration::ZERO).await;
+        sleep(Duration::from_secs(1)).await;
+        server.recovered().await;
+        let other = mount(&network, "other").await;
+        for name in [&b"f"[..], b"g"] {
+            let file = open(&other, name).await;
+            assert_eq!(lock(&file, 3).await, Ok(()), "{}", name.escape_ascii());
+        }
+        write(&held).await;
+    });
+}

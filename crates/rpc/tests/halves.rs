@@ -2,14 +2,18 @@
 
 mod common;
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use common::{client_options, connect, memory, serve_simulated, simulate};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Errno, FileSystem, Name, Op, OpenFile, OpenHow, Write,
+    Buf, BufMut, Context, CreateHow, Errno, FileSystem, Fut, Name, Op, OpenFile, OpenHow, Write,
 };
 use dray_fabric::sim::Network;
+use dray_fabric::{Connect, Connection, Peer, Sink, Unfinished};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, RemoteFs};
@@ -31,6 +35,15 @@ struct Site {
 
 impl Site {
     async fn new(faults: Vec<Fault>, sabotage: Option<Sabotage>) -> Site {
+        Site::over(|network| network.connector("server"), faults, sabotage).await
+    }
+
+    /// The reader connects with what `connector` answers.
+    async fn over(
+        connector: impl FnOnce(&Network) -> Arc<dyn Connect>,
+        faults: Vec<Fault>,
+        sabotage: Option<Sabotage>,
+    ) -> Site {
         let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(faults)));
         let export = Export::new("data", Arc::new(fs), Vec::new());
         let options = ServerOptions { sabotage, ..ServerOptions::default() };
@@ -38,7 +51,7 @@ impl Site {
         let (network, scope) = (Network::new(), Scope::new());
         serve_simulated(&network, "server", &server, &scope);
         let options = ClientOptions { split_min_bytes: 1024, ..client_options() };
-        let mount = connect(network.connector("server"), options.clone()).await.unwrap();
+        let mount = connect(connector(&network), options.clone()).await.unwrap();
         mount.session().attach_another();
         while mount.session().status().channels.iter().any(|channel| !channel.up) {
             dray_rt::sleep(Duration::from_millis(1)).await;
@@ -160,6 +173,97 @@ fn a_half_that_fails_has_the_whole_read() {
             assert_eq!(calls, 3);
             let site = Site::new(vec![fault(When::Always)], None).await;
             assert_eq!(site.read(0, LEN).await, Err(Errno::EIO));
+        });
+    }
+}
+
+/// Connects as `network` does. The first connection that a large piece of data comes on
+/// breaks when it has come, and is made anew.
+struct Breaking {
+    network: Arc<dyn Connect>,
+    to_break: Arc<AtomicBool>,
+}
+
+impl Connect for Breaking {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(async {
+            let (inner, to_break) = (self.network.connect().await?, self.to_break.clone());
+            Ok(Arc::new(BreakingConnection { inner, to_break }) as Arc<dyn Connection>)
+        })
+    }
+    fn target(&self) -> String {
+        self.network.target()
+    }
+}
+
+struct BreakingConnection {
+    inner: Arc<dyn Connection>,
+    to_break: Arc<AtomicBool>,
+}
+
+impl Connection for BreakingConnection {
+    fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
+        self.inner.send(head, data)
+    }
+    fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
+        Box::pin(async move {
+            let mut sink = BreakingSink { inner: sink, to_break: &self.to_break };
+            self.inner.run(&mut sink).await
+        })
+    }
+    fn close(&self) {
+        self.inner.close();
+    }
+    fn queued_frames(&self) -> usize {
+        self.inner.queued_frames()
+    }
+    fn unfinished(&self) -> Unfinished {
+        self.inner.unfinished()
+    }
+    fn peer(&self) -> Peer {
+        self.inner.peer()
+    }
+}
+
+struct BreakingSink<'a> {
+    inner: &'a mut dyn Sink,
+    to_break: &'a AtomicBool,
+}
+
+impl Sink for BreakingSink<'_> {
+    fn poll_place(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        head: &[u8],
+        data_bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        self.inner.poll_place(cx, head, data_bytes)
+    }
+    fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        match data.is_some() && self.to_break.swap(false, Ordering::Relaxed) {
+            true => Err(io::ErrorKind::ConnectionReset.into()),
+            false => self.inner.frame(head, data),
+        }
+    }
+}
+
+/// Its data had begun to come, so that the half's part of the buffer had gone with the
+/// connection. The other part found nothing to be put to, which ended the process.
+#[test]
+fn a_connection_that_breaks_in_the_data_of_a_half_is_no_harm() {
+    for seed in 0..4 {
+        simulate(seed, async {
+            let to_break = Arc::new(AtomicBool::new(false));
+            let breaking = |network: &Network| {
+                let (network, to_break) = (network.connector("server"), to_break.clone());
+                Arc::new(Breaking { network, to_break }) as Arc<dyn Connect>
+            };
+            let site = Site::over(breaking, Vec::new(), None).await;
+            to_break.store(true, Ordering::Relaxed);
+            let read = site.reader.read(&Context::system(), 0, BufMut::heap(LEN)).await;
+            let read = read.map_err(|(error, _)| error).unwrap();
+            assert!(!to_break.load(Ordering::Relaxed), "the test needs a half with data");
+            assert!(is_uniform(read.filled()));
         });
     }
 }

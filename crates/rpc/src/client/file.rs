@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, Fate, FileId, Fut, Io,
-    Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
+    LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
 
 use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
-use crate::client::holdings::locks::HeldLock;
 use crate::client::holdings::tickets::{Reopened, reopen};
 use crate::client::link::Standing;
 use crate::client::session::Session;
@@ -24,10 +23,10 @@ const REOPEN_TRIES: usize = 64;
 /// An open file at the server, by the number that we gave it.
 pub(crate) struct RemoteFile {
     pub(super) session: Arc<Session>,
-    id: FileId,
+    pub(super) id: FileId,
     pub(super) handle: u64,
     /// As first opened; for opening it again.
-    how: OpenHow,
+    pub(super) how: OpenHow,
     ticket: Option<Ticket>,
     at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
@@ -99,7 +98,7 @@ impl RemoteFile {
         self.send(cx, &call, Some((slot.number, slot.sequence)), (data, None)).await
     }
 
-    async fn send<T: for<'b> Wire<'b>>(
+    pub(super) async fn send<T: for<'b> Wire<'b>>(
         &self,
         cx: &Context,
         call: &Call<'_>,
@@ -310,28 +309,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
-        // In no slot: taking a lock that one has, or giving back one that one has not,
-        // changes nothing, and a waiting lock must not hold up the unlock behind it.
-        Box::pin(async move {
-            let (handle, link) = (self.handle, &self.session.link);
-            link.held.clear(cx, handle).await?;
-            // What is given back is not claimed again, whether or not the answer comes:
-            // somebody else may have it by then.
-            link.held.given_up(self.id, lock);
-            let held = HeldLock { handle, id: self.id, how: self.how, lock };
-            loop {
-                let call = Call::Lock { handle, lock, wait, reclaim: false };
-                let asked = self.send::<()>(cx, &call, None, (None, None)).await;
-                if asked.as_ref().is_err_and(|error| wait && error.fate() == Fate::Unknown) {
-                    link.undo_lock(&self.session, handle, (self.id, lock));
-                }
-                // On another connection the server's next life may have been met before the
-                // answer of the last one was read here.
-                if link.held.granted(held, asked?.1.standing) {
-                    return Ok(());
-                }
-            }
-        })
+        Box::pin(self.take_lock(cx, lock, wait))
     }
 
     fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {

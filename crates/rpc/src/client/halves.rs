@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-use dray_core::{BufMut, Context, Errno, Error, Fate, Io, Op};
+use dray_core::{BufMut, Context, Error, Fate, Io, Op};
 
 use crate::client::channel::{Answer, Ask, Channel, Failure};
 use crate::client::file::RemoteFile;
@@ -69,7 +69,7 @@ impl RemoteFile {
             other.call(self.half(cx, &second, rest), |bytes| Input::whole(bytes)),
         )
         .await;
-        join(first, second, half, beyond)
+        join(first, second, (half, room), beyond)
     }
 
     fn half<'a>(&self, cx: &'a Context, call: &'a Call<'a>, into: BufMut) -> Ask<'a> {
@@ -78,20 +78,32 @@ impl RemoteFile {
     }
 }
 
-/// Puts the halves together, the first of `half` bytes.
+/// Puts the halves together, the first of `half` bytes, both of `room`.
 fn join(
     first: Outcome,
     second: Outcome,
-    half: usize,
+    (half, room): (usize, usize),
     beyond: BufMut,
 ) -> std::result::Result<Halves, (Error, BufMut)> {
     let version = |outcome: &Outcome| outcome.as_ref().ok().map(|answer| answer.made.stamp);
     let versions = (version(&first), version(&second));
     let (left, failed) = taken_apart(first);
     let (right, failed_right) = taken_apart(second);
-    let (Some(mut left), Some(mut right)) = (left, right) else {
-        let lost = || Error::unknown(Errno::EIO).because("a buffer was lost");
-        return Err((failed.or(failed_right).unwrap_or_else(lost), BufMut::heap(0)));
+    // What the file system below says of one half alone, it says of the whole, too, or finds
+    // less to read; what befell the calls befalls the read.
+    let fatal = |error: &Error| error.fate() != Fate::Final;
+    let failed = failed.into_iter().chain(failed_right).find(fatal);
+    let fits =
+        |left: &BufMut, right: &BufMut| left.is_followed_by(right) && right.is_followed_by(&beyond);
+    let (mut left, mut right) = match (left, right) {
+        (Some(left), Some(right)) if fits(&left, &right) => (left, right),
+        // A connection broke while data came, and took that part of the buffer with it.
+        _ => {
+            return match failed {
+                Some(error) => Err((error.during(Op::Read), BufMut::heap(0))),
+                None => Ok(Halves::ToRead(BufMut::heap(room))),
+            };
+        }
     };
     let counts = (left.filled().len(), right.filled().len());
     let agree = versions.0.is_some_and(|version| version != 0)
@@ -102,10 +114,7 @@ fn join(
     }
     right.rejoin(beyond);
     left.rejoin(right);
-    // What the file system below says of one half alone, it says of the whole, too, or finds
-    // less to read; what befell the calls befalls the read.
-    let fatal = |error: &Error| error.fate() != Fate::Final;
-    match failed.into_iter().chain(failed_right).find(fatal) {
+    match failed {
         Some(error) => Err((error.during(Op::Read), left)),
         None if agree => Ok(Halves::Read(left)),
         None => Ok(Halves::ToRead(left)),

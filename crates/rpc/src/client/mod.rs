@@ -12,6 +12,7 @@ mod fs;
 mod halves;
 mod holdings;
 mod link;
+mod locking;
 mod memory;
 mod pace;
 mod recovery;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -92,6 +92,8 @@ impl std::error::Error for ConnectError {}
 /// One session with one server, shared by all threads of a mount.
 pub struct Session {
     pub(crate) link: Arc<Link>,
+    /// Tells it from every other one that this process has or had.
+    number: u64,
     info: FsInfo,
     channels: RwLock<Vec<Arc<Channel>>>,
     /// Of large reads.
@@ -116,8 +118,8 @@ pub struct SessionStatus {
 }
 
 thread_local! {
-    /// The channel of this thread, for the session at this address.
-    static HERE: RefCell<Vec<(usize, Arc<Channel>)>> = const { RefCell::new(Vec::new()) };
+    /// The channel of this thread, for the session of this number.
+    static HERE: RefCell<Vec<(u64, Arc<Channel>)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Session {
@@ -143,7 +145,9 @@ impl Session {
     }
 
     fn new(link: Arc<Link>, info: FsInfo) -> Arc<Session> {
-        Arc::new(Session { link, info, channels: RwLock::default(), pace: Pace::default() })
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Session { link, number, info, channels: RwLock::default(), pace: Pace::default() })
     }
 
     /// Goes on with the session of a process before us, noted in `memory`, whether its server
@@ -204,7 +208,7 @@ impl Session {
     /// Gives the calling thread a channel of its own, served by its executor, as long as
     /// there are not too many.
     pub fn attach_here(self: &Arc<Session>) {
-        let here = HERE.with_borrow(|here| here.iter().any(|(key, _)| *key == self.key()));
+        let here = HERE.with_borrow(|here| here.iter().any(|(of, _)| *of == self.number));
         let many = self.channels.read().is_ok_and(|channels| channels.len() >= CHANNELS_MAX);
         if !here && !many {
             self.attach_another();
@@ -263,11 +267,10 @@ impl Session {
 
     fn adopt(self: &Arc<Session>, channel: Arc<Channel>) {
         self.channels.write().unwrap_or_else(PoisonError::into_inner).push(channel.clone());
-        HERE.with_borrow_mut(|here| here.push((self.key(), channel)));
-    }
-
-    fn key(self: &Arc<Session>) -> usize {
-        Arc::as_ptr(self) as usize
+        HERE.with_borrow_mut(|here| {
+            here.retain(|(_, channel)| !channel.is_shut()); // sessions that ended elsewhere
+            here.push((self.number, channel));
+        });
     }
 
     /// Another thread's channel, if nothing is under way on any.
@@ -280,9 +283,8 @@ impl Session {
 
     /// The calling thread's channel, or another thread's if it has none.
     pub(crate) fn channel(self: &Arc<Session>) -> Result<Arc<Channel>> {
-        let key = self.key();
         let here = HERE.with_borrow(|here| {
-            here.iter().find(|(known, _)| *known == key).map(|(_, channel)| channel.clone())
+            here.iter().find(|(of, _)| *of == self.number).map(|(_, channel)| channel.clone())
         });
         if let Some(channel) = here {
             return Ok(channel);
@@ -294,9 +296,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let key = std::ptr::from_ref(self) as usize;
-        // Other threads forget theirs when they end; the key is not used again before.
-        let _ = HERE.try_with(|here| here.borrow_mut().retain(|(known, _)| *known != key));
+        // Other threads forget theirs with their next session, or when they end.
+        let _ = HERE.try_with(|here| here.borrow_mut().retain(|(of, _)| *of != self.number));
         let channels = self.channels.get_mut().unwrap_or_else(PoisonError::into_inner);
         channels.iter().for_each(|channel| channel.shut());
     }

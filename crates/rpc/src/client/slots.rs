@@ -135,7 +135,9 @@ impl Slots {
         state.unknown.extend(before.iter().chain(&answered).map(|slot| slot.request));
         before.iter().for_each(|slot| self.memory.free_slot(slot.number, slot.sequence));
         let old = state.count;
-        state.fresh.extend((old..count).rev());
+        // A slot of a session before the last may be in use still: it comes back by itself.
+        let added: Vec<u32> = (old..count).filter(|number| !state.used.contains(number)).collect();
+        state.fresh.extend(added.into_iter().rev());
         state.fresh.retain(|number| *number < count);
         state.resting.retain(|slot| slot.number < count);
         state.count = count;
@@ -329,6 +331,18 @@ mod tests {
         assert_eq!(take(&slots, 9999).number, known.0);
         thread.join().unwrap();
         drop(rest);
+    }
+
+    #[test]
+    fn a_slot_in_use_over_two_sessions_is_not_given_out_twice() {
+        let slots = left(2, &[]);
+        let taken = [take(&slots, 100), take(&slots, 102)];
+        slots.begin_anew(1);
+        slots.begin_anew(2);
+        drop(taken);
+        let again = [take(&slots, 104), take(&slots, 106)];
+        assert_ne!(again[0].number, again[1].number);
+        assert!(slots.lock().find(108).is_none());
     }
 
     #[test]

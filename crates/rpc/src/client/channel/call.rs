@@ -4,10 +4,11 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use dray_core::{Buf, BufMut, Context, Errno, Error, Result};
-use dray_rt::timeout;
+use dray_rt::{now, timeout};
 
-use super::waiting::CallGuard;
-use super::{Channel, Life, Phase};
+use super::tags::Class;
+use super::waiting::{CallGuard, Place};
+use super::{Channel, Life, Phase, State};
 use crate::client::file::RemoteFile;
 use crate::client::link::Standing;
 use crate::wire::{Call, CallHead, Input, ReplyHead, Stamp, Ticket};
@@ -34,15 +35,19 @@ impl<'a> Ask<'a> {
         Ask { cx, call, slot, request: 0, data, into, to, flags: 0 }
     }
 
-    /// Whether the server may make others wait until it has got this: a change keeps its
+    /// Needed are those until which the server may make others wait: a change keeps its
     /// place among the changes, and reads wait behind one that was cut short; files that are
     /// opened again, closes and locks that are given back come before what waits for them.
-    pub(super) fn is_needed(&self) -> bool {
-        let call = matches!(
+    pub(super) fn class(&self) -> Class {
+        let needed = matches!(
             self.call,
-            Call::Open { again: true, .. } | Call::Close { .. } | Call::Lock { wait: false, .. }
+            Call::Open { again: true, .. }
+                | Call::Reopen { .. }
+                | Call::Close { .. }
+                | Call::Flush { .. }
+                | Call::Lock { wait: false, .. }
         );
-        call || self.slot.is_some()
+        if needed || self.slot.is_some() { Class::Needed } else { Class::Plain }
     }
 }
 
@@ -86,6 +91,7 @@ impl Channel {
         decode: impl FnOnce(&[u8]) -> std::result::Result<T, crate::wire::Malformed>,
     ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
         let cx = ask.cx;
+        let began = self.timeout.map(|limit| (limit, now()));
         // A lock may be waited for as long as its holder likes.
         let waits = matches!(ask.call, Call::Lock { wait: true, .. });
         let tag = match self.begin(ask).await {
@@ -93,61 +99,67 @@ impl Channel {
             Err((error, into)) => return Err((Failure::Error(error), into)),
         };
         let mut guard = CallGuard::new(self, tag, waits);
-        match self.timeout.filter(|_| !waits) {
-            None => poll_fn(|task| guard.poll(cx, task)).await,
-            // A server that is there but does not answer counts as away, too.
-            Some(limit) => {
-                if timeout(limit, poll_fn(|task| guard.poll(cx, task))).await.is_err() {
-                    self.give_up(tag);
-                }
+        let answered = poll_fn(|task| guard.poll(cx, task));
+        let late = match began.filter(|_| !waits) {
+            None => {
+                answered.await;
+                false
             }
-        }
+            // A server that is there but does not answer counts as away, too.
+            Some((limit, began)) => {
+                timeout(limit.saturating_sub(began.elapsed()), answered).await.is_err()
+            }
+        };
         std::mem::forget(guard); // the tag may be another call's as soon as this one is done
-        self.finish(tag, decode)
+        self.finish(tag, late, decode)
     }
 
+    /// Sends the call once there is a tag for it. Tags of calls that nobody answers are not
+    /// free again, so that this has its limit, too.
     async fn begin(&self, ask: Ask<'_>) -> std::result::Result<u32, (Error, Option<BufMut>)> {
+        let (cx, class) = (ask.cx, ask.class());
         let mut ask = Some(ask);
-        poll_fn(|task| {
+        let mut place = Place { channel: self, class, number: None };
+        let begun = poll_fn(|task| {
             let mut state = self.lock();
-            let context = ask.as_ref().expect("given until it is ready").cx;
             if let Some(error) = state.refusal(self.timeout) {
-                let into = ask.take().and_then(|ask| ask.into);
-                return Poll::Ready(Err((error, into)));
+                return Poll::Ready(Err(error));
             }
-            let needed = ask.as_ref().is_some_and(Ask::is_needed);
-            if let Some(tag) = state.take_tag(needed) {
-                let mut ask = ask.take().expect("given until it is ready");
-                ask.flags |= if self.recovery { CallHead::RECOVERY } else { 0 };
-                let changing = ask.call.changes_rights().map(|_| self.rights.change());
-                state.ask(tag, ask);
-                state.calls[tag as usize].changing = changing;
+            if let Some(tag) = state.take_tag(class, &mut place.number) {
+                let ask = ask.take().expect("given until it is ready");
+                self.send_first(&mut state, tag, ask);
                 return Poll::Ready(Ok(tag));
             }
-            state.wait_for_tag(needed, task.waker());
+            state.tags.wait(class, &mut place.number, task.waker());
             drop(state);
-            if context.cancel.as_ref().is_some_and(|cancel| cancel.poll_set(task)) {
-                let into = ask.take().and_then(|ask| ask.into);
-                return Poll::Ready(Err((Error::retry(Errno::EINTR), into)));
+            if cx.cancel.as_ref().is_some_and(|cancel| cancel.poll_set(task)) {
+                return Poll::Ready(Err(Error::retry(Errno::EINTR)));
             }
             Poll::Pending
-        })
-        .await
+        });
+        let begun = match self.timeout {
+            None => begun.await,
+            Some(limit) => timeout(limit, begun).await.unwrap_or_else(|_| {
+                let late = Error::retry(Errno::EHOSTDOWN);
+                Err(late.because("the server has answered nothing for as long as the mount waits"))
+            }),
+        };
+        drop(place);
+        begun.map_err(|error| (error, ask.and_then(|ask| ask.into)))
     }
 
-    /// The server has not answered for too long.
-    fn give_up(&self, tag: u32) {
-        let mut state = self.lock();
-        if let Some(pending) = state.calls.get_mut(tag as usize)
-            && pending.phase == Phase::Asked
-        {
-            pending.phase = Phase::TimedOut;
-        }
+    fn send_first(&self, state: &mut State, tag: u32, mut ask: Ask<'_>) {
+        ask.flags |= if self.recovery { CallHead::RECOVERY } else { 0 };
+        let changing = ask.call.changes_rights().map(|_| self.rights.change());
+        state.ask(tag, ask);
+        state.calls[tag as usize].changing = changing;
     }
 
+    /// What came of the call; `late`: its time is up.
     fn finish<T>(
         &self,
         tag: u32,
+        late: bool,
         decode: impl FnOnce(&[u8]) -> std::result::Result<T, crate::wire::Malformed>,
     ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
         let mut state = self.lock();
@@ -158,9 +170,8 @@ impl Channel {
         let outcome = match pending.phase {
             Phase::Answered => read_reply(&pending.reply, pending.answerer, decode),
             Phase::Failed(errno) => Err(Failure::Error(Error::unknown(errno))),
-            // Interrupted: the answer may still come, and finds nobody.
-            phase => {
-                let late = phase == Phase::TimedOut;
+            // Interrupted, or too late: the answer may still come, and finds nobody.
+            Phase::Free | Phase::Asked | Phase::Abandoned => {
                 pending.phase = Phase::Abandoned;
                 pending.data = None;
                 let errno = if late { Errno::EHOSTDOWN } else { Errno::EINTR };
@@ -213,4 +224,24 @@ pub(crate) fn value_of<T>(
     result: std::result::Result<Answer<T>, (Failure, Option<BufMut>)>,
 ) -> Result<T> {
     result.map(|answer| answer.value).map_err(error_of)
+}
+
+#[cfg(test)]
+mod tests {
+    use dray_core::{FileId, OpenHow};
+
+    use super::*;
+
+    /// A write that found its file closed after a death of the server, and the reads that the
+    /// server holds until it has come: the file must be opened again before those.
+    #[test]
+    fn opening_again_does_not_wait_behind_reads() {
+        let (cx, id, how) = (Context::system(), FileId { ino: 1, generation: 1 }, OpenHow::READ);
+        let class = |call: Call<'_>| Ask::of(&cx, &call).class();
+        let ticket = Ticket([0; Ticket::BYTES]);
+        assert_eq!(class(Call::Reopen { id, how, handle: 1, ticket }), Class::Needed);
+        assert_eq!(class(Call::Open { id, how, handle: 1, again: true }), Class::Needed);
+        assert_eq!(class(Call::Open { id, how, handle: 1, again: false }), Class::Plain);
+        assert_eq!(class(Call::Read { handle: 1, at: 0, len_bytes: 1 }), Class::Plain);
+    }
 }

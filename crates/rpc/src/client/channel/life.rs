@@ -47,13 +47,13 @@ impl Channel {
         state.connection = Some(connection);
         state.home = Some(Handle::current());
         state.down_since = None;
-        state.grant(calls_max, slots);
+        state.tags.grant(calls_max, slots);
         state.identities.forget_all();
         state.stats.connections += 1;
         let unwanted = state.drop_lost(slots, power_lost);
         state.send_again();
         state.wake_callers(); // who has given up says so again
-        state.wake_waiting();
+        state.tags.wake_all();
         drop(state);
         unwanted.into_iter().for_each(|handle| self.close_unwanted(handle));
     }

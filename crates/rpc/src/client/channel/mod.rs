@@ -6,6 +6,7 @@ mod life;
 mod one_way;
 mod pending;
 mod receiver;
+mod tags;
 mod waiting;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,8 @@ use self::identities::Identities;
 use self::life::End;
 use self::pending::{Pending, Phase};
 pub(crate) use self::receiver::Receiver;
+use self::tags::Tags;
+pub(crate) use self::waiting::LockWait;
 use crate::client::ahead::Rights;
 use crate::client::holdings::closing::{Close, Closing, Unsettled};
 use crate::client::link::Standing;
@@ -51,17 +54,9 @@ struct State {
     down_since: Option<Instant>,
     ended: Option<End>,
     calls: Vec<Pending>,
-    free: Vec<u32>,
-    calls_max: usize,
-    /// Of these, how many are for [needed](Ask::is_needed) calls alone.
-    reserved: usize,
-    /// Other calls under way.
-    plain: usize,
+    tags: Tags,
     /// The session that the connection belongs to.
     session: u64,
-    /// Calls that wait for a tag: those that others wait for, and the others.
-    waiting_needed: Vec<Waker>,
-    waiting: Vec<Waker>,
     identities: Identities,
     closes: Unsettled,
     /// The server takes closes that nobody waits for.
@@ -135,13 +130,8 @@ impl Channel {
                 down_since: Some(dray_rt::now()),
                 ended: None,
                 calls: Vec::new(),
-                free: Vec::new(),
-                calls_max: 1,
-                reserved: 0,
-                plain: 0,
+                tags: Tags::new(),
                 session: 0,
-                waiting_needed: Vec::new(),
-                waiting: Vec::new(),
                 identities: Identities::default(),
                 closes: Unsettled::default(),
                 one_way_allowed: false,
@@ -163,7 +153,7 @@ impl Channel {
     /// Whether it is connected, and no call is under way on it.
     pub(crate) fn rests(&self) -> bool {
         let state = self.lock();
-        state.connection.is_some() && state.free.len() == state.calls.len()
+        state.connection.is_some() && state.tags.are_all_free()
     }
 
     pub(crate) fn stats(&self) -> ChannelStats {

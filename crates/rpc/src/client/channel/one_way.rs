@@ -10,6 +10,7 @@ use std::time::Duration;
 use dray_core::{Context, Identity, Pid, RequestId};
 use dray_rt::sleep;
 
+use super::tags::Class;
 use super::{Ask, Channel, Phase, State};
 use crate::client::holdings::closing::Close;
 use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Wire};
@@ -169,7 +170,7 @@ impl State {
     /// earlier version: as a call, whose answer settles it. Without a free tag it waits for
     /// the next connection.
     fn close_with_answer(&mut self, handle: u64) {
-        let Some(tag) = self.take_tag(true) else { return };
+        let Some(tag) = self.take_tag(Class::Needed, &mut None) else { return };
         let (cx, call) = (Context::system(), Call::Close { handle });
         self.ask(tag, Ask::of(&cx, &call));
         let pending = &mut self.calls[tag as usize];

@@ -1,10 +1,11 @@
-//! Calls under way: their tags, how they are sent, and how they end.
+//! Calls under way: how they are sent, and how they end.
 
 use std::sync::Arc;
 use std::task::Waker;
 
 use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
 
+use super::tags::Class;
 use super::{Ask, Life, State};
 use crate::client::ahead::Changing;
 use crate::wire::{Call, CallHead, Input, NO_SLOT};
@@ -33,8 +34,8 @@ pub(super) struct Pending {
     pub(super) changing: Option<Changing>,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
-    /// Nobody else waits for it.
-    pub(super) plain: bool,
+    /// As what it has its tag; none while that is free.
+    pub(super) class: Option<Class>,
 }
 
 #[derive(Default, PartialEq, Eq, Clone, Copy, Debug)]
@@ -46,8 +47,6 @@ pub(super) enum Phase {
     Answered,
     /// Failed without an answer from the server.
     Failed(Errno),
-    /// The server did not answer in time; about to be abandoned.
-    TimedOut,
     /// The caller has gone; the tag is not used again before the answer or a new
     /// connection.
     Abandoned,
@@ -81,38 +80,14 @@ impl Pending {
 }
 
 impl State {
-    /// What the server allows: as many calls at a time, of which so many as there are replay
-    /// slots (half of them at most) are kept for calls that others may wait for.
-    pub(super) fn grant(&mut self, calls_max: u32, slots: u32) {
-        self.calls_max = calls_max.max(1) as usize;
-        self.reserved = (slots as usize).min(self.calls_max / 2);
-    }
-
-    /// A tag for a call; none while too many are under way. `needed`: others may wait for it.
-    pub(super) fn take_tag(&mut self, needed: bool) -> Option<u32> {
-        if !needed && !self.has_room_for_plain() {
-            return None;
+    /// A tag for a call, as [`Tags::take`].
+    pub(super) fn take_tag(&mut self, class: Class, place: &mut Option<u64>) -> Option<u32> {
+        let tag = self.tags.take(class, place)?;
+        if tag as usize == self.calls.len() {
+            self.calls.push(Pending::default());
         }
-        let tag = match self.free.pop() {
-            Some(tag) => tag,
-            None if self.calls.len() >= self.calls_max => return None,
-            None => {
-                self.calls.push(Pending::default());
-                self.calls.len() as u32 - 1
-            }
-        };
-        self.calls[tag as usize].plain = !needed;
-        self.plain += usize::from(!needed);
+        self.calls[tag as usize].class = Some(class);
         Some(tag)
-    }
-
-    fn has_room_for_plain(&self) -> bool {
-        self.plain < self.calls_max - self.reserved
-    }
-
-    pub(super) fn wait_for_tag(&mut self, needed: bool, waker: &Waker) {
-        let list = if needed { &mut self.waiting_needed } else { &mut self.waiting };
-        list.push(waker.clone());
     }
 
     pub(super) fn ask(&mut self, tag: u32, ask: Ask<'_>) {
@@ -145,7 +120,10 @@ impl State {
         pending.session = 0;
         pending.closes = 0;
         pending.opens = match ask.call {
-            Call::Open { handle, again: false, .. } | Call::LookupOpen { handle, .. } => *handle,
+            Call::Open { handle, again: false, .. }
+            | Call::LookupOpen { handle, .. }
+            | Call::Create { handle, .. }
+            | Call::Tmpfile { handle, .. } => *handle,
             _ => 0,
         };
         pending.waker = None;
@@ -187,11 +165,9 @@ impl State {
         pending.into = None;
         pending.waker = None;
         pending.changing = None;
-        self.plain -= usize::from(std::mem::take(&mut pending.plain));
-        self.free.push(tag);
-        let room = self.has_room_for_plain();
-        let next = self.waiting_needed.pop().or_else(|| self.waiting.pop_if(|_| room));
-        next.into_iter().for_each(Waker::wake);
+        if let Some(class) = pending.class.take() {
+            self.tags.give_back(tag, class);
+        }
     }
 
     pub(super) fn fail(&mut self, tag: u32, errno: Errno) {
@@ -207,78 +183,12 @@ impl State {
                 self.fail(tag, errno);
             }
         }
-        self.wake_waiting();
+        self.tags.wake_all();
     }
 
     pub(super) fn wake_callers(&mut self) {
         for pending in self.calls.iter().filter(|pending| pending.phase == Phase::Asked) {
             pending.waker.iter().for_each(Waker::wake_by_ref);
-        }
-    }
-
-    pub(super) fn wake_waiting(&mut self) {
-        let needed = std::mem::take(&mut self.waiting_needed);
-        needed.into_iter().for_each(Waker::wake);
-        std::mem::take(&mut self.waiting).into_iter().for_each(Waker::wake);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Wake;
-
-    use super::super::Channel;
-    use crate::client::holdings::closing::Closing;
-    use crate::client::memory::SessionMemory;
-
-    fn closing() -> Arc<Closing> {
-        Arc::new(Closing::new(Arc::new(SessionMemory::heap())))
-    }
-
-    #[derive(Default)]
-    struct Counted(AtomicU32);
-
-    impl Wake for Counted {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Reads that the server holds until a change comes left no tag to send that change with.
-    #[test]
-    fn reads_leave_tags_for_the_changes_that_they_wait_for() {
-        let channel = Channel::new(None, closing(), Arc::default());
-        let mut state = channel.lock();
-        state.grant(8, 64);
-        let reads: Vec<u32> = std::iter::from_fn(|| state.take_tag(false)).collect();
-        assert_eq!(reads.len(), 4, "half of the tags are kept");
-        let changes: Vec<u32> = std::iter::from_fn(|| state.take_tag(true)).collect();
-        assert_eq!(changes.len(), 4);
-        let (read, change) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
-        state.wait_for_tag(false, &read.clone().into());
-        state.wait_for_tag(true, &change.clone().into());
-        let woken = || [&read, &change].map(|counted| counted.0.load(Ordering::Relaxed));
-        state.release(changes[0]);
-        assert_eq!(woken(), [0, 1]);
-        state.release(changes[1]);
-        assert_eq!(woken(), [0, 1], "a read may not have the tag of a change");
-        assert_eq!(state.take_tag(false), None);
-        state.release(reads[0]);
-        assert_eq!(woken(), [1, 1]);
-        assert!(state.take_tag(false).is_some() && state.take_tag(false).is_none());
-    }
-
-    #[test]
-    fn few_tags_are_shared_fairly_and_one_is_never_refused() {
-        let channel = Channel::new(None, closing(), Arc::default());
-        for (calls_max, slots, plain) in [(0, 64, 1), (1, 64, 1), (2, 64, 1), (128, 8, 120)] {
-            let mut state = channel.lock();
-            state.grant(calls_max, slots);
-            let tags: Vec<u32> = std::iter::from_fn(|| state.take_tag(false)).collect();
-            assert_eq!(tags.len(), plain);
-            tags.into_iter().for_each(|tag| state.release(tag));
         }
     }
 }

@@ -1,6 +1,7 @@
-//! The wait for one answer, and its end where the caller gives up.
+//! Waits: for a tag, for an answer, and their ends where the caller gives up.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -8,12 +9,47 @@ use dray_core::Context;
 use dray_fabric::Connection;
 use dray_rt::{Sleep, sleep};
 
+use super::tags::Class;
 use super::{Channel, Phase};
 use crate::wire::NotifyHead;
 
 /// How long a server may take to say what came of a lock whose waiter gives up. One that
 /// takes longer cannot hear of it: its file system hangs.
 const GIVE_UP_MAX: Duration = Duration::from_secs(2);
+
+/// The place of a call that waits for a tag; free for the next when it is dropped.
+pub(super) struct Place<'a> {
+    pub(super) channel: &'a Channel,
+    pub(super) class: Class,
+    /// In the queue; none: it is not in it.
+    pub(super) number: Option<u64>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if self.number.is_some() {
+            self.channel.lock().tags.leave(self.class, &mut self.number);
+        }
+    }
+}
+
+/// A lock is waited for at the server, until this is dropped.
+pub(crate) struct LockWait(Arc<Channel>);
+
+impl Channel {
+    /// Whether another lock may be waited for at the server: not if that took the calls that
+    /// the locks' holders have to make.
+    pub(crate) fn begin_lock_wait(self: Arc<Channel>) -> Option<LockWait> {
+        let begins = self.lock().tags.lock_wait_begins();
+        begins.then(|| LockWait(self))
+    }
+}
+
+impl Drop for LockWait {
+    fn drop(&mut self) {
+        self.0.lock().tags.lock_wait_ends();
+    }
+}
 
 /// Waits for an answer. If it is dropped before, the tag stays out of use until there is
 /// one.
@@ -96,7 +132,7 @@ impl Drop for CallGuard<'_> {
                 pending.into = None;
             }
             Phase::Answered | Phase::Failed(_) => state.release(self.tag),
-            Phase::Free | Phase::TimedOut | Phase::Abandoned => {}
+            Phase::Free | Phase::Abandoned => {}
         }
     }
 }

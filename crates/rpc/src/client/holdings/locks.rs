@@ -218,12 +218,13 @@ impl Held {
         }
     }
 
-    /// An open file was closed: its flock locks are gone, and whatever it had lost
-    /// matters no more.
+    /// An open file was closed: the locks taken through it are gone, and whatever it had lost
+    /// matters no more. Of fcntl locks most have gone with a flush, but those of an open file
+    /// description (F_OFD_SETLK) end here.
     pub(crate) fn closed(&self, handle: u64) {
         let mut state = self.lock();
         let before = state.locks.len();
-        state.locks.retain(|held| held.handle != handle || held.lock.family != LockFamily::Flock);
+        state.locks.retain(|held| held.handle != handle);
         if state.locks.len() < before {
             state.save(&self.memory);
         }
@@ -395,6 +396,7 @@ mod tests {
         assert_eq!(sorted(&all).len(), 4);
         assert_eq!(sorted(&Held::new(memory.clone())), sorted(&all));
         all.closed(3);
+        assert_eq!(sorted(&all).len(), 3);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
         assert!(Held::new(memory).lock().locks.is_empty());
     }

@@ -1,0 +1,276 @@
+//! The tags of a channel's calls: how many there may be, for whom some are kept, and who waits
+//! for one.
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+
+/// Who wants a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Others may wait for the call ([`super::Ask::class`]).
+    Needed,
+    Plain,
+}
+
+/// Those of one channel.
+pub(super) struct Tags {
+    max: usize,
+    /// Of these, how many are for needed calls alone.
+    reserved: usize,
+    /// Tags from 0 on that there are so far.
+    made: u32,
+    free: Vec<u32>,
+    /// Plain calls under way.
+    plain: usize,
+    /// Of these, locks that are waited for at the server.
+    lock_waits: usize,
+    needed_queue: Queue,
+    plain_queue: Queue,
+}
+
+/// Calls that wait for a tag, first come first served. Each stays here until it has one or
+/// gives up, woken or not, so that no wake-up is lost with a caller who has gone.
+#[derive(Default)]
+struct Queue {
+    waiting: BTreeMap<u64, Waker>,
+    next: u64,
+}
+
+impl Queue {
+    fn first(&self) -> Option<u64> {
+        self.waiting.first_key_value().map(|(place, _)| *place)
+    }
+
+    fn wake_first(&self) -> bool {
+        let first = self.waiting.first_key_value();
+        first.inspect(|(_, waker)| waker.wake_by_ref()).is_some()
+    }
+}
+
+impl Tags {
+    /// One, until a server allows more.
+    pub(super) fn new() -> Tags {
+        Tags {
+            max: 1,
+            reserved: 0,
+            made: 0,
+            free: Vec::new(),
+            plain: 0,
+            lock_waits: 0,
+            needed_queue: Queue::default(),
+            plain_queue: Queue::default(),
+        }
+    }
+
+    /// What the server allows: as many calls at a time, of which so many as there are replay
+    /// slots (half of them at most) are kept for calls that others may wait for.
+    pub(super) fn grant(&mut self, calls_max: u32, slots: u32) {
+        self.max = calls_max.max(1) as usize;
+        self.reserved = (slots as usize).min(self.max / 2);
+    }
+
+    /// Whether no call has one.
+    pub(super) fn are_all_free(&self) -> bool {
+        self.free.len() == self.made as usize
+    }
+
+    fn queue(&mut self, class: Class) -> &mut Queue {
+        match class {
+            Class::Needed => &mut self.needed_queue,
+            Class::Plain => &mut self.plain_queue,
+        }
+    }
+
+    fn has_room_for(&self, class: Class) -> bool {
+        let free = !self.free.is_empty() || (self.made as usize) < self.max;
+        free && (class == Class::Needed || self.plain < self.plain_max())
+    }
+
+    fn plain_max(&self) -> usize {
+        self.max - self.reserved
+    }
+
+    /// A tag; none while too many calls are under way, or others have waited for longer than
+    /// the caller, whose `place` is that of [`Tags::wait`]. It leaves the queue with it.
+    pub(super) fn take(&mut self, class: Class, place: &mut Option<u64>) -> Option<u32> {
+        let first = self.queue(class).first();
+        if first.is_some() && first != *place || !self.has_room_for(class) {
+            return None;
+        }
+        let tag = self.free.pop().unwrap_or_else(|| {
+            self.made += 1;
+            self.made - 1
+        });
+        self.plain += usize::from(class == Class::Plain);
+        self.leave(class, place);
+        Some(tag)
+    }
+
+    /// The same for calls that do not wait.
+    pub(super) fn take_now(&mut self, class: Class) -> Option<u32> {
+        self.take(class, &mut None)
+    }
+
+    /// The call with this tag is over.
+    pub(super) fn give_back(&mut self, tag: u32, class: Class) {
+        self.plain -= usize::from(class == Class::Plain);
+        self.free.push(tag);
+        self.wake_next();
+    }
+
+    /// Wakes `waker` when it is its turn, at its `place` in the queue or, if it has none yet,
+    /// behind all others.
+    pub(super) fn wait(&mut self, class: Class, place: &mut Option<u64>, waker: &Waker) {
+        let queue = self.queue(class);
+        let place = *place.get_or_insert_with(|| {
+            queue.next += 1;
+            queue.next
+        });
+        queue.waiting.insert(place, waker.clone());
+    }
+
+    /// Whoever has this place waits no longer: it may have been woken instead of another one.
+    pub(super) fn leave(&mut self, class: Class, place: &mut Option<u64>) {
+        if let Some(place) = place.take() {
+            self.queue(class).waiting.remove(&place);
+            self.wake_next();
+        }
+    }
+
+    /// Wakes who is next if there is a tag for it, needed calls first. Who takes one or gives
+    /// up wakes the next.
+    fn wake_next(&self) {
+        let needed = self.has_room_for(Class::Needed) && self.needed_queue.wake_first();
+        if !needed && self.has_room_for(Class::Plain) {
+            self.plain_queue.wake_first();
+        }
+    }
+
+    /// Wakes all, to look what has changed.
+    pub(super) fn wake_all(&self) {
+        let queues = [&self.needed_queue, &self.plain_queue];
+        queues.iter().flat_map(|queue| queue.waiting.values()).for_each(Waker::wake_by_ref);
+    }
+
+    /// Whether another lock may be waited for at the server; ends with
+    /// [`Tags::lock_wait_ends`]. Half of the plain calls at most: who holds the lock needs the
+    /// rest before it gives it back.
+    pub(super) fn lock_wait_begins(&mut self) -> bool {
+        let begins = self.lock_waits < self.plain_max() / 2;
+        self.lock_waits += usize::from(begins);
+        begins
+    }
+
+    pub(super) fn lock_wait_ends(&mut self) {
+        self.lock_waits -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Counted(AtomicU32);
+
+    impl Wake for Counted {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Counted {
+        /// Whether it was woken since it was asked last.
+        fn was_woken(&self) -> bool {
+            self.0.swap(0, Ordering::Relaxed) > 0
+        }
+    }
+
+    fn granted(calls_max: u32, slots: u32) -> Tags {
+        let mut tags = Tags::new();
+        tags.grant(calls_max, slots);
+        tags
+    }
+
+    fn take_all(tags: &mut Tags, class: Class) -> Vec<u32> {
+        std::iter::from_fn(|| tags.take_now(class)).collect()
+    }
+
+    /// Reads that the server holds until a change comes left no tag to send that change with.
+    #[test]
+    fn reads_leave_tags_for_the_changes_that_they_wait_for() {
+        let mut tags = granted(8, 64);
+        let reads = take_all(&mut tags, Class::Plain);
+        assert_eq!(reads.len(), 4, "half of the tags are kept");
+        let changes = take_all(&mut tags, Class::Needed);
+        assert_eq!(changes.len(), 4);
+        let (read, change) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
+        let (mut of_read, mut of_change) = (None, None);
+        tags.wait(Class::Plain, &mut of_read, &read.clone().into());
+        tags.wait(Class::Needed, &mut of_change, &change.clone().into());
+        tags.give_back(changes[0], Class::Needed);
+        assert!(change.was_woken() && !read.was_woken());
+        assert!(tags.take(Class::Needed, &mut of_change).is_some());
+        tags.give_back(changes[1], Class::Needed);
+        assert!(!change.was_woken() && !read.was_woken(), "a read may not have a change's tag");
+        assert_eq!(tags.take(Class::Plain, &mut of_read), None);
+        tags.give_back(reads[0], Class::Plain);
+        assert!(read.was_woken());
+        assert!(tags.take(Class::Plain, &mut of_read).is_some());
+        assert_eq!(tags.take_now(Class::Plain), None);
+    }
+
+    #[test]
+    fn few_tags_are_shared_fairly_and_one_is_never_refused() {
+        for (calls_max, slots, plain) in [(0, 64, 1), (1, 64, 1), (2, 64, 1), (128, 8, 120)] {
+            assert_eq!(take_all(&mut granted(calls_max, slots), Class::Plain).len(), plain);
+        }
+    }
+
+    #[test]
+    fn who_came_first_is_served_first() {
+        let mut tags = granted(1, 0);
+        let tag = tags.take_now(Class::Plain).unwrap();
+        let waiters = [(); 3].map(|()| Arc::new(Counted::default()));
+        let mut places = [None; 3];
+        for (place, waiter) in places.iter_mut().zip(&waiters) {
+            tags.wait(Class::Plain, place, &waiter.clone().into());
+        }
+        tags.give_back(tag, Class::Plain);
+        assert_eq!([0, 1, 2].map(|one: usize| waiters[one].was_woken()), [true, false, false]);
+        assert_eq!(tags.take_now(Class::Plain), None, "nobody gets in before it");
+        tags.wait(Class::Plain, &mut places[0], &waiters[0].clone().into());
+        assert!(tags.take(Class::Plain, &mut places[0]).is_some(), "it has kept its place");
+    }
+
+    /// The wake-up was spent on somebody who had given up, and the next one slept on.
+    #[test]
+    fn who_gives_up_passes_its_turn_on() {
+        let mut tags = granted(1, 0);
+        let tag = tags.take_now(Class::Plain).unwrap();
+        let (gone, next) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
+        let (mut of_gone, mut of_next) = (None, None);
+        tags.wait(Class::Plain, &mut of_gone, &gone.clone().into());
+        tags.wait(Class::Plain, &mut of_next, &next.clone().into());
+        tags.give_back(tag, Class::Plain);
+        assert!(gone.was_woken() && !next.was_woken());
+        tags.leave(Class::Plain, &mut of_gone);
+        assert!(next.was_woken());
+        assert!(tags.take(Class::Plain, &mut of_next).is_some());
+    }
+
+    #[test]
+    fn waiting_locks_leave_half_of_the_plain_tags() {
+        for (calls_max, slots, most) in [(1, 1, 0), (8, 64, 2), (128, 64, 32)] {
+            let mut tags = granted(calls_max, slots);
+            let begun = (0..calls_max).filter(|_| tags.lock_wait_begins()).count();
+            assert_eq!(begun, most);
+            (0..most).for_each(|_| tags.lock_wait_ends());
+            assert_eq!(tags.lock_wait_begins(), most > 0);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Taking locks and giving them back.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use dray_core::{Context, Errno, Fate, Lock, Result};
+use dray_rt::sleep;
+
+use crate::client::channel::LockWait;
+use crate::client::file::RemoteFile;
+use crate::client::holdings::locks::HeldLock;
+use crate::wire::Call;
+
+/// How soon a lock is asked for again that cannot be waited for at the server; doubled each
+/// time up to the last.
+const LOOK_FIRST: Duration = Duration::from_millis(20);
+const LOOK_LAST: Duration = Duration::from_millis(500);
+
+impl RemoteFile {
+    /// In no slot: taking a lock that one has, or giving back one that one has not, changes
+    /// nothing, and a waiting lock must not hold up the unlock behind it.
+    pub(super) async fn take_lock(&self, cx: &Context, lock: Lock, wait: bool) -> Result<()> {
+        let (handle, link) = (self.handle, &self.session.link);
+        link.held.clear(cx, handle).await?;
+        // What is given back is not claimed again, whether or not the answer comes:
+        // somebody else may have it by then.
+        link.held.given_up(self.id, lock);
+        let held = HeldLock { handle, id: self.id, how: self.how, lock };
+        let mut look = LOOK_FIRST;
+        loop {
+            let place = if wait { self.place_to_wait()? } else { None };
+            let call = Call::Lock { handle, lock, wait: place.is_some(), reclaim: false };
+            let asked = self.send::<()>(cx, &call, None, (None, None)).await;
+            if asked.as_ref().is_err_and(|error| wait && error.fate() == Fate::Unknown) {
+                link.undo_lock(&self.session, handle, (self.id, lock));
+            }
+            let had = asked.as_ref().is_err_and(|error| error.errno() == Errno::EAGAIN);
+            if had && wait && place.is_none() {
+                pause(cx, look).await?;
+                look = (look * 2).min(LOOK_LAST);
+                continue;
+            }
+            // On another connection the server's next life may have been met before the
+            // answer of the last one was read here.
+            if link.held.granted(held, asked?.1.standing) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// For a wait at the server; none: so many locks are waited for that the lock has to be
+    /// asked for again and again. Those who wait there get it first.
+    fn place_to_wait(&self) -> Result<Option<LockWait>> {
+        Ok(self.session.channel()?.begin_lock_wait())
+    }
+}
+
+/// Errors: `EINTR` when the caller gives up.
+async fn pause(cx: &Context, time: Duration) -> Result<()> {
+    let mut over = pin!(sleep(time));
+    poll_fn(|task| match &cx.cancel {
+        Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
+        _ => over.as_mut().poll(task).map(Ok),
+    })
+    .await
+}

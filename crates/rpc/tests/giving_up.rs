@@ -1,0 +1,133 @@
+//! What callers leave behind who give up, or whose time is up, and what those take who wait.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
+use dray_backends::memory::MemoryFs;
+use dray_core::{
+    BufMut, Cancel, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner,
+    LockRange, Name, Op, OpenHow, Pid,
+};
+use dray_fabric::sim::Network;
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
+use dray_rpc::client::{ClientOptions, RemoteFs};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rt::{Scope, sleep, spawn_join, timeout};
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: false };
+/// Long enough for everything that is to happen at all.
+const A_WHILE: Duration = Duration::from_secs(20);
+/// More calls than one connection may have under way.
+const MANY: u64 = 200;
+
+fn name(text: &str) -> &Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// A server at which calls of this kind take so long.
+fn slow_server(below: MemoryFs, op: Op, delay: Duration) -> Server {
+    let fault = Fault { op: Some(op), when: When::Always, delay, error: None };
+    let fs = Observed::new(Arc::new(below), Arc::new(Faults::new(vec![fault])));
+    let export = Export::new("data", Arc::new(fs), Vec::new());
+    Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()))
+}
+
+fn open_files(server: &Server) -> usize {
+    server.status().clients.iter().map(|client| client.files).sum()
+}
+
+/// Waiting locks once took every call that reads could be made with. Whoever held the lock
+/// could not go on, and so never gave it back.
+#[test]
+fn waiting_locks_leave_room_for_whoever_holds_the_lock() {
+    simulate(1, async {
+        let (network, scope, cx) = (Network::new(), Scope::new(), Context::system());
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let (_, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
+        let lock = |kind, owner| Lock {
+            family: LockFamily::Posix,
+            kind,
+            range: LockRange::ALL,
+            owner: LockOwner(owner),
+            pid: Pid(1),
+        };
+        file.lock(&cx, lock(LockKind::Exclusive, 0), false).await.unwrap();
+        let wait = |owner| {
+            let file = file.clone();
+            spawn_join(async move {
+                let cx = Context::system();
+                file.lock(&cx, lock(LockKind::Exclusive, owner), true).await.unwrap();
+                file.lock(&cx, lock(LockKind::Unlock, owner), false).await.unwrap();
+            })
+        };
+        let waiters: Vec<_> = (1..=MANY).map(wait).collect();
+        sleep(Duration::from_secs(1)).await;
+        let read = timeout(A_WHILE, file.read(&cx, 0, BufMut::heap(10))).await;
+        assert!(read.is_ok_and(|read| read.is_ok()), "the holder of the lock waits for the others");
+        file.lock(&cx, lock(LockKind::Unlock, 0), false).await.unwrap();
+        for waiter in waiters {
+            assert!(timeout(10 * A_WHILE, waiter).await.is_ok(), "each has its turn");
+        }
+    });
+}
+
+/// Calls that nobody answers keep their tags. Who waited for one did so for ever.
+#[test]
+fn the_limit_holds_while_all_calls_that_there_may_be_are_stuck() {
+    simulate(2, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let server = slow_server(memory(), Op::Statfs, Duration::from_secs(86_400));
+        serve_simulated(&network, "s", &server, &scope);
+        let limit = Duration::from_secs(3);
+        let options = ClientOptions { timeout: Some(limit), ..client_options() };
+        let fs = connect(network.connector("s"), options).await.unwrap();
+        let ask = |_| {
+            let fs = fs.clone();
+            spawn_join(async move { fs.statfs(&Context::system()).await })
+        };
+        let calls: Vec<_> = (0..MANY).map(ask).collect();
+        for call in calls {
+            let outcome = timeout(limit + Duration::from_millis(100), call).await;
+            let error = outcome.expect("it waits for longer than it may").unwrap().unwrap_err();
+            assert_eq!(error.errno(), Errno::EHOSTDOWN);
+        }
+    });
+}
+
+/// Makes a call that opens a file, and gives up before it is answered.
+async fn give_up_opening(fs: &RemoteFs, which: usize) {
+    let cancel = Arc::new(Cancel::default());
+    let cx = Context { cancel: Some(cancel.clone()), ..Context::system() };
+    let fs = fs.clone();
+    let opening = spawn_join(async move {
+        let root = fs.info().root;
+        match which {
+            0 => fs.create(&cx, root, name("f"), NEW).await.map(drop),
+            _ => fs.tmpfile(&cx, root, NEW).await.map(drop),
+        }
+    });
+    sleep(Duration::from_millis(100)).await;
+    cancel.set();
+    assert_eq!(opening.await.unwrap().unwrap_err().errno(), Errno::EINTR);
+}
+
+#[test]
+fn what_was_made_for_a_caller_who_gave_up_is_closed() {
+    for (which, op) in [Op::Create, Op::Tmpfile].into_iter().enumerate() {
+        simulate(3, async {
+            let (network, scope) = (Network::new(), Scope::new());
+            let server = slow_server(memory(), op, Duration::from_secs(1));
+            serve_simulated(&network, "s", &server, &scope);
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            give_up_opening(&fs, which).await;
+            sleep(A_WHILE).await;
+            assert_eq!(open_files(&server), 0, "{op:?}");
+        });
+    }
+}
