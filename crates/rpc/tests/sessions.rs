@@ -8,21 +8,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::raw::{NO_PROOF, frame, hello, read_frame, stranger};
+use common::raw::{NO_PROOF, ask, frame, guest_as, head, hello, read_frame, stranger};
 use common::{
     Sockets, client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of,
     server_with, simulate,
 };
 use dray_core::{
     Context, CreateHow, Errno, FileSystem, Gid, Identity, Lock, LockFamily, LockKind, LockOwner,
-    LockRange, Name, OpenHow, Pid, XattrSet,
+    LockRange, Name, Op, OpenHow, Pid, SetAttr, XattrSet,
 };
 use dray_fabric::Address;
 use dray_fabric::sim::{Network, Weather};
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::client::ClientOptions;
 use dray_rpc::server::{Export, Journal, MemoryJournal, Server, ServerOptions};
-use dray_rpc::wire::{Auth, Challenge, Hello, Proof, Welcome};
+use dray_rpc::wire::{
+    Auth, Call, Challenge, FEATURE_STAMPS, Hello, Input, NotifyHead, Proof, Welcome,
+};
 use dray_rt::Scope;
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
@@ -376,4 +378,53 @@ fn the_journal_knows_when_the_last_lock_has_gone() {
         file.close(&cx).await.unwrap();
         assert!(!noted());
     });
+}
+
+/// It hears of syncs of others as long as it has changed something that they may have brought
+/// to media; then nothing wakes it any more.
+#[test]
+fn who_changed_nothing_is_not_woken_by_the_syncs_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let address = Address::Unix(socket.clone());
+    let guests = std::thread::spawn(move || {
+        let knows = Hello { features: FEATURE_STAMPS, ..hello("data") };
+        let arrive = || loop {
+            match guest_as(&socket, &knows, &NO_PROOF) {
+                Ok(guest) => return guest,
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        while !socket.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let ((mut rests, welcome), (mut syncs, _)) = (arrive(), arrive());
+        let sync_all = |stream: &mut _, tag| {
+            let reply = ask(stream, &head(Op::SyncAll, tag), &Call::SyncAll {}).unwrap();
+            assert_eq!(reply.errno, 0);
+        };
+        for round in 0..2u32 {
+            let (id, mode) = (welcome.info.root, Some(0o700 + round));
+            let set = SetAttr { mode, ..SetAttr::default() };
+            let change = Call::Setattr { id, handle: None, set };
+            let mut slotted = head(Op::Setattr, 1);
+            (slotted.slot, slotted.sequence) = (0, round + 1);
+            assert_eq!(ask(&mut rests, &slotted, &change).unwrap().errno, 0);
+            (0..3).for_each(|tag| sync_all(&mut syncs, tag));
+            let (heard, _) = read_frame(&mut rests).unwrap();
+            let notified = NotifyHead::get_message(&mut Input(&heard)).unwrap();
+            assert_eq!(notified.what, NotifyHead::STABLE);
+            // The next that it gets is the answer to what it asks.
+            let root = Call::Getattr { id: welcome.info.root, handle: None };
+            assert_eq!(ask(&mut rests, &head(Op::Getattr, 2), &root).unwrap().errno, 0);
+        }
+    });
+    run(async {
+        let server = server_of(memory(), ServerOptions::default());
+        serve_sockets(&address, server).await;
+        while !guests.is_finished() {
+            dray_rt::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    guests.join().unwrap();
 }

@@ -388,7 +388,9 @@ impl Inner {
         }
     }
 
-    /// Tells the clients of `export` that everything up to `stamp` is on media.
+    /// Tells the clients of `export` that everything up to `stamp` is on media: those that have
+    /// changed something since they were told last. Who has not keeps nothing that it could
+    /// forget, and sleeps on.
     pub(crate) fn tell_stable(&self, export: &Arc<Export>, stamp: u64, ticket: Ticket) {
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::STABLE, flags: 0, tag: 0 }.put_message(&mut message);
@@ -396,11 +398,13 @@ impl Inner {
         ticket.put(&mut message); // to others it is of a later version: they skip it
         let concerned: Vec<_> = lock(&self.sessions)
             .values()
-            .filter(|session| session.stamps() && Arc::ptr_eq(&session.export, export))
-            .filter_map(|session| session.connections().into_iter().next())
+            .filter(|session| session.waits_for_stable() && Arc::ptr_eq(&session.export, export))
+            .filter_map(|session| Some((session.clone(), session.connections().into_iter().next()?)))
             .collect();
-        for connection in concerned {
-            let _ = connection.send(&message, None); // who is away hears of the next
+        for (session, connection) in concerned {
+            if connection.send(&message, None).is_ok() {
+                session.told_stable(stamp); // who is away hears of the next
+            }
         }
     }
 

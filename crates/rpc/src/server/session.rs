@@ -51,6 +51,8 @@ pub(crate) struct Session {
     resident: Mutex<Option<Resident>>,
     /// The stamp of its last change; [`Session::CHANGED_BEFORE`]: one by an earlier process.
     changed_at: AtomicU64,
+    /// The stamp up to which it was told last that everything is on media.
+    told_stable: AtomicU64,
     files: Mutex<HashMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -121,6 +123,7 @@ impl Session {
             features: AtomicU64::new(0),
             resident: Mutex::default(),
             changed_at: AtomicU64::new(0),
+            told_stable: AtomicU64::new(0),
             files: Mutex::default(),
             state: Mutex::default(),
         }
@@ -147,6 +150,17 @@ impl Session {
     /// The stamp of its last change; 0: it made none.
     pub(crate) fn changed_at(&self) -> u64 {
         self.changed_at.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may keep a change that it has not been told to be on media. A client that
+    /// rests is not woken for what others have synced.
+    pub(crate) fn waits_for_stable(&self) -> bool {
+        self.stamps() && self.changed_at() > self.told_stable.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it was told that everything up to `stamp` is on media.
+    pub(crate) fn told_stable(&self, stamp: u64) {
+        self.told_stable.fetch_max(stamp, Ordering::Relaxed);
     }
 
     fn resident(&self) -> MutexGuard<'_, Option<Resident>> {

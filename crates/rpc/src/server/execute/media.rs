@@ -43,6 +43,7 @@ async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Rep
     let export = &session.export;
     let stamp = export.stable.sync_all(cx, &*export.fs, &export.stamps).await?;
     let ticket = export.tickets.on_media(None, stamp);
+    session.told_stable(stamp); // by the answer
     server.tell_stable(export, stamp, ticket);
     let mut reply = Reply::success(&()).with_ticket(Some(ticket));
     if session.stamps() {
