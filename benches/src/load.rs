@@ -151,7 +151,8 @@ fn one_job<'e>(
         if over {
             return Ok((ops, bytes));
         }
-        bytes += operation(ops).map_err(told(&format!("operation {ops} of job {job}")))? as u64;
+        let done = operation(ops);
+        bytes += done.map_err(|error| format!("operation {ops} of job {job}: {error}"))? as u64;
         ops += 1;
     }
 }

@@ -41,13 +41,18 @@ pub(crate) fn current() -> Option<Arc<Shared>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
+/// As [`current`], for looks that are many: without counting another user.
+pub(crate) fn with_current<T>(look: impl FnOnce(Option<&Shared>) -> T) -> T {
+    CURRENT.with_borrow(|shared| look(shared.as_deref()))
+}
+
 pub(crate) fn is_current(shared: &Arc<Shared>) -> bool {
     CURRENT.with_borrow(|current| current.as_ref().is_some_and(|here| Arc::ptr_eq(here, shared)))
 }
 
 /// Whether the running task is part of a simulation.
 pub fn in_simulation() -> bool {
-    CURRENT.with_borrow(|shared| shared.as_ref().is_some_and(|shared| shared.simulated()))
+    with_current(|shared| shared.is_some_and(Shared::simulated))
 }
 
 /// What an executor's thread shares with wakers, timers and other threads.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::executor::{Shared, current};
+use crate::executor::{Shared, current, with_current};
 
 /// A point on the monotonic clock, nanoseconds. In the simulator it starts at 1 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,10 +47,7 @@ impl Sub for Instant {
 
 /// The monotonic clock; the simulated one inside a simulation.
 pub fn now() -> Instant {
-    match current() {
-        Some(shared) => shared.now(),
-        None => real_now(),
-    }
+    with_current(|shared| shared.map_or_else(real_now, Shared::now))
 }
 
 /// Time since 1970; follows the simulated clock inside a simulation.

@@ -27,12 +27,18 @@ pub(super) fn slice(bytes: &[u8]) -> libc::iovec {
 }
 
 pub(super) fn send_parts(fd: RawFd, parts: &mut [libc::iovec]) -> io::Result<usize> {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    if let [part] = parts {
+        // SAFETY: the part describes a slice that outlives the call, and is only read.
+        let sent = unsafe { libc::send(fd, part.iov_base, part.iov_len, flags) };
+        return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
+    }
     // SAFETY: an all-zero msghdr is a valid, empty one.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len();
     // SAFETY: the parts describe slices that outlive the call, and are only read.
-    let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    let sent = unsafe { libc::sendmsg(fd, &message, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
@@ -42,11 +48,15 @@ pub(super) fn read2(
     target: &mut [MaybeUninit<u8>],
     scratch: &mut [u8],
 ) -> io::Result<usize> {
+    if target.is_empty() {
+        // SAFETY: the slice is exclusive and outlives the call.
+        let read = unsafe { libc::recv(fd, scratch.as_mut_ptr().cast(), scratch.len(), 0) };
+        return usize::try_from(read).map_err(|_| io::Error::last_os_error());
+    }
     let parts = [
         libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() },
         libc::iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: scratch.len() },
     ];
-    let parts = if target.is_empty() { &parts[1..] } else { &parts[..] };
     // SAFETY: the parts describe exclusive slices that outlive the call.
     let read = unsafe { libc::readv(fd, parts.as_ptr(), parts.len() as i32) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())

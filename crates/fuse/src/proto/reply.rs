@@ -36,32 +36,27 @@ pub(crate) fn header(unique: u64, error: i32, body_bytes: usize) -> [u8; abi::OU
 }
 
 fn put_attr(out: Small, attr: &Attr) -> Small {
-    out.u64(attr.ino)
-        .u64(attr.size)
-        .u64(attr.blocks)
-        .u64(attr.atime.sec as u64)
-        .u64(attr.mtime.sec as u64)
-        .u64(attr.ctime.sec as u64)
-        .u32(attr.atime.nsec)
-        .u32(attr.mtime.nsec)
-        .u32(attr.ctime.nsec)
-        .u32(attr.mode)
-        .u32(attr.nlink)
-        .u32(attr.uid.0)
-        .u32(attr.gid.0)
-        .u32(attr.rdev)
-        .u32(attr.block_bytes)
-        .u32(0)
+    let Attr { atime, mtime, ctime, .. } = attr;
+    let seconds = [atime, mtime, ctime].map(|time| time.sec as u64);
+    out.u64s([attr.ino, attr.size, attr.blocks]).u64s(seconds).u32s([
+        atime.nsec,
+        mtime.nsec,
+        ctime.nsec,
+        attr.mode,
+        attr.nlink,
+        attr.uid.0,
+        attr.gid.0,
+        attr.rdev,
+        attr.block_bytes,
+        0,
+    ])
 }
 
 pub(crate) fn put_entry(out: Small, node: NodeRef, entry: &Entry, valid: Validity) -> Small {
+    let Validity { entry: name, attr } = valid;
     let out = out
-        .u64(node.node)
-        .u64(node.generation)
-        .u64(valid.entry.as_secs())
-        .u64(valid.attr.as_secs())
-        .u32(valid.entry.subsec_nanos())
-        .u32(valid.attr.subsec_nanos());
+        .u64s([node.node, node.generation, name.as_secs(), attr.as_secs()])
+        .u32s([name.subsec_nanos(), attr.subsec_nanos()]);
     put_attr(out, &entry.attr)
 }
 

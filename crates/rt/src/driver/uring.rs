@@ -144,15 +144,24 @@ impl Uring {
         self.arm_own();
         self.arm_exit_guard();
         self.alarm.set(next);
-        let result = self.ring.submit_and_wait(usize::from(!ready));
-        if let Err(error) = result {
+        self.submit_and_wait(usize::from(!ready));
+        shared.unpark();
+        self.take_completions(shared);
+        true
+    }
+
+    /// Without a system call where there is nothing to submit and something has completed:
+    /// completions are posted whenever this thread leaves the kernel (`COOP_TASKRUN`). A server
+    /// on this CPU has often answered when the call that sent the question returns.
+    fn submit_and_wait(&mut self, want: usize) {
+        if self.ring.submission().is_empty() && !self.ring.completion().is_empty() {
+            return;
+        }
+        if let Err(error) = self.ring.submit_and_wait(want) {
             let passing = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
             let passing = error.raw_os_error().is_some_and(|raw| passing.contains(&raw));
             assert!(passing, "io_uring_enter(2) of our own ring failed: {error}");
         }
-        shared.unpark();
-        self.take_completions(shared);
-        true
     }
 
     fn take_inbox(&mut self, shared: &Shared) {
