@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::endpoint::{self, SocketFile};
+use crate::endpoint;
 use crate::error::{Doing, Failure};
+use crate::named::{self, Named};
 use crate::paths;
 
 /// Which kind of process listens.
@@ -44,14 +45,23 @@ impl Kind {
         all
     }
 
-    /// Listens as the process that is about `path`.
-    pub fn listen(self, path: &Path) -> Result<(OwnedFd, SocketFile), Failure> {
+    /// Listens as the process that is about `path`. One that still listens there is about to
+    /// end, or its mount is no longer in the tree.
+    pub fn listen(self, path: &Path) -> Result<(OwnedFd, Named), Failure> {
         paths::make_private(&paths::run_dir())?;
         paths::make_private(&self.dir())?;
         let socket = self.socket(path);
-        let listener = endpoint::listen_unix(&socket)
-            .doing(|| format!("cannot listen on the control socket {}", socket.display()))?;
-        Ok((listener, SocketFile(socket)))
+        let aside = named::aside(&socket);
+        let doing = || format!("cannot listen on the control socket {}", socket.display());
+        let listener = endpoint::listen_unix(&aside).doing(doing)?;
+        let named = Named::take(&aside, socket.clone()).doing(doing)?;
+        Ok((listener, named))
+    }
+
+    /// Removes what a process that was killed has left of its socket.
+    pub fn remove_dead(self, path: &Path) {
+        let socket = self.socket(path);
+        named::remove_if(&socket, |_| UnixStream::connect(&socket).is_err());
     }
 }
 

@@ -129,15 +129,6 @@ pub fn listen_tcp(address: &str) -> io::Result<(OwnedFd, String)> {
     Ok((listener.into(), bound))
 }
 
-/// Removes a socket's file when dropped.
-pub struct SocketFile(pub std::path::PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0); // it may have been tidied up already
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,6 +16,7 @@ mod logger;
 mod manual;
 mod metrics_http;
 mod mount;
+mod named;
 mod nearest;
 mod notify_systemd;
 mod output;

@@ -137,6 +137,43 @@ fn a_daemon_without_supervisor_goes_on() {
     gone(&at);
 }
 
+/// The kernel gives the number of a connection that has ended to the next one. A supervisor that
+/// was still about to end took that for its own mount, and unmounted it.
+#[test]
+fn what_is_mounted_anew_is_left_alone_by_what_served_there_before() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    for _ in 0..5 {
+        let at = rig.mount("mount", "transport=classic");
+        let place = at.to_str().unwrap().to_owned();
+        let before = supervisor(&at);
+        signal(before, libc::SIGSTOP);
+        rig.umount(&at);
+        wait_for("the daemon's end", || daemon(&at).is_none());
+        rig.mount("mount", "transport=classic");
+        let next = daemon(&at).unwrap();
+        signal(before, libc::SIGCONT);
+        wait_for("its end", || !is_there(before));
+        assert!(is_mounted(&at), "it took away another one's mount");
+        fs::write(at.join("file"), "content").unwrap();
+        let status = rig.demand(&["status", &place, "--json"]);
+        assert!(status.contains("\"connected\":true"), "{status}");
+        rig.demand(&["upgrade", &place]);
+        wait_for("the next daemon", || daemon(&at).is_some_and(|daemon| daemon != next));
+        rig.umount(&at);
+        gone(&at);
+        let left: Vec<_> = fs::read_dir(rig.path("run").join("mounts")).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+fn is_there(pid: i32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).is_ok()
+}
+
 /// Nobody is left to say goodbye: the lease decides.
 #[test]
 fn a_client_that_is_gone_gives_its_locks_back_after_its_lease() {

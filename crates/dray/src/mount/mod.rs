@@ -31,10 +31,11 @@ use dray_rt::{DriverKind, Executor};
 use crate::args::MountArgs;
 use crate::control::{self, Kind};
 use crate::daemonize::{self, Waiting};
-use crate::endpoint::{self, Answer, SocketFile};
+use crate::endpoint::{self, Answer};
 use crate::error::{Doing, Failure};
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{Launch, MountWords};
+use crate::named::Named;
 use crate::status::report::MountReport;
 use crate::{metrics_http, paths};
 
@@ -423,7 +424,7 @@ fn new_executor() -> Result<Executor, Failure> {
 }
 
 /// Answers `dray status` until the answer is dropped.
-fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<SocketFile, Failure> {
+fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<Named, Failure> {
     let (socket, file) = Kind::Mount.listen(&mount.at)?;
     let answer: Answer = Arc::new(move |question| {
         let report = report.clone();

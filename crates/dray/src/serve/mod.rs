@@ -27,6 +27,7 @@ use crate::args::ServeArgs;
 use crate::control::{self, Kind};
 use crate::endpoint::{self, Answer};
 use crate::error::{Doing, Failure};
+use crate::named::Named;
 use crate::notify_systemd::notify;
 use crate::serve::config::Config;
 use crate::serve::descriptors::Descriptors;
@@ -363,7 +364,7 @@ fn listen_for_control(
     plan: &ServePlan,
     report: &Arc<ServerReport>,
     scope: &Scope,
-) -> Result<endpoint::SocketFile, Failure> {
+) -> Result<Named, Failure> {
     let state = std::fs::canonicalize(&plan.state)
         .doing(|| format!("cannot look at {}", plan.state.display()))?;
     let (socket, file) = Kind::Server.listen(&state)?;

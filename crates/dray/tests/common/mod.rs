@@ -168,7 +168,7 @@ impl Rig {
         format!("dray+unix://{}?export={export}", self.path("socket").display())
     }
 
-    /// Mounts in the background at a fresh directory.
+    /// Mounts in the background.
     pub fn mount(&mut self, name: &str, options: &str) -> PathBuf {
         self.mount_with(Path::new(env!("CARGO_BIN_EXE_dray")), name, options)
     }
@@ -187,7 +187,9 @@ impl Rig {
 
     fn mount_target(&mut self, program: &Path, target: &str, name: &str, options: &str) -> PathBuf {
         let at = self.path(name);
-        std::fs::create_dir(&at).unwrap();
+        if !at.exists() {
+            std::fs::create_dir(&at).unwrap(); // else it was mounted before
+        }
         self.mounts.push(at.clone());
         let mut command = Command::new(program);
         command.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn").stdin(Stdio::null());

@@ -25,6 +25,7 @@ use crate::error::{Doing, EXIT_FAILED, Failure};
 use crate::mount::mount_table;
 
 use child::{Daemon, Stage, Unmounting, Waking};
+use connection::Listing;
 use note::Note;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
@@ -74,6 +75,8 @@ struct Supervisor {
     unmounting: Option<Unmounting>,
     waking: Waking,
     note: Option<Note>,
+    /// How the kernel listed the connection at the beginning.
+    listing: Option<Listing>,
 }
 
 /// Supervises a mount until it ends.
@@ -100,6 +103,7 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         unmounting: None,
         waking: Waking::default(),
         note: note.ok(),
+        listing: connection::listing(args.connection),
         args,
     };
     let end = supervisor.until_end().doing(what);
@@ -357,11 +361,8 @@ impl Supervisor {
 
     /// Whatever was to be found by other commands.
     fn remove_files(&mut self) {
-        if let Some(note) = self.note.take() {
-            note.remove();
-        }
-        // A daemon that was killed has left its own.
-        let _ = std::fs::remove_file(Kind::Mount.socket(self.at()));
+        self.note = None;
+        Kind::Mount.remove_dead(self.at()); // a daemon that was killed has left its own
     }
 
     /// Every request fails, so that nobody waits for a daemon that will never be. Where the
@@ -386,13 +387,19 @@ impl Supervisor {
         fds[0].revents & libc::POLLERR != 0
     }
 
+    /// Whether our connection has ended and left its number to another one: whoever mounts at
+    /// the same place right after an unmounting gets the same number, as a rule.
+    fn number_is_another_s(&self) -> bool {
+        let now = connection::listing(self.args.connection);
+        self.listing.zip(now).is_some_and(|(ours, now)| ours != now)
+    }
+
     /// Takes the mount out of the tree if it is still there. `why`: for the log, if it
     /// should not have been.
     fn remove_mount(&self, why: &str) {
         let at = self.at();
-        let ours =
-            mount_table::find(at).is_some_and(|found| found.connection == self.args.connection);
-        if !ours {
+        let here = mount_table::find(at).map(|found| found.connection);
+        if here != Some(self.args.connection) || self.number_is_another_s() {
             return;
         }
         if !why.is_empty() {

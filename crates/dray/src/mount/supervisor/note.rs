@@ -8,12 +8,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Doing, Failure};
+use crate::named::{self, Named};
 use crate::paths;
 
 /// The file of a live supervisor.
 pub struct Note {
     file: File,
-    path: PathBuf,
+    /// The name goes with the supervisor.
+    name: Named,
     /// Daemons that have served.
     daemons: u64,
 }
@@ -36,25 +38,20 @@ fn path_for(at: &Path) -> PathBuf {
 }
 
 impl Note {
-    /// For the mount at `at`. Errors: another supervisor has it; those of open(2) and
-    /// mkdir(2).
+    /// For the mount at `at`. A supervisor that still has one there is about to end, or its mount
+    /// is no longer in the tree. Errors: those of open(2), mkdir(2) and rename(2).
     pub fn open(at: &Path) -> Result<Note, Failure> {
         let path = path_for(at);
         paths::make_private(&paths::run_dir())?;
         paths::make_private(&paths::run_dir().join("mounts"))?;
+        let aside = named::aside(&path);
         let what = || format!("cannot use {}", path.display());
         let mut options = OpenOptions::new();
-        let file = options
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .doing(what)?;
+        options.create(true).truncate(true).read(true).write(true).mode(0o600);
+        let file = options.open(&aside).doing(what)?;
         lock(&file, libc::F_SETLK).doing(what)?;
-        file.set_len(0).doing(what)?;
-        Ok(Note { file, path, daemons: 0 })
+        let name = Named::take(&aside, path.clone()).doing(what)?;
+        Ok(Note { file, name, daemons: 0 })
     }
 
     /// Another daemon serves.
@@ -63,13 +60,8 @@ impl Note {
         // Of a fixed length, so that a reader never sees the end of an older line.
         let line = format!("{:20} {pid:10} {}\n", self.daemons, u8::from(own_program));
         if let Err(error) = self.file.write_all_at(line.as_bytes(), 0) {
-            log::warn!("cannot write {}: {error}", self.path.display());
+            log::warn!("cannot write {}: {error}", self.name.path().display());
         }
-    }
-
-    /// The mount has ended.
-    pub fn remove(self) {
-        let _ = std::fs::remove_file(&self.path); // one that stays is locked by nobody
     }
 }
 

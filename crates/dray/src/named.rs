@@ -1,0 +1,86 @@
+//! Names in the run directory. Who comes last has the name: what serves a mount that has just
+//! been unmounted may still be there when the next mount at the same place begins.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A file that others find by its name. The name goes when this is dropped, unless somebody
+/// else has it by then.
+#[derive(Debug)]
+pub struct Named {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Named {
+    fn made(path: PathBuf) -> io::Result<Named> {
+        let inode = fs::symlink_metadata(&path)?.ino();
+        Ok(Named { path, inode })
+    }
+
+    /// Where it is to be found.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives the name `path` to what was made at `made`, whoever had it. Errors: those of
+    /// rename(2) and flock(2); then nothing is left at `made`.
+    pub fn take(made: &Path, path: PathBuf) -> io::Result<Named> {
+        let taken = turn(&path).and_then(|_turn| {
+            fs::rename(made, &path)?;
+            Named::made(path)
+        });
+        taken.inspect_err(|_| {
+            let _ = fs::remove_file(made); // a name that nobody looks for
+        })
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        remove_if(&self.path, |meta| meta.ino() == self.inode);
+    }
+}
+
+/// A name for making something that is then to be found at `path`, in the same directory and
+/// hardly longer.
+pub fn aside(path: &Path) -> PathBuf {
+    path.with_extension(std::process::id().to_string())
+}
+
+/// Removes what is at `path` if it is as it should be, before anybody else takes the name.
+pub fn remove_if(path: &Path, unwanted: impl FnOnce(&fs::Metadata) -> bool) {
+    // Whoever cannot lock or look leaves a file that means nothing to anybody.
+    let Ok(_turn) = turn(path) else { return };
+    if fs::symlink_metadata(path).is_ok_and(|meta| unwanted(&meta)) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Names in a directory change hands one after the other.
+fn turn(path: &Path) -> io::Result<File> {
+    let dir = File::open(path.parent().unwrap_or(Path::new(".")))?;
+    dir.lock()?;
+    Ok(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_goes_with_its_file_and_not_with_that_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("name.sock"), dir.path().join("other"));
+        fs::write(aside(&path), "first").unwrap();
+        let first = Named::take(&aside(&path), path.clone()).unwrap();
+        fs::write(&other, "second").unwrap();
+        let second = Named::take(&other, path.clone()).unwrap();
+        drop(first);
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        drop(second);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
