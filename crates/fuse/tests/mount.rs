@@ -173,6 +173,45 @@ fn large_directories_are_listed_whole_and_from_anywhere() {
     });
 }
 
+#[test]
+fn who_goes_back_in_a_listing_sees_the_directory_as_it_is_now() {
+    on_both(Consistency::Strict, |mount| {
+        for count in [20, 3_000] {
+            let dir = mount.path(&format!("dir-{count}"));
+            fs::create_dir(&dir).unwrap();
+            for index in 0..count {
+                File::create(dir.join(format!("name-{index:05}"))).unwrap();
+            }
+            names_removed_ahead_of_a_position_are_gone(&dir);
+        }
+    });
+}
+
+fn names_removed_ahead_of_a_position_are_gone(dir: &Path) {
+    let path = c_path(dir);
+    // SAFETY: the stream is closed once; entries are read before the next call on it.
+    unsafe {
+        let stream = libc::opendir(path.as_ptr());
+        assert!(!stream.is_null());
+        let name = || {
+            let entry = libc::readdir(stream);
+            (!entry.is_null()).then(|| std::ffi::CStr::from_ptr((*entry).d_name.as_ptr()).to_owned())
+        };
+        let rest = || std::iter::from_fn(name).collect::<Vec<_>>();
+        let kept: Vec<_> = std::iter::from_fn(name).take(10).collect();
+        let at = libc::telldir(stream);
+        let removed: Vec<_> = std::iter::from_fn(name).take(8).collect();
+        assert_eq!((kept.len(), removed.len()), (10, 8));
+        for name in &removed {
+            fs::remove_file(dir.join(name.to_str().unwrap())).unwrap();
+        }
+        libc::seekdir(stream, at);
+        let seen = rest();
+        assert!(!seen.is_empty() && !seen.iter().any(|name| removed.contains(name)));
+        libc::closedir(stream);
+    }
+}
+
 fn seekdir_resumes(dir: &Path) {
     let path = c_path(dir);
     // SAFETY: the stream is closed once; entries are read before the next call on it.

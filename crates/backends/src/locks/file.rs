@@ -44,6 +44,12 @@ impl FileLocks {
         self.held.iter().find(|held| held.bars(owner, lock))
     }
 
+    /// Of the locks in the way the one that begins first, which is what F_GETLK tells.
+    pub(super) fn first_barrier(&self, owner: Owner, lock: &Lock) -> Option<&Held> {
+        let in_the_way = self.held.iter().filter(|held| held.bars(owner, lock));
+        in_the_way.min_by_key(|held| held.lock.range.start)
+    }
+
     /// Gives `owner` the lock, in place of what it had in this range, and joins it with
     /// what it has beside it. With `Unlock` it gives the range back.
     pub(super) fn set(&mut self, owner: Owner, lock: Lock) {

@@ -168,7 +168,7 @@ impl LockTable {
     pub fn test(&self, node: NodeId, file: FileId, lock: Lock) -> Option<Lock> {
         let owner = Owner { node, owner: lock.owner };
         let state = self.state();
-        state.files.get(&file)?.barrier(owner, &lock).map(|held| held.lock)
+        state.files.get(&file)?.first_barrier(owner, &lock).map(|held| held.lock)
     }
 
     /// Gives back all locks of a kind that `owner` has on `file`.

@@ -17,6 +17,10 @@ use crate::transport::Answer;
 
 /// Bytes of names and records asked for at a time.
 const PAGE_BYTES: usize = 128 << 10;
+/// Kernels that ask for no more than this pass on less than they were given, if the program
+/// has less room, and ask for the rest again. Newer ones ask for what there is room for
+/// (`fuse_readdir_uncached` in fs/fuse/readdir.c).
+const KERNEL_PAGE_BYTES: usize = 4096;
 /// Largest answer to one request of the kernel.
 const LIST_MAX_BYTES: usize = 1 << 20;
 /// The positions behind "." and "..": near the end of what a position can be, where no
@@ -30,24 +34,25 @@ pub(crate) struct Listing {
     page: DirPage,
     /// Position of the page's first entry; none while there is no page.
     from: Option<u64>,
+    /// The first entry of the last answer.
+    answered: usize,
     /// The entry to go on with, if the position is the expected one.
     next: usize,
     read_at: Option<Instant>,
 }
 
 impl Listing {
-    /// The index of the entry at position `cookie`, if it is in this page or right
-    /// behind it.
-    fn find(&self, cookie: u64) -> Option<usize> {
+    /// The index of the entry at position `cookie`, if it comes behind the last answer, or is
+    /// in what the kernel may not have passed on of an answer of `size` bytes. Who goes back
+    /// further asks for the directory as it is now.
+    fn find(&self, cookie: u64, size: usize) -> Option<usize> {
         let from = self.from?;
         let before = |index: usize| match index.checked_sub(1) {
             None => Some(from),
             Some(before) => self.page.get(before).map(|(_, entry)| entry.cookie),
         };
-        if before(self.next) == Some(cookie) {
-            return Some(self.next);
-        }
-        (0..=self.page.len()).find(|&index| before(index) == Some(cookie))
+        let first = if size > KERNEL_PAGE_BYTES { self.next } else { self.answered };
+        (first..=self.next).rev().find(|&index| before(index) == Some(cookie))
     }
 }
 
@@ -98,7 +103,7 @@ impl Worker {
         }
         let dir = file.id();
         loop {
-            let index = match listing.find(cookie) {
+            let index = match listing.find(cookie, list.max_bytes()) {
                 Some(index) if index < listing.page.len() => index,
                 Some(_) if listing.page.end => return Ok(()),
                 // Waiting once for the file system is enough for one answer.
@@ -107,7 +112,7 @@ impl Worker {
                     asked = true;
                     let mut page = file.readdir(cx, cookie, PAGE_BYTES, plus).await?;
                     page.end |= page.is_empty();
-                    *listing = Listing { page, from: Some(cookie), next: 0, read_at: Some(now()) };
+                    *listing = Listing { page, from: Some(cookie), read_at: Some(now()), ..Listing::default() };
                     continue;
                 }
             };
@@ -132,7 +137,7 @@ impl Worker {
             read_at.elapsed() <= self.shared.options.attr_validity() || !plus
         });
         let mut reached = None;
-        listing.next = index;
+        (listing.answered, listing.next) = (index, index);
         while let Some((name, entry)) = listing.page.get(listing.next) {
             if !list.fits(name, plus) {
                 return None;

@@ -1,7 +1,7 @@
 //! Extended attributes. Under `strict` POSIX ACLs are such, too: the file system below
 //! interprets them.
 
-use dray_core::{Context, Errno, Result, XattrSet};
+use dray_core::{Context, Errno, Error, FileId, Result, XattrSet};
 
 use crate::front::{Worker, invalid};
 use crate::mount::wake;
@@ -30,10 +30,12 @@ impl Worker {
             }
             Operation::Listxattr { size } => sized(self.fs.listxattr(cx, id).await?, size),
             Operation::Setxattr { name, value, flags } => {
+                const BOTH: i32 = libc::XATTR_CREATE | libc::XATTR_REPLACE;
                 let how = match flags as i32 {
                     0 => XattrSet::Any,
                     libc::XATTR_CREATE => XattrSet::Create,
                     libc::XATTR_REPLACE => XattrSet::Replace,
+                    BOTH => return Err(self.never_set(cx, id, name).await),
                     _ => return Err(invalid("a flag of setxattr that is not served")),
                 };
                 let capability = name == capabilities::NAME;
@@ -51,6 +53,15 @@ impl Worker {
                 Ok(Answer::Empty)
             }
             _ => Err(Errno::EIO.into()),
+        }
+    }
+
+    /// Why an attribute cannot be set that must not be there, and must: one of both fails, and
+    /// local file systems say which.
+    async fn never_set(&self, cx: &Context, id: FileId, name: &[u8]) -> Error {
+        match self.fs.getxattr(cx, id, name).await {
+            Ok(_) => Errno::EEXIST.into(),
+            Err(error) => error,
         }
     }
 

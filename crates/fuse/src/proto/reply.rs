@@ -149,6 +149,11 @@ impl DirList {
         self.bytes.is_empty()
     }
 
+    /// What the kernel has room for.
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.max_bytes
+    }
+
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

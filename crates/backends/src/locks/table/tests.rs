@@ -49,6 +49,25 @@ async fn settle() {
 }
 
 #[test]
+fn of_several_locks_in_the_way_the_first_in_the_file_is_told() {
+    run(async |table: Arc<LockTable>| {
+        let lock = async |owner, start, end| {
+            let lock = posix(owner, LockKind::Exclusive, start, end);
+            table.lock(&cx(owner), FILE, lock, false).await.unwrap();
+        };
+        lock(1, 50, 54).await;
+        lock(2, 10, 19).await;
+        lock(1, 30, 39).await;
+        let told = |start, end| {
+            table.test(NodeId(3), FILE, posix(3, LockKind::Shared, start, end)).map(|lock| lock.range)
+        };
+        assert_eq!(told(0, u64::MAX), Some(LockRange { start: 10, end: 19 }));
+        assert_eq!(told(20, 60), Some(LockRange { start: 30, end: 39 }));
+        assert_eq!(told(20, 29), None);
+    });
+}
+
+#[test]
 fn owners_exclude_each_other_by_node_and_number() {
     run(async |table: Arc<LockTable>| {
         table.lock(&cx(1), FILE, posix(1, LockKind::Shared, 0, 9), false).await.unwrap();
