@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -62,8 +63,11 @@ pub fn remove_if(path: &Path, unwanted: impl FnOnce(&fs::Metadata) -> bool) {
 /// Names in a directory change hands one after the other.
 fn turn(path: &Path) -> io::Result<File> {
     let dir = File::open(path.parent().unwrap_or(Path::new(".")))?;
-    dir.lock()?;
-    Ok(dir)
+    // SAFETY: no memory is passed; the descriptor is open.
+    match unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } {
+        0 => Ok(dir),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 #[cfg(test)]

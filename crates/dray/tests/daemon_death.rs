@@ -236,3 +236,38 @@ fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
         gone(&at);
     }
 }
+
+/// The signal comes when nobody is there who could be told of it. Over a ring the kernel never
+/// tells; on the classic transport it does so with the request, sent again.
+#[test]
+fn who_waits_for_a_lock_can_be_killed_between_two_daemons() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let holder = File::create(at.join("lock")).unwrap();
+        holder.lock().unwrap();
+        let waiters: Vec<_> =
+            (0..3).map(|_| rig.start("exec 9<$AT/lock; exec flock 9", &at)).collect();
+        std::thread::sleep(Duration::from_millis(500)); // they wait
+        let supervisor = supervisor(&at);
+        signal(supervisor, libc::SIGSTOP);
+        signal(daemon(&at).unwrap(), libc::SIGKILL);
+        wait_for("the daemon's end", || daemon(&at).is_none());
+        waiters[0].signal(libc::SIGKILL);
+        waiters[1].signal(libc::SIGTERM);
+        signal(supervisor, libc::SIGCONT);
+        for waiter in &waiters[..2] {
+            assert!(!rig.end_of(*waiter).success(), "{options}");
+        }
+        assert!(!waiters[2].is_over());
+        holder.unlock().unwrap();
+        assert!(rig.end_of(waiters[2]).success(), "{options}");
+        drop(holder);
+        rig.umount(&at);
+        gone(&at);
+    }
+}

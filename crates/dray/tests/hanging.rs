@@ -147,6 +147,33 @@ fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
     assert!(rig.end_of(old).success());
 }
 
+/// The kernel makes it when the file system goes on, though its server has ended: only then can
+/// the next one tell whether it was made.
+#[test]
+fn a_change_that_its_server_left_behind_is_made_once() {
+    if common::skipped() {
+        return;
+    }
+    let Ice { rig, ext4, well, ice } = &mut Ice::new("transport=classic");
+    let frozen = Frozen::new(ext4.path());
+    let maker = rig.start("exec mkdir $AT/made", ice);
+    wait_for("the hang to be noticed", || !hang_of(rig, "ice").is_null());
+    let old = rig.signal_server(libc::SIGTERM);
+    wait_for("the socket to go", || !rig.path("socket").exists());
+    let lock = rig.path("state/lock");
+    wait_for("the state directory to be free", || {
+        Command::new("flock").arg("-n").arg(&lock).arg("true").status().unwrap().success()
+    });
+    Ice::serve(rig, ext4);
+    let at = well.clone();
+    in_time("the other export", move || use_mount(&at));
+    assert!(!maker.is_over());
+    drop(frozen);
+    assert!(rig.end_of(maker).success(), "it was made twice");
+    assert!(ice.join("made").is_dir());
+    assert!(rig.end_of(old).success());
+}
+
 #[test]
 fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
     if common::skipped() {

@@ -20,12 +20,20 @@ fn program(rig: &Rig) -> std::path::PathBuf {
     program
 }
 
+/// A new namespace has a copy of each mount, and a mount lives as long as one of its copies: other
+/// tests would wait for the end of theirs until this one ends.
+const LEAVE_OTHERS_MOUNTS: &str = r#"
+    sed -n 's/^[^ ]* \([^ ]*\) fuse\.dray .*/\1/p' /proc/mounts | while read -r other; do
+        umount -l "$other"
+    done
+"#;
+
 /// Runs a script in namespaces of its own (unshare(1)), where what it mounts is its own affair;
 /// `$DRAY`, `$TARGET` and `$DIR` are set. Answers what it printed.
 fn in_namespace(rig: &Rig, spaces: &[&str], script: &str) -> String {
     let output = Command::new("unshare")
         .args(spaces)
-        .args(["timeout", "30", "sh", "-euc", script])
+        .args(["timeout", "30", "sh", "-euc", &format!("{LEAVE_OTHERS_MOUNTS}{script}")])
         .env("DRAY", program(rig))
         .env("TARGET", rig.target())
         .env("DIR", rig.path("").to_str().unwrap().trim_end_matches('/'))

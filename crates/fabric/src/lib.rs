@@ -54,8 +54,15 @@ pub trait Connection: Send + Sync + 'static {
     /// may have no further turn. A network without turns has nothing to do.
     fn flush(&self) {}
 
-    /// Receives until the connection ends and says why. To be called once, by a task
-    /// of the executor that the connection was made on.
+    /// Whoever sent `data` needs its memory for something else: what is queued of it is copied.
+    /// Costs nothing once all of it has gone. A network that holds no memory of others for
+    /// long has nothing to do.
+    fn let_go(&self, data: &Buf) {
+        let _ = data;
+    }
+
+    /// Receives until the connection ends and says why; then nothing is queued any more. To be
+    /// called once, by a task of the executor that the connection was made on.
     fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error>;
 
     /// Ends the connection; `run` returns. Frames still queued are lost.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{Context, FileId, FileSystem, Fut, NodeId, OpenFile, OpenHow, RequestId, Result};
+use dray_core::{
+    Context, FileId, FileSystem, Fut, LockOwner, NodeId, OpenFile, OpenHow, RequestId, Result,
+};
 
 /// What applications on different nodes may rely on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,6 +164,12 @@ pub trait Host: Send + Sync + 'static {
     /// does not give to it: [`wake_queues`](crate::wake_queues) is to be called, in another
     /// process.
     fn wake_queues(&self) {}
+
+    /// The owners of fcntl locks that a predecessor left, and their files; none if there may
+    /// be more of them: then each close of a file that had locks is passed on.
+    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
+        None
+    }
 
     /// Whether an error of writing `id` waits to be told at the next close, so that the
     /// close must be passed on.

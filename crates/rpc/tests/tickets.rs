@@ -374,3 +374,37 @@ fn resume(socket: &Path, (session, secret): (u64, [u8; 16])) -> (UnixStream, Wel
     stream.write_all(&frame(&identity_of(1, &user().who), b"")).unwrap();
     (stream, welcome)
 }
+
+/// A ticket runs out with the second key after its own. What stays open is opened again at
+/// each start, and has a ticket of the new key from there.
+#[test]
+fn what_stays_open_outlives_any_number_of_keys() {
+    const DAY: Duration = Duration::from_secs(25 * 3600);
+    simulate(6, async {
+        let ((fs, [_, _, tmp]), journal) = (files().await, MemoryJournal::default());
+        let network = Network::new();
+        let mut scope = Scope::new();
+        let server = server_of(&fs, &journal, ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let connector = network.connector("s");
+        let session = Session::connect(connector, client_options(), SessionMemory::heap()).await;
+        let client = RemoteFs::new(session.unwrap());
+        let (_, file) = client.create(&user(), tmp, name("f"), NEW).await.unwrap();
+        // From now on only its having been open gives the right.
+        let closed =
+            SetAttr { mode: Some(0), uid: Some(Uid(0)), gid: Some(Gid(0)), ..SetAttr::default() };
+        fs.setattr(&Context::system(), file.id(), closed).await.unwrap();
+        for life in 0..4u64 {
+            sleep(DAY).await;
+            scope.kill();
+            network.break_all("s");
+            scope = Scope::new();
+            let server = server_of(&fs, &journal, ServerOptions::default());
+            server.restore(Loss::Nothing).await;
+            serve_simulated(&network, "s", &server, &scope);
+            sleep(Duration::from_secs(5)).await;
+            let written = file.write(&user(), Write::at(life), Buf::from(&b"x"[..])).await;
+            assert_eq!(written.unwrap(), 1, "life {life}");
+        }
+    });
+}

@@ -18,7 +18,9 @@ use std::time::Duration;
 use dray_client::{
     ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
 };
-use dray_core::{Context, Errno, Error, FileId, FileSystem, Fut, OpenFile, OpenHow, RequestId};
+use dray_core::{
+    Context, Errno, Error, FileId, FileSystem, Fut, LockOwner, OpenFile, OpenHow, RequestId,
+};
 use dray_fuse::{
     Consistency, Device, Host, MountFlags, MountOptions, Mounted, Options as FuseOptions,
     PerThread, Reporter, WORKERS_MAX,
@@ -358,6 +360,10 @@ impl Host for Attached {
 
     fn wake_queues(&self) {
         (self.push)();
+    }
+
+    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
+        self.session.borrow().clone().flatten()?.lock_owners()
     }
 
     fn owes_error(&self, id: FileId) -> bool {

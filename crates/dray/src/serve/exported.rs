@@ -90,6 +90,11 @@ impl Exported {
         (!self.open.load(Ordering::Acquire)).then(starting)
     }
 
+    /// Whether any call to the file system below is under way.
+    pub fn has_calls(&self) -> bool {
+        self.fs.get().is_some_and(|fs| fs.hang(Duration::ZERO).is_some())
+    }
+
     /// What is known of the file system below, if it hangs.
     pub fn hang(&self) -> Option<Hang> {
         match (self.fs.get(), self.starting()) {

@@ -8,6 +8,7 @@ pub(crate) mod hang;
 pub(crate) mod journal;
 pub(crate) mod keeper;
 pub(crate) mod keeper_process;
+pub(crate) mod left_behind;
 pub(crate) mod metrics;
 pub(crate) mod opening;
 pub(crate) mod state;
@@ -37,7 +38,7 @@ use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::keeper::KeeperClient;
 use crate::serve::opening::{Opening, SharedState};
 use crate::serve::state::{StateDir, boot_id};
-use crate::serve::workers::Workers;
+use crate::serve::workers::{Stuck, Workers};
 use crate::signals::{self, Ending};
 use crate::status::report::ServerReport;
 use crate::{metrics_http, paths};
@@ -107,7 +108,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         });
         let report = ServerReport {
             server: server.clone(),
-            exports,
+            exports: exports.clone(),
             listen: plan.listen.iter().map(ToString::to_string).collect(),
             state: plan.state.display().to_string(),
             threads: workers.each(),
@@ -127,12 +128,14 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         result
     });
     scope.kill(); // listeners close, and remove their sockets
-    for (export, threads) in workers.end(END_MAX) {
+    let stuck = workers.end(END_MAX);
+    for (export, threads) in &stuck {
         log::error!(
             "export `{export}`: its file system does not let go of {threads} threads; the process \
-             is gone when it does, and a new server need not wait for that"
+             is gone when it does, and a new server serves the other exports meanwhile"
         );
     }
+    leave_behind(&plan.state, &exports, &stuck);
     result?;
     server.disconnect();
     keeper.iter().for_each(|keeper| keeper.leave());
@@ -140,6 +143,20 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     // others wait for is given back.
     drop(state.lock().unwrap_or_else(PoisonError::into_inner).take());
     std::process::exit(0)
+}
+
+/// Tells the next server for which exports it has to wait until we are gone.
+fn leave_behind(state: &Path, exports: &[Arc<Exported>], stuck: &Stuck) {
+    let is_held = |export: &&Arc<Exported>| stuck.contains_key(&export.name) || export.has_calls();
+    for export in exports.iter().filter(is_held) {
+        if let Err(error) = left_behind::note(state, &export.name) {
+            log::error!(
+                "cannot note that export `{}` has calls under way ({error}): a change that is made \
+                 later than the next server starts may fail as if somebody else had made it",
+                export.name
+            );
+        }
+    }
 }
 
 /// What is to be opened, checked as far as that takes no file system.

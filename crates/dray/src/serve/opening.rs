@@ -19,11 +19,15 @@ use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
 use crate::serve::exported::Exported;
 use crate::serve::keeper::KeeperClient;
+use crate::serve::left_behind;
 use crate::serve::state::{ExportIdentity, StateDir};
 
 /// The start waits so long for exports. What is wrong with one that answers within that time
 /// ends the start; the others are served without those that do not answer.
 const START_MAX: Duration = Duration::from_secs(1);
+
+/// How often is looked whether a former server has gone.
+const FORMER_LOOK: Duration = Duration::from_millis(100);
 
 /// An export that could not be opened later than that is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -58,7 +62,7 @@ pub fn open_all(openings: Vec<Opening>) -> Result<(), Failure> {
     }
     drop(tell);
     wait_for_all(&told)?;
-    late.retain(|exported| exported.starting().is_some());
+    late.retain(|exported| exported.starting().is_some_and(|one| one.trouble.is_none()));
     for exported in late {
         log::error!(
             "export `{}` is not open yet: the file system below {} does not answer; it is opened \
@@ -109,8 +113,32 @@ impl Opening {
         let mut executor =
             Executor::new(DriverKind::Epoll).doing(|| "cannot start an executor".into())?;
         let export = self.below()?;
+        self.wait_for_former()?;
         executor.block_on(self.server.open(export, self.loss));
         Ok(())
+    }
+
+    /// Waits until no former server is in the file system with a change that it may still make.
+    fn wait_for_former(&self) -> Result<(), Failure> {
+        let name = &self.plan.name;
+        let mut told = false;
+        loop {
+            let dir = {
+                let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let state = state.as_ref().ok_or_else(|| Failure::new("the server is ending"))?;
+                state.dir().to_owned()
+            };
+            let Some(former) = left_behind::of(&dir, name) else { return Ok(()) };
+            if !std::mem::replace(&mut told, true) {
+                let why = format!(
+                    "export `{name}` is opened once its file system has let go of the former \
+                     server (process {former}), whose last changes come first"
+                );
+                log::error!("{why}; clients wait; other exports are served");
+                self.exported.failed(&why);
+            }
+            std::thread::sleep(FORMER_LOOK);
+        }
     }
 
     /// Puts the export's stack together: metrics over faults, if there are any, over a

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Doing, Failure};
 use crate::paths::make_private;
+use crate::serve::left_behind;
 
 const VERSION: u32 = 1;
 const FILE_NAME: &str = "exports.toml";
@@ -69,7 +70,13 @@ impl StateDir {
             )));
         }
         let content = read(&dir.join(FILE_NAME))?;
+        left_behind::tidy(dir);
         Ok(StateDir { dir: dir.to_owned(), _lock: lock, content })
+    }
+
+    /// Where it is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Whether it is below `dir`, a path without links.

@@ -24,7 +24,7 @@ pub struct Rig {
 }
 
 /// What should take a moment takes at most this long, on a machine that is busy with others' work.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Whether this machine cannot mount, which is said.
 pub fn skipped() -> bool {

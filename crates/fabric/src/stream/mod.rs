@@ -147,20 +147,27 @@ impl Connection for StreamConnection {
     fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
         let mut receiver = Receiver::default();
         Box::pin(std::future::poll_fn(move |cx| {
-            if let Poll::Ready(Err(error)) = self.poll_flush(cx, true) {
-                return Poll::Ready(error);
+            let flushed = self.poll_flush(cx, true);
+            let mut ended = flushed.map(Result::err);
+            if !matches!(ended, Poll::Ready(Some(_))) {
+                ended = receiver.poll(cx, &self.source, sink).map(Some);
+                self.incoming.note(&receiver);
             }
-            let ended = receiver.poll(cx, &self.source, sink);
-            self.incoming.note(&receiver);
-            if let Poll::Ready(error) = ended {
-                self.close();
-                return Poll::Ready(error);
+            if !matches!(ended, Poll::Ready(Some(_))) {
+                ended = self.poll_flush(cx, false).map(Result::err);
             }
-            match self.poll_flush(cx, false) {
-                Poll::Ready(Err(error)) => Poll::Ready(error),
+            match ended {
+                Poll::Ready(Some(error)) => {
+                    self.close(); // senders have their memory back, whoever holds us
+                    Poll::Ready(error)
+                }
                 _ => Poll::Pending,
             }
         }))
+    }
+
+    fn let_go(&self, data: &Buf) {
+        self.out().let_go(data);
     }
 
     fn flush(&self) {
@@ -307,6 +314,70 @@ mod tests {
                 dray_rt::sleep(std::time::Duration::from_millis(1)).await;
             }
             assert_eq!(arrived(&mut theirs), frame(b"refused"));
+        });
+    }
+
+    /// Memory that tells when nobody has it any more.
+    struct Lent(Arc<std::sync::atomic::AtomicBool>);
+
+    impl dray_core::Memory for Lent {}
+
+    impl Drop for Lent {
+        fn drop(&mut self) {
+            self.0.store(false, Ordering::SeqCst);
+        }
+    }
+
+    fn lent(bytes: &'static mut [u8]) -> (Buf, Arc<std::sync::atomic::AtomicBool>) {
+        let in_use = Arc::new(std::sync::atomic::AtomicBool::new(true));
+        let start = std::ptr::NonNull::from(&mut *bytes).cast();
+        // SAFETY: the memory lasts for ever, and nobody writes to it.
+        (unsafe { Buf::over(start, bytes.len(), Arc::new(Lent(in_use.clone()))) }, in_use)
+    }
+
+    /// Of a process that was killed while the other end does not read: what it wrote would
+    /// keep it from ending.
+    #[test]
+    fn what_a_sender_needs_again_is_copied_and_arrives_whole() {
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let (connection, mut theirs) = pair();
+            run(&connection);
+            yield_now().await;
+            const BYTES: usize = 1 << 20;
+            let content: Vec<u8> = (0..BYTES as u32).map(|n| (n * 7) as u8).collect();
+            let (data, in_use) = lent(content.clone().leak());
+            connection.send(b"head", Some(data.clone())).unwrap();
+            assert!(connection.queued_frames() > 0, "the socket took all of it");
+            let mut came = arrived(&mut theirs); // a part
+            yield_now().await;
+            connection.let_go(&data);
+            drop(data);
+            assert!(!in_use.load(Ordering::SeqCst));
+            let prefix = Prefix { head_bytes: 4, data_bytes: BYTES };
+            while came.len() < prefix.encode().len() + prefix.body_at() + BYTES {
+                let more = arrived(&mut theirs);
+                if more.is_empty() && connection.queued_frames() == 0 {
+                    break;
+                }
+                came.extend(more);
+                dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            assert!(came.ends_with(&content));
+        });
+    }
+
+    /// A front end answers a write once nobody has its data any more.
+    #[test]
+    fn a_broken_connection_holds_nothing_that_was_sent_on_it() {
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let (connection, theirs) = pair();
+            let mut sink = Refusing(connection.clone());
+            let (data, in_use) = lent(vec![7; 1 << 20].leak());
+            connection.send(b"head", Some(data)).unwrap();
+            assert!(in_use.load(Ordering::SeqCst));
+            drop(theirs);
+            connection.run(&mut sink).await;
+            assert!(!in_use.load(Ordering::SeqCst));
         });
     }
 

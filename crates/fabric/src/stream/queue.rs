@@ -73,6 +73,17 @@ impl Out {
         self.queue.push_back(pending);
     }
 
+    /// Holds `data` no longer.
+    pub(super) fn let_go(&mut self, data: &Buf) {
+        for frame in &mut self.queue {
+            let same = |held: &&Buf| std::ptr::eq(held.as_ptr(), data.as_ptr());
+            if let Some(held) = frame.data.as_ref().filter(same) {
+                frame.data = Some(Buf::from(&held[frame.data_done..]));
+                frame.data_done = 0;
+            }
+        }
+    }
+
     /// Whether what is queued may wait for the end of a turn.
     pub(super) fn may_wait(&self) -> bool {
         self.queue.len() <= BATCH_FRAMES && self.queued_bytes <= BATCH_BYTES

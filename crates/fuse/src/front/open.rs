@@ -156,6 +156,7 @@ impl Worker {
         let shared = &self.shared;
         let locks = shared.lock_owners.may_hold(&shared.nodes, node, owner);
         if locks || shared.options.host.owes_error(self.handle(fh)?.id) {
+            self.look_after_callers();
             let result = self.file(cx, fh).await?.flush(cx, owner).await;
             if result.is_ok() {
                 shared.lock_owners.remove(node, owner);

@@ -9,7 +9,7 @@ use dray_core::{Cancel, Pid, Uid};
 use dray_rt::{Instant, now};
 
 use crate::proto::Head;
-use crate::proto::abi::{OP_COUNT, UNIQUE_RESEND, op_name};
+use crate::proto::abi::{OP_COUNT, UNIQUE_RESEND, op, op_name};
 
 /// Interrupts remembered because they came before their request.
 const EARLY_MAX: usize = 256;
@@ -55,6 +55,15 @@ pub(crate) enum Interrupted {
     /// It goes on unless its caller is about to be killed: somebody has to look from
     /// time to time, until the request has ended.
     Watch { unique: u64, pid: Pid },
+}
+
+/// What may happen to a caller unheard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LookFor {
+    /// A signal while its request waited for an entry of a ring.
+    Signal,
+    /// Its end, of which closing its files is a part.
+    End,
 }
 
 /// The requests under way on all workers. One part for each worker, so that they do
@@ -177,13 +186,20 @@ impl Flights {
         self.with(unique, |flight| flight.cancel.set());
     }
 
-    /// Callers of requests that any signal ends, for a search after lost interrupts.
-    pub(crate) fn interruptible(&self) -> Vec<(u64, Pid)> {
+    /// Callers that are looked after, because the kernel may not tell what happens to them:
+    /// of requests that any signal ends, and of closes.
+    pub(crate) fn looked_after(&self) -> Vec<(u64, Pid, LookFor)> {
         let mut list = Vec::new();
         for part in &self.parts {
             let part = lock(part);
-            let waiting = part.slots.iter().flatten().filter(|flight| flight.interruptible);
-            list.extend(waiting.map(|flight| (flight.head.unique, flight.head.pid)));
+            list.extend(part.slots.iter().flatten().filter_map(|flight| {
+                let what = match flight.head.opcode {
+                    _ if flight.interruptible => LookFor::Signal,
+                    op::FLUSH => LookFor::End,
+                    _ => return None,
+                };
+                Some((flight.head.unique, flight.head.pid, what))
+            }));
         }
         list
     }
@@ -237,7 +253,6 @@ impl Flights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::abi::op;
     use dray_core::Gid;
 
     fn head(unique: u64) -> Head {

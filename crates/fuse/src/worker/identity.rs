@@ -25,6 +25,8 @@ const KNOWN_MAX: usize = 256;
 const ENVIRON_MAX_BYTES: u64 = 256 << 10;
 /// Variables that name a batch job: Slurm, PBS, LSF, Flux.
 const JOB_VARIABLES: [&str; 4] = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"];
+/// The process whose children are the threads of the kernel.
+const KTHREADD: u32 = 2;
 /// Longest job id taken over, bytes.
 const JOB_MAX_BYTES: usize = 64;
 
@@ -182,12 +184,31 @@ pub(crate) fn kill_pending(pid: Pid) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
         return pid != Pid(0); // it is gone
     };
+    kill_in(&status)
+}
+
+/// Whether SIGKILL waits, by /proc/PID/status.
+fn kill_in(status: &str) -> bool {
     let kill = 1u64 << (libc::SIGKILL - 1);
     ["SigPnd:", "ShdPnd:"].iter().any(|name| {
         let mask = status.lines().find_map(|line| line.strip_prefix(name));
         mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
             .is_some_and(|mask| mask & kill != 0)
     })
+}
+
+/// Whether nobody will look at the result of a close that the thread `pid` asked for: it is being
+/// killed, or ends and has no memory any more. Then no further signal reaches it.
+pub(crate) fn is_ending(pid: Pid) -> bool {
+    // One that waits for its close is there; who may not see it knows nothing.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    status.is_ok_and(|status| ends(&status))
+}
+
+fn ends(status: &str) -> bool {
+    // A thread of the kernel has no memory either, and another parent.
+    let of_kernel = field(status, "PPid:").and_then(|mut ids| ids.next()) == Some(KTHREADD);
+    kill_in(status) || !of_kernel && !status.contains("\nVmSize:")
 }
 
 /// Whether the thread `pid` sleeps deeply: one that waits for the kernel's FUSE does so
@@ -236,8 +257,20 @@ mod tests {
     }
 
     #[test]
+    fn who_ends_has_no_memory_or_is_being_killed() {
+        let lives = "Name:\tx\nPPid:\t1\nVmSize:\t7 kB\nSigPnd:\t00\nShdPnd:\t00\n";
+        assert!(!ends(lives));
+        assert!(ends(&lives.replace("VmSize:\t7 kB\n", "")));
+        assert!(ends(&lives.replace("ShdPnd:\t00", "ShdPnd:\t100")));
+        let of_kernel = lives.replace("VmSize:\t7 kB\n", "").replace("PPid:\t1", "PPid:\t2");
+        assert!(!ends(&of_kernel));
+    }
+
+    #[test]
     fn nobody_is_about_to_kill_us() {
         assert!(!kill_pending(Pid(std::process::id())));
+        assert!(!is_ending(Pid(std::process::id())));
+        assert!(!is_ending(Pid(0x7fff_fff0)), "not to be seen");
         assert!(!sleeps_deeply(Pid(std::process::id())));
     }
 }

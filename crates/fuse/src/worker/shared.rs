@@ -41,15 +41,20 @@ impl Shared {
         root: FileId,
         workers: usize,
     ) -> Shared {
+        let nodes = Nodes::new(state.clone(), root);
+        let lock_owners = match adopted {
+            true => LockOwners::of_predecessor(&nodes, options.host.lock_owners()),
+            false => LockOwners::default(),
+        };
         Shared {
             identities: Identities::new(options.job_ids),
             options,
             session,
             device,
-            nodes: Nodes::new(state.clone(), root),
+            nodes,
             handles: Handles::new(state.clone()),
             flights: Flights::new(workers),
-            lock_owners: LockOwners::new(adopted),
+            lock_owners,
             versions: Versions::default(),
             capabilities: Capabilities::default(),
             searching: AtomicBool::new(false),
@@ -59,9 +64,10 @@ impl Shared {
 
 /// Which processes took fcntl locks on which files: only their closes must be told to
 /// the server.
+#[derive(Default)]
 pub(crate) struct LockOwners {
-    /// Owners are missing that held locks: a predecessor served them, or there were too
-    /// many to remember.
+    /// Owners are missing that held locks: there were too many to remember, here or for a
+    /// predecessor.
     missing: AtomicBool,
     owners: Mutex<BTreeSet<(u64, LockOwner)>>,
 }
@@ -70,8 +76,16 @@ pub(crate) struct LockOwners {
 const OWNERS_MAX: usize = 1 << 16;
 
 impl LockOwners {
-    pub(crate) fn new(adopted: bool) -> LockOwners {
-        LockOwners { missing: AtomicBool::new(adopted), owners: Mutex::default() }
+    /// Those whom a predecessor served; `left`: whose locks it had, if that is known. Whoever
+    /// was getting one when it died asks again.
+    pub(crate) fn of_predecessor(
+        nodes: &Nodes,
+        left: Option<Vec<(FileId, LockOwner)>>,
+    ) -> LockOwners {
+        let missing = AtomicBool::new(left.is_none());
+        let left = left.unwrap_or_default().into_iter();
+        let owners = left.filter_map(|(file, owner)| Some((nodes.find(file)?, owner))).collect();
+        LockOwners { missing, owners: Mutex::new(owners) }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<(u64, LockOwner)>> {
@@ -148,7 +162,7 @@ mod tests {
         let nodes = Nodes::new(State::create().unwrap(), root);
         let file = FileId { ino: 3, generation: 0 };
         let node = nodes.remember(file, None).unwrap().node;
-        let owners = LockOwners::new(false);
+        let owners = LockOwners::default();
         assert!(!owners.may_hold(&nodes, node, LockOwner(7)));
         owners.add(&nodes, node, LockOwner(7));
         assert!(owners.may_hold(&nodes, node, LockOwner(7)));
@@ -160,5 +174,20 @@ mod tests {
         assert!(owners.may_hold(&nodes, node, LockOwner(7)), "forgotten, so it may hold one");
         owners.forget(node);
         assert!(owners.lock().is_empty());
+    }
+
+    #[test]
+    fn a_successor_knows_whose_closes_the_server_must_hear_of() {
+        let nodes = Nodes::new(State::create().unwrap(), FileId { ino: 2, generation: 0 });
+        let file = FileId { ino: 3, generation: 0 };
+        let node = nodes.remember(file, None).unwrap().node;
+        nodes.mark_locked(node);
+        let gone = (FileId { ino: 4, generation: 0 }, LockOwner(7));
+        let left = vec![(file, LockOwner(7)), gone];
+        let owners = LockOwners::of_predecessor(&nodes, Some(left));
+        assert!(owners.may_hold(&nodes, node, LockOwner(7)));
+        assert!(!owners.may_hold(&nodes, node, LockOwner(8)));
+        let owners = LockOwners::of_predecessor(&nodes, None);
+        assert!(owners.may_hold(&nodes, node, LockOwner(8)), "nobody knows");
     }
 }

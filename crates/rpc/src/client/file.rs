@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
-    LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, Fate, FileId, Fut, Io,
+    Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
 
 use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
@@ -27,7 +27,8 @@ pub(crate) struct RemoteFile {
     pub(super) handle: u64,
     /// As first opened; for opening it again.
     pub(super) how: OpenHow,
-    ticket: Option<Ticket>,
+    /// As it was opened, and how many tickets had been renewed by then.
+    ticket: (Option<Ticket>, u64),
     at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
     writer: Writer,
@@ -43,7 +44,8 @@ impl RemoteFile {
     ) -> RemoteFile {
         let how = OpenHow { with_attr: false, ..how }; // what was told once is enough
         session.link.files.opened(handle, id, how, ticket);
-        let ticket = ticket.or_else(|| session.link.files.ticket(handle));
+        let renewed = session.link.files.renewed();
+        let ticket = (ticket.or_else(|| session.link.files.ticket(handle)), renewed);
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
         let writer = Writer::default();
         RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
@@ -54,11 +56,14 @@ impl RemoteFile {
     pub(crate) async fn heard_of(self, cx: &Context, standing: Standing) -> Result<RemoteFile> {
         let files = &self.session.link.files;
         if !files.is_at(standing) {
-            let (id, handle, how, ticket) = (self.id, self.handle, self.how, self.ticket);
+            let (id, handle, how, ticket) = (self.id, self.handle, self.how, self.ticket());
             let again = Reopened { id, how, handle, ticket };
-            if let Err(error) = reopen(&*self.session.channel()?, cx, again).await {
-                files.forget(handle);
-                return Err(error);
+            match reopen(&*self.session.channel()?, cx, again).await {
+                Ok(ticket) => files.renew(handle, ticket),
+                Err(error) => {
+                    files.forget(handle);
+                    return Err(error);
+                }
             }
         }
         Ok(self)
@@ -72,10 +77,20 @@ impl RemoteFile {
         self
     }
 
+    /// What a server is to be shown that has forgotten it, or what it was given.
+    fn ticket(&self) -> Option<Ticket> {
+        let (ticket, renewed) = self.ticket;
+        let files = &self.session.link.files;
+        match files.renewed() == renewed {
+            true => ticket,
+            false => files.ticket(self.handle).or(ticket),
+        }
+    }
+
     /// Notes a change of this file that was made through it.
     pub(crate) fn changed(&self, cx: &Context, made: Made, change: Option<Change>, data: &[u8]) {
         let (file, who) = (self.id, &cx.who);
-        let made = Made { ticket: made.ticket.or(self.ticket), ..made };
+        let made = Made { ticket: made.ticket.or_else(|| self.ticket()), ..made };
         self.session.changed(Changed { file, made, change, data, who }, Some(&self.writer));
     }
 
@@ -84,7 +99,7 @@ impl RemoteFile {
         self.session.link.unsynced.owed(self.id, &self.writer, op)
     }
 
-    async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
+    pub(super) async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
         self.send(cx, &call, None, (None, None)).await.map(|(value, _)| value)
     }
 
@@ -170,9 +185,10 @@ impl RemoteFile {
         };
         for file in [Some(self), to].into_iter().flatten() {
             let how = OpenHow::new(file.how.flags & !libc::O_TRUNC);
-            let (id, handle, ticket) = (file.id, file.handle, file.ticket);
+            let (id, handle, ticket) = (file.id, file.handle, file.ticket());
             let again = Reopened { id, how, handle, ticket };
-            reopen(&*self.session.channel()?, lost.cx, again).await?;
+            let ticket = reopen(&*self.session.channel()?, lost.cx, again).await?;
+            self.session.link.files.renew(handle, ticket);
         }
         Ok(())
     }
@@ -252,9 +268,7 @@ impl OpenFile for RemoteFile {
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            self.session.link.held.clear(cx, self.handle).await?;
-            self.session.link.held.flushed(self.id, owner);
-            self.ask::<()>(cx, Call::Flush { handle: self.handle, owner }).await?;
+            self.give_up_locks(cx, owner).await?;
             self.owed(Op::Flush)
         })
     }
@@ -358,12 +372,13 @@ impl RemoteFile {
                 return Ok(());
             }
         }
-        // Where it is being opened again for its locks, that comes first; a lock that could
-        // not be had again matters no more.
-        let _ = link.held.check(cx, self.handle).await;
-        link.held.closed(self.handle);
-        link.files.closing(self.handle).await;
-        self.ask(cx, Call::Close { handle: self.handle }).await
+        link.part(self.handle).await;
+        let closed = self.ask(cx, Call::Close { handle: self.handle }).await;
+        // The limit is over, say: it is closed once the server can be reached.
+        match closed.as_ref().is_err_and(|error| error.fate() != Fate::Final) {
+            true if self.session.channel()?.close(self.handle) => Ok(()),
+            _ => closed,
+        }
     }
 }
 

@@ -5,7 +5,9 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use dray_core::{Context, Errno, Fate, Lock, Result};
+use dray_core::{
+    Context, Errno, Error, Fate, Lock, LockFamily, LockKind, LockOwner, LockRange, Result,
+};
 use dray_rt::sleep;
 
 use crate::client::channel::LockWait;
@@ -23,7 +25,7 @@ impl RemoteFile {
     /// nothing, and a waiting lock must not hold up the unlock behind it.
     pub(super) async fn take_lock(&self, cx: &Context, lock: Lock, wait: bool) -> Result<()> {
         let (handle, link) = (self.handle, &self.session.link);
-        link.held.clear(cx, handle).await?;
+        link.held.clear(cx, self.id).await?;
         // What is given back is not claimed again, whether or not the answer comes:
         // somebody else may have it by then.
         link.held.given_up(self.id, lock);
@@ -33,7 +35,12 @@ impl RemoteFile {
             let place = if wait { self.place_to_wait()? } else { None };
             let call = Call::Lock { handle, lock, wait: place.is_some(), reclaim: false };
             let asked = self.send::<()>(cx, &call, None, (None, None)).await;
-            if asked.as_ref().is_err_and(|error| wait && error.fate() == Fate::Unknown) {
+            // Granted, perhaps, to nobody; or still had by whoever wanted to be rid of it.
+            let in_doubt = |error: &Error| match lock.kind {
+                LockKind::Unlock => true,
+                _ => error.fate() == Fate::Unknown,
+            };
+            if asked.as_ref().is_err_and(in_doubt) {
                 link.undo_lock(&self.session, handle, (self.id, lock));
             }
             let had = asked.as_ref().is_err_and(|error| error.errno() == Errno::EAGAIN);
@@ -48,6 +55,25 @@ impl RemoteFile {
                 return Ok(());
             }
         }
+    }
+
+    /// Gives up the fcntl locks of `owner`, who has closed a descriptor of the file. They are
+    /// gone whatever the server has heard of that: where it fails, it is made up for later.
+    pub(super) async fn give_up_locks(&self, cx: &Context, owner: LockOwner) -> Result<()> {
+        let link = &self.session.link;
+        let clear = link.held.clear(cx, self.id).await;
+        link.held.flushed(self.id, owner);
+        let call = Call::Flush { handle: self.handle, owner };
+        let asked = match clear {
+            Ok(()) => self.ask::<()>(cx, call).await,
+            Err(error) => Err(error),
+        };
+        if asked.is_err() {
+            let (family, kind) = (LockFamily::Posix, LockKind::Unlock);
+            let lock = Lock { family, kind, range: LockRange::ALL, owner, pid: cx.pid };
+            link.undo_lock(&self.session, self.handle, (self.id, lock));
+        }
+        asked
     }
 
     /// For a wait at the server; none: so many locks are waited for that the lock has to be

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use dray_core::{Errno, Error, FileId, FsInfo, NodeId, Result};
+use dray_core::{Errno, Error, FileId, FsInfo, LockOwner, NodeId, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
@@ -230,6 +230,12 @@ impl Session {
         self.link.leaving.store(true, Ordering::Relaxed);
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         channels.iter().for_each(|channel| channel.notify(NotifyHead::GOODBYE, 0));
+    }
+
+    /// The owners of fcntl locks that a process before us left, and their files; none if there
+    /// may be more of them.
+    pub fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
+        self.link.held.owners()
     }
 
     /// Whether the close of a descriptor of `id` has a loss to tell, or may have, so that it

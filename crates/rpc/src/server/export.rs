@@ -45,7 +45,7 @@ impl Export {
     /// Offers `fs` as `name`.
     pub fn new(name: &str, fs: Arc<dyn FileSystem>, allow: Vec<Allow>) -> Export {
         Export {
-            tickets: Tickets::new(&[0; 32], fs.info().uuid), // its server has a key
+            tickets: Tickets::without_key(fs.info().uuid), // its server has one
 
             name: name.to_owned(),
             fs,

@@ -242,7 +242,7 @@ impl Inner {
     /// An export with what it has of this server: memory, counting of stamps, seal.
     fn belongs(&self, export: Export) -> Arc<Export> {
         let pool = self.exports.pool(&export.name).expect("one of those awaited");
-        let tickets = Tickets::new(&self.life.ticket_key, export.fs.info().uuid);
+        let tickets = Tickets::new(&self.life.ticket_keys, export.fs.info().uuid);
         export.stamps.begin_above(self.life.stamps_before());
         self.life.stamps_given(export.stamps.newest());
         Arc::new(Export { pool, tickets, ..export })

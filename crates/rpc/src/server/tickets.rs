@@ -10,6 +10,7 @@ use sha2::Sha256;
 
 use dray_core::{FileId, FsUuid, NodeId, OpenHow};
 
+use crate::server::recovery::keys::TicketKeys;
 use crate::wire::Ticket;
 
 /// Bytes of HMAC-SHA-256 that a ticket holds: 120 bits, and each wrong guess is a round trip
@@ -26,14 +27,19 @@ const EVERY_FILE: FileId = FileId { ino: 0, generation: 0 };
 pub(crate) struct Tickets {
     /// With key and export in it, for all tickets to begin with.
     begun: Hmac<Sha256>,
+    /// The same with the key before, whose tickets are believed.
+    before: Option<Hmac<Sha256>>,
 }
 
 impl Tickets {
-    pub(crate) fn new(key: &[u8; 32], export: FsUuid) -> Tickets {
-        let mut begun = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
-        begun.update(b"dray ticket 1");
-        begun.update(&export.0.to_le_bytes());
-        Tickets { begun }
+    pub(crate) fn new(keys: &TicketKeys, export: FsUuid) -> Tickets {
+        let before = keys.previous.as_ref().map(|key| begin(key, export));
+        Tickets { begun: begin(&keys.current, export), before }
+    }
+
+    /// For an export that belongs to no server.
+    pub(crate) fn without_key(export: FsUuid) -> Tickets {
+        Tickets { begun: begin(&[0; 32], export), before: None }
     }
 
     /// Seals a first byte and what else it is about.
@@ -49,10 +55,13 @@ impl Tickets {
 
     /// In constant time.
     fn holds(&self, ticket: Ticket, about: [u64; 3]) -> bool {
-        let mut mac = self.begun.clone();
-        mac.update(&ticket.0[..1]);
-        about.iter().for_each(|word| mac.update(&word.to_le_bytes()));
-        mac.verify_truncated_left(&ticket.0[1..]).is_ok()
+        let sealed = |begun: &Hmac<Sha256>| {
+            let mut mac = begun.clone();
+            mac.update(&ticket.0[..1]);
+            about.iter().for_each(|word| mac.update(&word.to_le_bytes()));
+            mac.verify_truncated_left(&ticket.0[1..]).is_ok()
+        };
+        sealed(&self.begun) || self.before.as_ref().is_some_and(sealed)
     }
 
     /// `node` has opened `file` for `access`, bits of [`Ticket::READ`] and [`Ticket::WRITE`].
@@ -85,6 +94,13 @@ impl Tickets {
     }
 }
 
+fn begin(key: &[u8; 32], export: FsUuid) -> Hmac<Sha256> {
+    let mut begun = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    begun.update(b"dray ticket 1");
+    begun.update(&export.0.to_le_bytes());
+    begun
+}
+
 /// What an opening is for, as bits of [`Ticket::READ`] and [`Ticket::WRITE`].
 pub(crate) fn access_of(how: OpenHow) -> u8 {
     match how.flags & libc::O_ACCMODE {
@@ -105,9 +121,24 @@ mod tests {
 
     const FILE: FileId = FileId { ino: 7, generation: 3 };
 
+    fn tickets(current: u8, previous: Option<u8>, export: u128) -> Tickets {
+        let begin = |key: u8| begin(&[key; 32], FsUuid(export));
+        Tickets { begun: begin(current), before: previous.map(begin) }
+    }
+
+    #[test]
+    fn a_ticket_is_good_over_one_change_of_the_key() {
+        let ticket = tickets(1, None, 5).opened(NodeId(9), FILE, Ticket::READ);
+        let good = |tickets: Tickets| tickets.may_open(ticket, NodeId(9), FILE, OpenHow::READ);
+        assert!(good(tickets(2, Some(1), 5)) && !good(tickets(2, Some(1), 6)));
+        assert!(!good(tickets(3, Some(2), 5)));
+        let fresh = tickets(2, Some(1), 5).opened(NodeId(9), FILE, Ticket::READ);
+        assert!(tickets(3, Some(2), 5).may_open(fresh, NodeId(9), FILE, OpenHow::READ));
+    }
+
     #[test]
     fn a_ticket_is_good_for_what_it_was_given_for_only() {
-        let tickets = Tickets::new(&[1; 32], FsUuid(5));
+        let tickets = tickets(1, None, 5);
         let (node, how) = (NodeId(9), OpenHow::new);
         let ticket = tickets.opened(node, FILE, Ticket::READ);
         assert!(tickets.may_open(ticket, node, FILE, how(libc::O_RDONLY)));
@@ -122,7 +153,7 @@ mod tests {
             forged.0[bit / 8] ^= 1 << (bit % 8);
             assert!(!tickets.may_open(forged, node, FILE, OpenHow::READ), "bit {bit}");
         }
-        for others in [Tickets::new(&[2; 32], FsUuid(5)), Tickets::new(&[1; 32], FsUuid(6))] {
+        for others in [self::tickets(2, None, 5), self::tickets(1, None, 6)] {
             assert!(!others.may_open(ticket, node, FILE, OpenHow::READ));
         }
         let both = tickets.opened(node, FILE, Ticket::READ | Ticket::WRITE);
@@ -133,7 +164,7 @@ mod tests {
 
     #[test]
     fn what_is_on_media_is_no_open_file_and_no_other_stamp() {
-        let tickets = Tickets::new(&[1; 32], FsUuid(5));
+        let tickets = tickets(1, None, 5);
         let ticket = tickets.on_media(Some(FILE), 77);
         assert!(tickets.was_on_media(ticket, Some(FILE), 77));
         assert!(!tickets.was_on_media(ticket, Some(FILE), 78));

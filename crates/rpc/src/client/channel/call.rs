@@ -173,7 +173,11 @@ impl Channel {
             // Interrupted, or too late: the answer may still come, and finds nobody.
             Phase::Free | Phase::Asked | Phase::Abandoned => {
                 pending.phase = Phase::Abandoned;
-                pending.data = None;
+                // A server that does not read must not keep a killed caller's memory.
+                let data = pending.data.take();
+                if let Some((connection, data)) = state.connection.as_ref().zip(data) {
+                    connection.let_go(&data);
+                }
                 let errno = if late { Errno::EHOSTDOWN } else { Errno::EINTR };
                 return Err((Failure::Error(Error::unknown(errno)), into));
             }

@@ -3,6 +3,7 @@
 //! server knows that it was open; it is kept for a later process of this mount, too.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -19,6 +20,8 @@ pub(crate) struct OpenFiles {
     tickets: TicketMemory,
     pub(crate) aliases: Aliases,
     state: Mutex<State>,
+    /// Tickets that took the place of others so far.
+    renewed: AtomicU64,
 }
 
 #[derive(Default)]
@@ -57,7 +60,7 @@ impl OpenFiles {
         let aliases = Aliases::new(memory.clone());
         let (tickets, noted) = TicketMemory::new(memory);
         let state = State { tickets: noted, missing: successor, ..State::default() };
-        OpenFiles { tickets, aliases, state: Mutex::new(state) }
+        OpenFiles { tickets, aliases, state: Mutex::new(state), renewed: AtomicU64::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -124,6 +127,28 @@ impl OpenFiles {
     /// What a new server is to be shown.
     pub(crate) fn ticket(&self, handle: u64) -> Option<Ticket> {
         self.lock().tickets.get(&handle).map(|noted| noted.ticket)
+    }
+
+    /// How many tickets have taken the place of others so far: while that is the same, nobody's
+    /// has changed.
+    pub(crate) fn renewed(&self) -> u64 {
+        self.renewed.load(Ordering::Relaxed)
+    }
+
+    /// A server gave another ticket for a file that is still open: that of its former life
+    /// runs out.
+    pub(crate) fn renew(&self, handle: u64, ticket: Option<Ticket>) {
+        let mut state = self.lock();
+        let known = state.tickets.get(&handle).map(|noted| noted.ticket);
+        let Some(ticket) = ticket.filter(|new| known != Some(*new)) else { return };
+        if !state.files.contains_key(&handle) {
+            return;
+        }
+        // Both are noted for a moment: a process after us finds one of them, whole.
+        if let Some(before) = state.tickets.insert(handle, self.tickets.note(handle, ticket)) {
+            self.tickets.forget(before);
+        }
+        self.renewed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// True unless it is being opened again.

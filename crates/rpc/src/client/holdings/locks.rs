@@ -43,8 +43,9 @@ struct State {
     /// Open files whose locks are being claimed again: nothing may be done through them
     /// before it is known whether they are had.
     doubtful: BTreeSet<u64>,
-    /// Open files for which waits that were given up are being undone.
-    undoing: Vec<u64>,
+    /// Open files, and what they are, through which locks are being given back whose owners
+    /// have gone.
+    undoing: Vec<(u64, FileId)>,
     /// Claims under way: where a server dies during one, the next begins before it ends.
     claims: u32,
     waiting: Vec<Waker>,
@@ -111,6 +112,15 @@ impl Held {
         Held { memory, state: Mutex::new(state), any_lost: AtomicBool::new(false) }
     }
 
+    /// The owners of fcntl locks, and their files, as a process before us noted them; none if
+    /// there may have been more than it had room for.
+    pub(crate) fn owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
+        let state = self.lock();
+        let posix = |held: &&HeldLock| held.lock.family == LockFamily::Posix;
+        let owners = state.locks.iter().filter(posix).map(|held| (held.id, held.lock.owner));
+        (state.noted.len() < LOCKS_MAX).then(|| owners.collect())
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,16 +161,17 @@ impl Held {
         state.save(&self.memory);
     }
 
-    /// The wait for `lock` was given up while nobody could be asked whether it had been
-    /// granted: nothing else is asked through this open file until that is undone.
-    pub(crate) fn undo(&self, handle: u64) {
-        self.lock().undoing.push(handle);
+    /// Somebody who asked for locks or gave them up has left, and it is not known what the
+    /// server has heard of that. No lock of this file is asked for, through any open file of
+    /// it, until that is undone: owners' names are used again.
+    pub(crate) fn undo(&self, handle: u64, id: FileId) {
+        self.lock().undoing.push((handle, id));
     }
 
-    /// One such wait has been undone.
-    pub(crate) fn undone(&self, handle: u64) {
+    /// One such leaving has been undone.
+    pub(crate) fn undone(&self, handle: u64, id: FileId) {
         let mut state = self.lock();
-        if let Some(at) = state.undoing.iter().position(|other| *other == handle) {
+        if let Some(at) = state.undoing.iter().position(|other| *other == (handle, id)) {
             state.undoing.swap_remove(at);
         }
         let waiting = std::mem::take(&mut state.waiting);
@@ -168,11 +179,25 @@ impl Held {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits until nothing is to be undone. `EINTR` when the caller gives up.
-    pub(crate) async fn clear(&self, cx: &Context, handle: u64) -> Result<()> {
+    /// Waits until nothing of a file is to be undone. `EINTR` when the caller gives up.
+    pub(crate) async fn clear(&self, cx: &Context, id: FileId) -> Result<()> {
+        self.wait_for_undoing(cx, |(_, other)| *other == id).await
+    }
+
+    /// Waits until nothing is to be undone through an open file.
+    pub(crate) async fn cleared(&self, handle: u64) {
+        let nobody_gives_up = Context::system();
+        let _ = self.wait_for_undoing(&nobody_gives_up, |(other, _)| *other == handle).await;
+    }
+
+    async fn wait_for_undoing(
+        &self,
+        cx: &Context,
+        concerns: impl Fn(&(u64, FileId)) -> bool,
+    ) -> Result<()> {
         std::future::poll_fn(|task| {
             let mut state = self.lock();
-            if !state.undoing.contains(&handle) {
+            if !state.undoing.iter().any(&concerns) {
                 return Poll::Ready(Ok(()));
             }
             state.waiting.push(task.waker().clone());
@@ -262,6 +287,7 @@ impl Held {
         state.locks.iter().any(|held| held.handle == handle)
             || state.lost.contains(&handle)
             || state.doubtful.contains(&handle)
+            || state.undoing.iter().any(|(other, _)| *other == handle)
     }
 
     /// Whether a lock is still wanted.

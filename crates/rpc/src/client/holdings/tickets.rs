@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{AtOpen, Context, Errno, FileId, OpenHow, Result};
 
-use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::channel::{Ask, Channel, error_of};
 use crate::client::memory::SessionMemory;
 use crate::wire::{Call, Input, Ticket};
 
@@ -74,24 +74,29 @@ pub(crate) struct Reopened {
 }
 
 /// Opens a file again at a server that has forgotten it, in the name of `cx`: whose rights
-/// decide where there is no ticket to show. Errors: those of opening.
-pub(crate) async fn reopen(channel: &Channel, cx: &Context, file: Reopened) -> Result<()> {
+/// decide where there is no ticket to show, or that has run out. Answers a ticket for the next
+/// time. Errors: those of opening.
+pub(crate) async fn reopen(
+    channel: &Channel,
+    cx: &Context,
+    file: Reopened,
+) -> Result<Option<Ticket>> {
     let Reopened { id, how, handle, ticket } = file;
     if let Some(ticket) = ticket {
         let opened = ask(channel, cx, Call::Reopen { id, how, handle, ticket }).await;
         // An earlier version's server knows nothing of it.
-        if opened.as_ref().is_ok_and(|()| true)
-            || opened.as_ref().is_err_and(|error| error.errno() != Errno::ENOTSUP)
-        {
+        let of_no_use = |errno| matches!(errno, Errno::ENOTSUP | Errno::EACCES);
+        if !opened.as_ref().is_err_and(|error| of_no_use(error.errno())) {
             return opened;
         }
     }
     ask(channel, cx, Call::Open { id, how, handle, again: true }).await
 }
 
-async fn ask(channel: &Channel, cx: &Context, call: Call<'_>) -> Result<()> {
+async fn ask(channel: &Channel, cx: &Context, call: Call<'_>) -> Result<Option<Ticket>> {
     let decode = |bytes: &[u8]| Input::whole::<Option<AtOpen>>(bytes).map(drop);
-    value_of(channel.call(Ask::of(cx, &call), decode).await)
+    let answer = channel.call(Ask::of(cx, &call), decode).await;
+    answer.map(|answer| answer.made.ticket).map_err(error_of)
 }
 
 #[cfg(test)]

@@ -88,7 +88,10 @@ impl Link {
                 break; // closed or given back meanwhile
             }
             let outcome = match step {
-                0 => reopen(channel, &cx, Reopened { id, how, handle, ticket }).await,
+                0 => {
+                    let opened = reopen(channel, &cx, Reopened { id, how, handle, ticket }).await;
+                    opened.map(|ticket| self.files.renew(handle, ticket))
+                }
                 _ => {
                     let call = Call::Lock { handle, lock, wait: false, reclaim: true };
                     value_of(channel.call(Ask::of(&cx, &call), |_| Ok(())).await)
@@ -130,9 +133,12 @@ impl Link {
         let Some(file) = self.files.open_again(handle) else { return };
         let (cx, id, how) = (Context::system(), file.id, file.how);
         let ticket = self.files.ticket(handle);
-        if let Err(error) = reopen(channel, &cx, Reopened { id, how, handle, ticket }).await {
+        match reopen(channel, &cx, Reopened { id, how, handle, ticket }).await {
+            Ok(ticket) => self.files.renew(handle, ticket),
             // Whoever uses it is told.
-            log::error!("{}: cannot open file {id} again: {error}", self.connector.target());
+            Err(error) => {
+                log::error!("{}: cannot open file {id} again: {error}", self.connector.target());
+            }
         }
     }
 }

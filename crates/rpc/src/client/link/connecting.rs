@@ -1,8 +1,11 @@
 //! Keeps a channel connected: one connection after the other, as long as the mount lasts.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use dray_core::Errno;
@@ -89,10 +92,16 @@ impl Link {
             if self.evicted.load(Ordering::Relaxed) {
                 return channel.evict();
             }
+            // From before the try on, so that no welcome is missed.
+            let mut reached = pin!(self.reached.notified());
+            reached.as_mut().enable();
             let tried = match self.waits_for_first(channel) {
                 true => Err(None),
                 false => self.connect_once(channel, &mut replaces, None).await,
             };
+            // A server that took this connection and dropped it takes and drops others, too:
+            // without waiting there would be no end to it.
+            let heeds_others = tried.is_err();
             match tried {
                 // One of its own for a recovery that is over.
                 Ok(_) if channel.is_shut() => return,
@@ -113,8 +122,16 @@ impl Link {
             }
             channel.expire();
             let wait = backoff.mul_f64(0.5 + random_u64() as f64 / u64::MAX as f64 / 2.0);
-            let ended = timeout(wait, std::future::poll_fn(|task| channel.poll_shut(task))).await;
-            if ended.is_ok() {
+            let woken = poll_fn(|task| {
+                let reached = heeds_others && reached.as_mut().poll(task).is_ready();
+                if channel.poll_shut(task).is_ready() || reached {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            });
+            let _ = timeout(wait, woken).await; // or nothing happened
+            if channel.is_shut() {
                 return;
             }
             channel.expire();

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use dray_core::{Context, FsInfo, NodeId};
 use dray_fabric::Connect;
 use dray_rt::Handle;
-use dray_rt::sync::watch;
+use dray_rt::sync::{Notify, watch};
 
 use self::known::Known;
 pub(crate) use self::known::Standing;
@@ -58,6 +58,8 @@ pub(crate) struct Link {
     outage: Outage,
     /// A server has welcomed this process.
     met: watch::Sender<bool>,
+    /// Wakes connections that wait for their next try, when another one was welcomed.
+    reached: Notify,
     home: Handle,
 }
 
@@ -94,6 +96,7 @@ impl Link {
             evicted: AtomicBool::new(false),
             outage: Outage::default(),
             met: watch::channel(false).0,
+            reached: Notify::new(),
             home: Handle::current(),
         }
     }

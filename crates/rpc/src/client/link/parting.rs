@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dray_core::{Context, Errno, Error, FileId, Lock};
+use dray_core::{Context, Errno, Error, Fate, FileId, Lock};
 use dray_rt::sleep;
 
 use super::Link;
@@ -14,15 +14,15 @@ use crate::client::session::Session;
 use crate::wire::{Call, Input};
 
 impl Link {
-    /// The wait for a lock was given up while the server could not be asked: it may have
-    /// been granted. Once the server is back, its owner has what it knows to have.
+    /// Somebody left who waited for a lock, or gave one up, and the server may have heard of
+    /// it or not. Once it can be asked, their owner has what is known here.
     pub(crate) fn undo_lock(
         self: &Arc<Link>,
         session: &Arc<Session>,
         handle: u64,
         (id, lock): (FileId, Lock),
     ) {
-        self.held.undo(handle);
+        self.held.undo(handle, id);
         let (link, session) = (self.clone(), Arc::downgrade(session));
         self.home.spawn(async move {
             while let Some(channel) = session.upgrade().and_then(|session| session.channel().ok()) {
@@ -31,7 +31,7 @@ impl Link {
                     _ => break, // also where the server lost everything
                 }
             }
-            link.held.undone(handle);
+            link.held.undone(handle, id);
         });
     }
 
@@ -42,6 +42,8 @@ impl Link {
         (id, lock): (FileId, Lock),
     ) -> Result<(), Error> {
         let cx = Context::system();
+        // A claim of it at a new server that is under way comes first.
+        let _ = self.held.check(&cx, handle).await;
         for lock in self.held.known(id, lock) {
             let call = Call::Lock { handle, lock, wait: false, reclaim: false };
             value_of::<()>(channel.call(Ask::of(&cx, &call), |bytes| Input::whole(bytes)).await)?;
@@ -88,10 +90,22 @@ impl Link {
         let link = session.link.clone();
         self.home.spawn(async move {
             let (cx, call) = (Context::system(), Call::Close { handle });
-            let _ = link.held.check(&cx, handle).await; // as for a close that is asked for
-            link.held.closed(handle);
-            link.files.closing(handle).await;
-            let _ = channel.call(Ask::of(&cx, &call), |bytes| Input::whole::<()>(bytes)).await; // nobody asks
+            link.part(handle).await;
+            let closed = channel.call(Ask::of(&cx, &call), |bytes| Input::whole::<()>(bytes)).await;
+            if value_of(closed).is_err_and(|error| error.fate() != Fate::Final) {
+                let _ = channel.close(handle); // where that is not to be had, the session closes it
+            }
         });
+    }
+
+    /// Before the close of a file that has to do with locks: where it is being opened again for
+    /// them, or they are being given back through it, that comes first. A lock that could not
+    /// be had again matters no more.
+    pub(crate) async fn part(&self, handle: u64) {
+        let cx = Context::system();
+        let _ = self.held.check(&cx, handle).await;
+        self.held.cleared(handle).await;
+        self.held.closed(handle);
+        self.files.closing(handle).await;
     }
 }

@@ -170,7 +170,7 @@ impl Recovery {
         let mut outcome = Ok(());
         for flags in ways {
             let file = Reopened { id, how: OpenHow::new(*flags), handle, ticket };
-            outcome = reopen(&self.channel, &cx, file).await;
+            outcome = reopen(&self.channel, &cx, file).await.map(drop);
             if self.link.known().instance != self.instance {
                 return Err(Gone);
             }

@@ -1,12 +1,11 @@
-//! What one life of a server takes over from the one before it beside sessions: the key of
+//! What one life of a server takes over from the one before it beside sessions: the keys of
 //! its tickets, who was evicted, and where counting stamps goes on.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_rt::random_bytes;
-
 use crate::server::journal::{Journal, Keepsake};
+use crate::server::recovery::keys::TicketKeys;
 use crate::wire::{Input, Wire};
 
 /// Evicted sessions remembered.
@@ -20,7 +19,7 @@ const STAMPS_AHEAD: u64 = 1 << 32;
 /// Keeps it.
 pub(crate) struct Life {
     journal: Arc<dyn Journal>,
-    pub(crate) ticket_key: [u8; 32],
+    pub(crate) ticket_keys: TicketKeys,
     /// Sessions whose clients are not to begin anew as if nothing had happened.
     evicted: Mutex<VecDeque<u64>>,
     stamps_bound: Mutex<u64>,
@@ -38,7 +37,7 @@ impl Life {
         let evicted = Mutex::new(evicted.rev().collect());
         let stamps_bound = words(&*journal, Keepsake::StampsBound).first().copied().unwrap_or(0);
         let stamps_bound = Mutex::new(stamps_bound);
-        Life { ticket_key: ticket_key(&*journal), journal, evicted, stamps_bound }
+        Life { ticket_keys: TicketKeys::begin(&*journal), journal, evicted, stamps_bound }
     }
 
     /// A stamp above which no earlier life has given any.
@@ -77,23 +76,6 @@ impl Life {
     }
 }
 
-/// The key that tickets are sealed with, a new one if there is none.
-fn ticket_key(journal: &dyn Journal) -> [u8; 32] {
-    let kept = read(journal, Keepsake::TicketKey);
-    if let Some(key) = kept.as_deref().and_then(|bytes| Input(bytes).get().ok()) {
-        return key;
-    }
-    let mut key = [0; 32];
-    random_bytes(&mut key);
-    if let Err(error) = journal.keep(Keepsake::TicketKey, &key) {
-        log::error!(
-            "cannot keep the key of tickets: {error}; after a restart clients open their files \
-             again with the rights of their users"
-        );
-    }
-    key
-}
-
 fn read(journal: &dyn Journal, what: Keepsake) -> Option<Vec<u8>> {
     journal.kept(what).unwrap_or_else(|error| {
         log::error!("what was kept cannot be read, and begins anew: {error}");
@@ -127,7 +109,7 @@ mod tests {
         first.stamps_given(1001);
         (0..EVICTED_MAX as u64 + 3).for_each(|session| first.evict(session));
         let next = Life::begin(journal.clone());
-        assert_eq!(next.ticket_key, first.ticket_key);
+        assert_eq!(next.ticket_keys, first.ticket_keys);
         assert!(next.stamps_before() >= 1001 + STAMPS_AHEAD / 2);
         for life in [&first, &next] {
             assert!(!life.is_evicted(2) && life.is_evicted(3));

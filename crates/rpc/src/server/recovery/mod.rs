@@ -7,6 +7,7 @@
 //! work begins.
 
 pub(crate) mod grace;
+pub(crate) mod keys;
 pub(crate) mod life;
 pub(crate) mod redone;
 pub(crate) mod returning;

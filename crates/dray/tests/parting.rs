@@ -1,0 +1,134 @@
+//! Processes that end, or start others, while their mount's server is away. Needs root and
+//! /dev/fuse.
+
+mod common;
+
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::daemons::{daemon, signal};
+use common::load::lock;
+use common::{Pid, Rig, wait_for};
+
+/// Locks `$AT/$1` (fcntl) and says so by a file beside the mount, then does `$2`.
+const HOLDER: &str = r#"
+import fcntl, os, sys, time
+file = open(os.environ["AT"] + "/" + sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+open(sys.argv[2], "w").close()
+while not os.path.exists(sys.argv[2] + ".go"):
+    time.sleep(0.02)
+if sys.argv[3] == "exit":
+    os._exit(0) # the kernel closes the file
+if sys.argv[3] == "child":
+    # It has the file, too, and is the owner of no lock.
+    child = os.fork()
+    if child == 0:
+        os.execvp("true", ["true"])
+    os.waitpid(child, 0)
+    os.kill(os.getpid(), 9)
+if sys.argv[3] == "wait":
+    time.sleep(1000)
+"#;
+
+struct Holder {
+    pid: Pid,
+    ready: std::path::PathBuf,
+}
+
+impl Holder {
+    fn start(rig: &mut Rig, at: &Path, what: &str) -> Holder {
+        let (name, ready) = (format!("lock-{what}"), rig.path(&format!("ready-{what}")));
+        std::fs::write(rig.path("holder.py"), HOLDER).unwrap();
+        let script = format!(
+            "exec python3 {} {name} {} {what}",
+            rig.path("holder.py").display(),
+            ready.display()
+        );
+        let pid = rig.start(&script, at);
+        wait_for("the lock", || ready.exists());
+        Holder { pid, ready }
+    }
+
+    fn go(&self) {
+        std::fs::write(self.ready.with_extension("go"), "").unwrap();
+    }
+}
+
+/// How long who ends may be held up by a server that is away.
+const END_MAX: Duration = Duration::from_secs(6);
+
+/// Over both transports, with the first daemon and with one that took over.
+#[test]
+fn processes_end_while_the_server_is_away_and_leave_no_locks() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        for takes_over in [false, true] {
+            let mut rig = Rig::new();
+            rig.serve(&[]);
+            let at = rig.mount("mount", options);
+            let holders: Vec<Holder> =
+                ["exit", "child", "wait"].map(|what| Holder::start(&mut rig, &at, what)).into();
+            if takes_over {
+                let dead = daemon(&at).unwrap();
+                signal(dead, libc::SIGKILL);
+                let back = || daemon(&at).is_some_and(|next| next != dead);
+                wait_for("the next daemon", || back() && at.join("lock-exit").exists());
+            }
+            let server = rig.signal_server(libc::SIGSTOP);
+            let begin = Instant::now();
+            holders.iter().for_each(Holder::go);
+            holders[2].pid.signal(libc::SIGTERM);
+            for holder in &holders {
+                rig.end_of(holder.pid);
+            }
+            let ended = begin.elapsed();
+            server.signal(libc::SIGCONT);
+            assert!(ended < END_MAX, "{options} {takes_over}: {ended:?}");
+            for what in ["exit", "child", "wait"] {
+                let name = format!("lock-{what}");
+                let file = OpenOptions::new().write(true).open(at.join(&name)).unwrap();
+                lock(&file, libc::F_WRLCK, libc::F_OFD_SETLK)
+                    .unwrap_or_else(|error| panic!("{options} {takes_over}: {name}: {error}"));
+            }
+            server.signal(libc::SIGKILL);
+            rig.end_of(server);
+        }
+    }
+}
+
+/// What they write waits for a server that does not read. Over a ring that is memory which the
+/// kernel gets back with the answer.
+#[test]
+fn writers_are_killed_while_the_server_stands_still() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let script = r#"exec dd if=/dev/zero of="$AT/$$" bs=1M count=100000 2>/dev/null"#;
+        let writers: Vec<Pid> = (0..6).map(|_| rig.start(script, &at)).collect();
+        wait_for("the writers", || std::fs::read_dir(&at).unwrap().count() == writers.len());
+        std::thread::sleep(Duration::from_millis(300));
+        let server = rig.signal_server(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(500)); // all of them wait
+        writers.iter().for_each(|writer| writer.signal(libc::SIGKILL));
+        let begin = Instant::now();
+        while begin.elapsed() < END_MAX && !writers.iter().all(|writer| writer.is_over()) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let over = writers.iter().filter(|writer| writer.is_over()).count();
+        server.signal(libc::SIGCONT);
+        assert_eq!(over, writers.len(), "{options}");
+        for writer in writers {
+            rig.end_of(writer);
+        }
+        server.signal(libc::SIGKILL);
+        rig.end_of(server);
+    }
+}

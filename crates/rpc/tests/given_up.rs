@@ -1,0 +1,184 @@
+//! Locks and open files of callers that give up while a server that lives on cannot be
+//! reached: they are given back once it can be.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
+use dray_backends::memory::MemoryFs;
+use dray_core::{
+    Cancel, Context, CreateHow, FileSystem, Lock, LockFamily, LockKind, LockOwner, LockRange, Name,
+    OpenFile, OpenHow, Pid,
+};
+use dray_fabric::sim::{Network, Weather};
+use dray_rpc::client::{ClientOptions, RemoteFs};
+use dray_rpc::server::{Server, ServerOptions};
+use dray_rt::{Scope, sleep};
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+const LIMIT: Duration = Duration::from_secs(2);
+
+fn lock_of(family: LockFamily, kind: LockKind, owner: u64) -> Lock {
+    Lock { family, kind, range: LockRange::ALL, owner: LockOwner(owner), pid: Pid(1) }
+}
+
+fn open_files(server: &Server) -> u64 {
+    server.status().clients.iter().map(|client| client.files as u64).sum()
+}
+
+fn posix(kind: LockKind, owner: u64) -> Lock {
+    lock_of(LockFamily::Posix, kind, owner)
+}
+
+/// A client of a server that can be cut off, and a file that it has open.
+struct Site {
+    network: Network,
+    server: Server,
+    below: MemoryFs,
+    fs: RemoteFs,
+    file: Arc<dyn OpenFile>,
+    /// Ends the server.
+    _scope: Scope,
+}
+
+impl Site {
+    async fn new(timeout: Option<Duration>) -> Site {
+        let (network, below, scope) = (Network::new(), memory(), Scope::new());
+        let server = server_of(below.clone(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let options = ClientOptions { timeout, ..client_options() };
+        let fs = connect(network.connector("s"), options).await.unwrap();
+        let name = Name::new(b"f").unwrap();
+        let (_, file) = fs.create(&Context::system(), fs.info().root, name, NEW).await.unwrap();
+        Site { network, server, below, fs, file, _scope: scope }
+    }
+
+    /// Connections break with what is under way, and no new ones are made. The server lives on.
+    fn cut_off(&self) {
+        self.network.set_weather(Weather { break_one_in: Some(1), ..Weather::default() });
+        self.network.partition("s", true);
+    }
+
+    /// Well within the lease.
+    async fn back(&self) {
+        self.network.set_weather(Weather::default());
+        self.network.partition("s", false);
+        sleep(Duration::from_secs(3)).await;
+    }
+}
+
+/// A caller that is killed after a moment.
+fn killed_soon() -> Context {
+    let cancel = Arc::new(Cancel::default());
+    let set = cancel.clone();
+    dray_rt::spawn(async move {
+        sleep(Duration::from_millis(100)).await;
+        set.set();
+    });
+    Context { cancel: Some(cancel), ..Context::system() }
+}
+
+/// The file stays open: somebody else has it, too.
+#[test]
+fn locks_of_who_was_killed_at_a_close_are_given_back() {
+    simulate(1, async {
+        let (site, cx) = (Site::new(None).await, Context::system());
+        site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
+        site.cut_off();
+        site.file.flush(&killed_soon(), LockOwner(1)).await.unwrap_err();
+        assert_eq!(site.below.locks().len(), 1);
+        site.back().await;
+        assert!(site.below.locks().is_empty());
+    });
+}
+
+/// Here it was the last that had the file.
+#[test]
+fn locks_of_who_was_killed_at_the_last_close_are_given_back() {
+    simulate(2, async {
+        let (site, cx) = (Site::new(None).await, Context::system());
+        site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
+        site.cut_off();
+        site.file.flush(&killed_soon(), LockOwner(1)).await.unwrap_err();
+        let file = site.file.clone();
+        dray_rt::spawn(async move { _ = file.close(&Context::system()).await });
+        sleep(Duration::from_millis(100)).await;
+        site.back().await;
+        assert!(site.below.locks().is_empty());
+        assert_eq!(open_files(&site.server), 0);
+    });
+}
+
+#[test]
+fn what_fails_by_the_limit_is_given_back_all_the_same() {
+    simulate(3, async {
+        let (site, cx) = (Site::new(Some(LIMIT)).await, Context::system());
+        for family in [LockFamily::Posix, LockFamily::Flock] {
+            site.file.lock(&cx, lock_of(family, LockKind::Exclusive, 1), false).await.unwrap();
+            site.cut_off();
+            site.file.lock(&cx, lock_of(family, LockKind::Unlock, 1), false).await.unwrap_err();
+            assert_eq!(site.below.locks().len(), 1, "{family:?}");
+            site.back().await;
+            assert!(site.below.locks().is_empty(), "{family:?}");
+        }
+        // The last close, with a lock and long after the limit.
+        site.file
+            .lock(&cx, lock_of(LockFamily::Flock, LockKind::Exclusive, 1), false)
+            .await
+            .unwrap();
+        site.cut_off();
+        sleep(2 * LIMIT).await;
+        _ = site.file.close(&cx).await;
+        site.back().await;
+        assert!(site.below.locks().is_empty());
+        assert_eq!(open_files(&site.server), 0);
+    });
+}
+
+/// The server granted it, and its answer was lost.
+#[test]
+fn a_try_for_a_lock_that_was_given_up_leaves_none() {
+    simulate(4, async {
+        let site = Site::new(None).await;
+        site.network.set_weather(Weather {
+            break_one_in: Some(1),
+            deliver_then_break_one_in: Some(1),
+            ..Weather::default()
+        });
+        let (file, cx) = (site.file.clone(), killed_soon());
+        let trying = dray_rt::spawn_join(async move {
+            file.lock(&cx, posix(LockKind::Exclusive, 1), false).await
+        });
+        while site.below.locks().is_empty() {
+            sleep(Duration::from_micros(100)).await;
+        }
+        site.cut_off();
+        trying.await.unwrap().unwrap_err();
+        site.back().await;
+        assert!(site.below.locks().is_empty());
+    });
+}
+
+/// The kernel names owners by addresses, which are used again. A lock that is asked for through
+/// any open file of this mount comes after what is to be given back.
+#[test]
+fn what_is_given_back_is_not_taken_from_the_next_owner_of_that_name() {
+    for seed in 10..40 {
+        simulate(seed, async {
+            let (site, cx) = (Site::new(None).await, Context::system());
+            site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
+            let other = site.fs.open(&cx, site.file.id(), OpenHow::READ_WRITE).await.unwrap();
+            site.cut_off();
+            site.file.flush(&killed_soon(), LockOwner(1)).await.unwrap_err();
+            let locking = dray_rt::spawn_join(async move {
+                let asked = posix(LockKind::Exclusive, 1);
+                other.lock(&Context::system(), asked, false).await.map(|()| other)
+            });
+            site.back().await;
+            let _other = locking.await.unwrap().unwrap();
+            assert_eq!(site.below.locks().len(), 1, "{seed}");
+        });
+    }
+}
