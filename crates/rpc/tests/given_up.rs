@@ -151,6 +151,8 @@ fn a_try_for_a_lock_that_was_given_up_leaves_none() {
         let trying = dray_rt::spawn_join(async move {
             file.lock(&cx, posix(LockKind::Exclusive, 1), false).await
         });
+        sleep(Duration::from_micros(1)).await; // it is on its way, and is the last that arrives
+        site.network.set_weather(Weather { break_one_in: Some(1), ..Weather::default() });
         while site.below.locks().is_empty() {
             sleep(Duration::from_micros(100)).await;
         }
