@@ -107,6 +107,7 @@ impl Tags {
     }
 
     /// The same for calls that do not wait.
+    #[cfg(test)]
     pub(super) fn take_now(&mut self, class: Class) -> Option<u32> {
         self.take(class, &mut None)
     }
