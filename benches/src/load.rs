@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use crate::target::{Place, Target};
-use crate::{Outcome, cpu, told};
+use crate::{Outcome, cpu};
 
 /// What was done in one run, and what it cost.
 #[derive(Clone, Copy, Debug, Default)]

@@ -193,6 +193,9 @@ fn a_session_of_one_export_is_none_of_another() {
     });
 }
 
+/// What somebody says who is to prove that he knows the key.
+type Proves<'a> = dyn Fn(Transcript<'_>, &Challenge) -> [u8; 32] + 'a;
+
 /// What no client of ours says: it would see first that the server has another key.
 #[test]
 fn without_a_proof_of_the_key_there_is_no_session() {
@@ -206,7 +209,7 @@ fn without_a_proof_of_the_key_there_is_no_session() {
         by_hand(move || {
             let said = Hello { auth: Auth::Psk, ..hello("data") };
             // The answer to a greeting, and to a proof made of that.
-            let answered = |proves: &dyn Fn(Transcript<'_>, &Challenge) -> [u8; 32]| {
+            let answered = |proves: &Proves<'_>| {
                 let mut stream = stranger(&socket);
                 stream.write_all(&frame(&said.message(), b"")).unwrap();
                 let heard = read_frame(&mut stream).unwrap().0;
@@ -218,7 +221,7 @@ fn without_a_proof_of_the_key_there_is_no_session() {
                 read_frame(&mut stream).unwrap().0
             };
             let another = key("another key, wrong").unwrap();
-            let wrong: [&dyn Fn(Transcript<'_>, &Challenge) -> [u8; 32]; 5] = [
+            let wrong: [&Proves<'_>; 5] = [
                 &|_, _| [0; 32],
                 &|seen, _| another.prove(Role::Client, seen),
                 &|seen, _| the_key.prove(Role::Session, seen),
