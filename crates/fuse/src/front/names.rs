@@ -58,8 +58,7 @@ impl Worker {
             Ok(entry) if entry.attr.file_type() == FileType::Directory => {
                 let apart = || renames(cx.pid);
                 let node = self.shared.nodes.remember_directory(entry.id, (dir, name), apart)?;
-                let out = reply::put_entry(Small::new(), node, &entry, self.validity());
-                Ok(Answer::Small(out))
+                Ok(Answer::Small(reply::entry(node, &entry, self.validity())))
             }
             Ok(entry) if !self.may_be_opened(cx, &entry).await? => self.barred_answer(entry),
             Ok(entry) => self.entry_answer(&entry, (dir, name)),
@@ -103,7 +102,7 @@ impl Worker {
     fn barred_answer(&self, mut entry: Entry) -> Result<Answer> {
         entry.attr.rdev = 0;
         let node = self.shared.nodes.remember_apart(entry.id)?;
-        Ok(Answer::Small(reply::put_entry(Small::new(), node, &entry, self.validity())))
+        Ok(Answer::Small(reply::entry(node, &entry, self.validity())))
     }
 
     async fn make(&self, cx: &Context, dir: FileId, name: &Name, what: Make<'_>) -> Result<Answer> {
@@ -123,22 +122,17 @@ impl Worker {
     }
 
     fn entry_answer(&self, entry: &Entry, place: (FileId, &Name)) -> Result<Answer> {
-        self.entry(Small::new(), entry, Some(place)).map(Answer::Small)
+        self.entry(entry, Some(place)).map(Answer::Small)
     }
 
     /// Tells the kernel of a file: from now on it counts until it is forgotten.
-    pub(crate) fn entry(
-        &self,
-        out: Small,
-        entry: &Entry,
-        place: Option<(FileId, &Name)>,
-    ) -> Result<Small> {
+    pub(crate) fn entry(&self, entry: &Entry, place: Option<(FileId, &Name)>) -> Result<Small> {
         let nodes = &self.shared.nodes;
         let node = match place.filter(|_| entry.attr.file_type() == FileType::Directory) {
             Some(place) => nodes.remember_directory(entry.id, place, || false)?,
             None => nodes.remember(entry.id, place)?,
         };
-        Ok(reply::put_entry(out, node, entry, self.validity()))
+        Ok(reply::entry(node, entry, self.validity()))
     }
 
     pub(crate) fn validity(&self) -> Validity {

@@ -86,7 +86,7 @@ impl Worker {
         how: CreateHow,
         asked: Asked,
     ) -> Result<Answer> {
-        let out = self.entry(Small::new(), &entry, place)?;
+        let out = self.entry(&entry, place)?;
         if file.at_open().is_some_and(|seen| seen.no_capability)
             && let Some(node) = self.shared.nodes.find(entry.id)
         {
@@ -102,13 +102,14 @@ impl Worker {
     fn open_answer(
         &self,
         cx: &Context,
-        out: Small,
+        mut out: Small,
         file: Arc<dyn OpenFile>,
         flags: i32,
         kernel: u32,
     ) -> Result<Answer> {
         let fh = self.shared.handles.add(file, flags, cx.request)?;
-        Ok(Answer::Small(reply::put_open(out, fh, kernel)))
+        reply::put_open(&mut out, fh, kernel);
+        Ok(Answer::Small(out))
     }
 
     /// What the kernel may do with the data of an open file.

@@ -35,29 +35,21 @@ pub(crate) fn header(unique: u64, error: i32, body_bytes: usize) -> [u8; abi::OU
     bytes
 }
 
-fn put_attr(out: Small, attr: &Attr) -> Small {
+fn put_attr(out: &mut Small, attr: &Attr) {
     let Attr { atime, mtime, ctime, .. } = attr;
-    let seconds = [atime, mtime, ctime].map(|time| time.sec as u64);
-    out.u64s([attr.ino, attr.size, attr.blocks]).u64s(seconds).u32s([
-        atime.nsec,
-        mtime.nsec,
-        ctime.nsec,
-        attr.mode,
-        attr.nlink,
-        attr.uid.0,
-        attr.gid.0,
-        attr.rdev,
-        attr.block_bytes,
-        0,
-    ])
+    out.put_u64s([attr.ino, attr.size, attr.blocks]);
+    out.put_u64s([atime, mtime, ctime].map(|time| time.sec as u64));
+    out.put_u32s([atime.nsec, mtime.nsec, ctime.nsec, attr.mode, attr.nlink]);
+    out.put_u32s([attr.uid.0, attr.gid.0, attr.rdev, attr.block_bytes, 0]);
 }
 
-pub(crate) fn put_entry(out: Small, node: NodeRef, entry: &Entry, valid: Validity) -> Small {
+pub(crate) fn entry(node: NodeRef, entry: &Entry, valid: Validity) -> Small {
+    let mut out = Small::new();
     let Validity { entry: name, attr } = valid;
-    let out = out
-        .u64s([node.node, node.generation, name.as_secs(), attr.as_secs()])
-        .u32s([name.subsec_nanos(), attr.subsec_nanos()]);
-    put_attr(out, &entry.attr)
+    out.put_u64s([node.node, node.generation, name.as_secs(), attr.as_secs()]);
+    out.put_u32s([name.subsec_nanos(), attr.subsec_nanos()]);
+    put_attr(&mut out, &entry.attr);
+    out
 }
 
 /// "No such name", to be believed for a while.
@@ -66,11 +58,16 @@ pub(crate) fn negative_entry(valid: Duration) -> Small {
 }
 
 pub(crate) fn attr(attr: &Attr, valid: Duration) -> Small {
-    put_attr(Small::new().u64(valid.as_secs()).u32(valid.subsec_nanos()).u32(0), attr)
+    let mut out = Small::new();
+    out.put_u64s([valid.as_secs()]);
+    out.put_u32s([valid.subsec_nanos(), 0]);
+    put_attr(&mut out, attr);
+    out
 }
 
-pub(crate) fn put_open(out: Small, fh: u64, flags: u32) -> Small {
-    out.u64(fh).u32(flags).u32(0)
+pub(crate) fn put_open(out: &mut Small, fh: u64, flags: u32) {
+    out.put_u64s([fh]);
+    out.put_u32s([flags, 0]);
 }
 
 pub(crate) fn statx(attr: &Attr, valid: Duration) -> Small {

@@ -67,22 +67,21 @@ impl Small {
         self.put(&value.to_ne_bytes())
     }
 
-    /// Several at a time: each call moves all of it.
-    pub(crate) fn u32s<const COUNT: usize>(mut self, values: [u32; COUNT]) -> Small {
+    /// Several at a time and in place: what takes and gives all of it moves its bytes, which for
+    /// the many fields of an entry costs more than to fill them in.
+    pub(crate) fn put_u32s<const COUNT: usize>(&mut self, values: [u32; COUNT]) {
         for value in values {
             self.bytes[self.len..self.len + 4].copy_from_slice(&value.to_ne_bytes());
             self.len += 4;
         }
-        self
     }
 
-    /// As [`Small::u32s`].
-    pub(crate) fn u64s<const COUNT: usize>(mut self, values: [u64; COUNT]) -> Small {
+    /// As [`Small::put_u32s`].
+    pub(crate) fn put_u64s<const COUNT: usize>(&mut self, values: [u64; COUNT]) {
         for value in values {
             self.bytes[self.len..self.len + 8].copy_from_slice(&value.to_ne_bytes());
             self.len += 8;
         }
-        self
     }
 
     pub(crate) fn zeros(mut self, count: usize) -> Small {

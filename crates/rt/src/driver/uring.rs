@@ -1,7 +1,6 @@
 //! The driver over io_uring: readiness of descriptors by multishot POLL_ADD, and room
 //! for foreign commands (those of FUSE over io_uring), all behind one system call.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,10 +52,9 @@ impl Ring {
     /// Registers who gets the results of commands.
     pub fn attach(&self, completion: Arc<dyn Completion>) -> RingToken {
         let mut inbox = self.inbox();
-        let token = inbox.next_token;
-        inbox.next_token += 1;
-        inbox.attached.push((token, completion));
-        RingToken(token)
+        inbox.attached.push(completion);
+        inbox.attached_ever += 1;
+        RingToken(inbox.attached_ever - 1)
     }
 
     /// Puts a command on the ring; it is submitted with the next wait.
@@ -78,8 +76,8 @@ impl Ring {
 #[derive(Default)]
 pub(crate) struct Inbox {
     commands: Vec<Entry128>,
-    attached: Vec<(u64, Arc<dyn Completion>)>,
-    next_token: u64,
+    attached: Vec<Arc<dyn Completion>>,
+    attached_ever: u64,
 }
 
 pub(crate) fn lock(inbox: &Mutex<Inbox>) -> MutexGuard<'_, Inbox> {
@@ -111,7 +109,8 @@ pub(crate) struct Uring {
     /// Watched and never used, see [`Uring::arm_exit_guard`].
     exit_guard: IoUring,
     exit_guard_armed: bool,
-    foreign: HashMap<u64, Arc<dyn Completion>>,
+    /// By token.
+    foreign: Vec<Arc<dyn Completion>>,
     /// Swapped with the inbox's list, so that neither is allocated anew.
     commands: Vec<Entry128>,
     done: Vec<(u64, i32, u32)>,
@@ -132,7 +131,7 @@ impl Uring {
             alarm_armed: false,
             exit_guard: IoUring::new(1)?,
             exit_guard_armed: false,
-            foreign: HashMap::new(),
+            foreign: Vec::new(),
             commands: Vec::new(),
             done: Vec::new(),
         };
@@ -224,7 +223,7 @@ impl Uring {
             match user_data >> OWNER_SHIFT {
                 OWNER_SOURCE => source_event(shared, id, result, flags),
                 OWNER_FOREIGN => {
-                    if let Some(completion) = self.foreign.get(&id) {
+                    if let Some(completion) = self.foreign.get(id as usize) {
                         completion.complete(RingToken(id), result);
                     }
                 }
