@@ -261,3 +261,25 @@ fn source_event(shared: &Shared, id: u64, result: i32, flags: u32) {
         shared.registry.rewatch(id);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The kernel would wait for the second one.
+    #[test]
+    fn where_something_has_completed_the_kernel_is_not_asked() {
+        let Ok((mut uring, _kick)) = Uring::new() else { return };
+        uring.submit_one(&Entry128::from(opcode::Nop::new().build()));
+        uring.submit_and_wait(1);
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            uring.submit_and_wait(2);
+            let _ = tell.send(()); // nobody listens once the test has failed
+        });
+        told.recv_timeout(Duration::from_secs(10)).expect("it waits in the kernel");
+    }
+}
