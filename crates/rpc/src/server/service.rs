@@ -250,11 +250,10 @@ impl Inner {
 
     async fn restore(&self, export: &Arc<Export>, loss: Loss) {
         let (options, lost) = (&self.options, loss != Loss::Nothing);
-        let mut awaited = BTreeSet::new();
+        let (mut awaited, mut restored) = (BTreeSet::new(), Vec::new());
         for (record, log) in self.exports.former(&export.name, &*self.journal) {
             let session = Session::new(record, export.clone(), options, log);
             session.slots.restore(export, session.node, lost).await;
-            session.begins_alone();
             session.changed(Session::CHANGED_BEFORE); // perhaps
             if options.sabotage != Some(Sabotage::Custody) {
                 export.returning.awaits(session.id);
@@ -263,8 +262,12 @@ impl Inner {
                 session.awaits_claims();
                 awaited.insert(session.id);
             }
-            lock(&self.sessions).insert(session.id, Arc::new(session));
+            let session = Arc::new(session);
+            restored.push(session.clone());
+            lock(&self.sessions).insert(session.id, session);
         }
+        // Only now can their clients come back: the file system took its time for each.
+        restored.iter().for_each(|session| session.begins_alone());
         let (anybody, lease) = (loss == Loss::SessionsToo, options.lease);
         if lost {
             export.recovery.begin(awaited.clone(), anybody, lease);
@@ -447,10 +450,45 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{FileId, FileSystem, Op};
     use dray_fabric::sim::Network;
+    use dray_layers::Observed;
+    use dray_layers::faults::{Fault, Faults, When};
     use dray_rt::{DriverKind, Executor};
 
     use crate::server::journal::MemoryJournal;
+
+    /// The first sessions that were taken over ended, before their clients could come back, while
+    /// the file system answered for the last.
+    #[test]
+    fn leases_begin_when_an_export_is_open() {
+        let driver = DriverKind::Simulated { seed: 1 };
+        Executor::new(driver).unwrap().block_on(async {
+            let fs = MemoryFs::new(MemoryOptions::default());
+            let mut intent = Vec::new();
+            (fs.info().root, (&b"name"[..], None::<FileId>)).put(&mut intent);
+            let slow = Fault {
+                op: Some(Op::Lookup),
+                when: When::Always,
+                delay: ServerOptions::default().lease / 2,
+                error: None,
+            };
+            let fs = Observed::new(Arc::new(fs), Arc::new(Faults::new(vec![slow])));
+            let journal = Arc::new(MemoryJournal::default());
+            for id in 1..=4 {
+                let (export, host) = ("data".to_owned(), "host".to_owned());
+                let record = SessionRecord { id, secret: [0; 16], node: id, export, host };
+                journal.create(&record, 1).unwrap().begin(0, 1, Op::Make, &intent);
+            }
+            let server = Server::awaiting(ServerOptions::default(), &["data"], journal);
+            let leases = server.clone();
+            dray_rt::spawn(async move { leases.expire_leases().await });
+            server.open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing).await;
+            assert_eq!(server.status().clients.len(), 4);
+            sleep(server.lease() * 2).await;
+            assert_eq!(server.status().clients.len(), 0);
+        });
+    }
 
     /// What was kept for a client that does not come back is closed where a file system that
     /// hangs holds up its own export alone, not by the thread that accepts for all of them.
