@@ -168,7 +168,7 @@ impl Files {
             ranges: Ranges::default(),
             pin: Mutex::default(),
             kept: AtomicBool::new(
-                self.keeper.as_ref().is_some_and(|(keeper, fs)| keeper.holds(*fs, id)),
+                self.keeper.as_ref().is_some_and(|(keeper, fs)| keeper.adopt(*fs, id)),
             ),
             files: Arc::downgrade(self),
         });

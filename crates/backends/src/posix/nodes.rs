@@ -126,7 +126,9 @@ impl NodeCache {
                 .filter(|slot| slot.used_secs <= before)
                 .map(|slot| slot.node.id)
                 .collect();
-            let _closed: Vec<_> = idle.into_iter().map(|id| shard.remove(id)).collect();
+            let closed: Vec<_> = idle.into_iter().map(|id| shard.remove(id)).collect();
+            drop(shard);
+            drop(closed); // which may take a while
         }
     }
 

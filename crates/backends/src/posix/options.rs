@@ -65,6 +65,10 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
     /// Whether it is kept, perhaps for a process before this one.
     fn holds(&self, fs: FsUuid, id: FileId) -> bool;
 
+    /// As [`Keeper::holds`], of a file that has been opened: from now on it is kept until it is
+    /// released, also if it was kept for a process before this one.
+    fn adopt(&self, fs: FsUuid, id: FileId) -> bool;
+
     /// The last open file of it was closed.
     fn release(&self, fs: FsUuid, id: FileId);
 }

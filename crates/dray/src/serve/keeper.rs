@@ -167,6 +167,10 @@ impl Keeper for KeeperClient {
     }
 
     fn holds(&self, fs: FsUuid, id: FileId) -> bool {
+        self.lock().held.contains(&key(fs, id))
+    }
+
+    fn adopt(&self, fs: FsUuid, id: FileId) -> bool {
         let key = key(fs, id);
         let mut state = self.lock();
         state.inherited.remove(&key);
@@ -250,5 +254,29 @@ struct Control([u8; CONTROL_BYTES]);
 impl Default for Control {
     fn default() -> Control {
         Control([0; CONTROL_BYTES])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A look at a deleted file, by a client that had it open and opens it no more, kept it and
+    /// its space until the next start of the server.
+    #[test]
+    fn what_was_only_looked_at_is_let_go_and_what_was_opened_stays() {
+        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let fs = FsUuid(1);
+        let [seen, opened] = [1, 2].map(|ino| FileId { ino, generation: 7 });
+        let held = HashSet::from([seen, opened].map(|id| key(fs, id)));
+        let state = State { inherited: held.clone(), held, complained: false };
+        let client = KeeperClient { socket: near, state: Mutex::new(state) };
+        assert!(client.holds(fs, seen) && client.holds(fs, opened) && client.adopt(fs, opened));
+        client.release_inherited();
+        assert!(!client.holds(fs, seen) && client.holds(fs, opened));
+        client.release(fs, opened);
+        for id in [seen, opened] {
+            assert_eq!(receive(&far).unwrap().0, message(OP_RELEASE, &key(fs, id)));
+        }
     }
 }
