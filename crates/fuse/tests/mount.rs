@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 use common::{TestMount, mounted};
@@ -249,6 +249,11 @@ fn appends_are_placed_by_the_file_system() {
             second.write_all(b"two ").unwrap();
         }
         assert_eq!(fs::read(mount.path("log")).unwrap(), b"one two ".repeat(10));
+        // Where the kernel of this client believes the end to be does not count.
+        let longer = [b'x'; 1000];
+        behind_the_kernel_s_back(mount, "log", &longer);
+        first.write_all(b"three").unwrap();
+        assert_eq!(fs::read(mount.path("log")).unwrap(), [&longer[..], b"three"].concat());
     });
 }
 
@@ -379,6 +384,14 @@ fn strict_sees_at_once_what_another_client_wrote() {
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "newer");
+        // What the kernel has just been told, and what it has just read, is not believed either.
+        for (round, text) in [&b"third"[..], b"fourth", b"fifths"].into_iter().enumerate() {
+            behind_the_kernel_s_back(mount, "file", text);
+            assert_eq!(fs::metadata(mount.path("file")).unwrap().len(), text.len() as u64);
+            let mut seen = vec![0; text.len()];
+            file.read_exact_at(&mut seen, 0).unwrap();
+            assert_eq!(seen, text, "round {round}");
+        }
     });
 }
 
@@ -425,6 +438,53 @@ fn permissions_are_checked() {
             status
         };
         assert_eq!(status, 0);
+    });
+}
+
+/// A thread that takes another identity is somebody else at its next call, though what was read
+/// of it in /proc is believed for a second; and its further groups count.
+#[test]
+fn who_a_thread_is_counts_at_once_and_its_groups_do() {
+    const GROUP: u32 = 4321;
+    on_both(Consistency::Strict, |mount| {
+        let make = |name: &str, (uid, gid): (u32, u32), mode| {
+            let path = mount.path(name);
+            fs::write(&path, b"x").unwrap();
+            chown(&path, Some(uid), Some(gid)).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            c_path(&path)
+        };
+        let (own, of_group) = (make("own", (1001, 1001), 0o600), make("group", (0, GROUP), 0o640));
+        // SAFETY: the child makes system calls only.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let errno_of_open = |path: &CString| match libc::open(path.as_ptr(), libc::O_RDONLY)
+                {
+                    fd if fd < 0 => *libc::__errno_location(),
+                    fd => {
+                        libc::close(fd);
+                        0
+                    }
+                };
+                libc::setgroups(1, &GROUP);
+                libc::setresgid(1001, 1001, 1001);
+                libc::setresuid(0, 1001, 0);
+                let first = (errno_of_open(&own), errno_of_open(&of_group));
+                libc::setresuid(0, 0, 0);
+                libc::setresuid(0, 1002, 0);
+                let then = (errno_of_open(&own), errno_of_open(&of_group));
+                libc::_exit(match (first, then) {
+                    ((0, 0), (libc::EACCES, 0)) => 0,
+                    ((0, 0), _) => 1,
+                    _ => 2,
+                });
+            }
+            let mut status = 0;
+            libc::waitpid(child, &mut status, 0);
+            status
+        };
+        assert_eq!(status, 0, "exit code {}", libc::WEXITSTATUS(status));
     });
 }
 

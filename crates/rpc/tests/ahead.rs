@@ -282,6 +282,32 @@ fn a_right_that_another_client_took_away_is_gone() {
     }
 }
 
+/// The server waits for what was opened ahead so long that this is over by then.
+#[test]
+fn what_was_opened_is_used_for_a_moment_only() {
+    simulate(5, async {
+        let network = Network::new();
+        let (_server, _life, program, id) = learned(&network, None).await;
+        for (rests_us, asks) in [(500, 0), (2_100, 1)] {
+            program.open_close(FILE, READ).await;
+            // Until one comes that opens, and whose answer is not held up.
+            loop {
+                let (asked, made) = (now(), program.made());
+                program.lookup(FILE).await.unwrap();
+                if program.made() > made && asked.elapsed() < Duration::from_millis(1) {
+                    break;
+                }
+                program.open(id, READ).await.unwrap().close(&program.cx()).await.unwrap();
+            }
+            sleep(Duration::from_micros(rests_us)).await;
+            let before = program.round_trips();
+            let file = program.open(id, READ).await.unwrap();
+            assert_eq!(program.round_trips() - before, asks, "{rests_us} us after the lookup");
+            file.close(&program.cx()).await.unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_server_that_does_not_wait_for_what_is_open_is_found_out() {
     let opened =

@@ -15,7 +15,7 @@ use dray_core::{
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
-use dray_rpc::client::RemoteFs;
+use dray_rpc::client::{ClientOptions, RemoteFs};
 use dray_rpc::server::{Export, Journal, Loss, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep};
 
@@ -132,6 +132,36 @@ async fn forgotten_on_two_connections() {
     let other = open(&mount(&network, "other").await, b"f").await;
     assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
     write(&file).await;
+}
+
+/// It waited for what was being sent again to be over, however long the server was away.
+#[test]
+fn a_close_during_recovery_has_the_mounts_limit() {
+    simulate(4, async {
+        let (network, cx) = (Network::new(), Context::system());
+        let mut machine = Machine::new(&network);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let limit = Duration::from_secs(20);
+        let options = ClientOptions { timeout: Some(limit), ..client_options() };
+        let fs = connect(network.connector_from("holder", "s"), options).await.unwrap();
+        let file = open(&fs, b"f").await;
+        write(&file).await;
+        // Recovery waits for somebody else, so that it lasts.
+        let other = mount(&network, "other").await;
+        write(&open(&other, b"g").await).await;
+        network.partition("other", true);
+        machine.kill();
+        machine.boot += 1;
+        drop(machine.start(Loss::Unsynced, Duration::ZERO).await);
+        sleep(Duration::from_secs(2)).await;
+        assert!(fs.session().status().unsynced.recovering, "the test needs it");
+        network.partition("s", true);
+        let begin = dray_rt::now();
+        let closed = dray_rt::timeout(10 * limit, file.close(&cx)).await;
+        let error = closed.expect("it waits for ever").unwrap_err();
+        assert_eq!(error.errno(), Errno::EHOSTDOWN);
+        assert!(begin.elapsed() < limit + limit / 2, "{:?}", begin.elapsed());
+    });
 }
 
 /// The close of another file cleared what the journal said of locks while they were still

@@ -352,7 +352,7 @@ impl OpenFile for RemoteFile {
             };
             // What was written through it may be lost, and this is the last chance to say so.
             let unsynced = &self.session.link.unsynced;
-            let owed = match unsynced.decided(cx).await {
+            let owed = match self.decided(cx).await {
                 Ok(()) => self.owed(Op::Close),
                 Err(error) => Err(error),
             };
@@ -363,6 +363,19 @@ impl OpenFile for RemoteFile {
 }
 
 impl RemoteFile {
+    /// Waits until it is known what became of that which a loss of power may have undone; like
+    /// a call no longer than the mount's limit.
+    async fn decided(&self, cx: &Context) -> Result<()> {
+        let link = &self.session.link;
+        let decided = link.unsynced.decided(cx);
+        let Some(limit) = link.options.timeout else { return decided.await };
+        let late = |_| {
+            let error = Error::unknown(Errno::EHOSTDOWN);
+            Err(error.because("the server lost power, and it is not known yet what was lost"))
+        };
+        dray_rt::timeout(limit, decided).await.unwrap_or_else(late)
+    }
+
     async fn close_at_server(&self, cx: &Context) -> Result<()> {
         let link = &self.session.link;
         // Errors of writing are told by a flush: of the close nobody needs to hear.
