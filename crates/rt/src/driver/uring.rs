@@ -167,7 +167,7 @@ impl Uring {
         {
             let mut inbox = shared.registry.inbox().expect("this executor's driver is io_uring");
             std::mem::swap(&mut self.commands, &mut inbox.commands);
-            self.foreign.extend(inbox.attached.drain(..));
+            self.foreign.append(&mut inbox.attached);
         }
         let mut commands = std::mem::take(&mut self.commands);
         for command in commands.drain(..) {
