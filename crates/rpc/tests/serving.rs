@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
@@ -13,8 +13,8 @@ use dray_core::{
     Buf, BufMut, Cancel, Context, CreateHow, Errno, Fate, FileSystem, Lock, LockFamily, LockKind,
     LockOwner, LockRange, Make, Name, Op, OpenHow, Pid, RemoveKind, Write, XattrSet,
 };
-use dray_fabric::Address;
 use dray_fabric::sim::{Network, Weather};
+use dray_fabric::{Address, Connection};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, ConnectError};
@@ -390,5 +390,49 @@ fn an_oversized_attribute_name_is_an_error_and_no_more() {
         assert!(fs.setxattr(&cx, root, &long, b"v", XattrSet::Any).await.is_err());
         assert!(fs.removexattr(&cx, root, &long).await.is_err());
         fs.statfs(&cx).await.unwrap();
+    });
+}
+
+/// Calls that a file system holds up kept the descriptors of connections that had gone, one more
+/// with each that their client made anew.
+#[test]
+fn a_connection_that_has_gone_is_not_kept_by_its_calls() {
+    simulate(11, async {
+        let when = When::Always;
+        let hangs = Fault { op: None, when, delay: Duration::from_secs(10_000), error: None };
+        let below = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![hangs])));
+        let export = Export::new("data", Arc::new(below), Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        let (network, served) = (Network::new(), Arc::new(Mutex::new(Vec::new())));
+        let (mut incoming, seen) = (network.listen("s"), served.clone());
+        dray_rt::spawn(async move {
+            while let Some(connection) = incoming.recv().await {
+                let connection: Arc<dyn Connection> = Arc::new(connection);
+                seen.lock().unwrap().push(Arc::downgrade(&connection));
+                let server = server.clone();
+                dray_rt::spawn(async move { server.serve(connection).await });
+            }
+        });
+        let fs = Arc::new(connect(network.connector("s"), client_options()).await.unwrap());
+        let root = fs.info().root;
+        for changes in [true, false] {
+            let fs = fs.clone();
+            dray_rt::spawn(async move {
+                let (cx, directory) = (Context::system(), Make::Directory { mode: 0o755 });
+                match changes {
+                    true => drop(fs.make(&cx, root, name("d"), directory).await),
+                    false => drop(fs.getattr(&cx, root).await),
+                }
+            });
+        }
+        for _ in 0..3 {
+            dray_rt::sleep(Duration::from_secs(5)).await;
+            network.break_all("s");
+        }
+        dray_rt::sleep(Duration::from_secs(5)).await;
+        let all = served.lock().unwrap().clone();
+        assert!(all.len() > 3);
+        assert_eq!(all.iter().filter(|one| one.upgrade().is_some()).count(), 1);
     });
 }

@@ -402,7 +402,9 @@ impl Inner {
         let concerned: Vec<_> = lock(&self.sessions)
             .values()
             .filter(|session| session.waits_for_stable() && Arc::ptr_eq(&session.export, export))
-            .filter_map(|session| Some((session.clone(), session.connections().into_iter().next()?)))
+            .filter_map(|session| {
+                Some((session.clone(), session.connections().into_iter().next()?))
+            })
             .collect();
         for (session, connection) in concerned {
             if connection.send(&message, None).is_ok() {

@@ -1,6 +1,6 @@
 //! Answers on their way to the client, and the end of their calls.
 
-use std::sync::Arc;
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use dray_core::{Errno, Error, Op};
@@ -19,19 +19,21 @@ impl CallInHand {
             return self.over();
         }
         // What goes to another connection than it came from says nothing of that one's closes.
-        let settled = Arc::ptr_eq(&route.connection, &self.route.connection)
+        let settled = Weak::ptr_eq(&route.connection, &self.route.connection)
             && self.shared.counter(true).load(Ordering::SeqCst) == 0;
         if !self.session.tickets() {
             ReplyHead::remove_ticket(&mut reply.message);
         }
         ReplyHead::address(&mut reply.message, route.tag, settled);
-        let sent = route.connection.send(&reply.message, reply.data);
+        // One that has gone: it is asked for again.
+        let Some(connection) = route.connection.upgrade() else { return self.over() };
+        let sent = connection.send(&reply.message, reply.data);
         // Whatever else went wrong ends the connection, and it is asked for again.
         if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
             let error = Error::new(Errno::EOVERFLOW).because("an answer longer than a message");
             let mut message = Reply::failure(&error).message;
             ReplyHead::address(&mut message, route.tag, settled);
-            let _ = route.connection.send(&message, None); // as above
+            let _ = connection.send(&message, None); // as above
         }
         self.over();
     }

@@ -114,7 +114,7 @@ impl ServerSink {
             true => {}
             false => self.room_for_answers(under_way)?,
         }
-        let route = Route { connection: self.connection.clone(), tag: head.tag };
+        let route = Route { connection: Arc::downgrade(&self.connection), tag: head.tag };
         let mut cx = Context::new(session.holder(), head.request, who, head.pid);
         cx.umask = head.umask;
         if head.op == Op::Lock {

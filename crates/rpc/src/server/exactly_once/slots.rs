@@ -4,7 +4,7 @@
 //! when it has its answer. So of each slot the last number and its answer are all that
 //! has to be remembered (after NFSv4.1 sessions, RFC 8881 section 2.10.6).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dray_core::{Entry, NodeId, Op};
 use dray_fabric::Connection;
@@ -74,7 +74,8 @@ impl Slot {
 /// Where an answer goes.
 #[derive(Clone)]
 pub(crate) struct Route {
-    pub(crate) connection: Arc<dyn Connection>,
+    /// It may have gone: a call that a file system holds up does not keep its descriptor.
+    pub(crate) connection: Weak<dyn Connection>,
     pub(crate) tag: u32,
 }
 
@@ -320,7 +321,7 @@ mod tests {
             let network = Network::new();
             let _incoming = network.listen("s");
             let connection = network.connector("s").connect().await.unwrap();
-            let route = Route { connection, tag: 0 };
+            let route = Route { connection: Arc::downgrade(&connection), tag: 0 };
             let record = SessionRecord {
                 id: 1,
                 secret: [0; 16],
@@ -372,7 +373,7 @@ mod tests {
             let log = MemoryJournal::default().create(&record, 1).unwrap();
             log.begin(0, 1, op, intent);
             let fs = MemoryFs::new(MemoryOptions::default());
-            Answered { fs, log, route: Route { connection, tag: 0 } }
+            Answered { fs, log, route: Route { connection: Arc::downgrade(&connection), tag: 0 } }
         }
 
         fn export(&self) -> Export {
