@@ -195,7 +195,8 @@ fn names_removed_ahead_of_a_position_are_gone(dir: &Path) {
         assert!(!stream.is_null());
         let name = || {
             let entry = libc::readdir(stream);
-            (!entry.is_null()).then(|| std::ffi::CStr::from_ptr((*entry).d_name.as_ptr()).to_owned())
+            (!entry.is_null())
+                .then(|| std::ffi::CStr::from_ptr((*entry).d_name.as_ptr()).to_owned())
         };
         let rest = || std::iter::from_fn(name).collect::<Vec<_>>();
         let kept: Vec<_> = std::iter::from_fn(name).take(10).collect();

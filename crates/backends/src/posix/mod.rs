@@ -219,8 +219,10 @@ impl FileSystem for PosixFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         let name = name.to_owned();
-        let made =
-            self.core.run(cx, Op::Create, move |core, caller| core.create(caller, dir, &name, how));
+        let inline = self.core.inline;
+        let made = self.core.run_patient(cx, Op::Create, inline, move |core, caller, may_block| {
+            core.create(caller, dir, &name, how, may_block).transpose()
+        });
         Box::pin(async move {
             let (entry, file) = made.await?;
             Ok((entry, PosixFile::shared(&self.core, file)))

@@ -261,13 +261,16 @@ impl Core {
         }
     }
 
+    /// Opens a file that is made if need be. None if a file that is to be cut would have to be
+    /// waited for, and may not.
     pub(crate) fn create(
         &self,
         caller: &Caller,
         dir: FileId,
         name: &NameBuf,
         how: CreateHow,
-    ) -> Result<(Entry, Arc<FileState>)> {
+        may_block: bool,
+    ) -> Result<Option<(Entry, Arc<FileState>)>> {
         if how.open.directory() {
             return Err(Error::new(Errno::EINVAL).because("O_CREAT makes no directories"));
         }
@@ -282,13 +285,13 @@ impl Core {
                     Ok(fd) => {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
                         let file = self.files.opened(entry.id, false, how.open.flags, flags, fd);
-                        return Ok((entry, file));
+                        return Ok(Some((entry, file)));
                     }
                     Err(Errno::EEXIST) if !how.exclusive => {}
                     Err(errno) => return Err(errno.into()),
                 }
             }
-            match self.open_existing(caller, &dir, name, how.open) {
+            match self.open_existing(caller, &dir, name, how.open, may_block) {
                 // Removed between the two steps.
                 Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {
                     self.writable()?;
@@ -305,16 +308,23 @@ impl Core {
         dir: &Node,
         name: &Name,
         how: OpenHow,
-    ) -> Result<(Entry, Arc<FileState>)> {
+        may_block: bool,
+    ) -> Result<Option<(Entry, Arc<FileState>)>> {
         let (entry, node) = self.find(dir, name)?;
         if node.kind == FileType::Directory {
             return Err(Errno::EISDIR.into());
         }
         let inode = how.truncates().then(|| self.files.find(node.id)).flatten();
-        let _range = inode.as_ref().map(|inode| inode.ranges.take(0, u64::MAX, true, true));
+        let _range = match &inode {
+            Some(inode) => match inode.ranges.take(0, u64::MAX, true, may_block) {
+                None => return Ok(None),
+                held => held,
+            },
+            None => None,
+        };
         let file = self.open_found(caller, &node, how)?;
         let attr = if how.truncates() { sys::stat(node.fd())?.attr } else { entry.attr };
-        Ok((Entry { id: entry.id, attr }, file))
+        Ok(Some((Entry { id: entry.id, attr }, file)))
     }
 
     pub(crate) fn tmpfile(&self, dir: FileId, how: CreateHow) -> Result<(Entry, Arc<FileState>)> {
@@ -348,4 +358,54 @@ impl Core {
 fn has_other_names(fd: BorrowedFd<'_>) -> bool {
     let more = |attr: Attr| attr.file_type() != FileType::Directory && attr.nlink > 1;
     sys::stat(fd).is_ok_and(|stat| more(stat.attr))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use dray_core::{Context, FileSystem, FsUuid};
+    use dray_rt::{DriverKind, Executor};
+
+    use super::super::{Inline, PosixFs, PosixOptions};
+    use super::*;
+
+    /// Opening a file to cut it waited for whoever was writing to it, on a thread that serves
+    /// others, with the directory locked.
+    #[test]
+    fn cutting_a_file_that_is_being_written_holds_up_nobody_else() {
+        let name = format!("dray-names-{:x}", dray_rt::random_u64());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        let options = PosixOptions { inline: Inline::Always, ..PosixOptions::default() };
+        let fs = PosixFs::open(&dir, FsUuid(1), options).unwrap();
+        let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+        let how = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
+        let how = CreateHow { open: how, mode: 0o600, exclusive: false };
+        let run = |test: std::pin::Pin<Box<dyn Future<Output = ()> + '_>>| {
+            Executor::new(DriverKind::Epoll).unwrap().block_on(test);
+        };
+        run(Box::pin(async {
+            let (entry, _file) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
+            let inode = fs.core.files.find(entry.id).unwrap();
+            let writing = inode.ranges.take(0, 10, true, true).unwrap();
+            let (goes_on, others) = channel();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    run(Box::pin(async {
+                        let mut cutting = fs.create(&cx, fs.info().root, name, how);
+                        let mut task = std::task::Context::from_waker(std::task::Waker::noop());
+                        assert!(cutting.as_mut().poll(&mut task).is_pending());
+                        goes_on.send(()).unwrap();
+                        cutting.await.unwrap();
+                    }));
+                });
+                let held_up = others.recv_timeout(Duration::from_secs(2)).is_err();
+                drop(writing);
+                assert!(!held_up);
+            });
+        }));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 }

@@ -112,7 +112,12 @@ impl Worker {
                     asked = true;
                     let mut page = file.readdir(cx, cookie, PAGE_BYTES, plus).await?;
                     page.end |= page.is_empty();
-                    *listing = Listing { page, from: Some(cookie), read_at: Some(now()), ..Listing::default() };
+                    *listing = Listing {
+                        page,
+                        from: Some(cookie),
+                        read_at: Some(now()),
+                        ..Listing::default()
+                    };
                     continue;
                 }
             };

@@ -59,7 +59,9 @@ fn of_several_locks_in_the_way_the_first_in_the_file_is_told() {
         lock(2, 10, 19).await;
         lock(1, 30, 39).await;
         let told = |start, end| {
-            table.test(NodeId(3), FILE, posix(3, LockKind::Shared, start, end)).map(|lock| lock.range)
+            table
+                .test(NodeId(3), FILE, posix(3, LockKind::Shared, start, end))
+                .map(|lock| lock.range)
         };
         assert_eq!(told(0, u64::MAX), Some(LockRange { start: 10, end: 19 }));
         assert_eq!(told(20, 60), Some(LockRange { start: 30, end: 39 }));
