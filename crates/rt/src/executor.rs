@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use crate::driver::{Driver, Kick, Registry, epoll, sim, uring};
 use crate::random::SplitMix64;
+use crate::scope::Scope;
 use crate::task::{Runnable, spawn_on};
 use crate::time::{Instant, Timers, real_now};
 use crate::turn;
@@ -69,6 +70,9 @@ pub(crate) struct Shared {
 struct Simulation {
     now_nanos: AtomicU64,
     random: Mutex<SplitMix64>,
+    /// All tasks: they end with the executor. Those that wait for each other, or for a timer,
+    /// would keep each other and the executor's memory, and simulations are run by the million.
+    tasks: Scope,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,6 +80,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// Notes a task that starts; false if the executor has come to its end.
+    pub(crate) fn adopt(&self, task: &Arc<impl Runnable + 'static>) -> bool {
+        self.simulation.as_ref().is_none_or(|simulation| simulation.tasks.adopt(task.clone()))
+    }
+
     pub(crate) fn push(&self, task: Arc<dyn Runnable>) {
         lock(&self.ready).push_back(task);
         self.kick_if_parked();
@@ -197,6 +206,7 @@ impl Executor {
                 let simulation = Simulation {
                     now_nanos: AtomicU64::new(1_000_000_000),
                     random: Mutex::new(SplitMix64(seed)),
+                    tasks: Scope::new(),
                 };
                 (Driver::Sim(sim::Sim), Kick::Nobody, Some(simulation))
             }
@@ -265,6 +275,17 @@ impl Executor {
         let alive = self.driver.park(&self.shared, next, ready);
         self.shared.unpark();
         alive
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        let Some(simulation) = &self.shared.simulation else { return };
+        // What is dropped may look at the clock, or want to start something.
+        let _entered = EnteredExecutor::enter(self.shared.clone());
+        simulation.tasks.kill();
+        let woken = std::mem::take(&mut *lock(&self.shared.ready));
+        drop(woken); // the queue is unlocked
     }
 }
 
@@ -406,6 +427,31 @@ mod tests {
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));
+    }
+
+    #[test]
+    fn tasks_of_a_simulation_end_with_it() {
+        let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+        let kept = Arc::new(());
+        executor.block_on(async {
+            let (ask, asked) = tokio::sync::oneshot::channel::<()>();
+            let (tell, told) = tokio::sync::oneshot::channel::<()>();
+            let (mine, its, sleeper_s) = (kept.clone(), kept.clone(), kept.clone());
+            spawn(async move {
+                let _ = (asked.await, tell, mine);
+            });
+            spawn(async move {
+                let _ = (told.await, ask, its);
+            });
+            Scope::new().spawn_on(&Handle::current(), async move {
+                sleep(Duration::from_secs(600)).await;
+                drop(sleeper_s);
+            });
+            yield_now().await;
+        });
+        assert_eq!(Arc::strong_count(&kept), 4);
+        drop(executor);
+        assert_eq!(Arc::strong_count(&kept), 1);
     }
 
     #[test]

@@ -84,6 +84,11 @@ impl Scope {
         handle.spawn(future);
     }
 
+    /// Makes a task a member; false if the scope was killed.
+    pub(crate) fn adopt(&self, task: Arc<dyn Runnable>) -> bool {
+        self.0.adopt(task)
+    }
+
     /// Drops every task of the scope where it stands, and every task that would still be
     /// started in it. To be called on the executor's own thread, not from a member.
     pub fn kill(&self) {

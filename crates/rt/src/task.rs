@@ -109,6 +109,9 @@ pub(crate) fn spawn_on(shared: &Arc<Shared>, future: impl Future<Output = ()> + 
         scope: scope.clone(),
         future: Mutex::new(Some(future)),
     });
+    if !shared.adopt(&task) {
+        return;
+    }
     if let Some(scope) = scope
         && !scope.adopt(task.clone())
     {
