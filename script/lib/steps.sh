@@ -90,4 +90,4 @@ step_mounts() {
     DRAY_BINARY=$DRAY cargo test --locked -p dray-testkit --test mounts
 }
 
-step_fuzz() { script/fuzz 20; }
+step_fuzz() { script/fuzz 15; }

@@ -258,6 +258,23 @@ fn appends_are_placed_by_the_file_system() {
     });
 }
 
+/// With or without pages in the kernel of the client.
+#[test]
+fn fsync_is_asked_of_the_file_system() {
+    for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
+        on_both(consistency, |mount| {
+            let mut file = File::create_new(mount.path("file")).unwrap();
+            file.write_all(b"x").unwrap();
+            let syncs = || mount.locks.syncs.lock().unwrap().clone();
+            assert_eq!(syncs(), [false; 0]);
+            file.sync_data().unwrap();
+            file.sync_all().unwrap();
+            File::open(&mount.at).unwrap().sync_all().unwrap(); // a directory
+            assert_eq!(syncs(), [true, false, false]);
+        });
+    }
+}
+
 #[test]
 fn holes_allocation_copies_and_unnamed_files_work() {
     on_both(Consistency::Strict, |mount| {

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::Write;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,14 +107,28 @@ fn go_on_at(
     session: u64,
     prove: impl FnOnce(&Hello, &Challenge) -> Proof,
 ) -> Welcome {
+    let proves = |said: &Hello, challenge: &Challenge| {
+        let proof = prove(said, challenge);
+        assert_eq!(proof.session, session);
+        proof
+    };
+    shaken(export, socket, proves).1
+}
+
+/// A connection that has shaken hands.
+fn shaken(
+    export: &str,
+    socket: &Path,
+    prove: impl FnOnce(&Hello, &Challenge) -> Proof,
+) -> (UnixStream, Welcome) {
     let mut stream = stranger(socket);
     let said = hello(export);
     stream.write_all(&frame(&said.message(), b"")).unwrap();
     let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
     let proof = prove(&said, &challenge);
-    assert_eq!(proof.session, session);
     stream.write_all(&frame(&proof.message(), b"")).unwrap();
-    Welcome::from_message(&read_frame(&mut stream).unwrap().0).unwrap()
+    let welcome = Welcome::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
+    (stream, welcome)
 }
 
 fn prove(secret: &[u8; 16], said: &Hello, challenge: &Challenge, session: u64) -> Proof {
@@ -166,6 +180,34 @@ fn only_who_has_the_secret_goes_on_with_a_session() {
                 prove(&[0; 16], said, challenge, mine.session)
             });
             assert!(!wrong.resumed);
+        })
+        .await;
+    });
+}
+
+#[test]
+fn the_oldest_of_more_connections_than_a_session_may_have_is_ended() {
+    const CONNECTIONS_MAX: usize = 64;
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    run(async {
+        let server = server_of(memory(), ServerOptions::default());
+        serve_sockets(&Address::Unix(socket.clone()), server.clone()).await;
+        by_hand(move || {
+            let mut known = (0, [0; 16]);
+            let mut streams: Vec<UnixStream> = Vec::new();
+            for _ in 0..=CONNECTIONS_MAX {
+                let (stream, welcome) = shaken("data", &socket, |said, challenge| match known.0 {
+                    0 => NO_PROOF,
+                    session => prove(&known.1, said, challenge, session),
+                });
+                known = (welcome.session, welcome.secret);
+                streams.push(stream);
+            }
+            assert!(read_frame(&mut streams[0]).is_err(), "it is served on");
+            streams[1].set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            let error = read_frame(&mut streams[1]).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "{error}");
         })
         .await;
     });

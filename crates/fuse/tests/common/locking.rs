@@ -18,6 +18,8 @@ pub struct Table {
     pub stalled: AtomicBool,
     /// Calls of flush so far.
     pub flushes: AtomicUsize,
+    /// Calls of sync so far: whether of the data only.
+    pub syncs: Mutex<Vec<bool>>,
 }
 
 impl Table {
@@ -159,7 +161,6 @@ impl OpenFile for LockingFile {
         readdir(cookie: u64, max_bytes: usize, plus: bool) -> Result<DirPage>;
         getattr() -> Result<Attr>;
         setattr(set: SetAttr) -> Result<Attr>;
-        sync(data_only: bool) -> Result<()>;
         allocate(what: Allocate) -> Result<()>;
         seek(at: u64, what: Seek) -> Result<u64>;
         get_flags() -> Result<u32>;
@@ -193,6 +194,11 @@ impl OpenFile for LockingFile {
             Some(to) => self.inner.copy_range(cx, at, &*to.inner, to_at, len_bytes),
             None => Box::pin(async { Err(Errno::EXDEV.into()) }),
         }
+    }
+
+    fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
+        self.table.syncs.lock().unwrap().push(data_only);
+        self.inner.sync(cx, data_only)
     }
 
     fn flush<'a>(&'a self, _cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {

@@ -333,6 +333,17 @@ mod tests {
         drop(rest);
     }
 
+    /// Its change may have been made or not: to make it in the next session could be twice.
+    #[test]
+    fn what_was_asked_in_a_session_that_is_over_is_not_asked_in_the_next() {
+        let slots = left(4, &[(0, 100), (1, 102)]);
+        slots.begin_anew(4);
+        let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+        let error = executor.block_on(slots.take(&Context::system(), 100)).err().expect("twice");
+        assert_eq!((error.errno(), error.fate()), (Errno::EIO, dray_core::Fate::Unknown));
+        take(&slots, 104);
+    }
+
     #[test]
     fn a_slot_in_use_over_two_sessions_is_not_given_out_twice() {
         let slots = left(2, &[]);

@@ -341,6 +341,25 @@ mod tests {
         });
     }
 
+    /// Its client had given up on a change, and used the slot for the next one, when the answer
+    /// came: that is not the answer to the next.
+    #[test]
+    fn a_late_answer_is_not_that_of_the_change_after_it() {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let answered = Answered::new(Op::Make, &[]).await;
+            let (slots, route) = (ReplaySlots::new(answered.log, None), &answered.route);
+            for sequence in [1, 2] {
+                assert!(matches!(slots.begin(0, sequence, route), Verdict::Fresh));
+            }
+            assert!(slots.done(0, 1, b"late").is_none());
+            assert!(matches!(slots.begin(0, 2, route), Verdict::Running));
+            assert!(slots.done(0, 2, b"own").is_some());
+            let Verdict::Replay(answer) = slots.begin(0, 2, route) else { panic!("no answer") };
+            assert_eq!(answer, b"own");
+        });
+    }
+
     /// A change in slot 0 with number 1 that was answered, by a server whose machine then
     /// loses power, over and over.
     struct Answered {

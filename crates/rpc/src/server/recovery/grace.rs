@@ -85,3 +85,28 @@ impl Grace {
         .await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Later somebody else may have had the lock, and given it back.
+    #[test]
+    fn locks_are_claimed_again_by_who_is_awaited_and_in_time_only() {
+        let kind = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(kind).unwrap().block_on(async {
+            let (grace, lasts) = (Grace::default(), Duration::from_secs(60));
+            assert!(!grace.allows(1), "there was no restart");
+            grace.begin(BTreeSet::from([1, 2]), false, lasts);
+            assert!(grace.allows(1) && grace.allows(2) && !grace.allows(3));
+            grace.reclaimed(1);
+            assert!(!grace.allows(1) && grace.allows(2));
+            dray_rt::sleep(lasts).await;
+            assert!(!grace.allows(2));
+            grace.begin(BTreeSet::new(), true, lasts);
+            assert!(grace.allows(3), "nobody knows who held locks");
+            dray_rt::sleep(lasts).await;
+            assert!(!grace.allows(3));
+        });
+    }
+}

@@ -104,3 +104,36 @@ impl Stable {
         .await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::recovery::stamps::WHOLE;
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::FileId;
+
+    /// What is being written while everything is synced may be on media or not: nobody is told
+    /// that it is.
+    #[test]
+    fn a_sync_speaks_of_what_was_over_before_it_began() {
+        let kind = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(kind).unwrap().block_on(async {
+            let (stable, stamps) = (Arc::new(Stable::default()), Arc::new(Stamps::default()));
+            let file = |ino| FileId { ino, generation: 1 };
+            let running = stamps.take(file(1), WHOLE).await;
+            let over = stamps.take(file(2), WHOLE).await.number;
+            let sync = dray_rt::spawn_join({
+                let (stable, stamps) = (stable.clone(), stamps.clone());
+                async move {
+                    let fs = MemoryFs::new(MemoryOptions::default());
+                    stable.sync_all(&Context::system(), &fs, &stamps).await.unwrap()
+                }
+            });
+            dray_rt::sleep(std::time::Duration::from_secs(1)).await;
+            assert!(stable.floor() < running.number, "{} is being written", running.number);
+            drop(running);
+            assert_eq!(sync.await.unwrap(), over);
+            assert_eq!(stable.floor(), over);
+        });
+    }
+}

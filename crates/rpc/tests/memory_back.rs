@@ -1,0 +1,170 @@
+//! What hostile clients leave behind in a server's memory: nothing. Counted over thousands of
+//! messages that one and the same server gets. The only test here: the whole program is counted.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io;
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use common::calls::{self, Words};
+use common::raw::{Chance, NO_PROOF, head, hello, identity, message};
+use common::{serve_simulated, server_of, simulate};
+use dray_backends::memory::{MemoryFs, MemoryOptions};
+use dray_core::{Buf, BufMut, Context, FileId, FileSystem, Name, NameBuf, Op, OpenHow, RemoveKind};
+use dray_fabric::Sink;
+use dray_fabric::sim::Network;
+use dray_rpc::server::ServerOptions;
+use dray_rpc::wire::NotifyHead;
+use dray_rt::Scope;
+
+/// Bytes that are allocated.
+static LIVE_BYTES: AtomicIsize = AtomicIsize::new(0);
+
+struct Counting;
+
+// SAFETY: everything is handed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE_BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        LIVE_BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: the caller's promises are the same.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Longer than any lease, and than a connection may take for its handshake.
+const LONG: Duration = Duration::from_secs(600);
+const ROUNDS: u64 = 600;
+/// What tables may still grow. A session, a call or a connection that stays in each round, or in
+/// one of ten, is more.
+const GROWN_MAX_BYTES: isize = 48 << 10;
+
+/// Hears whatever is said.
+struct Deaf;
+
+impl Sink for Deaf {
+    fn poll_place(
+        &mut self,
+        _: &mut TaskContext<'_>,
+        _: &[u8],
+        data_bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        Poll::Ready(Ok(BufMut::heap(data_bytes)))
+    }
+
+    fn frame(&mut self, _: &[u8], _: Option<BufMut>) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What a hostile client sends next.
+fn hostile_message(chance: &mut Chance, root: FileId, tag: u32) -> (Vec<u8>, Option<Buf>) {
+    let words = Words::by_chance(chance);
+    let op = Op::ALL[chance.below(Op::ALL.len())];
+    let mut call_head = head(op, tag);
+    if chance.below(2) == 0 {
+        call_head.slot = chance.below(70) as u32;
+        call_head.sequence = chance.edge() as u32;
+    }
+    let mut bytes = message(&call_head, &calls::call(op, root, &words, chance));
+    let takes_data = matches!(op, Op::Write | Op::Put | Op::Redo);
+    let data = takes_data.then(|| Buf::from(chance.bytes(3000))).filter(|data| !data.is_empty());
+    match chance.below(40) {
+        0 => bytes.truncate(chance.below(bytes.len()).max(1)),
+        1 => bytes = identity(chance.below(300) as u32),
+        2 => {
+            bytes.clear();
+            let (what, tag) = (chance.below(8) as u8, chance.edge() as u32);
+            NotifyHead { what, flags: 0, tag }.put_message(&mut bytes);
+        }
+        3 => {
+            let at = chance.below(bytes.len());
+            bytes[at] ^= 1 << chance.below(8);
+        }
+        _ => {}
+    }
+    (bytes, data)
+}
+
+/// A hostile client, from its greeting until it leaves.
+async fn be_hostile(network: &Network, root: FileId, seed: u64) {
+    let mut chance = Chance::new(seed);
+    let connection = network.connector_from("stranger", "s").connect().await.unwrap();
+    let hears = connection.clone();
+    dray_rt::spawn(async move { drop(hears.run(&mut Deaf).await) });
+    let greeting = [hello("data").message(), NO_PROOF.message(), identity(0)];
+    for bytes in greeting.iter().take(if chance.below(8) == 0 { chance.below(3) } else { 3 }) {
+        let _ = connection.send(bytes, None); // it may have been ended, here and below
+        dray_rt::sleep(Duration::from_millis(1)).await;
+    }
+    for tag in 0..40 {
+        let (bytes, data) = hostile_message(&mut chance, root, tag);
+        let _ = connection.send(&bytes, data);
+        dray_rt::sleep(Duration::from_micros(300)).await;
+    }
+    connection.close();
+}
+
+/// Removes what clients have made.
+async fn clear(fs: &MemoryFs) {
+    let (cx, root) = (Context::system(), fs.info().root);
+    let dir = fs.open(&cx, root, OpenHow::new(libc::O_DIRECTORY)).await.unwrap();
+    let page = dir.readdir(&cx, 0, 1 << 20, false).await.unwrap();
+    assert!(page.end);
+    let names: Vec<NameBuf> = (0..page.len())
+        .filter_map(|index| Some(Name::new(page.get(index)?.0).ok()?.to_owned()))
+        .collect();
+    for name in names {
+        if fs.remove(&cx, root, &name, RemoveKind::File).await.is_err() {
+            fs.remove(&cx, root, &name, RemoveKind::Directory).await.unwrap();
+        }
+    }
+    let listed = fs.listxattr(&cx, root).await.unwrap();
+    for name in listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let _ = fs.removexattr(&cx, root, name).await; // what has a meaning of its own stays
+    }
+    dir.close(&cx).await.unwrap();
+}
+
+/// Fails if `round` leaves memory behind: after as many rounds in which tables get about their
+/// size hardly anything is added.
+async fn nothing_stays(mut round: impl AsyncFnMut(u64)) {
+    let mut before = 0;
+    for number in 0..2 * ROUNDS {
+        round(number).await;
+        if number + 1 == ROUNDS {
+            before = LIVE_BYTES.load(Ordering::Relaxed);
+        }
+    }
+    let grown_bytes = LIVE_BYTES.load(Ordering::Relaxed) - before;
+    assert!(grown_bytes < GROWN_MAX_BYTES, "{ROUNDS} rounds left {grown_bytes} bytes behind");
+}
+
+#[test]
+fn hostile_clients_leave_nothing_behind() {
+    simulate(11, async {
+        let fs = MemoryFs::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() });
+        let server = server_of(fs.clone(), ServerOptions::default());
+        let network = Network::new();
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let root = fs.info().root;
+        nothing_stays(async |seed| {
+            be_hostile(&network, root, seed).await;
+            dray_rt::sleep(LONG).await;
+            assert!(server.status().clients.is_empty(), "seed {seed}");
+            clear(&fs).await;
+        })
+        .await;
+    });
+}
