@@ -1,6 +1,7 @@
 //! What is kept, what is only noted, and when memory goes back.
 
 use super::*;
+use dray_core::{Errno, Op};
 
 const LIMIT_BYTES: u64 = 8 << 20;
 
@@ -36,6 +37,28 @@ fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
     assert!(unsynced.is_all_kept());
     write(&unsynced, 1, 24, b"a sync makes room");
     assert_eq!(unsynced.status().unkept_bytes, 0);
+}
+
+/// Each open file through which it was written hears of it: at fsync once, at close until then.
+#[test]
+fn what_was_lost_is_told_through_each_file_that_it_was_written_through() {
+    let (unsynced, who) = (Unsynced::new(0, false), Identity::system());
+    let writers = [Writer::default(), Writer::default()];
+    for (stamp, writer) in (1..).zip(&writers) {
+        let (made, change) = (Made { stamp, ..Made::default() }, Some(Change::Write { at: 0 }));
+        let changed = Changed { file: file(1), made, change, data: b"x", who: &who };
+        unsynced.changed(changed, Some(writer));
+    }
+    let owed =
+        |writer: &Writer, op| unsynced.owed(file(1), writer, op).map_err(|error| error.errno());
+    assert_eq!(owed(&writers[0], Op::Sync), Ok(()));
+    unsynced.power_lost();
+    unsynced.recovery_begins();
+    unsynced.recovery_ends(None);
+    assert_eq!(owed(&writers[0], Op::Sync), Err(Errno::EIO));
+    assert_eq!(owed(&writers[0], Op::Close), Ok(()), "it has been told");
+    assert_eq!(owed(&writers[1], Op::Flush), Err(Errno::EIO));
+    assert_eq!(owed(&writers[1], Op::Close), Err(Errno::EIO));
 }
 
 #[test]
