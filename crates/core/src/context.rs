@@ -74,6 +74,9 @@ pub struct Context {
     /// The server asks for itself: what limits clients (squashing, read-only exports of
     /// rights checked before) does not apply. Never set for what came from a client.
     pub internal: bool,
+    /// The rest of a request that was counted when its first part came: whoever counts requests
+    /// counts what this one moves only.
+    pub rest: bool,
 }
 
 impl Context {
@@ -89,6 +92,7 @@ impl Context {
             cancel: None,
             class: Class::Foreground,
             internal: false,
+            rest: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::args::Args;
@@ -12,8 +12,22 @@ use crate::output;
 /// Prints the completions for a shell.
 pub fn completions(shell: Shell) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "dray", &mut script);
+    clap_complete::generate(shell, &mut shown(&Args::command()), "dray", &mut script);
     output::print(String::from_utf8_lossy(&script))
+}
+
+/// A command without what is hidden: shells would offer that, too.
+fn shown(command: &Command) -> Command {
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
+    let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let about = command.get_about().cloned().unwrap_or_default();
+    // clap takes words that last; these do, since the process ends when they are printed.
+    let lasting = |word: &str| -> &'static str { word.to_owned().leak() };
+    let mut bare = Command::new(lasting(command.get_name())).about(about);
+    if let Some(version) = command.get_version() {
+        bare = bare.version(lasting(version));
+    }
+    bare.args(arguments.cloned()).subcommands(commands.map(shown))
 }
 
 /// Writes a page for the command and one for each subcommand into `dir`.
@@ -22,7 +36,7 @@ pub fn man(dir: &Path) -> Result<(), Failure> {
     let mut command = Args::command();
     command.build();
     write_page(dir, "dray", command.clone())?;
-    let shown = |sub: &&clap::Command| !sub.is_hide_set() && sub.get_name() != "help";
+    let shown = |sub: &&Command| !sub.is_hide_set() && sub.get_name() != "help";
     for sub in command.get_subcommands().filter(shown) {
         let name = format!("dray-{}", sub.get_name());
         write_page(dir, &name, sub.clone())?;
@@ -30,18 +44,38 @@ pub fn man(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn write_page(dir: &Path, name: &str, command: clap::Command) -> Result<(), Failure> {
+fn write_page(dir: &Path, name: &str, command: Command) -> Result<(), Failure> {
     let path = dir.join(format!("{name}.1"));
     let doing = || format!("cannot write {}", path.display());
     let mut page = Vec::new();
     let named = command.display_name(name.to_owned());
-    clap_mangen::Man::new(named).title(name.to_uppercase()).render(&mut page).doing(doing)?;
+    let page_of = clap_mangen::Man::new(named).title(name.to_uppercase()).manual("User Commands");
+    let source = concat!("dray ", env!("CARGO_PKG_VERSION"));
+    page_of.source(source).render(&mut page).doing(doing)?;
     std::fs::write(&path, page).doing(doing)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shells_offer_what_is_meant_for_people() {
+        let command = shown(&Args::command());
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command.clone(), "dray", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            for word in ["serve", "survey", "listen", "foreground", "version"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+            for word in
+                ["keep-files", "mount-daemon", "mount-supervisor", "wake-mount", "boot-id", "fake"]
+            {
+                assert!(!script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
 
     #[test]
     fn every_subcommand_has_a_page() {

@@ -13,7 +13,7 @@ pub fn is_root() -> bool {
     effective_uid() == 0
 }
 
-fn effective_uid() -> u32 {
+pub fn effective_uid() -> u32 {
     // SAFETY: takes no memory and cannot fail.
     unsafe { libc::geteuid() }
 }

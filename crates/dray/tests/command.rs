@@ -52,6 +52,7 @@ fn the_status_shows_server_and_mounts() {
     assert_eq!(mount["kind"], "mount");
     assert_eq!(mount["target"], rig.target());
     assert_eq!(mount["server"]["connected"], true);
+    assert_eq!((&mount["written_bytes"], &mount["read_bytes"]), (&100_000.into(), &0.into()));
     assert!(mount["open_files"].as_u64().unwrap() >= 1, "{mount}");
     let server = &status(&rig, "data")[0];
     assert_eq!(server["kind"], "server");

@@ -76,6 +76,11 @@ fn an_evicted_mount_fails_its_calls_and_a_new_one_works() {
         std::thread::sleep(std::time::Duration::from_millis(200));
     }
     assert_eq!(fs::read(other.join("file")).unwrap(), b"data", "nobody else is disturbed");
+    let place = at.to_str().unwrap();
+    let status = rig.demand(&["status", place, "--interval", "0"]);
+    assert!(status.contains("EVICTED"), "{status}");
+    let status = rig.demand(&["status", place, "--json", "--interval", "0"]);
+    assert!(status.contains("\"evicted\":true"), "{status}");
     drop(file);
     rig.umount(&at);
     let again = rig.mount("again", "");

@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
@@ -46,6 +47,73 @@ fn addresses_that_cannot_be_listened_at() {
 }
 
 #[test]
+fn who_listens_twice_is_told_that_it_is_the_same_server() {
+    if common::skipped() {
+        return;
+    }
+    let rig = Rig::new();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (all, some) = (format!("tcp://0.0.0.0:{free}"), format!("tcp://127.0.0.1:{free}"));
+    let (export, state) = (format!("a={}", rig.path("export").display()), rig.path("state"));
+    let args = ["serve", "--export", &export, "--listen", &all, "--listen", &some, "--state"];
+    let output = rig.run(&[&args[..], &[state.to_str().unwrap()]].concat());
+    let words = format!("cannot listen on {some}: this server listens on {all} already");
+    assert!(said(&output).contains(&words), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn every_address_of_both_kinds_can_be_listened_at_in_any_order() {
+    if common::skipped() {
+        return;
+    }
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    for hosts in [["0.0.0.0", "[::]"], ["[::]", "0.0.0.0"], ["[::]", "127.0.0.1"]] {
+        let mut rig = Rig::new();
+        let [first, other] = hosts.map(|host| format!("tcp://{host}:{port}"));
+        rig.serve(&["--listen", &first, "--listen", &other]);
+        for host in ["127.0.0.1", "::1"] {
+            let there = std::net::TcpStream::connect((host, port));
+            assert!(there.is_ok(), "{hosts:?}: {host}: {there:?}");
+        }
+        rig.end_server(libc::SIGTERM);
+    }
+}
+
+/// Something that listens, and is no dray server: it says this to whoever comes.
+fn stranger(greeting: &'static [u8]) -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut socket in listener.incoming().flatten() {
+            let _ = socket.write_all(greeting); // it may have gone
+            let _ = socket.read(&mut [0; 4096]);
+        }
+    });
+    port
+}
+
+#[test]
+fn targets_that_are_no_dray_servers() {
+    let rig = Rig::new();
+    let at = rig.path("state");
+    fs::create_dir_all(&at).unwrap();
+    for (greeting, words) in [
+        (&b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n"[..], "what answers there is no dray server"),
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "is no dray server"),
+        (b"", "is that a dray server, and has it room"),
+    ] {
+        let target = format!("dray://127.0.0.1:{}/data", stranger(greeting));
+        for args in [&["mount", &target, at.to_str().unwrap()][..], &["survey", &target]] {
+            let output = rig.run(args);
+            let said = said(&output);
+            assert_eq!(output.status.code(), Some(3), "{args:?}: {said}");
+            assert!(said.contains(words), "{args:?}: {said}");
+        }
+    }
+}
+
+#[test]
 fn keys_that_are_none() {
     let rig = Rig::new();
     for (name, text, mode) in [("empty", "", 0o600), ("short", "abc", 0o600)] {
@@ -60,6 +128,7 @@ fn keys_that_are_none() {
         (file("short"), "at least 16 bytes"),
         (file("open"), "chmod 600"),
         (file("none"), "No such file"),
+        ("psk:/tmp".to_owned(), "it is a directory"),
         ("psk:".to_owned(), "psk:FILE"),
         ("psk".to_owned(), "psk:FILE"),
         ("pks:/key".to_owned(), "psk:FILE"),

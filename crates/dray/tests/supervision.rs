@@ -4,6 +4,7 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::time::Duration;
 
 use common::daemons::{daemon, gone, signal, supervisor};
@@ -17,6 +18,41 @@ fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
     }
     for options in ["transport=classic", "transport=uring"] {
         upgrade(options);
+    }
+}
+
+/// The former supervisor may not have ended when the next one begins, or lives on behind a lazy
+/// unmounting.
+#[test]
+fn who_mounts_again_at_once_can_ask_for_status_and_upgrade() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let (place, target) = (at.to_str().unwrap().to_owned(), rig.target());
+        for round in 0..6 {
+            let unmounted = Command::new("umount").arg(&at).status().unwrap();
+            assert!(unmounted.success());
+            let output = rig.run(&["mount", &target, &place, "-o", options]);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() && said.is_empty(), "{round}: {said}");
+        }
+        rig.demand(&["upgrade", &place]);
+        fs::write(at.join("file"), "held").unwrap();
+        let held = fs::File::open(at.join("file")).unwrap();
+        rig.demand(&["umount", "--lazy", &place]);
+        let output = rig.run(&["mount", &target, &place, "-o", options]);
+        assert!(output.status.success());
+        drop(held); // the former mount ends
+        let former_gone = || processes("mount-daemon", &at).len() == 1;
+        wait_for("the end of the former mount", former_gone);
+        let status = rig.demand(&["status", "--interval", "0", &place]);
+        assert!(status.starts_with("MOUNT"), "{status}");
+        rig.umount(&at);
+        gone(&at);
     }
 }
 

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -136,6 +137,37 @@ fn access_lists_decide_under_close_to_open() {
     if !common::skipped() {
         access_lists_decide("consistency=close-to-open", Duration::from_millis(1200));
         access_lists_are_inherited("consistency=close-to-open");
+    }
+}
+
+/// Through the page cache the kernel would cut appends where it takes a page to end.
+#[test]
+fn appends_of_a_mount_that_caches_do_not_mix_with_others() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, strict, _) = two_mounts("");
+    let cached = rig.mount("cached", "consistency=close-to-open");
+    for access in ["append alone", "reading, too"] {
+        let path = cached.join(access);
+        let open = |path: &Path| {
+            let read = access == "reading, too";
+            File::options().read(read).append(true).create(true).open(path).unwrap()
+        };
+        let files = [(open(&path), b'c'), (open(&strict.join(access)), b's')];
+        std::thread::scope(|scope| {
+            for (file, letter) in &files {
+                let mut file: &File = file;
+                let record = [&[*letter; 100][..], b"\n"].concat();
+                scope.spawn(move || (0..400).for_each(|_| file.write_all(&record).unwrap()));
+            }
+        });
+        for path in [path, strict.join(access)] {
+            let log = std::fs::read(path).unwrap();
+            assert_eq!(log.len(), 2 * 400 * 101);
+            let whole = |record: &[u8]| record[..100].iter().all(|byte| *byte == record[0]);
+            assert!(log.chunks(101).all(|record| whole(record) && record[100] == b'\n'));
+        }
     }
 }
 

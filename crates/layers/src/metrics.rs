@@ -117,8 +117,12 @@ impl Observer for Metrics {
         Admit::Now
     }
 
-    fn done(&self, _: &Context, call: &Call<'_>, outcome: Outcome<'_>, elapsed: Duration) {
+    fn done(&self, cx: &Context, call: &Call<'_>, outcome: Outcome<'_>, elapsed: Duration) {
         let counters = &self.shards[shard()].ops[call.op as usize];
+        if cx.rest {
+            counters.bytes.fetch_add(outcome.bytes, Ordering::Relaxed);
+            return;
+        }
         let nanos = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         counters.classes[class_of(nanos)].fetch_add(1, Ordering::Relaxed);
         counters.nanos.fetch_add(nanos, Ordering::Relaxed);

@@ -82,7 +82,11 @@ impl Key {
         let shown = path.display();
         let problem = |error| format!("key file {shown}: {error}");
         let file = File::open(path).map_err(problem)?;
-        if file.metadata().map_err(problem)?.mode() & 0o077 != 0 {
+        let meta = file.metadata().map_err(problem)?;
+        if meta.is_dir() {
+            return Err(format!("key file {shown}: it is a directory; name a file in it"));
+        }
+        if meta.mode() & 0o077 != 0 {
             return Err(format!("key file {shown} can be read by others: chmod 600 {shown}"));
         }
         let mut bytes = Vec::new();

@@ -16,6 +16,7 @@ use dray_fabric::sim::Network;
 use dray_fabric::{Connect, Connection, Peer, Sink, Unfinished};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
+use dray_layers::metrics::Metrics;
 use dray_rpc::client::{ClientOptions, RemoteFs};
 use dray_rpc::server::{Export, MemoryJournal, Sabotage, Server, ServerOptions};
 use dray_rt::Scope;
@@ -30,6 +31,7 @@ struct Site {
     reader: Arc<dyn OpenFile>,
     mount: RemoteFs,
     writer: Arc<dyn OpenFile>,
+    server: Server,
     _scope: Scope,
 }
 
@@ -45,7 +47,11 @@ impl Site {
         sabotage: Option<Sabotage>,
     ) -> Site {
         let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(faults)));
-        let export = Export::new("data", Arc::new(fs), Vec::new());
+        Site::over(Arc::new(fs), sabotage).await
+    }
+
+    async fn over(fs: Arc<dyn FileSystem>, sabotage: Option<Sabotage>) -> Site {
+        let export = Export::new("data", fs, Vec::new());
         let options = ServerOptions { sabotage, ..ServerOptions::default() };
         let server = Server::new(options, vec![export], Arc::new(MemoryJournal::default()));
         let (network, scope) = (Network::new(), Scope::new());
@@ -61,7 +67,7 @@ impl Site {
         let other = connect(network.connector("server"), options).await.unwrap();
         let writer = other.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
         writer.write(&cx, Write::at(0), Buf::from(vec![b'a'; LEN])).await.unwrap();
-        Site { reader, mount, writer, _scope: scope }
+        Site { reader, mount, writer, server, _scope: scope }
     }
 
     fn calls(&self) -> u64 {
@@ -138,6 +144,27 @@ fn without_its_protection_a_read_sees_half_of_a_write() {
         let (bytes, calls) = site.read_over_a_write().await;
         assert!(!is_uniform(&bytes));
         assert_eq!(calls, 2);
+    });
+}
+
+#[test]
+fn whoever_counts_reads_counts_one_in_two_halves_once() {
+    simulate(4, async {
+        let metrics = Arc::new(Metrics::new());
+        let fs = Observed::new(Arc::new(memory()), metrics.clone());
+        let site = Site::over(Arc::new(fs), None).await;
+        let calls_of_reader = || {
+            let clients = site.server.status().clients;
+            clients.iter().map(|client| client.calls).sum::<u64>()
+        };
+        for number in 1..=10 {
+            let before = calls_of_reader();
+            assert_eq!(site.read(0, LEN).await.unwrap().1, 2, "two halves");
+            assert_eq!(calls_of_reader() - before, 1);
+            let counted = metrics.snapshot();
+            let read = counted.ops.iter().find(|one| one.op == Op::Read).unwrap();
+            assert_eq!((read.count, read.bytes), (number, number * LEN as u64));
+        }
     });
 }
 

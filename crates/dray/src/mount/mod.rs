@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_client::{
-    ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
+    Client, ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
 };
 use dray_core::{
-    Context, Errno, Error, FileId, FileSystem, Fut, LockOwner, OpenFile, OpenHow, RequestId,
+    Context, Errno, Error, FileId, FileSystem, FileType, Fut, LockOwner, OpenFile, OpenHow,
+    RequestId,
 };
 use dray_fuse::{
     Consistency, Device, Host, MountFlags, MountOptions, Mounted, Options as FuseOptions,
@@ -221,8 +222,26 @@ impl Mount {
         let memory = SessionMemory::heap();
         let session =
             dray_client::connect_timeout(&self.target, &options, CONNECT_MAX, memory).await?;
+        let checked = self.check_root(&session).await;
         session.goodbye();
-        Ok(session.info().read_only)
+        checked.map(|()| session.info().read_only)
+    }
+
+    /// That what would be mounted is a directory: the kernel takes nothing else for the root of a
+    /// mount, and fails every call on it. A server that cannot say now may be able to later.
+    async fn check_root(&self, session: &Arc<Session>) -> Result<(), ConnectError> {
+        let client = Client::over(Arc::new(RemoteFs::new(session.clone())));
+        let (cx, root) = (client.context(), session.info().root);
+        match dray_rt::timeout(CONNECT_MAX, client.fs().getattr(&cx, root)).await {
+            Ok(Ok(attr)) if attr.file_type() != FileType::Directory => {
+                Err(ConnectError::Protocol(format!(
+                    "{}: the server says that the export is no directory, which cannot be mounted; it \
+                 is broken, or no dray server",
+                    self.target
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Mounts: from here on the kernel sends requests.

@@ -18,6 +18,8 @@ pub struct MountEntry {
     pub source: String,
     /// The kernel's number of the connection, which is the minor number of the device.
     pub connection: u32,
+    /// Who mounted it.
+    pub user: u32,
 }
 
 /// All mounts of dray that this process sees.
@@ -58,7 +60,11 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let source = String::from_utf8_lossy(&unescape(fields.get(dash + 2)?)).into_owned();
     let device = std::str::from_utf8(fields.get(2)?).ok()?;
     let connection = device.split_once(':')?.1.parse().ok()?;
-    Some(MountEntry { at, source, connection })
+    let options = fields.get(dash + 3).copied().unwrap_or_default();
+    let mut options = options.split(|&byte| byte == b',');
+    let user = options.find_map(|option| option.strip_prefix(b"user_id="))?;
+    let user = std::str::from_utf8(user).ok()?.parse().ok()?;
+    Some(MountEntry { at, source, connection, user })
 }
 
 /// Blanks and backslashes are written as three octal digits.

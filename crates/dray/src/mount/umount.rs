@@ -2,16 +2,22 @@
 
 use crate::args::UmountArgs;
 use crate::error::{Doing, Failure};
-use crate::{mount::mount_table, paths};
+use crate::mount::mount_table::{self, MountEntry};
+use crate::paths;
 
 /// Unmounts.
 pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     let shown = args.mountpoint.display();
     let at = paths::absolute(&args.mountpoint).doing(|| format!("cannot unmount {shown}"))?;
-    let at = match mount_table::find(&at) {
-        Some(entry) => entry.at,
-        None => find_behind_link(&at).ok_or_else(|| not_mounted(&shown.to_string()))?,
-    };
+    let entry = mount_table::find(&at).or_else(|| find_behind_link(&at));
+    let entry = entry.ok_or_else(|| not_mounted(&shown.to_string()))?;
+    if !paths::is_root() && entry.user != paths::effective_uid() {
+        return Err(Failure::new(format!(
+            "cannot unmount {shown}: user {} mounted it, who can unmount it, and root",
+            entry.user
+        )));
+    }
+    let at = entry.at;
     dray_fuse::unmount(&at, args.lazy).map_err(|error| {
         let busy = error.raw_os_error() == Some(libc::EBUSY)
             || error.to_string().to_lowercase().contains("busy");
@@ -27,9 +33,8 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
 }
 
 /// A symbolic link that leads to a mount; only asked where no mount has that very name.
-fn find_behind_link(at: &std::path::Path) -> Option<std::path::PathBuf> {
-    let target = std::fs::canonicalize(at).ok()?;
-    mount_table::find(&target).map(|entry| entry.at)
+fn find_behind_link(at: &std::path::Path) -> Option<MountEntry> {
+    mount_table::find(&std::fs::canonicalize(at).ok()?)
 }
 
 fn not_mounted(shown: &str) -> Failure {

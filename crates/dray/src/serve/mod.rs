@@ -79,7 +79,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let descriptors = Descriptors::divide(paths::raise_file_limit(), plan.exports.len());
     options.connections_max = descriptors.connections.min(options.connections_max);
     signals::hold();
-    let state = Arc::new(Mutex::new(Some(StateDir::open(&plan.state)?)));
+    let state = StateDir::open(&plan.state).map_err(|failure| match paths::is_root() {
+        true => failure,
+        false => Failure::new(format!("{}; `dray serve` must be started by root", failure.message)),
+    })?;
+    let state = Arc::new(Mutex::new(Some(state)));
     let keeper = start_keeper(&plan.state);
     // Nobody knows then who is to be waited for.
     let sessions_lost = !ServerJournal::is_there(&plan.state);
@@ -306,9 +310,13 @@ async fn serve(
     let ending = Ending::new().doing(|| "cannot wait for signals".into())?;
     let handle = Handle::current();
     let mut listeners = Vec::new();
-    for address in &plan.listen {
+    // Every address of IPv6 means every one of IPv4, too, but for those that are listened at.
+    let mut wanted = plan.listen.clone();
+    wanted.sort_by_key(|address| address.to_string().starts_with("tcp://[::]:"));
+    for (index, address) in wanted.iter().enumerate() {
         let listener = Listener::bind(address).await;
-        listeners.push(listener.map_err(|error| listen_problem(address, &error))?);
+        let ours = &wanted[..index];
+        listeners.push(listener.map_err(|error| listen_problem(address, ours, &error))?);
     }
     report.listen = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let (server, report) = (report.server.clone(), Arc::new(report));
@@ -331,9 +339,19 @@ async fn serve(
     Ok(())
 }
 
-/// What became of an address, and what to do.
-fn listen_problem(address: &Address, error: &io::Error) -> Failure {
+/// What became of an address, and what to do. `ours`: where this server listens already.
+fn listen_problem(address: &Address, ours: &[Address], error: &io::Error) -> Failure {
     let unix = matches!(address, Address::Unix(_));
+    let port =
+        |address: &Address| address.to_string().rsplit_once(':').map(|(_, port)| port.to_owned());
+    let other =
+        ours.iter().find(|other| *other == address || !unix && port(other) == port(address));
+    if let (Some(libc::EADDRINUSE), Some(other)) = (error.raw_os_error(), other) {
+        return Failure::new(format!(
+            "cannot listen on {address}: this server listens on {other} already, which takes that \
+             in: leave one of both out"
+        ));
+    }
     let advice = match (error.raw_os_error(), unix) {
         (Some(libc::EADDRINUSE), false) => {
             "another server listens there (`ss -ltnp` says which): stop it, or choose another port"

@@ -57,6 +57,13 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
     let behind_link = || paths::absolute(target).ok().and_then(|at| mount_table::find(&at));
     let mount = mount.or_else(behind_link);
     if let Some(mount) = mount {
+        if mount.user != paths::effective_uid() {
+            return Err(Failure::new(format!(
+                "{} was mounted by user {}, whom alone it answers: ask as that user",
+                mount.at.display(),
+                mount.user
+            )));
+        }
         let socket = Kind::Mount.socket(&mount.at);
         return ask_one(&socket).map(|report| vec![(socket, report)]);
     }
@@ -157,7 +164,7 @@ fn everything() -> Reports {
                 Err(error) => json!({
                     "kind": "stuck",
                     "socket": socket.display().to_string(),
-                    "error": error.to_string(),
+                    "error": reason(&error),
                 }),
             };
             Some((socket, report))
@@ -173,11 +180,18 @@ fn left_behind(error: &std::io::Error) -> bool {
 fn ask_one(socket: &Path) -> Result<Value, Failure> {
     control::ask(socket, "status").map_err(|error| {
         Failure::new(format!(
-            "no answer from {}: {error}; the process behind it may be dead, stuck, or another \
-             user's",
-            socket.display()
+            "no answer from {}: {}; the process behind it may be dead, stuck, or another user's",
+            socket.display(),
+            reason(&error)
         ))
     })
+}
+
+fn reason(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::WouldBlock => "it says nothing: stopped, or overloaded".to_owned(),
+        _ => error.to_string(),
+    }
 }
 
 /// Adds what happened in a second, on average, since `before`.
@@ -224,7 +238,8 @@ fn totals(report: &Value) -> [f64; 3] {
     if report["kind"] == "mount" {
         let ops = report["ops"].as_object();
         let sum = ops.into_iter().flatten().filter_map(|(_, count)| count.as_f64()).sum();
-        return [sum, 0.0, 0.0];
+        let bytes = |key: &str| report[key].as_f64().unwrap_or(0.0);
+        return [sum, bytes("read_bytes"), bytes("written_bytes")];
     }
     let mut totals = [0.0; 3];
     for export in report["exports"].as_array().into_iter().flatten() {

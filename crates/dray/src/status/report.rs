@@ -176,6 +176,7 @@ impl MountReport {
                 "connected": up > 0,
                 "connections": up,
                 "sessions_lost": session.lost,
+                "evicted": session.evicted,
                 "calls": session.channels.iter().map(|channel| channel.calls).sum::<u64>(),
                 "closes_one_way": session.channels.iter().map(|one| one.one_way).sum::<u64>(),
                 "opened_at_lookup": {
@@ -191,6 +192,8 @@ impl MountReport {
             "process": { "copied_bytes": dray_core::copied_bytes() },
             "unsynced": unsynced(&session.unsynced),
             "ops": counts,
+            "read_bytes": stats.bytes.0,
+            "written_bytes": stats.bytes.1,
             "operations": operations,
         })
     }

@@ -1,6 +1,5 @@
 //! The status for people.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -133,7 +132,11 @@ fn mount(report: &Value, out: &mut String) {
         line(out, &format!("  no ring: {why}"));
     }
     let server = &report["server"];
-    let state = if server["connected"] == true { "connected" } else { "AWAY, trying again" };
+    let state = match (server["connected"] == true, server["evicted"] == true) {
+        (_, true) => "EVICTED by its administrator, unmount and mount again",
+        (true, _) => "connected",
+        (false, _) => "AWAY, trying again",
+    };
     line(
         out,
         &format!(
@@ -154,13 +157,12 @@ fn rates(report: &Value, out: &mut String) {
     if rates.is_null() {
         return;
     }
-    let mut text = format!("  {} operations/s", rates["operations_per_s"]);
-    if report["kind"] == "server" {
-        let (read, written) = (&rates["read_bytes_per_s"], &rates["written_bytes_per_s"]);
-        // Writing to a string cannot fail.
-        let _ = write!(text, ", read {}/s, written {}/s", size(read), size(written));
-    }
-    line(out, &text);
+    let (read, written) = (&rates["read_bytes_per_s"], &rates["written_bytes_per_s"]);
+    let operations = &rates["operations_per_s"];
+    line(
+        out,
+        &format!("  {operations} operations/s, read {}/s, written {}/s", size(read), size(written)),
+    );
 }
 
 fn operations(report: &Value, who: &str, out: &mut String) {

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
-use dray_client::Target;
+use dray_client::{Client, Target};
 use dray_core::{FileSystem, FsUuid};
+use dray_rt::{DriverKind, Executor};
 use serde_json::{Value, json};
 
 use self::load::{Load, Outcome, Place};
@@ -71,6 +72,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let loopback = Loopback::start()?;
     match &subject {
         Subject::Remote(target) => {
+            reach(target, &options)?;
             let full = Place::Remote(target.clone(), options);
             survey.pings("transport", &full)?;
             survey.blocks("null", &loopback.place())?;
@@ -121,6 +123,15 @@ fn subject(text: &str) -> Result<Subject, Failure> {
         true => Ok(Subject::Dir(at)),
         false => Err(Failure::usage(format!("{text} is neither a target nor a directory"))),
     }
+}
+
+/// That there is a server, and lets us in: what is wrong shows in the exit code.
+fn reach(target: &Target, options: &dray_client::Options) -> Result<(), Failure> {
+    let mut executor =
+        Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
+    let client = executor.block_on(Client::connect(target, options))?;
+    client.goodbye();
+    Ok(())
 }
 
 fn open_backend(dir: &Path) -> Result<Arc<dyn FileSystem>, Failure> {

@@ -26,7 +26,10 @@ impl Worker {
         }
         let file = self.file(cx, fh).await?;
         match file.read(cx, at, message.read_buffer(size)).await {
-            Ok(data) => Ok(Answer::Data(data)),
+            Ok(data) => {
+                self.shared.flights.has_read(self.index, data.len());
+                Ok(Answer::Data(data))
+            }
             Err((error, _)) => Err(error),
         }
     }
@@ -50,6 +53,7 @@ impl Worker {
             kill_set_id: write_flags & abi::WRITE_KILL_SUIDGID != 0,
         };
         let written = file.write(cx, how, message.data(size as usize)).await?;
+        self.shared.flights.has_written(self.index, written);
         Ok(Answer::Small(Small::new().u32(written.min(size as usize) as u32).u32(0)))
     }
 

@@ -10,7 +10,7 @@ use crate::front::Worker;
 use crate::notify::inval_inode;
 use crate::options::Consistency;
 use crate::proto::Operation;
-use crate::proto::abi::{self, fopen};
+use crate::proto::abi::{self, fopen, init};
 use crate::proto::reply;
 use crate::proto::wire::Small;
 use crate::state::capabilities::Asked;
@@ -51,6 +51,7 @@ impl Worker {
                 let how = self.how(flags, open_flags);
                 let file = self.fs.open(cx, id, how).await?;
                 let kernel = self.kernel_flags(cx, (node, asked), &file).await?;
+                let kernel = kernel | self.past_the_cache(how.flags);
                 self.open_answer(cx, Small::new(), file, how.flags, kernel)
             }
             Operation::Opendir { flags } => {
@@ -94,9 +95,18 @@ impl Worker {
         }
         let kernel = match self.shared.options.consistency {
             Consistency::Strict => fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
-            _ => 0,
+            _ => self.past_the_cache(how.open.flags),
         };
         self.open_answer(cx, out, file, how.open.flags, kernel)
+    }
+
+    /// Appends must come in one piece, for the server to place. Through its page cache the kernel
+    /// splits them where it takes a page to end (`fuse_fill_write_pages` in fs/fuse/file.c). What
+    /// may be mapped has to stay in the cache, where the kernel maps nothing else (before 6.6).
+    fn past_the_cache(&self, flags: i32) -> u32 {
+        let maps = flags & libc::O_ACCMODE != libc::O_WRONLY
+            && !self.shared.session.has(init::DIRECT_IO_ALLOW_MMAP);
+        if flags & libc::O_APPEND == 0 || maps { 0 } else { fopen::DIRECT_IO }
     }
 
     fn open_answer(

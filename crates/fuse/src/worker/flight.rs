@@ -72,7 +72,14 @@ pub(crate) struct Flights {
     parts: Vec<Mutex<Part>>,
     early: Mutex<VecDeque<(u64, Instant)>>,
     early_count: AtomicUsize,
-    counts: Vec<[AtomicU64; OP_COUNT]>,
+    counts: Vec<Counts>,
+}
+
+/// What one worker has done so far.
+struct Counts {
+    ops: [AtomicU64; OP_COUNT],
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -92,13 +99,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Counts {
+    fn new() -> Counts {
+        let zero = || AtomicU64::new(0);
+        let ops = std::array::from_fn(|_| zero());
+        Counts { ops, read_bytes: zero(), written_bytes: zero() }
+    }
+}
+
 impl Flights {
     pub(crate) fn new(workers: usize) -> Flights {
         Flights {
             parts: (0..workers).map(|_| Mutex::default()).collect(),
             early: Mutex::default(),
             early_count: AtomicUsize::new(0),
-            counts: (0..workers).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect(),
+            counts: (0..workers).map(|_| Counts::new()).collect(),
         }
     }
 
@@ -109,7 +124,7 @@ impl Flights {
         head: Head,
         interruptible: bool,
     ) -> (Ticket, Arc<Cancel>) {
-        if let Some(count) = self.counts[part].get(head.opcode as usize) {
+        if let Some(count) = self.counts[part].ops.get(head.opcode as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
         let cancel = Arc::new(Cancel::default());
@@ -133,6 +148,24 @@ impl Flights {
         let mut part = lock(&self.parts[ticket.part]);
         part.slots[ticket.slot] = None;
         part.free.push(ticket.slot);
+    }
+
+    /// Worker `part` has answered a read with so many bytes.
+    pub(crate) fn has_read(&self, part: usize, bytes: usize) {
+        self.counts[part].read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Worker `part` has written so many bytes.
+    pub(crate) fn has_written(&self, part: usize, bytes: usize) {
+        self.counts[part].written_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes read and written so far.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let sum = |of: fn(&Counts) -> &AtomicU64| {
+            self.counts.iter().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
+        };
+        (sum(|counts| &counts.read_bytes), sum(|counts| &counts.written_bytes))
     }
 
     /// The kernel says that the caller of `unique` was signalled.
@@ -241,7 +274,7 @@ impl Flights {
     /// Requests taken up so far, by operation; operations without any are left out.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
         let sum = |code: usize| {
-            self.counts.iter().map(|counts| counts[code].load(Ordering::Relaxed)).sum::<u64>()
+            self.counts.iter().map(|counts| counts.ops[code].load(Ordering::Relaxed)).sum::<u64>()
         };
         (0..OP_COUNT)
             .map(|code| (op_name(code as u32), sum(code)))

@@ -77,6 +77,8 @@ pub struct Stats {
     pub handles: usize,
     /// Requests taken up so far, by operation.
     pub counts: Vec<(&'static str, u64)>,
+    /// Bytes that the kernel read and wrote, as far as they were asked of the mount.
+    pub bytes: (u64, u64),
     /// Requests under way, oldest first.
     pub in_flight: Vec<InFlight>,
 }
@@ -200,6 +202,7 @@ impl Reporter {
             nodes: self.shared.nodes.count(),
             handles: self.shared.handles.count(),
             counts: self.shared.flights.counts(),
+            bytes: self.shared.flights.bytes(),
             in_flight: self.in_flight(),
         }
     }

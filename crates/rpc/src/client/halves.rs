@@ -65,15 +65,15 @@ impl RemoteFile {
         let call = |at, len_bytes: usize| Call::Read { handle, at, len_bytes: len_bytes as u32 };
         let (first, second) = (call(at, half), call(at.saturating_add(half as u64), room - half));
         let (first, second) = both(
-            self.call(self.half(cx, &first, into)),
-            other.call(self.half(cx, &second, rest), |bytes| Input::whole(bytes)),
+            self.call(self.half(cx, &first, into, 0)),
+            other.call(self.half(cx, &second, rest, CallHead::REST), |bytes| Input::whole(bytes)),
         )
         .await;
         join(first, second, (half, room), beyond)
     }
 
-    fn half<'a>(&self, cx: &'a Context, call: &'a Call<'a>, into: BufMut) -> Ask<'a> {
-        let (request, flags) = (self.session.link.request_of(cx), CallHead::HALF);
+    fn half<'a>(&self, cx: &'a Context, call: &'a Call<'a>, into: BufMut, which: u16) -> Ask<'a> {
+        let (request, flags) = (self.session.link.request_of(cx), CallHead::HALF | which);
         Ask { request, into: Some(into), flags, ..Ask::of(cx, call) }
     }
 }

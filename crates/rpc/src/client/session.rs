@@ -68,15 +68,33 @@ pub enum ConnectError {
     Protocol(String),
 }
 
+/// What to do about somebody who takes a connection and ends it.
+const HUNG_UP: &str = "is that a dray server, and has it room for one more (its log says)?";
+
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ConnectError::Unreachable { target, error } => {
+                let hung_up = error.kind() == io::ErrorKind::UnexpectedEof;
                 let advice = match error.raw_os_error() {
+                    None if hung_up => HUNG_UP,
                     None => "is the name right?",
                     Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
                         "is that machine up, and does every firewall let the port through?"
                     }
+                    // What was said in place of a greeting.
+                    Some(libc::EPROTO) => {
+                        "what answers there is no dray server, or one of another kind of \
+                         version: is the port right?"
+                    }
+                    Some(libc::ENOTCONN) => {
+                        return write!(
+                            f,
+                            "cannot connect to {target}: it took the connection and said nothing; \
+                             is that a dray server, and is it alive?"
+                        );
+                    }
+                    Some(libc::ECONNRESET | libc::EPIPE) => HUNG_UP,
                     Some(_) => "is `dray serve` running there?",
                 };
                 write!(f, "cannot connect to {target}: {error}; {advice}")
@@ -109,6 +127,8 @@ pub struct SessionStatus {
     pub session: u64,
     /// Times that the server had forgotten this session.
     pub lost: u64,
+    /// The server's administrator has ended it: it does not come back.
+    pub evicted: bool,
     /// Its connections.
     pub channels: Vec<ChannelStats>,
     /// What may not be on media at the server.
@@ -252,6 +272,7 @@ impl Session {
             target: self.link.connector.target(),
             session: known.session,
             lost: known.lost,
+            evicted: self.link.is_evicted(),
             channels: channels.iter().map(|channel| channel.stats()).collect(),
             unsynced: self.link.unsynced.status(),
             ahead: self.link.ahead.stats(),

@@ -60,7 +60,8 @@ wire_struct! {
     CallHead {
         /// Which operation.
         op: Op,
-        /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`], [`CallHead::HALF`] and later ones.
+        /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`], [`CallHead::HALF`],
+        /// [`CallHead::REST`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
         tag: u32,
@@ -92,6 +93,8 @@ impl CallHead {
     /// One half of a read, the other comes on another connection. The answer is stamped with
     /// the version of the file that was read; not if it changed meanwhile.
     pub const HALF: u16 = 4;
+    /// With [`CallHead::HALF`]: the second half, which is not counted as another read.
+    pub const REST: u16 = 8;
 
     /// Where `identity` stands in a message: its number differs between connections, so
     /// a call that is sent again gets another.

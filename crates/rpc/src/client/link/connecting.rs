@@ -89,7 +89,7 @@ impl Link {
             if self.leaving.load(Ordering::Relaxed) {
                 return channel.shut();
             }
-            if self.evicted.load(Ordering::Relaxed) {
+            if self.is_evicted() {
                 return channel.evict();
             }
             // From before the try on, so that no welcome is missed.

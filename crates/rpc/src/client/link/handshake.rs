@@ -134,7 +134,7 @@ impl LinkSink {
             wish: &[],
         };
         if key.is_some_and(|key| !key.verify(Role::Server, seen, &challenge.proof)) {
-            return Err(Malformed("the server does not know the key").into());
+            return Err(Malformed(KEYS_DIFFER).into());
         }
         let known = self.link.known().clone();
         let proof = self.proof(&known, seen);
@@ -246,9 +246,13 @@ impl LinkSink {
                 errno: Errno::new(i32::from(refused.errno)),
                 message: format!("{target}: {}", shown(&refused.message)),
             },
-            HandshakeError::Malformed(Malformed(what)) => ConnectError::Protocol(format!(
-                "{target}: {what}; is it a dray server of a version near ours?"
-            )),
+            HandshakeError::Malformed(Malformed(what)) => {
+                let advice = match what {
+                    KEYS_DIFFER => "compare the key files at both ends",
+                    _ => "is it a dray server of a version near ours?",
+                };
+                ConnectError::Protocol(format!("{target}: {what}; {advice}"))
+            }
         });
         io::Error::from_raw_os_error(libc::EPROTO)
     }
@@ -277,6 +281,9 @@ impl Sink for LinkSink {
         step.map_err(|error| self.failed(error))
     }
 }
+
+/// It proved another key than ours, or none.
+const KEYS_DIFFER: &str = "the server does not know the key";
 
 /// What the other end says, as text and no more: a terminal or a log shall not obey it.
 fn shown(message: &str) -> String {

@@ -107,7 +107,12 @@ impl Link {
 
     /// Whether connections are to be made: neither we nor the server have ended the session.
     fn is_wanted(&self) -> bool {
-        !self.leaving.load(Ordering::Relaxed) && !self.evicted.load(Ordering::Relaxed)
+        !self.leaving.load(Ordering::Relaxed) && !self.is_evicted()
+    }
+
+    /// Whether the server's administrator has ended the session for good.
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.evicted.load(Ordering::Relaxed)
     }
 
     /// The server's administrator has ended the session. It is not begun anew by itself:

@@ -122,7 +122,10 @@ impl ServerSink {
             self.shared.lock().cancels.insert(head.tag, cancel.clone());
             cx.cancel = Some(cancel);
         }
-        session.calls.fetch_add(1, Ordering::Relaxed);
+        cx.rest = head.op == Op::Read && head.flags & CallHead::REST != 0;
+        if !cx.rest {
+            session.calls.fetch_add(1, Ordering::Relaxed);
+        }
         let call = CallInHand {
             server: self.server.clone(),
             session: session.clone(),
