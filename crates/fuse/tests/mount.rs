@@ -119,8 +119,14 @@ fn attributes_and_extended_attributes_behave() {
                 checked(libc::getxattr(path.as_ptr(), name.as_ptr(), into, room.len()) as _)
             };
             assert_eq!(errno(get(&mut [0; 9])), libc::ENODATA);
-            let set = libc::setxattr(path.as_ptr(), name.as_ptr(), b"red".as_ptr().cast(), 3, 0);
-            checked(set.into()).unwrap();
+            let set = |flags| {
+                let value = b"red".as_ptr().cast();
+                checked(libc::setxattr(path.as_ptr(), name.as_ptr(), value, 3, flags).into())
+            };
+            let both = libc::XATTR_CREATE | libc::XATTR_REPLACE;
+            assert_eq!(errno(set(both)), libc::ENODATA);
+            set(0).unwrap();
+            assert_eq!(errno(set(both)), libc::EEXIST, "it is there, which one of both forbids");
             assert_eq!(get(&mut []).unwrap(), 3);
             assert_eq!(errno(get(&mut [0; 2])), libc::ERANGE);
             let mut value = [0; 9];
