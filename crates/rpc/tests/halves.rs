@@ -32,6 +32,8 @@ struct Site {
     mount: RemoteFs,
     writer: Arc<dyn OpenFile>,
     server: Server,
+    /// Of the server's file system.
+    metrics: Arc<Metrics>,
     _scope: Scope,
 }
 
@@ -47,11 +49,9 @@ impl Site {
         sabotage: Option<Sabotage>,
     ) -> Site {
         let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(faults)));
-        Site::over(Arc::new(fs), sabotage).await
-    }
-
-    async fn over(fs: Arc<dyn FileSystem>, sabotage: Option<Sabotage>) -> Site {
-        let export = Export::new("data", fs, Vec::new());
+        let metrics = Arc::new(Metrics::new());
+        let fs = Observed::new(Arc::new(fs), metrics.clone());
+        let export = Export::new("data", Arc::new(fs), Vec::new());
         let options = ServerOptions { sabotage, ..ServerOptions::default() };
         let server = Server::new(options, vec![export], Arc::new(MemoryJournal::default()));
         let (network, scope) = (Network::new(), Scope::new());
@@ -67,7 +67,7 @@ impl Site {
         let other = connect(network.connector("server"), options).await.unwrap();
         let writer = other.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
         writer.write(&cx, Write::at(0), Buf::from(vec![b'a'; LEN])).await.unwrap();
-        Site { reader, mount, writer, server, _scope: scope }
+        Site { reader, mount, writer, server, metrics, _scope: scope }
     }
 
     fn calls(&self) -> u64 {
@@ -150,18 +150,16 @@ fn without_its_protection_a_read_sees_half_of_a_write() {
 #[test]
 fn whoever_counts_reads_counts_one_in_two_halves_once() {
     simulate(4, async {
-        let metrics = Arc::new(Metrics::new());
-        let fs = Observed::new(Arc::new(memory()), metrics.clone());
-        let site = Site::over(Arc::new(fs), None).await;
-        let calls_of_reader = || {
+        let site = Site::new(Vec::new(), None).await;
+        let calls_counted = || {
             let clients = site.server.status().clients;
             clients.iter().map(|client| client.calls).sum::<u64>()
         };
         for number in 1..=10 {
-            let before = calls_of_reader();
+            let before = calls_counted();
             assert_eq!(site.read(0, LEN).await.unwrap().1, 2, "two halves");
-            assert_eq!(calls_of_reader() - before, 1);
-            let counted = metrics.snapshot();
+            assert_eq!(calls_counted() - before, 1);
+            let counted = site.metrics.snapshot();
             let read = counted.ops.iter().find(|one| one.op == Op::Read).unwrap();
             assert_eq!((read.count, read.bytes), (number, number * LEN as u64));
         }
