@@ -227,3 +227,31 @@ fn locks_of_a_closed_file_are_not_claimed_again() {
         write(&held).await;
     });
 }
+
+/// The mount's limit once counted for the claims, too: locks were lost that the server was about
+/// to give back. Who waits for that is told in time.
+#[test]
+fn locks_are_claimed_for_as_long_as_it_takes_and_whoever_waits_has_the_limit() {
+    simulate(4, async {
+        let (network, cx) = (Network::new(), Context::system());
+        let limit = Duration::from_secs(1);
+        let mut machine = Machine::new(&network);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let options = ClientOptions { timeout: Some(limit), ..client_options() };
+        let fs = connect(network.connector_from("holder", "s"), options).await.unwrap();
+        let file = open(&fs, b"f").await;
+        lock(&file, 1).await.unwrap();
+        machine.kill();
+        let server = machine.start(Loss::Nothing, limit * 3).await;
+        sleep(Duration::from_millis(600)).await;
+        let begin = dray_rt::now();
+        let error = file.getattr(&cx).await.unwrap_err();
+        assert_eq!(error.errno(), Errno::EHOSTDOWN);
+        assert!(begin.elapsed() < limit * 2, "{:?}", begin.elapsed());
+        sleep(limit * 8).await;
+        server.recovered().await;
+        write(&file).await;
+        let other = open(&mount(&network, "other").await, b"f").await;
+        assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
+    });
+}

@@ -11,7 +11,7 @@ use dray_core::{
     BufMut, Cancel, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner,
     LockRange, Name, Op, OpenHow, Pid,
 };
-use dray_fabric::sim::Network;
+use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, RemoteFs};
@@ -130,4 +130,58 @@ fn what_was_made_for_a_caller_who_gave_up_is_closed() {
             assert_eq!(open_files(&server), 0, "{op:?}");
         });
     }
+}
+
+/// A wait for a lock that was given up is undone when the server is back. A close of the file
+/// waits for that, and did so whatever the mount's limit.
+#[test]
+fn the_limit_holds_for_a_close_behind_a_lock_that_is_being_undone() {
+    simulate(4, async {
+        let (network, scope, below) = (Network::new(), Scope::new(), memory());
+        let server = server_of(below.clone(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let limit = Duration::from_secs(3);
+        let options = ClientOptions { timeout: Some(limit), ..client_options() };
+        let fs = connect(network.connector("s"), options).await.unwrap();
+        let cx = Context::system();
+        let (entry, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
+        let lock = |owner| Lock {
+            family: LockFamily::Posix,
+            kind: LockKind::Exclusive,
+            range: LockRange::ALL,
+            owner: LockOwner(owner),
+            pid: Pid(1),
+        };
+        let beside = below.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+        beside.lock(&cx, lock(1), false).await.unwrap();
+        let cancel = Arc::new(Cancel::default());
+        let waiting = Context { cancel: Some(cancel.clone()), ..Context::system() };
+        let waiter = {
+            let file = file.clone();
+            spawn_join(async move { file.lock(&waiting, lock(2), true).await })
+        };
+        sleep(Duration::from_millis(50)).await;
+        network.partition("s", true);
+        cancel.set();
+        assert_eq!(waiter.await.unwrap().unwrap_err().errno(), Errno::EINTR);
+        let closed = timeout(limit * 2, file.flush(&cx, LockOwner(2))).await;
+        assert_eq!(closed.expect("it waits too long").unwrap_err().errno(), Errno::EHOSTDOWN);
+    });
+}
+
+/// Whoever gave up connecting left a task behind that went on, and a session that nobody had:
+/// where the next try was of the same mount, beside it.
+#[test]
+fn a_connection_that_is_given_up_begins_no_session() {
+    simulate(5, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let delay = Duration::from_millis(100);
+        network.set_weather(Weather { delay_min: delay, delay_max: delay, ..Weather::default() });
+        let connecting = connect(network.connector("s"), client_options());
+        assert!(timeout(3 * delay, connecting).await.is_err());
+        sleep(Duration::from_secs(5)).await;
+        assert!(server.status().clients.is_empty());
+    });
 }

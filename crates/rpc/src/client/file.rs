@@ -8,6 +8,7 @@ use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, Fate, FileId, Fut, Io,
     Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
 };
+use dray_rt::timeout;
 
 use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
 use crate::client::holdings::tickets::{Reopened, reopen};
@@ -126,6 +127,15 @@ impl RemoteFile {
         Ok((answer.value, answer.made))
     }
 
+    /// Waits for no longer than a call may. Errors: those of the wait, `EHOSTDOWN`.
+    pub(super) async fn within_limit(&self, wait: impl Future<Output = Result<()>>) -> Result<()> {
+        let Some(limit) = self.session.link.options.timeout else { return wait.await };
+        timeout(limit, wait).await.unwrap_or_else(|_| {
+            let late = Error::retry(Errno::EHOSTDOWN);
+            Err(late.because("what became of locks is not known for as long as the mount waits"))
+        })
+    }
+
     /// Calls, and if the server has lost the file, opens it again and repeats the call.
     pub(super) async fn call<T: for<'b> Wire<'b>>(
         &self,
@@ -133,7 +143,8 @@ impl RemoteFile {
     ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
         let (mut tries, mut instance) = (0, self.session.link.known().instance);
         while tries < REOPEN_TRIES {
-            if let Err(error) = self.session.link.held.check(ask.cx, self.handle).await {
+            let known = self.session.link.held.check(ask.cx, self.handle);
+            if let Err(error) = self.within_limit(known).await {
                 return Err((Failure::Error(error), ask.into));
             }
             let channel = match self.session.channel() {

@@ -25,7 +25,7 @@ impl RemoteFile {
     /// nothing, and a waiting lock must not hold up the unlock behind it.
     pub(super) async fn take_lock(&self, cx: &Context, lock: Lock, wait: bool) -> Result<()> {
         let (handle, link) = (self.handle, &self.session.link);
-        link.held.clear(cx, self.id).await?;
+        self.within_limit(link.held.clear(cx, self.id)).await?;
         // What is given back is not claimed again, whether or not the answer comes:
         // somebody else may have it by then.
         link.held.given_up(self.id, lock);
@@ -61,7 +61,7 @@ impl RemoteFile {
     /// gone whatever the server has heard of that: where it fails, it is made up for later.
     pub(super) async fn give_up_locks(&self, cx: &Context, owner: LockOwner) -> Result<()> {
         let link = &self.session.link;
-        let clear = link.held.clear(cx, self.id).await;
+        let clear = self.within_limit(link.held.clear(cx, self.id)).await;
         link.held.flushed(self.id, owner);
         let call = Call::Flush { handle: self.handle, owner };
         let asked = match clear {

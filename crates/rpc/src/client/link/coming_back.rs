@@ -3,9 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dray_core::{Context, OpenHow};
+use dray_core::{Context, Errno, OpenHow, Result};
+use dray_rt::sleep;
 
 use super::Link;
+use super::connecting::BACKOFF_LAST;
 use crate::client::channel::{Ask, Channel, value_of};
 use crate::client::holdings::locks::HeldLock;
 use crate::client::holdings::tickets::{Reopened, reopen};
@@ -87,19 +89,24 @@ impl Link {
             if !self.held.holds(held) {
                 break; // closed or given back meanwhile
             }
-            let outcome = match step {
-                0 => {
-                    let opened = reopen(channel, &cx, Reopened { id, how, handle, ticket }).await;
-                    opened.map(|ticket| self.files.renew(handle, ticket))
+            let outcome = loop {
+                let outcome = match step {
+                    0 => reopen(channel, &cx, Reopened { id, how, handle, ticket })
+                        .await
+                        .map(|ticket| self.files.renew(handle, ticket)),
+                    _ => {
+                        let call = Call::Lock { handle, lock, wait: false, reclaim: true };
+                        value_of(channel.call(Ask::of(&cx, &call), |_| Ok(())).await)
+                    }
+                };
+                if self.known().instance != instance {
+                    return false; // whatever the answer says, it is not that server's
                 }
-                _ => {
-                    let call = Call::Lock { handle, lock, wait: false, reclaim: true };
-                    value_of(channel.call(Ask::of(&cx, &call), |_| Ok(())).await)
+                if !self.is_late(&outcome) {
+                    break outcome;
                 }
+                sleep(BACKOFF_LAST).await;
             };
-            if self.known().instance != instance {
-                return false; // whatever the answer says, it is not that server's
-            }
             if let Err(error) = outcome {
                 log::error!("{}: lost a lock on file {id}: {error}", self.connector.target());
                 self.held.lost(held);
@@ -107,6 +114,13 @@ impl Link {
             }
         }
         true
+    }
+
+    /// Whether it has to be asked again, because no answer has come in time: the mount's limit
+    /// is for those who wait for what they had, and does not decide what becomes of that.
+    fn is_late<T>(&self, outcome: &Result<T>) -> bool {
+        let late = outcome.as_ref().is_err_and(|error| error.errno() == Errno::EHOSTDOWN);
+        late && self.is_wanted()
     }
 
     /// Opens these again, some at once.
@@ -120,7 +134,7 @@ impl Link {
                     let Some(handle) = next.filter(|_| link.known().instance == instance) else {
                         return;
                     };
-                    link.open_again(&channel, handle).await;
+                    link.open_again(&channel, handle, instance).await;
                 }
             })
         };
@@ -129,11 +143,18 @@ impl Link {
         }
     }
 
-    async fn open_again(&self, channel: &Channel, handle: u64) {
+    async fn open_again(&self, channel: &Channel, handle: u64, instance: u64) {
         let Some(file) = self.files.open_again(handle) else { return };
         let (cx, id, how) = (Context::system(), file.id, file.how);
         let ticket = self.files.ticket(handle);
-        match reopen(channel, &cx, Reopened { id, how, handle, ticket }).await {
+        let outcome = loop {
+            let outcome = reopen(channel, &cx, Reopened { id, how, handle, ticket }).await;
+            if self.known().instance != instance || !self.is_late(&outcome) {
+                break outcome;
+            }
+            sleep(BACKOFF_LAST).await;
+        };
+        match outcome {
             Ok(ticket) => self.files.renew(handle, ticket),
             // Whoever uses it is told.
             Err(error) => {

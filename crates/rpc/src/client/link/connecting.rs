@@ -34,9 +34,11 @@ struct Ended {
 }
 
 impl Link {
-    /// Connects `channel` for the first time and keeps it connected if that went well.
+    /// Connects `channel` for the first time and keeps it connected if that went well. Whoever
+    /// drops this before its end wants no session any more.
     pub(crate) async fn start(self: &Arc<Link>, channel: Arc<Channel>) -> Outcome {
         let (tell, told) = oneshot::channel();
+        let mut beginning = Beginning(Some((self.clone(), channel.clone())));
         let _ = self.first.set(Arc::downgrade(&channel)); // a session is started once
         let link = self.clone();
         dray_rt::spawn(async move {
@@ -47,8 +49,12 @@ impl Link {
                 link.keep(channel, replaces).await;
             }
         });
-        told.await
-            .unwrap_or_else(|_| Err(ConnectError::Protocol("the connection was given up".into())))
+        let given_up = |_| Err(ConnectError::Protocol("the connection was given up".into()));
+        let outcome = told.await.unwrap_or_else(given_up);
+        if outcome.is_ok() {
+            beginning.0 = None;
+        }
+        outcome
     }
 
     /// Connects the first channel of a process that takes over, and keeps it connected also if
@@ -187,6 +193,18 @@ impl Link {
 
     fn unreachable(&self, error: io::Error) -> ConnectError {
         ConnectError::Unreachable { target: self.connector.target(), error }
+    }
+}
+
+/// A session that is being begun. It is given up when this is dropped.
+struct Beginning(Option<(Arc<Link>, Arc<Channel>)>);
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        if let Some((link, channel)) = self.0.take() {
+            link.leaving.store(true, Ordering::Relaxed);
+            channel.shut();
+        }
     }
 }
 

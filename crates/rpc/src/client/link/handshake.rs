@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll};
 
 use dray_core::{BufMut, Errno, FsInfo};
@@ -169,6 +170,10 @@ impl LinkSink {
         let welcome = Welcome::from_message(head)?;
         if welcome.session == 0 || welcome.slots == 0 || welcome.calls_max == 0 {
             return Err(Malformed("a welcome that allows nothing").into());
+        }
+        if self.link.leaving.load(Ordering::Relaxed) {
+            self.decline(&welcome);
+            return Ok(());
         }
         let stamps = self.features & FEATURE_STAMPS != 0;
         let Some(News { forgotten, power_lost }) =

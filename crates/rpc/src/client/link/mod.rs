@@ -51,7 +51,7 @@ pub(crate) struct Link {
     requests: AtomicU64,
     pub(crate) node: NodeId,
     known: Mutex<Known>,
-    /// The session has been ended by us: it is not to be begun anew.
+    /// The session has been ended by us, or its beginning given up: it is not to be begun anew.
     pub(crate) leaving: AtomicBool,
     /// The session has been ended by the server's administrator.
     evicted: AtomicBool,
