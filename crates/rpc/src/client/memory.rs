@@ -18,8 +18,7 @@
 //! behind those: 0, or 1 and whether the export is read only; its root, two words; its identity,
 //! two words
 //! ```
-//! Each word is stored in one piece, a slot's request before its state and a lock's first
-//! word last, so that what a successor finds is true whatever instruction the process
+//! Each word is stored in one piece, a slot's request last and a lock's first word last, so that what a successor finds is true whatever instruction the process
 //! died at. Memory of an earlier release ends before the tickets, and is made longer.
 
 use std::io;
@@ -86,6 +85,13 @@ pub struct SessionMemory {
 unsafe impl Send for SessionMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SessionMemory {}
+
+/// What taking a slot stores, in this order: its last request has got its answer, and the new
+/// one is not to be taken for that.
+fn taking(number: u32, sequence: u32, request: u64) -> [(usize, u64); 3] {
+    let at = FIRST_SLOT + 2 * number as usize;
+    [(at + 1, 0), (at, u64::from(sequence) << 32 | 1), (at + 1, request)]
+}
 
 /// A slot that was in use when the process before us died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,10 +271,9 @@ impl SessionMemory {
         self.set(SLOTS, u64::from(count));
     }
 
+    /// Notes that a slot is in use, before anything is sent in it.
     pub(crate) fn take_slot(&self, number: u32, sequence: u32, request: u64) {
-        let at = FIRST_SLOT + 2 * number as usize;
-        self.set(at + 1, request);
-        self.set(at, u64::from(sequence) << 32 | 1);
+        taking(number, sequence, request).iter().for_each(|(index, word)| self.set(*index, *word));
     }
 
     /// The handle in one of the places for closes, 0 if it is free.
@@ -445,6 +450,25 @@ impl Drop for SessionMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A process that died in between left the new request with the number of the last one: its
+    /// successor asked for that again, and took its answer for the new one's.
+    #[test]
+    fn a_request_never_has_the_number_of_the_one_before_it() {
+        for stored in 0..=3 {
+            let memory = SessionMemory::heap();
+            memory.set_slots(1);
+            memory.take_slot(0, 5, 100);
+            memory.free_slot(0, 5);
+            for (index, word) in taking(0, 6, 102).into_iter().take(stored) {
+                memory.set(index, word);
+            }
+            let slot = memory.slot(0);
+            let expected = [(100, 5), (0, 5), (0, 6), (102, 6)][stored];
+            assert_eq!((slot.request, slot.sequence), expected);
+            assert_eq!(slot.in_use, stored >= 2);
+        }
+    }
 
     #[test]
     fn a_successor_finds_what_was_noted() {
