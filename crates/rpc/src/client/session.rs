@@ -329,3 +329,71 @@ impl Drop for Session {
         channels.iter().for_each(|channel| channel.shut());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use dray_core::{FsUuid, Fut};
+    use dray_fabric::Connection;
+    use dray_rt::{DriverKind, Executor};
+
+    use super::*;
+
+    struct Nowhere;
+
+    impl Connect for Nowhere {
+        fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+            Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) })
+        }
+        fn target(&self) -> String {
+            "nowhere".into()
+        }
+    }
+
+    fn session() -> Arc<Session> {
+        let options = ClientOptions {
+            export: "data".into(),
+            key: None,
+            timeout: None,
+            host: String::new(),
+            replay_bytes: 0,
+            split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+        };
+        let root = FileId { ino: 1, generation: 1 };
+        let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };
+        let link = Link::new(Arc::new(Nowhere), options, SessionMemory::heap());
+        Session::new(Arc::new(link), info)
+    }
+
+    /// Sessions were known by their address. That of one that has ended is soon another's, and
+    /// threads that had worked for the first took its channel for the second.
+    #[test]
+    fn a_session_is_not_taken_for_one_before_it() {
+        let (give, take) = mpsc::channel::<Arc<Session>>();
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+            for session in take {
+                let works = executor.block_on(async move {
+                    session.attach_here();
+                    session.channel().is_ok_and(|channel| !channel.is_shut())
+                });
+                tell.send(works).unwrap();
+            }
+        });
+        Executor::new(DriverKind::Simulated { seed: 2 }).unwrap().block_on(async {
+            let first = session();
+            let address = Arc::as_ptr(&first);
+            give.send(first.clone()).unwrap();
+            assert!(told.recv().unwrap());
+            drop(first);
+            let mut others: Vec<_> = (0..100).map(|_| session()).collect();
+            let same = others.iter().position(|one| Arc::as_ptr(one) == address);
+            give.send(others.swap_remove(same.unwrap_or(0))).unwrap();
+            assert!(told.recv().unwrap());
+        });
+        drop(give);
+        thread.join().unwrap();
+    }
+}

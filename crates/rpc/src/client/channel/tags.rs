@@ -106,12 +106,6 @@ impl Tags {
         Some(tag)
     }
 
-    /// The same for calls that do not wait.
-    #[cfg(test)]
-    pub(super) fn take_now(&mut self, class: Class) -> Option<u32> {
-        self.take(class, &mut None)
-    }
-
     /// The call with this tag is over.
     pub(super) fn give_back(&mut self, tag: u32, class: Class) {
         self.plain -= usize::from(class == Class::Plain);
@@ -197,8 +191,12 @@ mod tests {
         tags
     }
 
+    fn take(tags: &mut Tags, class: Class) -> Option<u32> {
+        tags.take(class, &mut None)
+    }
+
     fn take_all(tags: &mut Tags, class: Class) -> Vec<u32> {
-        std::iter::from_fn(|| tags.take_now(class)).collect()
+        std::iter::from_fn(|| take(tags, class)).collect()
     }
 
     /// Reads that the server holds until a change comes left no tag to send that change with.
@@ -222,7 +220,7 @@ mod tests {
         tags.give_back(reads[0], Class::Plain);
         assert!(read.was_woken());
         assert!(tags.take(Class::Plain, &mut of_read).is_some());
-        assert_eq!(tags.take_now(Class::Plain), None);
+        assert_eq!(take(&mut tags, Class::Plain), None);
     }
 
     #[test]
@@ -235,7 +233,7 @@ mod tests {
     #[test]
     fn who_came_first_is_served_first() {
         let mut tags = granted(1, 0);
-        let tag = tags.take_now(Class::Plain).unwrap();
+        let tag = take(&mut tags, Class::Plain).unwrap();
         let waiters = [(); 3].map(|()| Arc::new(Counted::default()));
         let mut places = [None; 3];
         for (place, waiter) in places.iter_mut().zip(&waiters) {
@@ -243,7 +241,7 @@ mod tests {
         }
         tags.give_back(tag, Class::Plain);
         assert_eq!([0, 1, 2].map(|one: usize| waiters[one].was_woken()), [true, false, false]);
-        assert_eq!(tags.take_now(Class::Plain), None, "nobody gets in before it");
+        assert_eq!(take(&mut tags, Class::Plain), None, "nobody gets in before it");
         tags.wait(Class::Plain, &mut places[0], &waiters[0].clone().into());
         assert!(tags.take(Class::Plain, &mut places[0]).is_some(), "it has kept its place");
     }
@@ -252,7 +250,7 @@ mod tests {
     #[test]
     fn who_gives_up_passes_its_turn_on() {
         let mut tags = granted(1, 0);
-        let tag = tags.take_now(Class::Plain).unwrap();
+        let tag = take(&mut tags, Class::Plain).unwrap();
         let (gone, next) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
         let (mut of_gone, mut of_next) = (None, None);
         tags.wait(Class::Plain, &mut of_gone, &gone.clone().into());
