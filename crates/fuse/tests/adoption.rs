@@ -100,3 +100,28 @@ fn a_successor_serves_open_files_and_what_was_under_way() {
     second.wait().unwrap();
     fs::remove_dir(&at).unwrap();
 }
+
+/// The others went on, and what the one had read was never answered: only a successor can do
+/// that, which nobody starts while somebody serves.
+#[test]
+fn a_worker_that_fails_ends_the_daemon() {
+    // SAFETY: no memory is passed.
+    if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+        return;
+    }
+    let at = std::env::temp_dir().join(format!("dray-fuse-fails-{}", std::process::id()));
+    fs::create_dir(&at).unwrap();
+    let mut device = Device::new(mount(&at, &MountOptions::default()).unwrap()).unwrap();
+    // Nothing that can be waited for.
+    device.clones = vec![File::open("/dev/null").unwrap().into()];
+    let options = Options { workers: 2, transport: TransportWish::Classic, ..Options::default() };
+    let memory = Arc::new(MemoryFs::new(MemoryOptions::default()));
+    let mounted = Mounted::start_with(memory, device, options).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(mounted.wait().is_err()));
+    let failed = told.recv_timeout(Duration::from_secs(10));
+    unmount(&at, true).unwrap();
+    fs::remove_dir(&at).unwrap();
+    assert_eq!(failed, Ok(true));
+}

@@ -15,16 +15,17 @@ impl Worker {
     pub(crate) async fn read(
         &self,
         cx: &Context,
-        fh: u64,
-        at: u64,
-        size: u32,
+        (node, fh): (u64, u64),
+        (at, size): (u64, u32),
         message: &Message,
     ) -> Result<Answer> {
         let size = size as usize;
         if size > IO_MAX_BYTES {
             return Err(invalid("a read larger than was agreed on"));
         }
-        let file = self.file(cx, fh).await?;
+        let handle = self.handle(fh)?;
+        self.used(node, &handle);
+        let file = self.file_of(cx, &handle).await?;
         match file.read(cx, at, message.read_buffer(size)).await {
             Ok(data) => {
                 self.shared.flights.has_read(self.index, data.len());

@@ -47,7 +47,7 @@ impl Worker {
                 return Ok(Answer::Nothing);
             }
             Operation::Interrupt { unique } => {
-                self.interrupted(unique);
+                self.heed(self.shared.flights.interrupt(unique));
                 return Ok(Answer::Nothing);
             }
             // Nobody asks the server for what it does not serve; the kernel is to
@@ -58,7 +58,9 @@ impl Worker {
             _ => {}
         }
         let waits = matches!(request.op, Operation::Setlk { wait: true, .. });
-        let (ticket, cancel) = self.shared.flights.begin(self.index, request.head, waits);
+        let (ticket, cancel, overtaken) =
+            self.shared.flights.begin(self.index, request.head, waits);
+        self.heed(overtaken);
         let mut cx = self.context(&request);
         cx.cancel = Some(cancel.clone());
         let result = self.dispatch(&mut cx, &request, message).await;
@@ -105,7 +107,9 @@ impl Worker {
         }
         let cx = &*cx;
         match request.op {
-            Operation::Read { fh, at, size } => self.read(cx, fh, at, size, message).await,
+            Operation::Read { fh, at, size } => {
+                self.read(cx, (node, fh), (at, size), message).await
+            }
             Operation::Write { .. } => self.write(cx, &request.op, message).await,
             Operation::Lookup { .. }
             | Operation::Readlink
@@ -122,7 +126,7 @@ impl Worker {
             | Operation::Opendir { .. } => self.opening(cx, node, &request.op).await,
             Operation::Flush { fh, owner } => self.flush(cx, node, fh, owner).await,
             Operation::Release { fh, .. } | Operation::Releasedir { fh } => {
-                self.release(cx, fh).await
+                self.release(cx, node, fh).await
             }
             Operation::Readdir { fh, at, size, plus } => {
                 self.readdir(cx, fh, at, size as usize, plus).await
@@ -142,20 +146,18 @@ impl Worker {
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        self.shared.nodes.forget(node, lookups);
-        if self.shared.nodes.id(node).is_err() {
-            self.shared.versions.forget(node);
-            self.shared.lock_owners.forget(node);
-            self.shared.capabilities.forget(node);
-        }
+        let Shared { nodes, versions, lock_owners, capabilities, .. } = &*self.shared;
+        nodes.forget(node, lookups, || {
+            versions.forget(node);
+            lock_owners.forget(node);
+            capabilities.forget(node);
+        });
     }
 
     /// A caller was signalled. A lock request ends at once; anything else only if the
     /// signal kills the caller, which nobody tells: a later SIGKILL brings no message.
-    fn interrupted(&self, unique: u64) {
-        let Interrupted::Watch { unique, pid } = self.shared.flights.interrupt(unique) else {
-            return;
-        };
+    fn heed(&self, interrupted: Interrupted) {
+        let Interrupted::Watch { unique, pid } = interrupted else { return };
         let shared = self.shared.clone();
         spawn(async move {
             while shared.flights.under_way(unique) {
@@ -178,7 +180,10 @@ impl Worker {
 
     /// The open file behind a handle.
     pub(crate) async fn file(&self, cx: &Context, fh: u64) -> Result<Arc<dyn OpenFile>> {
-        let handle = self.handle(fh)?;
+        self.file_of(cx, &*self.handle(fh)?).await
+    }
+
+    pub(crate) async fn file_of(&self, cx: &Context, handle: &Handle) -> Result<Arc<dyn OpenFile>> {
         match handle.opened() {
             Some(file) => Ok(file),
             None => handle.file(cx, &self.fs, &*self.shared.options.host).await,

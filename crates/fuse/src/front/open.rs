@@ -14,7 +14,9 @@ use crate::proto::abi::{self, fopen, init};
 use crate::proto::reply;
 use crate::proto::wire::Small;
 use crate::state::capabilities::Asked;
+use crate::state::handles::Handle;
 use crate::transport::Answer;
+use crate::worker::shared::Dropping;
 
 /// Flags that the file system below has no use for: they are about the descriptor, or
 /// about the creation, which has a call of its own.
@@ -62,7 +64,7 @@ impl Worker {
                     Consistency::Immutable => fopen::KEEP_CACHE | fopen::CACHE_DIR,
                     _ => 0,
                 };
-                self.open_answer(cx, Small::new(), file, how.flags, kernel)
+                self.open_answer(cx, Small::new(), file, how.flags, (kernel, None))
             }
             Operation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
@@ -97,7 +99,7 @@ impl Worker {
             Consistency::Strict => fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
             _ => self.past_the_cache(how.open.flags),
         };
-        self.open_answer(cx, out, file, how.open.flags, kernel)
+        self.open_answer(cx, out, file, how.open.flags, (kernel, None))
     }
 
     /// Appends must come in one piece, for the server to place. Through its page cache the kernel
@@ -115,25 +117,25 @@ impl Worker {
         mut out: Small,
         file: Arc<dyn OpenFile>,
         flags: i32,
-        kernel: u32,
+        (kernel, dropping): (u32, Option<Dropping>),
     ) -> Result<Answer> {
-        let fh = self.shared.handles.add(file, flags, cx.request)?;
+        let fh = self.shared.handles.add(file, flags, cx.request, dropping)?;
         reply::put_open(&mut out, fh, kernel);
         Ok(Answer::Small(out))
     }
 
-    /// What the kernel may do with the data of an open file.
+    /// What the kernel may do with the data of an open file, and which it is to drop.
     async fn kernel_flags(
         &self,
         cx: &Context,
         (node, asked): (u64, Asked),
         file: &Arc<dyn OpenFile>,
-    ) -> Result<u32> {
+    ) -> Result<(u32, Option<Dropping>)> {
         match self.shared.options.consistency {
             // Nothing is cached but for mappings, whose pages the kernel drops at each
             // open without KEEP_CACHE.
-            Consistency::Strict => Ok(fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES),
-            Consistency::Immutable => Ok(fopen::KEEP_CACHE),
+            Consistency::Strict => Ok((fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, None)),
+            Consistency::Immutable => Ok((fopen::KEEP_CACHE, None)),
             Consistency::CloseToOpen => {
                 let seen = match file.at_open() {
                     Some(seen) => seen,
@@ -142,15 +144,23 @@ impl Worker {
                 if seen.no_capability {
                     self.shared.capabilities.note_absent(node, asked);
                 }
-                if self.shared.versions.unchanged(node, &seen.attr) {
-                    return Ok(fopen::KEEP_CACHE);
-                }
+                let Some(dropping) = self.shared.versions.at_open(node, &seen.attr) else {
+                    return Ok((fopen::KEEP_CACHE, None));
+                };
                 // The kernel's idea of the size may be as old as its attributes. Without
                 // data to drop this takes no lock that the open could hold. If it fails,
                 // the attributes run out by themselves a little later.
                 let _ = inval_inode(&self.shared.device, node, None);
-                Ok(0)
+                Ok((0, Some(dropping)))
             }
+        }
+    }
+
+    /// A request came through this open file, so that the kernel has had the answer to its
+    /// opening.
+    pub(crate) fn used(&self, node: u64, handle: &Handle) {
+        if let Some(dropping) = handle.take_dropping() {
+            self.shared.versions.dropped(node, dropping);
         }
     }
 
@@ -164,11 +174,12 @@ impl Worker {
         owner: u64,
     ) -> Result<Answer> {
         let owner = LockOwner(owner);
-        let shared = &self.shared;
+        let (shared, handle) = (&self.shared, self.handle(fh)?);
+        self.used(node, &handle);
         let locks = shared.lock_owners.may_hold(&shared.nodes, node, owner);
-        if locks || shared.options.host.owes_error(self.handle(fh)?.id) {
+        if locks || shared.options.host.owes_error(handle.id) {
             self.look_after_callers();
-            let result = self.file(cx, fh).await?.flush(cx, owner).await;
+            let result = self.file_of(cx, &handle).await?.flush(cx, owner).await;
             if result.is_ok() {
                 shared.lock_owners.remove(node, owner);
             }
@@ -179,8 +190,9 @@ impl Worker {
 
     /// The last descriptor was closed; the kernel waits for nothing. The handle stays in
     /// the table until the server knows, so that a successor can close it.
-    pub(crate) async fn release(&self, cx: &Context, fh: u64) -> Result<Answer> {
+    pub(crate) async fn release(&self, cx: &Context, node: u64, fh: u64) -> Result<Answer> {
         let handle = self.handle(fh)?;
+        self.used(node, &handle);
         // One that a predecessor opened is opened again to be closed, because the server
         // may have kept it open, with its locks.
         let result = match handle.file(cx, &self.fs, &*self.shared.options.host).await {

@@ -5,6 +5,7 @@
 //! the heap, and after a restart is opened when it is first needed.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Context, Errno, Error, FileId, FileSystem, OpenFile, RequestId, Result};
@@ -12,6 +13,7 @@ use dray_core::{Context, Errno, Error, FileId, FileSystem, OpenFile, RequestId, 
 use crate::front::dirs::Listing;
 use crate::options::Host;
 use crate::state::{HANDLES_MAX, State, header};
+use crate::worker::shared::Dropping;
 
 /// Offsets within a record.
 const INO: usize = 0;
@@ -33,6 +35,8 @@ pub(crate) struct Handle {
     /// The request that opened it.
     request: RequestId,
     file: Mutex<Option<Arc<dyn OpenFile>>>,
+    /// Which pages its opening has the kernel drop, until that is known to be done; 0: none.
+    drops: AtomicU64,
     /// What was read of a directory and not yet asked for.
     pub(crate) listing: Mutex<Listing>,
 }
@@ -55,6 +59,15 @@ impl Handle {
     /// The open file if there is one in this process.
     pub(crate) fn opened(&self) -> Option<Arc<dyn OpenFile>> {
         self.slot().clone()
+    }
+
+    /// Which pages the kernel was told to drop when it opened this, once: of that a request
+    /// through the open file is the proof.
+    pub(crate) fn take_dropping(&self) -> Option<Dropping> {
+        if self.drops.load(Ordering::Relaxed) == 0 {
+            return None; // as good as always
+        }
+        Some(Dropping(self.drops.swap(0, Ordering::Relaxed))).filter(|dropping| dropping.0 != 0)
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<dyn OpenFile>>> {
@@ -133,20 +146,21 @@ impl Handles {
         host.attached();
     }
 
-    /// A handle for a file just opened with `flags` by `request`. If a predecessor made
-    /// one for that request and died before it said so, it is that one. `ENFILE` when the
-    /// table is full.
+    /// A handle for a file just opened with `flags` by `request`, which has the kernel drop
+    /// pages if `dropping`. If a predecessor made one for that request and died before it said
+    /// so, it is that one. `ENFILE` when the table is full.
     pub(crate) fn add(
         &self,
         file: Arc<dyn OpenFile>,
         flags: i32,
         request: RequestId,
+        dropping: Option<Dropping>,
     ) -> Result<u64> {
         let id = file.id();
         let flags = flags & !ONCE;
         let mut live = self.lock();
         if let Some(slot) = live.left.remove(&request) {
-            live.slots[slot as usize] = Some(handle(id, flags, request, Some(file)));
+            live.slots[slot as usize] = Some(handle(id, flags, request, Some((file, dropping))));
             return Ok(self.reuse(slot) << 32 | slot);
         }
         let slot = match live.free.pop() {
@@ -164,7 +178,7 @@ impl Handles {
         self.set(slot, REQUEST, request.0);
         // Last: makes it valid.
         self.set(slot, STATE, reuse << REUSE_SHIFT | USED | u64::from(flags as u32));
-        live.slots[slot as usize] = Some(handle(id, flags, request, Some(file)));
+        live.slots[slot as usize] = Some(handle(id, flags, request, Some((file, dropping))));
         Ok(reuse << 32 | slot)
     }
 
@@ -202,7 +216,10 @@ fn handle(
     id: FileId,
     flags: i32,
     request: RequestId,
-    file: Option<Arc<dyn OpenFile>>,
+    opened: Option<(Arc<dyn OpenFile>, Option<Dropping>)>,
 ) -> Arc<Handle> {
-    Arc::new(Handle { id, flags, request, file: Mutex::new(file), listing: Mutex::default() })
+    let (file, dropping) = opened.unzip();
+    let drops = AtomicU64::new(dropping.flatten().map_or(0, |dropping| dropping.0));
+    let (file, listing) = (Mutex::new(file), Mutex::default());
+    Arc::new(Handle { id, flags, request, file, drops, listing })
 }

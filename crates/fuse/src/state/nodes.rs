@@ -212,10 +212,11 @@ impl Nodes {
         NodeRef { node: slot + ROOT_NODE, generation: self.get(slot, REUSE) >> 32 }
     }
 
-    /// The kernel has forgotten `lookups` of the times it was told of `node`. A number
-    /// that is not known, or a count beyond what there is, is the worst that happens
-    /// after a daemon's death: it costs a record, not more.
-    pub(crate) fn forget(&self, node: u64, lookups: u64) {
+    /// The kernel has forgotten `lookups` of the times it was told of `node`; `gone` is called
+    /// if these were the last, before the number can be another file's. A number that is not
+    /// known, or a count beyond what there is, is the worst that happens after a daemon's
+    /// death: it costs a record, not more.
+    pub(crate) fn forget(&self, node: u64, lookups: u64, gone: impl FnOnce()) {
         let mut index = self.lock();
         let Ok(slot) = self.slot_of(node) else { return };
         if slot == 0 {
@@ -229,6 +230,7 @@ impl Nodes {
                 index.slots.remove(&id); // else it has another node by now
             }
             index.directories.forget(slot);
+            gone();
             index.free.push(slot);
         }
     }
@@ -267,9 +269,9 @@ mod tests {
         assert_eq!(nodes.id(ROOT_NODE).unwrap(), ROOT);
         let first = nodes.remember(id(7), None).unwrap();
         assert_eq!(nodes.remember(id(7), None).unwrap(), first);
-        nodes.forget(first.node, 1);
+        nodes.forget(first.node, 1, || ());
         assert_eq!(nodes.id(first.node).unwrap(), id(7));
-        nodes.forget(first.node, 1);
+        nodes.forget(first.node, 1, || ());
         assert_eq!(nodes.id(first.node).unwrap_err().errno(), Errno::ESTALE);
     }
 
@@ -286,7 +288,7 @@ mod tests {
         seen(id(7), ROOT, "moved");
         assert_eq!(nodes.path(file).unwrap(), b"/moved/file");
         // A slot that is used again has nothing of its former file.
-        nodes.forget(file, 1);
+        nodes.forget(file, 1, || ());
         let next = nodes.remember(id(9), None).unwrap().node;
         assert_eq!((next, nodes.path(next)), (file, None));
         // Directories that seem to be in each other, as after renames of others.
@@ -305,7 +307,7 @@ mod tests {
         assert_ne!(old.node, new.node);
         assert_eq!([old, new].map(|node| nodes.id(node.node).unwrap()), [id(7); 2]);
         assert_eq!(nodes.find(id(7)), Some(new.node));
-        nodes.forget(old.node, 2);
+        nodes.forget(old.node, 2, || ());
         assert_eq!(nodes.find(id(7)), Some(new.node));
         let moved = nodes.remember_directory(id(7), at("c"), || false).unwrap();
         assert_eq!(moved, new);
@@ -317,10 +319,31 @@ mod tests {
     fn a_slot_used_again_has_another_generation() {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);
         let first = nodes.remember(id(7), None).unwrap();
-        nodes.forget(first.node, 1);
+        nodes.forget(first.node, 1, || ());
         let second = nodes.remember(id(8), None).unwrap();
         assert_eq!(first.node, second.node);
         assert_ne!(first.generation, second.generation);
+    }
+
+    /// What is noted elsewhere under the number was once forgotten a moment later, when it could
+    /// be another file's: of that, the owner of a lock was.
+    #[test]
+    fn a_number_is_not_used_again_before_its_end_was_told() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        let old = nodes.remember(id(7), None).unwrap().node;
+        let (nodes, (tell, told)) = (&nodes, std::sync::mpsc::channel());
+        std::thread::scope(|scope| {
+            let next = scope.spawn(move || {
+                told.recv().unwrap();
+                nodes.remember(id(8), None).unwrap().node
+            });
+            nodes.forget(old, 1, || {
+                tell.send(()).unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(20)); // to be found out
+                assert!(!next.is_finished());
+            });
+            assert_eq!(next.join().unwrap(), old);
+        });
     }
 
     #[test]
@@ -349,7 +372,7 @@ mod tests {
         let nodes = Nodes::new(state, ROOT);
         assert_eq!(nodes.find(id(7)), Some(node.node));
         assert_eq!(nodes.id(apart.node).unwrap(), id(7));
-        nodes.forget(again.node, 1);
+        nodes.forget(again.node, 1, || ());
         assert_eq!(nodes.find(id(7)), Some(node.node));
     }
 
@@ -358,9 +381,9 @@ mod tests {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);
         for node in [0, 2, u64::MAX] {
             assert_eq!(nodes.id(node).unwrap_err().errno(), Errno::ESTALE);
-            nodes.forget(node, u64::MAX);
+            nodes.forget(node, u64::MAX, || ());
         }
-        nodes.forget(ROOT_NODE, 100);
+        nodes.forget(ROOT_NODE, 100, || ());
         assert!(nodes.id(ROOT_NODE).is_ok());
     }
 }

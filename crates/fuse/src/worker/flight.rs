@@ -117,13 +117,14 @@ impl Flights {
         }
     }
 
-    /// A request was taken up by worker `part`; `interruptible` if any signal ends it.
+    /// A request was taken up by worker `part`; `interruptible` if any signal ends it. Answers
+    /// also what an interrupt means for it that another worker was told of before.
     pub(crate) fn begin(
         &self,
         part: usize,
         head: Head,
         interruptible: bool,
-    ) -> (Ticket, Arc<Cancel>) {
+    ) -> (Ticket, Arc<Cancel>, Interrupted) {
         if let Some(count) = self.counts[part].ops.get(head.opcode as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -137,10 +138,11 @@ impl Flights {
         }
         requests.slots[slot] = Some(flight);
         drop(requests);
-        if interruptible && self.take_early(head.unique) {
-            cancel.set();
-        }
-        (Ticket { part, slot }, cancel)
+        let interrupted = match self.take_early(head.unique) {
+            true => self.find_and_interrupt(head.unique),
+            false => None,
+        };
+        (Ticket { part, slot }, cancel, interrupted.unwrap_or(Interrupted::Done))
     }
 
     /// The request has been answered.
@@ -242,7 +244,9 @@ impl Flights {
             return false;
         }
         let mut early = lock(&self.early);
-        early.retain(|(_, at)| at.elapsed() < EARLY_TIME);
+        while early.front().is_some_and(|(_, at)| at.elapsed() >= EARLY_TIME) {
+            early.pop_front(); // the oldest first
+        }
         let wanted = unique & !UNIQUE_RESEND;
         let found = early.iter().position(|(early, _)| *early == wanted);
         if let Some(index) = found {
@@ -304,7 +308,7 @@ mod tests {
     #[test]
     fn an_interrupt_reaches_a_waiting_lock() {
         let flights = Flights::new(2);
-        let (ticket, cancel) = flights.begin(1, head(10), true);
+        let (ticket, cancel, _) = flights.begin(1, head(10), true);
         assert_eq!(flights.list()[0].op, "setlkw");
         assert!(matches!(flights.interrupt(10), Interrupted::Done));
         assert!(cancel.is_set());
@@ -316,9 +320,22 @@ mod tests {
     fn an_interrupt_that_overtakes_its_request_is_kept_for_it() {
         let flights = Flights::new(1);
         flights.interrupt(10 | UNIQUE_RESEND);
-        let (_, other) = flights.begin(0, head(12), true);
-        let (_, cancel) = flights.begin(0, head(10), true);
+        let (_, other, _) = flights.begin(0, head(12), true);
+        let (_, cancel, _) = flights.begin(0, head(10), true);
         assert!(cancel.is_set() && !other.is_set());
+    }
+
+    /// Nobody looked whether its caller was being killed: the kernel does not say it again.
+    #[test]
+    fn a_request_that_was_overtaken_is_watched() {
+        let flights = Flights::new(1);
+        flights.interrupt(10);
+        let (_, other, watch) = flights.begin(0, head(12), false);
+        assert!(matches!(watch, Interrupted::Done));
+        let (_, cancel, watch) = flights.begin(0, head(10 | UNIQUE_RESEND), false);
+        assert!(matches!(watch, Interrupted::Watch { pid: Pid(77), .. }));
+        assert!(!cancel.is_set() && !other.is_set(), "a harmless signal disturbs nobody");
+        assert!(matches!(flights.interrupt(10), Interrupted::Done), "watched once");
     }
 
     #[test]
@@ -333,7 +350,7 @@ mod tests {
     #[test]
     fn other_requests_are_watched_once() {
         let flights = Flights::new(1);
-        let (_, cancel) = flights.begin(0, head(10), false);
+        let (_, cancel, _) = flights.begin(0, head(10), false);
         assert!(matches!(flights.interrupt(10), Interrupted::Watch { unique: 10, pid: Pid(77) }));
         assert!(matches!(flights.interrupt(10), Interrupted::Done));
         assert!(!cancel.is_set());

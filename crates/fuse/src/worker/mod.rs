@@ -309,7 +309,12 @@ async fn work(
     let _ = ready.send(Ok(()));
     match start.carrier().await {
         Transport::Classic => {
-            classic::run(worker, descriptor, home, false, start.ended.subscribe()).await
+            let stop = start.ended.subscribe();
+            let result = classic::run(worker, descriptor, home, false, stop).await;
+            if result.is_err() {
+                start.ended.send_replace(true); // what it had read only a successor can answer
+            }
+            result
         }
         Transport::Uring => serve_beside_ring(index, start, worker, descriptor).await,
     }
