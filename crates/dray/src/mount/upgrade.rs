@@ -49,7 +49,7 @@ fn upgrade(at: &Path) -> Result<(), Failure> {
     let before = read_note(at).ok_or_else(|| {
         Failure::new(format!(
             "the mount on {shown} has no supervisor that could be found; was it mounted by \
-             another user, or with another $DRAY_RUN_DIR?"
+             another user, in another container, or with another $DRAY_RUN_DIR?"
         ))
     })?;
     let pid = i32::try_from(before.supervisor).map_err(Failure::new)?;

@@ -165,8 +165,10 @@ impl Supervisor {
         if let Some(status) = ended {
             return Ok(self.died(status));
         }
+        let now = Instant::now();
+        let due = self.due(now); // it may have said something
         if let Some(daemon) = &mut self.daemon
-            && Instant::now() >= due
+            && now >= due
         {
             log::error!("the daemon of {} is stuck", self.args.mount.mountpoint.display());
             daemon.kill();

@@ -88,6 +88,30 @@ fn lock(file: &File, command: i32) -> io::Result<Option<u32>> {
     if unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let held = command == libc::F_GETLK && lock.l_type != libc::F_UNLCK as libc::c_short;
-    Ok(held.then(|| u32::try_from(lock.l_pid).ok()).flatten())
+    Ok(if command == libc::F_GETLK { holder(&lock) } else { None })
+}
+
+/// The process that has the lock. None if nobody has it, or one that has no number here, in
+/// another container: that shows as 0, which to kill(2) is the caller's own group.
+fn holder(lock: &libc::flock) -> Option<u32> {
+    let held = lock.l_type != libc::F_UNLCK as libc::c_short;
+    u32::try_from(lock.l_pid).ok().filter(|pid| held && *pid > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervisor_in_another_container_is_not_taken_for_our_own_group() {
+        // SAFETY: an all-zero flock is a valid one.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_WRLCK as _;
+        for (pid, expected) in [(0, None), (-1, None), (7, Some(7))] {
+            lock.l_pid = pid;
+            assert_eq!(holder(&lock), expected);
+        }
+        lock.l_type = libc::F_UNLCK as _;
+        assert_eq!(holder(&lock), None);
+    }
 }
