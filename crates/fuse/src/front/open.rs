@@ -52,8 +52,8 @@ impl Worker {
             Operation::Open { flags, open_flags } => {
                 let how = self.how(flags, open_flags);
                 let file = self.fs.open(cx, id, how).await?;
-                let kernel = self.kernel_flags(cx, (node, asked), &file).await?;
-                let kernel = kernel | self.past_the_cache(how.flags);
+                let (kernel, dropping) = self.kernel_flags(cx, (node, asked), &file).await?;
+                let kernel = (kernel | self.past_the_cache(how.flags), dropping);
                 self.open_answer(cx, Small::new(), file, how.flags, kernel)
             }
             Operation::Opendir { flags } => {
