@@ -103,8 +103,7 @@ impl LockTable {
                 None => {}
             }
             match &cx.cancel {
-                // The wait is withdrawn when `waiting` is dropped.
-                Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(interrupted())),
+                Some(cancel) if cancel.poll_set(task) => Poll::Ready(waiting.give_up()),
                 _ => Poll::Pending,
             }
         })
@@ -237,6 +236,22 @@ struct Waiting<'a> {
     lock: Lock,
     number: u64,
     done: bool,
+}
+
+impl Waiting<'_> {
+    /// Withdraws it, unless it was granted since the last look: then the lock is had, as with
+    /// fcntl(2) and a signal that comes too late. To give it back would give back, too, what the
+    /// owner had in its range before. Errors: `EINTR`.
+    fn give_up(&mut self) -> Result<()> {
+        self.done = true;
+        let mut state = self.table.state();
+        if state.ended.remove(&self.number) == Some(Ended::Granted) {
+            return Ok(());
+        }
+        state.withdraw(self.file, self.number);
+        self.table.settle(state, self.file);
+        Err(interrupted())
+    }
 }
 
 impl Drop for Waiting<'_> {

@@ -169,6 +169,24 @@ fn a_cancelled_wait_ends_and_lets_others_pass() {
 }
 
 #[test]
+fn who_gives_up_what_was_granted_in_that_instant_has_it_and_loses_nothing() {
+    run(async |table: Arc<LockTable>| {
+        let [first, second] = [1, 2].map(|number| posix(number, LockKind::Shared, 0, 9));
+        table.lock(&cx(1), FILE, first, false).await.unwrap();
+        table.lock(&cx(2), FILE, second, false).await.unwrap();
+        let owner = Owner { node: NodeId(2), owner: LockOwner(2) };
+        let lock = Lock { kind: LockKind::Exclusive, ..second };
+        let number = table.try_lock(FILE, owner, lock, true).unwrap().expect("it waits");
+        table.lock(&cx(1), FILE, Lock { kind: LockKind::Unlock, ..first }, false).await.unwrap();
+        let mut waiting = Waiting { table: &table, file: FILE, owner, lock, number, done: false };
+        waiting.give_up().unwrap();
+        drop(waiting);
+        let held: Vec<_> = table.list(9).iter().map(|held| held.lock.kind).collect();
+        assert_eq!(held, [LockKind::Exclusive]);
+    });
+}
+
+#[test]
 fn a_node_that_goes_takes_its_locks_and_waits_along() {
     run(async |table: Arc<LockTable>| {
         table.lock(&cx(1), FILE, posix(1, LockKind::Exclusive, 0, 9), false).await.unwrap();
