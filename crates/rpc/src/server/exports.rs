@@ -11,7 +11,7 @@ use dray_fabric::BufferPool;
 
 use crate::server::export::Export;
 use crate::server::journal::{Journal, SessionRecord, SlotLog};
-use crate::server::service::refused;
+use crate::server::sessions::refused;
 use crate::wire::Refused;
 
 /// A session of the server's last life, and its notes.

@@ -15,6 +15,7 @@ mod reply;
 mod sabotage;
 mod service;
 mod session;
+mod sessions;
 mod stalls;
 mod status;
 mod tickets;

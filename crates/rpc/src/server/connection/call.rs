@@ -9,8 +9,9 @@ use dray_core::{Buf, BufMut, Context, Errno, Error, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
-use crate::server::exactly_once::intent::{self, Amend, Plan, Standing};
 use crate::server::exactly_once::order::Span;
+use crate::server::exactly_once::plan::{self, Plan, Standing};
+use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{self, Again, Route, Verdict};
 use crate::server::execute;
 use crate::server::recovery::stamps::{self, Stamped};
@@ -171,7 +172,7 @@ impl CallInHand {
             && again.is_none()
             && let Some(call) = &call
         {
-            plan = intent::plan(&self.session, &self.cx, call, data_bytes).await;
+            plan = plan::plan(&self.session, &self.cx, call, data_bytes).await;
             if let Some(plan) = &plan {
                 self.session.slots.intend(slot, self.head.sequence, op, &plan.intent);
                 dray_rt::step().await;

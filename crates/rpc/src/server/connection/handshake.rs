@@ -10,8 +10,8 @@ use super::{ServerSink, Stage};
 use crate::auth::{Key, Role, Transcript};
 use crate::server::export::Export;
 use crate::server::sabotage::Sabotage;
-use crate::server::service::refused;
 use crate::server::session::Session;
+use crate::server::sessions::refused;
 use crate::wire::{
     Auth, Challenge, FEATURES, HandshakeError, Hello, Malformed, Proof, RECOVERING, Refused,
     VERSION_MAX, VERSION_MIN, Welcome,

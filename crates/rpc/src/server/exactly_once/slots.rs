@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use dray_core::{Entry, NodeId, Op};
 use dray_fabric::Connection;
 
-use crate::server::exactly_once::intent::{self, Amend, CutShort, Settled};
 use crate::server::exactly_once::order::{Order, Turn};
+use crate::server::exactly_once::settle::{self, Amend, CutShort, Settled};
 use crate::server::export::Export;
 use crate::server::journal::{SlotLog, SlotRecord};
 use crate::server::sabotage::Sabotage;
@@ -120,7 +120,7 @@ impl ReplaySlots {
                 }
                 SlotRecord::Answer { sequence, answer, begun } if lost => {
                     let noted = begun.clone();
-                    match intent::settle_answered(fs, answer, begun).await {
+                    match settle::settle_answered(fs, answer, begun).await {
                         Settled::Undone => self.undone(number, sequence),
                         Settled::Done(mut answer) => {
                             if noted.is_some_and(|(op, _)| op == Op::Create) {
@@ -131,7 +131,7 @@ impl ReplaySlots {
                         Settled::Cut(cut) => {
                             // The answer is no answer any more: a later life would give it.
                             if let Some((op, noted)) = noted {
-                                let intent = intent::of_answered(op, noted, cut.amend);
+                                let intent = settle::of_answered(op, noted, cut.amend);
                                 self.log.begin(number, sequence, op, &intent);
                             }
                             let state = State::Cut(self.keep(cut, order));
@@ -148,7 +148,7 @@ impl ReplaySlots {
                     Slot::over(sequence.wrapping_sub(1))
                 }
                 SlotRecord::Intent { sequence, op, intent } => {
-                    match intent::settle(fs, op, &intent).await {
+                    match settle::settle(fs, op, &intent).await {
                         Settled::Undone => self.undone(number, sequence),
                         Settled::Done(mut answer) => {
                             if op == Op::Create {

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use dray_core::{Buf, Context, Errno, Error, FileSystem, Make, Name, Op, Result};
 
-use crate::server::exactly_once::intent::Standing;
+use crate::server::exactly_once::plan::Standing;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;

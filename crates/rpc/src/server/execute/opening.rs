@@ -7,7 +7,8 @@ use dray_core::{
     Name, OpenFile, OpenHow, Result, SetAttr, Write,
 };
 
-use crate::server::exactly_once::intent::{Amend, Standing};
+use crate::server::exactly_once::plan::Standing;
+use crate::server::exactly_once::settle::Amend;
 use crate::server::reply::Reply;
 use crate::server::session::Session;
 use crate::server::tickets;

@@ -1,25 +1,21 @@
-//! Changes that must not be applied twice over the death of the server process: what is
-//! noted before them, and how a later server finds out whether they were applied.
+//! Finds out, after a death of the server process, whether a change was applied that was under
+//! way.
 //!
-//! An intent holds what was under the names before the change. The server that finds an
-//! intent without an answer looks what is there now. That decides it, because changes
-//! of the same thing happen one after the other ([`Order`](crate::server::exactly_once::order::Order))
-//! and nobody but dray changes the directory; where somebody else does, the guess is as
-//! good as looking can be. Changes that set something, such as a write at an offset, need
-//! no decision: they are made again, and nobody else gets at the same before.
-
-use std::cell::Cell;
-use std::sync::Arc;
+//! An intent holds what was under the names before the change ([`plan`](super::plan)). The server
+//! that finds an intent without an answer looks what is there now. That decides it, because
+//! changes of the same thing happen one after the other
+//! ([`Order`](crate::server::exactly_once::order::Order)) and nobody but dray changes the
+//! directory; where somebody else does, the guess is as good as looking can be. Changes that set
+//! something, such as a write at an offset, need no decision: they are made again, and nobody
+//! else gets at the same before.
 
 use dray_core::{
-    Context, Entry, Errno, FileId, FileSystem, FileType, Identity, Name, Op, RenameHow, Result,
-    Write,
+    Context, Entry, Errno, FileId, FileSystem, FileType, Name, Op, RenameHow, Result, Write,
 };
 
-use crate::server::exactly_once::order::{Order, Span, Turn};
+use crate::server::exactly_once::order::Span;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::reply::Reply;
-use crate::server::session::Session;
 use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};
 
 /// What came of a change that was under way when the server died.
@@ -83,182 +79,6 @@ impl CutShort {
     }
 }
 
-/// A change's turn, and the intent to note before it.
-#[derive(Default)]
-pub(crate) struct Plan {
-    pub(crate) intent: Vec<u8>,
-    /// Where an append goes, bytes.
-    pub(crate) append_at: Option<u64>,
-    _turns: [Option<Turn>; 2],
-}
-
-thread_local! {
-    /// The memory of the last intent, for the next.
-    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-impl Plan {
-    fn new(intent: Vec<u8>, turn: Turn, second: Option<Turn>) -> Plan {
-        Plan { intent, append_at: None, _turns: [Some(turn), second] }
-    }
-
-    /// The file that a put has just made is its too, until its data are in it: who appended
-    /// meanwhile could not tell, after a death, whose bytes are at the end.
-    pub(crate) async fn made(&mut self, order: &Arc<Order>, file: FileId) {
-        if self._turns[1].is_none() {
-            self._turns[1] = Some(order.turn(file, Span::ALL).await);
-        }
-    }
-}
-
-/// What a call in a slot has besides what was asked.
-#[derive(Default)]
-pub(crate) struct Standing<'a> {
-    /// When it is made for the first time.
-    pub(crate) plan: Option<&'a mut Plan>,
-    /// When it is made again.
-    pub(crate) amend: Option<Amend>,
-}
-
-impl Drop for Plan {
-    fn drop(&mut self) {
-        let intent = std::mem::take(&mut self.intent);
-        let _ = SPARE.try_with(|spare| spare.set(intent)); // the thread may be ending
-    }
-}
-
-/// Waits for the turn of a change and looks at what there is before it. None for a call
-/// that may be repeated without harm.
-pub(crate) async fn plan(
-    session: &Session,
-    cx: &Context,
-    call: &Call<'_>,
-    data_bytes: usize,
-) -> Option<Plan> {
-    let mut intent = SPARE.take();
-    intent.clear();
-    let plan = match repeatable(session, call, data_bytes) {
-        Some((file, span)) => {
-            (false, (file, span)).put(&mut intent);
-            Plan::new(intent, session.export.order.turn(file, span).await, None)
-        }
-        None => plan_looked_at(session, cx, call, data_bytes, intent).await?,
-    };
-    // Only names that no file system takes make it longer: such a call changes nothing.
-    (plan.intent.len() <= INTENT_MAX_BYTES).then_some(plan)
-}
-
-/// What a change is about whose repetition sets the same again, so that there is no need
-/// to know whether it was made.
-fn repeatable(session: &Session, call: &Call<'_>, data_bytes: usize) -> Option<(FileId, Span)> {
-    let id = |handle: &u64| session.file(*handle).map(|file| file.id());
-    Some(match call {
-        Call::Write { handle, how } if !how.append => {
-            (id(handle)?, Span::bytes(how.at, data_bytes as u64))
-        }
-        Call::Allocate { handle, .. } | Call::SetFlags { handle, .. } => (id(handle)?, Span::ALL),
-        Call::Setattr { id, .. } | Call::Open { id, .. } => (*id, Span::ALL),
-        _ => return None,
-    })
-}
-
-async fn plan_looked_at(
-    session: &Session,
-    cx: &Context,
-    call: &Call<'_>,
-    data_bytes: usize,
-    mut intent: Vec<u8>,
-) -> Option<Plan> {
-    let fs = &*session.export.fs;
-    let order = &session.export.order;
-    let cx = &Context { who: Identity::system(), internal: true, cancel: None, ..cx.clone() };
-    let mut second = None;
-    let mut append_at = None;
-    let turn = match call {
-        Call::Make { dir, name, .. }
-        | Call::Create { dir, name, .. }
-        | Call::Link { dir, name, .. }
-        | Call::Remove { dir, name, .. } => {
-            let turn = order.turn(*dir, Span::ALL).await;
-            (*dir, *name).put(&mut intent);
-            let entry = find(fs, cx, *dir, name).await;
-            let before = entry.as_ref().map(|entry| entry.id);
-            before.put(&mut intent);
-            if let (Call::Remove { .. }, Some(victim)) = (call, &entry) {
-                session.export.returning.keep(fs, cx, victim).await;
-            }
-            if let (Call::Create { how, .. }, Some(entry)) = (call, &entry) {
-                let cuts = how.open.truncates() && !how.exclusive && is_regular(entry);
-                cuts.put(&mut intent);
-                if cuts {
-                    second = Some(order.turn(entry.id, Span::ALL).await);
-                }
-            }
-            turn
-        }
-        Call::Put { dir, name, .. } => {
-            let turn = order.turn(*dir, Span::ALL).await;
-            let entry = find(fs, cx, *dir, name).await;
-            let before = entry.as_ref().map(|entry| entry.id);
-            ((*dir, *name), (before, None::<(FileId, bool)>)).put(&mut intent);
-            if let Some(file) = entry.filter(is_regular) {
-                second = Some(order.turn(file.id, Span::ALL).await);
-            }
-            turn
-        }
-        Call::Rename { from, from_name, to, to_name, how } => {
-            let (turn, other) = order.turns(*from, *to).await;
-            second = other;
-            ((*from, *from_name), (*to, *to_name)).put(&mut intent);
-            how.put(&mut intent);
-            find(fs, cx, *from, from_name).await.map(|entry| entry.id).put(&mut intent);
-            let victim = find(fs, cx, *to, to_name).await;
-            victim.as_ref().map(|entry| entry.id).put(&mut intent);
-            if let (RenameHow::Replace, Some(victim)) = (how, &victim) {
-                session.export.returning.keep(fs, cx, victim).await;
-            }
-            turn
-        }
-        Call::Write { handle, .. } => {
-            let file = session.file(*handle)?;
-            let turn = order.turn(file.id(), Span::ALL).await;
-            let size = file.getattr(cx).await.ok()?.size;
-            (true, (file.id(), (size, data_bytes as u64))).put(&mut intent);
-            append_at = Some(size);
-            turn
-        }
-        Call::CopyRange { handle, at, to, to_at, len_bytes }
-            if session.file(*handle)?.id() != session.file(*to)?.id() =>
-        {
-            // The source as well: when the copy is made again it must be what it was.
-            let id = |handle: &u64| session.file(*handle).map(|file| file.id());
-            let source = (id(handle)?, Span::bytes(*at, *len_bytes));
-            let target = (id(to)?, Span::bytes(*to_at, *len_bytes));
-            (false, (target, source)).put(&mut intent);
-            let (turn, other) = order.turns_of(source, target).await;
-            second = other;
-            turn
-        }
-        Call::CopyRange { handle, at, .. } => {
-            let file = session.file(*handle)?;
-            let turn = order.turn(file.id(), Span::ALL).await;
-            let size = file.getattr(cx).await.ok()?.size;
-            (true, (file.id(), size.saturating_sub(*at))).put(&mut intent);
-            turn
-        }
-        Call::Setxattr { id, name, .. } | Call::Removexattr { id, name } => {
-            let turn = order.turn(*id, Span::ALL).await;
-            (*id, *name).put(&mut intent);
-            fs.getxattr(cx, *id, name).await.is_ok().put(&mut intent);
-            turn
-        }
-        _ => return None,
-    };
-    let mut plan = Plan::new(intent, turn, second);
-    plan.append_at = append_at;
-    Some(plan)
-}
-
 /// Finds out what came of a change.
 pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settled {
     let settled = match op {
@@ -312,11 +132,16 @@ fn settle_repeatable(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
 
 /// Of these alone a change of the directory takes the turn too: the turn of a directory
 /// behind that of another, out of their order, could wait for ever.
-fn is_regular(entry: &Entry) -> bool {
+pub(super) fn is_regular(entry: &Entry) -> bool {
     entry.attr.file_type() == FileType::Regular
 }
 
-async fn find(fs: &dyn FileSystem, cx: &Context, dir: FileId, name: &[u8]) -> Option<Entry> {
+pub(super) async fn find(
+    fs: &dyn FileSystem,
+    cx: &Context,
+    dir: FileId,
+    name: &[u8],
+) -> Option<Entry> {
     fs.lookup(cx, dir, Name::new(name).ok()?).await.ok()
 }
 

@@ -1,0 +1,236 @@
+//! What is noted before a change that must not be applied twice over the death of the server
+//! process: its intent, which says what was there before. [`settle`](super::settle) finds out by
+//! it whether the change was applied.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use dray_core::{Context, Entry, FileId, Identity, RenameHow};
+
+use crate::server::exactly_once::order::{Order, Span, Turn};
+use crate::server::exactly_once::settle::{Amend, find, is_regular};
+use crate::server::journal::INTENT_MAX_BYTES;
+use crate::server::session::Session;
+use crate::wire::{Call, Wire};
+
+/// A change's turn, and the intent to note before it.
+#[derive(Default)]
+pub(crate) struct Plan {
+    pub(crate) intent: Vec<u8>,
+    /// Where an append goes, bytes.
+    pub(crate) append_at: Option<u64>,
+    _turns: [Option<Turn>; 2],
+}
+
+thread_local! {
+    /// The memory of the last intent, for the next.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+impl Plan {
+    fn new(intent: Vec<u8>, turn: Turn, second: Option<Turn>) -> Plan {
+        Plan { intent, append_at: None, _turns: [Some(turn), second] }
+    }
+
+    /// The file that a put has just made is its too, until its data are in it: who appended
+    /// meanwhile could not tell, after a death, whose bytes are at the end.
+    pub(crate) async fn made(&mut self, order: &Arc<Order>, file: FileId) {
+        if self._turns[1].is_none() {
+            self._turns[1] = Some(order.turn(file, Span::ALL).await);
+        }
+    }
+}
+
+/// What a call in a slot has besides what was asked.
+#[derive(Default)]
+pub(crate) struct Standing<'a> {
+    /// When it is made for the first time.
+    pub(crate) plan: Option<&'a mut Plan>,
+    /// When it is made again.
+    pub(crate) amend: Option<Amend>,
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        let intent = std::mem::take(&mut self.intent);
+        let _ = SPARE.try_with(|spare| spare.set(intent)); // the thread may be ending
+    }
+}
+
+/// Waits for the turn of a change and looks at what there is before it. None for a call
+/// that may be repeated without harm.
+pub(crate) async fn plan(
+    session: &Session,
+    cx: &Context,
+    call: &Call<'_>,
+    data_bytes: usize,
+) -> Option<Plan> {
+    let mut intent = SPARE.take();
+    intent.clear();
+    let plan = match repeatable(session, call, data_bytes) {
+        Some((file, span)) => {
+            (false, (file, span)).put(&mut intent);
+            Plan::new(intent, session.export.order.turn(file, span).await, None)
+        }
+        None => plan_looked_at(session, cx, call, data_bytes, intent).await?,
+    };
+    // Only names that no file system takes make it longer: such a call changes nothing.
+    (plan.intent.len() <= INTENT_MAX_BYTES).then_some(plan)
+}
+
+/// What a change is about whose repetition sets the same again, so that there is no need
+/// to know whether it was made.
+fn repeatable(session: &Session, call: &Call<'_>, data_bytes: usize) -> Option<(FileId, Span)> {
+    let id = |handle: &u64| session.file(*handle).map(|file| file.id());
+    Some(match call {
+        Call::Write { handle, how } if !how.append => {
+            (id(handle)?, Span::bytes(how.at, data_bytes as u64))
+        }
+        Call::Allocate { handle, .. } | Call::SetFlags { handle, .. } => (id(handle)?, Span::ALL),
+        Call::Setattr { id, .. } | Call::Open { id, .. } => (*id, Span::ALL),
+        _ => return None,
+    })
+}
+
+/// Looks at what is there before a change, in its turn.
+async fn plan_looked_at(
+    session: &Session,
+    cx: &Context,
+    call: &Call<'_>,
+    data_bytes: usize,
+    intent: Vec<u8>,
+) -> Option<Plan> {
+    let cx = Context { who: Identity::system(), internal: true, cancel: None, ..cx.clone() };
+    let look = Look { session, cx, intent };
+    match call {
+        Call::Make { dir, name, .. }
+        | Call::Create { dir, name, .. }
+        | Call::Link { dir, name, .. }
+        | Call::Remove { dir, name, .. } => Some(look.at_a_name(call, *dir, name).await),
+        Call::Put { dir, name, .. } => Some(look.at_what_is_put(*dir, name).await),
+        Call::Rename { from, from_name, to, to_name, how } => {
+            Some(look.at_two_names((*from, from_name), (*to, to_name), *how).await)
+        }
+        Call::Write { handle, .. } => look.at_the_end(*handle, data_bytes).await,
+        Call::CopyRange { handle, at, to, to_at, len_bytes } => {
+            let (from, to) = (session.file(*handle)?.id(), session.file(*to)?.id());
+            if from == to {
+                return look.at_a_copy_within(*handle, *at).await;
+            }
+            let source = (from, Span::bytes(*at, *len_bytes));
+            Some(look.at_a_copy(source, (to, Span::bytes(*to_at, *len_bytes))).await)
+        }
+        Call::Setxattr { id, name, .. } | Call::Removexattr { id, name } => {
+            Some(look.at_an_xattr(*id, name).await)
+        }
+        _ => None,
+    }
+}
+
+/// Looks, each of which makes a plan.
+struct Look<'a> {
+    session: &'a Session,
+    /// The server's own: what it looks at, the caller may not be allowed to see.
+    cx: Context,
+    intent: Vec<u8>,
+}
+
+impl Look<'_> {
+    fn order(&self) -> &Arc<Order> {
+        &self.session.export.order
+    }
+
+    async fn find(&self, dir: FileId, name: &[u8]) -> Option<Entry> {
+        find(&*self.session.export.fs, &self.cx, dir, name).await
+    }
+
+    /// It loses this name, which may be its last: who has it open goes on with it.
+    async fn keep(&self, victim: &Entry) {
+        let export = &self.session.export;
+        export.returning.keep(&*export.fs, &self.cx, victim).await;
+    }
+
+    async fn at_a_name(mut self, call: &Call<'_>, dir: FileId, name: &[u8]) -> Plan {
+        let turn = self.order().turn(dir, Span::ALL).await;
+        let mut second = None;
+        (dir, name).put(&mut self.intent);
+        let entry = self.find(dir, name).await;
+        entry.as_ref().map(|entry| entry.id).put(&mut self.intent);
+        match (call, &entry) {
+            (Call::Remove { .. }, Some(victim)) => self.keep(victim).await,
+            (Call::Create { how, .. }, Some(entry)) => {
+                let cuts = how.open.truncates() && !how.exclusive && is_regular(entry);
+                cuts.put(&mut self.intent);
+                if cuts {
+                    second = Some(self.order().turn(entry.id, Span::ALL).await);
+                }
+            }
+            _ => {}
+        }
+        Plan::new(self.intent, turn, second)
+    }
+
+    async fn at_what_is_put(mut self, dir: FileId, name: &[u8]) -> Plan {
+        let turn = self.order().turn(dir, Span::ALL).await;
+        let entry = self.find(dir, name).await;
+        let before = entry.as_ref().map(|entry| entry.id);
+        ((dir, name), (before, None::<(FileId, bool)>)).put(&mut self.intent);
+        let second = match entry.filter(is_regular) {
+            Some(file) => Some(self.order().turn(file.id, Span::ALL).await),
+            None => None,
+        };
+        Plan::new(self.intent, turn, second)
+    }
+
+    async fn at_two_names(
+        mut self,
+        from: (FileId, &[u8]),
+        to: (FileId, &[u8]),
+        how: RenameHow,
+    ) -> Plan {
+        let (turn, second) = self.order().turns(from.0, to.0).await;
+        (from, to).put(&mut self.intent);
+        how.put(&mut self.intent);
+        let source = self.find(from.0, from.1).await;
+        source.map(|entry| entry.id).put(&mut self.intent);
+        let victim = self.find(to.0, to.1).await;
+        victim.as_ref().map(|entry| entry.id).put(&mut self.intent);
+        if let (RenameHow::Replace, Some(victim)) = (how, &victim) {
+            self.keep(victim).await;
+        }
+        Plan::new(self.intent, turn, second)
+    }
+
+    async fn at_the_end(mut self, handle: u64, data_bytes: usize) -> Option<Plan> {
+        let file = self.session.file(handle)?;
+        let turn = self.order().turn(file.id(), Span::ALL).await;
+        let size = file.getattr(&self.cx).await.ok()?.size;
+        (true, (file.id(), (size, data_bytes as u64))).put(&mut self.intent);
+        let mut plan = Plan::new(self.intent, turn, None);
+        plan.append_at = Some(size);
+        Some(plan)
+    }
+
+    /// The source has its turn as well: when the copy is made again it must be what it was.
+    async fn at_a_copy(mut self, source: (FileId, Span), target: (FileId, Span)) -> Plan {
+        (false, (target, source)).put(&mut self.intent);
+        let (turn, second) = self.order().turns_of(source, target).await;
+        Plan::new(self.intent, turn, second)
+    }
+
+    async fn at_a_copy_within(mut self, handle: u64, at: u64) -> Option<Plan> {
+        let file = self.session.file(handle)?;
+        let turn = self.order().turn(file.id(), Span::ALL).await;
+        let size = file.getattr(&self.cx).await.ok()?.size;
+        (true, (file.id(), size.saturating_sub(at))).put(&mut self.intent);
+        Some(Plan::new(self.intent, turn, None))
+    }
+
+    async fn at_an_xattr(mut self, id: FileId, name: &[u8]) -> Plan {
+        let turn = self.order().turn(id, Span::ALL).await;
+        (id, name).put(&mut self.intent);
+        let found = self.session.export.fs.getxattr(&self.cx, id, name).await;
+        found.is_ok().put(&mut self.intent);
+        Plan::new(self.intent, turn, None)
+    }
+}

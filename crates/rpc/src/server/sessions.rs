@@ -1,0 +1,274 @@
+//! The sessions of a server: how they begin, are gone on with, and end.
+
+use std::sync::Arc;
+
+use dray_core::{Context, Errno, NodeId};
+use dray_fabric::Peer;
+use dray_rt::sync::oneshot;
+use dray_rt::{Handle, random_bytes, random_u64};
+
+use crate::server::export::Export;
+use crate::server::journal::SessionRecord;
+use crate::server::sabotage::Sabotage;
+use crate::server::service::{Inner, lock};
+use crate::server::session::Session;
+use crate::wire::{Hello, NotifyHead, Refused, Ticket, Wire};
+
+impl Inner {
+    /// The session that a client wants to go on with, if its proof is `right` for the
+    /// secret. Errors: it was evicted.
+    pub(crate) fn resume(
+        &self,
+        id: u64,
+        export: &Arc<Export>,
+        right: impl FnOnce(&[u8; 16]) -> bool,
+    ) -> Result<Option<Arc<Session>>, Refused> {
+        if self.life.is_evicted(id) {
+            return Err(refused(
+                Errno::ESHUTDOWN,
+                "this client was evicted by the server's administrator: unmount, and mount again",
+            ));
+        }
+        let known = lock(&self.sessions).get(&id).cloned();
+        let its_own =
+            |session: &Arc<Session>| Arc::ptr_eq(&session.export, export) && right(&session.secret);
+        Ok(known.filter(its_own))
+    }
+
+    /// A session of an earlier life has come back from `peer`: it counts among those of that
+    /// address, however many there are.
+    pub(crate) fn resides(&self, session: &Session, peer: Peer) {
+        if !session.has_resident()
+            && let Some(resident) = self.door.settle(peer, usize::MAX)
+        {
+            session.set_resident(resident);
+        }
+    }
+
+    pub(crate) fn new_session(
+        &self,
+        node: NodeId,
+        (host, peer): (&str, Peer),
+        export: Arc<Export>,
+    ) -> Result<Arc<Session>, Refused> {
+        let resident = self.door.settle(peer, self.options.sessions_of_one_max);
+        let resident = resident.ok_or_else(|| {
+            let (max, machine) = (self.options.sessions_of_one_max, machine_of(peer));
+            let what = "unmount some, or raise `clients_of_one_address_max` at the server";
+            refused(Errno::EAGAIN, format!("{machine} has {max} mounts, all that it may: {what}"))
+        })?;
+        let mut secret = [0; 16];
+        random_bytes(&mut secret);
+        let id = random_u64() | 1; // 0 is none
+        if lock(&self.sessions).len() >= self.options.sessions_max {
+            return Err(refused(
+                Errno::EAGAIN,
+                format!(
+                    "the server has {} clients, as many as it may have",
+                    self.options.sessions_max
+                ),
+            ));
+        }
+        let (export_name, host) = (export.name.clone(), printable(host));
+        let record = SessionRecord { id, secret, node: node.0, export: export_name, host };
+        let slots = self.options.slots;
+        let log = self.journal.create(&record, slots).map_err(|error| {
+            log::error!("cannot keep a session of {}: {error}", record.host);
+            refused(Errno::ENOSPC, format!("the server cannot note a new session: {error}"))
+        })?;
+        let session = Arc::new(Session::new(record, export, &self.options, log));
+        session.set_resident(resident);
+        lock(&self.sessions).insert(id, session.clone());
+        Ok(session)
+    }
+
+    /// Ends a session, on the executor that serves it. The answer comes when everything
+    /// has been given back; it need not be waited for.
+    pub(crate) fn end(self: &Arc<Inner>, session: Arc<Session>) -> oneshot::Receiver<()> {
+        lock(&self.sessions).remove(&session.id);
+        session.cut_off();
+        let (done, ended) = oneshot::channel();
+        let (inner, home) = (self.clone(), session.home());
+        home.unwrap_or_else(Handle::current).spawn(async move {
+            session.end().await;
+            session.export.grace.reclaimed(session.id);
+            session.export.returning.returned(session.id);
+            session.export.recovery.done(session.id);
+            let _ = done.send(()); // nobody has to wait for it
+            inner.sync_last(&session).await;
+            inner.journal.remove(session.id);
+        });
+        ended
+    }
+
+    /// Has what a client changed last brought to media, once it is gone: it keeps nothing any
+    /// more. Until then its session stays in the journal: should the machine lose power
+    /// meanwhile, it counts as one that has not come back, and that is told.
+    async fn sync_last(&self, session: &Session) {
+        let export = &session.export;
+        let skipped = self.options.sabotage == Some(Sabotage::LastSync);
+        if session.changed_at() <= export.stable.floor() || skipped {
+            return;
+        }
+        let cx = Context::system();
+        // What clients have not sent again yet is not on media, whatever its stamp.
+        let _ = export.recovery.wait(&cx).await; // nobody cancels it
+        let synced = export.stable.sync_all(&cx, &*export.fs, &export.stamps);
+        match synced.await {
+            Ok(stamp) => {
+                let ticket = export.tickets.on_media(None, stamp);
+                self.tell_stable(export, stamp, ticket);
+            }
+            Err(error) => log::error!(
+                "client {} (session {:x}) is gone, and what it wrote last cannot be synced: {error}",
+                session.host,
+                session.id
+            ),
+        }
+    }
+
+    /// Tells the clients of `export` that everything up to `stamp` is on media: those that have
+    /// changed something since they were told last. Who has not keeps nothing that it could
+    /// forget, and sleeps on.
+    pub(crate) fn tell_stable(&self, export: &Arc<Export>, stamp: u64, ticket: Ticket) {
+        let mut message = Vec::new();
+        NotifyHead { what: NotifyHead::STABLE, flags: 0, tag: 0 }.put_message(&mut message);
+        stamp.put(&mut message);
+        ticket.put(&mut message); // to others it is of a later version: they skip it
+        let concerned: Vec<_> = lock(&self.sessions)
+            .values()
+            .filter(|session| session.waits_for_stable() && Arc::ptr_eq(&session.export, export))
+            .filter_map(|session| {
+                Some((session.clone(), session.connections().into_iter().next()?))
+            })
+            .collect();
+        for (session, connection) in concerned {
+            if connection.send(&message, None).is_ok() {
+                session.told_stable(stamp); // who is away hears of the next
+            }
+        }
+    }
+
+    /// Those whose clients have been away for longer than a lease.
+    pub(super) fn expired(&self) -> Vec<Arc<Session>> {
+        let sessions = lock(&self.sessions);
+        let late = |session: &&Arc<Session>| {
+            session.alone_since().is_some_and(|since| since.elapsed() >= self.options.lease)
+        };
+        sessions.values().filter(late).cloned().collect()
+    }
+}
+
+/// What a client calls itself, so that it can be shown: of bounded length, and without
+/// anything that a log or a terminal takes for more than text.
+fn printable(host: &str) -> String {
+    let mut shown = String::new();
+    for letter in host.chars() {
+        if shown.len() + letter.len_utf8() > Hello::HOST_MAX_BYTES {
+            break;
+        }
+        shown.push(if letter.is_control() || letter.is_whitespace() { '?' } else { letter });
+    }
+    shown
+}
+
+fn machine_of(peer: Peer) -> String {
+    match peer {
+        Peer::Ip(address) => address.ip().to_canonical().to_string(),
+        Peer::Local => "this machine".to_owned(),
+    }
+}
+
+pub(crate) fn refused(errno: Errno, message: impl Into<String>) -> Refused {
+    Refused { errno: errno.raw() as u16, message: message.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{FileId, FileSystem, Op};
+    use dray_fabric::sim::Network;
+    use dray_layers::Observed;
+    use dray_layers::faults::{Fault, Faults, When};
+    use dray_rt::{DriverKind, Executor, sleep, timeout};
+
+    use crate::server::journal::{Journal, MemoryJournal};
+    use crate::server::options::{Loss, ServerOptions};
+    use crate::server::service::Server;
+
+    /// The first sessions that were taken over ended, before their clients could come back, while
+    /// the file system answered for the last.
+    #[test]
+    fn leases_begin_when_an_export_is_open() {
+        let driver = DriverKind::Simulated { seed: 1 };
+        Executor::new(driver).unwrap().block_on(async {
+            let fs = MemoryFs::new(MemoryOptions::default());
+            let mut intent = Vec::new();
+            (fs.info().root, (&b"name"[..], None::<FileId>)).put(&mut intent);
+            let slow = Fault {
+                op: Some(Op::Lookup),
+                when: When::Always,
+                delay: ServerOptions::default().lease / 2,
+                error: None,
+            };
+            let fs = Observed::new(Arc::new(fs), Arc::new(Faults::new(vec![slow])));
+            let journal = Arc::new(MemoryJournal::default());
+            for id in 1..=4 {
+                let (export, host) = ("data".to_owned(), "host".to_owned());
+                let record = SessionRecord { id, secret: [0; 16], node: id, export, host };
+                journal.create(&record, 1).unwrap().begin(0, 1, Op::Make, &intent);
+            }
+            let server = Server::awaiting(ServerOptions::default(), &["data"], journal);
+            let leases = server.clone();
+            dray_rt::spawn(async move { leases.expire_leases().await });
+            server.open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing).await;
+            assert_eq!(server.status().clients.len(), 4);
+            sleep(server.lease() * 2).await;
+            assert_eq!(server.status().clients.len(), 0);
+        });
+    }
+
+    /// What was kept for a client that does not come back is closed where a file system that
+    /// hangs holds up its own export alone, not by the thread that accepts for all of them.
+    #[test]
+    fn a_session_that_never_came_back_ends_on_a_thread_of_its_export() {
+        let export = Export::new("data", Arc::new(MemoryFs::new(MemoryOptions::default())), vec![]);
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        let export = server.inner.exports.get("data").unwrap();
+        let session = || {
+            let (node, host) = (NodeId(1), ("host", Peer::Local));
+            server.inner.new_session(node, host, export.clone()).unwrap()
+        };
+        let (here, away) = (session(), session());
+        let mut network = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+        let connection = network.block_on(async {
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            network.connector("s").connect().await.unwrap()
+        });
+        let (inside, is_inside) = channel();
+        let (thaw, frozen) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+                here.connected(1, connection);
+                inside.send(()).unwrap();
+                frozen.recv().unwrap(); // its file system hangs
+                dray_rt::sleep(Duration::from_millis(500)).await;
+            });
+        });
+        is_inside.recv().unwrap();
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let mut ended = server.inner.end(away);
+            let soon = timeout(Duration::from_millis(50), &mut ended).await;
+            assert!(soon.is_err(), "it was ended by a thread that serves others");
+            thaw.send(()).unwrap();
+            timeout(Duration::from_secs(10), ended).await.unwrap().unwrap();
+        });
+        thread.join().unwrap();
+    }
+}
