@@ -18,9 +18,10 @@ use dray_rt::{Interest, Source};
 use crate::args::MountDaemonArgs;
 use crate::daemonize;
 use crate::error::{Doing, Failure};
+use crate::mount::connection::{NewMemory, Notice};
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{HANDED_OVER, Held, PARENT, STOP, WAITING, WAKE, ready_word, take};
-use crate::mount::{Mount, NewMemory, Notice, Running};
+use crate::mount::{Mount, Running};
 use crate::paths;
 use crate::signals::{self, Ending};
 

@@ -1,5 +1,6 @@
 //! `dray mount`.
 
+mod connection;
 pub(crate) mod daemon;
 pub(crate) mod metrics;
 pub(crate) mod mount_table;
@@ -9,7 +10,6 @@ pub(crate) mod umount;
 pub(crate) mod upgrade;
 
 use std::future::Future;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,16 +18,12 @@ use std::time::Duration;
 use dray_client::{
     Client, ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
 };
-use dray_core::{
-    Context, Errno, Error, FileId, FileSystem, FileType, Fut, LockOwner, OpenFile, OpenHow,
-    RequestId,
-};
+use dray_core::{Errno, FileType};
 use dray_fuse::{
-    Consistency, Device, Host, MountFlags, MountOptions, Mounted, Options as FuseOptions,
-    PerThread, Reporter, WORKERS_MAX,
+    Consistency, Device, MountFlags, MountOptions, Mounted, Options as FuseOptions, PerThread,
+    Reporter, WORKERS_MAX,
 };
 use dray_layers::metrics::Metrics;
-use dray_layers::{Observed, observed_file};
 use dray_rt::sync::{oneshot, watch};
 use dray_rt::{DriverKind, Executor};
 
@@ -36,6 +32,7 @@ use crate::control::{self, Kind};
 use crate::daemonize::{self, Waiting};
 use crate::endpoint::{self, Answer};
 use crate::error::{Doing, Failure};
+use crate::mount::connection::{Attached, Connection, NewMemory, Notice};
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{Launch, MountWords};
 use crate::named::Named;
@@ -48,11 +45,6 @@ const CONNECT_MAX: Duration = Duration::from_secs(15);
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Between two attempts to serve metrics where somebody else listens.
 const METRICS_PAUSE: Duration = Duration::from_secs(5);
-/// A daemon that follows another one serves without a server that does not answer within this
-/// time: calls wait for it, as long as the mount's limit allows.
-const TAKE_OVER_MAX: Duration = Duration::from_secs(1);
-/// Between two attempts of a daemon that follows one that told it too little.
-const CONNECT_PAUSE: Duration = Duration::from_millis(300);
 
 /// Mounts, and has the mount served until it ends.
 pub fn run(args: MountArgs) -> Result<(), Failure> {
@@ -308,138 +300,6 @@ impl Mount {
             job_ids: self.plan.job_ids,
             patience: self.plan.timeout,
             ..FuseOptions::default()
-        }
-    }
-}
-
-/// Makes memory for a session, or finds that of a process before us.
-pub type NewMemory = Box<dyn Fn() -> io::Result<SessionMemory> + Send + Sync>;
-
-/// The session, once it is there; none in it if it could not be had.
-type ToldSession = watch::Receiver<Option<Option<Arc<Session>>>>;
-
-/// Makes the session on the first worker's thread; the others join it.
-struct Connection {
-    target: Target,
-    options: ClientOptions,
-    memory: NewMemory,
-    /// Called before each further attempt to connect; none: there is one attempt.
-    wait: Option<Notice>,
-    /// Sees every call, where metrics are wanted.
-    calls: Option<Arc<Metrics>>,
-    /// None until it has been tried.
-    tell: watch::Sender<Option<Option<Arc<Session>>>>,
-    told: ToldSession,
-}
-
-/// Says something to somebody else.
-pub type Notice = Box<dyn Fn() + Send + Sync>;
-
-/// A daemon's surroundings: its supervisor, and a server at which files are still open that
-/// a daemon before it opened.
-struct Attached {
-    session: ToldSession,
-    calls: Option<Arc<Metrics>>,
-    push: Notice,
-}
-
-impl Host for Attached {
-    fn reopen<'a>(
-        &'a self,
-        cx: &'a Context,
-        fs: &'a Arc<dyn FileSystem>,
-        id: FileId,
-        flags: i32,
-        request: RequestId,
-    ) -> Fut<'a, dray_core::Result<Arc<dyn OpenFile>>> {
-        let how = OpenHow::new(flags);
-        let attached = self.attach(id, flags, request);
-        Box::pin(async move {
-            match attached {
-                Some(file) => Ok(file),
-                None => fs.open(cx, id, how).await,
-            }
-        })
-    }
-
-    fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
-        let session = self.session.borrow().clone().flatten()?;
-        let file = RemoteFs::new(session).attach(id, OpenHow::new(flags), request.0);
-        Some(match &self.calls {
-            Some(calls) => observed_file(file, calls),
-            None => file,
-        })
-    }
-
-    fn attached(&self) {
-        if let Some(session) = self.session.borrow().clone().flatten() {
-            session.attached();
-        }
-    }
-
-    fn wake_queues(&self) {
-        (self.push)();
-    }
-
-    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
-        self.session.borrow().clone().flatten()?.lock_owners()
-    }
-
-    fn owes_error(&self, id: FileId) -> bool {
-        let told = self.session.borrow();
-        told.as_ref().and_then(Option::as_ref).is_some_and(|session| session.owes_error(id))
-    }
-}
-
-impl Connection {
-    async fn for_worker(&self, index: usize) -> dray_core::Result<Arc<dyn FileSystem>> {
-        if index == 0 {
-            let session = self.connect().await;
-            self.tell.send_replace(Some(session));
-        }
-        let mut told = self.told.clone();
-        let known = told.wait_for(Option::is_some).await;
-        let session = known.ok().and_then(|known| known.clone().flatten());
-        let session = session.ok_or(Error::new(Errno::EHOSTUNREACH))?;
-        session.attach_here();
-        let fs: Arc<dyn FileSystem> = Arc::new(RemoteFs::new(session));
-        Ok(match &self.calls {
-            Some(calls) => Arc::new(Observed::new(fs, calls.clone())),
-            None => fs,
-        })
-    }
-
-    async fn connect(&self) -> Option<Arc<Session>> {
-        let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;
-        let (target, options) = (&self.target, &self.options);
-        let taken_over = dray_client::take_over_session(target, options, memory, TAKE_OVER_MAX);
-        match taken_over.await {
-            // Waiting does not help: the supervisor ends such a mount.
-            Some(outcome) => outcome.inspect_err(|error| log::error!("{target}: {error}")).ok(),
-            None => self.connect_first().await,
-        }
-    }
-
-    async fn connect_first(&self) -> Option<Arc<Session>> {
-        let mut told = false;
-        loop {
-            let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;
-            let tried =
-                dray_client::connect_timeout(&self.target, &self.options, CONNECT_MAX, memory);
-            let error = match tried.await {
-                Ok(session) => return Some(session),
-                Err(error) => error,
-            };
-            if !std::mem::replace(&mut told, true) {
-                log::error!("{}: {error}", self.target);
-            }
-            // Waiting does not help: the supervisor ends such a mount.
-            if matches!(error, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
-                return None;
-            }
-            let wait = self.wait.as_ref()?;
-            wait();
-            dray_rt::sleep(CONNECT_PAUSE).await;
         }
     }
 }
