@@ -161,6 +161,9 @@ impl PathTarget {
         let Some(slot) = &self.slots[usize::from(slot) % SLOTS] else {
             return Ok(Outcome::NoSlot);
         };
+        // The kernel judges the link by the mode that it saw last (`may_linkat` in fs/namei.c). Of
+        // set-id bits that a write through a mount has taken it hears at the next look.
+        size_of(slot.fd.as_raw_fd())?;
         let from = CString::new(format!("/proc/self/fd/{}", slot.fd.as_raw_fd()));
         let from = from.map_err(|_| Errno::EINVAL)?;
         let (to, follow) = (self.path(slot.client, to), libc::AT_SYMLINK_FOLLOW);
@@ -408,6 +411,15 @@ fn on_file(fd: RawFd, to: RawFd, action: &Action) -> Answer {
     }
 }
 
+/// Looks at an open file: its size, bytes.
+fn size_of(fd: RawFd) -> Result<u64, Errno> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a descriptor, and room for what is written.
+    check(unsafe { libc::fstat(fd, stat.as_mut_ptr()) })?;
+    // SAFETY: filled by the call, which succeeded.
+    Ok(unsafe { stat.assume_init() }.st_size as u64)
+}
+
 /// Copies all that there is: file systems that share blocks copy whole ones first, and stop.
 fn copy_whole(
     (from, mut at): (RawFd, i64),
@@ -416,11 +428,7 @@ fn copy_whole(
 ) -> Result<u64, Errno> {
     // The kernel clamps the length at the size that it last heard of, before it asks anybody;
     // another mount may have written since. Looking makes it ask, as cp does.
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a descriptor, and room for what is written.
-    check(unsafe { libc::fstat(from, stat.as_mut_ptr()) })?;
-    // SAFETY: filled by the call, which succeeded.
-    let size = unsafe { stat.assume_init() }.st_size as u64;
+    let size = size_of(from)?;
     // No more than there was: the file may be copied to its own end.
     let whole = len.min(size.saturating_sub(at as u64));
     let (mut copied, mut left) = (0, len);

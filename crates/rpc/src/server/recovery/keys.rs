@@ -34,8 +34,9 @@ impl TicketKeys {
         });
         let former = kept.as_deref().and_then(TicketKeys::from_bytes);
         let now_s = wall_clock().as_secs();
-        // A clock that has gone back says nothing of ages.
-        let fresh = |keys: &TicketKeys| now_s < keys.made_s + AGE_MAX.as_secs();
+        // One from the future says that a clock is wrong or the file is garbage: else it might
+        // never end.
+        let fresh = |keys: &TicketKeys| now_s.abs_diff(keys.made_s) < AGE_MAX.as_secs();
         if let Some(keys) = former.filter(fresh) {
             return keys;
         }
@@ -104,6 +105,16 @@ mod tests {
             sleep(100 * HOUR).await; // one that ran for long
             let third = TicketKeys::begin(&journal);
             assert_eq!(third.previous, Some(second.current));
+        });
+    }
+
+    #[test]
+    fn a_key_from_the_future_is_replaced() {
+        let journal = MemoryJournal::default();
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let keys = TicketKeys { current: [7; 32], previous: None, made_s: u64::MAX };
+            journal.keep(Keepsake::TicketKey, &keys.to_bytes()).unwrap();
+            assert_eq!(TicketKeys::begin(&journal).previous, Some([7; 32]));
         });
     }
 
