@@ -16,6 +16,8 @@ use dray_rt::{DriverKind, Executor};
 /// Descriptors of the server, and the connections that come of them.
 const DESCRIPTORS: usize = 256;
 const CONNECTIONS: usize = 84;
+/// Connections of one address that may be in their handshake at a time.
+const LET_IN_MAX: usize = 4;
 
 fn check(at: &std::path::Path) {
     let text: Vec<u8> = (0..100_000u32).flat_map(u32::to_le_bytes).collect();
@@ -75,12 +77,14 @@ fn a_silent_crowd_takes_no_descriptors_from_others() {
     let crowd: Vec<UnixStream> =
         (0..500).map(|_| UnixStream::connect(rig.path("socket")).unwrap()).collect();
     check(&at);
-    let turned_away = |mut socket: &UnixStream| {
+    let is_let_in = |mut socket: &UnixStream| {
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-        matches!(socket.read(&mut [0]), Ok(0))
+        !matches!(socket.read(&mut [0]), Ok(0))
     };
-    // Those let in were first; the last are closed already.
-    assert!(crowd[100..].iter().all(turned_away));
+    // The first, as a rule; a connection of the mount that has shaken hands leaves its place to
+    // whoever comes next.
+    let let_in = crowd.iter().filter(|socket| is_let_in(socket)).count();
+    assert!((1..=LET_IN_MAX).contains(&let_in), "{let_in}");
     check(&at);
     drop(crowd);
     rig.umount(&at);
