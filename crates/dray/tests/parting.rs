@@ -132,3 +132,27 @@ fn writers_are_killed_while_the_server_stands_still() {
         rig.end_of(server);
     }
 }
+
+/// A mount that was taken away by `dray umount` is gone at the server, too, when that ends: who
+/// stops the server next has no grace period for it at the next start.
+#[test]
+fn who_has_unmounted_is_gone_at_the_server() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    for options in ["transport=classic", "transport=uring"] {
+        let at = rig.mount("mount", options);
+        std::fs::write(at.join("file"), "of a session").unwrap();
+        let daemon = daemon(&at).unwrap();
+        rig.umount(&at);
+        assert!(!std::fs::exists(format!("/proc/{daemon}")).unwrap(), "{options}: it still ends");
+    }
+    rig.end_server(libc::SIGTERM);
+    rig.serve(&[]);
+    let status = rig.demand(&["status", "--json", &rig.target()]);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["kind"], "server", "{status}");
+    assert_eq!(status["clients"], serde_json::json!([]), "{status}");
+}

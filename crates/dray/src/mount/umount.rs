@@ -1,9 +1,18 @@
 //! `dray umount`.
 
+use std::path::Path;
+use std::time::Duration;
+
 use crate::args::UmountArgs;
 use crate::error::{Doing, Failure};
 use crate::mount::mount_table::{self, MountEntry};
+use crate::mount::supervisor;
 use crate::paths;
+
+/// How long unmounting waits for the daemon to sync what it has, to take leave of the server and
+/// to end: whoever stops the server next finds nobody there, and no grace period follows. A
+/// server that does not answer holds nobody up longer.
+const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
 /// Unmounts.
 pub fn run(args: &UmountArgs) -> Result<(), Failure> {
@@ -18,7 +27,18 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
         )));
     }
     let at = entry.at;
-    dray_fuse::unmount(&at, args.lazy).map_err(|error| {
+    let supervisor = supervisor::watch(&at);
+    unmount(&at, args.lazy, &shown.to_string())?;
+    if let Some(supervisor) = supervisor.filter(|_| !args.lazy)
+        && !supervisor.ends_within(FAREWELL_MAX)
+    {
+        log::info!("{shown} is unmounted; its daemon still takes leave of the server");
+    }
+    Ok(())
+}
+
+fn unmount(at: &Path, lazy: bool, shown: &str) -> Result<(), Failure> {
+    dray_fuse::unmount(at, lazy).map_err(|error| {
         let busy = error.raw_os_error() == Some(libc::EBUSY)
             || error.to_string().to_lowercase().contains("busy");
         if busy {
@@ -33,7 +53,7 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
 }
 
 /// A symbolic link that leads to a mount; only asked where no mount has that very name.
-fn find_behind_link(at: &std::path::Path) -> Option<MountEntry> {
+fn find_behind_link(at: &Path) -> Option<MountEntry> {
     mount_table::find(&std::fs::canonicalize(at).ok()?)
 }
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 use dray_fabric::{Address, BufferPool, Listener};
 use dray_rpc::auth::Key;
 use dray_rpc::server::{Loss, Server, ServerOptions};
-use dray_rt::{DriverKind, Executor, Handle, Scope};
+use dray_rt::{DriverKind, Executor, Handle, Scope, timeout};
 
 use crate::args::ServeArgs;
 use crate::control::{self, Kind};
@@ -57,6 +57,10 @@ const THREADS_MAX: usize = 1024;
 /// How long threads may take to end. One that a file system does not let go is left
 /// behind: nothing else of the server may wait for it.
 const END_MAX: Duration = Duration::from_secs(5);
+
+/// How long a server that ends works for clients that have just left it, so that the next one
+/// has no grace period for them.
+const PARTED_MAX: Duration = Duration::from_secs(5);
 
 /// Everything that a server is told.
 struct ServePlan {
@@ -335,6 +339,12 @@ async fn serve(
     notify("READY=1");
     let signal = ending.wait().await.doing(|| "cannot wait for signals".into())?;
     log::info!("signal {signal}: ending; clients wait for the next server");
+    if timeout(PARTED_MAX, server.parted()).await.is_err() {
+        log::warn!(
+            "clients that are gone are waited for by the next server: what they wrote last \
+                    is not on media yet"
+        );
+    }
     drop(control);
     Ok(())
 }

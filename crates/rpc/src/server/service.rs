@@ -1,7 +1,7 @@
 //! The server: exports and sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -43,12 +43,17 @@ pub(crate) struct Inner {
     pub(super) running: Mutex<BTreeMap<u64, Running>>,
     pub(super) next_running: AtomicU64,
     pub(crate) repeated: AtomicU64,
+    /// Sessions that have ended, and are still in the journal.
+    pub(super) parting: AtomicUsize,
     whereabouts: Whereabouts,
     next_connection: AtomicU64,
 }
 
 /// How long evicting waits for files to be given back.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(2);
+
+/// How often one looks whether sessions that ended are out of the journal.
+const PARTING_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -84,6 +89,7 @@ impl Server {
             running: Mutex::default(),
             next_running: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
+            parting: AtomicUsize::new(0),
             whereabouts: Whereabouts::default(),
             next_connection: AtomicU64::new(random_u64() >> 1 | 1),
         };
@@ -218,6 +224,16 @@ impl Server {
         let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
         let connections = sessions.iter().flat_map(|session| session.connections());
         connections.for_each(|connection| connection.close());
+    }
+
+    /// Waits until the sessions that have ended are out of the journal, and what they changed last
+    /// is on media: the server that follows does not wait for any of them.
+    pub async fn parted(&self) {
+        // What clients said before they were gone has been read by then, too.
+        sleep(PARTING_PAUSE).await;
+        while self.inner.parting.load(Ordering::SeqCst) > 0 {
+            sleep(PARTING_PAUSE).await;
+        }
     }
 
     /// How long sessions outlive their last connection.

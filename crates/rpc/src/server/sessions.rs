@@ -1,6 +1,7 @@
 //! The sessions of a server: how they begin, are gone on with, and end.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use dray_core::{Context, Errno, NodeId};
 use dray_fabric::Peer;
@@ -13,6 +14,22 @@ use crate::server::sabotage::Sabotage;
 use crate::server::service::{Inner, lock};
 use crate::server::session::Session;
 use crate::wire::{Hello, NotifyHead, Refused, Ticket, Wire};
+
+/// A session that has ended, and is still in the journal.
+struct Parting(Arc<Inner>);
+
+impl Parting {
+    fn of(inner: &Arc<Inner>) -> Parting {
+        inner.parting.fetch_add(1, Ordering::SeqCst);
+        Parting(inner.clone())
+    }
+}
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        self.0.parting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 impl Inner {
     /// The session that a client wants to go on with, if its proof is `right` for the
@@ -89,6 +106,7 @@ impl Inner {
         session.cut_off();
         let (done, ended) = oneshot::channel();
         let (inner, home) = (self.clone(), session.home());
+        let parting = Parting::of(self);
         home.unwrap_or_else(Handle::current).spawn(async move {
             session.end().await;
             session.export.grace.reclaimed(session.id);
@@ -97,6 +115,7 @@ impl Inner {
             let _ = done.send(()); // nobody has to wait for it
             inner.sync_last(&session).await;
             inner.journal.remove(session.id);
+            drop(parting);
         });
         ended
     }

@@ -6,10 +6,14 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::{Doing, Failure};
 use crate::named::{self, Named};
 use crate::paths;
+
+/// How often one looks whether a supervisor has ended.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The file of a live supervisor.
 pub struct Note {
@@ -77,6 +81,29 @@ pub fn read_note(at: &Path) -> Option<Told> {
         daemon: words.next()?.parse().ok()?,
         own_program: words.next()? == "1",
     })
+}
+
+/// A supervisor whose end somebody waits for.
+pub struct Watched(File);
+
+/// The supervisor of the mount at `at`, whatever mount is there later; none if there is none.
+pub fn watch(at: &Path) -> Option<Watched> {
+    let file = OpenOptions::new().read(true).write(true).open(path_for(at)).ok()?;
+    Some(Watched(file))
+}
+
+impl Watched {
+    /// Waits until it has ended, up to `patience`. Whether it has.
+    pub fn ends_within(&self, patience: Duration) -> bool {
+        let end = Instant::now() + patience;
+        loop {
+            match lock(&self.0, libc::F_GETLK) {
+                Ok(Some(_)) if Instant::now() < end => std::thread::sleep(PAUSE),
+                Ok(Some(_)) => return false,
+                Ok(None) | Err(_) => return true,
+            }
+        }
+    }
 }
 
 /// A lock on the whole file, which ends with the process. Answers who has it, if asked.
