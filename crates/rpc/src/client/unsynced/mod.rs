@@ -7,6 +7,7 @@
 mod lost;
 mod names;
 mod of_file;
+mod segment;
 mod store;
 pub(crate) mod tend;
 mod tender;
@@ -399,6 +400,7 @@ impl Unsynced {
         state.tender = Tender::default();
         drop(state);
         self.store.trim();
+        trim_heap();
         true
     }
 
@@ -410,6 +412,16 @@ impl Unsynced {
     /// Gives memory that is not needed now back to the system.
     pub(crate) fn trim(&self) {
         self.store.trim();
+    }
+}
+
+/// Gives free memory of the heap back to the system: what was noted of many names, and what
+/// the calls for them took, lies between what stays, and free(3) gives back only what lies at the end.
+fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    if !dray_rt::in_simulation() {
+        // SAFETY: no pointers.
+        unsafe { libc::malloc_trim(0) };
     }
 }
 

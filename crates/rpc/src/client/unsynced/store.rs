@@ -7,10 +7,9 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Buf, BufMut, IO_MAX_BYTES, Memory};
+use dray_core::{Buf, BufMut, Memory};
 
-/// Bytes of a segment: the largest write fits, so that it lies in two at most.
-const SEGMENT_BYTES: usize = IO_MAX_BYTES;
+use super::segment::{Choice, SEGMENT_BYTES, Segment};
 
 /// Segments, those in use and spare ones.
 pub(super) struct Store {
@@ -28,6 +27,7 @@ struct State {
     /// Segments in use.
     taken: usize,
     open: Option<Open>,
+    pages: Choice,
 }
 
 /// The segment that is being filled.
@@ -35,16 +35,20 @@ struct Open {
     lent: Arc<Lent>,
     start: NonNull<u8>,
     used_bytes: usize,
+    /// Of a huge page that nobody has used yet.
+    fresh: bool,
+}
+
+/// Room in one segment, or in two that follow each other.
+struct Room {
+    first: BufMut,
+    rest: Option<BufMut>,
+    /// The first that is copied here has the system find a huge page.
+    fresh: bool,
 }
 
 // SAFETY: the memory behind `start` belongs to `lent`, which is Send.
 unsafe impl Send for Open {}
-
-/// Memory of its own mapping, so that giving it back gives it to the system.
-struct Segment(NonNull<u8>);
-
-// SAFETY: a Segment is the only reference to its memory.
-unsafe impl Send for Segment {}
 
 /// A segment in use; goes back when the last that lies in it is no longer kept.
 struct Lent {
@@ -56,24 +60,6 @@ impl Memory for Lent {}
 
 /// Data that were copied: where they begin, and the rest if they did not fit there.
 pub(super) type Copied = (Buf, Option<Buf>);
-
-impl Segment {
-    fn map() -> Option<Segment> {
-        let (read_write, private) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, wherever there is room.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), SEGMENT_BYTES, read_write, private, -1, 0) };
-        if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()).map(Segment) }
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this size, and nobody refers to it any more.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), SEGMENT_BYTES) };
-    }
-}
 
 impl Drop for Lent {
     fn drop(&mut self) {
@@ -100,25 +86,32 @@ impl Store {
 
     /// Copies `data`. None if there is no room for it now.
     pub(super) fn copy(&self, data: &[u8]) -> Option<Copied> {
-        let (mut first, rest) = self.reserve(data.len())?;
+        let Room { mut first, rest, fresh } = self.reserve(data.len())?;
+        let began = fresh.then(dray_rt::now);
         // Outside of the lock: others copy at the same time.
         let copied_bytes = first.put(data);
         let rest = rest.map(|mut rest| {
             rest.put(&data[copied_bytes..]);
             rest.freeze()
         });
+        if let Some(began) = began {
+            self.inner.lock().pages.took(began.elapsed());
+        }
         Some((first.freeze(), rest))
     }
 
     /// Room for `bytes` in the open segment and, if that is too little, in the next.
-    fn reserve(&self, bytes: usize) -> Option<(BufMut, Option<BufMut>)> {
+    fn reserve(&self, bytes: usize) -> Option<Room> {
         if bytes > SEGMENT_BYTES {
             return None;
         }
         let mut state = self.inner.lock();
         let left_bytes = state.open.as_ref().map_or(0, |open| SEGMENT_BYTES - open.used_bytes);
         if bytes <= left_bytes {
-            return state.open.as_mut().map(|open| (open.cut(bytes), None));
+            return state.open.as_mut().map(|open| {
+                let fresh = std::mem::take(&mut open.fresh);
+                Room { first: open.cut(bytes), rest: None, fresh }
+            });
         }
         let next = self.inner.take(&mut state)?;
         let mut full = state.open.replace(next);
@@ -127,12 +120,13 @@ impl Store {
             _ => None,
         };
         let rest_bytes = bytes - first.as_ref().map_or(0, BufMut::capacity);
-        let rest = state.open.as_mut().map(|open| open.cut(rest_bytes));
+        let open = state.open.as_mut()?;
+        let (rest, fresh) = (open.cut(rest_bytes), std::mem::take(&mut open.fresh));
         drop(state);
         drop(full); // which may be the last that held it: that takes the lock
         match first {
-            Some(first) => Some((first, rest)),
-            None => rest.map(|rest| (rest, None)),
+            Some(first) => Some(Room { first, rest: Some(rest), fresh }),
+            None => Some(Room { first: rest, rest: None, fresh }),
         }
     }
 
@@ -156,11 +150,17 @@ impl Inner {
         if state.taken >= self.segments_max {
             return None;
         }
-        let segment = state.spare.pop().or_else(Segment::map)?;
+        let (segment, fresh) = match state.spare.pop() {
+            Some(used) => (used, false),
+            None => {
+                let huge = state.pages.next_is_huge(state.taken == 0);
+                (Segment::map(huge)?, huge)
+            }
+        };
         state.taken += 1;
-        let start = segment.0;
+        let start = segment.start();
         let lent = Lent { segment: Mutex::new(Some(segment)), home: self.clone() };
-        Some(Open { lent: Arc::new(lent), start, used_bytes: 0 })
+        Some(Open { lent: Arc::new(lent), start, used_bytes: 0, fresh })
     }
 }
 
@@ -197,7 +197,7 @@ mod tests {
             assert!(kept.iter().all(|one| whole(one) == data), "round {round}");
             most_bytes = most_bytes.max(store.memory_bytes());
         }
-        assert!(most_bytes <= 5 << 20, "{most_bytes}");
+        assert!(most_bytes <= 6 << 20, "{most_bytes}");
     }
 
     #[test]
@@ -206,21 +206,21 @@ mod tests {
         for _ in 0..10 {
             drop(store.copy(&data).expect("room"));
         }
-        assert!(store.memory_bytes() <= 2 << 20);
+        assert!(store.memory_bytes() <= 4 << 20);
     }
 
     #[test]
     fn there_is_a_bound_and_what_is_free_goes_back_to_the_system() {
-        let store = Store::new(2 << 20);
+        let store = Store::new(4 << 20);
         let data = vec![7; 1 << 20];
         let small = store.copy(b"small").expect("room");
         let kept: Vec<Copied> = std::iter::from_fn(|| store.copy(&data)).collect();
-        assert_eq!(kept.len(), 2, "three segments, of which five bytes were gone");
+        assert_eq!(kept.len(), 5, "three segments, of which five bytes were gone");
         store.trim();
-        assert_eq!(store.memory_bytes(), 3 << 20, "nothing of it is free");
+        assert_eq!(store.memory_bytes(), 6 << 20, "nothing of it is free");
         drop(kept);
         store.trim();
-        assert_eq!((store.memory_bytes(), &small.0[..]), (1 << 20, &b"small"[..]));
+        assert_eq!((store.memory_bytes(), &small.0[..]), (2 << 20, &b"small"[..]));
         drop(small);
         store.trim();
         assert_eq!(store.memory_bytes(), 0);
