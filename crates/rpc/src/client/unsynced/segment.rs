@@ -15,8 +15,9 @@ pub(super) const SEGMENT_BYTES: usize = 2 << 20;
 const _: () = assert!(SEGMENT_BYTES >= IO_MAX_BYTES);
 /// First use of a huge page takes 0.2 to 0.4 ms; of small pages less than 1.5 ms.
 const HUGE_MAX: Duration = Duration::from_millis(3);
-/// So many segments are of small pages after a huge page that took longer.
-const SMALL_NEXT: u32 = 8;
+/// So many segments are of small pages after a huge page that took longer; twice as many after the
+/// next that does, up to the second number.
+const SMALL_NEXT: (u32, u32) = (8, 64);
 
 /// Memory of a segment; the only reference to it.
 pub(super) struct Segment(NonNull<u8>);
@@ -78,6 +79,8 @@ unsafe fn unmap(start: NonNull<u8>, len_bytes: usize) {
 #[derive(Default)]
 pub(super) struct Choice {
     small_next: u32,
+    /// How many there were to be after the last slow one; 0: the last was not slow.
+    small_last: u32,
 }
 
 impl Choice {
@@ -90,9 +93,11 @@ impl Choice {
 
     /// The first use of a huge page took so long.
     pub(super) fn took(&mut self, time: Duration) {
-        if time > HUGE_MAX {
-            self.small_next = SMALL_NEXT;
-        }
+        self.small_last = match time > HUGE_MAX {
+            true => (2 * self.small_last).clamp(SMALL_NEXT.0, SMALL_NEXT.1),
+            false => 0,
+        };
+        self.small_next = self.small_last;
     }
 }
 
@@ -122,8 +127,14 @@ mod tests {
         assert!(!choice.next_is_huge(true) && choice.next_is_huge(false));
         choice.took(HUGE_MAX);
         assert!(choice.next_is_huge(false));
+        for small in [8, 16, 32, 64, 64] {
+            choice.took(HUGE_MAX * 2);
+            assert!((0..small).all(|_| !choice.next_is_huge(false)));
+            assert!(choice.next_is_huge(false), "it tries again");
+        }
+        choice.took(HUGE_MAX / 2);
+        assert!(choice.next_is_huge(false));
         choice.took(HUGE_MAX * 2);
-        assert!((0..SMALL_NEXT).all(|_| !choice.next_is_huge(false)));
-        assert!(choice.next_is_huge(false), "it tries again");
+        assert_eq!((0..99).position(|_| choice.next_is_huge(false)), Some(8), "from the beginning");
     }
 }
