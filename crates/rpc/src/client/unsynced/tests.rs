@@ -100,3 +100,25 @@ fn when_everything_is_on_media_memory_is_given_back() {
     assert!(unsynced.tender_ends());
     assert_eq!(unsynced.status().memory_bytes, 0);
 }
+
+/// Own memory of this process, KiB.
+#[cfg(target_env = "gnu")]
+fn own_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Much more than all tests beside this one take and give together.
+#[cfg(target_env = "gnu")]
+#[test]
+fn what_is_free_below_something_that_stays_is_given_back() {
+    let mut blocks: Vec<Box<[u8]>> = (0..256 << 10).map(|_| vec![1; 1000].into()).collect();
+    let stays = blocks.pop();
+    drop(blocks);
+    let before_kib = own_kib();
+    trim_heap();
+    let after_kib = own_kib();
+    assert!(after_kib + (128 << 10) < before_kib, "{before_kib} KiB before, {after_kib} after");
+    drop(stays);
+}
