@@ -235,6 +235,25 @@ fn a_process_s_locks_end_with_its_first_close() {
     });
 }
 
+/// It was forgotten with the answer to the close, and stayed with the file after the last one.
+#[test]
+fn a_lock_taken_while_a_close_is_answered_ends_with_the_next_close() {
+    on_both(|mount| {
+        let [first, second, third] = std::array::from_fn(|_| open(mount));
+        let lock = |file: &File| fcntl_lock(file.as_raw_fd(), libc::F_SETLK, libc::F_WRLCK);
+        assert_eq!(lock(&first), libc::F_WRLCK);
+        mount.locks.flushes_held.store(true, Ordering::SeqCst);
+        let closing = std::thread::spawn(move || drop(first));
+        eventually("the close has released the lock", || mount.locks.count() == 0);
+        assert_eq!(lock(&second), libc::F_WRLCK);
+        mount.locks.flushes_held.store(false, Ordering::SeqCst);
+        closing.join().unwrap();
+        assert_eq!(mount.locks.count(), 1);
+        drop(third);
+        assert_eq!(mount.locks.count(), 0, "closing any descriptor releases it");
+    });
+}
+
 /// A pipe: what to write to, what to read from.
 fn pipe() -> (File, File) {
     let (read, write) = io::pipe().unwrap();

@@ -36,14 +36,18 @@ impl Worker {
             cx.check()?; // signalled before it arrived
         }
         let file = self.file(cx, args.fh).await?;
-        if lock.family == LockFamily::Posix && lock.kind != LockKind::Unlock {
-            // Before it is had: a close that comes meanwhile must release it.
-            self.shared.lock_owners.add(&self.shared.nodes, node, lock.owner);
+        let ends_with_close = lock.family == LockFamily::Posix && lock.kind != LockKind::Unlock;
+        let note = || self.shared.lock_owners.add(&self.shared.nodes, node, lock.owner);
+        if ends_with_close {
+            note(); // before it is had: a close that comes meanwhile must release it
         }
         if wait {
             self.search_lost_interrupts();
         }
         file.lock(cx, lock, wait).await?;
+        if ends_with_close {
+            note(); // a close that came meanwhile may have forgotten it
+        }
         Ok(Answer::Empty)
     }
 

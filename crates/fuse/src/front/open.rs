@@ -177,13 +177,12 @@ impl Worker {
         let (shared, handle) = (&self.shared, self.handle(fh)?);
         self.used(node, &handle);
         let locks = shared.lock_owners.may_hold(&shared.nodes, node, owner);
-        if locks || shared.options.host.owes_error(handle.id) {
+        if locks.is_some() || shared.options.host.owes_error(handle.id) {
             self.look_after_callers();
-            let result = self.file_of(cx, &handle).await?.flush(cx, owner).await;
-            if result.is_ok() {
-                shared.lock_owners.remove(node, owner);
+            self.file_of(cx, &handle).await?.flush(cx, owner).await?;
+            if let Some(asked) = locks {
+                shared.lock_owners.gave_up(node, owner, asked);
             }
-            result?;
         }
         Ok(Answer::Empty)
     }

@@ -1,6 +1,6 @@
 //! What all workers of a mount share.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -69,8 +69,19 @@ pub(crate) struct LockOwners {
     /// Owners are missing that held locks: there were too many to remember, here or for a
     /// predecessor.
     missing: AtomicBool,
-    owners: Mutex<BTreeSet<(u64, LockOwner)>>,
+    owners: Mutex<Owners>,
 }
+
+#[derive(Default)]
+struct Owners {
+    /// When each asked for a lock last, or got one.
+    asked: BTreeMap<(u64, LockOwner), Asked>,
+    last: Asked,
+}
+
+/// When an owner asked for a lock, in the order of all that is noted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked(u64);
 
 /// Owners remembered. Beyond it every close of a file that ever had locks is told.
 const OWNERS_MAX: usize = 1 << 16;
@@ -84,34 +95,44 @@ impl LockOwners {
     ) -> LockOwners {
         let missing = AtomicBool::new(left.is_none());
         let left = left.unwrap_or_default().into_iter();
-        let owners = left.filter_map(|(file, owner)| Some((nodes.find(file)?, owner))).collect();
-        LockOwners { missing, owners: Mutex::new(owners) }
+        let asked = left
+            .filter_map(|(file, owner)| Some(((nodes.find(file)?, owner), Asked::default())))
+            .collect();
+        LockOwners { missing, owners: Mutex::new(Owners { asked, last: Asked::default() }) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<(u64, LockOwner)>> {
+    fn lock(&self) -> MutexGuard<'_, Owners> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `owner` asks for a lock on `node`.
+    /// `owner` asks for a lock on `node`, or has just been given one: a close that was under way
+    /// meanwhile may have come before it at the server, and be answered after it.
     pub(crate) fn add(&self, nodes: &Nodes, node: u64, owner: LockOwner) {
         nodes.mark_locked(node);
         let mut owners = self.lock();
-        if owners.len() >= OWNERS_MAX {
+        if owners.asked.len() >= OWNERS_MAX {
             self.missing.store(true, Ordering::SeqCst);
-            owners.clear();
+            owners.asked.clear();
         }
-        owners.insert((node, owner));
+        owners.last.0 += 1;
+        let now = owners.last;
+        owners.asked.insert((node, owner), now);
     }
 
-    /// Whether `owner` may hold a lock on `node`.
-    pub(crate) fn may_hold(&self, nodes: &Nodes, node: u64, owner: LockOwner) -> bool {
-        let known = self.lock().contains(&(node, owner));
-        known || self.missing.load(Ordering::SeqCst) && nodes.was_locked(node)
+    /// Whether `owner` may hold a lock on `node`; with that which it asked for last, as far as is
+    /// known.
+    pub(crate) fn may_hold(&self, nodes: &Nodes, node: u64, owner: LockOwner) -> Option<Asked> {
+        let known = self.lock().asked.get(&(node, owner)).copied();
+        let missing = || self.missing.load(Ordering::SeqCst) && nodes.was_locked(node);
+        known.or_else(|| missing().then(Asked::default))
     }
 
-    /// `owner` holds no lock on `node` any more.
-    pub(crate) fn remove(&self, node: u64, owner: LockOwner) {
-        self.lock().remove(&(node, owner));
+    /// `owner` gave up its locks on `node` after it had `asked`; not what it asked for since.
+    pub(crate) fn gave_up(&self, node: u64, owner: LockOwner, asked: Asked) {
+        let mut owners = self.lock();
+        if owners.asked.get(&(node, owner)) == Some(&asked) {
+            owners.asked.remove(&(node, owner));
+        }
     }
 
     /// The kernel has forgotten `node`: nobody has it open. Owners that no flush is sent
@@ -119,8 +140,8 @@ impl LockOwners {
     pub(crate) fn forget(&self, node: u64) {
         let mut owners = self.lock();
         let of_node = (node, LockOwner(0))..=(node, LockOwner(u64::MAX));
-        let gone: Vec<_> = owners.range(of_node).copied().collect();
-        gone.iter().for_each(|owner| _ = owners.remove(owner));
+        let gone: Vec<_> = owners.asked.range(of_node).map(|(owner, _)| *owner).collect();
+        gone.iter().for_each(|owner| _ = owners.asked.remove(owner));
     }
 }
 
@@ -227,17 +248,40 @@ mod tests {
         let file = FileId { ino: 3, generation: 0 };
         let node = nodes.remember(file, None).unwrap().node;
         let owners = LockOwners::default();
-        assert!(!owners.may_hold(&nodes, node, LockOwner(7)));
+        assert_eq!(owners.may_hold(&nodes, node, LockOwner(7)), None);
         owners.add(&nodes, node, LockOwner(7));
-        assert!(owners.may_hold(&nodes, node, LockOwner(7)));
-        assert!(!owners.may_hold(&nodes, node, LockOwner(8)));
+        assert!(owners.may_hold(&nodes, node, LockOwner(7)).is_some());
+        assert_eq!(owners.may_hold(&nodes, node, LockOwner(8)), None);
         for owner in 0..OWNERS_MAX as u64 + 10 {
             owners.add(&nodes, node, LockOwner(1000 + owner));
-            assert!(owners.lock().len() <= OWNERS_MAX);
+            assert!(owners.lock().asked.len() <= OWNERS_MAX);
         }
-        assert!(owners.may_hold(&nodes, node, LockOwner(7)), "forgotten, so it may hold one");
+        assert!(owners.may_hold(&nodes, node, LockOwner(7)).is_some(), "forgotten, so it may hold one");
         owners.forget(node);
-        assert!(owners.lock().is_empty());
+        assert!(owners.lock().asked.is_empty());
+    }
+
+    /// The lock was asked for before the close looked, and granted behind it.
+    #[test]
+    fn a_lock_that_is_granted_while_a_close_is_answered_is_not_forgotten() {
+        let nodes = Nodes::new(State::create().unwrap(), FileId { ino: 2, generation: 0 });
+        let file = FileId { ino: 3, generation: 0 };
+        let (node, owner) = (nodes.remember(file, None).unwrap().node, LockOwner(7));
+        for answered_first in ["lock", "close"] {
+            let owners = LockOwners::default();
+            owners.add(&nodes, node, owner);
+            let asked = owners.may_hold(&nodes, node, owner).unwrap();
+            if answered_first == "lock" {
+                owners.add(&nodes, node, owner);
+                owners.gave_up(node, owner, asked);
+            } else {
+                owners.gave_up(node, owner, asked);
+                owners.add(&nodes, node, owner);
+            }
+            let asked = owners.may_hold(&nodes, node, owner).expect(answered_first);
+            owners.gave_up(node, owner, asked);
+            assert_eq!(owners.may_hold(&nodes, node, owner), None);
+        }
     }
 
     #[test]
@@ -249,9 +293,9 @@ mod tests {
         let gone = (FileId { ino: 4, generation: 0 }, LockOwner(7));
         let left = vec![(file, LockOwner(7)), gone];
         let owners = LockOwners::of_predecessor(&nodes, Some(left));
-        assert!(owners.may_hold(&nodes, node, LockOwner(7)));
-        assert!(!owners.may_hold(&nodes, node, LockOwner(8)));
+        assert!(owners.may_hold(&nodes, node, LockOwner(7)).is_some());
+        assert_eq!(owners.may_hold(&nodes, node, LockOwner(8)), None);
         let owners = LockOwners::of_predecessor(&nodes, None);
-        assert!(owners.may_hold(&nodes, node, LockOwner(8)), "nobody knows");
+        assert!(owners.may_hold(&nodes, node, LockOwner(8)).is_some(), "nobody knows");
     }
 }

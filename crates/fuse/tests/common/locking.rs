@@ -16,6 +16,8 @@ pub struct Table {
     changed: dray_rt::sync::Notify,
     /// Reads wait until they are cancelled.
     pub stalled: AtomicBool,
+    /// Flushes are answered late: when this is taken back.
+    pub flushes_held: AtomicBool,
     /// Calls of flush so far.
     pub flushes: AtomicUsize,
     /// Calls of sync so far: whether of the data only.
@@ -205,7 +207,12 @@ impl OpenFile for LockingFile {
         self.table.flushes.fetch_add(1, Ordering::SeqCst);
         self.table
             .release(self.id(), |lock| lock.owner != owner || lock.family != LockFamily::Posix);
-        Box::pin(async { Ok(()) })
+        Box::pin(async {
+            while self.table.flushes_held.load(Ordering::SeqCst) {
+                dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            Ok(())
+        })
     }
 
     fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
