@@ -109,7 +109,12 @@ async fn give_up_opening(fs: &RemoteFs, which: usize) {
         let root = fs.info().root;
         match which {
             0 => fs.create(&cx, root, name("f"), NEW).await.map(drop),
-            _ => fs.tmpfile(&cx, root, NEW).await.map(drop),
+            1 => fs.tmpfile(&cx, root, NEW).await.map(drop),
+            _ => {
+                let id = fs.lookup(&cx, root, name("there")).await?.id;
+                let cut = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
+                fs.open(&cx, id, cut).await.map(drop)
+            }
         }
     });
     sleep(Duration::from_millis(100)).await;
@@ -126,6 +131,38 @@ fn what_was_made_for_a_caller_who_gave_up_is_closed() {
             serve_simulated(&network, "s", &server, &scope);
             let fs = connect(network.connector("s"), client_options()).await.unwrap();
             give_up_opening(&fs, which).await;
+            sleep(A_WHILE).await;
+            assert_eq!(open_files(&server), 0, "{op:?}");
+        });
+    }
+}
+
+/// Its connection broke as well, and the next one came while the server still made the file: the
+/// close that was sent on that found nothing to close.
+#[test]
+fn what_was_made_by_a_connection_that_has_gone_is_closed() {
+    for (which, op) in [Op::Create, Op::Tmpfile, Op::Open].into_iter().enumerate() {
+        simulate(6, async {
+            let (network, scope, below) = (Network::new(), Scope::new(), memory());
+            let cx = Context::system();
+            below.create(&cx, below.info().root, name("there"), NEW).await.unwrap();
+            let server = slow_server(below, op, Duration::from_secs(5));
+            serve_simulated(&network, "s", &server, &scope);
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            let breaking = Weather { break_one_in: Some(1), ..Weather::default() };
+            let breaks = {
+                let network = network.clone();
+                spawn_join(async move {
+                    sleep(Duration::from_millis(50)).await;
+                    network.set_weather(breaking);
+                    network.partition("s", true);
+                    sleep(Duration::from_millis(200)).await;
+                    network.set_weather(Weather::default());
+                    network.partition("s", false);
+                })
+            };
+            give_up_opening(&fs, which).await;
+            breaks.await.unwrap();
             sleep(A_WHILE).await;
             assert_eq!(open_files(&server), 0, "{op:?}");
         });

@@ -256,7 +256,10 @@ mod tests {
             owners.add(&nodes, node, LockOwner(1000 + owner));
             assert!(owners.lock().asked.len() <= OWNERS_MAX);
         }
-        assert!(owners.may_hold(&nodes, node, LockOwner(7)).is_some(), "forgotten, so it may hold one");
+        assert!(
+            owners.may_hold(&nodes, node, LockOwner(7)).is_some(),
+            "forgotten, so it may hold one"
+        );
         owners.forget(node);
         assert!(owners.lock().asked.is_empty());
     }

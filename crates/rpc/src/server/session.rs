@@ -69,6 +69,8 @@ struct State {
     waits: BTreeMap<u64, Arc<Cancel>>,
     /// Calls in no slot that change something, under way by connection.
     unslotted: BTreeMap<u64, u32>,
+    /// Calls in slots that open a file, under way by the number that it will have.
+    opening: BTreeMap<u64, u32>,
     /// Owners of fcntl locks by the open file through which they were taken: unlike those
     /// of flock they do not end with the file.
     owners: BTreeSet<(u64, LockOwner)>,
@@ -84,6 +86,29 @@ struct State {
 pub(crate) struct Unslotted<'a> {
     session: &'a Session,
     connection: u64,
+}
+
+/// A change in a slot, while it is under way.
+pub(crate) struct Slotted<'a> {
+    session: &'a Session,
+    /// The number of the file that it opens.
+    opens: Option<u64>,
+}
+
+impl Drop for Slotted<'_> {
+    fn drop(&mut self) {
+        let Some(handle) = self.opens else { return };
+        let mut state = self.session.state();
+        if let Some(count) = state.opening.get_mut(&handle) {
+            *count -= 1;
+            if *count == 0 {
+                state.opening.remove(&handle);
+            }
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl Drop for Unslotted<'_> {
@@ -372,12 +397,20 @@ impl Session {
     /// that is gone: its client has asked again on this one, and what comes after must not
     /// be undone by the first. Ends with the answer. None: this connection is gone itself, and
     /// whatever had come by it and was not begun must not be.
-    pub(crate) async fn unslotted(&self, connection: u64) -> Option<Unslotted<'_>> {
+    ///
+    /// A call that `closes` an open file comes behind those that are still opening it, too: they
+    /// came by a connection that is gone, and nobody waits for them any more.
+    pub(crate) async fn unslotted(
+        &self,
+        connection: u64,
+        closes: Option<u64>,
+    ) -> Option<Unslotted<'_>> {
         let is_current = std::future::poll_fn(|task| {
             let mut state = self.state();
             let gone =
                 |number: &u64| *number != connection && !state.connections.contains_key(number);
-            if state.unslotted.keys().any(gone) {
+            let opening = closes.is_some_and(|handle| state.opening.contains_key(&handle));
+            if opening || state.unslotted.keys().any(gone) {
                 state.waiting.push(task.waker().clone());
                 return Poll::Pending;
             }
@@ -388,6 +421,20 @@ impl Session {
             Poll::Ready(is_current)
         });
         is_current.await.then_some(Unslotted { session: self, connection })
+    }
+
+    /// Begins a change in a slot that came by this connection, and `opens` a file under this
+    /// number. None: the connection is gone, and the change has been asked for again, or nobody
+    /// wants it any more.
+    pub(crate) fn slotted(&self, connection: u64, opens: Option<u64>) -> Option<Slotted<'_>> {
+        let mut state = self.state();
+        if !state.connections.contains_key(&connection) {
+            return None;
+        }
+        if let Some(handle) = opens {
+            *state.opening.entry(handle).or_default() += 1;
+        }
+        Some(Slotted { session: self, opens })
     }
 
     pub(crate) fn wait_begins(&self, request: u64, cancel: Arc<Cancel>) {
@@ -464,15 +511,17 @@ mod tests {
                 let connection = network.connector("s").connect().await.unwrap();
                 session.connected(number, connection);
             }
-            let begun = session.unslotted(7).await;
+            let begun = session.unslotted(7, None).await;
             assert!(begun.is_some());
             session.replace(7);
-            let mut next = std::pin::pin!(session.unslotted(8));
+            let mut next = std::pin::pin!(session.unslotted(8, None));
             let mut task = std::task::Context::from_waker(Waker::noop());
             assert!(next.as_mut().poll(&mut task).is_pending(), "the first is under way");
             drop(begun);
             assert!(next.await.is_some());
-            assert!(session.unslotted(7).await.is_none());
+            assert!(session.unslotted(7, None).await.is_none());
+            assert!(session.slotted(7, Some(5)).is_none());
+            assert!(session.slotted(8, Some(5)).is_some());
         });
     }
 }

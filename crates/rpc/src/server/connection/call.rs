@@ -73,7 +73,12 @@ impl CallInHand {
             let error = Error::new(Errno::EPROTO).because("not a change, but in a replay slot");
             return self.answer(&self.route, Reply::failure(&error));
         }
+        let mut _slotted = None;
         if slot != NO_SLOT {
+            _slotted = self.session.slotted(self.connection, self.opens(&body));
+            if _slotted.is_none() {
+                return self.over();
+            }
             let verdict = self.session.slots.begin(slot, sequence, &self.route);
             if verdict.is_repeated() {
                 self.server.repeated.fetch_add(1, Ordering::Relaxed);
@@ -109,13 +114,27 @@ impl CallInHand {
         }
     }
 
+    /// The number of the file that a change in a slot opens.
+    fn opens(&self, body: &[u8]) -> Option<u64> {
+        if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open) {
+            return None;
+        }
+        match Call::get(self.head.op, &mut Input(body)).ok()? {
+            Call::Create { handle, .. }
+            | Call::Tmpfile { handle, .. }
+            | Call::Open { handle, .. } => Some(handle),
+            _ => None,
+        }
+    }
+
     /// Before an opening is answered again.
     async fn open_replayed(&self, body: &[u8], answer: &[u8]) {
         if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open) {
             return;
         }
         // Its connection may go: the file must not be opened once it has been closed.
-        let Some(_unslotted) = self.session.unslotted(self.connection).await else { return };
+        let unslotted = self.session.unslotted(self.connection, None).await;
+        let Some(_unslotted) = unslotted else { return };
         execute::open_replayed(&self.session, &self.cx, self.head.op, body, answer).await;
     }
 
@@ -158,7 +177,11 @@ impl CallInHand {
             matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::LookupOpen | Op::Close);
         let mut _unslotted = None;
         if changes && slot == NO_SLOT {
-            _unslotted = self.session.unslotted(self.connection).await;
+            let closes = match Call::get(op, &mut Input(body)) {
+                Ok(Call::Close { handle }) => Some(handle),
+                _ => None,
+            };
+            _unslotted = self.session.unslotted(self.connection, closes).await;
             if _unslotted.is_none() || op == Op::Lock && self.cx.check().is_err() {
                 // Its connection has gone: it has been asked for again.
                 return Executed::only(Reply::failure(&self.cx.cancelled()));
