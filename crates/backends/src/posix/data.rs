@@ -117,29 +117,32 @@ pub(crate) fn write(
 }
 
 fn write_all(fd: &OwnedFd, at: u64, from: &[u8], flags: i32) -> Result<usize> {
-    let mut done = 0;
-    loop {
-        match sys::write(fd.as_fd(), at.saturating_add(done as u64), &from[done..], flags) {
-            Ok(count) => done += count,
-            Err(_) if done > 0 => return Ok(done),
-            Err(errno) => return Err(errno.into()),
-        }
-        if done >= from.len() {
-            return Ok(done);
-        }
-    }
+    all_of(from.len(), |done| {
+        sys::write(fd.as_fd(), at.saturating_add(done as u64), &from[done..], flags)
+    })
 }
 
 /// The kernel places each part at the end, also against processes of the server's machine.
 fn append_all(fd: &OwnedFd, from: &[u8]) -> Result<usize> {
+    all_of(from.len(), |done| sys::write(fd.as_fd(), 0, &from[done..], libc::RWF_APPEND))
+}
+
+/// Calls `write`, which is told how many bytes are written, until all `len_bytes` are; answers
+/// how far it came. Errors: those of the first call; `EIO` where a file system takes nothing and
+/// says no error, as one in user space can.
+fn all_of(len_bytes: usize, mut write: impl FnMut(usize) -> sys::Sys<usize>) -> Result<usize> {
     let mut done = 0;
     loop {
-        match sys::write(fd.as_fd(), 0, &from[done..], libc::RWF_APPEND) {
+        match write(done) {
+            Ok(0) if done < len_bytes && done > 0 => return Ok(done),
+            Ok(0) if done < len_bytes => {
+                return Err(Error::new(Errno::EIO).because("the file system wrote nothing"));
+            }
             Ok(count) => done += count,
             Err(_) if done > 0 => return Ok(done),
             Err(errno) => return Err(errno.into()),
         }
-        if done >= from.len() {
+        if done >= len_bytes {
             return Ok(done);
         }
     }
@@ -349,5 +352,24 @@ impl Record<'_> {
             name: &name[..end],
             len_bytes,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a file system in user space may answer to a write: the thread asked it for ever.
+    #[test]
+    fn a_write_that_takes_nothing_ends() {
+        let writes = |answers: &[sys::Sys<usize>]| {
+            let mut left = answers.iter().copied();
+            all_of(10, |_| left.next().expect("it was asked again"))
+        };
+        assert_eq!(writes(&[Ok(4), Ok(6)]).unwrap(), 10);
+        assert_eq!(writes(&[Ok(0)]).unwrap_err().errno(), Errno::EIO);
+        assert_eq!(writes(&[Ok(4), Ok(0)]).unwrap(), 4);
+        assert_eq!(writes(&[Ok(4), Err(Errno::ENOSPC)]).unwrap(), 4);
+        assert_eq!(all_of(0, |_| Ok(0)).unwrap(), 0, "a write of nothing is asked for");
     }
 }
