@@ -8,8 +8,8 @@ use std::time::Duration;
 use common::{client_options, connect, memory, serve_simulated, simulate};
 use dray_backends::memory::MemoryFs;
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, FileSystem, Make, Name, Op, OpenHow, RemoveKind, RenameHow,
-    Write,
+    Buf, BufMut, Context, CreateHow, Errno, FileSystem, Make, Name, Op, OpenHow, RemoveKind,
+    RenameHow, Write,
 };
 use dray_fabric::sim::Network;
 use dray_layers::Observed;
@@ -237,5 +237,63 @@ fn an_append_to_what_is_being_put_comes_behind_it_after_a_death() {
         append.await.unwrap().unwrap();
         let read = file.read(&cx, 0, BufMut::heap(64)).await.unwrap();
         assert_eq!(String::from_utf8_lossy(read.filled()), "putappend");
+    });
+}
+
+/// A look at the name that failed counted as "nothing there": after a death what had been there
+/// all along was taken for what the change had made.
+#[test]
+fn what_cannot_be_looked_at_before_a_change_is_no_proof_that_the_change_was_made() {
+    simulate(1, async {
+        let network = Network::new();
+        let mut machine = Machine::start(&network).await;
+        let (cx, root) = (Context::system(), machine.fs.info().root);
+        let directory = Make::Directory { mode: 0o755 };
+        machine.fs.make(&cx, root, name("d"), directory).await.unwrap();
+        let fault = |op, when, delay_ms, error| Fault {
+            op: Some(op),
+            when,
+            delay: Duration::from_millis(delay_ms),
+            error,
+        };
+        let faults = Faults::new(vec![
+            fault(Op::Lookup, When::Nth(1), 0, Some(Errno::EIO)),
+            fault(Op::Make, When::Always, 500, None),
+        ]);
+        machine.kill();
+        machine
+            .restart_on(Arc::new(Observed::new(Arc::new(machine.fs.clone()), faults.into())))
+            .await;
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let making = dray_rt::spawn_join(async move {
+            fs.make(&Context::system(), root, name("d"), directory).await
+        });
+        sleep(Duration::from_millis(50)).await;
+        machine.kill();
+        machine.restart().await;
+        making.await.unwrap().unwrap_err();
+    });
+}
+
+/// Where the end of a file cannot be told nothing is appended: nobody could tell later whether it
+/// had been.
+#[test]
+fn nothing_is_appended_where_the_end_cannot_be_told() {
+    simulate(1, async {
+        let network = Network::new();
+        let mut machine = Machine::start(&network).await;
+        let (op, error) = (Some(Op::Getattr), Some(Errno::EIO));
+        let fault = Fault { op, when: When::Nth(1), delay: Duration::ZERO, error };
+        let faults = Arc::new(Faults::new(vec![fault]));
+        machine.kill();
+        machine.restart_on(Arc::new(Observed::new(Arc::new(machine.fs.clone()), faults))).await;
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let (cx, root) = (Context::system(), fs.info().root);
+        let (_, file) = fs.create(&cx, root, name("f"), NEW).await.unwrap();
+        let how = Write { append: true, ..Write::default() };
+        let append = || file.write(&cx, how, Buf::from(&b"x"[..]));
+        assert_eq!(append().await.unwrap_err().errno(), Errno::EIO);
+        append().await.unwrap();
+        assert_eq!(file.getattr(&cx).await.unwrap().size, 1);
     });
 }

@@ -195,7 +195,10 @@ impl CallInHand {
             && again.is_none()
             && let Some(call) = &call
         {
-            plan = plan::plan(&self.session, &self.cx, call, data_bytes).await;
+            plan = match plan::plan(&self.session, &self.cx, call, data_bytes).await {
+                Ok(plan) => plan,
+                Err(error) => return Executed::only(Reply::failure(&error)),
+            };
             if let Some(plan) = &plan {
                 self.session.slots.intend(slot, self.head.sequence, op, &plan.intent);
                 dray_rt::step().await;

@@ -5,10 +5,12 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use dray_core::{Context, Entry, FileId, Identity, RenameHow};
+use dray_core::{
+    Context, Entry, Errno, Error, FileId, Identity, Name, OpenFile, RenameHow, Result,
+};
 
 use crate::server::exactly_once::order::{Order, Span, Turn};
-use crate::server::exactly_once::settle::{Amend, find, is_regular};
+use crate::server::exactly_once::settle::{Amend, is_regular};
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::session::Session;
 use crate::wire::{Call, Wire};
@@ -58,24 +60,25 @@ impl Drop for Plan {
 }
 
 /// Waits for the turn of a change and looks at what there is before it. None for a call
-/// that may be repeated without harm.
+/// that may be repeated without harm. Errors: it cannot be told what is there, and so nobody could
+/// tell later whether the change was made: it must not be begun.
 pub(crate) async fn plan(
     session: &Session,
     cx: &Context,
     call: &Call<'_>,
     data_bytes: usize,
-) -> Option<Plan> {
+) -> Result<Option<Plan>> {
     let mut intent = SPARE.take();
     intent.clear();
     let plan = match repeatable(session, call, data_bytes) {
         Some((file, span)) => {
             (false, (file, span)).put(&mut intent);
-            Plan::new(intent, session.export.order.turn(file, span).await, None)
+            Some(Plan::new(intent, session.export.order.turn(file, span).await, None))
         }
         None => plan_looked_at(session, cx, call, data_bytes, intent).await?,
     };
     // Only names that no file system takes make it longer: such a call changes nothing.
-    (plan.intent.len() <= INTENT_MAX_BYTES).then_some(plan)
+    Ok(plan.filter(|plan| plan.intent.len() <= INTENT_MAX_BYTES))
 }
 
 /// What a change is about whose repetition sets the same again, so that there is no need
@@ -99,32 +102,49 @@ async fn plan_looked_at(
     call: &Call<'_>,
     data_bytes: usize,
     intent: Vec<u8>,
-) -> Option<Plan> {
-    let cx = Context { who: Identity::system(), internal: true, cancel: None, ..cx.clone() };
-    let look = Look { session, cx, intent };
-    match call {
+) -> Result<Option<Plan>> {
+    let (caller, cancel) = (cx, None);
+    let cx = Context { who: Identity::system(), internal: true, cancel, ..caller.clone() };
+    let look = Look { session, cx, caller, intent };
+    Ok(match call {
         Call::Make { dir, name, .. }
         | Call::Create { dir, name, .. }
         | Call::Link { dir, name, .. }
-        | Call::Remove { dir, name, .. } => Some(look.at_a_name(call, *dir, name).await),
-        Call::Put { dir, name, .. } => Some(look.at_what_is_put(*dir, name).await),
+        | Call::Remove { dir, name, .. } => Some(look.at_a_name(call, *dir, name).await?),
+        Call::Put { dir, name, .. } => Some(look.at_what_is_put(*dir, name).await?),
         Call::Rename { from, from_name, to, to_name, how } => {
-            Some(look.at_two_names((*from, from_name), (*to, to_name), *how).await)
+            Some(look.at_two_names((*from, from_name), (*to, to_name), *how).await?)
         }
-        Call::Write { handle, .. } => look.at_the_end(*handle, data_bytes).await,
+        Call::Write { handle, .. } => Some(look.at_the_end(*handle, data_bytes).await?),
         Call::CopyRange { handle, at, to, to_at, len_bytes } => {
-            let (from, to) = (session.file(*handle)?.id(), session.file(*to)?.id());
-            if from == to {
-                return look.at_a_copy_within(*handle, *at).await;
+            let (from, target) = (look.file(*handle)?.id(), look.file(*to)?.id());
+            if from == target {
+                return look.at_a_copy_within(*handle, *at).await.map(Some);
             }
             let source = (from, Span::bytes(*at, *len_bytes));
-            Some(look.at_a_copy(source, (to, Span::bytes(*to_at, *len_bytes))).await)
+            Some(look.at_a_copy(source, (target, Span::bytes(*to_at, *len_bytes))).await)
         }
-        Call::Setxattr { id, name, .. } | Call::Removexattr { id, name } => {
-            Some(look.at_an_xattr(*id, name).await)
-        }
+        Call::Setxattr { id, name, .. } => Some(look.at_an_xattr(*id, name, true).await),
+        Call::Removexattr { id, name } => Some(look.at_an_xattr(*id, name, false).await),
         _ => None,
-    }
+    })
+}
+
+/// Whether a lookup that fails like this says that no change of the name can be made, now or
+/// later: there is nothing, or the change fails as the lookup does, or nobody gets at what is
+/// there (another file system is mounted on it). Other errors, such as of a disk, say nothing.
+fn bars_the_change(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ENOENT
+            | Errno::ENOTDIR
+            | Errno::ESTALE
+            | Errno::ENAMETOOLONG
+            | Errno::EINVAL
+            | Errno::EXDEV
+            | Errno::EACCES
+            | Errno::EPERM
+    ) || errno.raw() == libc::EILSEQ
 }
 
 /// Looks, each of which makes a plan.
@@ -132,6 +152,7 @@ struct Look<'a> {
     session: &'a Session,
     /// The server's own: what it looks at, the caller may not be allowed to see.
     cx: Context,
+    caller: &'a Context,
     intent: Vec<u8>,
 }
 
@@ -140,8 +161,26 @@ impl Look<'_> {
         &self.session.export.order
     }
 
-    async fn find(&self, dir: FileId, name: &[u8]) -> Option<Entry> {
-        find(&*self.session.export.fs, &self.cx, dir, name).await
+    fn file(&self, handle: u64) -> Result<Arc<dyn OpenFile>> {
+        self.session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))
+    }
+
+    /// What has this name, if anything has.
+    async fn find(&self, dir: FileId, name: &[u8]) -> Result<Option<Entry>> {
+        let Ok(name) = Name::new(name) else { return Ok(None) }; // the change will find out
+        let fs = &*self.session.export.fs;
+        let found = match fs.lookup(&self.cx, dir, name).await {
+            // Some do not trust a super-user (root_squash of NFS), but whoever may change.
+            Err(error) if matches!(error.errno(), Errno::EACCES | Errno::EPERM) => {
+                fs.lookup(self.caller, dir, name).await
+            }
+            found => found,
+        };
+        match found {
+            Ok(entry) => Ok(Some(entry)),
+            Err(error) if bars_the_change(error.errno()) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// It loses this name, which may be its last: who has it open goes on with it.
@@ -150,11 +189,11 @@ impl Look<'_> {
         export.returning.keep(&*export.fs, &self.cx, victim).await;
     }
 
-    async fn at_a_name(mut self, call: &Call<'_>, dir: FileId, name: &[u8]) -> Plan {
+    async fn at_a_name(mut self, call: &Call<'_>, dir: FileId, name: &[u8]) -> Result<Plan> {
         let turn = self.order().turn(dir, Span::ALL).await;
         let mut second = None;
         (dir, name).put(&mut self.intent);
-        let entry = self.find(dir, name).await;
+        let entry = self.find(dir, name).await?;
         entry.as_ref().map(|entry| entry.id).put(&mut self.intent);
         match (call, &entry) {
             (Call::Remove { .. }, Some(victim)) => self.keep(victim).await,
@@ -167,19 +206,19 @@ impl Look<'_> {
             }
             _ => {}
         }
-        Plan::new(self.intent, turn, second)
+        Ok(Plan::new(self.intent, turn, second))
     }
 
-    async fn at_what_is_put(mut self, dir: FileId, name: &[u8]) -> Plan {
+    async fn at_what_is_put(mut self, dir: FileId, name: &[u8]) -> Result<Plan> {
         let turn = self.order().turn(dir, Span::ALL).await;
-        let entry = self.find(dir, name).await;
+        let entry = self.find(dir, name).await?;
         let before = entry.as_ref().map(|entry| entry.id);
         ((dir, name), (before, None::<(FileId, bool)>)).put(&mut self.intent);
         let second = match entry.filter(is_regular) {
             Some(file) => Some(self.order().turn(file.id, Span::ALL).await),
             None => None,
         };
-        Plan::new(self.intent, turn, second)
+        Ok(Plan::new(self.intent, turn, second))
     }
 
     async fn at_two_names(
@@ -187,28 +226,28 @@ impl Look<'_> {
         from: (FileId, &[u8]),
         to: (FileId, &[u8]),
         how: RenameHow,
-    ) -> Plan {
+    ) -> Result<Plan> {
         let (turn, second) = self.order().turns(from.0, to.0).await;
         (from, to).put(&mut self.intent);
         how.put(&mut self.intent);
-        let source = self.find(from.0, from.1).await;
+        let source = self.find(from.0, from.1).await?;
         source.map(|entry| entry.id).put(&mut self.intent);
-        let victim = self.find(to.0, to.1).await;
+        let victim = self.find(to.0, to.1).await?;
         victim.as_ref().map(|entry| entry.id).put(&mut self.intent);
         if let (RenameHow::Replace, Some(victim)) = (how, &victim) {
             self.keep(victim).await;
         }
-        Plan::new(self.intent, turn, second)
+        Ok(Plan::new(self.intent, turn, second))
     }
 
-    async fn at_the_end(mut self, handle: u64, data_bytes: usize) -> Option<Plan> {
-        let file = self.session.file(handle)?;
+    async fn at_the_end(mut self, handle: u64, data_bytes: usize) -> Result<Plan> {
+        let file = self.file(handle)?;
         let turn = self.order().turn(file.id(), Span::ALL).await;
-        let size = file.getattr(&self.cx).await.ok()?.size;
+        let size = file.getattr(&self.cx).await?.size;
         (true, (file.id(), (size, data_bytes as u64))).put(&mut self.intent);
         let mut plan = Plan::new(self.intent, turn, None);
         plan.append_at = Some(size);
-        Some(plan)
+        Ok(plan)
     }
 
     /// The source has its turn as well: when the copy is made again it must be what it was.
@@ -218,19 +257,25 @@ impl Look<'_> {
         Plan::new(self.intent, turn, second)
     }
 
-    async fn at_a_copy_within(mut self, handle: u64, at: u64) -> Option<Plan> {
-        let file = self.session.file(handle)?;
+    async fn at_a_copy_within(mut self, handle: u64, at: u64) -> Result<Plan> {
+        let file = self.file(handle)?;
         let turn = self.order().turn(file.id(), Span::ALL).await;
-        let size = file.getattr(&self.cx).await.ok()?.size;
+        let size = file.getattr(&self.cx).await?.size;
         (true, (file.id(), size.saturating_sub(at))).put(&mut self.intent);
-        Some(Plan::new(self.intent, turn, None))
+        Ok(Plan::new(self.intent, turn, None))
     }
 
-    async fn at_an_xattr(mut self, id: FileId, name: &[u8]) -> Plan {
+    /// Where it cannot be told whether there is one, it is noted to be as it is to `be`: then the
+    /// change is made again, which is no harm.
+    async fn at_an_xattr(mut self, id: FileId, name: &[u8], be: bool) -> Plan {
         let turn = self.order().turn(id, Span::ALL).await;
         (id, name).put(&mut self.intent);
-        let found = self.session.export.fs.getxattr(&self.cx, id, name).await;
-        found.is_ok().put(&mut self.intent);
+        let existed = match self.session.export.fs.getxattr(&self.cx, id, name).await {
+            Ok(_) => true,
+            Err(error) if error.errno() == Errno::ENODATA => false,
+            Err(_) => be,
+        };
+        existed.put(&mut self.intent);
         Plan::new(self.intent, turn, None)
     }
 }

@@ -136,12 +136,7 @@ pub(super) fn is_regular(entry: &Entry) -> bool {
     entry.attr.file_type() == FileType::Regular
 }
 
-pub(super) async fn find(
-    fs: &dyn FileSystem,
-    cx: &Context,
-    dir: FileId,
-    name: &[u8],
-) -> Option<Entry> {
+async fn find(fs: &dyn FileSystem, cx: &Context, dir: FileId, name: &[u8]) -> Option<Entry> {
     fs.lookup(cx, dir, Name::new(name).ok()?).await.ok()
 }
 
