@@ -26,6 +26,13 @@ use dray_rt::Instant;
 
 use crate::server::recovery::tally::{RecoveryStatus, Tally};
 
+/// How long changes are taken, in times of a lease: else one client that never comes to its end
+/// could keep all others from new work.
+const SENDING_LEASES_MAX: u32 = 10;
+/// A change that takes this part of a lease is slow: not its client holds others up then, but the
+/// file system below.
+const SLOW_PART: u32 = 10;
+
 /// Who is waited for, and for what.
 #[derive(Default)]
 pub(crate) struct Recovery {
@@ -46,6 +53,8 @@ struct State {
     /// All that is awaited has been said.
     declared: bool,
     until: Option<Instant>,
+    /// Beyond this no change prolongs it; known once changes are taken.
+    latest: Option<Instant>,
     lasts: Duration,
     /// Changes being made again.
     active: u32,
@@ -53,19 +62,38 @@ struct State {
 }
 
 /// A change being made again; new work waits for its end.
-pub(crate) struct Active<'a>(&'a Recovery);
+pub(crate) struct Active<'a> {
+    recovery: &'a Recovery,
+    begun: Instant,
+}
 
 impl Drop for Active<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.recovery.lock();
         state.active -= 1;
-        self.0.look(state);
+        if self.begun.elapsed() >= state.lasts / SLOW_PART {
+            // Others had to wait with theirs.
+            state.latest = state.latest.max(Some(dray_rt::now() + state.lasts));
+            state.prolong();
+        }
+        self.recovery.look(state);
     }
 }
 
 impl State {
     fn late(&self) -> bool {
         self.until.is_none_or(|until| dray_rt::now() >= until)
+    }
+
+    /// A client has shown that it is there, or could not.
+    fn prolong(&mut self) {
+        let next = dray_rt::now() + self.lasts;
+        self.until = Some(self.latest.map_or(next, |latest| latest.min(next)));
+    }
+
+    /// Changes are taken no more, whoever sends them.
+    fn is_at_its_end(&self) -> bool {
+        self.latest.is_some_and(|latest| dray_rt::now() >= latest)
     }
 
     /// Goes from waiting for words to waiting for changes, where it is time.
@@ -75,7 +103,8 @@ impl State {
             let missing = std::mem::take(&mut self.awaited).len();
             not_come_back(missing, tally);
             self.declared = true;
-            self.until = Some(dray_rt::now() + self.lasts);
+            self.latest = Some(dray_rt::now() + self.lasts * SENDING_LEASES_MAX);
+            self.prolong();
         }
     }
 
@@ -91,7 +120,8 @@ impl Recovery {
 
     /// Begins. `awaited`: sessions that may have kept changes; `anybody`: the server cannot
     /// know all of them. Each step lasts as long as somebody is awaited, or `lasts` without
-    /// a sign of life.
+    /// a sign of life. Whoever still sends changes after [`SENDING_LEASES_MAX`] times that is not
+    /// waited for any more, unless the file system below takes so long for each.
     pub(crate) fn begin(&self, awaited: BTreeSet<u64>, anybody: bool, lasts: Duration) {
         if awaited.is_empty() && !anybody {
             return;
@@ -154,12 +184,13 @@ impl Recovery {
     /// `session` sends a change. Errors: `ETIMEDOUT`, new work may have been done since.
     pub(crate) fn enter(&self, session: u64) -> Result<Active<'_>> {
         let mut state = self.lock();
-        if !self.running() || !state.declared || !state.sending.contains(&session) {
+        let sends = state.declared && state.sending.contains(&session);
+        if !self.running() || !sends || state.is_at_its_end() {
             return Err(too_late());
         }
         state.active += 1;
-        state.until = Some(dray_rt::now() + state.lasts);
-        Ok(Active(self))
+        state.prolong();
+        Ok(Active { recovery: self, begun: dray_rt::now() })
     }
 
     /// `session` has nothing more to send, or is gone.
@@ -230,4 +261,70 @@ fn not_come_back(clients: usize, tally: &Tally) {
 fn too_late() -> Error {
     Error::new(Errno::ETIMEDOUT)
         .because("the server takes no changes from before the loss of power any more")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_rt::{DriverKind, Executor, now, sleep, spawn_join, timeout};
+    use std::sync::Arc;
+
+    const LASTS: Duration = Duration::from_secs(60);
+
+    /// A recovery in which session 1 has said what it knows, and may send.
+    async fn sending() -> Arc<Recovery> {
+        let recovery = Arc::new(Recovery::default());
+        recovery.begin(BTreeSet::from([1]), false, LASTS);
+        recovery.declare(1).await.unwrap();
+        recovery
+    }
+
+    fn simulated(test: impl Future<Output = ()>) {
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(test);
+    }
+
+    /// One that sent a change every now and then, or one after the other, and never said that it
+    /// was done, kept all others from new work for ever.
+    #[test]
+    fn a_client_that_never_ends_does_not_hold_up_the_others_for_ever() {
+        simulated(async {
+            for pause in [Duration::ZERO, LASTS / 2] {
+                let (recovery, begin) = (sending().await, now());
+                let mut endless = Vec::new();
+                for number in 0..2 {
+                    let recovery = recovery.clone();
+                    endless.push(spawn_join(async move {
+                        sleep(Duration::from_secs(number)).await;
+                        while let Ok(_active) = recovery.enter(1) {
+                            sleep(Duration::from_secs(2)).await;
+                            drop(_active);
+                            sleep(pause).await;
+                        }
+                    }));
+                }
+                let cx = Context::system();
+                let over = timeout(LASTS * (SENDING_LEASES_MAX + 2), recovery.wait(&cx)).await;
+                over.expect("it lasts for ever").unwrap();
+                assert!(begin.elapsed() >= LASTS * (SENDING_LEASES_MAX - 1));
+                for task in endless {
+                    task.await.unwrap();
+                }
+            }
+        });
+    }
+
+    /// What a file system holds up is not what a client does.
+    #[test]
+    fn a_file_system_that_stands_still_takes_nobody_s_time() {
+        simulated(async {
+            let recovery = sending().await;
+            let active = recovery.enter(1).unwrap();
+            sleep(LASTS * SENDING_LEASES_MAX * 2).await;
+            drop(active);
+            sleep(LASTS / 2).await;
+            drop(recovery.enter(1).expect("it has had no chance"));
+            recovery.done(1);
+            assert!(!recovery.running());
+        });
+    }
 }
