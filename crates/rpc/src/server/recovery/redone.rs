@@ -10,7 +10,7 @@ use dray_core::{Allocate, Buf, Context, Errno, Error, FileId, OpenFile, Result, 
 use crate::server::recovery::stamps::{Stamps, WHOLE};
 use crate::wire::{Change, Floor};
 
-/// Ranges and floors remembered for one export; beyond it changes are refused.
+/// Ranges, files and failures remembered for one export; beyond it changes are refused.
 const RANGES_MAX: usize = 1 << 20;
 /// Zeros written at once where no hole can be made, bytes.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -26,7 +26,7 @@ struct State {
     /// Everything up to this stamp was on media.
     floor: u64,
     files: BTreeMap<FileId, FileState>,
-    /// What is remembered: ranges and floors, by session and in all.
+    /// What is remembered: ranges, files, floors and failures, by session and in all.
     of_session: BTreeMap<u64, usize>,
     ranges: usize,
 }
@@ -144,12 +144,19 @@ impl Redone {
         let _alone = stamps.take(id, WHOLE).await;
         let step = self.plan(session, id, (stamp, change, data.len() as u64))?;
         let made = carry_out(cx, file, step, change, data).await;
-        if made.is_err()
-            && let Some(file) = self.lock().files.get_mut(&id)
-        {
-            file.failed.insert(stamp);
+        if made.is_err() {
+            self.failed(session, id, stamp);
         }
         made
+    }
+
+    /// A change could not be made: it does not become one that was when it is asked for again.
+    fn failed(&self, session: u64, id: FileId, stamp: u64) {
+        let mut state = self.lock();
+        let Some(file) = state.files.get_mut(&id) else { return };
+        if file.failed.insert(stamp) {
+            state.remember(session, 1);
+        }
     }
 
     fn plan(
@@ -163,6 +170,9 @@ impl Redone {
             return Ok(Step::Skip);
         }
         state.check_room(session)?;
+        if !state.files.contains_key(&id) {
+            state.remember(session, 1);
+        }
         let file = state.files.entry(id).or_default();
         if file.failed.contains(&stamp) {
             return Err(Error::new(Errno::EIO).because("it failed when it was made again before"));
@@ -369,6 +379,23 @@ mod tests {
         assert!(redone.plan(2, FileId { ino: 3, generation: 0 }, write(0)).is_ok());
         redone.lock().remember(3, RANGES_MAX / 2);
         assert!(redone.plan(2, FileId { ino: 3, generation: 0 }, write(50)).is_err());
+    }
+
+    /// Changes of attributes alone, and those that fail, were remembered without an end.
+    #[test]
+    fn files_and_failures_count_too() {
+        let redone = Redone::default();
+        let id = |ino| FileId { ino, generation: 0 };
+        let attr = (5, Change::Attr(SetAttr { mode: Some(0o600), ..SetAttr::default() }), 0);
+        for ino in [1, 2, 2] {
+            redone.plan(1, id(ino), attr).unwrap();
+        }
+        assert_eq!(redone.lock().ranges, 2);
+        for stamp in [5, 6, 6] {
+            redone.failed(1, id(1), stamp);
+        }
+        assert_eq!(redone.lock().ranges, 4);
+        assert!(redone.plan(1, id(1), attr).is_err(), "it failed before");
     }
 
     #[test]
