@@ -271,7 +271,7 @@ impl Inner {
             session.slots.restore(export, session.node, lost).await;
             session.changed(Session::CHANGED_BEFORE); // perhaps
             if options.sabotage != Some(Sabotage::Custody) {
-                export.returning.awaits(session.id);
+                export.returning.awaits(session.id, options.lease);
             }
             if lost || session.slots.had_locks() {
                 session.awaits_claims();

@@ -8,11 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use dray_core::{Context, Entry, FileId, FileSystem, FileType, OpenFile, OpenHow};
+use dray_rt::Instant;
 
 /// Files kept at most; the removal of another one waits until everybody is back.
 const KEPT_MAX: usize = 4096;
+/// And no longer than so many leases from the start on: else one client that never says that it
+/// is back could keep all others from removing files.
+const WAIT_LEASES_MAX: u32 = 10;
 
 /// Who is to come back to an export, and what is kept for them.
 #[derive(Default)]
@@ -25,6 +30,8 @@ pub(crate) struct Returning {
 struct State {
     awaited: BTreeSet<u64>,
     kept: BTreeMap<FileId, Arc<dyn OpenFile>>,
+    /// No removal waits any longer.
+    until: Option<Instant>,
     waiting: Vec<Waker>,
 }
 
@@ -33,9 +40,12 @@ impl Returning {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This session may have files open.
-    pub(crate) fn awaits(&self, session: u64) {
-        self.lock().awaited.insert(session);
+    /// This session may have files open; its lease is so long.
+    pub(crate) fn awaits(&self, session: u64, lease: Duration) {
+        let mut state = self.lock();
+        state.awaited.insert(session);
+        state.until = state.until.max(Some(dray_rt::now() + lease * WAIT_LEASES_MAX));
+        drop(state);
         self.anybody.store(true, Ordering::SeqCst);
     }
 
@@ -62,15 +72,13 @@ impl Returning {
         if !self.anybody.load(Ordering::SeqCst) {
             return;
         }
-        std::future::poll_fn(|task| {
-            let mut state = self.lock();
-            if state.kept.len() < KEPT_MAX || state.awaited.is_empty() {
-                return Poll::Ready(());
-            }
-            state.waiting.push(task.waker().clone());
-            Poll::Pending
-        })
-        .await;
+        if !self.has_room().await {
+            return log::warn!(
+                "file {} is removed, and is not kept for clients that have not come back: there \
+                 are as many as may be",
+                entry.id
+            );
+        }
         match fs.open(cx, entry.id, how).await {
             Ok(file) => {
                 let mut state = self.lock();
@@ -86,6 +94,24 @@ impl Returning {
             }
         }
     }
+
+    /// Waits until another file can be kept, or need not be. False: it has taken too long.
+    async fn has_room(&self) -> bool {
+        let until = self.lock().until.unwrap_or_else(dray_rt::now);
+        let mut timer = std::pin::pin!(dray_rt::sleep_until(until));
+        std::future::poll_fn(|task| {
+            let mut state = self.lock();
+            if state.kept.len() < KEPT_MAX || state.awaited.is_empty() {
+                return Poll::Ready(true);
+            }
+            if timer.as_mut().poll(task).is_ready() {
+                return Poll::Ready(false);
+            }
+            state.waiting.push(task.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
 }
 
 #[cfg(test)]
@@ -94,6 +120,7 @@ mod tests {
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::{CreateHow, Errno, Make, Name, RemoveKind};
 
+    const LEASE: Duration = Duration::from_secs(60);
     const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
     #[test]
@@ -103,7 +130,7 @@ mod tests {
         executor.block_on(async {
             let (fs, cx) = (MemoryFs::new(MemoryOptions::default()), Context::system());
             let returning = Arc::new(Returning::default());
-            returning.awaits(1);
+            returning.awaits(1, LEASE);
             let mut last = None;
             for number in 0..=KEPT_MAX {
                 let name = format!("f{number}");
@@ -115,13 +142,24 @@ mod tests {
                 }
                 last = Some(entry);
             }
-            let waits = dray_rt::spawn_join({
-                let returning = returning.clone();
-                async move { returning.keep(&fs, &Context::system(), &last.unwrap()).await }
-            });
-            dray_rt::sleep(std::time::Duration::from_secs(1)).await;
+            let removal = || {
+                let (returning, fs) = (returning.clone(), fs.clone());
+                let entry = last.unwrap();
+                dray_rt::spawn_join(async move {
+                    returning.keep(&fs, &Context::system(), &entry).await;
+                })
+            };
+            let mut waits = removal();
+            let soon = dray_rt::timeout(LEASE * WAIT_LEASES_MAX / 2, &mut waits).await;
+            assert!(soon.is_err() && returning.lock().kept.len() == KEPT_MAX);
+            // One that is there, and never says that it is back.
+            dray_rt::timeout(LEASE * WAIT_LEASES_MAX, waits).await.unwrap().unwrap();
             assert_eq!(returning.lock().kept.len(), KEPT_MAX);
+            returning.awaits(2, LEASE);
+            let waits = removal();
+            dray_rt::sleep(Duration::from_secs(1)).await;
             returning.returned(1);
+            returning.returned(2);
             waits.await.unwrap();
         });
     }
@@ -136,8 +174,8 @@ mod tests {
             let (entry, file) = fs.create(&cx, root, name, NEW).await.unwrap();
             file.close(&cx).await.unwrap();
             let returning = Returning::default();
-            returning.awaits(1);
-            returning.awaits(2);
+            returning.awaits(1, LEASE);
+            returning.awaits(2, LEASE);
             let dir = Name::new(b"d").unwrap();
             let made = fs.make(&cx, root, dir, Make::Directory { mode: 0o755 }).await.unwrap();
             returning.keep(&fs, &cx, &entry).await;
