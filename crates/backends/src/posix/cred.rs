@@ -7,6 +7,7 @@
 //! user**: code that opens files of the server's own wraps itself in [`as_server`].
 
 use std::cell::RefCell;
+use std::sync::OnceLock;
 
 use dray_core::{Errno, Error, Gid, Identity, Result};
 
@@ -43,17 +44,41 @@ const GROUPS_MAX: usize = 65_536;
 
 #[derive(Default)]
 struct Thread {
-    /// The thread has file system attributes (umask) of its own and few capabilities.
+    /// The thread's umask is its own: threads share it with the one that started them.
+    alone: bool,
+    /// It has the few capabilities that serving takes.
     prepared: bool,
+    /// It has the server's own credentials. A new thread may have inherited a caller's.
+    own: bool,
     /// The ids below are what the kernel has.
     known: bool,
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
     umask: u32,
-    /// As they were before we touched them, for [`release`].
-    first_umask: u32,
-    first_groups: Vec<u32>,
+}
+
+/// What the process was before it served anybody.
+struct Own {
+    groups: Vec<u32>,
+    umask: u32,
+}
+
+impl Own {
+    /// As the main thread is when this is first asked, before any thread becomes a caller.
+    fn get() -> &'static Own {
+        static OWN: OnceLock<Own> = OnceLock::new();
+        OWN.get_or_init(|| {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key));
+            let numbers = value("Groups:").unwrap_or_default().split_ascii_whitespace();
+            let umask = value("Umask:").and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok());
+            Own {
+                groups: numbers.filter_map(|number| number.parse().ok()).collect(),
+                umask: umask.unwrap_or(0o022), // Linux before 4.7 does not tell
+            }
+        })
+    }
 }
 
 thread_local! {
@@ -121,19 +146,7 @@ pub(crate) fn with_xattr_rights<T>(call: impl FnOnce() -> T) -> Result<T> {
 
 /// Gives this thread back the server's own credentials, capabilities and umask.
 pub fn release() -> Result<()> {
-    THREAD.with_borrow_mut(|thread| {
-        if !thread.prepared {
-            return Ok(());
-        }
-        thread.known = false;
-        set_fsuid(0)?;
-        set_fsgid(0)?;
-        set_groups(&thread.first_groups)?;
-        set_effective(capabilities()?.permitted)?;
-        thread.set_umask(thread.first_umask);
-        thread.prepared = false;
-        Ok(())
-    })
+    THREAD.with_borrow_mut(Thread::be_own)
 }
 
 /// Runs `call` with the server's own credentials. The thread becomes a caller again when
@@ -148,20 +161,47 @@ impl Thread {
         if self.prepared {
             return Ok(());
         }
-        self.known = false;
+        Own::get(); // while it can be told
+        self.begin_anew()?;
         // A thread inherits the ids of the one that started it: begin at a known state.
         set_fsuid(0)?;
-        self.first_groups = groups()?;
-        // SAFETY: no memory is involved.
-        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
-            return Err(Error::from(Errno::last()).because("a umask of the thread's own"));
-        }
-        // SAFETY: umask cannot fail.
-        self.first_umask = unsafe { libc::umask(0) };
-        self.umask = 0;
-        let caps = capabilities()?;
-        set_effective(caps.permitted & SERVING)?;
+        set_effective(capabilities()?.permitted & SERVING)?;
         self.prepared = true;
+        Ok(())
+    }
+
+    /// Becomes the server itself.
+    fn be_own(&mut self) -> Result<()> {
+        if self.own {
+            return Ok(());
+        }
+        let own = Own::get();
+        self.begin_anew()?;
+        // SAFETY: these calls cannot fail.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        set_fsuid(uid)?;
+        set_fsgid(gid)?;
+        if groups()? != own.groups {
+            set_groups(&own.groups)?;
+        }
+        set_effective(capabilities()?.permitted)?;
+        self.set_umask(own.umask);
+        self.own = true;
+        Ok(())
+    }
+
+    /// Nothing is known of the thread but its umask, which is its own from now on.
+    fn begin_anew(&mut self) -> Result<()> {
+        (self.prepared, self.own, self.known) = (false, false, false);
+        if !self.alone {
+            // SAFETY: no memory is involved.
+            if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+                return Err(Error::from(Errno::last()).because("a umask of the thread's own"));
+            }
+            // SAFETY: umask cannot fail.
+            unsafe { libc::umask(0) };
+            (self.umask, self.alone) = (0, true);
+        }
         Ok(())
     }
 
@@ -283,4 +323,68 @@ fn set_effective(effective: u64) -> Result<()> {
         return Err(Errno::last().into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::thread::spawn;
+
+    use dray_core::Uid;
+
+    use super::*;
+
+    fn line_of_status(key: &str) -> String {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    /// What a file of this thread's making belongs to, and who else the thread is.
+    fn self_image() -> (u32, u32, u32, [String; 2]) {
+        let path = std::env::temp_dir().join(format!("dray-cred-{:x}", dray_rt::random_u64()));
+        let meta = std::fs::File::create(&path).and_then(|file| file.metadata()).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let known = ["Groups:", "CapEff:"].map(line_of_status);
+        (meta.uid(), meta.gid(), meta.mode(), known)
+    }
+
+    fn caller() -> Identity {
+        let groups = [Gid(77), Gid(78)].into();
+        Identity { uid: Uid(1234), gid: Gid(1235), groups, ..Identity::default() }
+    }
+
+    /// A thread inherits from the one that starts it, and those of the pool are started by threads
+    /// that are somebody else just then: the server's own files were made as that caller, and with
+    /// the groups and umask of one.
+    #[test]
+    fn a_thread_that_a_caller_started_is_the_server_when_it_works_for_the_server() {
+        let own = spawn(self_image).join().unwrap();
+        let inherited = spawn(|| {
+            assume(&caller(), Some(0o077)).unwrap();
+            spawn(|| {
+                let fresh = as_server(self_image).unwrap();
+                assume(&caller(), Some(0o077)).unwrap();
+                let again = as_server(self_image).unwrap();
+                [fresh, again]
+            })
+            .join()
+        });
+        assert_eq!(inherited.join().unwrap().unwrap(), [own.clone(), own]);
+    }
+
+    #[test]
+    fn a_thread_that_a_caller_started_is_another_caller_when_it_works_for_that() {
+        let other = Identity { uid: Uid(4321), gid: Gid(4322), ..Identity::default() };
+        let inherited = spawn(move || {
+            assume(&caller(), Some(0o077)).unwrap();
+            spawn(move || {
+                assume(&other, Some(0o022)).unwrap();
+                self_image()
+            })
+            .join()
+        });
+        let (uid, gid, mode, [groups, _]) = inherited.join().unwrap().unwrap();
+        assert_eq!((uid, gid, mode & 0o777, groups.as_str()), (4321, 4322, 0o644, "Groups:"));
+    }
 }
