@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn tasks_of_a_simulation_end_with_it() {
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-        let kept = Arc::new(());
+        let (kept, shared) = (Arc::new(()), Arc::downgrade(&executor.shared));
         executor.block_on(async {
             let (ask, asked) = tokio::sync::oneshot::channel::<()>();
             let (tell, told) = tokio::sync::oneshot::channel::<()>();
@@ -447,11 +447,13 @@ mod tests {
                 sleep(Duration::from_secs(600)).await;
                 drop(sleeper_s);
             });
+            Scope::new().spawn_on(&Handle::current(), async {}); // done, and of a scope
             yield_now().await;
         });
         assert_eq!(Arc::strong_count(&kept), 4);
         drop(executor);
         assert_eq!(Arc::strong_count(&kept), 1);
+        assert_eq!(shared.strong_count(), 0, "they and their executor keep each other");
     }
 
     #[test]

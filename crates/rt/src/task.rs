@@ -29,13 +29,20 @@ const DONE: u8 = 4;
 struct TaskCell<F> {
     state: AtomicU8,
     shared: Arc<Shared>,
+    work: Mutex<Option<Work<F>>>,
+}
+
+/// What a task has until it ends.
+struct Work<F> {
+    future: F,
+    /// It goes with the future: it keeps its tasks, so that those that are done and still keep
+    /// it would stay for good.
     scope: Option<Arc<scope::Inner>>,
-    future: Mutex<Option<F>>,
 }
 
 impl<F> TaskCell<F> {
-    fn future(&self) -> MutexGuard<'_, Option<F>> {
-        self.future.lock().unwrap_or_else(PoisonError::into_inner)
+    fn work(&self) -> MutexGuard<'_, Option<Work<F>>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -50,15 +57,15 @@ impl<F: Future<Output = ()> + Send + 'static> Runnable for TaskCell<F> {
             return;
         }
         let waker = Waker::from(self.clone());
-        let _scope = scope::enter(self.scope.clone());
-        let mut slot = self.future();
-        let Some(future) = slot.as_mut() else {
+        let mut slot = self.work();
+        let Some(work) = slot.as_mut() else {
             self.state.store(DONE, Ordering::Release);
             return;
         };
+        let _scope = scope::enter(work.scope.clone());
         // SAFETY: the future is in the task's allocation, which never moves, and is
         // dropped in place when the slot is cleared.
-        let future = unsafe { Pin::new_unchecked(future) };
+        let future = unsafe { Pin::new_unchecked(&mut work.future) };
         if future.poll(&mut Context::from_waker(&waker)).is_ready() {
             *slot = None;
             self.state.store(DONE, Ordering::Release);
@@ -74,7 +81,7 @@ impl<F: Future<Output = ()> + Send + 'static> Runnable for TaskCell<F> {
 
     fn abort(&self) {
         self.state.store(DONE, Ordering::Release);
-        *self.future() = None; // in place: it is pinned
+        *self.work() = None; // in place: it is pinned
     }
 
     fn finished(&self) -> bool {
@@ -106,8 +113,7 @@ pub(crate) fn spawn_on(shared: &Arc<Shared>, future: impl Future<Output = ()> + 
     let task = Arc::new(TaskCell {
         state: AtomicU8::new(QUEUED),
         shared: shared.clone(),
-        scope: scope.clone(),
-        future: Mutex::new(Some(future)),
+        work: Mutex::new(Some(Work { future, scope: scope.clone() })),
     });
     if !shared.adopt(&task) {
         return;

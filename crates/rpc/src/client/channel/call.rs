@@ -110,7 +110,7 @@ impl Channel {
                 timeout(limit.saturating_sub(began.elapsed()), answered).await.is_err()
             }
         };
-        std::mem::forget(guard); // the tag may be another call's as soon as this one is done
+        guard.end();
         self.finish(tag, late, decode)
     }
 

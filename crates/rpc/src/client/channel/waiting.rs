@@ -61,11 +61,18 @@ pub(super) struct CallGuard<'a> {
     told: Option<(u64, Pin<Box<Sleep>>)>,
     /// It waits for a lock.
     waits: bool,
+    /// The wait is over, and the tag in others' hands.
+    over: bool,
 }
 
 impl<'a> CallGuard<'a> {
     pub(super) fn new(channel: &'a Channel, tag: u32, waits: bool) -> CallGuard<'a> {
-        CallGuard { channel, tag, told: None, waits }
+        CallGuard { channel, tag, told: None, waits, over: false }
+    }
+
+    /// The wait is over: the tag may be another call's as soon as this one is done with it.
+    pub(super) fn end(mut self) {
+        self.over = true;
     }
 
     pub(super) fn poll(&mut self, cx: &Context, task: &mut TaskContext<'_>) -> Poll<()> {
@@ -122,6 +129,9 @@ impl<'a> CallGuard<'a> {
 
 impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
+        if self.over {
+            return;
+        }
         let mut state = self.channel.lock();
         let pending = &mut state.calls[self.tag as usize];
         match pending.phase {

@@ -70,6 +70,14 @@ impl Drop for Lent {
     }
 }
 
+impl Drop for Store {
+    fn drop(&mut self) {
+        // It holds its home, which holds it.
+        let open = self.inner.lock().open.take();
+        drop(open); // that takes the lock
+    }
+}
+
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -225,5 +233,19 @@ mod tests {
         store.trim();
         assert_eq!(store.memory_bytes(), 0);
         assert!(Store::new(0).copy(b"x").is_none());
+    }
+
+    /// The open segment and its home kept each other: each session that had kept anything left
+    /// a segment behind.
+    #[test]
+    fn memory_goes_with_the_last_that_is_kept() {
+        let store = Store::new(4 << 20);
+        let home = Arc::downgrade(&store.inner);
+        let kept = store.copy(b"kept").expect("room");
+        drop(store);
+        assert_eq!(&kept.0[..], b"kept", "it is still there");
+        assert_eq!(home.strong_count(), 1);
+        drop(kept);
+        assert_eq!(home.strong_count(), 0);
     }
 }
