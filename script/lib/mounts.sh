@@ -115,7 +115,7 @@ serve() {
     # A check that starts it anew is a subshell: those after it read this.
     echo "$server" >"$scratch/server.pid"
     remember "$server"
-    for _ in $(seq 100); do
+    for _ in $(seq 1200); do
         (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && return
         kill -0 "$server" 2>/dev/null || break
         sleep 0.05
@@ -132,7 +132,7 @@ mount_at() {
         >>"$scratch/mount.log" 2>&1 7>&- 8>&- 9>&- &
     mounter=$!
     remember "$mounter"
-    for _ in $(seq 200); do
+    for _ in $(seq 1200); do
         # It serves once its root can be looked at.
         mounts_below "$scratch" fuse.dray | grep -qx "$at" && stat "$at" >/dev/null && return
         kill -0 "$mounter" 2>/dev/null || break
@@ -142,8 +142,9 @@ mount_at() {
     die "the mount does not start"
 }
 
-# unmount_at NAME: in good order.
-unmount_at() { "$DRAY" umount "$scratch/$1"; }
+# unmount_at NAME: in good order. Whoever looks at all mounts of the machine (df) may be in it for
+# a moment.
+unmount_at() { wait_up_to 60 "$DRAY" umount "$scratch/$1"; }
 
 # check NAME COMMAND...: a test. What it says is shown if it fails; `set -e` holds in it.
 check() {
@@ -161,6 +162,19 @@ check() {
         failures=$((failures + 1))
     fi
 }
+
+# wait_up_to SECONDS COMMAND...: until it succeeds. False if it does not within that time.
+wait_up_to() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$end" ] || return 1
+        sleep 0.1
+    done
+}
+
+# is_gone PID: it has ended, and waits to be reaped at most.
+is_gone() { [ -z "$(start_time "$1")" ]; }
 
 # skip NAME WHY
 skip() { echo "skip $suite/$transport/$1: $2"; }

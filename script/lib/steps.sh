@@ -44,7 +44,7 @@ step_unit() {
 }
 
 # A test program that hangs is ended, and named, while the others still run.
-test_program_limit=180
+test_program_limit=600
 limit_test_programs() {
     local triple
     triple=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
@@ -90,4 +90,4 @@ step_mounts() {
     DRAY_BINARY=$DRAY cargo test --locked -p dray-testkit --test mounts
 }
 
-step_fuzz() { script/fuzz 15; }
+step_fuzz() { script/fuzz --smoke; }

@@ -14,8 +14,8 @@ mount_at mnt
 job() {
     local name=$1
     shift
-    (cd "$scratch" && timeout 60 fio --name="$name" --directory="$scratch/mnt" --size=24m \
-        --verify=crc32c --verify_fatal=1 --do_verify=1 --verify_dump=0 --randrepeat=0 \
+    (cd "$scratch" && timeout 120 fio --name="$name" --directory="$scratch/mnt" --size=24m \
+        --verify=crc32c --verify_fatal=1 --do_verify=1 --verify_dump=0 \
         --group_reporting --minimal "$@")
     rm -f "$scratch"/mnt/"$name".*
 }
@@ -30,7 +30,7 @@ check libaio-backlog job backlog --ioengine=libaio --iodepth=16 --rw=randwrite -
 other_mount() {
     mount_at twin
     job_of() {
-        (cd "$scratch" && timeout 60 fio --name=cross --filename="$scratch/$1/cross" --size=24m \
+        (cd "$scratch" && timeout 120 fio --name=cross --filename="$scratch/$1/cross" --size=24m \
             --ioengine=psync --rw=write --bs=64k --verify=crc32c --verify_fatal=1 --minimal "${@:2}")
     }
     job_of mnt --do_verify=0

@@ -6,7 +6,7 @@
 transport=${1:-classic}
 begin fsx
 tool=${TOOLS:-$root/target/tools/bin}/fsx
-seed=${FSX_SEED:-$RANDOM}
+seed=${FSX_SEED:-1}
 store 200
 serve
 mount_at mnt

@@ -61,7 +61,7 @@ boot() {
     machine=$!
     remember "$machine"
     echo "$machine" >"$scratch/machine"
-    for number in $(seq 600); do
+    for number in $(seq 1200); do
         [ -e "$share/serves" ] && return
         kill -0 "$machine" 2>/dev/null || break
         sleep 0.1

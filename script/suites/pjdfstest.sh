@@ -19,7 +19,7 @@ stat_st_birthtime = {}
 utime_now = {}
 utimensat = {}
 [settings]
-naptime = 0.01
+naptime = 0.05
 [dummy_auth]
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 END

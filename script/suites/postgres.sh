@@ -35,7 +35,7 @@ start() {
         "$bin/postgres" -D "$data" >>"$sockets/log" 2>&1) &
     postmaster=$!
     remember "$postmaster"
-    for _ in $(seq 300); do
+    for _ in $(seq 600); do
         sql "select 1" >/dev/null 2>&1 && return
         sleep 0.1
     done
@@ -56,7 +56,7 @@ books_agree() {
     [ "$sums" = t ]
 }
 survive() {
-    local number client
+    local number client child children
     start
     measure
     sql "create table survived (number int)"
@@ -68,10 +68,15 @@ survive() {
         sql "insert into survived values ($number)"
         echo "$number" >"$scratch/committed"
     done
-    # Its children first go on: all must go at once, as in a crash of their machine.
-    kill -9 "$postmaster" $(cat "/proc/$postmaster/task/$postmaster/children") || true
+    # All must go at once, as in a crash of their machine: its children would go on for a while,
+    # and it starts no more of them while it stands still.
+    kill -STOP "$postmaster"
+    children=$(cat "/proc/$postmaster/task/$postmaster/children")
+    kill -9 "$postmaster" $children || true
     wait "$client" || true
     wait "$postmaster" || true
+    # Nobody starts while one of them still has the shared memory.
+    for child in $children; do wait_up_to 60 is_gone "$child"; done
     start
     books_agree
     [ "$(sql 'select count(*) from survived')" -ge "$(cat "$scratch/committed")" ]

@@ -20,11 +20,11 @@ lose_power() {
     kill -9 "$server"
     wait "$server" 2>/dev/null || true
     local image=$scratch/memory/image
-    for _ in 1 2 3 4 5; do
+    for _ in $(seq 20); do
         cp --sparse=always "$image" "$scratch/image"
         cmp -s "$image" "$scratch/image" && break
     done
-    for _ in $(seq 100); do # until the keeper of deleted files is gone
+    for _ in $(seq 600); do # until the keeper of deleted files is gone
         umount "$scratch/store" 2>/dev/null && break
         sleep 0.1
     done

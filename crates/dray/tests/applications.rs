@@ -145,7 +145,7 @@ fn whoever_changes_a_program_takes_its_capabilities() {
 fn the_right_to_execute_is_asked_of_the_server() {
     in_each_mode(|rig, at| {
         let program = at.join("program");
-        fs::copy("/bin/true", &program).unwrap();
+        rig.copy_program(Path::new("/bin/true"), &program);
         let mode = |mode| fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
         let runs =
             |rig: &Rig| rig.run_as(ANN, &[], program.to_str().unwrap(), &[]).status.success();
@@ -183,7 +183,7 @@ fn read_mapped(pid: i32, path: &Path) -> io::Result<usize> {
 fn a_program_that_runs_goes_on_over_a_restart_whatever_its_mode() {
     in_each_mode(|rig, at| {
         let program = at.join("program");
-        fs::copy("/bin/bash", &program).unwrap();
+        rig.copy_program(Path::new("/bin/bash"), &program);
         fs::set_permissions(&program, fs::Permissions::from_mode(0o711)).unwrap();
         let script = r#"exec "$AT/program" -c 'until [ -e "$AT/go" ]; do sleep 0.05; done'"#;
         let running = rig.start_as(ANN, script, at);

@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 
+use common::ports::free_port;
 use common::{Rig, is_mounted, wait_for};
 use serde_json::Value;
 
@@ -87,9 +88,9 @@ fn calls_under_way_are_shown_with_path_user_and_job() {
     rig.serve(&[]);
     let at = rig.mount("mount", "job_ids");
     fs::create_dir(at.join("dir")).unwrap();
-    let script = "flock $AT/dir/held sleep 60 & HOLDER=$!; sleep 0.2; \
+    let script = "exec 9>$AT/dir/held; flock 9; \
         SLURM_JOB_ID=77 flock $AT/dir/held true & WAITER=$!; \
-        read go < $AT/../go; kill $HOLDER $WAITER; wait";
+        read go < $AT/../go; kill $WAITER; wait";
     let go = at.join("../go");
     assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
     let pid = rig.start(script, &at);
@@ -265,9 +266,7 @@ fn keys_faults_and_metrics_by_configuration() {
         key.display()
     );
     fs::write(&config, text).unwrap();
-    // A port that is free now; somebody else taking it would fail the test, not pass it.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let metrics = format!("127.0.0.1:{port}");
+    let metrics = format!("127.0.0.1:{}", free_port());
     rig.serve(&["--config", config.to_str().unwrap(), "--metrics", &metrics]);
     let refused = rig.run(&["mount", &rig.target(), rig.path("state").to_str().unwrap()]);
     assert_eq!(refused.status.code(), Some(4), "{}", stderr(&refused));

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::hangs::{hang_of, in_time, report_of, transports, use_mount};
-use common::{Pid, Rig, wait_for};
+use common::hangs::{hang_of, in_time, report_of, transports, use_mount, waits_for_a_lock};
+use common::{Rig, wait_for};
 use dray_testkit::fixture::Ext4;
 
 /// `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)` of linux/fs.h.
@@ -186,7 +186,7 @@ fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
 
 fn waiting_lock_is_given_up(transport: &str) {
     let Ice { rig, ext4, ice, .. } = &mut Ice::new(transport);
-    let holder = rig.start("exec 9<$AT/log; flock 9; echo >$AT/held; exec sleep 60", ice);
+    let holder = rig.start("exec 9<$AT/log; flock 9; echo >$AT/held; exec sleep 1000", ice);
     wait_for("the lock to be held", || ice.join("held").exists());
     let waiter = rig.start("exec 9<$AT/log; exec flock 9", ice);
     wait_for("the lock to be waited for", || waits_for_a_lock(waiter));
@@ -237,10 +237,4 @@ fn limits_hold_and_clients_are_evicted(transport: &str) {
     assert_eq!(error.raw_os_error(), Some(libc::ESHUTDOWN));
     let anew = rig.mount_export("ice", "anew", transport);
     fs::write(anew.join("own/after"), "thawed").unwrap();
-}
-
-fn waits_for_a_lock(pid: Pid) -> bool {
-    let name = fs::read_to_string(format!("/proc/{}/comm", pid.0)).unwrap_or_default();
-    let call = fs::read_to_string(format!("/proc/{}/syscall", pid.0)).unwrap_or_default();
-    name.trim() == "flock" && call.starts_with(&format!("{} ", libc::SYS_flock))
 }

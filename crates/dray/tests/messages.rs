@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
+use common::ports::free_port;
 use common::{Rig, is_mounted, wait_for};
 
 fn said(output: &Output) -> String {
@@ -52,7 +53,7 @@ fn who_listens_twice_is_told_that_it_is_the_same_server() {
         return;
     }
     let rig = Rig::new();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let free = free_port();
     let (all, some) = (format!("tcp://0.0.0.0:{free}"), format!("tcp://127.0.0.1:{free}"));
     let (export, state) = (format!("a={}", rig.path("export").display()), rig.path("state"));
     let args = ["serve", "--export", &export, "--listen", &all, "--listen", &some, "--state"];
@@ -67,7 +68,7 @@ fn every_address_of_both_kinds_can_be_listened_at_in_any_order() {
     if common::skipped() {
         return;
     }
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     for hosts in [["0.0.0.0", "[::]"], ["[::]", "0.0.0.0"], ["[::]", "127.0.0.1"]] {
         let mut rig = Rig::new();
         let [first, other] = hosts.map(|host| format!("tcp://{host}:{port}"));
@@ -233,7 +234,7 @@ fn a_server_that_comes_late_is_waited_for_if_asked() {
     let (target, place) = (rig.target(), at.to_str().unwrap().to_owned());
     let output = rig.run(&["mount", &target, &place]);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-    let mounting = rig.start_command(&["mount", &target, &place, "-o", "retry=20"]);
+    let mounting = rig.start_command(&["mount", &target, &place, "-o", "retry=60"]);
     std::thread::sleep(std::time::Duration::from_millis(1500));
     assert!(!mounting.is_over());
     rig.serve(&[]);
@@ -270,7 +271,7 @@ fn a_survey_that_is_interrupted_leaves_nothing_behind() {
         fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()).collect()
     };
     for (cut, signal) in [("backend", libc::SIGINT), ("full", libc::SIGTERM)] {
-        let args = ["survey", dir.to_str().unwrap(), "--seconds", "0.3", "--threads", "1"];
+        let args = ["survey", dir.to_str().unwrap(), "--seconds", "2", "--threads", "1"];
         let survey = rig.start_command(&[&args[..], &["--block", "4K"]].concat());
         let base = std::env::temp_dir().join(format!("dray-survey-{}", survey.0));
         let begun = || match cut {

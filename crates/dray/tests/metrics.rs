@@ -5,7 +5,8 @@ mod common;
 use std::fs;
 
 use common::daemons::{daemon, signal};
-use common::exposition::{free_port, get, metrics, value};
+use common::exposition::{get, metrics, value};
+use common::ports::free_port;
 use common::{Rig, is_mounted, wait_for};
 
 #[test]

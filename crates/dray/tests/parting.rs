@@ -56,8 +56,9 @@ impl Holder {
     }
 }
 
-/// How long who ends may be held up by a server that is away.
-const END_MAX: Duration = Duration::from_secs(6);
+/// Who is held up by a server that is away for as long as this, on a busy machine too, is held up
+/// for ever.
+const END_MAX: Duration = Duration::from_secs(30);
 
 /// Over both transports, with the first daemon and with one that took over.
 #[test]

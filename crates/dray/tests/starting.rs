@@ -6,6 +6,7 @@ mod common;
 use std::fs;
 use std::path::PathBuf;
 
+use common::daemons::all_connections_are_up;
 use common::hangs::{export_of, in_time, transports, use_mount};
 use common::{Pid, Rig, skipped, wait_for};
 
@@ -98,7 +99,10 @@ fn starts_while_one_hangs(transport: &str) {
     let state = export_of(&rig, "ice");
     assert!(state["starting"].is_null() && state["hang"].is_null(), "{state}");
     use_mount(&ice);
-    use_mount(&rig.path("brief"));
+    let brief = rig.path("brief");
+    // Until then calls on a connection that is still away fail, for the limit is over.
+    wait_for("all connections of the mount", || all_connections_are_up(&rig, &brief));
+    use_mount(&brief);
     // Its file system goes before the one below it.
     rig.umount(&ice);
 }

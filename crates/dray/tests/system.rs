@@ -14,7 +14,7 @@ fn program(rig: &Rig) -> std::path::PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let program = rig.path("dray");
     if !program.exists() {
-        fs::copy(env!("CARGO_BIN_EXE_dray"), &program).unwrap();
+        rig.copy_program(std::path::Path::new(env!("CARGO_BIN_EXE_dray")), &program);
         fs::set_permissions(rig.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     }
     program
@@ -33,7 +33,7 @@ const LEAVE_OTHERS_MOUNTS: &str = r#"
 fn in_namespace(rig: &Rig, spaces: &[&str], script: &str) -> String {
     let output = Command::new("unshare")
         .args(spaces)
-        .args(["timeout", "30", "sh", "-euc", &format!("{LEAVE_OTHERS_MOUNTS}{script}")])
+        .args(["timeout", "120", "sh", "-euxc", &format!("{LEAVE_OTHERS_MOUNTS}{script}")])
         .env("DRAY", program(rig))
         .env("TARGET", rig.target())
         .env("DIR", rig.path("").to_str().unwrap().trim_end_matches('/'))
@@ -119,7 +119,7 @@ const SERVED_AT_THE_DEFAULT_PORT: &str = r#"
     flags() { findmnt -no OPTIONS "$DIR/mnt" | cut -d, -f1-4; }
     "$DRAY" -q serve --export "a=$DIR/export,squash=none" --state "$DIR/state" & SERVER=$!
     trap 'umount -l "$DIR/mnt" 2> /dev/null || true; kill $SERVER' EXIT
-    n=0; until "$DRAY" status a > /dev/null 2>&1 || [ $n = 100 ]; do n=$((n+1)); sleep 0.1; done
+    n=0; until "$DRAY" status a > /dev/null 2>&1 || [ $n = 600 ]; do n=$((n+1)); sleep 0.1; done
 "#;
 
 fn with_server(rig: &Rig, script: &str) -> String {
@@ -250,7 +250,7 @@ fn an_automount_point_is_mounted_on_without_being_looked_at() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     // In the foreground timeout(1) makes no group of its own.
     let output = Command::new("timeout")
-        .args(["--foreground", "-s", "KILL", "10"])
+        .args(["--foreground", "-s", "KILL", "60"])
         .arg(program(&rig))
         .args(["mount", &rig.target(), &place])
         .env("DRAY_RUN_DIR", rig.path("run"))

@@ -159,6 +159,9 @@ const WORK: &str = "set -e; cd $AT; n=0; \
     while [ ! -e $AT/stop ]; do echo $n >>$NAME; mkdir $NAME.$n; rmdir $NAME.$n; n=$((n+1)); done; \
     echo $n >$NAME.count";
 
+/// As many at least, however slow the machine is.
+const KILLS_MIN: u64 = 6;
+
 #[test]
 fn a_user_s_mount_survives_kills_of_its_daemon() {
     for options in ["transport=classic", "transport=uring"] {
@@ -172,7 +175,7 @@ fn a_user_s_mount_survives_kills_of_its_daemon() {
             text.lines().count()
         };
         let (begin, mut kills) = (Instant::now(), 0u64);
-        while begin.elapsed() < Duration::from_secs(4) {
+        while begin.elapsed() < Duration::from_secs(4) || kills < KILLS_MIN {
             let before = lines(&own);
             wait_for("progress", || lines(&own) > before);
             let Some(pid) = own.daemon() else { continue };
@@ -187,7 +190,6 @@ fn a_user_s_mount_survives_kills_of_its_daemon() {
         }
         let told = own.status();
         eprintln!("{options}: {kills} kills, {} lines", lines(&own));
-        assert!(kills > 5, "{kills}");
         if options == "transport=classic" || has_ring() {
             assert_eq!(format!("transport={}", told["transport"].as_str().unwrap()), options);
         }

@@ -234,10 +234,10 @@ fn a_client_that_stops_reading_holds_a_share_and_is_ended() {
         let status = served.server.status();
         status.clients.iter().map(|client| client.connections).sum::<usize>()
     };
-    assert_eq!(clients(), 3);
+    eventually("the honest one has come, too", || clients() == 3);
     let begin = Instant::now();
     while clients() > 1 {
-        assert!(begin.elapsed() < Duration::from_secs(50), "the lazy ones are still there");
+        assert!(begin.elapsed() < Duration::from_secs(120), "the lazy ones are still there");
         assert!(used() <= BUFFERS_BYTES * 3 / 4, "{} bytes are held", used());
         assert!(!honest.is_finished(), "the honest client was disturbed");
         std::thread::sleep(Duration::from_millis(200));
@@ -275,8 +275,7 @@ fn strangers_are_bounded_and_those_who_know_the_way_still_get_in() {
     assert_eq!(turned_away.count(), 72);
     assert!(guest(&served.socket).is_err(), "as many as there may be from one place");
     crowd.truncate(100);
-    std::thread::sleep(Duration::from_millis(100));
-    guest(&served.socket).unwrap();
+    eventually("there is room again", || guest(&served.socket).is_ok());
     served.end();
 }
 
@@ -290,7 +289,7 @@ fn hostile_server(listener: UnixListener, seed: u64, over: Arc<AtomicBool>) {
             continue;
         };
         stream.set_nonblocking(false).unwrap();
-        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let _ = be_a_hostile_server(&mut stream, &mut chance); // the client may end it
     }
 }
@@ -313,6 +312,7 @@ fn be_a_hostile_server(stream: &mut UnixStream, chance: &mut Chance) -> std::io:
         info: memory().info().clone(),
     };
     stream.write_all(&frame(&welcome.message(), b""))?;
+    stream.set_read_timeout(Some(Duration::from_millis(300)))?;
     loop {
         let (asked, _) = read_frame(stream)?;
         if asked[0] != Kind::Call as u8 {

@@ -233,7 +233,7 @@ mod tests {
                 assert_eq!(&room[..read], b"last");
                 source.drained();
                 let end = source.io(Interest::Read, |_| reader.read(&mut room));
-                let end = crate::timeout(std::time::Duration::from_secs(5), end).await;
+                let end = crate::timeout(std::time::Duration::from_secs(60), end).await;
                 assert_eq!(end.expect("the end was not seen").unwrap(), 0);
             });
         }
@@ -267,7 +267,7 @@ mod tests {
                     assert!(!meanwhile.await, "it was told while it rested");
                     resting.await.unwrap();
                     let waits = source.io(Interest::Read, |_| reader.read(&mut room));
-                    let read = crate::timeout(Duration::from_secs(5), waits).await;
+                    let read = crate::timeout(Duration::from_secs(60), waits).await;
                     assert_eq!(read.expect("it was not told").unwrap(), 7);
                     source.drained();
                 }

@@ -6,28 +6,15 @@ use dray_backends::memory::{MemoryDisk, MemoryFs, MemoryOptions};
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{FileSystem, FsUuid};
 use dray_testkit::conformance::{FsTarget, PathTarget, run};
-use dray_testkit::fixture::{Ext4, TempDir, Tmpfs, block_on, cases, is_root};
+use dray_testkit::fixture::{self, Ext4, TempDir, Tmpfs, block_on, is_root};
 use dray_testkit::model::Habits;
 use dray_testkit::step::{Step, sequences};
-use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 /// Steps of one sequence.
 const STEPS: std::ops::Range<usize> = 1..120;
 
 fn generated(default_cases: u32, case: impl Fn(&[Step]) -> Result<(), String>) {
-    let config = Config {
-        cases: cases(default_cases),
-        failure_persistence: None, // failures are kept by hand, with a name
-        max_shrink_iters: 20_000,
-        ..Config::default()
-    };
-    let result = TestRunner::new(config)
-        .run(&sequences(STEPS), |steps| case(&steps).map_err(TestCaseError::fail));
-    match result {
-        Ok(()) => {}
-        Err(TestError::Fail(why, _)) => panic!("{why}"),
-        Err(TestError::Abort(why)) => panic!("no cases could be generated: {why}"),
-    }
+    fixture::generated(&sequences(STEPS), default_cases, 20_000, |steps| case(&steps));
 }
 
 fn hold_against_model(clients: Vec<Arc<dyn FileSystem>>, steps: &[Step]) -> Result<(), String> {

@@ -11,16 +11,15 @@ use std::time::Duration;
 
 use dray_testkit::conformance::{PathTarget, run};
 use dray_testkit::fixture::{
-    Ext4, Image, Killer, MountGuard, TempDir, Tmpfs, block_on, cases, is_root, wait_for,
+    self, Ext4, Image, Killer, MountGuard, TempDir, Tmpfs, block_on, is_root, wait_for,
 };
 use dray_testkit::model::Habits;
 use dray_testkit::step::{Step, sequences};
-use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 /// Steps of one sequence.
 const STEPS: std::ops::Range<usize> = 1..120;
 /// A server or mount that takes longer to start does not start.
-const START_MAX: Duration = Duration::from_secs(20);
+const START_MAX: Duration = Duration::from_secs(60);
 /// The kernel's switch for FUSE over io_uring.
 const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
@@ -113,19 +112,7 @@ fn agree(served: &Path, options: &str, mounts: usize, default_cases: u32) {
 fn agree_as(habits: Habits, served: &Path, options: &str, mounts: usize, default_cases: u32) {
     let Some(binary) = binary() else { return };
     let rig = Rig::new(&binary, served, options, mounts);
-    let config = Config {
-        cases: cases(default_cases),
-        failure_persistence: None, // failures are kept by hand, with a name
-        max_shrink_iters: 2_000,
-        ..Config::default()
-    };
-    let result = TestRunner::new(config)
-        .run(&sequences(STEPS), |steps| case(&rig, habits, &steps).map_err(TestCaseError::fail));
-    match result {
-        Ok(()) => {}
-        Err(TestError::Fail(why, _)) => panic!("{why}"),
-        Err(TestError::Abort(why)) => panic!("no cases could be generated: {why}"),
-    }
+    fixture::generated(&sequences(STEPS), default_cases, 2_000, |steps| case(&rig, habits, &steps));
 }
 
 fn case(rig: &Rig, habits: Habits, steps: &[Step]) -> Result<(), String> {

@@ -147,20 +147,25 @@ mod tests {
     #[test]
     fn calls_one_after_the_other_do_not_last() {
         let mine = Watched::new();
-        let begin = dray_rt::now();
-        let (done, is_done) = mpsc::channel();
+        let (inside, is_inside) = mpsc::channel();
+        let (thaw, frozen) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            while is_done.try_recv().is_err() {
-                mine.mark(|| std::thread::sleep(Duration::from_millis(1)));
+            for _ in 0..3 {
+                mine.mark(|| {
+                    inside.send(()).unwrap();
+                    frozen.recv().unwrap();
+                });
             }
         });
-        let mut longest = Duration::ZERO;
-        while begin.elapsed() < Duration::from_millis(300) {
-            longest = mine.lasting(Duration::ZERO).map_or(longest, |all| all.longest.max(longest));
-            std::thread::sleep(Duration::from_millis(3));
+        for _ in 0..3 {
+            is_inside.recv().unwrap();
+            // It was not there at the look before.
+            let first = mine.lasting(Duration::ZERO).unwrap();
+            assert_eq!(first, Lasting { calls: 1, longest: Duration::ZERO });
+            std::thread::sleep(Duration::from_millis(10));
+            assert!(mine.lasting(Duration::ZERO).unwrap().longest >= Duration::from_millis(10));
+            thaw.send(()).unwrap();
         }
-        done.send(()).unwrap();
         thread.join().unwrap();
-        assert!(longest < Duration::from_millis(150), "{longest:?}");
     }
 }

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     /// How long closing a socket with unread data is made to take.
-    const LINGER: Duration = Duration::from_secs(6);
+    const LINGER: Duration = Duration::from_secs(60);
 
     /// Something that is not closed at once, as a file on a file system that hangs; and the
     /// other end, which must stay.

@@ -2,10 +2,28 @@
 
 use std::path::Path;
 
-use super::{is_mounted, processes, wait_for};
+use super::{Rig, is_mounted, processes, wait_for};
 
 pub fn daemon(at: &Path) -> Option<i32> {
     processes("mount-daemon", at).first().copied()
+}
+
+/// The daemon, once there is one: between two of them there is none for a while.
+pub fn wait_for_daemon(at: &Path) -> i32 {
+    let mut found = None;
+    // Looked for once each time: one that dies is gone at the next look.
+    wait_for("a daemon", || {
+        found = daemon(at);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// Whether each worker of a mount has its connection: they are made one by one.
+pub fn all_connections_are_up(rig: &Rig, at: &Path) -> bool {
+    let text = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+    status["server"]["connections"] == status["workers"]
 }
 
 pub fn supervisor(at: &Path) -> i32 {

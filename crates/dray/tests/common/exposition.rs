@@ -2,12 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-
-/// A port that is free now; somebody else taking it would fail a test, not pass it.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
+use std::net::TcpStream;
 
 /// The whole answer to a GET.
 pub fn get(address: &str, path: &str) -> String {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Rig;
+use super::{Pid, Rig};
 
 /// What does not hang takes at most this long, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Does `work` on a thread that may be left behind.
 pub fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -29,6 +29,13 @@ pub fn use_mount(at: &Path) {
         assert_eq!(fs::read(dir.join("f")).unwrap(), data);
         fs::remove_dir_all(dir).unwrap();
     }
+}
+
+/// Whether flock(1) waits for a lock.
+pub fn waits_for_a_lock(pid: Pid) -> bool {
+    let name = fs::read_to_string(format!("/proc/{}/comm", pid.0)).unwrap_or_default();
+    let call = fs::read_to_string(format!("/proc/{}/syscall", pid.0)).unwrap_or_default();
+    name.trim() == "flock" && call.starts_with(&format!("{} ", libc::SYS_flock))
 }
 
 /// What the server says of itself.

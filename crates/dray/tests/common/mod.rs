@@ -6,6 +6,7 @@ pub mod exposition;
 pub mod hangs;
 mod launcher;
 pub mod load;
+pub mod ports;
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ pub struct Rig {
 }
 
 /// What should take a moment takes at most this long, on a machine that is busy with others' work.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether this machine cannot mount, which is said.
 pub fn skipped() -> bool {
@@ -79,6 +80,14 @@ impl Rig {
             String::from_utf8_lossy(&output.stderr)
         );
         text
+    }
+
+    /// Copies a program that will be run. Not by ourselves: children that other tests are just
+    /// starting would inherit what we write to, and what is open for writing is not run (ETXTBSY).
+    pub fn copy_program(&self, from: &Path, to: &Path) {
+        let mut copy = Command::new("cp");
+        let copied = self.output(copy.arg(from).arg(to)).status;
+        assert!(copied.success(), "cp {} {}: {copied}", from.display(), to.display());
     }
 
     /// Starts a server of `export` on a Unix socket, with further arguments.

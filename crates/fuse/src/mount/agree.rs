@@ -187,7 +187,7 @@ mod tests {
         let (ends, ended) = mpsc::channel();
         let at = CString::new(at.as_os_str().as_bytes()).unwrap();
         std::thread::spawn(move || {
-            let time = Duration::from_secs(30);
+            let time = Duration::from_secs(150);
             if ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout) {
                 // SAFETY: a C string that outlives the call.
                 unsafe { libc::umount2(at.as_ptr(), libc::MNT_FORCE | libc::MNT_DETACH) };

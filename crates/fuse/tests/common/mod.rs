@@ -121,7 +121,7 @@ pub fn mounted(transport: Transport, consistency: Consistency) -> Option<TestMou
 }
 
 /// Longest that a test may keep a mount.
-const TEST_TIME: Duration = Duration::from_secs(60);
+const TEST_TIME: Duration = Duration::from_secs(150);
 
 /// Aborts a mount whose test hangs, so that the test fails and nothing is left behind.
 pub fn abort_in_time(at: &Path) -> mpsc::Sender<()> {
@@ -156,7 +156,7 @@ impl TestMount {
 impl Drop for TestMount {
     fn drop(&mut self) {
         // A child of another test may have inherited descriptors of this mount.
-        let unmounted = (0..200).any(|_| {
+        let unmounted = (0..3000).any(|_| {
             let done = unmount(&self.at, false).is_ok();
             if !done {
                 std::thread::sleep(Duration::from_millis(20));

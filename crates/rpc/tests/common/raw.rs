@@ -12,7 +12,7 @@ use dray_rpc::wire::{
 };
 
 /// Whoever does not answer within this time has hung.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A frame as it travels.
 pub fn frame(head: &[u8], data: &[u8]) -> Vec<u8> {

@@ -280,6 +280,6 @@ mod tests {
             uring.submit_and_wait(2);
             let _ = tell.send(()); // nobody listens once the test has failed
         });
-        told.recv_timeout(Duration::from_secs(10)).expect("it waits in the kernel");
+        told.recv_timeout(Duration::from_secs(60)).expect("it waits in the kernel");
     }
 }

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use dray_core::FileSystem;
 use dray_testkit::conformance::{FsTarget, run};
-use dray_testkit::fixture::{TempDir, cases};
+use dray_testkit::fixture::{self, TempDir};
 use dray_testkit::model::Habits;
 use dray_testkit::step::{Step, sequences};
 use proptest::prelude::any;
-use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 use super::posix;
 
@@ -23,21 +22,10 @@ pub fn generated(default_cases: u32, case: impl Fn(&[Step]) -> Result<(), String
 
 /// `case` is given a seed for its simulation, too.
 pub fn generated_with_seeds(default_cases: u32, case: impl Fn(u64, &[Step]) -> Result<(), String>) {
-    let config = Config {
-        cases: cases(default_cases),
-        failure_persistence: None, // failures are kept by hand, with a name
-        max_shrink_iters: 5_000,
-        ..Config::default()
-    };
     let inputs = (any::<u64>(), sequences(STEPS));
-    let result = TestRunner::new(config).run(&inputs, |(seed, steps)| {
-        case(seed, &steps).map_err(|why| TestCaseError::fail(format!("seed {seed}:\n{why}")))
+    fixture::generated(&inputs, default_cases, 5_000, |(seed, steps)| {
+        case(seed, &steps).map_err(|why| format!("seed {seed}:\n{why}"))
     });
-    match result {
-        Ok(()) => {}
-        Err(TestError::Fail(why, _)) => panic!("{why}"),
-        Err(TestError::Abort(why)) => panic!("no cases could be generated: {why}"),
-    }
 }
 
 /// Carries the steps out through these clients, and on the model.
