@@ -4,8 +4,10 @@
 mod common;
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::Rig;
 
@@ -21,16 +23,26 @@ fn program(rig: &Rig) -> std::path::PathBuf {
 }
 
 /// A new namespace has a copy of each mount, and a mount lives as long as one of its copies: other
-/// tests would wait for the end of theirs until this one ends.
+/// tests would wait for the end of theirs until this one ends. A copy goes by itself when the
+/// directory that it is on is removed.
 const LEAVE_OTHERS_MOUNTS: &str = r#"
     sed -n 's/^[^ ]* \([^ ]*\) fuse\.dray .*/\1/p' /proc/mounts | while read -r other; do
-        umount -l "$other"
+        umount -l "$(printf %b "$other")" || true
     done
 "#;
+
+/// One test at a time: a namespace has a copy of another one's automount point, too, and whoever
+/// comes across that waits for ever.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs a script in namespaces of its own (unshare(1)), where what it mounts is its own affair;
 /// `$DRAY`, `$TARGET` and `$DIR` are set. Answers what it printed.
 fn in_namespace(rig: &Rig, spaces: &[&str], script: &str) -> String {
+    let _alone = alone();
     let output = Command::new("unshare")
         .args(spaces)
         .args(["timeout", "120", "sh", "-euxc", &format!("{LEAVE_OTHERS_MOUNTS}{script}")])
@@ -235,11 +247,12 @@ fn an_automount_point_is_mounted_on_without_being_looked_at() {
     if common::skipped() {
         return;
     }
+    let _alone = alone();
     let mut rig = Rig::new();
     rig.serve(&[]);
     let at = rig.path("automounted");
     fs::create_dir(&at).unwrap();
-    let Some(_asked) = automount_point(&at) else {
+    let Some(mut asked) = automount_point(&at) else {
         eprintln!("skipped: this kernel has no autofs");
         return;
     };
@@ -247,7 +260,7 @@ fn an_automount_point_is_mounted_on_without_being_looked_at() {
     // Somebody else looks, and waits for the mount.
     let mut looking = Command::new("ls");
     let mut looking = looking.arg(&at).process_group(0).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    asked.read_exact(&mut [0]).unwrap(); // the kernel asks for it
     // In the foreground timeout(1) makes no group of its own.
     let output = Command::new("timeout")
         .args(["--foreground", "-s", "KILL", "60"])
