@@ -50,7 +50,7 @@ impl Listener {
             }
             Address::Unix(path) => {
                 let name = unix_name(path)?;
-                if Socket::new(Domain::UNIX, Type::STREAM, None)?.connect(&name).is_ok() {
+                if somebody_listens(&name)? {
                     return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
                 }
                 let is_socket = |meta: &std::fs::Metadata| {
@@ -170,6 +170,15 @@ fn unix_name(path: &std::path::Path) -> io::Result<SockAddr> {
     SockAddr::unix(path).map_err(|_| io::Error::from_raw_os_error(libc::ENAMETOOLONG))
 }
 
+/// Whether somebody listens on a Unix socket, also one who has not accepted for long.
+fn somebody_listens(name: &SockAddr) -> io::Result<bool> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    // EAGAIN: as many wait to be accepted as may (unix(7)); a connection that may wait would.
+    let full = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
+    Ok(socket.connect(name).map_or_else(full, |()| true))
+}
+
 async fn connect_to(domain: Domain, name: &SockAddr, peer: Peer) -> io::Result<StreamConnection> {
     let socket = Socket::new(domain, Type::STREAM, None)?;
     prepare(&socket, peer)?;
@@ -255,6 +264,38 @@ mod tests {
             assert_eq!(twice.kind(), io::ErrorKind::AddrInUse);
             drop((four, six));
         });
+    }
+
+    /// Whoever looked whether a server listens there waited for that server to accept: for ever,
+    /// if it stood still.
+    #[test]
+    fn a_server_that_accepts_nobody_is_found_out() {
+        let dir = std::env::temp_dir().join(format!("dray-listen-{:x}", dray_rt::random_u64()));
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("socket");
+        let name = unix_name(&path).unwrap();
+        let standing = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        standing.bind(&name).unwrap();
+        standing.listen(1).unwrap();
+        let mut crowd = Vec::new();
+        loop {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            if socket.connect(&name).is_err() {
+                break;
+            }
+            crowd.push(socket);
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+            let bound = executor.block_on(Listener::bind(&Address::Unix(path)));
+            let _ = tell.send(bound.err().map(|error| error.kind()));
+        });
+        let found = told.recv_timeout(std::time::Duration::from_secs(30));
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, Ok(Some(io::ErrorKind::AddrInUse)));
+        drop(crowd);
     }
 
     #[test]
