@@ -106,6 +106,9 @@ impl Allow {
     }
 }
 
+/// What stands before an IPv4 address in IPv6 form, `::ffff:0:0` (RFC 4291, 2.5.5.2).
+const MAPPED_BITS: u8 = 96;
+
 fn same_prefix(left: u128, right: u128, prefix_bits: u8, width_bits: u32) -> bool {
     let ignored_bits = width_bits - u32::from(prefix_bits);
     (left ^ right).checked_shr(ignored_bits).unwrap_or(0) == 0
@@ -126,7 +129,16 @@ impl FromStr for Allow {
             Some(bits) => bits.parse().map_err(|_| wrong())?,
             None => width_bits,
         };
-        if prefix_bits > width_bits { Err(wrong()) } else { Ok(Allow { base, prefix_bits }) }
+        if prefix_bits > width_bits {
+            return Err(wrong());
+        }
+        // As addresses are looked at, too: in IPv6 form it would hold nobody.
+        Ok(match base.to_canonical() {
+            v4 @ IpAddr::V4(_) if base.is_ipv6() && prefix_bits >= MAPPED_BITS => {
+                Allow { base: v4, prefix_bits: prefix_bits - MAPPED_BITS }
+            }
+            _ => Allow { base, prefix_bits },
+        })
     }
 }
 
@@ -141,6 +153,9 @@ mod tests {
             ("127.0.0.1", "127.0.0.1", "127.0.0.2"),
             ("fd00::/8", "fdff::1", "fe80::1"),
             ("10.0.0.0/8", "::ffff:10.9.9.9", "::1"),
+            ("::ffff:10.0.0.0/104", "10.9.9.9", "11.0.0.1"),
+            ("::ffff:10.0.0.1", "10.0.0.1", "10.0.0.2"),
+            ("::ffff:0:0/96", "10.0.0.1", "::1"),
         ] {
             let range: Allow = range.parse().unwrap();
             assert!(range.contains(inside.parse().unwrap()));
