@@ -1,5 +1,6 @@
 //! The content of open files: reading, writing, copying, and pages of directories.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,9 @@ use super::sys;
 
 /// Bytes that one call copies at most; the caller asks again for the rest.
 const COPY_MAX_BYTES: u64 = 64 << 20;
+
+/// What a file system reads in one piece, at least: a read that ends elsewhere ends the file.
+const PAGE_BYTES: u64 = 4096;
 
 /// Bytes of directory records fetched at a time.
 const DIR_BUFFER_BYTES: usize = 32 << 10;
@@ -44,34 +48,50 @@ pub(crate) fn read(
     if cautious && NOWAIT_FAILS.load(Ordering::Relaxed) {
         return None;
     }
+    let flags = if cautious { libc::RWF_NOWAIT } else { 0 };
+    let filled =
+        fill(at, into, !cautious, |offset, spare| sys::read(fd.as_fd(), offset, spare, flags));
+    match filled {
+        // What went wrong on the way the next try finds out, which may wait.
+        Err((Errno::EAGAIN, _)) | Err((_, true)) if cautious => None,
+        Err((Errno::ENOTSUP, _)) if cautious => {
+            NOWAIT_FAILS.store(true, Ordering::Relaxed);
+            None
+        }
+        filled => Some(filled.map_err(|(errno, _)| errno.into())),
+    }
+}
+
+/// Fills `into` from offset `at` up to the end of the file. `waits`: whatever `read` leaves out
+/// is not there. Errors: those of `read`, and whether something had been read before; then
+/// nothing is filled in, since who reads takes what is short for the end of the file.
+fn fill(
+    at: u64,
+    into: &mut BufMut,
+    waits: bool,
+    mut read: impl FnMut(u64, &mut [MaybeUninit<u8>]) -> sys::Sys<usize>,
+) -> std::result::Result<(), (Errno, bool)> {
     let before = into.len();
     let mut offset = at;
     while into.room() > 0 {
-        let flags = if cautious { libc::RWF_NOWAIT } else { 0 };
-        match sys::read(fd.as_fd(), offset, into.spare(), flags) {
+        match read(offset, into.spare()) {
             Ok(0) => break,
             Ok(count) => {
                 // SAFETY: the kernel has filled that many bytes in.
                 unsafe { into.advance(count) };
                 offset += count as u64;
-                if !cautious && into.room() > 0 && count % 4096 != 0 {
-                    break; // a partial page ends the file
+                if waits && !offset.is_multiple_of(PAGE_BYTES) {
+                    break; // within a page only the file can end
                 }
             }
-            Err(Errno::EAGAIN) if cautious => {
+            Err(errno) => {
+                let partly = into.len() > before;
                 into.truncate(before);
-                return None;
+                return Err((errno, partly));
             }
-            Err(Errno::ENOTSUP) if cautious => {
-                NOWAIT_FAILS.store(true, Ordering::Relaxed);
-                into.truncate(before);
-                return None;
-            }
-            Err(_) if into.len() > before => break,
-            Err(errno) => return Some(Err(errno.into())),
         }
     }
-    Some(Ok(()))
+    Ok(())
 }
 
 /// Writes all of `from`. None if it would have to wait for a reader and may not.
@@ -358,6 +378,24 @@ impl Record<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What came before a place that a disk cannot read was answered alone, and taken for all of
+    /// the file; so was what ended at a page and began within one.
+    #[test]
+    fn what_is_short_is_the_end_of_the_file_and_no_error() {
+        let reads = |at: u64, answers: &[sys::Sys<usize>]| {
+            let (mut into, mut left) = (BufMut::heap(65_536), answers.iter().copied());
+            let result = fill(at, &mut into, true, |_, _| left.next().expect("it was asked again"));
+            (result, into.len())
+        };
+        let eio = Errno::EIO;
+        assert_eq!(reads(0, &[Ok(4096), Err(eio)]), (Err((eio, true)), 0));
+        assert_eq!(reads(0, &[Err(eio)]), (Err((eio, false)), 0));
+        assert_eq!(reads(100, &[Ok(8092), Ok(57_344 + 100)]), (Ok(()), 65_536));
+        assert_eq!(reads(100, &[Ok(8092), Ok(0)]), (Ok(()), 8092));
+        assert_eq!(reads(100, &[Ok(900)]), (Ok(()), 900));
+        assert_eq!(reads(0, &[Ok(4096), Ok(10)]), (Ok(()), 4106));
+    }
 
     /// What a file system in user space may answer to a write: the thread asked it for ever.
     #[test]
