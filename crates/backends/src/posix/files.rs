@@ -246,9 +246,10 @@ impl Files {
 
     /// Has `inode` kept over our death; `fd` may be an `O_PATH` descriptor.
     pub(crate) fn keep(&self, inode: &OpenInode, fd: BorrowedFd<'_>) {
-        if let Some((keeper, fs)) = &self.keeper {
+        if let Some((keeper, fs)) = &self.keeper
+            && !inode.kept.swap(true, Ordering::Relaxed)
+        {
             keeper.hold(*fs, inode.id, fd);
-            inode.kept.store(true, Ordering::Relaxed);
         }
     }
 
@@ -334,11 +335,11 @@ impl Drop for OpenInode {
         // Somebody may have opened it again since we were given up.
         if inodes.get(&self.id).is_some_and(|inode| inode.strong_count() == 0) {
             inodes.remove(&self.id);
-            if let Some((keeper, fs)) = &files.keeper
-                && self.kept.load(Ordering::Relaxed)
-            {
-                keeper.release(*fs, self.id);
-            }
+        }
+        if let Some((keeper, fs)) = &files.keeper
+            && self.kept.load(Ordering::Relaxed)
+        {
+            keeper.release(*fs, self.id); // once for each that has it
         }
     }
 }

@@ -56,7 +56,8 @@ pub enum Inline {
 }
 
 /// Somebody outside of this process who keeps files that were deleted while they are open,
-/// so that they are still there for the process that takes over should this one die.
+/// so that they are still there for the process that takes over should this one die. Two exports
+/// of one directory have the same files: what was held or adopted twice is released twice.
 pub trait Keeper: Send + Sync + std::fmt::Debug {
     /// Keeps what `fd` refers to until it is released. Failing is allowed: then such a
     /// file ends with this process.
@@ -69,7 +70,7 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
     /// released, also if it was kept for a process before this one.
     fn adopt(&self, fs: FsUuid, id: FileId) -> bool;
 
-    /// The last open file of it was closed.
+    /// The last open file of it was closed, of whoever held or adopted it.
     fn release(&self, fs: FsUuid, id: FileId);
 }
 

@@ -4,7 +4,7 @@
 //! system below keeps the file, and the server's next life finds it by its id. The two
 //! talk over a socket in the state directory: messages of one operation and one key.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -64,9 +64,9 @@ pub struct KeeperClient {
 
 #[derive(Default)]
 struct State {
-    held: HashSet<Key>,
-    /// Held since the server's last life; what nobody asks for is let go in the end.
-    inherited: HashSet<Key>,
+    /// What is held, and for how many: two exports of one directory have the same files. None
+    /// yet: it is held since the server's last life, and let go in the end if nobody asks for it.
+    held: HashMap<Key, u32>,
     complained: bool,
 }
 
@@ -105,19 +105,18 @@ impl KeeperClient {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         socket.connect(&SockAddr::unix(socket_path(state))?)?;
         socket.set_read_timeout(Some(START_MAX))?;
-        let mut held = HashSet::new();
+        let mut held = HashMap::new();
         loop {
             let (message, _) = receive(&socket)?;
             match message[0] {
                 OP_HELD => {
-                    held.insert(message_key(&message));
+                    held.insert(message_key(&message), 0);
                 }
                 OP_END => break,
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
-        let state = State { inherited: held.clone(), held, complained: false };
-        Ok(KeeperClient { socket, state: Mutex::new(state) })
+        Ok(KeeperClient { socket, state: Mutex::new(State { held, complained: false }) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -131,11 +130,12 @@ impl KeeperClient {
 
     /// Lets go what was held for the server's last life and nobody came back for.
     pub fn release_inherited(&self) {
-        let mut state = self.lock();
-        for key in std::mem::take(&mut state.inherited) {
-            state.held.remove(&key);
-            let _ = send(&self.socket, &message(OP_RELEASE, &key), None); // or it has ended
-        }
+        self.lock().held.retain(|key, users| {
+            if *users == 0 {
+                let _ = send(&self.socket, &message(OP_RELEASE, key), None); // or it has ended
+            }
+            *users > 0
+        });
     }
 }
 
@@ -147,15 +147,14 @@ impl Keeper for KeeperClient {
     fn hold(&self, fs: FsUuid, id: FileId, fd: BorrowedFd<'_>) {
         let key = key(fs, id);
         let mut state = self.lock();
-        let result = if state.held.len() >= HELD_MAX {
+        let known = state.held.contains_key(&key);
+        let result = if state.held.len() >= HELD_MAX && !known {
             Err(io::Error::from_raw_os_error(libc::EMFILE))
         } else {
             send(&self.socket, &message(OP_HOLD, &key), Some(fd.as_raw_fd()))
         };
         match result {
-            Ok(()) => {
-                state.held.insert(key);
-            }
+            Ok(()) => *state.held.entry(key).or_default() += 1,
             Err(error) if !std::mem::replace(&mut state.complained, true) => {
                 log::error!(
                     "deleted files that are open can no longer be kept over a death of the server \
@@ -167,19 +166,21 @@ impl Keeper for KeeperClient {
     }
 
     fn holds(&self, fs: FsUuid, id: FileId) -> bool {
-        self.lock().held.contains(&key(fs, id))
+        self.lock().held.contains_key(&key(fs, id))
     }
 
     fn adopt(&self, fs: FsUuid, id: FileId) -> bool {
-        let key = key(fs, id);
         let mut state = self.lock();
-        state.inherited.remove(&key);
-        state.held.contains(&key)
+        let users = state.held.get_mut(&key(fs, id));
+        users.map(|users| *users += 1).is_some()
     }
 
     fn release(&self, fs: FsUuid, id: FileId) {
-        let key = key(fs, id);
-        if self.lock().held.remove(&key) {
+        let (key, mut state) = (key(fs, id), self.lock());
+        let Some(users) = state.held.get_mut(&key) else { return };
+        *users = users.saturating_sub(1);
+        if *users == 0 {
+            state.held.remove(&key);
             let _ = send(&self.socket, &message(OP_RELEASE, &key), None); // or it has ended
         }
     }
@@ -261,6 +262,29 @@ impl Default for Control {
 mod tests {
     use super::*;
 
+    fn client(socket: Socket, held: HashMap<Key, u32>) -> KeeperClient {
+        KeeperClient { socket, state: Mutex::new(State { held, complained: false }) }
+    }
+
+    /// Where a directory is exported twice, the close through one export let go what was open
+    /// through the other.
+    #[test]
+    fn what_two_exports_have_open_is_held_until_both_have_closed_it() {
+        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let (fs, id) = (FsUuid(1), FileId { ino: 1, generation: 7 });
+        let client = client(near, HashMap::new());
+        assert!(!client.adopt(fs, id));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        client.hold(fs, id, std::os::fd::AsFd::as_fd(&file));
+        assert!(client.adopt(fs, id), "the other export opens it, too");
+        client.release(fs, id);
+        assert!(client.holds(fs, id));
+        client.release(fs, id);
+        assert!(!client.holds(fs, id));
+        let heard = [0; 2].map(|_| receive(&far).unwrap().0[0]);
+        assert_eq!(heard, [OP_HOLD, OP_RELEASE]);
+    }
+
     /// A look at a deleted file, by a client that had it open and opens it no more, kept it and
     /// its space until the next start of the server.
     #[test]
@@ -268,9 +292,8 @@ mod tests {
         let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
         let fs = FsUuid(1);
         let [seen, opened] = [1, 2].map(|ino| FileId { ino, generation: 7 });
-        let held = HashSet::from([seen, opened].map(|id| key(fs, id)));
-        let state = State { inherited: held.clone(), held, complained: false };
-        let client = KeeperClient { socket: near, state: Mutex::new(state) };
+        let held = HashMap::from([seen, opened].map(|id| (key(fs, id), 0)));
+        let client = client(near, held);
         assert!(client.holds(fs, seen) && client.holds(fs, opened) && client.adopt(fs, opened));
         client.release_inherited();
         assert!(!client.holds(fs, seen) && client.holds(fs, opened));

@@ -80,6 +80,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let plan = plan(args)?;
     let mut options = server_options(&plan)?;
     warn_of_openness(&plan);
+    warn_of_sharing(&plan.exports);
     let descriptors = Descriptors::divide(paths::raise_file_limit(), plan.exports.len());
     options.connections_max = descriptors.connections.min(options.connections_max);
     signals::hold();
@@ -285,6 +286,23 @@ fn warn_of_openness(plan: &ServePlan) {
                 "everybody who gets to {address} can use export `{}` as any user: restrict it \
                  with allow=ADDRESS/BITS or --auth psk:FILE",
                 export.name
+            );
+        }
+    }
+}
+
+/// Says so where files can be had through two exports.
+fn warn_of_sharing(exports: &[ExportPlan]) {
+    for (index, one) in exports.iter().enumerate() {
+        let shares = |other: &&ExportPlan| {
+            one.dir.starts_with(&other.dir) || other.dir.starts_with(&one.dir)
+        };
+        for other in exports[..index].iter().filter(shares) {
+            log::warn!(
+                "exports `{}` and `{}` have files in common: locks taken through one do not hold in \
+                 the other; let clients that change the same files use one of them",
+                other.name,
+                one.name
             );
         }
     }
