@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dray_core::Context;
 use dray_fabric::{Connection, Peer};
-use dray_rt::{random_u64, sleep, timeout};
+use dray_rt::{Pool, random_u64, sleep, timeout};
 
 use crate::server::admission::Door;
 use crate::server::ahead::Ahead;
@@ -36,6 +36,8 @@ pub(crate) struct Inner {
     pub(crate) instance: u64,
     pub(crate) ahead: Ahead,
     pub(super) journal: Arc<dyn Journal>,
+    /// Threads that wait for the journal's media.
+    pub(super) noting: Pool,
     pub(crate) exports: Exports,
     pub(super) sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     pub(super) life: Life,
@@ -48,6 +50,12 @@ pub(crate) struct Inner {
     whereabouts: Whereabouts,
     next_connection: AtomicU64,
 }
+
+/// Sessions that are noted at a time, each of which takes two syncs: as many at once cost a disk
+/// hardly more than one.
+const NOTING_THREADS_MAX: usize = 8;
+/// Those that wait for that; further ones wait for a place.
+const NOTING_QUEUE_MAX: usize = 1024;
 
 /// How long evicting waits for files to be given back.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(2);
@@ -84,6 +92,7 @@ impl Server {
             ahead: Ahead::new(),
             life: Life::begin(journal.clone()),
             journal,
+            noting: Pool::new("dray-note", NOTING_THREADS_MAX, NOTING_QUEUE_MAX),
             exports,
             sessions: Mutex::default(),
             running: Mutex::default(),
@@ -172,7 +181,8 @@ impl Server {
                 self.end_stalled(&mut stalls);
                 let newest = self.inner.exports.opened();
                 let newest = newest.iter().map(|export| export.stamps.newest());
-                self.inner.life.stamps_given(newest.max().unwrap_or(0));
+                let newest = newest.max().unwrap_or(0);
+                self.note(move |inner| inner.life.stamps_given(newest)).await;
             }
             for session in self.inner.expired() {
                 log::warn!(
@@ -184,6 +194,14 @@ impl Server {
                 // Not awaited: its file system may hang, and others' need not wait for it.
                 drop(self.inner.end(session));
             }
+        }
+    }
+
+    /// Does what waits for media on a thread for that, so that nobody else has to.
+    async fn note(&self, work: impl FnOnce(&Inner) + Send + 'static) {
+        let inner = self.inner.clone();
+        if let Err(error) = self.inner.noting.run(move || work(&inner)).await {
+            log::error!("nothing can be noted for the next server: {error}");
         }
     }
 
@@ -205,14 +223,15 @@ impl Server {
     /// if there is no such session.
     pub async fn evict(&self, session: u64) -> bool {
         let Some(session) = lock(&self.inner.sessions).get(&session).cloned() else { return false };
-        self.inner.life.evict(session.id);
+        let id = session.id;
+        self.note(move |inner| inner.life.evict(id)).await;
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::EVICTED, flags: 0, tag: 0 }.put_message(&mut message);
         for connection in session.connections() {
             let _ = connection.send(&message, None); // it may be why it is evicted
         }
         log::warn!("client {} (session {:x}) was evicted", session.host, session.id);
-        let (host, id) = (session.host.clone(), session.id);
+        let host = session.host.clone();
         if timeout(GIVE_BACK_MAX, self.inner.end(session)).await.is_err() {
             log::warn!("client {host} (session {id:x}): its files are given back when they can be");
         }

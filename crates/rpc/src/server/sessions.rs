@@ -1,5 +1,6 @@
 //! The sessions of a server: how they begin, are gone on with, and end.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,7 +10,7 @@ use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64};
 
 use crate::server::export::Export;
-use crate::server::journal::SessionRecord;
+use crate::server::journal::{Journal, SessionRecord};
 use crate::server::sabotage::Sabotage;
 use crate::server::service::{Inner, lock};
 use crate::server::session::Session;
@@ -62,7 +63,9 @@ impl Inner {
         }
     }
 
-    pub(crate) fn new_session(
+    /// Begins a session, which is noted on media by a thread for that. Errors: there are too many,
+    /// or it cannot be noted.
+    pub(crate) async fn new_session(
         &self,
         node: NodeId,
         (host, peer): (&str, Peer),
@@ -78,25 +81,50 @@ impl Inner {
         random_bytes(&mut secret);
         let id = random_u64() | 1; // 0 is none
         if lock(&self.sessions).len() >= self.options.sessions_max {
-            return Err(refused(
-                Errno::EAGAIN,
-                format!(
-                    "the server has {} clients, as many as it may have",
-                    self.options.sessions_max
-                ),
-            ));
+            return Err(self.full());
         }
         let (export_name, host) = (export.name.clone(), printable(host));
         let record = SessionRecord { id, secret, node: node.0, export: export_name, host };
         let slots = self.options.slots;
-        let log = self.journal.create(&record, slots).map_err(|error| {
+        let noted = record.clone();
+        let log = self.on_media(move |journal| journal.create(&noted, slots)).await;
+        let log = log.and_then(|log| log).map_err(|error| {
             log::error!("cannot keep a session of {}: {error}", record.host);
             refused(Errno::ENOSPC, format!("the server cannot note a new session: {error}"))
         })?;
         let session = Arc::new(Session::new(record, export, &self.options, log));
         session.set_resident(resident);
-        lock(&self.sessions).insert(id, session.clone());
-        Ok(session)
+        if self.enter(&session) {
+            return Ok(session);
+        }
+        // Others were noted meanwhile.
+        let _ = self.on_media(move |journal| journal.remove(id)).await; // it expires, if it stays
+        Err(self.full())
+    }
+
+    /// Whether there is a place for it.
+    fn enter(&self, session: &Arc<Session>) -> bool {
+        let mut sessions = lock(&self.sessions);
+        let free = sessions.len() < self.options.sessions_max;
+        if free {
+            sessions.insert(session.id, session.clone());
+        }
+        free
+    }
+
+    fn full(&self) -> Refused {
+        let most = self.options.sessions_max;
+        refused(Errno::EAGAIN, format!("the server has {most} clients, as many as it may have"))
+    }
+
+    /// Does what waits for media on a thread for that: those that serve have others to serve.
+    /// Errors: there is no thread.
+    async fn on_media<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn Journal) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let journal = self.journal.clone();
+        self.noting.run(move || work(&*journal)).await.map_err(io::Error::other)
     }
 
     /// Ends a session, on the executor that serves it. The answer comes when everything
@@ -114,7 +142,10 @@ impl Inner {
             session.export.recovery.done(session.id);
             let _ = done.send(()); // nobody has to wait for it
             inner.sync_last(&session).await;
-            inner.journal.remove(session.id);
+            let id = session.id;
+            if let Err(error) = inner.on_media(move |journal| journal.remove(id)).await {
+                log::error!("session {id:x}: its file stays until the next start: {error}");
+            }
             drop(parting);
         });
         ended
@@ -215,7 +246,7 @@ mod tests {
     use dray_layers::faults::{Fault, Faults, When};
     use dray_rt::{DriverKind, Executor, sleep, timeout};
 
-    use crate::server::journal::{Journal, MemoryJournal};
+    use crate::server::journal::MemoryJournal;
     use crate::server::options::{Loss, ServerOptions};
     use crate::server::service::Server;
 
@@ -261,9 +292,11 @@ mod tests {
         let export = server.inner.exports.get("data").unwrap();
         let session = || {
             let (node, host) = (NodeId(1), ("host", Peer::Local));
-            server.inner.new_session(node, host, export.clone()).unwrap()
+            server.inner.new_session(node, host, export.clone())
         };
-        let (here, away) = (session(), session());
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        let (here, away) =
+            executor.block_on(async { (session().await.unwrap(), session().await.unwrap()) });
         let mut network = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
         let connection = network.block_on(async {
             let network = Network::new();

@@ -2,14 +2,18 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use dray_core::Errno;
+use dray_core::{Errno, NodeId};
+use dray_fabric::Connection;
 use dray_rt::random_bytes;
 
-use super::{ServerSink, Stage};
+use super::{Beginning, ServerSink, Shared, Stage};
 use crate::auth::{Key, Role, Transcript};
+use crate::server::admission::Guest;
 use crate::server::export::Export;
 use crate::server::sabotage::Sabotage;
+use crate::server::service::Inner;
 use crate::server::session::Session;
 use crate::server::sessions::refused;
 use crate::wire::{
@@ -130,26 +134,83 @@ impl ServerSink {
         };
         let known = self.server.resume(proof.session, export, right);
         let known = known.map_err(HandshakeError::Refused)?;
-        let resumed = known.is_some();
-        let session = match known {
-            Some(session) => {
-                self.server.resides(&session, self.connection.peer());
-                session
-            }
-            None => self
-                .server
-                .new_session(hello.node, (&hello.host, self.connection.peer()), export.clone())
-                .map_err(HandshakeError::Refused)?,
+        let features = hello.features;
+        let entrance = Entrance {
+            server: self.server.clone(),
+            connection: self.connection.clone(),
+            number: self.number,
+            shared: self.shared.clone(),
+            guest: self.guest.take(),
         };
+        let Some(session) = known else {
+            let who = (hello.node, hello.host.clone(), features);
+            let (export, beginning) = (export.clone(), Arc::<Beginning>::default());
+            self.stage = Stage::Beginning(beginning.clone());
+            dray_rt::spawn(entrance.begin(who, export, beginning));
+            return Ok(());
+        };
+        self.server.resides(&session, self.connection.peer());
         if self.server.options.sabotage != Some(Sabotage::Fence) {
             session.replace(proof.replaces);
         }
-        session.set_features(challenged.hello.features);
-        self.welcome(session, resumed);
+        session.set_features(features);
+        entrance.welcome(&session, true);
+        self.stage = Stage::Serving(session);
         Ok(())
     }
 
-    fn welcome(&mut self, session: Arc<Session>, resumed: bool) {
+    pub(super) fn refuse(&mut self, error: HandshakeError) -> io::Error {
+        match error {
+            HandshakeError::Refused(refused) => {
+                self.say(&Refused::refusal(&refused));
+                io::Error::new(io::ErrorKind::PermissionDenied, refused.message)
+            }
+            HandshakeError::Malformed(malformed) => malformed.into(),
+        }
+    }
+}
+
+/// What a connection takes with it into a session.
+struct Entrance {
+    server: Arc<Inner>,
+    connection: Arc<dyn Connection>,
+    number: u64,
+    shared: Arc<Shared>,
+    /// It counts as one in its handshake until then.
+    guest: Option<Guest>,
+}
+
+impl Entrance {
+    /// Begins a session. That waits for media, and so for nobody else's sake on this thread.
+    async fn begin(
+        self,
+        (node, host, features): (NodeId, String, u64),
+        export: Arc<Export>,
+        beginning: Arc<Beginning>,
+    ) {
+        let peer = self.connection.peer();
+        let session = match self.server.new_session(node, (&host, peer), export).await {
+            Ok(session) => session,
+            Err(refused) => {
+                if self.server.door.complains(peer) {
+                    let why = &refused.message;
+                    log::warn!("connection from {peer} ended in its handshake: {why}");
+                }
+                // A broken connection hears of nothing.
+                let _ = self.connection.send(&Refused::refusal(&refused), None);
+                return self.connection.close();
+            }
+        };
+        if beginning.gone.load(Ordering::SeqCst) {
+            drop(self.server.end(session)); // its client never heard of it
+            return;
+        }
+        session.set_features(features);
+        let _ = beginning.session.set(session.clone()); // nobody else does
+        self.welcome(&session, false);
+    }
+
+    fn welcome(self, session: &Arc<Session>, resumed: bool) {
         session.connected(self.number, self.connection.clone());
         let options = &self.server.options;
         let welcome = Welcome {
@@ -164,19 +225,8 @@ impl ServerSink {
             lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,
             info: session.export.fs.info().clone(),
         };
-        self.say(&welcome.message());
-        self.stage = Stage::Serving(session);
-        self.guest = None;
+        let _ = self.connection.send(&welcome.message(), None); // a broken one ends by itself
         self.shared.lock().serving = true;
-    }
-
-    pub(super) fn refuse(&mut self, error: HandshakeError) -> io::Error {
-        match error {
-            HandshakeError::Refused(refused) => {
-                self.say(&Refused::refusal(&refused));
-                io::Error::new(io::ErrorKind::PermissionDenied, refused.message)
-            }
-            HandshakeError::Malformed(malformed) => malformed.into(),
-        }
+        drop(self.guest);
     }
 }

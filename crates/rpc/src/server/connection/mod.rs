@@ -7,8 +7,8 @@ mod receive;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -65,6 +65,10 @@ pub(in crate::server) async fn serve(
     dray_rt::spawn(watch_handshake(Arc::downgrade(&connection), Arc::downgrade(&shared)));
     let error = connection.run(&mut sink).await;
     shared.lock().cancels.values().for_each(|cancel| cancel.set());
+    if let Stage::Beginning(beginning) = &sink.stage {
+        beginning.gone.store(true, Ordering::SeqCst);
+    }
+    sink.look();
     match &sink.stage {
         Stage::Serving(session) => {
             log::debug!("connection of {} from {peer} ended: {error}", session.host);
@@ -126,7 +130,18 @@ enum Stage {
     Hello,
     /// The client's proof is awaited.
     Challenged(Box<Challenged>),
+    /// A new session is being noted, on media, which can take its time.
+    Beginning(Arc<Beginning>),
     Serving(Arc<Session>),
+}
+
+/// A new session of a connection.
+#[derive(Default)]
+struct Beginning {
+    /// Once it has begun.
+    session: OnceLock<Arc<Session>>,
+    /// The connection has ended meanwhile.
+    gone: AtomicBool,
 }
 
 struct ServerSink {
@@ -149,6 +164,7 @@ impl Sink for ServerSink {
         head: &[u8],
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>> {
+        self.look();
         let Stage::Serving(session) = &self.stage else {
             return Poll::Ready(Err(Malformed("data in a handshake").into()));
         };
@@ -164,6 +180,7 @@ impl Sink for ServerSink {
     }
 
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
+        self.look();
         match &self.stage {
             Stage::Serving(session) => {
                 let session = session.clone();
@@ -171,11 +188,21 @@ impl Sink for ServerSink {
             }
             Stage::Hello => self.hello(head).map_err(|error| self.refuse(error)),
             Stage::Challenged { .. } => self.proof(head).map_err(|error| self.refuse(error)),
+            Stage::Beginning(_) => Err(Malformed("a message before the welcome").into()),
         }
     }
 }
 
 impl ServerSink {
+    /// Whether its new session has begun.
+    fn look(&mut self) {
+        if let Stage::Beginning(beginning) = &self.stage
+            && let Some(session) = beginning.session.get()
+        {
+            self.stage = Stage::Serving(session.clone());
+        }
+    }
+
     fn say(&self, message: &[u8]) {
         let _ = self.connection.send(message, None); // a broken connection ends `run`
     }

@@ -247,7 +247,7 @@ mod tests {
             let (_, file) = self.fs.create(&cx, self.fs.info().root, name, NEW).await.unwrap();
             let export = self.server.inner.exports.get("data").unwrap();
             let client = (NodeId(1), ("host", Peer::Local));
-            let session = self.server.inner.new_session(client.0, client.1, export).unwrap();
+            let session = self.server.inner.new_session(client.0, client.1, export).await.unwrap();
             assert!(session.keep_file(HANDLE, file, Ticket::READ).is_ok());
             session
         }

@@ -22,6 +22,8 @@ pub(crate) struct Life {
     pub(crate) ticket_keys: TicketKeys,
     /// Sessions whose clients are not to begin anew as if nothing had happened.
     evicted: Mutex<VecDeque<u64>>,
+    /// Whoever notes them: that waits for media, and those that come back must not.
+    noting: Mutex<()>,
     stamps_bound: Mutex<u64>,
 }
 
@@ -37,7 +39,8 @@ impl Life {
         let evicted = Mutex::new(evicted.rev().collect());
         let stamps_bound = words(&*journal, Keepsake::StampsBound).first().copied().unwrap_or(0);
         let stamps_bound = Mutex::new(stamps_bound);
-        Life { ticket_keys: TicketKeys::begin(&*journal), journal, evicted, stamps_bound }
+        let (ticket_keys, noting) = (TicketKeys::begin(&*journal), Mutex::default());
+        Life { ticket_keys, journal, evicted, noting, stamps_bound }
     }
 
     /// A stamp above which no earlier life has given any.
@@ -70,7 +73,10 @@ impl Life {
             evicted.pop_front();
         }
         evicted.push_back(session);
-        if !keep(&*self.journal, Keepsake::Evicted, evicted.iter().copied()) {
+        drop(evicted);
+        let _one_at_a_time = lock(&self.noting);
+        let all: Vec<u64> = lock(&self.evicted).iter().copied().collect();
+        if !keep(&*self.journal, Keepsake::Evicted, all) {
             log::error!("session {session:x} may begin anew after a restart of the server");
         }
     }
