@@ -14,7 +14,7 @@ use dray_core::IO_MAX_BYTES;
 pub(super) const SEGMENT_BYTES: usize = 2 << 20;
 const _: () = assert!(SEGMENT_BYTES >= IO_MAX_BYTES);
 /// First use of a huge page takes 0.2 to 0.4 ms; of small pages less than 1.5 ms.
-const HUGE_MAX: Duration = Duration::from_millis(3);
+const HUGE_MAX: Duration = Duration::from_millis(2);
 /// So many segments are of small pages after a huge page that took longer; twice as many after the
 /// next that does, up to the second number.
 const SMALL_NEXT: (u32, u32) = (8, 64);
