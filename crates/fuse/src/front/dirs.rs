@@ -12,6 +12,7 @@ use dray_rt::{Instant, now};
 use crate::front::Worker;
 use crate::proto::reply::{self, DirList, ENTRY_BYTES};
 use crate::proto::wire::Small;
+use crate::state::changes::Moment;
 use crate::state::handles::Handle;
 use crate::transport::Answer;
 
@@ -39,6 +40,8 @@ pub(crate) struct Listing {
     /// The entry to go on with, if the position is the expected one.
     next: usize,
     read_at: Option<Instant>,
+    /// What this mount has changed since is not in it.
+    read_after: Moment,
 }
 
 impl Listing {
@@ -102,6 +105,10 @@ impl Worker {
             cookie = 0;
         }
         let dir = file.id();
+        // What was removed since would be there again for the kernel, which is told of each file.
+        if plus && self.shared.changes.since(listing.read_after, dir) {
+            *listing = Listing::default();
+        }
         loop {
             let index = match listing.find(cookie, list.max_bytes()) {
                 Some(index) if index < listing.page.len() => index,
@@ -110,12 +117,14 @@ impl Worker {
                 _ if asked => return Ok(()),
                 _ => {
                     asked = true;
+                    let read_after = self.shared.changes.now();
                     let mut page = file.readdir(cx, cookie, PAGE_BYTES, plus).await?;
                     page.end |= page.is_empty();
                     *listing = Listing {
                         page,
                         from: Some(cookie),
                         read_at: Some(now()),
+                        read_after,
                         ..Listing::default()
                     };
                     continue;
@@ -148,6 +157,7 @@ impl Worker {
                 return None;
             }
             let kind = entry.kind.map_or(0, FileType::dirent_type);
+            let fresh = fresh && !self.shared.changes.since(listing.read_after, entry.id);
             let head = plus.then(|| self.plus_entry((dir, name), entry, fresh));
             let head = head.as_ref().map(Small::as_slice);
             list.push(name, entry.id.ino, entry.cookie, kind, head);

@@ -1,6 +1,7 @@
 //! The front end: turns the kernel's requests into calls on a [`FileSystem`].
 
 mod attr;
+mod changes;
 pub(crate) mod dirs;
 mod file;
 mod locks;
@@ -64,6 +65,7 @@ impl Worker {
         let mut cx = self.context(&request);
         cx.cancel = Some(cancel.clone());
         let result = self.dispatch(&mut cx, &request, message).await;
+        self.note_changes(&request);
         self.shared.flights.end(ticket);
         result.map_err(|error| match error.errno() {
             // The kernel passes an interrupted lock request on to the application as an

@@ -2,6 +2,7 @@
 //! table and the memory of the ring, in one memfd.
 
 pub(crate) mod capabilities;
+pub(crate) mod changes;
 pub(crate) mod handles;
 pub(crate) mod moved;
 pub(crate) mod nodes;

@@ -11,6 +11,7 @@ use crate::mount::session::Session;
 use crate::options::Options;
 use crate::state::State;
 use crate::state::capabilities::Capabilities;
+use crate::state::changes::Changes;
 use crate::state::handles::Handles;
 use crate::state::nodes::Nodes;
 use crate::worker::flight::Flights;
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) lock_owners: LockOwners,
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
+    pub(crate) changes: Changes,
     /// Somebody searches for signals that the kernel did not tell of.
     pub(crate) searching: AtomicBool,
 }
@@ -57,6 +59,7 @@ impl Shared {
             lock_owners,
             versions: Versions::default(),
             capabilities: Capabilities::default(),
+            changes: Changes::default(),
             searching: AtomicBool::new(false),
         }
     }

@@ -1,0 +1,42 @@
+//! Which files and directories a request changes, for what was read ahead of it.
+
+use crate::front::Worker;
+use crate::options::Consistency;
+use crate::proto::{CopyArgs, Operation, Request};
+
+impl Worker {
+    /// Notes what a request has changed, however it went, before it is answered. Under `strict` the
+    /// kernel believes nothing for longer than a call.
+    pub(super) fn note_changes(&self, request: &Request<'_>) {
+        if self.shared.options.consistency == Consistency::Strict {
+            return;
+        }
+        let node = request.head.node;
+        let changed = match request.op {
+            Operation::Symlink { .. }
+            | Operation::Mknod { .. }
+            | Operation::Mkdir { .. }
+            | Operation::Unlink { .. }
+            | Operation::Rmdir { .. }
+            | Operation::Create { .. }
+            | Operation::Setattr(_)
+            | Operation::Setxattr { .. }
+            | Operation::Removexattr { .. }
+            | Operation::Write { .. }
+            | Operation::Fallocate { .. }
+            | Operation::Ioctl { .. } => [Some(node), None],
+            Operation::Open { flags, .. } if flags as i32 & libc::O_TRUNC != 0 => {
+                [Some(node), None]
+            }
+            Operation::Rename { to_dir, .. } => [Some(node), Some(to_dir)],
+            Operation::Link { node: file, .. } => [Some(node), Some(file)],
+            Operation::CopyFileRange(CopyArgs { node_out, .. }) => [Some(node_out), None],
+            _ => return,
+        };
+        for node in changed.into_iter().flatten() {
+            if let Ok(id) = self.id(node) {
+                self.shared.changes.note(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What a listing tells the kernel besides names, where it believes that for a while.
+
+mod common;
+
+use std::ffi::{CStr, CString};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use common::{TestMount, mounted};
+use dray_fuse::{Consistency, Transport};
+
+/// More than the kernel asks for at once, and less than the front end reads ahead.
+const NAMES: usize = 400;
+
+fn on_both(test: impl Fn(&TestMount)) {
+    for transport in [Transport::Classic, Transport::Uring] {
+        if let Some(mount) = mounted(transport, Consistency::CloseToOpen) {
+            test(&mount);
+        }
+    }
+}
+
+/// A directory being listed.
+struct Stream(*mut libc::DIR);
+
+impl Stream {
+    /// Opens it and reads the first names.
+    fn begin(dir: &Path) -> Stream {
+        let path = CString::new(dir.as_os_str().as_bytes()).unwrap();
+        // SAFETY: a C string that outlives the call.
+        let mut stream = Stream(unsafe { libc::opendir(path.as_ptr()) });
+        assert!(!stream.0.is_null() && stream.next().is_some());
+        stream
+    }
+}
+
+impl Iterator for Stream {
+    type Item = CString;
+
+    fn next(&mut self) -> Option<CString> {
+        // SAFETY: the stream is open; the entry is read before the next call.
+        unsafe {
+            let entry = libc::readdir(self.0);
+            (!entry.is_null()).then(|| CStr::from_ptr((*entry).d_name.as_ptr()).to_owned())
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: it is closed once.
+        unsafe { libc::closedir(self.0) };
+    }
+}
+
+/// A directory with many entries, each made by `make`, and that which is listed last.
+fn many(mount: &TestMount, make: impl Fn(&Path)) -> (PathBuf, PathBuf) {
+    let dir = mount.path("dir");
+    fs::create_dir(&dir).unwrap();
+    (0..NAMES).for_each(|index| make(&dir.join(format!("name-{index:03}"))));
+    let last = fs::read_dir(&dir).unwrap().last().unwrap().unwrap().path();
+    (dir, last)
+}
+
+/// By what the kernel believes: statx(2), which the standard library uses, asks for more than that.
+fn stat(path: &Path) -> Option<libc::stat> {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: an all-zero stat is valid; string and stat outlive the call.
+    unsafe {
+        let mut stat = std::mem::zeroed();
+        (libc::stat(path.as_ptr(), &mut stat) == 0).then_some(stat)
+    }
+}
+
+fn make_file(path: &Path) {
+    File::create(path).unwrap();
+}
+
+#[test]
+fn a_name_that_was_removed_during_a_listing_is_gone() {
+    on_both(|mount| {
+        let (dir, last) = many(mount, make_file);
+        let mut stream = Stream::begin(&dir);
+        fs::remove_file(&last).unwrap();
+        assert!(stream.by_ref().count() >= NAMES - 1);
+        assert!(stat(&last).is_none(), "the kernel was told of it again");
+    });
+}
+
+#[test]
+fn a_directory_that_was_renamed_during_a_listing_has_its_new_name_alone() {
+    on_both(|mount| {
+        let (dir, last) = many(mount, |path| fs::create_dir(path).unwrap());
+        let moved = mount.path("moved");
+        let mut stream = Stream::begin(&dir);
+        fs::rename(&last, &moved).unwrap();
+        assert!(stream.by_ref().count() >= NAMES - 1);
+        assert!(stat(&last).is_none() && stat(&moved).is_some());
+    });
+}
+
+#[test]
+fn what_was_written_during_a_listing_is_there() {
+    on_both(|mount| {
+        let (dir, last) = many(mount, make_file);
+        let mut stream = Stream::begin(&dir);
+        let file = OpenOptions::new().read(true).write(true).open(&last).unwrap();
+        file.write_all_at(&[7; 100], 0).unwrap();
+        assert!(stream.by_ref().count() >= NAMES - 1);
+        assert_eq!(stat(&last).map(|stat| stat.st_size), Some(100));
+        assert_eq!(file.read_at(&mut [0; 200], 0).unwrap(), 100);
+    });
+}
