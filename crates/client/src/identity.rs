@@ -4,9 +4,6 @@ use std::sync::Arc;
 
 use dray_core::{Gid, Identity, Uid};
 
-/// Variables that batch systems set to the number of the job.
-const JOB_VARIABLES: [&str; 4] = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"];
-
 /// This process's effective user, group and supplementary groups, and its batch job.
 pub fn own_identity() -> Arc<Identity> {
     // SAFETY: neither takes memory, and neither can fail.
@@ -14,12 +11,11 @@ pub fn own_identity() -> Arc<Identity> {
     let mut groups: Vec<Gid> = own_groups().into_iter().map(Gid).collect();
     groups.sort_unstable();
     groups.dedup();
-    let job = JOB_VARIABLES.iter().find_map(|name| std::env::var(name).ok());
     Arc::new(Identity {
         uid: Uid(uid),
         gid: Gid(gid),
         groups: groups.into(),
-        job: job.unwrap_or_default().into(),
+        job: Identity::job_in(|name| std::env::var(name).ok()),
     })
 }
 

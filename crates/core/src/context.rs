@@ -21,7 +21,22 @@ pub struct Identity {
     pub job: Box<str>,
 }
 
+/// Variables of the environment that batch systems set to the number of the job: Slurm, PBS, LSF,
+/// Flux, Grid Engine.
+const JOB_VARIABLES: [&str; 5] =
+    ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID"];
+/// Longest job id taken over, bytes.
+const JOB_MAX_BYTES: usize = 64;
+
 impl Identity {
+    /// The batch job of a process in whose environment `find` finds variables; empty if there is
+    /// none, or what is there is no number of a job.
+    pub fn job_in(find: impl Fn(&str) -> Option<String>) -> Box<str> {
+        let sound = |value: &String| !value.is_empty() && value.len() <= JOB_MAX_BYTES;
+        let job = JOB_VARIABLES.iter().find_map(|name| find(name).filter(sound));
+        job.unwrap_or_default().into()
+    }
+
     /// The super-user of no job, shared by everybody who needs one.
     pub fn system() -> Arc<Identity> {
         static SYSTEM: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
@@ -158,6 +173,21 @@ impl Cancel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_job_is_named_by_what_its_batch_system_sets() {
+        let job = |variables: &[(&str, &str)]| {
+            let of = |name: &str| variables.iter().find(|(other, _)| *other == name);
+            Identity::job_in(|name| of(name).map(|(_, value)| (*value).to_owned()))
+        };
+        for name in JOB_VARIABLES {
+            assert_eq!(&*job(&[("HOME", "/"), (name, "77")]), "77");
+        }
+        assert_eq!(&*job(&[("JOB_ID", "5"), ("PBS_JOBID", "7.host")]), "7.host");
+        let long = "x".repeat(JOB_MAX_BYTES + 1);
+        assert_eq!(&*job(&[("SLURM_JOB_ID", &long), ("PBS_JOBID", ""), ("JOB_ID", "5")]), "5");
+        assert_eq!(&*job(&[]), "");
+    }
 
     #[test]
     fn a_cancelled_context_says_so() {

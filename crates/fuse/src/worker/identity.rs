@@ -23,12 +23,8 @@ const BELIEVED: Duration = Duration::from_secs(1);
 const KNOWN_MAX: usize = 256;
 /// Bytes of a process's environment that are searched for a job id.
 const ENVIRON_MAX_BYTES: u64 = 256 << 10;
-/// Variables that name a batch job: Slurm, PBS, LSF, Flux.
-const JOB_VARIABLES: [&str; 4] = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"];
 /// The process whose children are the threads of the kernel.
 const KTHREADD: u32 = 2;
-/// Longest job id taken over, bytes.
-const JOB_MAX_BYTES: usize = 64;
 
 pub(crate) struct Identities {
     job_ids: bool,
@@ -169,13 +165,12 @@ fn read_job(pid: Pid) -> Option<Box<str>> {
     let file = std::fs::File::open(format!("/proc/{pid}/environ")).ok()?;
     let mut environ = Vec::new();
     file.take(ENVIRON_MAX_BYTES).read_to_end(&mut environ).ok()?;
-    JOB_VARIABLES.iter().find_map(|name| {
-        let value = environ
-            .split(|&byte| byte == 0)
-            .find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-        let value = std::str::from_utf8(value).ok()?;
-        (value.len() <= JOB_MAX_BYTES).then(|| value.into())
-    })
+    Some(Identity::job_in(|name| {
+        let mut lines = environ.split(|&byte| byte == 0);
+        let value =
+            lines.find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        Some(std::str::from_utf8(value).ok()?.to_owned())
+    }))
 }
 
 /// Whether a fatal signal waits for the thread `pid`, so that nobody will look at the
