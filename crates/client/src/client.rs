@@ -229,6 +229,9 @@ impl Client {
         let mut rest: Vec<Vec<u8>> = components(path.as_bytes());
         let mut links = 0;
         while let Some(component) = rest.pop() {
+            if matches!(&component[..], b"." | b"..") {
+                must_be_directory(&trail[trail.len() - 1])?;
+            }
             match &component[..] {
                 b"." => continue,
                 b".." => {
@@ -253,7 +256,19 @@ impl Client {
             }
             rest.extend(components(&target));
         }
-        Ok(trail[trail.len() - 1])
+        let found = trail[trail.len() - 1];
+        if path.ends_with('/') {
+            must_be_directory(&found)?;
+        }
+        Ok(found)
+    }
+}
+
+/// What stands before a slash, `.` or `..` in a path.
+fn must_be_directory(entry: &Entry) -> Result<()> {
+    match entry.attr.file_type() {
+        FileType::Directory => Ok(()),
+        _ => Err(Error::new(Errno::ENOTDIR)),
     }
 }
 

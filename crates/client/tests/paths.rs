@@ -57,6 +57,10 @@ fn files_by_path_over_a_socket() {
         assert_eq!(client.stat("../a/b/file").await.unwrap().size, 5);
         client.rename("a/b/file", "a/other").await.unwrap();
         assert_eq!(client.list("a").await.unwrap().len(), 2);
+        for through_a_file in ["a/other/", "a/other/.", "a/other/../b"] {
+            let error = client.stat(through_a_file).await.unwrap_err();
+            assert_eq!(error.errno(), Errno::ENOTDIR, "{through_a_file}");
+        }
         client.truncate("a/other", 2).await.unwrap();
         let file = client.open("a/other").await.unwrap();
         let mut bytes = [0; 10];
