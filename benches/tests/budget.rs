@@ -51,12 +51,16 @@ const BUDGETS: [Budget; 10] = [
     budget("remove", 2.1, 9.1, 0.0, 1.0, 9.0),
 ];
 
+/// Calls that nobody made, for one that somebody did: what was changed half a minute ago is synced,
+/// and on a busy machine that is in the middle of the counting.
+const SYNCS_MAX: f64 = 0.01;
+
 fn check(cost: &Cost, budget: &Budget) -> Vec<String> {
     let mut figures = vec![
         ("allocations at the client", cost.client_allocations, budget.client_allocations),
         ("allocations at the server", cost.server_allocations, budget.server_allocations),
         ("bytes copied", cost.copied_bytes, budget.copied_bytes),
-        ("round trips", cost.round_trips, budget.round_trips),
+        ("round trips", cost.round_trips, budget.round_trips + SYNCS_MAX),
     ];
     // Where the kernel does not let us count them, nothing is said about them.
     if let Some((client, server)) = cost.system_calls {
