@@ -83,14 +83,11 @@ fn a_silent_crowd_takes_no_descriptors_from_others() {
         socket.set_nonblocking(true).unwrap();
         !matches!(socket.read(&mut [0]), Ok(0))
     };
-    // The first, as a rule; a connection of the mount that has shaken hands leaves its place to
-    // whoever comes next.
-    let mut let_in = crowd.len();
+    // The first are let in, as a rule; a connection of the mount that has shaken hands leaves its
+    // place to whoever comes next. When their time for the handshake is over they go, too.
     wait_for("the rest to be turned away", || {
-        let_in = crowd.iter().filter(|socket| is_let_in(socket)).count();
-        let_in <= LET_IN_MAX
+        crowd.iter().filter(|socket| is_let_in(socket)).count() <= LET_IN_MAX
     });
-    assert!(let_in > 0, "nobody is let in");
     check(&at);
     drop(crowd);
     rig.umount(&at);
