@@ -57,7 +57,7 @@ const NOTING_THREADS_MAX: usize = 8;
 /// Those that wait for that; further ones wait for a place.
 const NOTING_QUEUE_MAX: usize = 1024;
 
-/// How long evicting waits for files to be given back.
+/// How long evicting waits for its note, and for files to be given back.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(2);
 
 /// How often one looks whether sessions that ended are out of the journal.
@@ -224,7 +224,13 @@ impl Server {
     pub async fn evict(&self, session: u64) -> bool {
         let Some(session) = lock(&self.inner.sessions).get(&session).cloned() else { return false };
         let id = session.id;
-        self.note(move |inner| inner.life.evict(id)).await;
+        self.inner.life.evict(id);
+        let noted = self.note(|inner| inner.life.note_evicted());
+        if timeout(GIVE_BACK_MAX, noted).await.is_err() {
+            log::error!(
+                "the disk of the state directory does not answer: an eviction is noted when it does"
+            );
+        }
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::EVICTED, flags: 0, tag: 0 }.put_message(&mut message);
         for connection in session.connections() {

@@ -66,18 +66,21 @@ impl Life {
         lock(&self.evicted).contains(&session)
     }
 
-    /// `session` is not to come back, after a restart either.
+    /// `session` is not to come back.
     pub(crate) fn evict(&self, session: u64) {
         let mut evicted = lock(&self.evicted);
         if evicted.len() >= EVICTED_MAX {
             evicted.pop_front();
         }
         evicted.push_back(session);
-        drop(evicted);
+    }
+
+    /// Those that were evicted are not to come back after a restart either. Waits for media.
+    pub(crate) fn note_evicted(&self) {
         let _one_at_a_time = lock(&self.noting);
         let all: Vec<u64> = lock(&self.evicted).iter().copied().collect();
         if !keep(&*self.journal, Keepsake::Evicted, all) {
-            log::error!("session {session:x} may begin anew after a restart of the server");
+            log::error!("evicted clients may begin anew after a restart of the server");
         }
     }
 }
@@ -114,6 +117,7 @@ mod tests {
         first.stamps_given(1000);
         first.stamps_given(1001);
         (0..EVICTED_MAX as u64 + 3).for_each(|session| first.evict(session));
+        first.note_evicted();
         let next = Life::begin(journal.clone());
         assert_eq!(next.ticket_keys, first.ticket_keys);
         assert!(next.stamps_before() >= 1001 + STAMPS_AHEAD / 2);
