@@ -287,8 +287,13 @@ impl OpenFile for RemoteFile {
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let call = Call::Sync { handle: self.handle, data_only };
-            let ((), made) = self.send(cx, &call, None, (None, None)).await?;
-            if self.session.link.unsynced.synced(self.id, made) {
+            let unsynced = &self.session.link.unsynced;
+            let synced = self.send(cx, &call, None, (None, None)).await;
+            if synced.as_ref().is_err_and(|error| error.fate() == Fate::Final) {
+                unsynced.told(self.id, &self.writer);
+            }
+            let ((), made) = synced?;
+            if unsynced.synced(self.id, made) {
                 self.session.tend();
             }
             self.owed(Op::Sync)

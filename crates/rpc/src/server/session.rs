@@ -14,6 +14,7 @@ use crate::server::exactly_once::slots::ReplaySlots;
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
 use crate::server::options::ServerOptions;
+use crate::server::recovery::stable::Failures;
 use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
 /// Open files that one mount may have at the server.
@@ -53,6 +54,8 @@ pub(crate) struct Session {
     changed_at: AtomicU64,
     /// The stamp up to which it was told last that everything is on media.
     told_stable: AtomicU64,
+    /// Syncs of everything that failed, of which it was told, the last one in answer to this request.
+    told_failures: Mutex<(Failures, u64)>,
     files: Mutex<HashMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -139,6 +142,7 @@ impl Session {
             node: NodeId(record.node),
             host: record.host,
             buffers: export.pool.share(),
+            told_failures: Mutex::new((export.stable.failures(), 0)),
             export,
             slots: ReplaySlots::new(log, options.sabotage),
             calls: AtomicU64::new(0),
@@ -178,9 +182,28 @@ impl Session {
     }
 
     /// Whether it may keep a change that it has not been told to be on media. A client that
-    /// rests is not woken for what others have synced.
+    /// rests is not woken for what others have synced. One that has not heard of a sync that
+    /// failed asks for one itself.
     pub(crate) fn waits_for_stable(&self) -> bool {
-        self.stamps() && self.changed_at() > self.told_stable.load(Ordering::Relaxed)
+        let heard = self.told_failures().0 == self.export.stable.failures();
+        self.stamps() && heard && self.changed_at() > self.told_stable.load(Ordering::Relaxed)
+    }
+
+    fn told_failures(&self) -> MutexGuard<'_, (Failures, u64)> {
+        self.told_failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The error of a sync of everything that its client has not heard of, to be told as the answer
+    /// to `request`; again, if that is asked once more. An earlier version's client has no number
+    /// for it, and hears it once.
+    pub(crate) fn sync_failure(&self, request: u64) -> Option<Error> {
+        let mut told = self.told_failures();
+        let (failures, asked) = *told;
+        let again = request != 0 && asked == request;
+        let since = if again { Failures::default() } else { failures };
+        let (failures, error) = self.export.stable.failed_since(since)?;
+        *told = (failures, request);
+        Some(error)
     }
 
     /// Notes that it was told that everything up to `stamp` is on media.
@@ -484,7 +507,10 @@ mod tests {
     use super::*;
 
     use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::Op;
     use dray_fabric::sim::Network;
+    use dray_layers::Observed;
+    use dray_layers::faults::{Fault, Faults, When};
 
     use crate::server::journal::{Journal, MemoryJournal};
 
@@ -522,6 +548,45 @@ mod tests {
             assert!(session.unslotted(7, None).await.is_none());
             assert!(session.slotted(7, Some(5)).is_none());
             assert!(session.slotted(8, Some(5)).is_some());
+        });
+    }
+
+    /// The answer was lost with its connection, and the sync asked for again: it succeeds, since the
+    /// kernel tells of an error once.
+    #[test]
+    fn a_sync_that_failed_is_told_until_it_is_heard() {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let fault = Fault {
+                op: Some(Op::SyncAll),
+                when: When::Nth(1),
+                delay: std::time::Duration::ZERO,
+                error: Some(Errno::EIO),
+            };
+            let memory = Arc::new(MemoryFs::new(MemoryOptions::default()));
+            let fs = Arc::new(Observed::new(memory, Arc::new(Faults::new(vec![fault]))));
+            let export = Arc::new(Export::new("data", fs, Vec::new()));
+            let session = |id| {
+                let record = SessionRecord {
+                    id,
+                    secret: [0; 16],
+                    node: id,
+                    export: "data".into(),
+                    host: "host".into(),
+                };
+                let log = MemoryJournal::default().create(&record, 1).unwrap();
+                Session::new(record, export.clone(), &ServerOptions::default(), log)
+            };
+            let (one, other) = (session(1), session(2));
+            let cx = Context::system();
+            let sync =
+                async || export.stable.sync_all(&cx, &*export.fs, &export.stamps).await.is_ok();
+            assert!(!sync().await && one.sync_failure(5).is_some());
+            assert!(sync().await && one.sync_failure(5).is_some(), "asked again");
+            assert!(one.sync_failure(6).is_none() && one.sync_failure(7).is_none());
+            assert!(other.sync_failure(5).is_some(), "who asked for another one hears it, too");
+            assert!(other.sync_failure(6).is_none());
+            assert!(session(3).sync_failure(5).is_none(), "it has nothing from before that");
         });
     }
 }

@@ -106,7 +106,7 @@ impl Link {
     }
 
     /// Whether connections are to be made: neither we nor the server have ended the session.
-    fn is_wanted(&self) -> bool {
+    pub(crate) fn is_wanted(&self) -> bool {
         !self.leaving.load(Ordering::Relaxed) && !self.is_evicted()
     }
 

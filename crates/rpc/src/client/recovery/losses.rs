@@ -1,4 +1,4 @@
-//! What was lost when the server's machine lost power, for people.
+//! What was lost when the server's machine lost power, or its disks failed, for people.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -111,7 +111,7 @@ impl Losses {
         let text = format!("{of}{what} ({bytes} bytes counted): {why}");
         self.lines += 1;
         match self.lines {
-            ..LINES_MAX => log::error!("lost with the power of the server's machine: {text}"),
+            ..LINES_MAX => log::error!("lost at the server: {text}"),
             LINES_MAX => log::error!("and further losses: `dray status` has their number"),
             _ => {}
         }

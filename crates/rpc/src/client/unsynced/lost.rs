@@ -33,7 +33,15 @@ impl Unsynced {
             return Ok(());
         }
         let error = Error::new(Errno::EIO).during(op);
-        Err(error.because("what was written and not synced was lost with the server's machine"))
+        Err(error.because("what was written and not synced was lost at the server"))
+    }
+
+    /// The server itself has told this open file that what was written is not on media.
+    pub(crate) fn told(&self, id: FileId, writer: &Writer) {
+        if self.alert.load(Ordering::SeqCst) {
+            let lost = self.lock().files.get(&id).map_or(0, |file| file.lost);
+            writer.told.fetch_max(lost, Ordering::Relaxed);
+        }
     }
 
     /// Whether the close of a descriptor of `id` has something to tell, or may have.
@@ -76,6 +84,7 @@ impl Unsynced {
         let mut state = self.lock();
         state.epoch += 1;
         state.recovering = true;
+        state.doubtful = false; // what of it is not on media is sent again, or told
         state.losses.power_lost();
         if state.inherited == Inherited::Unknown {
             state.inherited = Inherited::Lost;

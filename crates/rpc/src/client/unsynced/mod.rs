@@ -4,6 +4,7 @@
 //! A change is here from its answer until the server says that it is on media: for a file
 //! that is synced, in the answer to that; for everything, when anybody had everything synced.
 
+mod doubt;
 mod lost;
 mod names;
 mod of_file;
@@ -53,6 +54,8 @@ struct State {
     /// Lives of the server's machine so far.
     epoch: u64,
     recovering: bool,
+    /// A sync of everything failed, and not each file has been looked at since.
+    doubtful: bool,
     files: BTreeMap<FileId, OfFile>,
     names: Names,
     kept_bytes: u64,
@@ -306,10 +309,14 @@ impl Unsynced {
     }
 
     /// Everything up to `stamp` is on media, says the server, with `ticket`. `asked`: we had
-    /// asked for it.
+    /// asked for it. Not believed before it is known what a failed sync has left out: the server's
+    /// kernel tells of that once, and the next sync succeeds.
     pub(crate) fn stable(&self, stamp: u64, ticket: Option<Ticket>, asked: bool) {
         let mut state = self.lock();
         let state = &mut *state;
+        if state.doubtful {
+            return;
+        }
         let mut freed_bytes = 0;
         state.files.retain(|_, file| {
             freed_bytes += file.forget(stamp);

@@ -111,6 +111,11 @@ impl OfFile {
         (lost_bytes, freed_bytes)
     }
 
+    /// Data that may not be on media.
+    pub(super) fn unsynced_bytes(&self) -> u64 {
+        self.unkept_bytes + self.changes.iter().map(Kept::data_bytes).sum::<u64>()
+    }
+
     pub(super) fn is_clean(&self) -> bool {
         self.changes.is_empty() && self.unkept.is_none()
     }

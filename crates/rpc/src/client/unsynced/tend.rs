@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dray_core::{Context, Errno, Error, Op, Result};
+use dray_core::{Context, Errno, Error, Fate, Op, Result};
 use dray_rt::timeout;
 
 use crate::client::channel::{Answer, Ask, error_of};
@@ -47,12 +47,17 @@ impl Session {
         if !self.link.known().stamps {
             return Err(Error::new(Errno::ENOTSUP).during(Op::SyncAll));
         }
-        let request = self.link.request_of(cx);
+        // With a number, so that the server knows it again should its answer be lost.
+        let request = self.link.own_handle();
         let call = Call::SyncAll {};
         let ask = Ask { request, ..Ask::of(cx, &call) };
         let answer = self.channel()?.call(ask, |bytes| Input::whole::<()>(bytes)).await;
-        let Answer { made, .. } =
-            answer.map_err(|failure| error_of(failure).during(Op::SyncAll))?;
+        let answer = answer.map_err(|failure| error_of(failure).during(Op::SyncAll));
+        let failed = answer.as_ref().is_err_and(|error| error.fate() == Fate::Final);
+        if failed && self.link.is_wanted() && self.link.unsynced.doubt() {
+            self.tend();
+        }
+        let Answer { made, .. } = answer?;
         self.link.unsynced.stable(made.stamp, made.ticket, true);
         Ok(())
     }
@@ -90,6 +95,9 @@ async fn tend(session: Weak<Session>) {
         unsynced.sync_begins();
         if let Err(error) = session.sync_all(&Context::system()).await {
             log::warn!("{}: cannot sync: {error}", session.link.connector.target());
+            if unsynced.is_doubtful() {
+                session.look_at_each().await;
+            }
             dray_rt::sleep(SYNC_AFTER).await;
         }
         let pause;

@@ -41,7 +41,11 @@ pub(super) async fn run(
 
 async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
     let export = &session.export;
-    let stamp = export.stable.sync_all(cx, &*export.fs, &export.stamps).await?;
+    let synced = export.stable.sync_all(cx, &*export.fs, &export.stamps).await;
+    if let Some(error) = session.sync_failure(cx.request.0) {
+        return Err(error);
+    }
+    let stamp = synced?;
     let ticket = export.tickets.on_media(None, stamp);
     session.told_stable(stamp); // by the answer
     server.tell_stable(export, stamp, ticket);

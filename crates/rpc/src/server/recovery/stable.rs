@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use dray_core::{Context, FileSystem, Result};
+use dray_core::{Context, Error, FileSystem, Result};
 
 use crate::server::recovery::stamps::Stamps;
 
@@ -25,8 +25,17 @@ struct State {
     done: u64,
     /// What came of the last: the stamp up to which everything is on media.
     last: Option<Result<u64>>,
+    /// Those that failed, and why the last one did.
+    failures: Failures,
+    why: Option<Error>,
     waiting: Vec<Waker>,
 }
+
+/// Syncs of everything that have failed, as the kernel counts errors of writing (errseq_t in
+/// lib/errseq.c): it tells of each once, so that the next sync succeeds although what the failed one
+/// should have brought to media is not there. Who has not heard of all must not believe the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failures(u64);
 
 enum Turn {
     Run,
@@ -56,6 +65,18 @@ impl Stable {
         self.floor.load(Ordering::SeqCst)
     }
 
+    /// Those so far.
+    pub(crate) fn failures(&self) -> Failures {
+        self.lock().failures
+    }
+
+    /// Why the last one failed, unless whoever has `heard` of so many has heard of that one.
+    pub(crate) fn failed_since(&self, heard: Failures) -> Option<(Failures, Error)> {
+        let state = self.lock();
+        let why = state.why.clone().filter(|_| state.failures != heard)?;
+        Some((state.failures, why))
+    }
+
     /// Syncs everything and answers the stamp up to which it is on media. Errors: those of
     /// the file system below.
     pub(crate) async fn sync_all(
@@ -75,6 +96,10 @@ impl Stable {
                     self.floor.fetch_max(upto, Ordering::SeqCst);
                 }
                 let mut state = self.lock();
+                if let Err(error) = &outcome {
+                    state.failures.0 += 1;
+                    state.why = Some(error.clone());
+                }
                 state.done = state.begun;
                 state.last = Some(outcome.clone());
                 drop(state);

@@ -1,0 +1,110 @@
+//! Disks of the server that fail while everything is synced in the background.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{client_options, connect, memory, serve_simulated, simulate};
+use dray_core::{
+    Buf, Context, CreateHow, Errno, FileSystem, LockOwner, Name, Op, OpenFile, OpenHow, Write,
+};
+use dray_fabric::sim::Network;
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
+use dray_rpc::client::RemoteFs;
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rt::{Scope, sleep};
+
+const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+/// Everything has been synced in the background by then.
+const SYNCED: Duration = Duration::from_secs(35);
+
+/// A server whose syncs of everything fail once, and those of single files with these numbers.
+fn failing_server(failures: &[u64]) -> Server {
+    let fails = |op, nth| {
+        let (when, error) = (When::Nth(nth), Some(Errno::EIO));
+        Fault { op: Some(op), when, delay: Duration::ZERO, error }
+    };
+    let files = failures.iter().map(|nth| fails(Op::Sync, *nth));
+    let plan = std::iter::once(fails(Op::SyncAll, 1)).chain(files).collect();
+    let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(plan)));
+    let export = Export::new("data", Arc::new(fs), Vec::new());
+    Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()))
+}
+
+/// A file of this name with something in it that is not on media.
+async fn written(fs: &RemoteFs, name: &str) -> Arc<dyn OpenFile> {
+    let (cx, name) = (Context::system(), Name::new(name.as_bytes()).unwrap());
+    let (_, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
+    write(&*file).await;
+    file
+}
+
+async fn write(file: &dyn OpenFile) {
+    let data = Buf::from(&b"data"[..]);
+    assert_eq!(file.write(&Context::system(), Write::at(0), data).await.unwrap(), 4);
+}
+
+async fn sync(file: &dyn OpenFile) -> Option<Errno> {
+    file.sync(&Context::system(), false).await.err().map(|error| error.errno())
+}
+
+/// The next sync of everything succeeded, and counted for it.
+#[test]
+fn a_failed_sync_in_the_background_is_told_once_through_each_open_file() {
+    simulate(1, async {
+        let (network, scope, server) = (Network::new(), Scope::new(), failing_server(&[1]));
+        serve_simulated(&network, "s", &server, &scope);
+        let (fs, cx) =
+            (connect(network.connector("s"), client_options()).await.unwrap(), Context::system());
+        let first = written(&fs, "first").await;
+        let again = fs.open(&cx, first.id(), OpenHow::READ_WRITE).await.unwrap();
+        write(&*again).await;
+        let other = written(&fs, "other").await;
+        sleep(2 * SYNCED).await;
+        assert!(fs.session().owes_error(first.id()));
+        let closed = first.flush(&cx, LockOwner(1)).await;
+        assert_eq!(closed.unwrap_err().errno(), Errno::EIO);
+        for file in [&first, &again] {
+            assert_eq!(sync(&**file).await, Some(Errno::EIO));
+            assert_eq!(sync(&**file).await, None);
+        }
+        assert_eq!(sync(&*other).await, None, "nothing is wrong with it");
+        assert_eq!(fs.session().status().unsynced.losses, 1);
+    });
+}
+
+/// As the kernel of the server does through the open file that it has for the client's.
+#[test]
+fn what_the_server_tells_itself_is_not_told_again() {
+    simulate(2, async {
+        let (network, scope, server) = (Network::new(), Scope::new(), failing_server(&[1, 2]));
+        serve_simulated(&network, "s", &server, &scope);
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let file = written(&fs, "file").await;
+        sleep(SYNCED).await;
+        assert_eq!(sync(&*file).await, Some(Errno::EIO));
+        assert_eq!(sync(&*file).await, None);
+    });
+}
+
+/// The kernel of the server tells of a failed sync once: to whoever asked for it.
+#[test]
+fn a_sync_that_failed_for_another_client_is_told() {
+    simulate(3, async {
+        let (network, scope, server) = (Network::new(), Scope::new(), failing_server(&[2]));
+        serve_simulated(&network, "s", &server, &scope);
+        let one = connect(network.connector("s"), client_options()).await.unwrap();
+        let other = connect(network.connector("s"), client_options()).await.unwrap();
+        let sound = written(&one, "sound").await;
+        sleep(SYNCED / 3).await;
+        let broken = written(&other, "broken").await;
+        sleep(2 * SYNCED).await;
+        for _ in 0..2 {
+            assert_eq!(sync(&*sound).await, None, "nobody had the other one synced");
+        }
+        assert_eq!(sync(&*broken).await, Some(Errno::EIO));
+        assert_eq!(sync(&*broken).await, None);
+    });
+}
