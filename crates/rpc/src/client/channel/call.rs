@@ -182,6 +182,7 @@ impl Channel {
                 return Err((Failure::Error(Error::unknown(errno)), into));
             }
         };
+        state.let_go(tag);
         state.release(tag);
         match outcome {
             Ok((value, made)) => Ok(Answer { value, data: into, made }),

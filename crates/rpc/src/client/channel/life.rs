@@ -163,6 +163,7 @@ impl State {
             match what {
                 Ok(tag) => {
                     self.stats.resent += 1;
+                    self.calls[tag as usize].resent = true;
                     self.send(tag);
                 }
                 Err(close) => self.send_close(close),

@@ -34,6 +34,8 @@ pub(super) struct Pending {
     pub(super) changing: Option<Changing>,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
+    /// It was sent on more connections than one.
+    pub(super) resent: bool,
     /// As what it has its tag; none while that is free.
     pub(super) class: Option<Class>,
 }
@@ -118,6 +120,7 @@ impl State {
         pending.number = self.sent;
         pending.slot = ask.slot.map(|(slot, _)| slot);
         pending.session = 0;
+        pending.resent = false;
         pending.closes = 0;
         pending.opens = match ask.call {
             Call::Open { handle, again: false, .. }
@@ -158,6 +161,16 @@ impl State {
         }
     }
 
+    /// What was sent again may be answered as it came first, while the rest of it still waits to
+    /// go out: its caller needs the memory.
+    pub(super) fn let_go(&mut self, tag: u32) {
+        let pending = &mut self.calls[tag as usize];
+        let data = if pending.resent { pending.data.take() } else { None };
+        if let Some((connection, data)) = self.connection.as_ref().zip(data) {
+            connection.let_go(&data);
+        }
+    }
+
     pub(super) fn release(&mut self, tag: u32) {
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Free;
@@ -190,5 +203,93 @@ impl State {
         for pending in self.calls.iter().filter(|pending| pending.phase == Phase::Asked) {
             pending.waker.iter().for_each(Waker::wake_by_ref);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::ptr::NonNull;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use dray_core::{Context, Fut, Memory, Write};
+    use dray_fabric::{Connection, Peer, Sink, Unfinished};
+    use dray_rt::{DriverKind, Executor, spawn_join, yield_now};
+
+    use super::*;
+    use crate::client::channel::{Channel, Receiver};
+    use crate::client::holdings::closing::Closing;
+    use crate::client::memory::SessionMemory;
+    use crate::wire::{ReplyHead, Wire};
+
+    /// A connection whose other end reads nothing.
+    #[derive(Default)]
+    struct Stuck(Mutex<Vec<Buf>>);
+
+    impl Connection for Stuck {
+        fn send(&self, _: &[u8], data: Option<Buf>) -> io::Result<()> {
+            self.0.lock().unwrap().extend(data);
+            Ok(())
+        }
+        fn let_go(&self, data: &Buf) {
+            self.0.lock().unwrap().retain(|held| held.as_ptr() != data.as_ptr());
+        }
+        fn run<'a>(&'a self, _: &'a mut dyn Sink) -> Fut<'a, io::Error> {
+            Box::pin(std::future::pending())
+        }
+        fn close(&self) {}
+        fn queued_frames(&self) -> usize {
+            0
+        }
+        fn unfinished(&self) -> Unfinished {
+            Unfinished::default()
+        }
+        fn peer(&self) -> Peer {
+            Peer::Local
+        }
+    }
+
+    /// Memory that is free once this is set.
+    struct Lent(Arc<AtomicBool>);
+
+    impl Memory for Lent {}
+
+    impl Drop for Lent {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// The server had carried it out when the first connection broke, and answers on the second at
+    /// once. The payload of a ring's entry was kept until that had sent what nobody waited for.
+    #[test]
+    fn what_is_answered_while_it_is_sent_again_holds_nobody_s_memory() {
+        static DATA: [u8; 4] = *b"data";
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let channel = Channel::new(None, closing, Arc::default());
+            channel.up(Arc::new(Stuck::default()), (1, Life::default()), (8, 8), true);
+            let free = Arc::new(AtomicBool::new(false));
+            // SAFETY: the bytes are there for ever, and nobody writes them.
+            let data =
+                unsafe { Buf::over(NonNull::from(&DATA).cast(), 4, Arc::new(Lent(free.clone()))) };
+            let caller = channel.clone();
+            let writing = spawn_join(async move {
+                let (cx, call) = (Context::system(), Call::Write { handle: 1, how: Write::at(0) });
+                let ask = Ask { slot: Some((0, 1)), data: Some(data), ..Ask::of(&cx, &call) };
+                caller.call(ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
+            });
+            yield_now().await;
+            let second = Arc::new(Stuck::default());
+            channel.up(second.clone(), (1, Life::default()), (8, 8), true);
+            assert_eq!(second.0.lock().unwrap().len(), 1);
+            let mut answer = Vec::new();
+            ReplyHead::success(0).put_message(&mut answer);
+            4u32.put(&mut answer);
+            Receiver(channel.clone()).frame(&answer, None).unwrap();
+            assert!(writing.await.unwrap());
+            assert!(free.load(Ordering::SeqCst));
+        });
     }
 }
