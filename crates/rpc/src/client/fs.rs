@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, FileId, FileSystem, FileType,
-    FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
-    XattrSet,
+    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Fate, FileId, FileSystem,
+    FileType, FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result,
+    SetAttr, Statfs, XattrSet,
 };
 
 use crate::client::ahead::{Guess, Surplus};
@@ -151,7 +151,10 @@ impl RemoteFs {
             }
             Err(error) => {
                 // What was opened for nothing the channel closes when it hears of it.
-                ahead.answered((guess, handle), None, (false, Made::default()));
+                match error.fate() {
+                    Fate::Unknown => ahead.left(&guess),
+                    _ => _ = ahead.answered((guess, handle), None, (false, Made::default())),
+                }
                 if error.errno() != Errno::ENOTSUP {
                     return Err(error.during(Op::Lookup));
                 }

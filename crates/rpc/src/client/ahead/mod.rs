@@ -232,6 +232,15 @@ impl Ahead {
         !std::mem::replace(&mut state.watched, true)
     }
 
+    /// Whoever looked up has left without an answer. What that opens is closed when it comes; should
+    /// this process die before, by the next one, which finds the number noted, unless another
+    /// lookup has taken the place.
+    pub(crate) fn left(&self, guess: &Guess) {
+        let mut state = self.lock();
+        let thread = &mut state.threads[guess.place];
+        (thread.asks, thread.found) = (false, None);
+    }
+
     /// A thread opens a file: what its lookup opened, if that is what it wants.
     pub(crate) fn take(
         &self,
@@ -352,4 +361,32 @@ impl State {
 
 fn regular(entry: &Entry) -> Option<FileId> {
     (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use dray_rt::{DriverKind, Executor};
+
+    use super::*;
+
+    const DIR: FileId = FileId { ino: 5, generation: 1 };
+
+    /// The server opened it after its caller had left and this process had died.
+    #[test]
+    fn what_a_lookup_that_was_left_may_open_is_noted_for_a_successor() {
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let memory = Arc::new(SessionMemory::create_memfd().unwrap());
+            let ahead = Ahead::new(memory.clone());
+            (0..2).for_each(|_| ahead.lock().habits.learn(DIR, Some(OpenHow::READ)));
+            let cx = Context { pid: Pid(7), ..Context::system() };
+            let expect = |handle| ahead.expect(&cx, DIR, handle).0.expect("it was learned");
+            let noted = || -> Vec<u64> {
+                Ahead::new(memory.clone()).inherited().iter().map(|one| one.handle).collect()
+            };
+            ahead.left(&expect(42));
+            assert_eq!(noted(), [42]);
+            ahead.answered((expect(43), 43), None, (false, Made::default()));
+            assert!(noted().is_empty(), "the place is another's by then");
+        });
+    }
 }
