@@ -9,7 +9,7 @@ use common::{client_options, connect, memory, serve_simulated, server_of, simula
 use dray_backends::memory::MemoryFs;
 use dray_core::{
     BufMut, Cancel, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner,
-    LockRange, Name, Op, OpenHow, Pid,
+    LockRange, Make, Name, Op, OpenHow, Pid,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
@@ -94,6 +94,34 @@ fn the_limit_holds_while_all_calls_that_there_may_be_are_stuck() {
         let calls: Vec<_> = (0..MANY).map(ask).collect();
         for call in calls {
             let outcome = timeout(limit + Duration::from_millis(100), call).await;
+            let error = outcome.expect("it waits for longer than it may").unwrap().unwrap_err();
+            assert_eq!(error.errno(), Errno::EHOSTDOWN);
+        }
+    });
+}
+
+/// Changes that nobody answers keep their slots. Who waited for one had the limit to wait for as often as
+/// there were changes before it.
+#[test]
+fn the_limit_holds_while_all_changes_that_there_may_be_are_stuck() {
+    simulate(7, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let server = slow_server(memory(), Op::Make, Duration::from_secs(86_400));
+        serve_simulated(&network, "s", &server, &scope);
+        let limit = Duration::from_secs(3);
+        let options = ClientOptions { timeout: Some(limit), ..client_options() };
+        let fs = connect(network.connector("s"), options).await.unwrap();
+        let make = |number| {
+            let fs = fs.clone();
+            spawn_join(async move {
+                let (cx, name) = (Context::system(), format!("dir{number}"));
+                let dir = Make::Directory { mode: 0o755 };
+                fs.make(&cx, fs.info().root, self::name(&name), dir).await.map(drop)
+            })
+        };
+        let changes: Vec<_> = (0..MANY).map(make).collect();
+        for change in changes {
+            let outcome = timeout(limit + Duration::from_millis(100), change).await;
             let error = outcome.expect("it waits for longer than it may").unwrap().unwrap_err();
             assert_eq!(error.errno(), Errno::EHOSTDOWN);
         }

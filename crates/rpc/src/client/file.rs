@@ -14,6 +14,7 @@ use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
 use crate::client::holdings::tickets::{Reopened, reopen};
 use crate::client::link::Standing;
 use crate::client::session::Session;
+use crate::client::slots::Slot;
 use crate::client::unsynced::{Changed, Writer, changes_of};
 use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 
@@ -110,19 +111,19 @@ impl RemoteFile {
         call: Call<'_>,
         data: Option<Buf>,
     ) -> Result<(T, Made)> {
-        let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
-        self.send(cx, &call, Some((slot.number, slot.sequence)), (data, None)).await
+        let slot = self.session.link.take_slot(cx).await?;
+        self.send(cx, &call, Some(&slot), (data, None)).await
     }
 
     pub(super) async fn send<T: for<'b> Wire<'b>>(
         &self,
         cx: &Context,
         call: &Call<'_>,
-        slot: Option<(u32, u32)>,
+        slot: Option<&Slot>,
         (data, to): (Option<Buf>, Option<&RemoteFile>),
     ) -> Result<(T, Made)> {
-        let ask =
-            Ask { slot, request: self.session.link.request_of(cx), data, to, ..Ask::of(cx, call) };
+        let request = self.session.link.request_of(cx);
+        let ask = Ask { request, data, to, ..Ask::of(cx, call) }.in_slot(slot);
         let answer = self.call(ask).await.map_err(|failure| error_of(failure).during(call.op()))?;
         Ok((answer.value, answer.made))
     }
@@ -329,10 +330,8 @@ impl OpenFile for RemoteFile {
             let to = to.filter(|to| Arc::ptr_eq(&to.session, &self.session));
             let Some(to) = to else { return Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) };
             let call = Call::CopyRange { handle: self.handle, at, to: to.handle, to_at, len_bytes };
-            let link = &self.session.link;
-            let slot = link.slots.take(cx, link.request_of(cx)).await?;
-            let slot = Some((slot.number, slot.sequence));
-            let (copied, made) = self.send(cx, &call, slot, (None, Some(to))).await?;
+            let slot = self.session.link.take_slot(cx).await?;
+            let (copied, made) = self.send(cx, &call, Some(&slot), (None, Some(to))).await?;
             to.changed(cx, made, None, &[]); // what was copied was never here
             believable(copied, len_bytes)
         })

@@ -13,6 +13,7 @@ use crate::client::channel::{Ask, Made, error_of};
 use crate::client::file::RemoteFile;
 use crate::client::link::Standing;
 use crate::client::session::Session;
+use crate::client::slots::Slot;
 use crate::client::unsynced::{Changed, Expect, changes_of};
 use crate::wire::{Call, Change, Input, Ticket, Wire};
 
@@ -58,10 +59,9 @@ impl RemoteFs {
         mode: u32,
         data: Buf,
     ) -> Result<()> {
-        let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
+        let slot = self.session.link.take_slot(cx).await?;
         let call = Call::Put { dir, name: name.as_bytes(), mode };
-        let slot = Some((slot.number, slot.sequence));
-        let (id, made): (FileId, _) = self.send(cx, &call, slot, Some(data.clone())).await?;
+        let (id, made): (FileId, _) = self.send(cx, &call, Some(&slot), Some(data.clone())).await?;
         self.session.named((dir, name.as_bytes()), made, Expect::Is(id));
         let who = &cx.who;
         for (change, data) in
@@ -75,19 +75,19 @@ impl RemoteFs {
 
     /// A call that changes something: in a replay slot, so that it is applied once.
     async fn change<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<(T, Made)> {
-        let slot = self.session.link.slots.take(cx, self.session.link.request_of(cx)).await?;
-        self.send(cx, &call, Some((slot.number, slot.sequence)), None).await
+        let slot = self.session.link.take_slot(cx).await?;
+        self.send(cx, &call, Some(&slot), None).await
     }
 
     async fn send<T: for<'b> Wire<'b>>(
         &self,
         cx: &Context,
         call: &Call<'_>,
-        slot: Option<(u32, u32)>,
+        slot: Option<&Slot>,
         data: Option<Buf>,
     ) -> Result<(T, Made)> {
         let request = self.session.link.request_of(cx);
-        let ask = Ask { slot, request, data, ..Ask::of(cx, call) };
+        let ask = Ask { request, data, ..Ask::of(cx, call) }.in_slot(slot);
         let channel = self.session.channel()?;
         let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
         let answer = outcome.map_err(|failure| error_of(failure).during(call.op()))?;

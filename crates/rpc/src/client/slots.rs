@@ -84,6 +84,8 @@ impl Resting {
 pub(crate) struct Slot {
     pub(crate) number: u32,
     pub(crate) sequence: u32,
+    /// Since when it was wanted.
+    pub(crate) wanted: Instant,
     home: Arc<Slots>,
 }
 
@@ -184,6 +186,7 @@ impl Slots {
     /// Takes a slot for `request` (0: one that nobody will ask for again), waiting while
     /// all are in use. Errors: `EINTR` when cancelled.
     pub(crate) async fn take(self: &Arc<Slots>, cx: &Context, request: u64) -> Result<Slot> {
+        let wanted = dray_rt::now();
         poll_fn(|task| {
             let mut state = self.lock();
             if request != 0 && state.unknown.contains(&request) {
@@ -193,7 +196,7 @@ impl Slots {
             if let Some((number, sequence)) = state.find(request) {
                 state.used.insert(number);
                 self.memory.take_slot(number, sequence, request);
-                return Poll::Ready(Ok(Slot { number, sequence, home: self.clone() }));
+                return Poll::Ready(Ok(Slot { number, sequence, wanted, home: self.clone() }));
             }
             // A turn ends soon, and nobody says so.
             match state.resting.is_empty() {

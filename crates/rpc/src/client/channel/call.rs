@@ -2,15 +2,17 @@
 
 use std::future::poll_fn;
 use std::task::Poll;
+use std::time::Duration;
 
 use dray_core::{Buf, BufMut, Context, Errno, Error, Result};
-use dray_rt::{now, timeout};
+use dray_rt::{Instant, now, timeout};
 
 use super::tags::Class;
 use super::waiting::{CallGuard, Place};
 use super::{Channel, Life, Phase, State};
 use crate::client::file::RemoteFile;
 use crate::client::link::Standing;
+use crate::client::slots::Slot;
 use crate::wire::{Call, CallHead, Input, ReplyHead, Stamp, Ticket};
 
 /// Everything about one call but its result's type.
@@ -26,13 +28,21 @@ pub(crate) struct Ask<'a> {
     pub(crate) to: Option<&'a RemoteFile>,
     /// Bits for [`CallHead`].
     pub(crate) flags: u16,
+    /// Since when its caller waits, if that is longer than for the call alone.
+    pub(crate) began: Option<Instant>,
 }
 
 impl<'a> Ask<'a> {
     /// In no slot, without data, and of no request of the front end.
     pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> Ask<'a> {
         let (slot, data, into, to) = (None, None, None, None);
-        Ask { cx, call, slot, request: 0, data, into, to, flags: 0 }
+        Ask { cx, call, slot, request: 0, data, into, to, flags: 0, began: None }
+    }
+
+    /// The same as a change in `slot`.
+    pub(crate) fn in_slot(self, slot: Option<&Slot>) -> Ask<'a> {
+        let began = slot.map(|slot| slot.wanted);
+        Ask { slot: slot.map(|slot| (slot.number, slot.sequence)), began, ..self }
     }
 
     /// Needed are those until which the server may make others wait: a change keeps its
@@ -91,7 +101,7 @@ impl Channel {
         decode: impl FnOnce(&[u8]) -> std::result::Result<T, crate::wire::Malformed>,
     ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
         let cx = ask.cx;
-        let began = self.timeout.map(|limit| (limit, now()));
+        let began = self.timeout.map(|limit| (limit, ask.began.unwrap_or_else(now)));
         // A lock may be waited for as long as its holder likes.
         let waits = matches!(ask.call, Call::Lock { wait: true, .. });
         let tag = match self.begin(ask).await {
@@ -117,7 +127,8 @@ impl Channel {
     /// Sends the call once there is a tag for it. Tags of calls that nobody answers are not
     /// free again, so that this has its limit, too.
     async fn begin(&self, ask: Ask<'_>) -> std::result::Result<u32, (Error, Option<BufMut>)> {
-        let (cx, class) = (ask.cx, ask.class());
+        let (cx, class, waited) =
+            (ask.cx, ask.class(), ask.began.map_or(Duration::ZERO, |began| began.elapsed()));
         let mut ask = Some(ask);
         let mut place = Place { channel: self, class, number: None };
         let begun = poll_fn(|task| {
@@ -139,10 +150,13 @@ impl Channel {
         });
         let begun = match self.timeout {
             None => begun.await,
-            Some(limit) => timeout(limit, begun).await.unwrap_or_else(|_| {
-                let late = Error::retry(Errno::EHOSTDOWN);
-                Err(late.because("the server has answered nothing for as long as the mount waits"))
-            }),
+            Some(limit) => {
+                timeout(limit.saturating_sub(waited), begun).await.unwrap_or_else(|_| {
+                    let late = Error::retry(Errno::EHOSTDOWN);
+                    Err(late
+                        .because("the server has answered nothing for as long as the mount waits"))
+                })
+            }
         };
         drop(place);
         begun.map_err(|error| (error, ask.and_then(|ask| ask.into)))

@@ -10,10 +10,10 @@ mod parting;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use dray_core::{Context, FsInfo, NodeId};
+use dray_core::{Context, Errno, Error, FsInfo, NodeId, Result};
 use dray_fabric::Connect;
-use dray_rt::Handle;
 use dray_rt::sync::{Notify, watch};
+use dray_rt::{Handle, timeout};
 
 use self::known::Known;
 pub(crate) use self::known::Standing;
@@ -25,7 +25,7 @@ use crate::client::holdings::locks::Held;
 use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
 use crate::client::session::ClientOptions;
-use crate::client::slots::Slots;
+use crate::client::slots::{Slot, Slots};
 use crate::client::unsynced::Unsynced;
 
 /// Marks numbers of our own; those of front ends do not reach this far.
@@ -131,6 +131,18 @@ impl Link {
     /// repeated by another process, else 0.
     pub(crate) fn request_of(&self, cx: &Context) -> u64 {
         if cx.node == self.node { cx.request.0 } else { 0 }
+    }
+
+    /// A replay slot for the request of `cx`. Waits for no longer than a call may, of whose time it
+    /// is a part: slots of changes that nobody answers are not free. Errors: `EINTR` when
+    /// cancelled, `EHOSTDOWN`.
+    pub(crate) async fn take_slot(&self, cx: &Context) -> Result<Slot> {
+        let taken = self.slots.take(cx, self.request_of(cx));
+        let Some(limit) = self.options.timeout else { return taken.await };
+        timeout(limit, taken).await.unwrap_or_else(|_| {
+            let late = Error::retry(Errno::EHOSTDOWN);
+            Err(late.because("the server has answered no change for as long as the mount waits"))
+        })
     }
 
     /// A number for a file that the request of `cx` opens. A request opens one file, so
