@@ -6,7 +6,8 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{client_options, connect, serve_simulated, simulate};
+use common::forgetful::serve_forgetfully;
+use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
 use dray_backends::memory::{MemoryDisk, MemoryOptions};
 use dray_core::{
     Buf, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner, LockRange,
@@ -17,7 +18,7 @@ use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, RemoteFs};
 use dray_rpc::server::{Export, Journal, Loss, MemoryJournal, Server, ServerOptions};
-use dray_rt::{Scope, sleep};
+use dray_rt::{Scope, sleep, timeout};
 
 const HOW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: false };
 
@@ -253,5 +254,43 @@ fn locks_are_claimed_for_as_long_as_it_takes_and_whoever_waits_has_the_limit() {
         write(&file).await;
         let other = open(&mount(&network, "other").await, b"f").await;
         assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
+    });
+}
+
+/// The close came behind an opening that was tried again and again, and waited for ever.
+#[test]
+fn a_close_of_what_is_never_opened_again_has_the_mounts_limit() {
+    simulate(9, async {
+        let (network, scope, cx) = (Network::new(), Scope::new(), Context::system());
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let limit = Duration::from_secs(5);
+        let options = ClientOptions { timeout: Some(limit), ..client_options() };
+        let fs = connect(network.connector_from("c", "s"), options).await.unwrap();
+        let root = fs.info().root;
+        let mut files = Vec::new();
+        for name in [&b"locked"[..], b"not locked"] {
+            let made = fs.create(&cx, root, Name::new(name).unwrap(), HOW).await;
+            files.push(made.unwrap().1);
+        }
+        let lock = Lock {
+            family: LockFamily::Flock,
+            kind: LockKind::Exclusive,
+            range: LockRange::ALL,
+            owner: LockOwner(1),
+            pid: Pid(1),
+        };
+        files[0].lock(&cx, lock, false).await.unwrap();
+        scope.kill();
+        let (lives, _) = serve_forgetfully(&network, fs.info().clone(), Duration::MAX);
+        network.break_all("s");
+        while lives.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        sleep(Duration::from_millis(100)).await; // both are being opened again
+        for file in files {
+            let closed = timeout(limit * 4, file.close(&cx)).await;
+            let _ = closed.expect("it waits too long"); // an error or not: it is closed later
+        }
     });
 }

@@ -1,40 +1,51 @@
-//! What hostile clients leave behind in a server's memory: nothing. Counted over thousands of
-//! messages that one and the same server gets. The only test here: the whole program is counted.
+//! What the hostile leave behind in memory: nothing. Counted over thousands of messages that one
+//! and the same server, or client, gets.
 
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::io;
-use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use common::calls::{self, Words};
+use common::forgetful::serve_forgetfully;
 use common::raw::{Chance, NO_PROOF, head, hello, identity, message};
-use common::{serve_simulated, server_of, simulate};
+use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_core::{Buf, BufMut, Context, FileId, FileSystem, Name, NameBuf, Op, OpenHow, RemoveKind};
+use dray_core::{
+    Buf, BufMut, Context, CreateHow, FileId, FileSystem, Lock, LockFamily, LockKind, LockOwner,
+    LockRange, Name, NameBuf, Op, OpenHow, Pid, RemoveKind,
+};
 use dray_fabric::Sink;
 use dray_fabric::sim::Network;
 use dray_rpc::server::ServerOptions;
 use dray_rpc::wire::NotifyHead;
 use dray_rt::Scope;
 
-/// Bytes that are allocated.
-static LIVE_BYTES: AtomicIsize = AtomicIsize::new(0);
+thread_local! {
+    /// Bytes that this thread has allocated and not freed: a simulation is one thread.
+    static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
+}
 
 struct Counting;
+
+fn count(bytes: isize) {
+    let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + bytes)); // a thread's end is nobody's
+}
 
 // SAFETY: everything is handed on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE_BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        count(layout.size() as isize);
         // SAFETY: the caller's promises are the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+        count(-(layout.size() as isize));
         // SAFETY: the caller's promises are the same.
         unsafe { System.dealloc(memory, layout) }
     }
@@ -45,6 +56,8 @@ static ALLOCATOR: Counting = Counting;
 
 /// Longer than any lease, and than a connection may take for its handshake.
 const LONG: Duration = Duration::from_secs(600);
+/// How soon a forgetful server has had enough of a connection.
+const PATIENCE: Duration = Duration::from_millis(20);
 const ROUNDS: u64 = 600;
 /// What tables may still grow. A session, a call or a connection that stays in each round, or in
 /// one of ten, is more.
@@ -144,10 +157,10 @@ async fn nothing_stays(mut round: impl AsyncFnMut(u64)) {
     for number in 0..2 * ROUNDS {
         round(number).await;
         if number + 1 == ROUNDS {
-            before = LIVE_BYTES.load(Ordering::Relaxed);
+            before = LIVE_BYTES.get();
         }
     }
-    let grown_bytes = LIVE_BYTES.load(Ordering::Relaxed) - before;
+    let grown_bytes = LIVE_BYTES.get() - before;
     assert!(grown_bytes < GROWN_MAX_BYTES, "{ROUNDS} rounds left {grown_bytes} bytes behind");
 }
 
@@ -164,6 +177,54 @@ fn hostile_clients_leave_nothing_behind() {
             dray_rt::sleep(LONG).await;
             assert!(server.status().clients.is_empty(), "seed {seed}");
             clear(&fs).await;
+        })
+        .await;
+    });
+}
+
+/// Each life of such a server had a recovery of its own, on a connection of its own, and a task
+/// that opened files again: none ended before an answer came.
+#[test]
+fn forgetful_servers_leave_nothing_behind() {
+    simulate(12, async {
+        let (network, scope, cx) = (Network::new(), Scope::new(), Context::system());
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let fs = connect(network.connector_from("c", "s"), client_options()).await.unwrap();
+        let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: false };
+        let root = fs.info().root;
+        let mut files = Vec::new();
+        for name in [&b"f"[..], b"g", b"h"] {
+            let made = fs.create(&cx, root, Name::new(name).unwrap(), how).await;
+            files.push(made.unwrap().1);
+        }
+        let lock = Lock {
+            family: LockFamily::Posix,
+            kind: LockKind::Exclusive,
+            range: LockRange::ALL,
+            owner: LockOwner(1),
+            pid: Pid(1),
+        };
+        files[0].lock(&cx, lock, false).await.unwrap();
+        files[1].write(&cx, dray_core::Write::at(0), Buf::from(&b"kept"[..])).await.unwrap();
+        let (lives, open) = serve_forgetfully(&network, fs.info().clone(), PATIENCE);
+        network.break_all("s");
+        scope.kill();
+        let writes = files[1].clone();
+        dray_rt::spawn(async move {
+            let cx = Context::system();
+            let _ = writes.write(&cx, dray_core::Write::at(0), Buf::from(&b"more"[..])).await;
+        });
+        nothing_stays(async |_| {
+            let before = lives.load(Ordering::Relaxed);
+            while lives.load(Ordering::Relaxed) == before {
+                dray_rt::sleep(Duration::from_millis(50)).await;
+                let open = open.load(Ordering::Relaxed);
+                assert!(
+                    open <= 4,
+                    "{open} connections: more than the mount's, a recovery's and those that end"
+                );
+            }
         })
         .await;
     });

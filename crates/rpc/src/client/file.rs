@@ -394,13 +394,23 @@ impl RemoteFile {
     async fn close_at_server(&self, cx: &Context) -> Result<()> {
         let link = &self.session.link;
         // Errors of writing are told by a flush: of the close nobody needs to hear.
-        if !link.held.concerns(self.handle) {
-            link.files.closing(self.handle).await;
-            if self.session.channel()?.close(self.handle) {
-                return Ok(());
+        let one_way = !link.held.concerns(self.handle);
+        let parted = async {
+            match one_way {
+                true => link.files.closing(self.handle).await,
+                false => link.part(self.handle).await,
             }
+            Ok(())
+        };
+        // A server that never says whether it has opened the file again.
+        if self.within_limit(parted).await.is_err() {
+            link.close_later(&self.session, self.handle);
+            return Ok(());
         }
-        link.part(self.handle).await;
+        if one_way && self.session.channel()?.close(self.handle) {
+            return Ok(());
+        }
+        link.held.closed(self.handle);
         let closed = self.ask(cx, Call::Close { handle: self.handle }).await;
         // The limit is over, say: it is closed once the server can be reached.
         match closed.as_ref().is_err_and(|error| error.fate() != Fate::Final) {

@@ -164,7 +164,10 @@ impl Slots {
         let mut state = self.lock();
         state.awaited = state.used.clone();
         state.told = Some(channel.clone());
+        // Who has given up waiting is not kept: lives of the server may be short and many.
+        let waiting = std::mem::take(&mut state.waiting);
         drop(state);
+        waiting.into_iter().for_each(Waker::wake);
         let (slots, channel) = (self.clone(), channel.clone());
         async move {
             if !slots.lock().orphans.is_empty() {
@@ -176,7 +179,9 @@ impl Slots {
                 if state.awaited.is_empty() {
                     return Poll::Ready(());
                 }
-                state.waiting.push(task.waker().clone());
+                if !state.waiting.iter().any(|waiting| waiting.will_wake(task.waker())) {
+                    state.waiting.push(task.waker().clone());
+                }
                 Poll::Pending
             })
             .await;

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 pub mod calls;
+pub mod forgetful;
 pub mod raw;
 
 use std::io;

@@ -41,6 +41,9 @@ impl Channel {
         one_way: bool,
     ) {
         let mut state = self.lock();
+        if state.ended.is_some() {
+            return connection.close(); // while it was being made
+        }
         state.session = session;
         state.one_way_allowed = one_way;
         let power_lost = std::mem::replace(&mut state.life, life).epoch != life.epoch;

@@ -95,7 +95,9 @@ impl OpenFiles {
             if !state.missing {
                 return Poll::Ready(());
             }
-            state.waiting.push(task.waker().clone());
+            if !state.waiting.iter().any(|waiting| waiting.will_wake(task.waker())) {
+                state.waiting.push(task.waker().clone());
+            }
             Poll::Pending
         })
         .await;

@@ -1,7 +1,10 @@
 //! Has again from a server that lost its state what the one before it gave us.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
 
 use dray_core::{Context, Errno, OpenHow, Result};
 use dray_rt::sleep;
@@ -15,16 +18,69 @@ use crate::wire::{Call, NotifyHead};
 
 /// Files that are opened again at once.
 const REOPENED_AT_ONCE: usize = 16;
+/// Returns under way. One ends when another life of the server has been met, but not before
+/// what it has asked is answered, so that no close overtakes an opening: a server that never
+/// answers would have any number of them.
+const RETURNS_MAX: u32 = 4;
+
+/// To a server that lost its state.
+pub(super) struct Return {
+    /// On which.
+    pub(super) channel: Arc<Channel>,
+    /// To be claimed.
+    pub(super) locks: Vec<HeldLock>,
+    pub(super) instance: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Returns {
+    under_way: u32,
+    /// Begins when one of them ends, if it is not too late by then.
+    next: Option<Return>,
+}
 
 impl Link {
+    fn returns(&self) -> MutexGuard<'_, Returns> {
+        self.returns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Comes back to a server that has just been met, once there is room for it.
+    pub(super) fn begin_return(self: &Arc<Link>, back: Return) {
+        let known = self.known(); // while it is held no other life is met
+        let newest = known.instance == back.instance;
+        let mut returns = self.returns();
+        drop(known);
+        let too_late = if !newest {
+            Some(back)
+        } else if returns.under_way < RETURNS_MAX {
+            returns.under_way += 1;
+            return dray_rt::spawn(self.clone().come_back_in_turn(back));
+        } else {
+            returns.next.replace(back)
+        };
+        drop(returns);
+        too_late.into_iter().for_each(|_| self.held.settled());
+    }
+
+    async fn come_back_in_turn(self: Arc<Link>, first: Return) {
+        let mut next = Some(first);
+        while let Some(back) = next {
+            self.come_back(back).await;
+            next = self.next_return();
+        }
+    }
+
+    fn next_return(&self) -> Option<Return> {
+        let mut returns = self.returns();
+        let next = returns.next.take();
+        returns.under_way -= u32::from(next.is_none());
+        next
+    }
+
     /// Has again from a server that lost its state what the one before it gave us: locks,
     /// open files, answers.
-    pub(super) async fn come_back(
-        self: Arc<Link>,
-        channel: Arc<Channel>,
-        locks: Vec<HeldLock>,
-        instance: u64,
-    ) {
+    async fn come_back(self: &Arc<Link>, back: Return) {
+        let Return { channel, locks, instance } = back;
         let answered = self.slots.await_answers(&channel);
         let done = self.claim(&channel, locks, instance).await;
         self.held.settled();
@@ -32,10 +88,10 @@ impl Link {
             self.reclaimed.store(instance, Ordering::SeqCst);
             channel.notify(NotifyHead::RECLAIMED, 0);
         }
-        self.files.completed().await;
+        self.in_life(instance, self.files.completed()).await;
         let mut before = self.files.handles();
         self.open_all(&channel, before.clone(), instance).await;
-        answered.await;
+        self.in_life(instance, answered).await;
         // Some answers were those of the server before, and told of files that it had opened.
         before.sort_unstable();
         let mut since = self.files.handles();
@@ -44,6 +100,24 @@ impl Link {
         if self.known().instance == instance {
             self.returned.store(instance, Ordering::SeqCst);
             channel.notify(NotifyHead::RETURNED, 0);
+        }
+    }
+
+    /// Waits for `what`, but not longer than this life of the server is known to last.
+    async fn in_life(&self, instance: u64, what: impl Future<Output = ()>) {
+        let mut what = pin!(what);
+        while self.known().instance == instance {
+            let mut met = pin!(self.reached.notified());
+            met.as_mut().enable(); // from before the second look on
+            let done = poll_fn(|task| {
+                if self.known().instance != instance || what.as_mut().poll(task).is_ready() {
+                    return Poll::Ready(true);
+                }
+                met.as_mut().poll(task).map(|()| false)
+            });
+            if done.await {
+                return;
+            }
         }
     }
 

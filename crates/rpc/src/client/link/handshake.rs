@@ -11,6 +11,7 @@ use dray_rt::random_bytes;
 use dray_rt::sync::oneshot;
 
 use super::Link;
+use super::coming_back::Return;
 use super::connecting::key_of;
 use super::known::{Known, News, Standing};
 use crate::auth::{Key, Role, Transcript};
@@ -194,13 +195,14 @@ impl LinkSink {
         self.channel.up(self.connection.clone(), (welcome.session, life), granted, one_way);
         self.channel.notify_idle(&self.link.slots.idle());
         if forgotten.is_some() && stamps && self.features & RECOVERING != 0 {
-            dray_rt::spawn(Recovery::run(self.link.clone(), welcome.instance));
+            let recovery = Recovery::begin(&self.link, Standing::of(&welcome));
+            recovery.into_iter().for_each(|recovery| dray_rt::spawn(recovery.run()));
         } else if power_lost {
             self.link.unsynced.recovery_ends(Some("the server did not wait for it"));
         }
-        if let Some(held) = forgotten {
-            let (link, channel) = (self.link.clone(), self.link.lasting(&self.channel));
-            dray_rt::spawn(link.come_back(channel, held, welcome.instance));
+        if let Some(locks) = forgotten {
+            let (channel, instance) = (self.link.lasting(&self.channel), welcome.instance);
+            self.link.begin_return(Return { channel, locks, instance });
         } else {
             self.link.say_again(&self.channel, welcome.instance);
         }

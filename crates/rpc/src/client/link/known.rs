@@ -29,7 +29,7 @@ pub(crate) struct Known {
 
 impl Known {
     /// What a handshake begins with.
-    pub(super) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> Standing {
         Standing { session: self.session, instance: self.instance }
     }
 }

@@ -15,6 +15,7 @@ use dray_fabric::Connect;
 use dray_rt::sync::{Notify, watch};
 use dray_rt::{Handle, timeout};
 
+use self::coming_back::Returns;
 use self::known::Known;
 pub(crate) use self::known::Standing;
 use crate::client::ahead::Ahead;
@@ -48,6 +49,9 @@ pub(crate) struct Link {
     /// The instance of the server that we have come back to wholly.
     returned: AtomicU64,
     pub(crate) unsynced: Unsynced,
+    /// The channel of the recovery that was begun last.
+    recovering: Mutex<Weak<Channel>>,
+    returns: Mutex<Returns>,
     requests: AtomicU64,
     pub(crate) node: NodeId,
     known: Mutex<Known>,
@@ -89,6 +93,8 @@ impl Link {
             reclaimed: AtomicU64::new(0),
             returned: AtomicU64::new(0),
             unsynced: Unsynced::new(replay_bytes, inherited),
+            recovering: Mutex::default(),
+            returns: Mutex::default(),
             requests: AtomicU64::new(1),
             node,
             known: Mutex::new(known),
@@ -167,6 +173,21 @@ impl Link {
     pub(crate) fn new_channel(&self) -> Arc<Channel> {
         let rights = self.ahead.rights().clone();
         Channel::new(self.options.timeout, self.closing.clone(), rights)
+    }
+
+    /// A recovery with this life of the server is to begin on `channel`: one with a life before
+    /// it is over, on its channel, too, whether its calls are answered or not. False if yet
+    /// another life has been met.
+    pub(crate) fn begin_recovery(&self, channel: &Arc<Channel>, standing: Standing) -> bool {
+        let known = self.known(); // while it is held no other life is met
+        if known.standing() != standing {
+            return false;
+        }
+        let mut recovering = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *recovering, Arc::downgrade(channel));
+        drop((recovering, known));
+        before.upgrade().into_iter().for_each(|channel| channel.shut());
+        true
     }
 
     /// Waits until a server has welcomed this process: only then it is known what it can do.

@@ -9,7 +9,7 @@ use dray_core::{Buf, Context, Errno, FileId, OpenHow, Result};
 
 use crate::client::channel::{Ask, Channel, value_of};
 use crate::client::holdings::tickets::{Reopened, reopen};
-use crate::client::link::Link;
+use crate::client::link::{Link, Standing};
 use crate::client::unsynced::{Expect, Kept, Seen};
 use crate::wire::{Call, Floor, Input, Ticket, Wire, put_floor};
 
@@ -20,22 +20,36 @@ const FLOORS_OF_ONE: usize = 1024;
 pub(crate) struct Recovery {
     link: Arc<Link>,
     channel: Arc<Channel>,
-    instance: u64,
+    standing: Standing,
 }
 
 /// The server has gone meanwhile: the next one begins a recovery of its own.
 struct Gone;
 
 impl Recovery {
-    /// Recovers with a server that waits for it. What waits on the other channels cannot
-    /// keep it waiting: it has a connection of its own.
-    pub(crate) async fn run(link: Arc<Link>, instance: u64) {
+    /// One with a server that waits for it, in place of the one before it; none if yet another
+    /// life of the server has been met. What waits on the other channels cannot keep it
+    /// waiting: it has a connection of its own.
+    pub(crate) fn begin(link: &Arc<Link>, standing: Standing) -> Option<Recovery> {
         let channel = Channel::for_recovery(link.closing.clone());
-        link.go_on(channel.clone());
-        link.unsynced.recovery_begins();
-        let recovery = Recovery { link, channel: channel.clone(), instance };
-        let _ = recovery.carry_out().await; // the next one takes over
-        channel.shut();
+        let begins = link.begin_recovery(&channel, standing);
+        begins.then(|| Recovery { link: link.clone(), channel, standing })
+    }
+
+    /// Recovers.
+    pub(crate) async fn run(self) {
+        if self.is_over() {
+            return;
+        }
+        self.link.go_on(self.channel.clone());
+        self.link.unsynced.recovery_begins();
+        let _ = self.carry_out().await; // the next one takes over
+        self.channel.shut();
+    }
+
+    /// Whether another life of the server has been met.
+    fn is_over(&self) -> bool {
+        self.link.known().standing() != self.standing
     }
 
     async fn carry_out(&self) -> std::result::Result<(), Gone> {
@@ -48,7 +62,7 @@ impl Recovery {
             }
             Err(error) => unsynced.recovery_ends(Some(&error.to_string())),
         }
-        let instance = self.instance;
+        let instance = self.standing.instance;
         // With what is lost, for the server's metrics.
         let untold = unsynced.losses_untold();
         let (newest, floor) = untold;
@@ -68,10 +82,7 @@ impl Recovery {
     ) -> std::result::Result<Result<T>, Gone> {
         let ask = Ask { data, ..Ask::of(cx, call) };
         let outcome = self.channel.call(ask, |bytes| Input::whole(bytes)).await;
-        match self.link.known().instance == self.instance {
-            true => Ok(value_of(outcome)),
-            false => Err(Gone),
-        }
+        if self.is_over() { Err(Gone) } else { Ok(value_of(outcome)) }
     }
 
     /// Says what is on media, and waits until everybody has.
@@ -94,7 +105,7 @@ impl Recovery {
         piece: &[(FileId, u64, Option<Ticket>)],
         last: bool,
     ) -> std::result::Result<Result<()>, Gone> {
-        let (instance, cx) = (self.instance, Context::system());
+        let (instance, cx) = (self.standing.instance, Context::system());
         let (mut floors, (floor, ticket)) = (Vec::new(), seen.floor);
         if self.link.known().tickets {
             for (file, stamp, ticket) in piece.iter().copied() {
@@ -171,7 +182,7 @@ impl Recovery {
         for flags in ways {
             let file = Reopened { id, how: OpenHow::new(*flags), handle, ticket };
             outcome = reopen(&self.channel, &cx, file).await.map(drop);
-            if self.link.known().instance != self.instance {
+            if self.is_over() {
                 return Err(Gone);
             }
             if outcome.as_ref().is_ok_and(|()| true) || ticket.is_some() {
