@@ -12,6 +12,7 @@ mod dir;
 mod errno;
 mod error;
 mod fs;
+mod hash;
 mod how;
 mod id;
 mod lock;
@@ -25,6 +26,7 @@ pub use dir::{DirEntry, DirPage};
 pub use errno::Errno;
 pub use error::{Error, Fate, Io, Result};
 pub use fs::{FileSystem, Fut, OpenFile};
+pub use hash::{IdHash, IdMap};
 pub use how::{
     Access, Allocate, AtOpen, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,
     XattrSet,

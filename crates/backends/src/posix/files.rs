@@ -5,12 +5,11 @@
 //! because the caller's rights were checked at the first open. A file that has no name any
 //! more keeps its descriptor, since nothing else keeps the file.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 
-use dray_core::{Errno, Error, FileId, FsUuid, LockOwner, NodeId, Result};
+use dray_core::{Errno, Error, FileId, FsUuid, IdMap, LockOwner, NodeId, Result};
 
 use super::core::Core;
 use super::guard::Ranges;
@@ -23,7 +22,7 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// All open files of an export.
 pub(crate) struct Files {
-    inodes: Mutex<HashMap<FileId, Weak<OpenInode>>>,
+    inodes: Mutex<IdMap<FileId, Weak<OpenInode>>>,
     ring: Mutex<Ring>,
     /// Files open at clients.
     files: AtomicUsize,

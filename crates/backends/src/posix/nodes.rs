@@ -1,11 +1,10 @@
 //! Cached `O_PATH` descriptors of inodes used lately.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{FileId, FileType};
+use dray_core::{FileId, FileType, IdMap};
 
 /// An inode and a descriptor by which it can be named, but not read or written.
 pub(crate) struct Node {
@@ -56,7 +55,7 @@ pub(crate) struct NodeCache {
 
 #[derive(Default)]
 struct Shard {
-    index: HashMap<FileId, usize>,
+    index: IdMap<FileId, usize>,
     slots: Vec<Slot>,
     hand: usize,
 }

@@ -8,10 +8,10 @@
 //! behind the server's back, or that the bounded table has dropped; the client looks the
 //! name up again.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Attr, FileId, FileType, Name, NameBuf, Timestamp};
+use dray_core::{Attr, FileId, FileType, IdMap, Name, NameBuf, Timestamp};
 
 /// Names of one inode that are remembered; more hard links are served, each found by the
 /// ones remembered.
@@ -27,9 +27,9 @@ pub(crate) struct PathTable {
 }
 
 struct State {
-    by_id: HashMap<FileId, Known>,
-    by_place: HashMap<Place, FileId>,
-    by_ino: HashMap<u64, FileId>,
+    by_id: IdMap<FileId, Known>,
+    by_place: IdMap<Place, FileId>,
+    by_ino: IdMap<u64, FileId>,
     /// Order in which entries are looked at when room is needed.
     order: VecDeque<FileId>,
     next_generation: u64,
@@ -58,9 +58,9 @@ impl PathTable {
     /// An empty table. `boot` makes its ids differ from those of an earlier one.
     pub(crate) fn new(entries_max: usize, boot: u32) -> PathTable {
         let state = State {
-            by_id: HashMap::new(),
-            by_place: HashMap::new(),
-            by_ino: HashMap::new(),
+            by_id: IdMap::default(),
+            by_place: IdMap::default(),
+            by_ino: IdMap::default(),
             order: VecDeque::new(),
             next_generation: u64::from(boot.max(1)) << 32,
         };

@@ -5,9 +5,10 @@
 //! A wrong answer does no harm to a write: the server's kernel removes the attribute with it
 //! (`FUSE_HANDLE_KILLPRIV_V2`). To a program that is started it gives less, never more.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use dray_core::IdMap;
 
 use dray_rt::{Instant, now};
 
@@ -25,7 +26,7 @@ pub(crate) struct Capabilities {
 #[derive(Default)]
 struct Absent {
     /// Since when it is known, by node.
-    since: HashMap<u64, Instant>,
+    since: IdMap<u64, Instant>,
     /// Times that this mount has begun or ended to set one.
     changes: u64,
 }

@@ -4,11 +4,10 @@
 //! is needed to open the file again is in [`State`]; the open file itself is beside it on
 //! the heap, and after a restart is opened when it is first needed.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Context, Errno, Error, FileId, FileSystem, OpenFile, RequestId, Result};
+use dray_core::{Context, Errno, Error, FileId, FileSystem, IdMap, OpenFile, RequestId, Result};
 
 use crate::front::dirs::Listing;
 use crate::options::Host;
@@ -86,7 +85,7 @@ struct Live {
     free: Vec<u64>,
     /// Slots that a predecessor took, by the request that opened them. If the kernel did
     /// not hear of the handle, it sends that request again.
-    left: HashMap<RequestId, u64>,
+    left: IdMap<RequestId, u64>,
 }
 
 /// Flags that must not be repeated when a file is opened again.

@@ -7,16 +7,14 @@
 //! own for the directory, which has no place yet. The old node is another name for it until
 //! the kernel looks at its old place and drops it.
 
-use std::collections::HashMap;
-
-use dray_core::{FileId, Name, Pid, RenameHow};
+use dray_core::{FileId, IdMap, Name, Pid, RenameHow};
 
 /// Where the kernel has each directory that it knows, by slot of the node table, and the way
 /// back.
 #[derive(Default)]
 pub(crate) struct Directories {
-    places: HashMap<u64, Place>,
-    slots: HashMap<Place, u64>,
+    places: IdMap<u64, Place>,
+    slots: IdMap<Place, u64>,
 }
 
 type Place = (FileId, Box<[u8]>);

@@ -4,10 +4,9 @@
 //! [`State`] and survive the process; the way back from a file to its slot is an index on
 //! the heap, which a successor rebuilds.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Errno, Error, FileId, Name, RenameHow, Result};
+use dray_core::{Errno, Error, FileId, IdMap, Name, RenameHow, Result};
 
 use crate::state::moved::Directories;
 use crate::state::places::Places;
@@ -35,7 +34,7 @@ pub(crate) struct Nodes {
 
 #[derive(Default)]
 struct Index {
-    slots: HashMap<FileId, u64>,
+    slots: IdMap<FileId, u64>,
     free: Vec<u64>,
     places: Places,
     directories: Directories,

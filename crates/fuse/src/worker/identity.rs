@@ -5,13 +5,12 @@
 //! that very process lives: a pidfd tells, so that a process number used again cannot
 //! inherit the groups of the one before.
 
-use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Gid, Identity, Pid, Uid};
+use dray_core::{Gid, IdMap, Identity, Pid, Uid};
 use dray_rt::{Instant, now};
 
 use crate::proto::Head;
@@ -28,9 +27,9 @@ const KTHREADD: u32 = 2;
 
 pub(crate) struct Identities {
     job_ids: bool,
-    known: Mutex<HashMap<Pid, Known>>,
+    known: Mutex<IdMap<Pid, Known>>,
     /// Callers of whom nothing more is to be known.
-    plain: Mutex<HashMap<(Uid, Gid), Arc<Identity>>>,
+    plain: Mutex<IdMap<(Uid, Gid), Arc<Identity>>>,
 }
 
 struct Known {

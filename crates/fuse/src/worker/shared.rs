@@ -1,11 +1,11 @@
 //! What all workers of a mount share.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Attr, FileId, LockOwner, Timestamp};
+use dray_core::{Attr, FileId, IdMap, LockOwner, Timestamp};
 
 use crate::mount::session::Session;
 use crate::options::Options;
@@ -160,7 +160,7 @@ pub(crate) struct Versions {
 
 #[derive(Default)]
 struct Seen {
-    files: HashMap<u64, Version>,
+    files: IdMap<u64, Version>,
     /// The last number given to a version.
     numbers: u64,
 }

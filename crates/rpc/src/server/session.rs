@@ -1,11 +1,13 @@
 //! What a server knows of one mount.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use dray_core::{Cancel, Context, Errno, Error, Lock, LockFamily, LockOwner, NodeId, OpenFile};
+use dray_core::{
+    Cancel, Context, Errno, Error, IdMap, Lock, LockFamily, LockOwner, NodeId, OpenFile,
+};
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
@@ -56,7 +58,7 @@ pub(crate) struct Session {
     told_stable: AtomicU64,
     /// Syncs of everything that failed, of which it was told, the last one in answer to this request.
     told_failures: Mutex<(Failures, u64)>,
-    files: Mutex<HashMap<u64, Opened>>,
+    files: Mutex<IdMap<u64, Opened>>,
     state: Mutex<State>,
 }
 
@@ -228,7 +230,7 @@ impl Session {
         self.features.store(features, Ordering::Relaxed);
     }
 
-    fn files(&self) -> MutexGuard<'_, HashMap<u64, Opened>> {
+    fn files(&self) -> MutexGuard<'_, IdMap<u64, Opened>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

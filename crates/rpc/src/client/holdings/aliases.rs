@@ -2,16 +2,17 @@
 //! to the server by that of the lookup before it, which did. Noted for a later process of this
 //! mount, which knows the first of them alone.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dray_core::IdMap;
 
 use crate::client::memory::SessionMemory;
 
 pub(crate) struct Aliases {
     memory: Arc<SessionMemory>,
     /// What a process before us noted: numbers by request. Requests do not come twice.
-    inherited: HashMap<u64, u64>,
+    inherited: IdMap<u64, u64>,
     /// Places from here on have never been used.
     end: AtomicU32,
     state: Mutex<State>,
@@ -21,12 +22,12 @@ pub(crate) struct Aliases {
 struct State {
     free: Vec<u32>,
     /// Places by number.
-    noted: HashMap<u64, u32>,
+    noted: IdMap<u64, u32>,
 }
 
 impl Aliases {
     pub(crate) fn new(memory: Arc<SessionMemory>) -> Aliases {
-        let (mut inherited, mut state) = (HashMap::new(), State::default());
+        let (mut inherited, mut state) = (IdMap::default(), State::default());
         let end = memory.aliases_end();
         for place in 0..end {
             match memory.alias(place) {

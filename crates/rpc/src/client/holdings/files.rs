@@ -2,12 +2,11 @@
 //! has taken its place: before anybody removes them. With each its ticket, by which the new
 //! server knows that it was open; it is kept for a later process of this mount, too.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use dray_core::{FileId, OpenHow};
+use dray_core::{FileId, IdMap, OpenHow};
 
 use crate::client::holdings::aliases::Aliases;
 use crate::client::holdings::tickets::{Noted, TicketMemory};
@@ -26,8 +25,8 @@ pub(crate) struct OpenFiles {
 
 #[derive(Default)]
 struct State {
-    files: HashMap<u64, Known>,
-    tickets: HashMap<u64, Noted>,
+    files: IdMap<u64, Known>,
+    tickets: IdMap<u64, Noted>,
     /// Who was shown them, or will be.
     standing: Standing,
     /// Being opened again now.

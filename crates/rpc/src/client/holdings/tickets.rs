@@ -1,11 +1,10 @@
 //! The tickets of open files, noted for a later process of this mount, and opening files
 //! again with them.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dray_core::{AtOpen, Context, Errno, FileId, OpenHow, Result};
+use dray_core::{AtOpen, Context, Errno, FileId, IdMap, OpenHow, Result};
 
 use crate::client::channel::{Ask, Channel, error_of};
 use crate::client::memory::SessionMemory;
@@ -28,8 +27,8 @@ pub(crate) struct TicketMemory {
 
 impl TicketMemory {
     /// With what is noted there, by the number of the open file.
-    pub(crate) fn new(memory: Arc<SessionMemory>) -> (TicketMemory, HashMap<u64, Noted>) {
-        let (mut noted, mut free) = (HashMap::new(), Vec::new());
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> (TicketMemory, IdMap<u64, Noted>) {
+        let (mut noted, mut free) = (IdMap::default(), Vec::new());
         let end = memory.tickets_end();
         for place in 0..end {
             match memory.ticket(place) {

@@ -5,12 +5,11 @@
 //! tell, after a death in between, whether it was applied, and making it again could undo
 //! what somebody else did since.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use dray_core::FileId;
+use dray_core::{FileId, IdMap};
 use dray_rt::random_u64;
 
 use crate::wire::{Input, Malformed, Wire};
@@ -60,7 +59,7 @@ pub(crate) struct Order {
 
 struct Shard {
     next_ticket: u64,
-    files: HashMap<FileId, Claims>,
+    files: IdMap<FileId, Claims>,
 }
 
 /// Who changes a file now, and who waits for that. Nearly always one claim.
@@ -140,7 +139,7 @@ pub(crate) struct Turn {
 impl Default for Order {
     fn default() -> Order {
         // A life of the server has other numbers than the one before it.
-        let shard = || Shard { next_ticket: (random_u64() >> 1) | 1, files: HashMap::new() };
+        let shard = || Shard { next_ticket: (random_u64() >> 1) | 1, files: IdMap::default() };
         let shards = (0..SHARDS).map(|_| Mutex::new(shard())).collect();
         Order { shards, cut: AtomicUsize::new(0) }
     }
