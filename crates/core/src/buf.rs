@@ -6,6 +6,7 @@
 //! completed. An owner learns that its memory is free by being dropped, or, where it
 //! keeps one reference for itself, by finding that it holds the only one.
 
+use std::cell::UnsafeCell;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, Range};
@@ -28,6 +29,18 @@ struct Heap(#[allow(dead_code)] Box<[MaybeUninit<u8>]>); // held for its memory 
 
 impl Memory for Heap {}
 
+/// Bytes up to this number are kept beside their count of users.
+const SHORT_BYTES: usize = 128;
+
+/// One allocation for what is short, as nearly all messages are.
+#[repr(align(8))]
+struct Short(UnsafeCell<[MaybeUninit<u8>; SHORT_BYTES]>);
+
+impl Memory for Short {}
+
+// SAFETY: the bytes are touched through the one buffer being filled, or read by all.
+unsafe impl Sync for Short {}
+
 /// A unique buffer being filled. Only the filled part can be read or leave.
 pub struct BufMut {
     start: NonNull<u8>,
@@ -44,6 +57,11 @@ unsafe impl Sync for BufMut {}
 impl BufMut {
     /// An empty buffer of `capacity_bytes` on the heap.
     pub fn heap(capacity_bytes: usize) -> BufMut {
+        if capacity_bytes <= SHORT_BYTES {
+            let memory = Arc::new(Short(UnsafeCell::new([const { MaybeUninit::uninit() }; _])));
+            let start = NonNull::from(&memory.0).cast();
+            return BufMut { start, room_bytes: capacity_bytes, filled_bytes: 0, owner: memory };
+        }
         let mut memory: Box<[MaybeUninit<u8>]> = Box::new_uninit_slice(capacity_bytes);
         let start = NonNull::from(&mut *memory).cast();
         BufMut { start, room_bytes: capacity_bytes, filled_bytes: 0, owner: Arc::new(Heap(memory)) }

@@ -165,6 +165,13 @@ impl Cancel {
         self.is_set() // set between the first look and the registration
     }
 
+    /// As new, for another operation: nobody else refers to it. Keeps its memory.
+    pub fn reset(&mut self) {
+        *self.set.get_mut() = false;
+        let waiting = self.waiting.get_mut();
+        waiting.unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Waker>> {
         self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -198,5 +205,24 @@ mod tests {
         assert!(cx.check().is_ok());
         cancel.set();
         assert_eq!(cx.check().unwrap_err().errno(), Errno::EINTR);
+    }
+
+    #[test]
+    fn a_flag_that_is_used_again_wakes_nobody_of_before() {
+        struct Woken(AtomicBool);
+        impl std::task::Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let before = Arc::new(Woken(AtomicBool::new(false)));
+        let mut cancel = Cancel::default();
+        assert!(!cancel.poll_set(&mut TaskContext::from_waker(&before.clone().into())));
+        cancel.reset();
+        assert_eq!(Arc::strong_count(&before), 1);
+        cancel.set();
+        assert!(!before.0.load(Ordering::SeqCst));
+        cancel.reset();
+        assert!(!cancel.is_set());
     }
 }

@@ -63,14 +63,16 @@ impl Worker {
             self.shared.flights.begin(self.index, request.head, waits);
         self.heed(overtaken);
         let mut cx = self.context(&request);
-        cx.cancel = Some(cancel.clone());
+        cx.cancel = Some(cancel);
         let result = self.dispatch(&mut cx, &request, message).await;
         self.note_changes(&request);
+        let signalled = cx.check().is_err();
+        drop(cx); // its flag is for the next request
         self.shared.flights.end(ticket);
         result.map_err(|error| match error.errno() {
             // The kernel passes an interrupted lock request on to the application as an
             // internal number unless it has really been signalled.
-            Errno::EINTR if !cancel.is_set() => -libc::EIO,
+            Errno::EINTR if !signalled => -libc::EIO,
             errno => kernel_error(errno),
         })
     }

@@ -13,6 +13,8 @@ use crate::proto::abi::{OP_COUNT, UNIQUE_RESEND, op, op_name};
 
 /// Interrupts remembered because they came before their request.
 const EARLY_MAX: usize = 256;
+/// Flags of ended requests that each worker keeps for later ones.
+const CANCELS_MAX: usize = 16;
 /// How long they are remembered.
 const EARLY_TIME: Duration = Duration::from_secs(10);
 
@@ -86,6 +88,8 @@ struct Counts {
 struct Part {
     slots: Vec<Option<Flight>>,
     free: Vec<usize>,
+    /// Of requests that have ended, for the next ones.
+    cancels: Vec<Arc<Cancel>>,
 }
 
 /// Names a request under way until it ends.
@@ -128,10 +132,10 @@ impl Flights {
         if let Some(count) = self.counts[part].ops.get(head.opcode as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        let cancel = Arc::new(Cancel::default());
-        let flight =
-            Flight { head, since: now(), cancel: cancel.clone(), interruptible, watched: false };
+        let since = now();
         let mut requests = lock(&self.parts[part]);
+        let cancel = requests.cancels.pop().unwrap_or_default();
+        let flight = Flight { head, since, cancel: cancel.clone(), interruptible, watched: false };
         let slot = requests.free.pop().unwrap_or(requests.slots.len());
         if slot == requests.slots.len() {
             requests.slots.push(None);
@@ -148,8 +152,15 @@ impl Flights {
     /// The request has been answered.
     pub(crate) fn end(&self, ticket: Ticket) {
         let mut part = lock(&self.parts[ticket.part]);
-        part.slots[ticket.slot] = None;
+        let ended = part.slots[ticket.slot].take();
         part.free.push(ticket.slot);
+        if let Some(Flight { mut cancel, .. }) = ended
+            && part.cancels.len() < CANCELS_MAX
+            && let Some(unused) = Arc::get_mut(&mut cancel)
+        {
+            unused.reset();
+            part.cancels.push(cancel);
+        }
     }
 
     /// Worker `part` has answered a read with so many bytes.
@@ -336,6 +347,24 @@ mod tests {
         assert!(matches!(watch, Interrupted::Watch { pid: Pid(77), .. }));
         assert!(!cancel.is_set() && !other.is_set(), "a harmless signal disturbs nobody");
         assert!(matches!(flights.interrupt(10), Interrupted::Done), "watched once");
+    }
+
+    #[test]
+    fn an_interrupted_request_leaves_nothing_to_the_next_one() {
+        let flights = Flights::new(1);
+        let (ticket, cancel, _) = flights.begin(0, head(10), true);
+        flights.interrupt(10);
+        let held = cancel.clone();
+        drop(cancel);
+        flights.end(ticket); // somebody still looks at its flag: it is not for the next one
+        let (ticket, second, _) = flights.begin(0, head(12), true);
+        assert!(held.is_set() && !second.is_set() && !Arc::ptr_eq(&held, &second));
+        flights.interrupt(12);
+        let memory = Arc::as_ptr(&second);
+        drop(second);
+        flights.end(ticket);
+        let (_, third, _) = flights.begin(0, head(14), true);
+        assert!(std::ptr::eq(memory, Arc::as_ptr(&third)) && !third.is_set());
     }
 
     #[test]
