@@ -25,6 +25,8 @@ pub struct Source {
     id: u64,
     state: Arc<SourceState>,
     shared: Arc<Shared>,
+    /// The driver says again what is there still.
+    level: bool,
 }
 
 /// What the driver saw of a descriptor.
@@ -103,7 +105,8 @@ impl Source {
         let state = Arc::new(SourceState::default());
         let id = shared.registry.add(fd.as_raw_fd(), state.clone(), exclusive)?;
         shared.kick_if_parked();
-        Ok(Source { fd, id, state, shared })
+        let level = exclusive && shared.registry.says_again();
+        Ok(Source { fd, id, state, shared, level })
     }
 
     /// Whether the calling task runs on the executor that this was made on.
@@ -180,6 +183,15 @@ impl Source {
         direction.ready = direction.ended;
     }
 
+    /// Of a source made by [`Source::new_shared`]: the driver is to say whether there is more
+    /// to be read, where it says so of what was there before, too (epoll(7), level-triggered).
+    /// Spares the read that would only say `EAGAIN`. Elsewhere the next read shows it.
+    pub fn ask_again(&self) {
+        if self.level {
+            self.state.lock()[Interest::Read as usize].ready = false;
+        }
+    }
+
     fn vain_since(&self, index: usize, events: u64) {
         let mut directions = self.state.lock();
         if directions[index].events == events {
@@ -203,6 +215,7 @@ impl Drop for Source {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
@@ -235,6 +248,43 @@ mod tests {
                 let end = source.io(Interest::Read, |_| reader.read(&mut room));
                 let end = crate::timeout(std::time::Duration::from_secs(60), end).await;
                 assert_eq!(end.expect("the end was not seen").unwrap(), 0);
+            });
+        }
+    }
+
+    /// Of a shared descriptor the rest is announced again: nothing is read in vain to learn
+    /// whether there is one, and it is not lost.
+    #[test]
+    fn what_is_left_is_told_again_to_who_asks() {
+        for driver in [DriverKind::Epoll, DriverKind::Uring] {
+            let Ok(mut executor) = Executor::new(driver) else { continue };
+            executor.block_on(async {
+                let (ours, mut theirs) = UnixStream::pair().unwrap();
+                ours.set_nonblocking(true).unwrap();
+                let mut reader = ours.try_clone().unwrap();
+                let source = Source::new_shared(ours.into()).unwrap();
+                theirs.write_all(b"abc").unwrap();
+                let tries = Cell::new(0);
+                for letter in b"abc" {
+                    source.ask_again();
+                    let mut room = [0; 1];
+                    let read = source.io(Interest::Read, |_| {
+                        tries.set(tries.get() + 1);
+                        reader.read(&mut room)
+                    });
+                    let read = crate::timeout(Duration::from_secs(30), read).await;
+                    assert_eq!((read.expect("the rest was lost").unwrap(), room[0]), (1, *letter));
+                }
+                source.ask_again();
+                let mut nothing = std::pin::pin!(source.io(Interest::Read, |_| {
+                    tries.set(tries.get() + 1);
+                    reader.read(&mut [0; 1])
+                }));
+                let mut task = Context::from_waker(Waker::noop());
+                assert!(nothing.as_mut().poll(&mut task).is_pending());
+                if driver == DriverKind::Epoll {
+                    assert_eq!(tries.get(), 3, "reads in vain");
+                }
             });
         }
     }

@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -74,12 +74,21 @@ pub(crate) async fn run(
     let buffers = Arc::new(Buffers::default());
     let mut buffer = buffers.take();
     let (mut reads, mut writes) = (0u64, false);
+    let told = stop.clone();
+    let mut stopped = pin!(async move {
+        let _ = stop.wait_for(|stop| *stop).await; // or whoever could set it has gone
+    });
     // Of the workers that wait the kernel wakes the one that began to wait first, wherever the
     // caller runs. A wake-up across CPUs costs more than all else about a small request: the
     // worker that finds its caller at another one's home lets that one go first.
     let home = home.and_then(|home| Some((home, Lookout::start().ok()?)));
     loop {
-        let read = read_or_stop(&device, &mut buffer, writes, &mut stop).await;
+        // One request at a time: whether there is another is a question for the wait that comes
+        // anyway. Where several processes ask, reading on shows it sooner.
+        if Arc::strong_count(&device) <= 2 {
+            device.ask_again();
+        }
+        let read = read_or_stop(&device, &mut buffer, writes, stopped.as_mut()).await;
         let len = match read {
             None | Some(Ok(0)) => return Ok(()),
             Some(Ok(len)) => len,
@@ -114,7 +123,7 @@ pub(crate) async fn run(
         }
         if reads.is_multiple_of(READS_PER_TURN) {
             dray_rt::yield_now().await;
-            if *stop.borrow() {
+            if *told.borrow() {
                 return Ok(());
             }
         }
@@ -145,9 +154,8 @@ async fn read_or_stop(
     device: &Source,
     buffer: &mut Buffer,
     writes: bool,
-    stop: &mut watch::Receiver<bool>,
+    mut stopped: Pin<&mut impl Future<Output = ()>>,
 ) -> Option<io::Result<usize>> {
-    let mut stopped = pin!(stop.wait_for(|stop| *stop));
     std::future::poll_fn(|cx| {
         let request = device.poll_io(cx, Interest::Read, |fd| {
             if writes {

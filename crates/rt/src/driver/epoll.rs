@@ -1,4 +1,4 @@
-//! The driver that works everywhere: epoll(7), edge-triggered.
+//! The driver that works everywhere: epoll(7), edge-triggered but for what several read from.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -79,8 +79,9 @@ impl Epoll {
 
 pub(crate) fn add(epoll: &OwnedFd, fd: RawFd, id: u64, shared: bool) -> io::Result<()> {
     let bits = match shared {
-        // With both directions or RDHUP the kernel refuses EPOLLEXCLUSIVE.
-        true => libc::EPOLLIN | libc::EPOLLET | libc::EPOLLEXCLUSIVE,
+        // With both directions or RDHUP the kernel refuses EPOLLEXCLUSIVE. Level-triggered,
+        // see `Source::ask_again`.
+        true => libc::EPOLLIN | libc::EPOLLEXCLUSIVE,
         false => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
     };
     let mut event = libc::epoll_event { events: bits as u32, u64: id };

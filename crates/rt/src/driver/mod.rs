@@ -128,6 +128,11 @@ impl Registry {
         added.map(|()| id).inspect_err(|_| self.forget(id))
     }
 
+    /// Whether shared descriptors are told of again as long as there is something to be read.
+    pub(crate) fn says_again(&self) -> bool {
+        matches!(self.kind, RegistryKind::Epoll(_))
+    }
+
     pub(crate) fn remove(&self, id: u64, fd: RawFd) {
         self.unwatch(id, fd);
         self.forget(id);
