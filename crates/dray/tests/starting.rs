@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::path::PathBuf;
 
-use common::daemons::all_connections_are_up;
+use common::daemons::wait_for_connections;
 use common::hangs::{export_of, in_time, transports, use_mount};
 use common::{Pid, Rig, skipped, wait_for};
 
@@ -101,7 +101,7 @@ fn starts_while_one_hangs(transport: &str) {
     use_mount(&ice);
     let brief = rig.path("brief");
     // Until then calls on a connection that is still away fail, for the limit is over.
-    wait_for("all connections of the mount", || all_connections_are_up(&rig, &brief));
+    wait_for_connections(&rig, &brief);
     use_mount(&brief);
     // Its file system goes before the one below it.
     rig.umount(&ice);

@@ -19,11 +19,17 @@ pub fn wait_for_daemon(at: &Path) -> i32 {
     found.unwrap()
 }
 
-/// Whether each worker of a mount has its connection: they are made one by one.
-pub fn all_connections_are_up(rig: &Rig, at: &Path) -> bool {
-    let text = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
-    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
-    status["server"]["connections"] == status["workers"]
+/// Waits until each worker of a mount has its connection, for they are made one by one; how many
+/// there are.
+pub fn wait_for_connections(rig: &Rig, at: &Path) -> usize {
+    let mut count = 0;
+    wait_for("all connections of the mount", || {
+        let text = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
+        let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+        count = status["workers"].as_u64().unwrap();
+        status["server"]["connections"] == count
+    });
+    count as usize
 }
 
 pub fn supervisor(at: &Path) -> i32 {

@@ -121,7 +121,7 @@ pub fn mounted(transport: Transport, consistency: Consistency) -> Option<TestMou
 }
 
 /// Longest that a test may keep a mount.
-const TEST_TIME: Duration = Duration::from_secs(150);
+const TEST_TIME: Duration = Duration::from_secs(400);
 
 /// Aborts a mount whose test hangs, so that the test fails and nothing is left behind.
 pub fn abort_in_time(at: &Path) -> mpsc::Sender<()> {
