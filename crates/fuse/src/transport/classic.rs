@@ -34,6 +34,9 @@ const FORGETS_PAUSE: Duration = Duration::from_millis(10);
 /// Requests read in a row before other tasks get their turn.
 const READS_PER_TURN: u64 = 16;
 
+/// Requests that came one at a time, in a row, before the next is expected to do so, too.
+const ALONE_AFTER: u64 = 8;
+
 /// Where the answer to a request goes.
 pub(crate) struct Replier {
     device: Arc<Source>,
@@ -74,6 +77,7 @@ pub(crate) async fn run(
     let buffers = Arc::new(Buffers::default());
     let mut buffer = buffers.take();
     let (mut reads, mut writes) = (0u64, false);
+    let mut in_a_row = 0u64;
     let told = stop.clone();
     let mut stopped = pin!(async move {
         let _ = stop.wait_for(|stop| *stop).await; // or whoever could set it has gone
@@ -83,9 +87,12 @@ pub(crate) async fn run(
     // worker that finds its caller at another one's home lets that one go first.
     let home = home.and_then(|home| Some((home, Lookout::start().ok()?)));
     loop {
-        // One request at a time: whether there is another is a question for the wait that comes
-        // anyway. Where several processes ask, reading on shows it sooner.
-        if Arc::strong_count(&device) <= 2 {
+        // One request at a time for a while: whether there is another is a question for the wait
+        // that comes anyway. Where several processes ask, reading on shows it sooner. (Each
+        // request under way refers to the device.)
+        let alone = Arc::strong_count(&device) <= 2;
+        in_a_row = if alone { in_a_row + 1 } else { 0 };
+        if in_a_row > ALONE_AFTER {
             device.ask_again();
         }
         let read = read_or_stop(&device, &mut buffer, writes, stopped.as_mut()).await;
