@@ -10,24 +10,12 @@ use dray_core::{Buf, BufMut, NodeId};
 use dray_fabric::sim::Network;
 use dray_fabric::{Connection, Sink};
 use dray_rpc::wire::{Auth, Hello, VERSION_MAX, VERSION_MIN};
-use dray_rt::sync::oneshot;
-use dray_rt::{DriverKind, Executor, Handle, Scope};
+use dray_rt::{DriverKind, Executor};
 
-/// Runs it on a clock of its own; a standstill is a finding. What it started ends with it: tasks
-/// that wait for each other would be left over, and the memory of thousands of runs with them.
-pub fn simulated(work: impl Future<Output = ()> + Send + 'static) {
+/// Runs it on a clock of its own; a standstill is a finding.
+pub fn simulated(work: impl Future<Output = ()>) {
     let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).expect("it needs nothing");
-    let ended = executor.try_block_on(async {
-        let (life, (end, ended)) = (Scope::new(), oneshot::channel());
-        life.spawn_on(&Handle::current(), async move {
-            work.await;
-            let _ = end.send(()); // somebody waits for it below
-        });
-        let ended = ended.await;
-        life.kill();
-        ended
-    });
-    ended.expect("everybody waits for ever").expect("nobody else ends it");
+    executor.try_block_on(work).expect("everybody waits for ever");
 }
 
 /// An empty file system that everybody may write.
