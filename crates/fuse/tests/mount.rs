@@ -256,7 +256,7 @@ fn appends_are_placed_by_the_file_system() {
         assert_eq!(fs::read(mount.path("log")).unwrap(), b"one two ".repeat(10));
         // Where the kernel of this client believes the end to be does not count.
         let longer = [b'x'; 1000];
-        behind_the_kernel_s_back(mount, "log", &longer);
+        mount.behind_the_kernel_s_back("log", &longer);
         first.write_all(b"three").unwrap();
         assert_eq!(fs::read(mount.path("log")).unwrap(), [&longer[..], b"three"].concat());
     });
@@ -311,104 +311,19 @@ fn holes_allocation_copies_and_unnamed_files_work() {
     });
 }
 
-struct Mapping {
-    start: *mut libc::c_void,
-}
-
-const MAPPED_BYTES: usize = 8192;
-
-impl Mapping {
-    fn new(file: &File) -> Mapping {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let (flags, fd) = (libc::MAP_SHARED, file.as_raw_fd());
-        // SAFETY: no address is asked for.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), MAPPED_BYTES, protection, flags, fd, 0) };
-        assert_ne!(start, libc::MAP_FAILED, "{}", io::Error::last_os_error());
-        Mapping { start }
-    }
-
-    #[allow(clippy::mut_from_ref)] // one user at a time, in these tests
-    fn bytes(&self) -> &mut [u8] {
-        // SAFETY: mapped until we are dropped.
-        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), MAPPED_BYTES) }
-    }
-
-    fn sync(&self) {
-        // SAFETY: the range is mapped.
-        let done = unsafe { libc::msync(self.start, MAPPED_BYTES, libc::MS_SYNC) };
-        checked(done.into()).unwrap();
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses the mapping any more.
-        unsafe { libc::munmap(self.start, MAPPED_BYTES) };
-    }
-}
-
-#[test]
-fn shared_mappings_reach_the_file_system_at_msync_and_close() {
-    on_both(Consistency::Strict, |mount| {
-        let path = mount.path("mapped");
-        fs::write(&path, vec![b'a'; MAPPED_BYTES]).unwrap();
-        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        let mapping = Mapping::new(&file);
-        mapping.bytes()[0] = b'b';
-        mapping.sync();
-        let mut read = [0; 1];
-        file.read_exact_at(&mut read, 0).unwrap();
-        assert_eq!(&read, b"b");
-        mapping.bytes()[5000] = b'c';
-        drop(mapping);
-        drop(file);
-        assert_eq!(fs::read(&path).unwrap()[5000], b'c');
-    });
-}
-
-#[test]
-fn stale_pages_are_dropped_at_open() {
-    on_both(Consistency::Strict, |mount| {
-        let path = mount.path("mapped");
-        fs::write(&path, vec![b'a'; MAPPED_BYTES]).unwrap();
-        let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        let file = open();
-        let mapping = Mapping::new(&file);
-        assert_eq!(mapping.bytes()[0], b'a');
-        behind_the_kernel_s_back(mount, "mapped", b"z");
-        let again = open();
-        assert_eq!(Mapping::new(&again).bytes()[0], b'z');
-    });
-}
-
-/// Changes a file as another client would.
-fn behind_the_kernel_s_back(mount: &TestMount, name: &str, data: &[u8]) {
-    use dray_core::{Buf, Context, FileSystem, Name, OpenHow, Write};
-    let (fs, name, data) = (mount.fs.clone(), name.to_owned(), Buf::from(data));
-    let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
-    executor.block_on(async move {
-        let (cx, root) = (Context::system(), fs.info().root);
-        let entry = fs.lookup(&cx, root, Name::new(name.as_bytes()).unwrap()).await.unwrap();
-        let file = fs.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
-        file.write(&cx, Write::at(0), data).await.unwrap();
-        file.close(&cx).await.unwrap();
-    });
-}
-
 #[test]
 fn strict_sees_at_once_what_another_client_wrote() {
     on_both(Consistency::Strict, |mount| {
         fs::write(mount.path("file"), b"old").unwrap();
         let mut file = File::open(mount.path("file")).unwrap();
-        behind_the_kernel_s_back(mount, "file", b"newer");
+        mount.behind_the_kernel_s_back("file", b"newer");
         assert_eq!(fs::metadata(mount.path("file")).unwrap().len(), 5);
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "newer");
         // What the kernel has just been told, and what it has just read, is not believed either.
         for (round, text) in [&b"third"[..], b"fourth", b"fifths"].into_iter().enumerate() {
-            behind_the_kernel_s_back(mount, "file", text);
+            mount.behind_the_kernel_s_back("file", text);
             assert_eq!(fs::metadata(mount.path("file")).unwrap().len(), text.len() as u64);
             let mut seen = vec![0; text.len()];
             file.read_exact_at(&mut seen, 0).unwrap();
@@ -427,7 +342,7 @@ fn close_to_open_keeps_pages_until_the_file_changes() {
         let reads = mount.count("read");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(mount.count("read"), reads, "the kernel had the page");
-        behind_the_kernel_s_back(mount, "file", b"changed");
+        mount.behind_the_kernel_s_back("file", b"changed");
         assert_eq!(fs::read(&path).unwrap(), b"changed");
         let lookups = mount.count("lookup");
         fs::metadata(&path).unwrap();

@@ -187,7 +187,7 @@ fn only_who_has_the_secret_goes_on_with_a_session() {
 
 #[test]
 fn the_oldest_of_more_connections_than_a_session_may_have_is_ended() {
-    const CONNECTIONS_MAX: usize = 64;
+    const CONNECTIONS_MAX: usize = 16;
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     run(async {

@@ -25,7 +25,7 @@ pub(crate) const FILES_MAX: usize = 1 << 20;
 const OWNERS_MAX: usize = 1 << 20;
 /// Connections that one mount may have. It makes fewer; where its network breaks again and
 /// again, those that it has given up are noticed late.
-const CONNECTIONS_MAX: usize = 64;
+const CONNECTIONS_MAX: usize = 16;
 
 /// An open file.
 struct Opened {
