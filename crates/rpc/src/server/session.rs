@@ -1,9 +1,11 @@
 //! What a server knows of one mount.
 
+mod under_way;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::task::Waker;
 
 use dray_core::{
     Cancel, Context, Errno, Error, IdMap, Lock, LockFamily, LockOwner, NodeId, OpenFile,
@@ -85,50 +87,6 @@ struct State {
     claims: bool,
     /// Who waits for those of connections that are gone.
     waiting: Vec<Waker>,
-}
-
-/// A call in no slot that changes something, while it is under way.
-pub(crate) struct Unslotted<'a> {
-    session: &'a Session,
-    connection: u64,
-}
-
-/// A change in a slot, while it is under way.
-pub(crate) struct Slotted<'a> {
-    session: &'a Session,
-    /// The number of the file that it opens.
-    opens: Option<u64>,
-}
-
-impl Drop for Slotted<'_> {
-    fn drop(&mut self) {
-        let Some(handle) = self.opens else { return };
-        let mut state = self.session.state();
-        if let Some(count) = state.opening.get_mut(&handle) {
-            *count -= 1;
-            if *count == 0 {
-                state.opening.remove(&handle);
-            }
-        }
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        waiting.into_iter().for_each(Waker::wake);
-    }
-}
-
-impl Drop for Unslotted<'_> {
-    fn drop(&mut self) {
-        let mut state = self.session.state();
-        if let Some(count) = state.unslotted.get_mut(&self.connection) {
-            *count -= 1;
-            if *count == 0 {
-                state.unslotted.remove(&self.connection);
-            }
-        }
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        waiting.into_iter().for_each(Waker::wake);
-    }
 }
 
 impl Session {
@@ -416,50 +374,6 @@ impl Session {
         state.flocks.remove(&handle);
         self.settle_locks(&state);
         closed
-    }
-
-    /// Waits until no call in no slot, such as an unlock, is under way from a connection
-    /// that is gone: its client has asked again on this one, and what comes after must not
-    /// be undone by the first. Ends with the answer. None: this connection is gone itself, and
-    /// whatever had come by it and was not begun must not be.
-    ///
-    /// A call that `closes` an open file comes behind those that are still opening it, too: they
-    /// came by a connection that is gone, and nobody waits for them any more.
-    pub(crate) async fn unslotted(
-        &self,
-        connection: u64,
-        closes: Option<u64>,
-    ) -> Option<Unslotted<'_>> {
-        let is_current = std::future::poll_fn(|task| {
-            let mut state = self.state();
-            let gone =
-                |number: &u64| *number != connection && !state.connections.contains_key(number);
-            let opening = closes.is_some_and(|handle| state.opening.contains_key(&handle));
-            if opening || state.unslotted.keys().any(gone) {
-                state.waiting.push(task.waker().clone());
-                return Poll::Pending;
-            }
-            let is_current = state.connections.contains_key(&connection);
-            if is_current {
-                *state.unslotted.entry(connection).or_default() += 1;
-            }
-            Poll::Ready(is_current)
-        });
-        is_current.await.then_some(Unslotted { session: self, connection })
-    }
-
-    /// Begins a change in a slot that came by this connection, and `opens` a file under this
-    /// number. None: the connection is gone, and the change has been asked for again, or nobody
-    /// wants it any more.
-    pub(crate) fn slotted(&self, connection: u64, opens: Option<u64>) -> Option<Slotted<'_>> {
-        let mut state = self.state();
-        if !state.connections.contains_key(&connection) {
-            return None;
-        }
-        if let Some(handle) = opens {
-            *state.opening.entry(handle).or_default() += 1;
-        }
-        Some(Slotted { session: self, opens })
     }
 
     pub(crate) fn wait_begins(&self, request: u64, cancel: Arc<Cancel>) {
