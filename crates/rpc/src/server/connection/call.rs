@@ -47,6 +47,16 @@ impl Executed {
     }
 }
 
+/// The number of the file that a change in a slot opens.
+fn opens(call: &Call<'_>) -> Option<u64> {
+    match call {
+        Call::Create { handle, .. } | Call::Tmpfile { handle, .. } | Call::Open { handle, .. } => {
+            Some(*handle)
+        }
+        _ => None,
+    }
+}
+
 impl CallInHand {
     pub(super) async fn carry_out(self, body: Vec<u8>, data: Option<BufMut>) {
         let (slot, sequence) = (self.head.slot, self.head.sequence);
@@ -73,9 +83,11 @@ impl CallInHand {
             let error = Error::new(Errno::EPROTO).because("not a change, but in a replay slot");
             return self.answer(&self.route, Reply::failure(&error));
         }
+        let call = Call::get(self.head.op, &mut Input(&body)).ok();
         let mut _slotted = None;
         if slot != NO_SLOT {
-            _slotted = self.session.slotted(self.connection, self.opens(&body));
+            let opens = call.as_ref().and_then(opens);
+            _slotted = self.session.slotted(self.connection, opens);
             if _slotted.is_none() {
                 return self.over();
             }
@@ -101,7 +113,7 @@ impl CallInHand {
         }
         let data = data.map(BufMut::freeze);
         let Executed { reply, plan, again, stamped } =
-            self.execute(&body, data, again, changing.as_ref()).await;
+            self.execute(&body, call.as_ref(), data, again, changing.as_ref()).await;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply.message),
@@ -111,19 +123,6 @@ impl CallInHand {
             Some(route) => self.answer(&route, reply),
             // Its client has given up on it, and waits for the tag alone.
             None => self.answer(&self.route, reply),
-        }
-    }
-
-    /// The number of the file that a change in a slot opens.
-    fn opens(&self, body: &[u8]) -> Option<u64> {
-        if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open) {
-            return None;
-        }
-        match Call::get(self.head.op, &mut Input(body)).ok()? {
-            Call::Create { handle, .. }
-            | Call::Tmpfile { handle, .. }
-            | Call::Open { handle, .. } => Some(handle),
-            _ => None,
         }
     }
 
@@ -143,12 +142,14 @@ impl CallInHand {
     async fn execute(
         &self,
         body: &[u8],
+        call: Option<&Call<'_>>,
         data: Option<Buf>,
         again: Option<Again>,
         changing: Option<&Changing<'_>>,
     ) -> Executed {
-        let mut call = std::pin::pin!(self.execute_noted(body, data, again, changing));
-        let first = std::future::poll_fn(|task| Poll::Ready(call.as_mut().poll(task))).await;
+        let executed = self.execute_noted(body, call, data, again, changing);
+        let mut executed = std::pin::pin!(executed);
+        let first = std::future::poll_fn(|task| Poll::Ready(executed.as_mut().poll(task))).await;
         if let Poll::Ready(executed) = first {
             return executed;
         }
@@ -159,7 +160,7 @@ impl CallInHand {
             since: dray_rt::now(),
             body: body.to_vec(),
         });
-        let executed = call.await;
+        let executed = executed.await;
         self.server.finished(number);
         executed
     }
@@ -168,6 +169,7 @@ impl CallInHand {
     async fn execute_noted(
         &self,
         body: &[u8],
+        call: Option<&Call<'_>>,
         data: Option<Buf>,
         again: Option<Again>,
         changing: Option<&Changing<'_>>,
@@ -177,8 +179,8 @@ impl CallInHand {
             matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::LookupOpen | Op::Close);
         let mut _unslotted = None;
         if changes && slot == NO_SLOT {
-            let closes = match Call::get(op, &mut Input(body)) {
-                Ok(Call::Close { handle }) => Some(handle),
+            let closes = match call {
+                Some(Call::Close { handle }) => Some(*handle),
                 _ => None,
             };
             _unslotted = self.session.unslotted(self.connection, closes).await;
@@ -189,11 +191,10 @@ impl CallInHand {
         }
         let amend = again.as_ref().and_then(|again| again.amend);
         let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
-        let call = Call::get(op, &mut Input(body)).ok();
         let mut plan = None;
         if slot != NO_SLOT
             && again.is_none()
-            && let Some(call) = &call
+            && let Some(call) = call
         {
             plan = match plan::plan(&self.session, &self.cx, call, data_bytes).await {
                 Ok(plan) => plan,
@@ -210,11 +211,11 @@ impl CallInHand {
         }
         // Behind the turn: one that was kept over a kill waits for its call to come again,
         // which takes a stamp then.
-        let stamped = match &call {
+        let stamped = match call {
             Some(call) => self.stamped(call, data_bytes).await,
             None => None,
         };
-        let version = call.as_ref().and_then(|call| self.version_of_half(call));
+        let version = call.and_then(|call| self.version_of_half(call));
         let standing = Standing { plan: plan.as_mut(), amend };
         let reply = execute::execute(server, session, &self.cx, op, body, data, standing);
         let mut reply = reply.await;
@@ -227,7 +228,7 @@ impl CallInHand {
         if changes || stamped.is_some() {
             self.stamp(&mut reply, stamped.as_ref(), body, at);
         }
-        if let (Some(version), Some(call)) = (version, &call) {
+        if let (Some(version), Some(call)) = (version, call) {
             let unchanged = self.version_of_half(call) == Some(version);
             if unchanged || server.options.sabotage == Some(Sabotage::Halves) {
                 reply.stamp(Stamp { number: version, at: Stamp::NOWHERE });
