@@ -1,6 +1,8 @@
 //! Calls under way on one connection, and on those that follow it.
 
 mod call;
+#[cfg(test)]
+mod deaf;
 mod identities;
 mod life;
 mod one_way;

@@ -181,56 +181,20 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Mutex;
-
-    use dray_core::{Buf, Context, Fut, Op};
-    use dray_fabric::{Connection, Peer, Sink, Unfinished};
+    use dray_core::{Context, Op};
     use dray_rt::{DriverKind, Executor, spawn};
 
     use super::*;
     use crate::client::channel::Ask;
     use crate::client::channel::Life;
+    use crate::client::channel::deaf::Deaf;
     use crate::client::holdings::closing::Closing;
     use crate::client::memory::SessionMemory;
-    use crate::wire::Input;
 
-    /// Notes which calls are sent, and answers nothing.
-    #[derive(Default)]
-    struct Told(Mutex<Vec<Op>>);
-
-    impl Told {
-        fn sent(&self) -> Vec<Op> {
-            self.0.lock().unwrap().clone()
-        }
-    }
-
-    impl Connection for Told {
-        fn send(&self, head: &[u8], _: Option<Buf>) -> io::Result<()> {
-            if let Ok(call) = CallHead::get_message(&mut Input(head)) {
-                self.0.lock().unwrap().push(call.op);
-            }
-            Ok(())
-        }
-        fn run<'a>(&'a self, _: &'a mut dyn Sink) -> Fut<'a, io::Error> {
-            Box::pin(std::future::pending())
-        }
-        fn close(&self) {}
-        fn queued_frames(&self) -> usize {
-            0
-        }
-        fn unfinished(&self) -> Unfinished {
-            Unfinished::default()
-        }
-        fn peer(&self) -> Peer {
-            Peer::Local
-        }
-    }
-
-    fn connected() -> (Arc<Channel>, Arc<Told>) {
+    fn connected() -> (Arc<Channel>, Arc<Deaf>) {
         let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
         let (channel, wire) =
-            (Channel::new(None, closing, Arc::default()), Arc::new(Told::default()));
+            (Channel::new(None, closing, Arc::default()), Arc::new(Deaf::default()));
         channel.up(wire.clone(), (1, Life::default()), (8, 8), true);
         (channel, wire)
     }
@@ -294,7 +258,7 @@ mod tests {
             channel.notify(NotifyHead::GOODBYE, 0);
             assert_eq!(wire.sent(), [Op::Close]);
             assert!(channel.close(6));
-            let next = Arc::new(Told::default());
+            let next = Arc::new(Deaf::default());
             channel.up(next.clone(), (1, Life::default()), (8, 8), true);
             sleep(2 * HELD_BACK_MAX).await;
             assert_eq!((wire.sent().len(), next.sent()), (1, vec![Op::Close, Op::Close]));

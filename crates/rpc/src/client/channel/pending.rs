@@ -208,47 +208,19 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::ptr::NonNull;
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use dray_core::{Context, Fut, Memory, Write};
-    use dray_fabric::{Connection, Peer, Sink, Unfinished};
+    use dray_core::{Context, Memory, Write};
+    use dray_fabric::Sink;
     use dray_rt::{DriverKind, Executor, spawn_join, yield_now};
 
     use super::*;
+    use crate::client::channel::deaf::Deaf;
     use crate::client::channel::{Channel, Receiver};
     use crate::client::holdings::closing::Closing;
     use crate::client::memory::SessionMemory;
     use crate::wire::{ReplyHead, Wire};
-
-    /// A connection whose other end reads nothing.
-    #[derive(Default)]
-    struct Stuck(Mutex<Vec<Buf>>);
-
-    impl Connection for Stuck {
-        fn send(&self, _: &[u8], data: Option<Buf>) -> io::Result<()> {
-            self.0.lock().unwrap().extend(data);
-            Ok(())
-        }
-        fn let_go(&self, data: &Buf) {
-            self.0.lock().unwrap().retain(|held| held.as_ptr() != data.as_ptr());
-        }
-        fn run<'a>(&'a self, _: &'a mut dyn Sink) -> Fut<'a, io::Error> {
-            Box::pin(std::future::pending())
-        }
-        fn close(&self) {}
-        fn queued_frames(&self) -> usize {
-            0
-        }
-        fn unfinished(&self) -> Unfinished {
-            Unfinished::default()
-        }
-        fn peer(&self) -> Peer {
-            Peer::Local
-        }
-    }
 
     /// Memory that is free once this is set.
     struct Lent(Arc<AtomicBool>);
@@ -269,7 +241,7 @@ mod tests {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
             let channel = Channel::new(None, closing, Arc::default());
-            channel.up(Arc::new(Stuck::default()), (1, Life::default()), (8, 8), true);
+            channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
             let free = Arc::new(AtomicBool::new(false));
             // SAFETY: the bytes are there for ever, and nobody writes them.
             let data =
@@ -281,9 +253,9 @@ mod tests {
                 caller.call(ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
             });
             yield_now().await;
-            let second = Arc::new(Stuck::default());
+            let second = Arc::new(Deaf::default());
             channel.up(second.clone(), (1, Life::default()), (8, 8), true);
-            assert_eq!(second.0.lock().unwrap().len(), 1);
+            assert_eq!(second.held(), 1);
             let mut answer = Vec::new();
             ReplyHead::success(0).put_message(&mut answer);
             4u32.put(&mut answer);

@@ -1,0 +1,52 @@
+//! For tests: a connection whose other end reads nothing.
+
+use std::io;
+use std::sync::Mutex;
+
+use dray_core::{Buf, Fut, Op};
+use dray_fabric::{Connection, Peer, Sink, Unfinished};
+
+use crate::wire::{CallHead, Input};
+
+/// Notes which calls are sent, holds what goes with them, and answers nothing.
+#[derive(Default)]
+pub(super) struct Deaf {
+    calls: Mutex<Vec<Op>>,
+    held: Mutex<Vec<Buf>>,
+}
+
+impl Deaf {
+    pub(super) fn sent(&self) -> Vec<Op> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.held.lock().unwrap().len()
+    }
+}
+
+impl Connection for Deaf {
+    fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
+        if let Ok(call) = CallHead::get_message(&mut Input(head)) {
+            self.calls.lock().unwrap().push(call.op);
+        }
+        self.held.lock().unwrap().extend(data);
+        Ok(())
+    }
+    fn let_go(&self, data: &Buf) {
+        self.held.lock().unwrap().retain(|held| held.as_ptr() != data.as_ptr());
+    }
+    fn run<'a>(&'a self, _: &'a mut dyn Sink) -> Fut<'a, io::Error> {
+        Box::pin(std::future::pending())
+    }
+    fn close(&self) {}
+    fn queued_frames(&self) -> usize {
+        0
+    }
+    fn unfinished(&self) -> Unfinished {
+        Unfinished::default()
+    }
+    fn peer(&self) -> Peer {
+        Peer::Local
+    }
+}
