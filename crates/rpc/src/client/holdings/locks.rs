@@ -392,6 +392,33 @@ mod tests {
         assert!(all.doubt_all(Standing::default()).is_empty());
     }
 
+    /// A lock that was asked for in vain is undone to what its owner had there, not to what
+    /// others have.
+    #[test]
+    fn what_is_known_of_a_range_is_what_its_owner_holds() {
+        let all = Held::new(Arc::new(SessionMemory::heap()));
+        let other = |lock: HeldLock, owner, family| HeldLock {
+            lock: Lock { owner: LockOwner(owner), family, ..lock.lock },
+            ..lock
+        };
+        let own = held(1, LockKind::Shared, 10, 19);
+        for lock in [
+            own,
+            other(held(1, LockKind::Shared, 0, 99), 2, LockFamily::Posix),
+            other(held(1, LockKind::Shared, 0, 99), 1, LockFamily::Flock),
+        ] {
+            assert!(all.granted(lock, Standing::default()));
+        }
+        let asked = held(1, LockKind::Exclusive, 15, 29).lock;
+        let known = all.known(own.id, asked);
+        let parts: Vec<_> =
+            known.iter().map(|lock| (lock.kind, lock.range.start, lock.range.end)).collect();
+        assert_eq!(parts, [(LockKind::Shared, 15, 19), (LockKind::Unlock, 20, 29)]);
+        assert!(known.iter().all(|lock| lock.owner == own.lock.owner));
+        let elsewhere = all.known(FileId { ino: 2, generation: 1 }, asked);
+        assert_eq!(elsewhere, [Lock { kind: LockKind::Unlock, ..asked }]);
+    }
+
     #[test]
     fn what_a_server_granted_that_has_gone_is_not_held() {
         let all = Held::new(Arc::new(SessionMemory::heap()));
