@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::args::Args;
 use crate::measure::read_all;
 use crate::plot::bars::{Bar, Group, chart};
-use crate::report::{Measures, PEER_ROWS, TARGETS, Verdict, table};
+use crate::report::{Measures, PEER_ROWS, TARGETS, Verdict, table, yardsticks};
 use crate::{Outcome, told};
 
 /// Between these lines of the README its tables are written.
@@ -26,7 +26,8 @@ pub fn run(args: &Args) -> Outcome {
         save(&figures.join("serial.svg"), &serial_chart(&measures))?;
         block.push_str(&serial_table(&measures));
         let page = Path::new(args.need("performance")?);
-        write_block(page, TARGETS_PAGE, &targets_table(&measures))?;
+        let tables = format!("{}\n{}", targets_table(&measures), yardsticks(&measures));
+        write_block(page, TARGETS_PAGE, &tables)?;
     }
     if let Some(measures) = measures(args.need("peers")?)? {
         save(&figures.join("peers.svg"), &peers_chart(&measures))?;

@@ -12,7 +12,7 @@ use crate::measure::{Measure, median, read_all};
 use crate::{Outcome, told};
 
 pub use peers::{ROWS as PEER_ROWS, ratio_metric};
-pub use serial::{TARGETS, Target, Verdict};
+pub use serial::{TARGETS, Target, Verdict, yardsticks};
 
 /// The measures of a run, to be asked for.
 pub struct Measures(Vec<Measure>);

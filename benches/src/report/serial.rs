@@ -67,6 +67,30 @@ pub const TARGETS: [(&str, &str, Target); 21] = [
     ("unlink_per_s", "1/s", Target::AtLeast(14_000.0)),
 ];
 
+/// What the targets were set by: the same without dray, on a quiet machine of two cores. Where
+/// these take longer in a run, so does dray. Name, unit, arm, raw metric, and the figure of then.
+const YARDSTICKS: [(&str, &str, &str, &str, f64); 5] = [
+    ("raw TCP, 1 MiB messages", "ms/GB", "tcp", "stream_write.cpu_ms_per_gb", 181.0),
+    ("bare tmpfs, 1 MiB reads", "ms/GB", "native", "stream_read.cpu_ms_per_gb", 130.0),
+    ("bare tmpfs, 1 MiB writes", "ms/GB", "native", "stream_write.cpu_ms_per_gb", 103.0),
+    ("TCP ping-pong, 4 KiB", "us", "tcp", "pingpong_same_cpu.cpu_us", 14.4),
+    ("bare tmpfs, 4 KiB reads", "us", "native", "rand4k.cpu_us", 1.1),
+];
+
+/// CPU that the machine took in this run for what dray stands on, beside what it took when the
+/// targets were set.
+pub fn yardsticks(measures: &Measures) -> String {
+    let head = ["CPU of", "unit", "when the targets were set", "in this run", "times"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for (name, unit, arm, metric, then) in YARDSTICKS {
+        let now = measures.median(arm, metric);
+        let times = now.map(|now| now / then);
+        let cells = [name.to_owned(), unit.to_owned(), figure(then)];
+        rows.push(cells.into_iter().chain([now, times].map(figure_or_dash)).collect());
+    }
+    markdown(&rows)
+}
+
 /// What the kernel is given for a listing of `many`: 10,000 records of
 /// `fuse_direntplus` with names of 13 bytes (128 + 24 + 13, rounded up to 8), in 64 KiB.
 const LISTING_64_KIB: f64 = 10_000.0 * 168.0 / 65_536.0;
@@ -135,6 +159,7 @@ pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
         rows.push(row);
     }
     let mut text = markdown(&rows);
+    text.push_str(&format!("\nThe machine's pace:\n\n{}", yardsticks(measures)));
     text.push_str(&format!("\n{}", absolute(measures, &arms)));
     text.push_str(&format!("\nKeeping of unsynced changes:\n\n{}", keeping(measures, &arms)));
     text.push_str(&format!("\nPer operation:\n\n{}", counters(measures, &arms)));
@@ -281,6 +306,15 @@ mod tests {
         let table = keeping(&measures, &["uring"]);
         assert!(table.contains("| uring.replay0 | uring | uring.replay256M |"), "{table}");
         assert!(table.contains("| 420           | 440   | 500              |"), "{table}");
+    }
+
+    #[test]
+    fn a_slow_machine_shows_by_its_yardsticks() {
+        let raw = line("tcp", "pingpong_same_cpu.cpu_us", 28.8, "us");
+        let table = yardsticks(&Measures::new(vec![raw]));
+        let row = |name| table.lines().find(|row: &&str| row.contains(name)).unwrap();
+        assert!(row("ping-pong").contains("| 28.8        | 2.00  |"), "{table}");
+        assert!(row("1 MiB reads").contains("| -           | -     |"), "{table}");
     }
 
     #[test]
