@@ -1,7 +1,7 @@
 //! What is kept, what is only noted, and when memory goes back.
 
 use super::*;
-use dray_core::{Errno, Op};
+use dray_core::{Context, Errno, Op};
 
 const LIMIT_BYTES: u64 = 8 << 20;
 
@@ -59,6 +59,42 @@ fn what_was_lost_is_told_through_each_file_that_it_was_written_through() {
     assert_eq!(owed(&writers[0], Op::Close), Ok(()), "it has been told");
     assert_eq!(owed(&writers[1], Op::Flush), Err(Errno::EIO));
     assert_eq!(owed(&writers[1], Op::Close), Err(Errno::EIO));
+}
+
+/// The recovery begins in a task of its own, somewhat later than the loss is heard of.
+#[test]
+fn from_the_moment_of_a_loss_nobody_is_told_that_all_is_well() {
+    let unsynced = Unsynced::new(0, false);
+    write(&unsynced, 1, 1, b"x");
+    let cx = Context::system();
+    let waits = || {
+        let mut decided = std::pin::pin!(unsynced.decided(&cx));
+        let mut task = std::task::Context::from_waker(std::task::Waker::noop());
+        decided.as_mut().poll(&mut task).is_pending()
+    };
+    assert!(!waits() && !unsynced.owes(file(1)));
+    unsynced.power_lost();
+    assert!(waits() && unsynced.owes(file(1)) && unsynced.status().recovering);
+    unsynced.recovery_begins();
+    assert!(waits());
+    unsynced.recovery_ends(None);
+    assert!(!waits() && !unsynced.status().recovering);
+}
+
+/// Nobody syncs what is lost: it would be told after each further loss of power, and the mount
+/// would never be at rest.
+#[test]
+fn a_lost_name_is_told_once() {
+    let unsynced = Unsynced::new(LIMIT_BYTES, false);
+    let made = Made { stamp: 1, ..Made::default() };
+    unsynced.named(file(1), b"name", made, Expect::Is(file(2)));
+    unsynced.power_lost();
+    unsynced.recovery_begins();
+    assert_eq!(unsynced.names_to_check(), [(file(1), b"name".to_vec(), Expect::Is(file(2)))]);
+    unsynced.name_lost(file(1), b"name", "it is gone");
+    unsynced.recovery_ends(None);
+    assert_eq!((unsynced.status().losses, unsynced.status().names), (1, 0));
+    assert!(unsynced.is_clean());
 }
 
 #[test]
