@@ -97,6 +97,20 @@ fn a_lost_name_is_told_once() {
     assert!(unsynced.is_clean());
 }
 
+/// What is heard of so late goes with nothing that is sent again: to keep it would be to send it
+/// over newer data after the next loss.
+#[test]
+fn an_answer_from_before_a_loss_that_comes_after_the_recovery_is_a_loss() {
+    let unsynced = Unsynced::new(LIMIT_BYTES, false);
+    unsynced.power_lost();
+    unsynced.recovery_begins();
+    unsynced.recovery_ends(None);
+    write(&unsynced, 1, 1, b"late");
+    let status = unsynced.status();
+    assert_eq!((status.losses, status.lost_bytes, status.kept_bytes), (1, 4, 0));
+    assert!(unsynced.is_clean());
+}
+
 #[test]
 fn what_lies_in_two_segments_is_sent_again_whole_and_in_order() {
     let unsynced = Unsynced::new(LIMIT_BYTES, false);

@@ -318,12 +318,17 @@ mod tests {
             let cut = order.hold(file(1), Span::bytes(5, 5));
             assert!(is_free(&order, Span::bytes(0, 5)) && !is_free(&order, Span::bytes(9, 2)));
             order.whole(file(1), Span::bytes(0, 5)).await;
+            let read = Arc::new(AtomicUsize::new(0));
             let reader = dray_rt::spawn_join({
-                let order = order.clone();
-                async move { order.whole(file(1), Span::bytes(8, 1)).await }
+                let (order, read) = (order.clone(), read.clone());
+                async move {
+                    order.whole(file(1), Span::bytes(8, 1)).await;
+                    read.store(1, Ordering::SeqCst);
+                }
             });
             dray_rt::yield_now().await;
             assert!(!is_free(&order, Span::bytes(8, 1)));
+            assert_eq!(read.load(Ordering::SeqCst), 0, "it may be half written");
             drop(cut);
             reader.await.unwrap();
             assert!(is_free(&order, Span::ALL));
