@@ -13,8 +13,8 @@ use common::raw::{
 use common::{client_options, memory, run, serve_simulated, serve_sockets, simulate};
 use dray_backends::memory::MemoryFs;
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Entry, Errno, FileId, FileSystem, Gid, Identity, Name, Op,
-    OpenHow, SetAttr, Uid, Write,
+    Attr, Buf, BufMut, Context, CreateHow, Entry, Errno, FileId, FileSystem, Gid, Identity, Name,
+    Op, OpenHow, SetAttr, Uid, Write,
 };
 use dray_fabric::Address;
 use dray_fabric::sim::Network;
@@ -181,6 +181,27 @@ fn a_hostile_client_opens_nothing_again_that_it_had_not_open() {
         };
         other.write_all(&frame(&identity_of(1, &user().who), b"")).unwrap();
         assert_eq!(errno_of(&mut other, &users(Op::Reopen, None), &call), denied);
+    });
+}
+
+/// The turn and the stamp were those of the file that was named, and another one was changed,
+/// which somebody else could be about to change.
+#[test]
+fn a_call_that_names_two_files_changes_neither() {
+    by_hand(&[Loss::Nothing], |socket, [_, public, tmp], _: Option<()>| {
+        let (mut stream, _) = client(socket, &NO_PROOF);
+        let open = Call::Open { id: public, how: OpenHow::READ, handle: 6, again: false };
+        assert_eq!(errno_of(&mut stream, &users(Op::Open, Some(1)), &open), 0);
+        let root = CallHead { identity: 0, ..users(Op::Setattr, Some(2)) };
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let two = Call::Setattr { id: tmp, handle: Some(6), set };
+        assert_eq!(errno_of(&mut stream, &root, &two), Errno::EPROTO.raw());
+        let getattr = Call::Getattr { id: public, handle: None };
+        let reply = ask_whole(&mut stream, &users(Op::Getattr, None), &getattr).unwrap();
+        let attr = Input(ReplyHead::results(&reply).unwrap()).get::<Attr>().unwrap();
+        assert_eq!(attr.mode & 0o777, 0o644);
+        let one = Call::Setattr { id: public, handle: Some(6), set };
+        assert_eq!(errno_of(&mut stream, &root, &one), 0);
     });
 }
 

@@ -1,6 +1,6 @@
 //! What a call is about, without carrying it out.
 
-use dray_core::{FileId, Op};
+use dray_core::{Errno, Error, FileId, Op};
 
 use crate::server::reply::Reply;
 use crate::server::session::Session;
@@ -28,13 +28,20 @@ fn handles(call: &Call<'_>) -> impl Iterator<Item = u64> + use<> {
     named.into_iter().flatten()
 }
 
-/// Whether the session has the open files that a call names.
+/// Whether the session has the open files that a call names. One that names a file besides by its
+/// id, for which it has its turn and its stamp, must mean the same.
 pub(in crate::server) fn check_handles(
     session: &Session,
     op: Op,
     body: &[u8],
 ) -> std::result::Result<(), Reply> {
     let Ok(call) = Call::get(op, &mut Input(body)) else { return Ok(()) };
+    if let Call::Setattr { id, handle: Some(handle), .. } = call
+        && session.file(handle).is_some_and(|file| file.id() != id)
+    {
+        let error = Error::new(Errno::EPROTO).because("one call about two files");
+        return Err(Reply::failure(&error));
+    }
     let known = handles(&call).all(|handle| session.has_file(handle));
     if known { Ok(()) } else { Err(Reply::unknown_handle()) }
 }
