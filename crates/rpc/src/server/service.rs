@@ -168,8 +168,8 @@ impl Server {
         }
     }
 
-    /// Ends sessions whose clients have been away for longer than the lease, and connections
-    /// whose clients stopped in the middle. Runs for ever, asleep nearly always: to be
+    /// Ends sessions whose clients have been away for longer than the lease, connections whose
+    /// clients stopped in the middle, and the wait for changes that nobody asks for again. Runs for ever, asleep nearly always: to be
     /// started as one task.
     pub async fn expire_leases(&self) {
         let mut stalls = Stalls::default();
@@ -184,6 +184,7 @@ impl Server {
                 let newest = newest.max().unwrap_or(0);
                 self.note(move |inner| inner.life.stamps_given(newest)).await;
             }
+            self.give_up_unasked();
             for session in self.inner.expired() {
                 log::warn!(
                     "client {} (session {:x}) has been away for longer than its lease: \
@@ -202,6 +203,22 @@ impl Server {
         let inner = self.inner.clone();
         if let Err(error) = self.inner.noting.run(move || work(&inner)).await {
             log::error!("nothing can be noted for the next server: {error}");
+        }
+    }
+
+    fn give_up_unasked(&self) {
+        let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        for session in sessions {
+            let given_up = session.give_up_unasked(self.inner.options.lease);
+            if given_up > 0 {
+                log::warn!(
+                    "client {} (session {:x}) has not asked again for {given_up} changes that the \
+                     last server's death cut short: others wait for them no longer, and nobody \
+                     knows whether they were made",
+                    session.host,
+                    session.id
+                );
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a server knows of one mount.
 
+mod unasked;
 mod under_way;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,6 +70,8 @@ struct State {
     connections: BTreeMap<u64, Arc<dyn Connection>>,
     /// Since when there has been none.
     alone_since: Option<Instant>,
+    /// When its client came in this life of the server.
+    came_back: Option<Instant>,
     /// The executor that served the last one: what may wait for the export's file system
     /// is done there, where it holds up nobody else's export.
     home: Option<Handle>,
@@ -246,6 +249,7 @@ impl Session {
         let mut state = self.state();
         state.connections.insert(number, connection);
         state.alone_since = None;
+        state.came_back.get_or_insert_with(dray_rt::now);
         state.home = Some(Handle::current());
         let many = state.connections.len() > CONNECTIONS_MAX;
         let oldest = if many { state.connections.pop_first() } else { None };

@@ -246,7 +246,10 @@ mod tests {
     use dray_layers::faults::{Fault, Faults, When};
     use dray_rt::{DriverKind, Executor, sleep, timeout};
 
-    use crate::server::journal::MemoryJournal;
+    use crate::server::exactly_once::order::Span;
+    use crate::server::exactly_once::settle;
+    use crate::server::exactly_once::slots::{Route, Verdict};
+    use crate::server::journal::{MemoryJournal, SlotRecord};
     use crate::server::options::{Loss, ServerOptions};
     use crate::server::service::Server;
 
@@ -279,6 +282,45 @@ mod tests {
             assert_eq!(server.status().clients.len(), 4);
             sleep(server.lease() * 2).await;
             assert_eq!(server.status().clients.len(), 0);
+        });
+    }
+
+    /// A client that came back, and neither asked again for a change that was cut short nor said
+    /// that it had given up on it, kept everybody else from that file as long as it stayed.
+    #[test]
+    fn a_change_that_nobody_asks_for_again_is_waited_for_no_longer_than_a_lease() {
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let fs = MemoryFs::new(MemoryOptions::default());
+            let (root, mut intent) = (fs.info().root, Vec::new());
+            (false, (root, Span::ALL)).put(&mut intent);
+            let (journal, export) = (MemoryJournal::default(), "data".to_owned());
+            let record =
+                SessionRecord { id: 1, secret: [0; 16], node: 1, export, host: "host".into() };
+            journal.create(&record, 1).unwrap().begin(0, 7, Op::Setattr, &intent);
+            let (lease, journal) = (ServerOptions::default().lease, Arc::new(journal));
+            let server = Server::awaiting(ServerOptions::default(), &["data"], journal.clone());
+            let leases = server.clone();
+            dray_rt::spawn(async move { leases.expire_leases().await });
+            server.open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing).await;
+            let export = server.inner.exports.get("data").unwrap();
+            let session = lock(&server.inner.sessions).get(&1).cloned().unwrap();
+            let network = Network::new();
+            let _incoming = network.listen("s");
+            let connection = network.connector("s").connect().await.unwrap();
+            session.connected(1, connection.clone());
+            let early = timeout(lease / 2, export.order.turn(root, Span::ALL)).await;
+            assert!(early.is_err(), "the change had not been asked for again");
+            let turn = timeout(lease, export.order.turn(root, Span::ALL)).await;
+            drop(turn.expect("it is waited for as long as its client stays"));
+            assert!(lock(&server.inner.sessions).contains_key(&1), "its client is there");
+            // Whoever asks after all is told, by this server and by the next.
+            let route = Route { connection: Arc::downgrade(&connection), tag: 0 };
+            let Verdict::Replay(answer) = session.slots.begin(0, 7, &route) else {
+                panic!("it is made after others have changed the same");
+            };
+            assert_eq!(answer, settle::unknown());
+            let noted = journal.load()[0].1.records();
+            assert!(matches!(&noted[0].1, SlotRecord::Answer { sequence: 7, .. }));
         });
     }
 

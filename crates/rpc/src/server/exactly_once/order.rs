@@ -205,6 +205,11 @@ impl Order {
         self.enter(file, span, Stage::Cut)
     }
 
+    /// Whether there is any such turn.
+    pub(crate) fn has_cut(&self) -> bool {
+        self.cut.load(Ordering::SeqCst) != 0
+    }
+
     /// A number that is another as soon as anybody begins to change the file; none while
     /// somebody changes these bytes, or waits to. Two that are equal, one of before a read
     /// began and one of after it ended, say that there was no change in between. Changes of
@@ -218,7 +223,7 @@ impl Order {
 
     /// Waits until no change of these bytes is cut short: they may be half written.
     pub(crate) async fn whole(self: &Arc<Order>, file: FileId, span: Span) {
-        if self.cut.load(Ordering::SeqCst) == 0 {
+        if !self.has_cut() {
             return; // as good as always
         }
         let is_cut = {

@@ -10,7 +10,7 @@ use dray_core::{
 };
 
 use crate::server::exactly_once::order::{Order, Span, Turn};
-use crate::server::exactly_once::settle::{Amend, is_regular};
+use crate::server::exactly_once::settle::{Amend, bars_the_change, is_regular};
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::session::Session;
 use crate::wire::{Call, Wire};
@@ -128,23 +128,6 @@ async fn plan_looked_at(
         Call::Removexattr { id, name } => Some(look.at_an_xattr(*id, name, false).await),
         _ => None,
     })
-}
-
-/// Whether a lookup that fails like this says that no change of the name can be made, now or
-/// later: there is nothing, or the change fails as the lookup does, or nobody gets at what is
-/// there (another file system is mounted on it). Other errors, such as of a disk, say nothing.
-fn bars_the_change(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::ENOENT
-            | Errno::ENOTDIR
-            | Errno::ESTALE
-            | Errno::ENAMETOOLONG
-            | Errno::EINVAL
-            | Errno::EXDEV
-            | Errno::EACCES
-            | Errno::EPERM
-    ) || errno.raw() == libc::EILSEQ
 }
 
 /// Looks, each of which makes a plan.

@@ -10,7 +10,7 @@
 //! else gets at the same before.
 
 use dray_core::{
-    Context, Entry, Errno, FileId, FileSystem, FileType, Name, Op, RenameHow, Result, Write,
+    Context, Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result, Write,
 };
 
 use crate::server::exactly_once::order::Span;
@@ -27,7 +27,31 @@ pub(crate) enum Settled {
     /// It may have been, wholly or in part. Making it again sets that right, as long as
     /// nobody touches the same before: it is kept for whoever asked.
     Cut(CutShort),
+    /// The file system does not tell what is there.
+    Untold,
 }
+
+/// What is answered where nobody knows whether a change was made: to make it once more could be
+/// twice.
+pub(crate) fn unknown() -> Vec<u8> {
+    Reply::failure(&Error::unknown(Errno::EIO)).message
+}
+
+/// Why it is not known what came of a change.
+enum Unsettled {
+    /// Its intent says nothing: it is none of ours.
+    Malformed,
+    /// The file system does not tell what is there, as where its disk fails.
+    Untold,
+}
+
+impl From<Malformed> for Unsettled {
+    fn from(_: Malformed) -> Unsettled {
+        Unsettled::Malformed
+    }
+}
+
+type Looked<T> = std::result::Result<T, Unsettled>;
 
 /// What a change that was cut short is about.
 pub(crate) struct CutShort {
@@ -91,7 +115,10 @@ pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settle
         Op::Setxattr | Op::Removexattr => settle_xattr(fs, op, intent).await,
         _ => settle_repeatable(intent),
     };
-    settled.unwrap_or(Settled::Undone)
+    settled.unwrap_or_else(|why| match why {
+        Unsettled::Malformed => Settled::Undone,
+        Unsettled::Untold => Settled::Untold,
+    })
 }
 
 /// Finds out whether an answered change is still there after a loss of the machine. What it
@@ -125,7 +152,7 @@ pub(crate) fn of_answered(op: Op, mut intent: Vec<u8>, amend: Option<Amend>) -> 
     intent
 }
 
-fn settle_repeatable(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
+fn settle_repeatable(intent: &[u8]) -> Looked<Settled> {
     let (_, (file, span)): (bool, (FileId, Span)) = Input::whole(intent)?;
     Ok(CutShort::of(file, span))
 }
@@ -136,8 +163,31 @@ pub(super) fn is_regular(entry: &Entry) -> bool {
     entry.attr.file_type() == FileType::Regular
 }
 
-async fn find(fs: &dyn FileSystem, cx: &Context, dir: FileId, name: &[u8]) -> Option<Entry> {
-    fs.lookup(cx, dir, Name::new(name).ok()?).await.ok()
+/// What has this name now.
+async fn find(fs: &dyn FileSystem, dir: FileId, name: &[u8]) -> Looked<Option<Entry>> {
+    let Ok(name) = Name::new(name) else { return Ok(None) }; // no file system takes it
+    match fs.lookup(&Context::system(), dir, name).await {
+        Ok(entry) => Ok(Some(entry)),
+        Err(error) if bars_the_change(error.errno()) => Ok(None),
+        Err(_) => Err(Unsettled::Untold),
+    }
+}
+
+/// Whether a lookup that fails like this says that no change of the name can be made, now or
+/// later: there is nothing, or the change fails as the lookup does, or nobody gets at what is
+/// there (another file system is mounted on it). Other errors, such as of a disk, say nothing.
+pub(super) fn bars_the_change(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ENOENT
+            | Errno::ENOTDIR
+            | Errno::ESTALE
+            | Errno::ENAMETOOLONG
+            | Errno::EINVAL
+            | Errno::EXDEV
+            | Errno::EACCES
+            | Errno::EPERM
+    ) || errno.raw() == libc::EILSEQ
 }
 
 /// Whether both are one file, each of them named by another life of the server: on file systems
@@ -147,11 +197,7 @@ fn is_same(one: Option<FileId>, other: Option<FileId>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if one.ino == other.ino)
 }
 
-async fn settle_new_name(
-    fs: &dyn FileSystem,
-    op: Op,
-    intent: &[u8],
-) -> std::result::Result<Settled, Malformed> {
+async fn settle_new_name(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Looked<Settled> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
@@ -162,7 +208,7 @@ async fn settle_new_name(
         let held = vec![(file, Span::ALL), (dir, Span::ALL)];
         return Ok(Settled::Cut(CutShort { held, amend: None }));
     }
-    let now = find(fs, &Context::system(), dir, name).await;
+    let now = find(fs, dir, name).await?;
     Ok(match (before, now) {
         // Nothing is known of its extended attributes.
         (None, Some(entry)) if op == Op::Create => {
@@ -173,10 +219,7 @@ async fn settle_new_name(
     })
 }
 
-async fn settle_remove(
-    fs: &dyn FileSystem,
-    intent: &[u8],
-) -> std::result::Result<Settled, Malformed> {
+async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
@@ -186,9 +229,11 @@ async fn settle_remove(
     };
     let gone = match now {
         Ok(now) => !is_same(Some(now), before),
-        // Anything else says nothing of the name, such as that the directory is not known by
-        // this id any more: whoever asks again is told.
-        Err(error) => error.errno() == Errno::ENOENT,
+        Err(error) if error.errno() == Errno::ENOENT => true,
+        // It says nothing of the name, such as that the directory is not known by this id any
+        // more: whoever asks again is told.
+        Err(error) if bars_the_change(error.errno()) => false,
+        Err(_) => return Err(Unsettled::Untold),
     };
     Ok(if before.is_some() && gone {
         Settled::Done(Reply::success(&()).message)
@@ -197,19 +242,15 @@ async fn settle_remove(
     })
 }
 
-async fn settle_rename(
-    fs: &dyn FileSystem,
-    intent: &[u8],
-) -> std::result::Result<Settled, Malformed> {
+async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     let mut input = Input(intent);
     let from: (FileId, &[u8]) = input.get()?;
     let to: (FileId, &[u8]) = input.get()?;
     let how: RenameHow = input.get()?;
     let source: Option<FileId> = input.get()?;
     let victim: Option<FileId> = input.get()?;
-    let cx = Context::system();
-    let now_from = find(fs, &cx, from.0, from.1).await.map(|entry| entry.id);
-    let now_to = find(fs, &cx, to.0, to.1).await.map(|entry| entry.id);
+    let now_from = find(fs, from.0, from.1).await?.map(|entry| entry.id);
+    let now_to = find(fs, to.0, to.1).await?.map(|entry| entry.id);
     // Two names of one file: renaming does nothing, and may be repeated.
     let moved = !is_same(source, victim) && is_same(now_to, source);
     let applied = moved
@@ -220,15 +261,16 @@ async fn settle_rename(
     Ok(if applied { Settled::Done(Reply::success(&()).message) } else { Settled::Undone })
 }
 
-async fn settle_write(
-    fs: &dyn FileSystem,
-    intent: &[u8],
-) -> std::result::Result<Settled, Malformed> {
+async fn settle_write(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     if intent.first() == Some(&0) {
         return settle_repeatable(intent);
     }
     let (kind, (file, (before, _))): (u8, (FileId, (u64, u64))) = Input::whole(intent)?;
-    let Ok(now) = fs.getattr(&Context::system(), file).await else { return Ok(Settled::Undone) };
+    let now = match fs.getattr(&Context::system(), file).await {
+        Ok(now) => now,
+        Err(error) if bars_the_change(error.errno()) => return Ok(Settled::Undone),
+        Err(_) => return Err(Unsettled::Untold),
+    };
     if now.size <= before && kind != ANSWERED {
         return Ok(Settled::Undone);
     }
@@ -237,7 +279,7 @@ async fn settle_write(
     Ok(Settled::Cut(CutShort { held, amend: Some(Amend::AppendAt(before)) }))
 }
 
-fn settle_copy(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
+fn settle_copy(intent: &[u8]) -> Looked<Settled> {
     if intent.first() == Some(&0) {
         type Place = (FileId, Span);
         let (_, (target, source)): (bool, (Place, Place)) = Input::whole(intent)?;
@@ -248,28 +290,30 @@ fn settle_copy(intent: &[u8]) -> std::result::Result<Settled, Malformed> {
     Ok(Settled::Cut(CutShort { held, amend: Some(Amend::CopyAtMost(most)) }))
 }
 
-async fn settle_put(fs: &dyn FileSystem, intent: &[u8]) -> std::result::Result<Settled, Malformed> {
+async fn settle_put(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let (before, begun): (Option<FileId>, Option<(FileId, bool)>) = input.get()?;
-    let now = find(fs, &Context::system(), dir, name).await.map(|entry| entry.id);
-    let (id, made) = match (begun, before, now) {
-        (Some(begun), _, _) => begun,
-        (None, None, Some(made)) => (made, true),
-        // Cut and written, or not yet: once more into the same file is the same.
-        (None, Some(before), Some(now)) if before == now => (now, false),
-        _ => return Ok(Settled::Undone),
+    let (id, made) = match begun {
+        Some(begun) => begun,
+        None => match (before, find(fs, dir, name).await?.map(|entry| entry.id)) {
+            (None, Some(made)) => (made, true),
+            // Cut and written, or not yet: once more into the same file is the same.
+            (Some(before), Some(now)) if before == now => (now, false),
+            _ => return Ok(Settled::Undone),
+        },
     };
     // The name is free for others: the data go to the file, whatever name it has.
     let held = vec![(id, Span::ALL)];
     Ok(Settled::Cut(CutShort { held, amend: Some(Amend::Put { id, made }) }))
 }
 
-async fn settle_xattr(
-    fs: &dyn FileSystem,
-    op: Op,
-    intent: &[u8],
-) -> std::result::Result<Settled, Malformed> {
+/// Whether it says that the file system could not look, and not what it thinks of attributes.
+fn is_of_a_disk(errno: Errno) -> bool {
+    !bars_the_change(errno) && !matches!(errno, Errno::ENOTSUP | Errno::ENOSYS | Errno::E2BIG)
+}
+
+async fn settle_xattr(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Looked<Settled> {
     let mut input = Input(intent);
     let (id, name): (FileId, &[u8]) = input.get()?;
     let existed: bool = input.get()?;
@@ -277,7 +321,8 @@ async fn settle_xattr(
     let exists = match &now {
         Ok(_) => true,
         Err(error) if error.errno() == Errno::ENODATA => false,
-        Err(_) => return Ok(CutShort::of(id, Span::ALL)),
+        Err(error) if is_of_a_disk(error.errno()) => return Err(Unsettled::Untold),
+        Err(_) => return Ok(CutShort::of(id, Span::ALL)), // as before the change, too
     };
     let applied = match op {
         Op::Setxattr => !existed && exists,

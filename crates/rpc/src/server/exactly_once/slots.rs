@@ -137,6 +137,7 @@ impl ReplaySlots {
                             let state = State::Cut(self.keep(cut, order));
                             Slot { sequence, state, answer: Vec::new() }
                         }
+                        Settled::Untold => self.unknown(number, sequence),
                     }
                 }
                 SlotRecord::Answer { sequence, answer, .. } => {
@@ -166,6 +167,7 @@ impl ReplaySlots {
                             let state = State::Cut(self.keep(cut, order));
                             Slot { sequence, state, answer: Vec::new() }
                         }
+                        Settled::Untold => self.unknown(number, sequence),
                     }
                 }
             };
@@ -190,6 +192,29 @@ impl ReplaySlots {
         let before = sequence.wrapping_sub(1);
         self.log.done(number, before, &[]);
         Slot::over(before)
+    }
+
+    /// The slot of a change of which nobody can know any more whether it was made.
+    fn unknown(&self, number: u32, sequence: u32) -> Slot {
+        let answer = settle::unknown();
+        self.log.done(number, sequence, &answer);
+        Slot { sequence, state: State::Done, answer }
+    }
+
+    /// Gives up what was cut short and has not been asked for again, so that nobody waits for it
+    /// any longer: others may change the same from now on, and who asks after all is told that
+    /// nobody knows. Answers how many changes that were.
+    pub(crate) fn give_up_cut(&self) -> usize {
+        let mut slots = self.lock();
+        let mut given_up = Vec::new(); // their turns end outside of the lock
+        for (number, slot) in slots.iter_mut().enumerate() {
+            if matches!(slot.state, State::Cut(_)) {
+                let unknown = self.unknown(number as u32, slot.sequence);
+                given_up.push(std::mem::replace(slot, unknown));
+            }
+        }
+        drop(slots);
+        given_up.len()
     }
 
     /// The client has nothing under way in this slot: what was cut short there will not
@@ -308,8 +333,13 @@ mod tests {
     use crate::server::reply::Reply;
     use crate::wire::Wire;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
-    use dray_core::{Context, CreateHow, FileId, FileSystem, Name, OpenHow, RenameHow};
+    use dray_core::{
+        Context, CreateHow, Errno, Fate, FileId, FileSystem, Name, OpenHow, RenameHow,
+    };
     use dray_fabric::sim::Network;
+    use dray_layers::Observed;
+    use dray_layers::faults::{Fault, Faults, When};
+    use std::time::Duration;
 
     /// A client that goes on counting in a new session was never answered once it had
     /// counted half way round.
@@ -488,6 +518,61 @@ mod tests {
                 let (_, verdict) = begun.next_life(false).await;
                 assert_eq!(matches!(verdict, Verdict::Replay(_)), made, "{op:?}");
                 assert_eq!(matches!(verdict, Verdict::Fresh), !made, "{op:?}");
+            }
+        });
+    }
+
+    /// A disk that failed was taken for "it is not there": what had been made was made once more,
+    /// an append put its data behind those that it had written.
+    #[test]
+    fn what_the_file_system_does_not_tell_is_not_taken_for_undone() {
+        simulated(async {
+            let fs = MemoryFs::new(MemoryOptions::default());
+            let (cx, root, name) = (Context::system(), fs.info().root, Name::new(b"f").unwrap());
+            let id = fs.create(&cx, root, name, NEW).await.unwrap().0.id;
+            let place = (root, name.as_bytes());
+            let noted = |op: Op, note: &dyn Fn(&mut Vec<u8>)| {
+                let mut intent = Vec::new();
+                note(&mut intent);
+                (op, intent)
+            };
+            let made = |op| noted(op, &|intent| (place, None::<FileId>).put(intent));
+            for (op, intent) in [
+                made(Op::Make),
+                made(Op::Create),
+                made(Op::Link),
+                noted(Op::Remove, &|intent| (place, Some(id)).put(intent)),
+                noted(Op::Rename, &|intent| {
+                    (place, (root, &b"g"[..])).put(intent);
+                    (RenameHow::Replace, (Some(id), None::<FileId>)).put(intent);
+                }),
+                noted(Op::Write, &|intent| (true, (id, (0u64, 4u64))).put(intent)),
+                noted(Op::Put, &|intent| {
+                    (place, (None::<FileId>, None::<(FileId, bool)>)).put(intent);
+                }),
+                noted(Op::Setxattr, &|intent| (id, (&b"user.a"[..], false)).put(intent)),
+                noted(Op::Removexattr, &|intent| (id, (&b"user.a"[..], true)).put(intent)),
+            ] {
+                let broken = [Op::Lookup, Op::Getattr, Op::Getxattr].map(|op| Fault {
+                    op: Some(op),
+                    when: When::Always,
+                    delay: Duration::ZERO,
+                    error: Some(Errno::EIO),
+                });
+                let below =
+                    Observed::new(Arc::new(fs.clone()), Arc::new(Faults::new(broken.into())));
+                let export = Export::new("data", Arc::new(below), Vec::new());
+                let begun = Answered::begun(op, &intent).await;
+                let slots = ReplaySlots::new(begun.log.clone(), None);
+                slots.restore(&export, NodeId(1), false).await;
+                let Verdict::Replay(answer) = slots.begin(0, 1, &begun.route) else {
+                    panic!("{op:?} is made once more, or is said to have been");
+                };
+                let error = Reply::replayed(answer.clone()).error().expect("it is not known");
+                assert_eq!((error.errno(), error.fate()), (Errno::EIO, Fate::Unknown), "{op:?}");
+                // A later life, to which the file system answers, says the same.
+                let (_, verdict) = begun.next_life(false).await;
+                assert!(matches!(verdict, Verdict::Replay(again) if again == answer), "{op:?}");
             }
         });
     }
