@@ -96,7 +96,6 @@ impl Core {
         Ok(Arc::new(Core {
             info,
             root: Arc::new(Node::new(id, FileType::Directory, fd)),
-            ids,
             nodes: NodeCache::new(
                 or(options.inode_cache_max, (descriptors / 4).min(4096)),
                 options.inode_idle_secs,
@@ -105,7 +104,9 @@ impl Core {
                 or(options.open_descriptors_max, descriptors / 2).max(1),
                 options.open_files_max,
                 options.keeper.clone().map(|keeper| (keeper, uuid)),
+                matches!(ids, Ids::Native(_)),
             ),
+            ids,
             locks: LockTable::new(options.locks_max),
             in_memory: handle::is_memory(magic),
             inline: match options.inline {
@@ -347,7 +348,7 @@ impl Core {
             }
             Ids::Table(table) => {
                 let stat = sys::stat(fd)?;
-                self.same_device(&stat)?;
+                self.same_mount(&stat)?;
                 let id = match place {
                     Some((dir, name)) => table.seen(dir, name, &stat.attr),
                     None => table.unnamed(&stat.attr),
@@ -357,12 +358,13 @@ impl Core {
         }
     }
 
-    /// On overlays files may have devices of the layers below; directories never.
-    pub(crate) fn same_device(&self, stat: &Stat) -> Result<()> {
-        if stat.attr.file_type() == FileType::Directory && stat.dev != self.dev {
-            return Err(other_mount());
-        }
-        Ok(())
+    /// `EXDEV` for what is mounted on a name. On overlays files may have devices of the layers
+    /// below; directories never.
+    pub(crate) fn same_mount(&self, stat: &Stat) -> Result<()> {
+        let other_device = stat.attr.file_type() == FileType::Directory && stat.dev != self.dev;
+        // Of the same device is what was mounted with `--bind`.
+        let mounted = stat.attr.attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0;
+        if other_device || mounted { Err(other_mount()) } else { Ok(()) }
     }
 
     /// As [`Core::find`], where what has the name is at hand already, which spares opening
@@ -403,7 +405,7 @@ impl Core {
                 (same && id.ino == stat.attr.ino).then_some(Entry { id, attr: stat.attr })
             }
             Ids::Table(table) => {
-                self.same_device(&stat).ok()?;
+                self.same_mount(&stat).ok()?;
                 Some(Entry { id: table.seen(dir, name, &stat.attr), attr: stat.attr })
             }
         }

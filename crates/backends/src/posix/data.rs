@@ -119,7 +119,7 @@ pub(crate) fn write(
     } else {
         libc::RWF_DSYNC
     };
-    Some((|| {
+    let written = (|| {
         if how.kill_set_id {
             clear_set_id(core, fd.as_fd(), caller)?;
         }
@@ -133,7 +133,12 @@ pub(crate) fn write(
             sys::sync(fd.as_fd(), sync == libc::RWF_DSYNC)?;
         }
         Ok(written)
-    })())
+    })();
+    match &written {
+        Err(error) if how.sync && error.errno() == Errno::EIO => file.sync_failed(Errno::EIO),
+        _ => file.written(),
+    }
+    Some(written)
 }
 
 fn write_all(fd: &OwnedFd, at: u64, from: &[u8], flags: i32) -> Result<usize> {
@@ -175,7 +180,9 @@ pub(crate) fn allocate(core: &Core, file: &FileState, what: Allocate) -> Result<
     let shifts = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
     let len_bytes = if what.flags & shifts == 0 { what.len_bytes } else { u64::MAX };
     let _range = file.inode.ranges.take(what.at, len_bytes, true, true);
-    Ok(sys::allocate(fd.as_fd(), what)?)
+    let allocated = sys::allocate(fd.as_fd(), what);
+    file.written();
+    Ok(allocated?)
 }
 
 /// The next data or hole.
@@ -228,12 +235,14 @@ pub(crate) fn copy_range(
         (take_source(), first)
     };
     let count = usize::try_from(len_bytes).unwrap_or(usize::MAX);
-    match sys::copy_range(source.as_fd(), from.1, target.as_fd(), to.1, count) {
+    let copied = match sys::copy_range(source.as_fd(), from.1, target.as_fd(), to.1, count) {
         Err(Errno::EXDEV | Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
             copy_by_hand(&source, from.1, &target, to.1, len_bytes)
         }
-        result => Ok(result? as u64),
-    }
+        result => result.map(|count| count as u64).map_err(Error::from),
+    };
+    to.0.written();
+    copied
 }
 
 /// Bytes that a file has behind `at`, none if it is no regular file: what does not exist

@@ -14,6 +14,7 @@ use dray_core::{Errno, Error, FileId, FsUuid, IdMap, LockOwner, NodeId, Result};
 use super::core::Core;
 use super::guard::Ranges;
 use super::options::Keeper;
+use super::write_back::{Failures, WriteBack};
 use super::{cred, sys};
 
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -38,6 +39,8 @@ pub(crate) struct Files {
     removal: RwLock<()>,
     /// Who keeps deleted files over our death, and which file system this is to him.
     keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
+    /// The pages of a file are those of its descriptor; on overlays, for one, they are not.
+    has_pages: bool,
 }
 
 /// Files that may hold descriptors, in no order; the hand goes round over them.
@@ -56,6 +59,7 @@ pub(crate) struct OpenInode {
     pin: Mutex<Option<OwnedFd>>,
     /// The keeper has it, or has had it since before our time.
     kept: AtomicBool,
+    failures: Failures,
     files: Weak<Files>,
 }
 
@@ -68,6 +72,7 @@ pub(crate) struct FileState {
     /// Opened with `O_SYNC`, not merely `O_DSYNC`: times are to be on media too.
     pub(crate) syncs_all: bool,
     slot: Mutex<Slot>,
+    write_back: WriteBack,
     /// Used since the hand last passed.
     used: AtomicBool,
     /// Readers of a directory share the descriptor's position: one at a time.
@@ -99,6 +104,7 @@ impl Files {
         descriptors_max: usize,
         files_max: usize,
         keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
+        has_pages: bool,
     ) -> Arc<Files> {
         Arc::new(Files {
             inodes: Mutex::default(),
@@ -110,6 +116,7 @@ impl Files {
             files_max,
             removal: RwLock::new(()),
             keeper,
+            has_pages,
         })
     }
 
@@ -145,6 +152,7 @@ impl Files {
             flags: flags & LASTING,
             syncs_all: asked & libc::O_SYNC == libc::O_SYNC,
             slot: Mutex::new(Slot::Open(Arc::new(fd))),
+            write_back: WriteBack::default(),
             used: AtomicBool::new(true),
             reading_dir: Mutex::default(),
             flock_owners: Mutex::default(),
@@ -169,6 +177,7 @@ impl Files {
             kept: AtomicBool::new(
                 self.keeper.as_ref().is_some_and(|(keeper, fs)| keeper.adopt(*fs, id)),
             ),
+            failures: Failures::default(),
             files: Arc::downgrade(self),
         });
         inodes.insert(id, Arc::downgrade(&inode));
@@ -270,16 +279,26 @@ impl Files {
     /// Closes descriptors of idle files until there is room for one more. Where all are in
     /// use or must be kept the limit is exceeded: the process's own is twice as high.
     fn make_room(&self) {
-        while self.used() >= self.descriptors_max {
-            if !self.park_one() {
-                return;
+        let mut written_back = 0;
+        while self.used() >= self.descriptors_max && written_back < WRITTEN_BACK_MAX {
+            match self.park_one() {
+                Room::Made => {}
+                Room::Soon(file, fd) => {
+                    written_back += 1;
+                    file.write_back.write_back(&file.inode.failures, || match self.has_pages {
+                        true => sys::write_back(fd.as_fd()),
+                        false => sys::sync(fd.as_fd(), true),
+                    });
+                }
+                Room::None => return,
             }
         }
     }
 
-    fn park_one(&self) -> bool {
+    /// Whoever has written is asked last: that would have to be brought to the disk first.
+    fn park_one(&self) -> Room {
         let mut ring = lock(&self.ring);
-        let mut steps = 2 * ring.files.len();
+        let mut steps = 3 * ring.files.len();
         while steps > 0 && !ring.files.is_empty() {
             steps -= 1;
             let at = (ring.hand + 1) % ring.files.len();
@@ -288,7 +307,8 @@ impl Files {
                 ring.files.swap_remove(at);
                 continue;
             };
-            if file.used.swap(false, Ordering::Relaxed) {
+            let due = file.write_back.is_due();
+            if file.used.swap(false, Ordering::Relaxed) || due && steps > ring.files.len() {
                 continue;
             }
             match file.park() {
@@ -296,21 +316,38 @@ impl Files {
                     ring.files.swap_remove(at);
                     drop(ring);
                     drop(fd); // closing may take a while
-                    return true;
+                    return Room::Made;
                 }
                 Parking::NotOpen => {
                     ring.files.swap_remove(at);
                 }
+                Parking::Due(fd) => {
+                    drop(ring);
+                    return Room::Soon(file, fd);
+                }
                 Parking::InUse => {}
             }
         }
-        false
+        Room::None
     }
+}
+
+/// Files that are written back at most to make room for one descriptor.
+const WRITTEN_BACK_MAX: u32 = 16;
+
+/// Whether there is room for one more descriptor.
+enum Room {
+    Made,
+    /// Once what was written through this one is on the disk.
+    Soon(Arc<FileState>, Arc<OwnedFd>),
+    None,
 }
 
 enum Parking {
     Parked(Arc<OwnedFd>),
     NotOpen,
+    /// What was written through it is to be brought to the disk before.
+    Due(Arc<OwnedFd>),
     InUse,
 }
 
@@ -363,12 +400,31 @@ impl FileState {
         }
         core.files.make_room();
         let fd = Arc::new(self.open_again(core)?);
+        self.write_back.reopened(&self.inode.failures);
         *slot = Slot::Open(fd.clone());
         drop(slot);
         self.used.store(true, Ordering::Relaxed);
         core.files.descriptors.fetch_add(1, Ordering::Relaxed);
         core.files.enter_ring(self.me.clone());
         Ok(fd)
+    }
+
+    /// Something was written through it.
+    pub(crate) fn written(&self) {
+        self.write_back.written();
+    }
+
+    /// A write that was to be on media failed: the kernel has told of it what it tells once.
+    pub(crate) fn sync_failed(&self, errno: Errno) {
+        self.inode.failures.add(errno);
+    }
+
+    /// fsync(2) or fdatasync(2). Errors: also those that its client has not been told because the
+    /// descriptor was another one.
+    pub(crate) fn sync(&self, core: &Core, data_only: bool) -> Result<()> {
+        let fd = self.fd(core)?;
+        let sync = || sys::sync(fd.as_fd(), data_only);
+        Ok(self.write_back.sync(&self.inode.failures, sync)?)
     }
 
     fn open_again(&self, core: &Core) -> Result<OwnedFd> {
@@ -388,6 +444,9 @@ impl FileState {
         if Arc::strong_count(fd) > 1 {
             return Parking::InUse;
         }
+        if self.write_back.is_due() {
+            return Parking::Due(fd.clone());
+        }
         let _no_removal = self.files.removal.write().unwrap_or_else(PoisonError::into_inner);
         let kept = lock(&self.inode.pin).is_some();
         if !kept && !sys::stat(fd.as_fd()).is_ok_and(|stat| stat.attr.nlink > 0) {
@@ -396,6 +455,7 @@ impl FileState {
         let Slot::Open(fd) = std::mem::replace(&mut *slot, Slot::Parked) else {
             return Parking::NotOpen;
         };
+        self.write_back.parked(&self.inode.failures);
         self.files.descriptors.fetch_sub(1, Ordering::Relaxed);
         Parking::Parked(fd)
     }

@@ -21,6 +21,7 @@ mod siphash;
 mod sys;
 mod watch;
 mod whereabouts;
+mod write_back;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -117,7 +117,9 @@ impl OpenFile for PosixFile {
             match file.fd(core) {
                 Ok(fd) => {
                     let target = Target::Open(fd.as_fd());
-                    core.set_attr(caller, file.inode.id, &target, set, may_block)
+                    let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
+                    set.size.into_iter().for_each(|_| file.written());
+                    done
                 }
                 Err(error) => Some(Err(error)),
             }
@@ -135,9 +137,7 @@ impl OpenFile for PosixFile {
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         let file = self.state.clone();
-        self.core.run_slow(cx, Op::Sync, move |core, _| {
-            Ok(sys::sync(file.fd(core)?.as_fd(), data_only)?)
-        })
+        self.core.run_slow(cx, Op::Sync, move |core, _| file.sync(core, data_only))
     }
 
     fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {

@@ -47,6 +47,33 @@ fn mounts_below_are_not_entered() {
     }
 }
 
+/// With the same device as the rest, as bind mounts of the same file system have it, and files on
+/// overlays always: a listing showed what the mounted file is like.
+#[test]
+fn what_is_bound_below_shows_nothing_of_itself() {
+    for kind in Kind::ALL {
+        let Some(mut disk) = Disk::new(kind, 64) else { continue };
+        for at in ["hidden", "dir"] {
+            std::fs::create_dir(disk.path.join(at)).unwrap();
+        }
+        std::fs::write(disk.path.join("hidden/secret"), "secret").unwrap();
+        std::fs::write(disk.path.join("file"), "").unwrap();
+        assert!(disk.bind_inside("hidden/secret", "file") && disk.bind_inside("hidden", "dir"));
+        on(&disk, plain(), async |kit| {
+            let cx = &kit.root_user;
+            let dir = kit.fs.open(cx, kit.root, OpenHow::DIRECTORY).await.unwrap();
+            let page = dir.readdir(cx, 0, 1 << 16, true).await.unwrap();
+            for bound in ["file", "dir"] {
+                assert_eq!(errno(kit.lookup(cx, kit.root, bound).await), Errno::EXDEV, "{kind:?}");
+                let (_, entry) = page.iter().find(|(n, _)| *n == bound.as_bytes()).unwrap();
+                assert!(entry.attr.is_none(), "{kind:?}: {entry:?}");
+            }
+            let (_, entry) = page.iter().find(|(n, _)| *n == b"hidden").unwrap();
+            assert!(entry.attr.is_some(), "{kind:?}");
+        });
+    }
+}
+
 #[test]
 fn a_part_of_a_file_system_shows_nothing_of_the_rest() {
     for kind in Kind::NATIVE {

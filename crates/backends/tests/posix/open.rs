@@ -35,6 +35,40 @@ fn twenty_thousand_open_files_on_a_hundred_descriptors() {
     });
 }
 
+/// The kernel tells each descriptor once: the error was lost to a file whose descriptor had been
+/// closed for want of others when the disk failed, or was closed then.
+#[test]
+fn an_error_of_the_disk_is_told_once_through_each_open_file_whatever_its_descriptor() {
+    let Some(disk) = Disk::fragile() else { return };
+    let options = PosixOptions { open_descriptors_max: 1, ..plain() };
+    on(&disk, options, async |kit| {
+        let cx = &kit.root_user;
+        let (entry, one) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
+        let other = kit.fs.open(cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+        assert_eq!(kit.fs.holdings().open_descriptors, 1);
+        // The first has none while the second is told.
+        put(cx, &*other, 0, &[1; 65_536]).await.unwrap();
+        disk.break_down();
+        // Which of both a loop device says depends on the kernel.
+        let error = errno(other.sync(cx, false).await);
+        assert!(matches!(error, Errno::EIO | Errno::ENOSPC), "{error}");
+        disk.mend();
+        assert_eq!(errno(one.sync(cx, false).await), error, "others have been told");
+        one.sync(cx, false).await.unwrap();
+        other.sync(cx, false).await.unwrap();
+        // It is the closing of its descriptor that finds out.
+        put(cx, &*one, 1 << 20, &[2; 65_536]).await.unwrap();
+        disk.break_down();
+        get(cx, &*other, 0, 1).await.unwrap();
+        assert_eq!(kit.fs.holdings().open_descriptors, 1);
+        disk.mend();
+        for file in [&one, &other] {
+            assert_eq!(errno(file.sync(cx, false).await), error);
+            file.sync(cx, false).await.unwrap();
+        }
+    });
+}
+
 /// As many as descriptors can be spared for; then a removal is refused, and nothing is lost.
 #[test]
 fn more_deleted_files_than_descriptors_are_refused_and_none_is_lost() {

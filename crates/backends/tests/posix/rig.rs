@@ -133,6 +133,42 @@ impl Disk {
         self.mount_at(&["-t", "tmpfs", "tmpfs"], path)
     }
 
+    /// Mounts what is at `from`, both of them names in this file system, on `to`, too.
+    pub fn bind_inside(&mut self, from: &str, to: &str) -> bool {
+        let (from, to) = (self.path.join(from), self.path.join(to));
+        self.mount_at(&["--bind", from.to_str().unwrap()], to)
+    }
+
+    /// An ext4 without a journal on a disk that takes nothing more once [`Disk::break_down`] was
+    /// called. None, with a reason printed, where it cannot be had.
+    pub fn fragile() -> Option<Disk> {
+        let mut disk = Disk::new(Kind::Tmpfs, 32)?;
+        let (image, path) = (disk.path.join("image"), disk.base.join("fragile"));
+        std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let image = image.to_str().unwrap();
+        let mkfs = ["-q", "-O", "^has_journal", "-E", "lazy_itable_init=0", "-N", "64", image];
+        if !run("mkfs.ext4", &mkfs) || !disk.mount_at(&["-o", "loop", image], path.clone()) {
+            eprintln!("skipped: no ext4 on a loop device of a tmpfs");
+            return None;
+        }
+        disk.path = path;
+        Some(disk)
+    }
+
+    /// From now on the disk of [`Disk::fragile`] takes no block that it has not taken before.
+    pub fn break_down(&self) {
+        posix::release().unwrap();
+        let mut filler = std::fs::File::create(self.base.join("fs/filler")).unwrap();
+        while std::io::Write::write_all(&mut filler, &[1; 4096]).is_ok() {}
+    }
+
+    /// It takes blocks again.
+    pub fn mend(&self) {
+        posix::release().unwrap();
+        std::fs::remove_file(self.base.join("fs/filler")).unwrap();
+    }
+
     /// Limits what the subvolume of a btrfs takes; whether that could be done.
     pub fn limit(&self, bytes: usize) -> bool {
         let at = self.path.to_str().unwrap();

@@ -39,6 +39,17 @@ pub(crate) fn sync(fd: BorrowedFd<'_>, data_only: bool) -> Sys<()> {
     Ok(())
 }
 
+/// sync_file_range(2): brings the data of a file to its disk, neither its size nor its place.
+/// Errors: those of writing it, once for each descriptor.
+pub(crate) fn write_back(fd: BorrowedFd<'_>) -> Sys<()> {
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: numbers only; 0 bytes are all that follow.
+    call(|| unsafe { libc::sync_file_range(fd.as_raw_fd(), 0, 0, all) })?;
+    Ok(())
+}
+
 /// syncfs(2): the whole file system that `fd` is on.
 pub(crate) fn sync_all(fd: BorrowedFd<'_>) -> Sys<()> {
     // SAFETY: numbers only.
