@@ -11,6 +11,7 @@ mod listen;
 mod peek;
 mod pool;
 pub mod sim;
+mod socket_file;
 mod stream;
 
 use std::io;

@@ -3,12 +3,12 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use dray_rt::{Interest, Pool, Source};
 use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
+use crate::socket_file::{SocketFile, bind_unix, turn, unix_name};
 use crate::stream::StreamConnection;
 use crate::{Address, Peer};
 
@@ -26,10 +26,10 @@ const LOOPBACK_CONGESTION: &[u8] = b"reno";
 
 /// Accepts connections on one address.
 pub struct Listener {
+    /// A Unix socket's, removed in the end, and before the socket.
+    _file: Option<SocketFile>,
     source: Source,
     address: Address,
-    /// A Unix socket's file, removed in the end.
-    path: Option<PathBuf>,
 }
 
 impl Listener {
@@ -50,32 +50,24 @@ impl Listener {
             }
             Address::Unix(path) => {
                 let name = unix_name(path)?;
-                if somebody_listens(&name)? {
-                    return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
-                }
-                let is_socket = |meta: &std::fs::Metadata| {
-                    std::os::unix::fs::FileTypeExt::is_socket(&meta.file_type())
-                };
-                match std::fs::symlink_metadata(path) {
-                    Ok(meta) if is_socket(&meta) => std::fs::remove_file(path)?,
-                    Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
-                    Err(_) => {} // bind(2) says what is wrong with the path
-                }
-                let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-                socket.bind(&name)?;
-                Listener::listen(socket, address.clone(), Some(path.clone()))
+                let turn = turn(path).await?;
+                let socket = bind_unix(path, &name)?;
+                let file = SocketFile::made(path)?;
+                let listener = Listener::listen(socket, address.clone(), Some(file));
+                drop(turn); // whoever looks from now on finds somebody who listens
+                listener
             }
         }
     }
 
-    fn listen(socket: Socket, address: Address, path: Option<PathBuf>) -> io::Result<Listener> {
+    fn listen(socket: Socket, address: Address, file: Option<SocketFile>) -> io::Result<Listener> {
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
         let address = match socket.local_addr()?.as_socket() {
             Some(bound) => Address::Tcp { host: bound.ip().to_string(), port: bound.port() },
             None => address,
         };
-        Ok(Listener { source: Source::new(socket.into())?, address, path })
+        Ok(Listener { _file: file, source: Source::new(socket.into())?, address })
     }
 
     /// Where it listens; with the port that the system chose if 0 was asked for.
@@ -91,14 +83,6 @@ impl Listener {
         let peer = name.as_socket().map_or(Peer::Local, Peer::Ip);
         prepare(&socket, peer)?;
         Ok((socket.into(), peer))
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            let _ = std::fs::remove_file(path); // somebody may have tidied up before us
-        }
     }
 }
 
@@ -163,20 +147,6 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
 
 fn is_all_of_ipv6(address: SocketAddr) -> bool {
     address.is_ipv6() && address.ip().is_unspecified()
-}
-
-fn unix_name(path: &std::path::Path) -> io::Result<SockAddr> {
-    // The only thing that can be wrong: there is room for so many bytes.
-    SockAddr::unix(path).map_err(|_| io::Error::from_raw_os_error(libc::ENAMETOOLONG))
-}
-
-/// Whether somebody listens on a Unix socket, also one who has not accepted for long.
-fn somebody_listens(name: &SockAddr) -> io::Result<bool> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    socket.set_nonblocking(true)?;
-    // EAGAIN: as many wait to be accepted as may (unix(7)); a connection that may wait would.
-    let full = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
-    Ok(socket.connect(name).map_or_else(full, |()| true))
 }
 
 async fn connect_to(domain: Domain, name: &SockAddr, peer: Peer) -> io::Result<StreamConnection> {

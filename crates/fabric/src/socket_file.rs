@@ -1,0 +1,174 @@
+//! The file of a Unix socket: one server has it at a time, whoever starts at the same moment or
+//! ends late.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dray_rt::sleep;
+use socket2::{Domain, SockAddr, Socket, Type};
+
+/// Whoever has a turn needs it for a moment. Somebody else's lock of the directory, which is none
+/// of ours, is not waited for any longer.
+const TURN_TRIES: u32 = 500;
+const TURN_PAUSE: Duration = Duration::from_millis(10);
+
+/// The name of a socket. Errors: `ENAMETOOLONG` (unix(7): 107 bytes).
+pub(crate) fn unix_name(path: &Path) -> io::Result<SockAddr> {
+    // The only thing that can be wrong: there is room for so many bytes.
+    SockAddr::unix(path).map_err(|_| io::Error::from_raw_os_error(libc::ENAMETOOLONG))
+}
+
+/// Sockets of a directory are looked at and made by one server after the other: of two that find
+/// the one that a third has left, the second would remove that of the first. None where there are
+/// no such locks. Errors: those of open(2), or somebody else keeps the directory locked.
+pub(crate) async fn turn(path: &Path) -> io::Result<Option<File>> {
+    let Some(dir) = directory(path)? else { return Ok(None) };
+    for _ in 0..TURN_TRIES {
+        match lock(&dir) {
+            Ok(()) => return Ok(Some(dir)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(TURN_PAUSE).await,
+            Err(_) => return Ok(None), // some network file systems have none
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "somebody keeps its directory locked (flock)"))
+}
+
+fn directory(path: &Path) -> io::Result<Option<File>> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    match File::open(dir.unwrap_or(Path::new("."))) {
+        Ok(dir) => Ok(Some(dir)),
+        // Sockets can be made in a directory that cannot be read.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn lock(dir: &File) -> io::Result<()> {
+    // SAFETY: no memory is passed; the descriptor is open.
+    match unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A socket of this name, in place of one that was left over; to be called in one's [`turn`].
+/// Errors: `EADDRINUSE`, somebody listens there; `EEXIST`, it is no socket; those of bind(2).
+pub(crate) fn bind_unix(path: &Path, name: &SockAddr) -> io::Result<Socket> {
+    if somebody_listens(name)? {
+        return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path)?,
+        Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
+        Err(_) => {} // bind(2) says what is wrong with the path
+    }
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.bind(name).map(|()| socket)
+}
+
+/// Whether somebody listens on a Unix socket, also one who has not accepted for long.
+fn somebody_listens(name: &SockAddr) -> io::Result<bool> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    // EAGAIN: as many wait to be accepted as may (unix(7)); a connection that may wait would.
+    let full = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
+    Ok(socket.connect(name).map_or_else(full, |()| true))
+}
+
+/// A socket's file: removed in the end, unless the name is somebody else's by then. To be dropped
+/// before the socket, whose number is nobody else's as long as it is open.
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Device and number.
+    inode: (u64, u64),
+}
+
+impl SocketFile {
+    /// What was just made at `path`.
+    pub(crate) fn made(path: &Path) -> io::Result<SocketFile> {
+        let meta = std::fs::symlink_metadata(path)?;
+        Ok(SocketFile { path: path.to_owned(), inode: (meta.dev(), meta.ino()) })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Where somebody else has the turn it stays, as after a kill.
+        let Ok(dir) = directory(&self.path) else { return };
+        if dir.as_ref().is_some_and(|dir| lock(dir).is_err()) {
+            return;
+        }
+        let ours = |meta: std::fs::Metadata| (meta.dev(), meta.ino()) == self.inode;
+        if std::fs::symlink_metadata(&self.path).is_ok_and(ours) {
+            let _ = std::fs::remove_file(&self.path); // somebody may have tidied up before us
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Address, Listener};
+    use dray_rt::{DriverKind, Executor};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::{Arc, Barrier};
+
+    fn directory() -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("dray-socket-{:x}", dray_rt::random_u64()));
+        std::fs::create_dir(&dir).unwrap();
+        dir
+    }
+
+    /// Each found that nobody listened, and removed what the one before had just made: all but the
+    /// last listened where nobody came.
+    #[test]
+    fn of_servers_that_start_at_once_one_has_the_socket() {
+        const SERVERS: usize = 8;
+        let dir = directory();
+        for round in 0..20 {
+            let path = dir.join(round.to_string());
+            drop(UnixListener::bind(&path).unwrap()); // left over
+            let (begin, done) = (Arc::new(Barrier::new(SERVERS)), Arc::new(Barrier::new(SERVERS)));
+            let start = |_| {
+                let (path, begin, done) = (path.clone(), begin.clone(), done.clone());
+                std::thread::spawn(move || {
+                    let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+                    begin.wait();
+                    let bound = executor.block_on(Listener::bind(&Address::Unix(path.clone())));
+                    done.wait();
+                    let reached = UnixStream::connect(&path).is_ok();
+                    done.wait();
+                    assert!(reached, "nobody listens");
+                    bound.err().map(|error| error.kind())
+                })
+            };
+            let servers: Vec<_> = (0..SERVERS).map(start).collect();
+            let errors = servers.into_iter().filter_map(|server| server.join().unwrap());
+            let errors: Vec<_> = errors.collect();
+            assert_eq!(errors, [io::ErrorKind::AddrInUse; SERVERS - 1], "round {round}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// It took away the socket of the server that had come after it.
+    #[test]
+    fn a_server_that_ends_leaves_the_socket_of_another() {
+        let dir = directory();
+        let path = dir.join("socket");
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let address = Address::Unix(path.clone());
+            let first = Listener::bind(&address).await.unwrap();
+            std::fs::remove_file(&path).unwrap();
+            let second = Listener::bind(&address).await.unwrap();
+            drop(first);
+            UnixStream::connect(&path).unwrap();
+            drop(second);
+            assert!(!path.exists());
+        });
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
