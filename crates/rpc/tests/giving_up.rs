@@ -14,7 +14,7 @@ use dray_core::{
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
-use dray_rpc::client::{ClientOptions, RemoteFs};
+use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep, spawn_join, timeout};
 
@@ -128,23 +128,31 @@ fn the_limit_holds_while_all_changes_that_there_may_be_are_stuck() {
     });
 }
 
+/// Makes a file, makes one without a name, or opens one that is there.
+async fn open_something(
+    fs: &RemoteFs,
+    cx: &Context,
+    which: usize,
+    truncates: bool,
+) -> dray_core::Result<()> {
+    let root = fs.info().root;
+    match which {
+        0 => fs.create(cx, root, name("f"), NEW).await.map(drop),
+        1 => fs.tmpfile(cx, root, NEW).await.map(drop),
+        _ => {
+            let id = fs.lookup(cx, root, name("there")).await?.id;
+            let cut = if truncates { libc::O_TRUNC } else { 0 };
+            fs.open(cx, id, OpenHow::new(libc::O_RDWR | cut)).await.map(drop)
+        }
+    }
+}
+
 /// Makes a call that opens a file, and gives up before it is answered.
 async fn give_up_opening(fs: &RemoteFs, which: usize) {
     let cancel = Arc::new(Cancel::default());
     let cx = Context { cancel: Some(cancel.clone()), ..Context::system() };
     let fs = fs.clone();
-    let opening = spawn_join(async move {
-        let root = fs.info().root;
-        match which {
-            0 => fs.create(&cx, root, name("f"), NEW).await.map(drop),
-            1 => fs.tmpfile(&cx, root, NEW).await.map(drop),
-            _ => {
-                let id = fs.lookup(&cx, root, name("there")).await?.id;
-                let cut = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
-                fs.open(&cx, id, cut).await.map(drop)
-            }
-        }
-    });
+    let opening = spawn_join(async move { open_something(&fs, &cx, which, true).await });
     sleep(Duration::from_millis(100)).await;
     cancel.set();
     assert_eq!(opening.await.unwrap().unwrap_err().errno(), Errno::EINTR);
@@ -193,6 +201,78 @@ fn what_was_made_by_a_connection_that_has_gone_is_closed() {
             breaks.await.unwrap();
             sleep(A_WHILE).await;
             assert_eq!(open_files(&server), 0, "{op:?}");
+        });
+    }
+}
+
+/// Nobody sent the call again when the server was back, and nobody closed what it had opened.
+#[test]
+fn what_was_opened_for_a_caller_whose_time_was_up_is_closed() {
+    for (which, op) in [Op::Create, Op::Tmpfile, Op::Open].into_iter().enumerate() {
+        for truncates in [false, true] {
+            simulate(7, async {
+                let (network, scope, below) = (Network::new(), Scope::new(), memory());
+                let cx = Context::system();
+                below.create(&cx, below.info().root, name("there"), NEW).await.unwrap();
+                let server = slow_server(below, op, Duration::from_secs(1));
+                serve_simulated(&network, "s", &server, &scope);
+                let limit = Some(Duration::from_secs(3));
+                let options = ClientOptions { timeout: limit, ..client_options() };
+                let fs = connect(network.connector("s"), options).await.unwrap();
+                let breaking = Weather { break_one_in: Some(1), ..Weather::default() };
+                dray_rt::spawn({
+                    let network = network.clone();
+                    async move {
+                        sleep(Duration::from_millis(500)).await;
+                        network.set_weather(breaking);
+                        network.partition("s", true);
+                        sleep(Duration::from_secs(10)).await;
+                        network.set_weather(Weather::default());
+                        network.partition("s", false);
+                    }
+                });
+                let error = open_something(&fs, &cx, which, truncates).await.unwrap_err();
+                assert_eq!(error.errno(), Errno::EHOSTDOWN);
+                assert_eq!(open_files(&server), 1, "{op:?}");
+                sleep(A_WHILE).await;
+                assert_eq!(open_files(&server), 0, "{op:?}");
+            });
+        }
+    }
+}
+
+/// The process that gave up is killed before the answer comes, which nobody waits for then.
+#[test]
+fn what_is_opened_for_a_caller_who_gave_up_is_closed_by_a_successor() {
+    for (which, op) in [Op::Create, Op::Tmpfile, Op::Open].into_iter().enumerate() {
+        simulate(8, async {
+            let (network, scope, below) = (Network::new(), Scope::new(), memory());
+            let cx = Context::system();
+            below.create(&cx, below.info().root, name("there"), NEW).await.unwrap();
+            let server = slow_server(below, op, Duration::from_secs(2));
+            serve_simulated(&network, "s", &server, &scope);
+            let memory = SessionMemory::create_memfd().unwrap();
+            let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+            let process = Scope::new();
+            process.spawn_on(&dray_rt::Handle::current(), {
+                let network = network.clone();
+                async move {
+                    let first = Session::connect(network.connector("s"), client_options(), memory);
+                    let first = RemoteFs::new(first.await.unwrap());
+                    give_up_opening(&first, which).await;
+                    std::future::pending::<()>().await;
+                }
+            });
+            sleep(Duration::from_secs(1)).await;
+            process.kill();
+            network.break_all("s");
+            sleep(Duration::from_secs(5)).await;
+            assert_eq!(open_files(&server), 1, "{op:?}");
+            let memory = SessionMemory::from_fd(fd).unwrap();
+            let next = Session::connect(network.connector("s"), client_options(), memory).await;
+            sleep(A_WHILE).await;
+            assert_eq!(open_files(&server), 0, "{op:?}");
+            drop(next.unwrap());
         });
     }
 }

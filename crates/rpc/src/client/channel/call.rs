@@ -187,6 +187,9 @@ impl Channel {
             // Interrupted, or too late: the answer may still come, and finds nobody.
             Phase::Free | Phase::Asked | Phase::Abandoned => {
                 pending.phase = Phase::Abandoned;
+                if pending.opens != 0 {
+                    pending.noted = self.closing.note_unwanted(pending.opens);
+                }
                 // A server that does not read must not keep a killed caller's memory.
                 let data = pending.data.take();
                 if let Some((connection, data)) = state.connection.as_ref().zip(data) {
@@ -197,6 +200,7 @@ impl Channel {
             }
         };
         state.let_go(tag);
+        state.close_failed(tag, &self.closing);
         state.release(tag);
         match outcome {
             Ok((value, made)) => Ok(Answer { value, data: into, made }),

@@ -8,6 +8,7 @@ use dray_core::{Errno, Error};
 use dray_fabric::Connection;
 use dray_rt::Handle;
 
+use super::pending::Unwanted;
 use super::{Channel, Life, Phase, State};
 
 /// Why a channel is over.
@@ -58,7 +59,7 @@ impl Channel {
         state.wake_callers(); // who has given up says so again
         state.tags.wake_all();
         drop(state);
-        unwanted.into_iter().for_each(|handle| self.close_unwanted(handle));
+        unwanted.into_iter().for_each(|one| self.close_unwanted(one));
     }
 
     /// The connection is gone.
@@ -133,16 +134,16 @@ impl State {
 
     /// Fails the calls that may not be sent again, and frees the tags of those that nobody
     /// waits for. Answers the files that these may have opened.
-    fn drop_lost(&mut self, slots: u32, power_lost: bool) -> Vec<u64> {
+    fn drop_lost(&mut self, slots: u32, power_lost: bool) -> Vec<Unwanted> {
         let mut unwanted = Vec::new();
         for tag in 0..self.calls.len() as u32 {
-            let pending = &self.calls[tag as usize];
+            let pending = &mut self.calls[tag as usize];
             match pending.phase {
                 Phase::Asked if pending.is_lost(self.session, slots, power_lost) => {
                     self.fail(tag, Errno::EIO);
                 }
                 Phase::Abandoned => {
-                    unwanted.push(pending.opens);
+                    unwanted.push(pending.take_unwanted());
                     self.release(tag);
                 }
                 _ => {}

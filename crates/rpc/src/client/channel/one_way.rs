@@ -10,6 +10,7 @@ use std::time::Duration;
 use dray_core::{Context, Identity, Pid, RequestId};
 use dray_rt::sleep;
 
+use super::pending::Unwanted;
 use super::tags::Class;
 use super::{Ask, Channel, Phase, State};
 use crate::client::holdings::closing::Close;
@@ -40,10 +41,18 @@ impl Channel {
         true
     }
 
-    /// Closes what a call may have opened for a caller who has gone; 0: nothing. Where that
-    /// cannot be kept it stays open as long as the session.
-    pub(super) fn close_unwanted(self: &Arc<Channel>, handle: u64) {
-        if handle != 0 && !self.close(handle) {
+    /// Closes what a call may have opened for a caller who has gone. Where that cannot be kept it
+    /// stays open as long as the session.
+    pub(super) fn close_unwanted(self: &Arc<Channel>, Unwanted { handle, noted }: Unwanted) {
+        if handle == 0 {
+            return;
+        }
+        let mut closed = self.close(handle);
+        if let Some(noted) = noted {
+            self.closing.forget(noted);
+            closed = closed || self.close(handle); // in that place
+        }
+        if !closed {
             log::debug!("file {handle:x} stays open, unused");
         }
     }
@@ -120,7 +129,7 @@ async fn send_held_back(channel: Weak<Channel>) {
 }
 
 impl State {
-    fn close(&mut self, close: Close) {
+    pub(super) fn close(&mut self, close: Close) {
         self.sent += 1;
         self.closes.sent(self.sent, close);
         self.held_back.push(close); // as many at most as are noted

@@ -8,6 +8,7 @@ use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
 use super::tags::Class;
 use super::{Ask, Life, State};
 use crate::client::ahead::Changing;
+use crate::client::holdings::closing::{Close, Closing};
 use crate::wire::{Call, CallHead, Input, NO_SLOT};
 
 /// A call under way; its vectors are kept for the next call with the same tag.
@@ -30,6 +31,8 @@ pub(super) struct Pending {
     pub(super) closes: u64,
     /// The file that it may have opened, to be closed if nobody waits for its answer; 0: none.
     pub(super) opens: u64,
+    /// The same, noted for a later process, once its caller has gone.
+    pub(super) noted: Option<Close>,
     /// It changes rights, until its tag is free again.
     pub(super) changing: Option<Changing>,
     /// The session that it was sent in; 0: it has not been sent.
@@ -38,6 +41,13 @@ pub(super) struct Pending {
     pub(super) resent: bool,
     /// As what it has its tag; none while that is free.
     pub(super) class: Option<Class>,
+}
+
+/// What a call may have opened for a caller who has gone.
+pub(super) struct Unwanted {
+    /// Its number; 0: nothing.
+    pub(super) handle: u64,
+    pub(super) noted: Option<Close>,
 }
 
 #[derive(Default, PartialEq, Eq, Clone, Copy, Debug)]
@@ -55,6 +65,11 @@ pub(super) enum Phase {
 }
 
 impl Pending {
+    /// What is to be closed once its answer has come, or never will.
+    pub(super) fn take_unwanted(&mut self) -> Unwanted {
+        Unwanted { handle: self.opens, noted: self.noted.take() }
+    }
+
     /// Whether it is a change that a session now lost may have carried out, or one in a
     /// slot that the new one has not. If the session went with the power of the server's
     /// machine, a change that only sets something is made again, as those are that were
@@ -171,6 +186,16 @@ impl State {
         }
     }
 
+    /// A call that may have opened a file has failed because the server is away: its answer comes
+    /// no more, and with the next connection the file is closed.
+    pub(super) fn close_failed(&mut self, tag: u32, closing: &Closing) {
+        let pending = &self.calls[tag as usize];
+        let (failed, sent) = (matches!(pending.phase, Phase::Failed(_)), pending.session != 0);
+        if failed && sent && pending.opens != 0 && self.connection.is_none() {
+            closing.note(pending.opens).into_iter().for_each(|close| self.close(close));
+        }
+    }
+
     pub(super) fn release(&mut self, tag: u32) {
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Free;
@@ -218,7 +243,6 @@ mod tests {
     use super::*;
     use crate::client::channel::deaf::Deaf;
     use crate::client::channel::{Channel, Receiver};
-    use crate::client::holdings::closing::Closing;
     use crate::client::memory::SessionMemory;
     use crate::wire::{ReplyHead, Wire};
 

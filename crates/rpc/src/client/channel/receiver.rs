@@ -69,13 +69,13 @@ impl Sink for Receiver {
                 Ok(())
             }
             Phase::Abandoned => {
-                let (closed, opened) = (pending.closes, pending.opens);
+                let (closed, unwanted) = (pending.closes, pending.take_unwanted());
                 if closed != 0 {
                     state.closes.settle_one(closed, &self.0.closing);
                 }
                 state.release(tag);
                 drop(guard);
-                self.0.close_unwanted(opened);
+                self.0.close_unwanted(unwanted);
                 Ok(())
             }
             _ => Err(crate::wire::Malformed("a second answer").into()),

@@ -46,7 +46,14 @@ impl Closing {
         Some(Close { handle, place })
     }
 
-    fn forget(&self, close: Close) {
+    /// Notes what a call may open for a caller who has gone, until its answer comes: should this
+    /// process end before, the next one closes it. None if most places are taken: closes need them.
+    pub(crate) fn note_unwanted(&self, handle: u64) -> Option<Close> {
+        let has_room = self.free().len() > CLOSES_MAX / 2;
+        if has_room { self.note(handle) } else { None }
+    }
+
+    pub(crate) fn forget(&self, close: Close) {
         self.memory.set_close(close.place, 0);
         self.free().push(close.place);
     }
