@@ -1,22 +1,25 @@
 //! Answers one request a connection on a listening socket: the control socket's and the
 //! metrics endpoint's common part.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
-use dray_core::Fut;
+use dray_core::{Cancel, Fut};
 use dray_rt::sync::Semaphore;
 use dray_rt::{Interest, Source};
 
 /// Longest request, bytes.
 const REQUEST_MAX_BYTES: usize = 4096;
-/// Requests answered at a time; further ones wait.
+/// Requests answered at a time. For one more somebody makes way who has asked for nothing so far,
+/// else who does not read the answer.
 const CONNECTIONS_MAX: usize = 16;
 /// Who takes longer to ask or to listen is cut off.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,13 +27,63 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Makes the answer to a request.
 pub type Answer = Arc<dyn Fn(String) -> Fut<'static, Vec<u8>> + Send + Sync>;
 
+/// How far somebody has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Asking,
+    /// Whatever takes time now is none of their doing.
+    Answering,
+    Listening,
+}
+
+/// Somebody who asks.
+struct Guest {
+    stage: Mutex<Stage>,
+    /// Set: somebody else wants the place.
+    leaves: Cancel,
+}
+
+impl Guest {
+    fn stage(&self) -> Stage {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn comes_to(&self, stage: Stage) {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    }
+}
+
+/// Those who are served, the longest first.
+#[derive(Default)]
+struct Guests(VecDeque<Weak<Guest>>);
+
+impl Guests {
+    fn enter(&mut self) -> Arc<Guest> {
+        self.0.retain(|guest| guest.strong_count() > 0);
+        let guest = Arc::new(Guest { stage: Mutex::new(Stage::Asking), leaves: Cancel::default() });
+        self.0.push_back(Arc::downgrade(&guest));
+        guest
+    }
+
+    /// Has somebody leave, if there is anybody who may be asked to.
+    fn make_way(&mut self) {
+        let leaves = |stage: Stage| {
+            let mut here = self.0.iter().filter_map(Weak::upgrade);
+            here.find(|guest| guest.stage() == stage && !guest.leaves.is_set())
+        };
+        if let Some(guest) = leaves(Stage::Asking).or_else(|| leaves(Stage::Listening)) {
+            guest.leaves.set();
+        }
+    }
+}
+
 /// Answers what arrives on `listener`; a request ends with `end`. Runs until the listener
 /// breaks.
 pub async fn serve(listener: OwnedFd, end: &'static str, answer: Answer) -> io::Result<()> {
     let source = Source::new(listener)?;
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut guests = Guests::default();
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return Ok(()) };
         let socket = match source.io(Interest::Read, |_| accept(&source)).await {
             Ok(socket) => socket,
             Err(error) => {
@@ -39,18 +92,34 @@ pub async fn serve(listener: OwnedFd, end: &'static str, answer: Answer) -> io::
                 continue;
             }
         };
-        let answer = answer.clone();
+        if places.available_permits() == 0 {
+            guests.make_way();
+        }
+        let Ok(place) = places.clone().acquire_owned().await else { return Ok(()) };
+        let (answer, guest) = (answer.clone(), guests.enter());
         dray_rt::spawn(async move {
-            let exchange = dray_rt::timeout(PATIENCE, exchange(socket, end, answer)).await;
-            if let Ok(Err(error)) = exchange {
-                log::debug!("a request for status came to nothing: {error}");
-            }
+            attend(&guest, socket, end, answer).await;
             drop(place);
         });
     }
 }
 
-async fn exchange(socket: OwnedFd, end: &str, answer: Answer) -> io::Result<()> {
+/// Until the guest has an answer, takes too long, or leaves for somebody else.
+async fn attend(guest: &Guest, socket: OwnedFd, end: &str, answer: Answer) {
+    let exchange = dray_rt::timeout(PATIENCE, exchange(guest, socket, end, answer));
+    let mut exchange = std::pin::pin!(exchange);
+    let ended = std::future::poll_fn(|task| {
+        if guest.leaves.poll_set(task) && guest.stage() != Stage::Answering {
+            return Poll::Ready(None);
+        }
+        exchange.as_mut().poll(task).map(Some)
+    });
+    if let Some(Ok(Err(error))) = ended.await {
+        log::debug!("a request for status came to nothing: {error}");
+    }
+}
+
+async fn exchange(guest: &Guest, socket: OwnedFd, end: &str, answer: Answer) -> io::Result<()> {
     let source = Source::new(socket)?;
     let mut request = Vec::new();
     while !contains(&request, end.as_bytes()) {
@@ -67,7 +136,9 @@ async fn exchange(socket: OwnedFd, end: &str, answer: Answer) -> io::Result<()> 
     if request.is_empty() {
         return Ok(()); // somebody wanted to know whether we are here
     }
+    guest.comes_to(Stage::Answering);
     let reply = answer(String::from_utf8_lossy(&request).into_owned()).await;
+    guest.comes_to(Stage::Listening);
     let mut rest = &reply[..];
     while !rest.is_empty() {
         let count = source.io(Interest::Write, |fd| send(fd, rest)).await?;
@@ -165,5 +236,52 @@ mod tests {
             asker.join().unwrap()
         });
         assert_eq!(replies, ("<hello>".to_owned(), String::new()));
+    }
+
+    /// Sixteen that said nothing kept everybody else out for ten seconds, and the next sixteen for
+    /// ten more.
+    #[test]
+    fn who_says_nothing_and_who_does_not_read_make_way() {
+        const LONG_BYTES: usize = 8 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = listen_unix(&path).unwrap();
+        let asker = std::thread::spawn(move || {
+            let begin = std::time::Instant::now();
+            let crowd: Vec<UnixStream> = (0..10 * CONNECTIONS_MAX)
+                .map(|number| {
+                    let mut socket = UnixStream::connect(&path).unwrap();
+                    if number % 2 == 0 {
+                        let _ = socket.write_all(b"long\n");
+                    }
+                    socket
+                })
+                .collect();
+            let mut socket = UnixStream::connect(&path).unwrap();
+            socket.write_all(b"hello\n").unwrap();
+            let mut reply = String::new();
+            socket.read_to_string(&mut reply).unwrap();
+            let took = begin.elapsed();
+            drop(crowd);
+            (reply, took)
+        });
+        let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
+        let (reply, took) = executor.block_on(async {
+            let answer: Answer = Arc::new(|request| {
+                Box::pin(async move {
+                    match request.as_str() {
+                        "long\n" => vec![b'x'; LONG_BYTES],
+                        _ => b"yes".to_vec(),
+                    }
+                })
+            });
+            dray_rt::spawn(async move { serve(listener, "\n", answer).await.unwrap() });
+            while !asker.is_finished() {
+                dray_rt::sleep(Duration::from_millis(5)).await;
+            }
+            asker.join().unwrap()
+        });
+        assert_eq!(reply, "yes");
+        assert!(took < 5 * PATIENCE, "{took:?}");
     }
 }

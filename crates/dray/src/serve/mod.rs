@@ -446,7 +446,7 @@ fn listen_for_control(
 
 async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Value {
     match control::parse(question) {
-        ("status", _) => report.json(),
+        ("status", _) => report.json().await,
         ("evict", who) => {
             let evict = |session| {
                 let server = report.server.clone();

@@ -27,8 +27,8 @@ fn seconds(time: Duration) -> f64 {
 
 impl ServerReport {
     /// The whole status.
-    pub fn json(&self) -> Value {
-        let status = self.server.status_with_paths();
+    pub async fn json(&self) -> Value {
+        let status = self.server.status_with_paths().await;
         json!({
             "kind": "server",
             "version": env!("CARGO_PKG_VERSION"),

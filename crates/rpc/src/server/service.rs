@@ -285,13 +285,17 @@ impl Server {
 
     /// What it is doing. Files of calls under way are shown by their ids.
     pub fn status(&self) -> ServerStatus {
-        self.inner.status(|files| files.iter().map(Subject::by_id).collect())
+        let look = self.inner.look();
+        let ids: Vec<String> = look.subjects.iter().map(Subject::by_id).collect();
+        look.with(&ids)
     }
 
     /// As [`Server::status`], with the paths of those files, as far as file systems tell them
-    /// soon.
-    pub fn status_with_paths(&self) -> ServerStatus {
-        self.inner.status(|files| self.inner.whereabouts.find(files))
+    /// soon: others of the executor go on meanwhile.
+    pub async fn status_with_paths(&self) -> ServerStatus {
+        let mut look = self.inner.look();
+        let paths = self.inner.whereabouts.find(std::mem::take(&mut look.subjects)).await;
+        look.with(&paths)
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod paths;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use dray_core::{Context, Op};
 use dray_rt::Instant;
 
 use crate::server::execute;
+use crate::server::export::Export;
 use crate::server::recovery::tally::RecoveryStatus;
 use crate::server::service::{Inner, lock};
 use crate::server::session::Session;
@@ -98,29 +100,20 @@ impl Inner {
         lock(&self.running).remove(&number);
     }
 
-    /// Calls under way, oldest first; `find` says what to show for the files of all.
-    fn operations(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> Vec<OperationStatus> {
+    /// Calls under way, and the files that all of them are about.
+    fn operations(&self) -> (Vec<Operation>, Vec<Subject>) {
         let sessions = lock(&self.sessions).clone();
-        let mut asked = Vec::new();
-        let mut operations: Vec<(OperationStatus, Range<usize>)> = Vec::new();
+        let (mut operations, mut subjects) = (Vec::new(), Vec::new());
         for running in lock(&self.running).values() {
-            let begin = asked.len();
+            let begin = subjects.len();
             if let Some(session) = sessions.get(&running.session) {
                 let files = execute::subjects(session, running.op, &running.body);
-                let fs = &session.export.fs;
-                asked
-                    .extend(files.into_iter().map(|(id, name)| Subject::new(fs.clone(), id, name)));
+                let subject = |(id, name)| Subject::new(session.export.fs.clone(), id, name);
+                subjects.extend(files.into_iter().map(subject));
             }
-            operations.push((operation_status(running), begin..asked.len()));
+            operations.push((operation_status(running), begin..subjects.len()));
         }
-        let paths = find(asked);
-        for (operation, range) in &mut operations {
-            operation.paths = paths[range.clone()].to_vec();
-        }
-        let mut operations: Vec<OperationStatus> =
-            operations.into_iter().map(|(operation, _)| operation).collect();
-        operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
-        operations
+        (operations, subjects)
     }
 
     /// Of all exports together.
@@ -130,26 +123,49 @@ impl Inner {
         each.fold(RecoveryStatus::default(), RecoveryStatus::and)
     }
 
-    /// `find`: as for the operations.
-    pub(super) fn status(&self, find: impl Fn(Vec<Subject>) -> Vec<String>) -> ServerStatus {
+    /// All but the paths, which are to be found.
+    pub(super) fn look(&self) -> Look {
         let pool = self.options.pool.stats();
         let mut clients: Vec<ClientStatus> =
             lock(&self.sessions).values().map(|session| client_status(session)).collect();
         clients.sort_by(|left, right| left.host.cmp(&right.host));
-        ServerStatus {
-            exports: self
-                .exports
-                .opened()
-                .iter()
-                .map(|export| (export.name.clone(), export.fs.info().kind.clone()))
-                .collect(),
+        let exports = self.exports.opened();
+        let kind = |export: &Arc<Export>| (export.name.clone(), export.fs.info().kind.clone());
+        let (operations, subjects) = self.operations();
+        let status = ServerStatus {
+            exports: exports.iter().map(kind).collect(),
             clients,
-            operations: self.operations(find),
+            operations: Vec::new(),
             repeated_calls: self.repeated.load(Ordering::Relaxed),
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
             recovery: self.recovery(),
-        }
+        };
+        Look { status, operations, subjects }
+    }
+}
+
+/// A call under way, and which of all subjects are its own.
+type Operation = (OperationStatus, Range<usize>);
+
+/// A status without paths.
+pub(super) struct Look {
+    status: ServerStatus,
+    operations: Vec<Operation>,
+    /// The files that calls under way are about.
+    pub(super) subjects: Vec<Subject>,
+}
+
+impl Look {
+    /// The whole status; `paths` are those of the subjects. The oldest call comes first.
+    pub(super) fn with(self, paths: &[String]) -> ServerStatus {
+        let named = |(operation, of): Operation| OperationStatus {
+            paths: paths.get(of).unwrap_or_default().to_vec(),
+            ..operation
+        };
+        let mut operations: Vec<_> = self.operations.into_iter().map(named).collect();
+        operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
+        ServerStatus { operations, ..self.status }
     }
 }
 

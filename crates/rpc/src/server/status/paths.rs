@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dray_core::{FileId, FileSystem};
+use dray_rt::sync::mpsc;
+use dray_rt::timeout;
 
 /// How long paths are waited for, in all.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -55,35 +56,44 @@ pub(crate) struct Whereabouts {
 
 impl Whereabouts {
     /// What to show for each file.
-    pub(crate) fn find(&self, files: Vec<Subject>) -> Vec<String> {
-        let mut shown: Vec<String> = files.iter().map(Subject::by_id).collect();
+    pub(crate) async fn find(&self, files: Vec<Subject>) -> Vec<String> {
+        let shown = files.iter().map(Subject::by_id).collect();
+        self.ask(shown, move |index| files[index].path()).await
+    }
+
+    /// What `path` tells in time, in place of what is `shown` otherwise.
+    async fn ask(
+        &self,
+        mut shown: Vec<String>,
+        path: impl Fn(usize) -> Option<String> + Send + 'static,
+    ) -> Vec<String> {
         // Whoever asked before still waits: this file system hangs.
-        if files.is_empty() || self.asking.swap(true, Ordering::SeqCst) {
+        if shown.is_empty() || self.asking.swap(true, Ordering::SeqCst) {
             return shown;
         }
-        let (tell, told) = mpsc::channel();
-        let asking = self.asking.clone();
+        let (tell, mut told) = mpsc::channel(PATHS_MAX);
+        let (asking, count) = (self.asking.clone(), shown.len().min(PATHS_MAX));
         let thread = std::thread::Builder::new().name("dray-paths".into());
         let started = thread.spawn(move || {
-            for (index, file) in files.iter().enumerate().take(PATHS_MAX) {
-                if tell.send((index, file.path())).is_err() {
+            for index in 0..count {
+                if tell.try_send((index, path(index))).is_err() {
                     break; // nobody waits any more
                 }
             }
-            drop(files);
+            drop(path);
             asking.store(false, Ordering::SeqCst);
         });
         if started.is_err() {
             self.asking.store(false, Ordering::SeqCst);
         }
-        let until = Instant::now() + PATIENCE;
-        while let Ok((index, path)) =
-            told.recv_timeout(until.saturating_duration_since(Instant::now()))
-        {
-            if let Some(path) = path {
-                shown[index] = path;
+        let hear = async {
+            while let Some((index, path)) = told.recv().await {
+                if let Some(path) = path {
+                    shown[index] = path;
+                }
             }
-        }
+        };
+        let _ = timeout(PATIENCE, hear).await; // the rest is shown as it is
         shown
     }
 }
@@ -92,13 +102,40 @@ impl Whereabouts {
 mod tests {
     use super::*;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_rt::{DriverKind, Executor};
+    use std::task::Poll;
 
     #[test]
     fn a_file_without_a_known_path_is_shown_by_its_id_and_its_name() {
         let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(MemoryOptions::default()));
         let id = fs.info().root;
         let file = |name: Option<&[u8]>| Subject::new(fs.clone(), id, name.map(<[u8]>::to_vec));
-        let shown = Whereabouts::default().find(vec![file(None), file(Some(b"a"))]);
+        let whereabouts = Whereabouts::default();
+        let shown = executor().block_on(whereabouts.find(vec![file(None), file(Some(b"a"))]));
         assert_eq!(shown, [id.to_string(), format!("{id}/a")]);
+    }
+
+    /// The thread that accepts connections for all exports stood still for that time.
+    #[test]
+    fn who_waits_for_paths_holds_up_nobody_else() {
+        let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+        executor().block_on(async {
+            let whereabouts = Whereabouts::default();
+            let hangs = move |_| {
+                let _ = frozen.recv();
+                None
+            };
+            let mut asks = std::pin::pin!(whereabouts.ask(vec!["id".into()], hangs));
+            let first = std::future::poll_fn(|task| Poll::Ready(asks.as_mut().poll(task))).await;
+            assert!(first.is_pending(), "it waited without letting others go on");
+            let second = whereabouts.ask(vec!["other".into()], |_| Some("/path".into())).await;
+            assert_eq!(second, ["other"], "one thread at most waits");
+            assert_eq!(asks.await, ["id"]);
+        });
+        thaw.send(()).unwrap();
+    }
+
+    fn executor() -> Executor {
+        Executor::new(DriverKind::Epoll).unwrap()
     }
 }
