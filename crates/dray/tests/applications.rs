@@ -257,6 +257,15 @@ fn set_flags(file: &File, flags: libc::c_long) -> io::Result<()> {
     }
 }
 
+/// A file that nobody could remove, until this is dropped, whatever becomes of the test.
+struct AppendOnly(PathBuf);
+
+impl Drop for AppendOnly {
+    fn drop(&mut self) {
+        let _ = File::open(&self.0).and_then(|file| set_flags(&file, 0)); // it may be in order
+    }
+}
+
 /// chattr +a: the file below must be told that a write is an append before it is opened.
 #[test]
 fn a_file_that_takes_appends_only_takes_them() {
@@ -264,6 +273,7 @@ fn a_file_that_takes_appends_only_takes_them() {
     in_each_mode(|rig, at| {
         let path = at.join("log");
         fs::write(&path, "one").unwrap();
+        let _removable = AppendOnly(rig.path("export/log")); // without the mount, which may be dead
         if let Err(error) = set_flags(&File::open(&path).unwrap(), APPEND) {
             return eprintln!("left out: {error}");
         }
