@@ -78,7 +78,8 @@ impl LockTable {
     /// Takes, changes or gives back a lock of `cx`'s node, as
     /// [`OpenFile::lock`](dray_core::OpenFile::lock) has it. Errors: `EAGAIN` if somebody is
     /// in the way and `wait` is false; `EINTR` once the context is cancelled; `EDEADLK` if
-    /// waiting for an fcntl lock would never end; `ENOLCK` past the limit of the table.
+    /// waiting for an fcntl lock would never end; `ENOLCK` past the limit of the table, also for
+    /// giving back what leaves two locks where there was one.
     pub async fn lock(&self, cx: &Context, file: FileId, lock: Lock, wait: bool) -> Result<()> {
         let owner = Owner { node: cx.node, owner: lock.owner };
         if lock.range.start > lock.range.end {
@@ -113,12 +114,14 @@ impl LockTable {
     /// None: done. A number: it waits under this number.
     fn try_lock(&self, file: FileId, owner: Owner, lock: Lock, wait: bool) -> Result<Option<u64>> {
         let mut state = self.state();
-        if lock.kind == LockKind::Unlock {
+        let full = state.held + state.waiting >= self.locks_max;
+        let unlock = lock.kind == LockKind::Unlock;
+        if unlock && !(full && state.splits(file, owner, &lock)) {
             state.set(file, owner, lock);
             self.settle(state, file);
             return Ok(None);
         }
-        if state.held + state.waiting >= self.locks_max {
+        if full {
             return Err(Error::new(Errno::ENOLCK).because("the export's limit of locks"));
         }
         if lock.family == LockFamily::Flock {
@@ -316,6 +319,18 @@ impl State {
         let mut ours =
             held.filter(|held| held.owner == owner && held.lock.family == LockFamily::Flock);
         ours.next().map(|held| held.lock.kind)
+    }
+
+    /// Whether giving back this range leaves a lock on either side of it.
+    fn splits(&self, file: FileId, owner: Owner, lock: &Lock) -> bool {
+        let within = |held: &Held| {
+            let (old, range) = (held.lock.range, lock.range);
+            held.owner == owner
+                && held.lock.family == lock.family
+                && old.start < range.start
+                && range.end < old.end
+        };
+        self.files.get(&file).is_some_and(|locks| locks.held.iter().any(within))
     }
 
     /// Whether the request must wait. One that may wait stands behind those that wait

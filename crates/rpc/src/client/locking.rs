@@ -26,6 +26,7 @@ impl RemoteFile {
     pub(super) async fn take_lock(&self, cx: &Context, lock: Lock, wait: bool) -> Result<()> {
         let (handle, link) = (self.handle, &self.session.link);
         self.within_limit(link.held.clear(cx, self.id)).await?;
+        link.held.admit(&lock)?;
         // What is given back is not claimed again, whether or not the answer comes:
         // somebody else may have it by then.
         link.held.given_up(self.id, lock);

@@ -239,3 +239,23 @@ fn the_queue_makes_nobody_wait_for_itself() {
         both.await.unwrap().unwrap();
     });
 }
+
+/// Each byte that is given back in the middle leaves one lock more: any number of them.
+#[test]
+fn giving_back_is_bounded_as_taking_is() {
+    run(async |table: Arc<LockTable>| {
+        let all = posix(1, LockKind::Exclusive, 0, u64::MAX);
+        table.lock(&cx(1), FILE, all, false).await.unwrap();
+        let give_back = |byte| posix(1, LockKind::Unlock, byte, byte);
+        for byte in 1..100 {
+            table.lock(&cx(1), FILE, give_back(2 * byte), false).await.unwrap();
+        }
+        assert_eq!(table.len(), 100);
+        assert_eq!(errno(table.lock(&cx(1), FILE, give_back(500), false).await), Errno::ENOLCK);
+        table.lock(&cx(1), FILE, give_back(3), false).await.unwrap(); // all of a lock
+        let rest = posix(1, LockKind::Unlock, 150, u64::MAX);
+        table.lock(&cx(1), FILE, rest, false).await.unwrap();
+        assert!(table.len() < 100);
+        table.release_node(NodeId(1));
+    });
+}

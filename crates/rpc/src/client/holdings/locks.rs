@@ -11,8 +11,9 @@ use dray_core::{
     Result,
 };
 
+use crate::client::holdings::ranges::{Ranges, without};
 use crate::client::link::Standing;
-use crate::client::memory::{LOCKS_MAX, SessionMemory};
+use crate::client::memory::SessionMemory;
 
 /// A lock and the open file through which it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,22 +24,21 @@ pub(crate) struct HeldLock {
     pub(crate) lock: Lock,
 }
 
+/// Locks that a mount has at most, as many as an export. A server joins some that are kept apart
+/// here, and would let it have any number.
+const HELD_MAX: usize = 1 << 20;
+
 /// All locks of a mount.
 pub(crate) struct Held {
-    memory: Arc<SessionMemory>,
     state: Mutex<State>,
     /// Some open file has lost a lock or may have; spares looking which at each call.
     any_lost: AtomicBool,
 }
 
-#[derive(Default)]
 struct State {
-    locks: Vec<HeldLock>,
+    locks: Ranges,
     /// Who knows of them, or will be told.
     standing: Standing,
-    /// What of them is noted for a successor of this process, and where.
-    noted: Vec<(usize, HeldLock)>,
-    complained: bool,
     lost: BTreeSet<u64>,
     /// Open files whose locks are being claimed again: nothing may be done through them
     /// before it is known whether they are had.
@@ -51,74 +51,28 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl State {
-    /// What `new` leaves of its owner's locks, and itself.
-    fn take(&mut self, new: HeldLock) {
-        let same_owner = |held: &HeldLock| {
-            held.id == new.id
-                && held.lock.family == new.lock.family
-                && held.lock.owner == new.lock.owner
-        };
-        let mut kept = Vec::with_capacity(self.locks.len() + 2);
-        for held in self.locks.drain(..) {
-            if !same_owner(&held) {
-                kept.push(held);
-                continue;
-            }
-            for range in without(held.lock.range, new.lock.range).into_iter().flatten() {
-                kept.push(HeldLock { lock: Lock { range, ..held.lock }, ..held });
-            }
-        }
-        if new.lock.kind != LockKind::Unlock {
-            kept.push(new);
-        }
-        self.locks = kept;
-    }
-
-    /// Notes what has changed: what is new before what has gone, so that a successor
-    /// claims rather too much than too little.
-    fn save(&mut self, memory: &SessionMemory) {
-        let noted = |held: &&HeldLock| !self.noted.iter().any(|(_, noted)| noted == *held);
-        let new: Vec<HeldLock> = self.locks.iter().filter(noted).copied().collect();
-        let gone: Vec<(usize, HeldLock)> =
-            self.noted.iter().filter(|(_, noted)| !self.locks.contains(noted)).copied().collect();
-        for held in new {
-            let free = |place: &usize| !self.noted.iter().any(|(other, _)| other == place);
-            match (0..LOCKS_MAX).find(free) {
-                Some(place) => {
-                    memory.put_lock(place, &held);
-                    self.noted.push((place, held));
-                }
-                None if !std::mem::replace(&mut self.complained, true) => log::warn!(
-                    "more than {LOCKS_MAX} locks are held: further ones cannot be claimed again \
-                     if this process and then the server's machine fail"
-                ),
-                None => {}
-            }
-        }
-        for (place, held) in gone {
-            memory.remove_lock(place);
-            self.noted.retain(|noted| *noted != (place, held));
-        }
-    }
-}
-
 impl Held {
     /// With the locks noted in `memory`, if a process before us did.
     pub(crate) fn new(memory: Arc<SessionMemory>) -> Held {
-        let noted = memory.locks();
-        let locks = noted.iter().map(|(_, held)| *held).collect();
-        let state = State { locks, noted, ..State::default() };
-        Held { memory, state: Mutex::new(state), any_lost: AtomicBool::new(false) }
+        let state = State {
+            locks: Ranges::new(memory),
+            standing: Standing::default(),
+            lost: BTreeSet::new(),
+            doubtful: BTreeSet::new(),
+            undoing: Vec::new(),
+            claims: 0,
+            waiting: Vec::new(),
+        };
+        Held { state: Mutex::new(state), any_lost: AtomicBool::new(false) }
     }
 
     /// The owners of fcntl locks, and their files, as a process before us noted them; none if
     /// there may have been more than it had room for.
     pub(crate) fn owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
         let state = self.lock();
-        let posix = |held: &&HeldLock| held.lock.family == LockFamily::Posix;
+        let posix = |held: &HeldLock| held.lock.family == LockFamily::Posix;
         let owners = state.locks.iter().filter(posix).map(|held| (held.id, held.lock.owner));
-        (state.noted.len() < LOCKS_MAX).then(|| owners.collect())
+        state.locks.has_place().then(|| owners.collect())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -133,9 +87,17 @@ impl Held {
         if state.standing != standing {
             return false;
         }
-        state.take(new);
-        state.save(&self.memory);
+        state.locks.take(new);
+        state.locks.complain();
         true
+    }
+
+    /// `ENOLCK` if the mount has so many locks that it cannot know of another one.
+    pub(crate) fn admit(&self, lock: &Lock) -> Result<()> {
+        if lock.kind == LockKind::Unlock || self.lock().locks.len() < HELD_MAX {
+            return Ok(());
+        }
+        Err(Error::new(Errno::ENOLCK).because("the mount's limit of locks"))
     }
 
     /// A call is about to be made that gives up what is held here: all of it, or with a
@@ -144,21 +106,13 @@ impl Held {
         if lock.kind == LockKind::Exclusive {
             return;
         }
-        let same = |held: &HeldLock| {
-            held.id == id
-                && held.lock.family == lock.family
-                && held.lock.owner == lock.owner
-                && held.lock.range.overlaps(lock.range)
-        };
         let mut state = self.lock();
-        let pieces: Vec<HeldLock> = state.locks.iter().copied().filter(same).collect();
-        for held in pieces {
+        for held in state.locks.overlapping(id, &lock) {
             let start = held.lock.range.start.max(lock.range.start);
             let end = held.lock.range.end.min(lock.range.end);
             let rest = Lock { kind: lock.kind, range: LockRange { start, end }, ..held.lock };
-            state.take(HeldLock { lock: rest, ..held });
+            state.locks.take(HeldLock { lock: rest, ..held });
         }
-        state.save(&self.memory);
     }
 
     /// Somebody who asked for locks or gave them up has left, and it is not known what the
@@ -215,16 +169,13 @@ impl Held {
     pub(crate) fn known(&self, id: FileId, lock: Lock) -> Vec<Lock> {
         let mut gaps = vec![lock.range];
         let mut known = Vec::new();
-        for held in self.lock().locks.iter().map(|held| (held.id, held.lock)) {
-            let (file, held) = held;
-            let same = (held.family, held.owner) == (lock.family, lock.owner);
-            if file != id || !same || !held.range.overlaps(lock.range) {
-                continue;
-            }
+        for HeldLock { lock: held, .. } in self.lock().locks.overlapping(id, &lock) {
             let start = held.range.start.max(lock.range.start);
             let end = held.range.end.min(lock.range.end);
             known.push(Lock { range: LockRange { start, end }, ..held });
-            gaps = gaps.into_iter().flat_map(|gap| without(gap, held.range)).flatten().collect();
+            // In the order of their ranges: it cuts the last gap.
+            let last = gaps.pop();
+            gaps.extend(last.into_iter().flat_map(|gap| without(gap, held.range)).flatten());
         }
         let unlock = |range| Lock { kind: LockKind::Unlock, range, ..lock };
         known.extend(gaps.into_iter().map(unlock));
@@ -233,14 +184,7 @@ impl Held {
 
     /// `owner` closed a descriptor of `id`: its fcntl locks there are gone.
     pub(crate) fn flushed(&self, id: FileId, owner: LockOwner) {
-        let mut state = self.lock();
-        let before = state.locks.len();
-        state.locks.retain(|held| {
-            held.id != id || held.lock.owner != owner || held.lock.family != LockFamily::Posix
-        });
-        if state.locks.len() < before {
-            state.save(&self.memory);
-        }
+        self.lock().locks.remove_of(id, LockFamily::Posix, owner);
     }
 
     /// An open file was closed: the locks taken through it are gone, and whatever it had lost
@@ -248,11 +192,7 @@ impl Held {
     /// description (F_OFD_SETLK) end here.
     pub(crate) fn closed(&self, handle: u64) {
         let mut state = self.lock();
-        let before = state.locks.len();
-        state.locks.retain(|held| held.handle != handle);
-        if state.locks.len() < before {
-            state.save(&self.memory);
-        }
+        state.locks.remove_through(handle);
         state.lost.remove(&handle);
         state.doubtful.remove(&handle);
         self.note(&state);
@@ -277,14 +217,14 @@ impl Held {
         state.doubtful.extend(handles);
         state.claims += 1;
         self.note(&state);
-        state.locks.clone()
+        state.locks.iter().collect()
     }
 
     /// Whether locks were taken through an open file, or are in doubt: closing it gives
     /// them back, and whoever waits for them ought not to wait longer than for the close.
     pub(crate) fn concerns(&self, handle: u64) -> bool {
         let state = self.lock();
-        state.locks.iter().any(|held| held.handle == handle)
+        state.locks.any_through(handle)
             || state.lost.contains(&handle)
             || state.doubtful.contains(&handle)
             || state.undoing.iter().any(|(other, _)| *other == handle)
@@ -312,8 +252,7 @@ impl Held {
     /// A lock could not be had again.
     pub(crate) fn lost(&self, gone: &HeldLock) {
         let mut state = self.lock();
-        state.locks.retain(|held| held != gone);
-        state.save(&self.memory);
+        state.locks.remove(gone);
         state.lost.insert(gone.handle);
         self.note(&state);
     }
@@ -344,17 +283,6 @@ impl Held {
         }
         Ok(())
     }
-}
-
-/// What is left of `range` when `cut` is taken out: nothing, one piece or two.
-fn without(range: LockRange, cut: LockRange) -> [Option<LockRange>; 2] {
-    if !range.overlaps(cut) {
-        return [Some(range), None];
-    }
-    let before =
-        (range.start < cut.start).then(|| LockRange { start: range.start, end: cut.start - 1 });
-    let behind = (range.end > cut.end).then(|| LockRange { start: cut.end + 1, end: range.end });
-    [before, behind]
 }
 
 #[cfg(test)]
@@ -425,7 +353,7 @@ mod tests {
         let next = Standing { session: 1, instance: 2 };
         assert!(all.doubt_all(next).is_empty());
         assert!(!all.granted(held(1, LockKind::Exclusive, 0, 99), Standing::default()));
-        assert!(all.lock().locks.is_empty());
+        assert_eq!(all.lock().locks.len(), 0);
         assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), next));
     }
 
@@ -442,7 +370,7 @@ mod tests {
         ));
         assert!(all.granted(held(1, LockKind::Unlock, 90, u64::MAX), Standing::default()));
         let sorted = |all: &Held| {
-            let mut locks = all.lock().locks.clone();
+            let mut locks: Vec<_> = all.lock().locks.iter().collect();
             locks.sort_by_key(|held| (held.handle, held.lock.range.start));
             locks
         };
@@ -451,7 +379,7 @@ mod tests {
         all.closed(3);
         assert_eq!(sorted(&all).len(), 3);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
-        assert!(Held::new(memory).lock().locks.is_empty());
+        assert_eq!(Held::new(memory).lock().locks.len(), 0);
     }
 
     #[test]

@@ -5,4 +5,5 @@ pub(crate) mod aliases;
 pub(crate) mod closing;
 pub(crate) mod files;
 pub(crate) mod locks;
+mod ranges;
 pub(crate) mod tickets;
