@@ -1,7 +1,6 @@
 //! Where things that belong to a running dray are kept.
 
 use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -68,17 +67,6 @@ pub fn short_name(path: &Path) -> String {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("{hash:016x}")
-}
-
-/// `path` made absolute without looking at its last component, which may be a mount whose
-/// server does not answer.
-pub fn absolute(path: &Path) -> io::Result<PathBuf> {
-    let Some(name) = path.file_name() else { return fs::canonicalize(path) };
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    Ok(fs::canonicalize(parent)?.join(name))
 }
 
 /// Allows as many open files as the system's hard limit does; answers how many that are.

@@ -165,6 +165,50 @@ fn mount_a_finds_what_is_mounted_already() {
     assert_eq!(text, expected);
 }
 
+/// What its daemon does not know of: `mount --bind`, `mount --move`, links.
+#[test]
+fn a_mount_is_found_wherever_it_can_be_reached() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let text = in_namespace(
+        &rig,
+        &["--mount"],
+        r#"
+        cd "$DIR"
+        mkdir mnt else moved
+        "$DRAY" mount "$TARGET" mnt
+        mkdir mnt/sub
+        mount --bind mnt/sub else
+        ln -s "$DIR/mnt" link
+        ln -s moved/sub far
+        find_it() {
+            "$DRAY" status --interval 0 --json "$1" | grep -c '"kind":"mount"'
+        }
+        for path in mnt mnt/sub else else/none link link/sub; do find_it "$path"; done
+        "$DRAY" upgrade else
+        "$DRAY" upgrade link
+        "$DRAY" umount mnt
+        find_it else
+        mkdir else/still
+        "$DRAY" umount else
+        "$DRAY" mount "$TARGET" mnt
+        mount --move mnt moved
+        for path in moved moved/sub far; do find_it "$path"; done
+        ! "$DRAY" umount link
+        ! "$DRAY" umount far
+        ln -s moved there
+        "$DRAY" umount there
+        ! grep fuse.dray /proc/mounts
+        echo done
+        "#,
+    );
+    assert_eq!(text.lines().filter(|line| *line == "1").count(), 10, "{text}");
+    assert!(text.ends_with("done\n"), "{text}");
+}
+
 #[test]
 fn a_mount_can_be_made_read_only_and_writable_again() {
     if common::skipped() {

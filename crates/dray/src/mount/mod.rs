@@ -76,8 +76,9 @@ fn run_mount(args: MountArgs) -> Result<(), Failure> {
 /// of fstab, stays as it was when it was mounted.
 fn remount(path: &Path, plan: &MountPlan, fake: bool) -> Result<(), Failure> {
     let what = || format!("cannot remount {}", path.display());
-    let at = paths::absolute(path).doing(what)?;
-    let entry = mount_table::find(&at)
+    let entry = mount_table::follow(path)
+        .doing(what)?
+        .mounted_there()
         .ok_or_else(|| Failure::new(format!("{}: it is not a mount of dray", what())))?;
     if fake {
         return Ok(());
@@ -89,16 +90,14 @@ fn remount(path: &Path, plan: &MountPlan, fake: bool) -> Result<(), Failure> {
 fn check_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
     let shown = path.display();
     let what = || format!("cannot mount on {shown}");
-    let free = |at: &Path| match mount_table::find(at) {
-        None => Ok(()),
-        Some(_) => Err(Failure::new(format!(
+    // Before it is looked at: its server may not answer.
+    if mount_table::follow(path).doing(what)?.mounted_there().is_some() {
+        return Err(Failure::new(format!(
             "{shown} has a dray mount already: `dray umount {shown}` first, or choose another \
              directory"
-        ))),
-    };
-    let at = paths::absolute(path).doing(what)?;
-    free(&at)?; // before it is looked at: its server may not answer
-    let at = std::fs::canonicalize(&at).map_err(|error| {
+        )));
+    }
+    let at = std::fs::canonicalize(path).map_err(|error| {
         let advice = match error.raw_os_error() {
             Some(libc::ENOENT) => "; make the directory first",
             Some(libc::ENOTCONN) => "; another mount there is dead: `umount -l` it first",
@@ -106,7 +105,6 @@ fn check_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
         };
         Failure::new(format!("{}: {error}{advice}", what()))
     })?;
-    free(&at)?; // a symbolic link led there
     if at == Path::new("/") {
         return Err(Failure::new(format!("{}: nobody would see what is mounted there", what())));
     }
@@ -353,6 +351,7 @@ impl Running {
     fn report(&self) -> Arc<MountReport> {
         Arc::new(MountReport {
             mountpoint: self.mount.at.display().to_string(),
+            connection: mount_table::find(&self.mount.at).map(|entry| entry.connection),
             target: self.mount.target.to_string(),
             consistency: self.mount.plan.consistency,
             timeout: self.mount.plan.timeout,

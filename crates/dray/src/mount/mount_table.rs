@@ -2,7 +2,8 @@
 //! could hang.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 const TABLE: &str = "/proc/self/mountinfo";
@@ -33,9 +34,66 @@ pub fn find(at: &Path) -> Option<MountEntry> {
     list().into_iter().rev().find(|entry| entry.at == at)
 }
 
+/// Where else the file system of this connection is mounted, with `mount --bind` and the like;
+/// the first of them first.
+pub fn places_of(connection: u32) -> Vec<MountEntry> {
+    let mut all = list();
+    all.retain(|entry| entry.connection == connection);
+    all
+}
+
+/// A path with its links followed as far as to a mount of dray, of which nothing is looked at: its
+/// server may not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Followed {
+    /// Absolute. Within a mount of dray as it was given.
+    pub path: PathBuf,
+    /// The mount of dray that it is in.
+    pub mount: Option<MountEntry>,
+}
+
+impl Followed {
+    /// The mount of dray at the very path.
+    pub fn mounted_there(self) -> Option<MountEntry> {
+        self.mount.filter(|entry| entry.at == self.path)
+    }
+}
+
+/// Links that are followed, as in path_resolution(7).
+const LINKS_MAX: usize = 40;
+
+/// Follows the links of `path`. Errors: no working directory.
+pub fn follow(path: &Path) -> io::Result<Followed> {
+    let path = std::path::absolute(path)?;
+    let parts = |path: &Path| -> Vec<OsString> {
+        path.components().rev().map(|part| part.as_os_str().to_owned()).collect()
+    };
+    let (mut left, mut at, mut links) = (parts(&path), PathBuf::new(), 0);
+    while let Some(part) = left.pop() {
+        match part.as_bytes() {
+            b".." => _ = at.pop(),
+            b"." => {}
+            _ => at.push(part), // the root takes the place of everything
+        }
+        if let Some(mount) = find_around(&at) {
+            at.extend(left.iter().rev());
+            return Ok(Followed { path: at, mount: Some(mount) });
+        }
+        // What is no link, or cannot be looked at, stands for itself.
+        if links < LINKS_MAX
+            && let Ok(target) = std::fs::read_link(&at)
+        {
+            links += 1;
+            at.pop();
+            left.extend(parts(&target));
+        }
+    }
+    Ok(Followed { path: at, mount: None })
+}
+
 /// The topmost mount of dray at `path`, absolute, or at what it is in, going by names alone.
 /// None if something else is mounted in between.
-pub fn find_around(path: &Path) -> Option<MountEntry> {
+fn find_around(path: &Path) -> Option<MountEntry> {
     let table = std::fs::read(TABLE).unwrap_or_default();
     let around = |line: &&[u8]| mount_point(line).is_some_and(|at| path.starts_with(at));
     let lines = table.split(|&byte| byte == b'\n').filter(around);
@@ -92,6 +150,25 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_are_followed_as_the_kernel_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(base.join("a/b")).unwrap();
+        for (target, link) in [("a", "near"), ("near/b/../b", "far"), ("loop", "loop")] {
+            std::os::unix::fs::symlink(target, base.join(link)).unwrap();
+        }
+        std::os::unix::fs::symlink(base.join("far"), base.join("a/b/up")).unwrap();
+        for (path, expected) in
+            [("near/b", "a/b"), ("far/up/none", "a/b/none"), ("far/..", "a"), ("none", "none")]
+        {
+            let followed = follow(&base.join(path)).unwrap();
+            assert_eq!((followed.path, followed.mount), (base.join(expected), None), "{path}");
+        }
+        assert_eq!(follow(&base.join("loop")).unwrap().path, base.join("loop"));
+        assert_eq!(follow(Path::new("/..")).unwrap().path, Path::new("/"));
+    }
 
     #[test]
     fn lines_of_the_kernel_are_understood() {

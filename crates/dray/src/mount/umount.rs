@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::args::UmountArgs;
 use crate::error::{Doing, Failure};
-use crate::mount::mount_table::{self, MountEntry};
+use crate::mount::mount_table;
 use crate::mount::supervisor;
 use crate::paths;
 
@@ -17,8 +17,8 @@ const FAREWELL_MAX: Duration = Duration::from_secs(5);
 /// Unmounts.
 pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     let shown = args.mountpoint.display();
-    let at = paths::absolute(&args.mountpoint).doing(|| format!("cannot unmount {shown}"))?;
-    let entry = mount_table::find(&at).or_else(|| find_behind_link(&at));
+    let followed = mount_table::follow(&args.mountpoint);
+    let entry = followed.doing(|| format!("cannot unmount {shown}"))?.mounted_there();
     let entry = entry.ok_or_else(|| not_mounted(&shown.to_string()))?;
     if !paths::is_root() && entry.user != paths::effective_uid() {
         return Err(Failure::new(format!(
@@ -26,10 +26,13 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
             entry.user
         )));
     }
-    let at = entry.at;
-    let supervisor = supervisor::watch(&at);
+    let (at, connection) = (entry.at, entry.connection);
+    let supervisor =
+        mount_table::places_of(connection).iter().find_map(|place| supervisor::watch(&place.at));
     unmount(&at, args.lazy, &shown.to_string())?;
-    if let Some(supervisor) = supervisor.filter(|_| !args.lazy)
+    // It goes on where it can also be reached at another place.
+    let goes_on = || !mount_table::places_of(connection).is_empty();
+    if let Some(supervisor) = supervisor.filter(|_| !args.lazy && !goes_on())
         && !supervisor.ends_within(FAREWELL_MAX)
     {
         log::info!("{shown} is unmounted; its daemon still takes leave of the server");
@@ -50,11 +53,6 @@ fn unmount(at: &Path, lazy: bool, shown: &str) -> Result<(), Failure> {
         }
         Failure::new(format!("cannot unmount {shown}: {error}"))
     })
-}
-
-/// A symbolic link that leads to a mount; only asked where no mount has that very name.
-fn find_behind_link(at: &Path) -> Option<MountEntry> {
-    mount_table::find(&std::fs::canonicalize(at).ok()?)
 }
 
 fn not_mounted(shown: &str) -> Failure {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::args::UpgradeArgs;
 use crate::error::{Doing, Failure};
 use crate::mount::supervisor::{Told, read_note};
-use crate::{mount::mount_table, output, paths};
+use crate::{mount::mount_table, output};
 
 /// A new daemon that does not serve within this time is no longer waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -16,12 +16,13 @@ const LOOK_TIME: Duration = Duration::from_millis(20);
 /// Has mounts served by the program as it is installed now.
 pub fn run(args: &UpgradeArgs) -> Result<(), Failure> {
     let Some(mountpoint) = &args.mountpoint else { return all() };
-    let at =
-        paths::absolute(mountpoint).doing(|| format!("cannot upgrade {}", mountpoint.display()))?;
-    if mount_table::find(&at).is_none() {
-        return Err(Failure::new(format!("{} is not a mount of dray", at.display())));
-    }
-    upgrade(&at)
+    let what = || format!("cannot upgrade {}", mountpoint.display());
+    let mount = mount_table::follow(mountpoint).doing(what)?.mounted_there();
+    let mount = mount
+        .ok_or_else(|| Failure::new(format!("{} is not a mount of dray", mountpoint.display())))?;
+    let places = mount_table::places_of(mount.connection);
+    let known = places.into_iter().map(|place| place.at).find(|at| read_note(at).is_some());
+    upgrade(&known.unwrap_or(mount.at))
 }
 
 /// All mounts whose supervisors we know: those of this user.

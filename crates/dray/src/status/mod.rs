@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use crate::args::StatusArgs;
 use crate::control::{self, Kind};
 use crate::error::Failure;
-use crate::{mount::mount_table, output, paths};
+use crate::mount::mount_table::{self, MountEntry};
+use crate::{output, paths};
 
 /// Longest time over which rates are taken, seconds.
 const INTERVAL_MAX: f64 = 3600.0;
@@ -53,21 +54,33 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
         return of_socket(target);
     }
     // A mount is found without looking at it, since it may not answer.
-    let mount = std::path::absolute(target).ok().and_then(|at| mount_table::find_around(&at));
-    let behind_link = || paths::absolute(target).ok().and_then(|at| mount_table::find(&at));
-    let mount = mount.or_else(behind_link);
-    if let Some(mount) = mount {
-        if mount.user != paths::effective_uid() {
-            return Err(Failure::new(format!(
-                "{} was mounted by user {}, whom alone it answers: ask as that user",
-                mount.at.display(),
-                mount.user
-            )));
-        }
-        let socket = Kind::Mount.socket(&mount.at);
+    match mount_table::follow(target).ok().and_then(|followed| followed.mount) {
+        Some(mount) => of_mount(&mount),
+        None => of_export(target),
+    }
+}
+
+/// Where else it is mounted its daemon knows nothing of.
+fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
+    if mount.user != paths::effective_uid() {
+        return Err(Failure::new(format!(
+            "{} was mounted by user {}, whom alone it answers: ask as that user",
+            mount.at.display(),
+            mount.user
+        )));
+    }
+    let places = mount_table::places_of(mount.connection);
+    let mut sockets = places.iter().map(|place| Kind::Mount.socket(&place.at));
+    if let Some(socket) = sockets.find(|socket| socket.exists()) {
         return ask_one(&socket).map(|report| vec![(socket, report)]);
     }
-    of_export(target)
+    // Its first place is no more.
+    let mut reports = everything();
+    reports.retain(|(_, report)| report["connection"] == mount.connection);
+    match reports.is_empty() {
+        false => Ok(reports),
+        true => ask_one(&Kind::Mount.socket(&mount.at)).map(|_| Vec::new()),
+    }
 }
 
 /// What a target is, or where a server listens, with or without a scheme of ours.

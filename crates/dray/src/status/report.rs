@@ -134,6 +134,8 @@ fn clients(status: &ServerStatus) -> Vec<Value> {
 /// What is said of a mount.
 pub struct MountReport {
     pub mountpoint: String,
+    /// The kernel's number of the connection; none if it was mounted elsewhere meanwhile.
+    pub connection: Option<u32>,
     pub target: String,
     pub consistency: Consistency,
     pub timeout: Option<Duration>,
@@ -158,6 +160,7 @@ impl MountReport {
             "pid": std::process::id(),
             "uptime_s": seconds(self.since.elapsed()),
             "mountpoint": self.mountpoint,
+            "connection": self.connection,
             "target": self.target,
             "consistency": consistency_name(self.consistency),
             "timeout_s": self.timeout.map(seconds),

@@ -22,7 +22,7 @@ use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{Doing, Failure};
 use crate::sandbox::Sandbox;
-use crate::{interrupt, mount::mount_table, output, paths};
+use crate::{interrupt, mount::mount_table, output};
 
 /// Most threads of a load.
 const THREADS_MAX: usize = 64;
@@ -115,8 +115,10 @@ fn subject(text: &str) -> Result<Subject, Failure> {
     if text.contains("://") {
         return text.parse().map(Subject::Remote).map_err(Failure::usage);
     }
-    let at = paths::absolute(Path::new(text)).doing(|| format!("cannot survey {text}"))?;
-    if mount_table::find(&at).is_some() {
+    let followed = mount_table::follow(Path::new(text));
+    let followed = followed.doing(|| format!("cannot survey {text}"))?;
+    let at = followed.path.clone();
+    if followed.mounted_there().is_some() {
         return Ok(Subject::Mount(at));
     }
     match at.is_dir() {
