@@ -133,6 +133,38 @@ fn a_server_that_returns_is_gone_on_with() {
     rig.umount(&at);
 }
 
+/// The mount was looked at to find out whether it is a socket.
+#[test]
+fn a_mount_whose_server_is_away_tells_its_status() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    std::os::unix::fs::symlink(&at, rig.path("link")).unwrap();
+    rig.end_server(libc::SIGKILL);
+    for path in [at.clone(), at.join("some/where"), rig.path("link"), rig.path("link/there")] {
+        wait_for("the daemon to notice", || {
+            let mut status = std::process::Command::new("timeout");
+            status.args(["-s", "KILL", "60", env!("CARGO_BIN_EXE_dray"), "status", "--json"]);
+            status.args(["--interval", "0"]).arg(&path).env("DRAY_RUN_DIR", rig.path("run"));
+            let output = status.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{}: {}", path.display(), stderr(&output));
+            said.contains("\"connected\":false")
+        });
+    }
+    for words in [&["mount", &rig.target()][..], &["umount", "--lazy"]] {
+        let mut command = std::process::Command::new("timeout");
+        command.args(["-s", "KILL", "60", env!("CARGO_BIN_EXE_dray")]).args(words);
+        command.arg(rig.path("link")).env("DRAY_RUN_DIR", rig.path("run"));
+        let code = command.status().unwrap().code();
+        assert_eq!(code, Some(i32::from(words[0] == "mount")), "{words:?} of a link");
+    }
+    assert!(!is_mounted(&at));
+}
+
 #[test]
 fn errors_come_before_anything_is_mounted() {
     if common::skipped() {

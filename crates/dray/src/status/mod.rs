@@ -48,16 +48,13 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
     if let Some(text) = target.to_str().filter(|text| text.contains("://")) {
         return of_url(text);
     }
+    // A mount is found without looking at it, or at what is in it: it may not answer.
+    if let Some(mount) = mount_table::follow(target).ok().and_then(|followed| followed.mount) {
+        return of_mount(&mount);
+    }
     let is_socket =
         std::fs::symlink_metadata(target).is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket {
-        return of_socket(target);
-    }
-    // A mount is found without looking at it, since it may not answer.
-    match mount_table::follow(target).ok().and_then(|followed| followed.mount) {
-        Some(mount) => of_mount(&mount),
-        None => of_export(target),
-    }
+    if is_socket { of_socket(target) } else { of_export(target) }
 }
 
 /// Where else it is mounted its daemon knows nothing of.
