@@ -92,8 +92,9 @@ pub(crate) struct Slot {
 impl Slots {
     /// The slots noted in `memory`, if a process before us did.
     pub(crate) fn new(memory: Arc<SessionMemory>) -> Slots {
-        let (orphans, free): (Vec<_>, Vec<_>) =
-            memory.slots().into_iter().partition(|slot| slot.in_use);
+        let (lost, known): (Vec<_>, Vec<_>) =
+            memory.slots().into_iter().partition(|slot| slot.lost);
+        let (orphans, free): (Vec<_>, Vec<_>) = known.into_iter().partition(|slot| slot.in_use);
         let (fresh, mut answered): (Vec<_>, Vec<_>) =
             free.into_iter().partition(|slot| slot.sequence == 0);
         // The front end counts its requests, so this is the longest free first; and all of
@@ -101,10 +102,11 @@ impl Slots {
         answered.sort_by_key(|slot| slot.request);
         let state = State {
             fresh: fresh.iter().rev().map(|slot| slot.number).collect(),
-            resting: answered.iter().map(Resting::new).collect(),
-            resting_min: RESTING_MIN + answered.len(),
+            resting: answered.iter().chain(&lost).map(Resting::new).collect(),
+            resting_min: RESTING_MIN + answered.len() + lost.len(),
             answered,
             orphans,
+            unknown: lost.iter().map(|slot| slot.request).collect(),
             count: memory.slots().len() as u32,
             ..State::default()
         };
@@ -127,7 +129,8 @@ impl Slots {
     }
 
     /// A new session takes the place of one that the server has given up, with `count`
-    /// slots. Slots in use that it has not end with their use.
+    /// slots. Slots in use that it has not end with their use. A process after us must not ask
+    /// again in the new session what was asked in the old one.
     pub(crate) fn begin_anew(&self, count: u32) {
         let count = count.min(SLOTS_MAX as u32);
         let mut state = self.lock();
@@ -135,7 +138,10 @@ impl Slots {
         state.resting.extend(before.iter().map(Resting::new));
         let answered = std::mem::take(&mut state.answered);
         state.unknown.extend(before.iter().chain(&answered).map(|slot| slot.request));
-        before.iter().for_each(|slot| self.memory.free_slot(slot.number, slot.sequence));
+        before.iter().for_each(|slot| self.memory.free_slot(slot.number));
+        for slot in self.memory.slots().iter().filter(|slot| slot.sequence != 0) {
+            self.memory.lose_slot(slot.number);
+        }
         let old = state.count;
         // A slot of a session before the last may be in use still: it comes back by itself.
         let added: Vec<u32> = (old..count).filter(|number| !state.used.contains(number)).collect();
@@ -257,7 +263,7 @@ impl State {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.home.memory.free_slot(self.number, self.sequence);
+        self.home.memory.free_slot(self.number);
         let mut state = self.home.lock();
         state.used.remove(&self.number);
         if self.number < state.count {
@@ -286,7 +292,7 @@ mod tests {
         memory.set_slots(count);
         for (number, request) in requests {
             memory.take_slot(*number, 5, *request);
-            memory.free_slot(*number, 5);
+            memory.free_slot(*number);
         }
         Arc::new(Slots::new(Arc::new(memory)))
     }
@@ -350,6 +356,30 @@ mod tests {
         let error = executor.block_on(slots.take(&Context::system(), 100)).err().expect("twice");
         assert_eq!((error.errno(), error.fate()), (Errno::EIO, dray_core::Fate::Unknown));
         take(&slots, 104);
+    }
+
+    /// The server had forgotten the mount, and the process died before the kernel had heard of the
+    /// error: the next one asked again, in the new session, and a change was made twice.
+    #[test]
+    fn what_was_asked_in_a_session_that_is_over_is_known_to_a_successor() {
+        let memory = SessionMemory::create_memfd().unwrap();
+        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        let slots = Arc::new(Slots::new(Arc::new(memory)));
+        slots.grant(16);
+        let under_way = take(&slots, 100);
+        drop(take(&slots, 102)); // answered, and perhaps not passed on
+        slots.begin_anew(16);
+        let of_next = take(&slots, 104);
+        let unknown = |request| {
+            let memory = SessionMemory::from_fd(fd.try_clone().unwrap()).unwrap();
+            let successor = Arc::new(Slots::new(Arc::new(memory)));
+            let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+            let taken = executor.block_on(successor.take(&Context::system(), request));
+            taken.err().is_some_and(|error| error.errno() == Errno::EIO)
+        };
+        assert!(unknown(100) && unknown(102) && !unknown(104));
+        drop((under_way, of_next));
+        assert!(unknown(100) && !unknown(104), "the error may not have been passed on");
     }
 
     #[test]

@@ -55,6 +55,8 @@ impl Channel {
         state.identities.forget_all();
         state.stats.connections += 1;
         let unwanted = state.drop_lost(slots, power_lost);
+        let memory = self.closing.memory();
+        state.slots_asked_in().for_each(|slot| memory.keep_slot(slot));
         state.send_again();
         state.wake_callers(); // who has given up says so again
         state.tags.wake_all();
@@ -150,6 +152,12 @@ impl State {
             }
         }
         unwanted
+    }
+
+    /// The replay slots of what is sent again.
+    fn slots_asked_in(&self) -> impl Iterator<Item = u32> {
+        let asked = self.calls.iter().filter(|pending| pending.phase == Phase::Asked);
+        asked.filter_map(|pending| pending.slot)
     }
 
     /// Sends again what has no answer, closes too, in the order of its first sending.

@@ -288,4 +288,37 @@ mod tests {
             assert!(free.load(Ordering::SeqCst));
         });
     }
+
+    /// The session went with the power of the server's machine. A write is made again in the next
+    /// one, and by a successor, too; of an append nobody knows what came of it.
+    #[test]
+    fn what_is_made_again_in_the_next_session_is_of_that_session() {
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let memory = Arc::new(SessionMemory::heap());
+            memory.set_slots(2);
+            let channel =
+                Channel::new(None, Arc::new(Closing::new(memory.clone())), Arc::default());
+            channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
+            let write = |slot: u32, append| {
+                memory.take_slot(slot, 1, 100);
+                memory.lose_slot(slot);
+                let caller = channel.clone();
+                let how = Write { append, ..Write::at(0) };
+                spawn_join(async move {
+                    let (cx, call) = (Context::system(), Call::Write { handle: 1, how });
+                    let ask = Ask { slot: Some((slot, 1)), ..Ask::of(&cx, &call) };
+                    caller.call(ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
+                })
+            };
+            let (_write, append) = (write(0, false), write(1, true));
+            while channel.stats().in_flight < 2 {
+                yield_now().await;
+            }
+            let after = Life { epoch: 1, ..Life::default() };
+            channel.up(Arc::new(Deaf::default()), (2, after), (8, 8), true);
+            assert!(!append.await.unwrap());
+            let lost: Vec<bool> = memory.slots().iter().map(|slot| slot.lost).collect();
+            assert_eq!(lost, [false, true]);
+        });
+    }
 }

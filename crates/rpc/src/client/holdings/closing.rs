@@ -29,6 +29,10 @@ impl Closing {
         Closing { memory, free: Mutex::new(free) }
     }
 
+    pub(crate) fn memory(&self) -> &SessionMemory {
+        &self.memory
+    }
+
     /// What the process before us had sent and not heard of.
     pub(crate) fn inherited(&self) -> Vec<Close> {
         let close = |place| Close { handle: self.memory.close(place), place };

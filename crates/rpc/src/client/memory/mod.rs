@@ -6,7 +6,7 @@
 //! word 1     session, 0 before the first word 5  slots
 //! word 2, 3  its secret                  word 6  instance of the server
 //!                                        word 7  boot of its machine, folded to one word
-//! word 8+2n  slot n: sequence << 32 | in use
+//! word 8+2n  slot n: sequence << 32 | of a session that is over << 1 | in use
 //! word 9+2n  the request that it is, or was last, in use for
 //! behind the slots: handles that were closed and that the server may have open; 0: none
 //! behind those, ten words each: locks held; the first word is 0, or kind and family
@@ -90,15 +90,22 @@ unsafe impl Sync for SessionMemory {}
 /// one is not to be taken for that.
 fn taking(number: u32, sequence: u32, request: u64) -> [(usize, u64); 3] {
     let at = FIRST_SLOT + 2 * number as usize;
-    [(at + 1, 0), (at, u64::from(sequence) << 32 | 1), (at + 1, request)]
+    [(at + 1, 0), (at, u64::from(sequence) << 32 | IN_USE), (at + 1, request)]
 }
 
-/// A slot that was in use when the process before us died.
+/// Bits of a slot's first word.
+const IN_USE: u64 = 1;
+const LOST: u64 = 2;
+
+/// A slot as the process before us left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotState {
     pub(crate) number: u32,
     pub(crate) sequence: u32,
     pub(crate) in_use: bool,
+    /// The server has given up the session in which it was used last: nobody knows what came of
+    /// its request, unless that has been answered.
+    pub(crate) lost: bool,
     pub(crate) request: u64,
 }
 
@@ -262,7 +269,8 @@ impl SessionMemory {
         SlotState {
             number,
             sequence: (state >> 32) as u32,
-            in_use: state & 1 != 0,
+            in_use: state & IN_USE != 0,
+            lost: state & LOST != 0,
             request: self.get(at + 1),
         }
     }
@@ -285,8 +293,23 @@ impl SessionMemory {
         self.set(FIRST_CLOSE + place as usize, handle);
     }
 
-    pub(crate) fn free_slot(&self, number: u32, sequence: u32) {
-        self.set(FIRST_SLOT + 2 * number as usize, u64::from(sequence) << 32);
+    /// Its change has been answered, or nobody waits for it.
+    pub(crate) fn free_slot(&self, number: u32) {
+        self.slot_word(number).fetch_and(!IN_USE, Ordering::AcqRel);
+    }
+
+    /// The session in which it was used is over.
+    pub(crate) fn lose_slot(&self, number: u32) {
+        self.slot_word(number).fetch_or(LOST, Ordering::AcqRel);
+    }
+
+    /// Its change is made in the session that there is now.
+    pub(crate) fn keep_slot(&self, number: u32) {
+        self.slot_word(number).fetch_and(!LOST, Ordering::AcqRel);
+    }
+
+    fn slot_word(&self, number: u32) -> &AtomicU64 {
+        self.word(FIRST_SLOT + 2 * number as usize)
     }
 }
 
@@ -319,7 +342,7 @@ mod tests {
             let memory = SessionMemory::heap();
             memory.set_slots(1);
             memory.take_slot(0, 5, 100);
-            memory.free_slot(0, 5);
+            memory.free_slot(0);
             for (index, word) in taking(0, 6, 102).into_iter().take(stored) {
                 memory.set(index, word);
             }
@@ -347,7 +370,7 @@ mod tests {
         memory.set_slots(4);
         memory.take_slot(2, 7, 100);
         memory.take_slot(3, 1, 102);
-        memory.free_slot(3, 1);
+        memory.free_slot(3);
         // Neighbours do not touch each other.
         memory.take_slot(SLOTS_MAX as u32 - 1, 5, 104);
         (0..CLOSES_MAX as u32).for_each(|place| memory.set_close(place, 200));
@@ -360,11 +383,17 @@ mod tests {
         assert_eq!(next.session(), Some((9, [3; 16], 4)));
         let slots = next.slots();
         assert_eq!(slots.len(), 4);
-        assert_eq!(slots[2], SlotState { number: 2, sequence: 7, in_use: true, request: 100 });
-        assert_eq!(slots[3], SlotState { number: 3, sequence: 1, in_use: false, request: 102 });
+        let used = |number, sequence, request| SlotState {
+            number,
+            sequence,
+            in_use: true,
+            lost: false,
+            request,
+        };
+        assert_eq!(slots[2], used(2, 7, 100));
+        assert_eq!(slots[3], SlotState { in_use: false, ..used(3, 1, 102) });
         let last = SLOTS_MAX as u32 - 1;
-        let expected = SlotState { number: last, sequence: 5, in_use: true, request: 104 };
-        assert_eq!(next.slot(last), expected);
+        assert_eq!(next.slot(last), used(last, 5, 104));
         assert!((0..CLOSES_MAX as u32).all(|place| next.close(place) == 200));
         assert!(next.locks().is_empty());
     }
