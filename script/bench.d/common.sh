@@ -1,7 +1,10 @@
 # What the benchmarks share: building, scratch space, daemons, and leaving nothing behind.
 
-BENCH=target/release/dray-bench
-DRAY=${DRAY:-target/release/dray}
+# Where cargo puts what it makes, whatever its configuration files say.
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}
+BENCH=$CARGO_TARGET_DIR/release/dray-bench
+DRAY_BUILT=$CARGO_TARGET_DIR/release/dray
+DRAY=${DRAY:-$DRAY_BUILT}
 OUT=bench-out
 SECS=${SECS:-2}
 FILE_MIB=${FILE_MIB:-256}
@@ -44,7 +47,7 @@ build_bench() { cargo build --release --quiet -p dray-bench; }
 
 build_all() {
     build_bench
-    [ "$DRAY" != target/release/dray ] || cargo build --release --quiet -p dray
+    [ "$DRAY" != "$DRAY_BUILT" ] || cargo build --release --quiet -p dray
 }
 
 # --- scratch space and cleaning up -----------------------------------------------------

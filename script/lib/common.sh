@@ -3,13 +3,27 @@
 
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-export CARGO_TERM_PROGRESS_WHEN=never
+# The script that runs, wherever it was called from and goes to.
+script=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
+# Where cargo puts what it makes, whatever its configuration files say.
+target=$(realpath -m "${CARGO_TARGET_DIR:-$root/target}")
+export CARGO_TARGET_DIR=$target CARGO_TERM_PROGRESS_WHEN=never
 
 # say TEXT: a line for people.
 say() { printf '%s\n' "$*" >&2; }
 
 # die TEXT: the script cannot go on.
 die() { say "$(basename "$0"): $*"; exit 1; }
+
+# help_if_asked ARGUMENT...: the first lines of the script, if an argument asks for them.
+help_if_asked() {
+    local argument
+    for argument in "$@"; do
+        case $argument in
+            -h | --help) sed -n '2,/^$/{/^$/d;s/^# \{0,1\}//;p}' "$script"; exit 0 ;;
+        esac
+    done
+}
 
 # as_root COMMAND...: as it is for root, through sudo for others who may without a password.
 as_root() {
@@ -25,28 +39,52 @@ lists_are_fresh=
 # need PACKAGE...: installs the Debian packages that are missing, quietly. False if that
 # cannot be done here; the caller then says what it leaves out.
 need() {
-    local package missing=()
+    local package missing=() said
     for package in "$@"; do
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
             missing+=("$package")
     done
     [ ${#missing[@]} = 0 ] && return 0
     may_root && command -v apt-get >/dev/null || return 1
+    say "installing ${missing[*]}"
     if [ -z "$lists_are_fresh" ]; then
         as_root apt-get update -qq >/dev/null 2>&1
         lists_are_fresh=yes
     fi
-    say "installing ${missing[*]}"
     # Run level 1 keeps services (postgres) from being started by their installation.
-    as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1
+    said=$(as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" 2>&1) && return 0
+    say "apt-get cannot install ${missing[*]}:"
+    grep -E '^(E|dpkg):' <<<"$said" | tail -n 3 >&2
+    return 1
 }
 
-# need_rust: cargo is on the path, also in a fresh login of a machine set up by rustup.
+# find_cargo: cargo is on the path, also in a fresh login of a machine set up by rustup, and behind
+# sudo, which leaves the path of who called it out.
+find_cargo() {
+    local home
+    command -v cargo >/dev/null && return 0
+    for home in "${HOME:-/root}" "$(getent passwd "${SUDO_USER:-root}" | cut -d: -f6)"; do
+        [ -x "$home/.cargo/bin/cargo" ] || continue
+        export PATH="$home/.cargo/bin:$PATH"
+        [ ! -d "$home/.rustup" ] || export RUSTUP_HOME="${RUSTUP_HOME:-$home/.rustup}"
+        return 0
+    done
+    return 1
+}
+
+# need_rust: there is a Rust toolchain that is new enough, and what it needs: a linker, and
+# certificates to fetch crates by.
 need_rust() {
-    command -v cargo >/dev/null || export PATH="$HOME/.cargo/bin:$PATH"
-    command -v cargo >/dev/null || die "a Rust toolchain is needed (https://rustup.rs)"
+    local wanted version
+    find_cargo || die "a Rust toolchain is needed (https://rustup.rs)"
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+    version=$(cargo --version | cut -d ' ' -f 2)
+    printf '%s\n' "$wanted" "$version" | sort -CV ||
+        die "Rust $wanted or newer is needed, and $(command -v cargo) is ${version:-broken}" \
+            "(rustup update, or https://rustup.rs)"
     need gcc libc6-dev || command -v cc >/dev/null || die "a C linker is needed (package gcc)"
+    need ca-certificates || true
 }
 
 # seconds_since START: whole seconds, START being a value of $SECONDS.

@@ -229,7 +229,7 @@ class Table:
 
     def show(self):
         print()
-        print(f"{'':36} {'bare':>9} {'dray':>9}        dray's speed of bare")
+        print(f"{'':36} {'bare':>9} {'dray':>9}        dray's speed, bare = 1")
         for what, unit, bare, dray, good in self.rows:
             print(f"{what:36} {self.number(bare)} {self.number(dray)} {unit:<6} {good:8.2f}")
         print()

@@ -7,7 +7,7 @@ begin() {
     suite=$1
     [ "$(id -u)" = 0 ] || die "suites mount and act as other users: root is needed"
     transport=${transport:-classic}
-    DRAY=${DRAY:-$root/target/ci/dray}
+    DRAY=${DRAY:-$target/ci/dray}
     [ -x "$DRAY" ] || die "no binary at $DRAY: cargo build --profile ci -p dray"
     scratch=${DRAY_SCRATCH:-$(mktemp -d "/tmp/dray-suite-$suite.XXXXXX")}
     mkdir -p "$scratch"
@@ -48,8 +48,9 @@ clean_up() {
 
 # mounts_below DIR [TYPE]: newest first.
 mounts_below() {
-    awk -v dir="$1/" -v type="${2:-}" \
-        'index($2, dir) == 1 && (type == "" || $3 == type) { print $2 }' /proc/mounts | tac
+    # Blanks in paths are written \040 there.
+    sed 's/\\040/\x1/g' /proc/mounts | awk -v dir="${1// /$'\1'}/" -v type="${2:-}" \
+        'index($2, dir) == 1 && (type == "" || $3 == type) { print $2 }' | tr '\1' ' ' | tac
 }
 
 # end_processes FILE: those whose "PID START-TIME" stand in it: first asked, then killed. The

@@ -62,7 +62,7 @@ step_build() {
 # install_tool NAME VERSION: a program from crates.io. Little optimised: its speed does not
 # matter, that of its compilation does.
 install_tool() {
-    local tools=$PWD/target/tools
+    local tools=$target/tools
     [ -x "$tools/bin/$1" ] && "$tools/bin/$1" --version | grep -q "$2" && return
     need libacl1-dev || true
     CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
@@ -76,7 +76,7 @@ install_tool() {
 guest_made_within=200
 step_guest() {
     . script/lib/guest.sh
-    local at=$PWD/target/guests/$guest_series
+    local at=$target/guests/$guest_series
     [ -e "$at/initrd" ] && return
     timeout -k 10 "$guest_made_within" bash -c '. script/lib/common.sh; . script/lib/guest.sh
         guest_tools && guest_build "$@"' guest "$guest_series" "$at" ||

@@ -92,7 +92,7 @@ kill_daemon() {
 # fsx compares every read with what must be there, mapped ones too, while the server and the
 # daemon of its mount are killed in turn. It is ended when it has outlived the last kill.
 fsx_goes_on() {
-    local at=$scratch/mnt/fsx tool=${TOOLS:-$root/target/tools/bin}/fsx runner victim code=0
+    local at=$scratch/mnt/fsx tool=${TOOLS:-$target/tools/bin}/fsx runner victim code=0
     local seed=${FSX_SEED:-1}
     echo "seed $seed"
     printf '%s\n' 'flen = 1048576' '[opsize]' 'max = 131072' '[weights]' 'close_open = 2' \

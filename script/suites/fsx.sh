@@ -5,7 +5,7 @@
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}
 begin fsx
-tool=${TOOLS:-$root/target/tools/bin}/fsx
+tool=${TOOLS:-$target/tools/bin}/fsx
 seed=${FSX_SEED:-1}
 store 200
 serve

@@ -13,7 +13,7 @@
 transport=${1:-classic}
 begin outage
 
-built=$root/target/guests/$guest_series
+built=$target/guests/$guest_series
 leave_out() { skip all "$1"; exit 0; }
 if [ ! -e "$built/initrd" ]; then
     [ -z "${CI:-}" ] || leave_out "no guest in target/guests: see the step \`guest\`"

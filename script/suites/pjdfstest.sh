@@ -9,7 +9,7 @@ store 600
 serve
 mount_at mnt
 # Its other users run the program and name files below the scratch directory.
-cp "${TOOLS:-$root/target/tools/bin}/pjdfstest" "$scratch/pjdfstest"
+cp "${TOOLS:-$target/tools/bin}/pjdfstest" "$scratch/pjdfstest"
 chmod 755 "$scratch/pjdfstest"
 cat >"$scratch/pjdfstest.toml" <<'END'
 [features]
