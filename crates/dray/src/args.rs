@@ -115,7 +115,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Threads that serve the connections of each export [default: one for each CPU]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_count, allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Count as another start of the machine: for tests of what a loss of power does.
     #[arg(long, value_name = "HEX", hide = true, value_parser = parse_boot)]
@@ -203,14 +203,15 @@ pub struct StatusArgs {
     #[arg(long)]
     pub json: bool,
     /// Time over which rates are taken, seconds; 0: no rates
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = parse_number)]
+    #[arg(allow_negative_numbers = true)]
     pub interval: f64,
 }
 
 /// End a client's session: its locks and open files are given back at once.
 ///
-/// The client is told and begins a new session when it next calls; to keep it out, change
-/// allow= or the key.
+/// The client is told, and its mount fails every call from then on, until it is unmounted and
+/// mounted again; to keep it out, change allow= or the key.
 #[derive(Debug, clap::Args)]
 pub struct EvictArgs {
     /// Session number or host name, as `dray status` shows them
@@ -224,9 +225,9 @@ pub struct EvictArgs {
 /// Measure where the time goes.
 ///
 /// Four cuts: the transport alone, the transport with a backend that does nothing, the
-/// backend alone, the full path. Of a directory (needs root): all four, the full path through a mount of
-/// its own. Of a target: all but the backend, without FUSE. Of a mount: all but the backend.
-/// Writes files of 32 MiB and removes them.
+/// backend alone, the full path. Of a directory (needs root) the full path is that through a
+/// mount of its own, of a target that without FUSE. The backend of a target or a mount is
+/// measured where its server is on this machine, by root. Writes files of 32 MiB and removes them.
 #[derive(Debug, clap::Args)]
 pub struct SurveyArgs {
     /// A directory, a mount point, or a target such as dray://HOST/NAME
@@ -235,11 +236,13 @@ pub struct SurveyArgs {
     /// One JSON object a line for each measurement
     #[arg(long)]
     pub json: bool,
-    /// Time of each measurement
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.3)]
+    /// Time of each measurement, seconds
+    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = parse_number)]
+    #[arg(allow_negative_numbers = true)]
     pub seconds: f64,
     /// Threads, each waiting for its answer before it asks again
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 4])]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "4"])]
+    #[arg(value_parser = parse_count, allow_negative_numbers = true)]
     pub threads: Vec<usize>,
     /// Block sizes, multiples of 4K up to 1M
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_values = ["4K", "64K", "1M"])]
@@ -258,7 +261,8 @@ pub struct DemoArgs {
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// How much is written
-    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    #[arg(long, value_name = "MIB", default_value = "256", value_parser = parse_count)]
+    #[arg(allow_negative_numbers = true)]
     pub mib: usize,
 }
 
@@ -336,6 +340,14 @@ pub struct MountDaemonArgs {
     pub successor: bool,
 }
 
+fn parse_count(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "a whole number is needed".to_owned())
+}
+
+fn parse_number(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "a number such as 0.5 is needed".to_owned())
+}
+
 fn parse_boot(text: &str) -> Result<u128, String> {
     u128::from_str_radix(text, 16).map_err(|error| error.to_string())
 }
@@ -408,6 +420,21 @@ mod tests {
         assert!(mount.fake && !mount.foreground);
         assert_eq!(mount.options, ["rw,nosuid"]);
         assert_eq!(mount.mountpoint.to_str(), Some("/mnt"));
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_refused_in_plain_words() {
+        for (line, words) in [
+            ("dray serve --export a=/a --threads x", "a whole number is needed"),
+            ("dray serve --export a=/a --threads -1", "a whole number is needed"),
+            ("dray survey /a --threads 1,x", "a whole number is needed"),
+            ("dray survey /a --seconds 1s", "a number such as 0.5 is needed"),
+            ("dray status --interval soon", "a number such as 0.5 is needed"),
+            ("dray demo --mib 1G", "a whole number is needed"),
+        ] {
+            let error = Args::try_parse_from(line.split_whitespace()).unwrap_err().to_string();
+            assert!(error.contains(words), "{line}: {error}");
+        }
     }
 
     #[test]

@@ -21,14 +21,14 @@ pub fn check_address(address: &str) -> Result<(), String> {
         true => Ok(()),
         false => {
             let examples = "as in 127.0.0.1:9100 or [::1]:9100";
-            Err(format!("metrics: `{address}` is not ADDR:PORT, {examples}"))
+            Err(format!("`{address}` is not ADDR:PORT, {examples}"))
         }
     }
 }
 
 /// Listens at `ADDR:PORT`; answers where, too, since port 0 lets the system choose.
 pub fn listen(address: &str) -> Result<(OwnedFd, String), Failure> {
-    check_address(address).map_err(Failure::usage)?;
+    check_address(address).map_err(|what| Failure::usage(format!("metrics: {what}")))?;
     endpoint::listen_tcp(address).map_err(|error| {
         let advice = match error.raw_os_error() {
             Some(libc::EADDRINUSE) => "another program listens there (`ss -ltnp` says which)",

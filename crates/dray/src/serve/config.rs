@@ -116,7 +116,8 @@ impl Config {
         self.addresses()?;
         self.lease()?;
         self.buffers()?;
-        self.metrics.as_deref().map_or(Ok(()), check_address)?;
+        let metrics = self.metrics.as_deref().map_or(Ok(()), check_address);
+        metrics.map_err(|what| format!("metrics: {what}"))?;
         for (key, value) in [
             ("clients_max", self.clients_max),
             ("clients_of_one_address_max", self.clients_of_one_address_max),
@@ -139,8 +140,7 @@ impl Config {
     }
 
     fn parse(text: &str) -> Result<Config, String> {
-        let table: toml::Table =
-            text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+        let table: toml::Table = text.parse().map_err(in_plain_words)?;
         check_keys(text, "the top level", &table, &KEYS)?;
         for (name, keys) in [("export", &EXPORT_KEYS[..]), ("fault", &FAULT_KEYS[..])] {
             if table.get(name).is_some_and(|value| !value.is_array()) {
@@ -154,7 +154,7 @@ impl Config {
                 check_keys(text, &format!("[[{name}]]"), one, keys)?;
             }
         }
-        toml::from_str(text).map_err(|error| error.to_string())
+        toml::from_str(text).map_err(in_plain_words)
     }
 
     /// Addresses to listen on.
@@ -193,6 +193,16 @@ impl Config {
             Some(_) => Err("buffers_mib is a number from 8 to 1048576".to_owned()),
         }
     }
+}
+
+/// What is wrong with a file, without the names that types have in Rust.
+fn in_plain_words(error: toml::de::Error) -> String {
+    let number = "a whole number from 0 on";
+    let words = [("a sequence", "a list in brackets"), ("a boolean", "true or false")];
+    let numbers = ["u64", "u32", "usize"].map(|kind| (kind, number));
+    words.iter().chain(&numbers).fold(error.to_string(), |text, (rust, plain)| {
+        text.replace(&format!("expected {rust}"), &format!("expected {plain}"))
+    })
 }
 
 /// Refuses keys that are not known, naming the one that was probably meant.
@@ -329,7 +339,17 @@ mod tests {
         assert!(exports("[[export]]\nname='a'\ndir='/x'\nallow=['x']\n").contains("`x`"));
         assert!(exports("[[export]]\nname='a'\n").contains("no directory"));
         assert!(exports("[[export]]\nname='a'\ndir='/x'\ninline='x'\n").contains("inline"));
-        assert!(Config::parse("threads = 'many'\n").is_err());
+        for (text, words) in [
+            ("threads = 'many'\n", "expected a whole number from 0 on"),
+            ("lease_s = -5\n", "expected a whole number from 0 on"),
+            ("faults = 1\n", "expected true or false"),
+            ("listen = 'tcp://0.0.0.0'\n", "line 1"),
+            ("listen = 'tcp://0.0.0.0'\n", "expected a list in brackets"),
+            ("[[export]\n", "line 1"),
+        ] {
+            let error = Config::parse(text).unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
         let faults = "faults=true\n[[fault]]\nop='wirte'\n";
         let error = Config::parse(faults).unwrap().faults_of("a").unwrap_err();
         assert!(error.contains("did you mean `write`?"), "{error}");

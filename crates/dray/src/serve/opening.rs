@@ -146,7 +146,13 @@ impl Opening {
     fn below(&mut self) -> Result<Export, Failure> {
         let plan = &self.plan;
         let what = || format!("cannot export {} as `{}`", plan.dir.display(), plan.name);
-        let dir = std::fs::canonicalize(&plan.dir).doing(what)?;
+        let dir = std::fs::canonicalize(&plan.dir).map_err(|error| {
+            let advice = match error.kind() {
+                std::io::ErrorKind::NotFound => "; make it first, or correct the path",
+                _ => "",
+            };
+            Failure::new(format!("{}: {error}{advice}", what()))
+        })?;
         if !dir.is_dir() {
             return Err(Failure::new(format!(
                 "{}: it is not a directory; name the directory that it is in",

@@ -53,7 +53,9 @@ impl StateDir {
     /// Takes possession of `dir`, making it if need be. Errors: another server has it, or
     /// it cannot be read.
     pub fn open(dir: &Path) -> Result<StateDir, Failure> {
-        make_private(dir)?;
+        make_private(dir).map_err(|failure| {
+            Failure::new(format!("state directory (--state): {}", failure.message))
+        })?;
         let shown = dir.display();
         let lock = OpenOptions::new()
             .create(true)

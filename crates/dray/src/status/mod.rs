@@ -4,6 +4,7 @@ pub(crate) mod report;
 pub(crate) mod status_table;
 
 use std::io::ErrorKind;
+use std::net::{ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -157,7 +158,32 @@ fn of_export(target: &Path) -> Result<Reports, Failure> {
 }
 
 fn has_export(report: &Value, wanted: impl Fn(&Value) -> bool) -> bool {
-    report["exports"].as_array().into_iter().flatten().any(wanted)
+    exports(report).any(wanted)
+}
+
+fn exports(report: &Value) -> impl Iterator<Item = &Value> {
+    report["exports"].as_array().into_iter().flatten()
+}
+
+/// The server's process and the directory behind a target, if both are on this machine and
+/// the server answers this user.
+pub fn served_here(target: &Target) -> Option<(u32, PathBuf)> {
+    let is_here = match &target.address {
+        Address::Unix(_) => true,
+        Address::Tcp { host, port } => is_of_this_machine(host, *port),
+    };
+    everything().into_iter().filter(|_| is_here).find_map(|(_, report)| {
+        strings(&report["listen"]).find(|listen| reaches(listen, &target.address))?;
+        let export = exports(&report).find(|export| export["name"] == *target.export)?;
+        let pid = u32::try_from(report["pid"].as_u64()?).ok()?;
+        Some((pid, PathBuf::from(export["dir"].as_str()?)))
+    })
+}
+
+/// Whether a host is this one: only its own addresses can be listened at.
+fn is_of_this_machine(host: &str, port: u16) -> bool {
+    let addresses = (host, port).to_socket_addrs();
+    addresses.into_iter().flatten().any(|one| UdpSocket::bind((one.ip(), 0)).is_ok())
 }
 
 fn strings(list: &Value) -> impl Iterator<Item = &str> {
@@ -226,7 +252,9 @@ fn add_rates(before: &Reports, reports: &mut Reports, elapsed: Duration) {
 
 /// The same for each client of a server, so that it shows who keeps it busy.
 fn add_client_rates(old: &Value, report: &mut Value, seconds: f64) {
-    for client in report["clients"].as_array_mut().into_iter().flatten() {
+    // An index would add the key to the report of a mount, which has no clients.
+    let clients = report.get_mut("clients").and_then(Value::as_array_mut);
+    for client in clients.into_iter().flatten() {
         let same = |other: &&Value| other["session"] == client["session"];
         let Some(before) = old["clients"].as_array().into_iter().flatten().find(same) else {
             continue;
@@ -294,6 +322,22 @@ mod tests {
         ] {
             assert_eq!(reaches(listen, &address), expected, "{listen}");
         }
+    }
+
+    #[test]
+    fn a_host_is_told_from_others() {
+        assert!(is_of_this_machine("127.0.0.1", 7440));
+        assert!(!is_of_this_machine("192.0.2.1", 7440), "an address of documents");
+    }
+
+    #[test]
+    fn a_mount_is_not_said_to_have_clients() {
+        let socket = PathBuf::from("/x");
+        let report = || vec![(socket.clone(), json!({ "kind": "mount", "pid": 1, "ops": {} }))];
+        let mut after = report();
+        add_rates(&report(), &mut after, Duration::from_secs(1));
+        assert_eq!(after[0].1.get("clients"), None);
+        assert_eq!(after[0].1["rates"]["operations_per_s"], 0.0);
     }
 
     #[test]

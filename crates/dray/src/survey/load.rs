@@ -26,8 +26,8 @@ const ALIGN_BYTES: usize = 4096;
 pub enum Place {
     /// A file system in this process.
     Local(Arc<dyn FileSystem>),
-    /// An export, through the library.
-    Remote(Target, Options),
+    /// An export, through the library; and the processes of this machine that work for it.
+    Remote(Target, Options, Vec<u32>),
     /// A directory, by system calls; and the processes that work for it.
     Path(PathBuf, Vec<u32>),
 }
@@ -62,7 +62,10 @@ impl Outcome {
 impl Load {
     /// Runs it. Errors: the first one of any thread.
     pub fn run(&self, place: &Place) -> Result<Outcome, Error> {
-        let others: &[u32] = if let Place::Path(_, others) = place { others } else { &[] };
+        let others: &[u32] = match place {
+            Place::Path(_, others) | Place::Remote(_, _, others) => others,
+            Place::Local(_) => &[],
+        };
         // Everybody prepares, then all begin at once, and we note the time.
         let (ready, go) =
             (Arc::new(Barrier::new(self.threads + 1)), Arc::new(Barrier::new(self.threads + 1)));
@@ -105,7 +108,7 @@ impl Load {
                 let client = Client::over(fs.clone());
                 block_on(self.run_client(&client, index, &mut gates))
             }
-            Place::Remote(target, options) => block_on(async {
+            Place::Remote(target, options, _) => block_on(async {
                 let client = Client::connect(target, options).await?;
                 let result = self.run_client(&client, index, &mut gates).await;
                 client.goodbye();

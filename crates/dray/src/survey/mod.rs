@@ -22,7 +22,7 @@ use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{Doing, Failure};
 use crate::sandbox::Sandbox;
-use crate::{interrupt, mount::mount_table, output};
+use crate::{interrupt, mount::mount_table, output, paths, status};
 
 /// Most threads of a load.
 const THREADS_MAX: usize = 64;
@@ -69,34 +69,12 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let timeout = Some(Duration::from_secs(30));
     let options = dray_client::Options { key, timeout, replay_bytes: 0 };
     let mut survey = Survey { args, rows: Vec::new(), notes: Vec::new(), done: 0 };
-    let loopback = Loopback::start()?;
+    let nothing = Loopback::start()?;
+    let loopback = nothing.place();
     match &subject {
-        Subject::Remote(target) => {
-            reach(target, &options)?;
-            let full = Place::Remote(target.clone(), options);
-            survey.pings("transport", &full)?;
-            survey.blocks("null", &loopback.place())?;
-            survey.note("backend: not reachable from here; run `dray survey DIR` at the server");
-            survey.note("full: without FUSE; CPU is this machine's only");
-            survey.blocks("full", &full)?;
-        }
-        Subject::Dir(dir) => {
-            survey.pings("transport", &loopback.place())?;
-            survey.blocks("null", &loopback.place())?;
-            let scratch = Scratch::new(dir)?;
-            survey.blocks("backend", &Place::Local(open_backend(scratch.path())?))?;
-            let mut sandbox = Sandbox::serve("survey", scratch.path())?;
-            let place = Place::Path(sandbox.mount("mount", "")?, sandbox.processes());
-            survey.blocks("full", &place)?;
-        }
-        Subject::Mount(dir) => {
-            survey.pings("transport", &loopback.place())?;
-            survey.blocks("null", &loopback.place())?;
-            survey.note("backend: not reachable from here; run `dray survey DIR` at the server");
-            let scratch = Scratch::new(dir)?;
-            let place = Place::Path(scratch.path().to_owned(), rig::mount_process(dir));
-            survey.blocks("full", &place)?;
-        }
+        Subject::Remote(target) => survey.target(target, options, &loopback)?,
+        Subject::Dir(dir) => survey.dir(dir, &loopback)?,
+        Subject::Mount(dir) => survey.mount(dir, &loopback)?,
     }
     survey.finish()
 }
@@ -123,7 +101,9 @@ fn subject(text: &str) -> Result<Subject, Failure> {
     }
     match at.is_dir() {
         true => Ok(Subject::Dir(at)),
-        false => Err(Failure::usage(format!("{text} is neither a target nor a directory"))),
+        false => Err(Failure::usage(format!(
+            "{text} is neither a directory nor a target such as dray://HOST/NAME"
+        ))),
     }
 }
 
@@ -152,6 +132,61 @@ struct Survey<'a> {
 }
 
 impl Survey<'_> {
+    fn target(
+        &mut self,
+        target: &Target,
+        options: dray_client::Options,
+        loopback: &Place,
+    ) -> Result<(), Failure> {
+        reach(target, &options)?;
+        let server = status::served_here(target);
+        let processes = server.iter().map(|(pid, _)| *pid).collect();
+        let full = Place::Remote(target.clone(), options, processes);
+        self.pings("transport", &full)?;
+        self.blocks("null", loopback)?;
+        self.backend(server.as_ref().map(|(_, dir)| &**dir))?;
+        self.note("full: without FUSE");
+        if server.is_none() {
+            self.note("transport, full: CPU without the server's, which this command cannot see");
+        }
+        self.blocks("full", &full)
+    }
+
+    fn dir(&mut self, dir: &Path, loopback: &Place) -> Result<(), Failure> {
+        self.pings("transport", loopback)?;
+        self.blocks("null", loopback)?;
+        self.backend(Some(dir))?;
+        let scratch = Scratch::new(dir)?;
+        let mut sandbox = Sandbox::serve("survey", scratch.path())?;
+        let place = Place::Path(sandbox.mount("mount", "")?, sandbox.processes());
+        self.blocks("full", &place)
+    }
+
+    fn mount(&mut self, dir: &Path, loopback: &Place) -> Result<(), Failure> {
+        let mount = rig::mount_process(dir);
+        let server = mount.as_ref().and_then(|(_, target)| status::served_here(target));
+        let pids = [mount.map(|(pid, _)| pid), server.as_ref().map(|(pid, _)| *pid)];
+        self.pings("transport", loopback)?;
+        self.blocks("null", loopback)?;
+        self.backend(server.as_ref().map(|(_, dir)| &**dir))?;
+        if server.is_none() {
+            self.note("full: CPU without the server's, which this command cannot see");
+        }
+        let scratch = Scratch::new(dir)?;
+        let place = Place::Path(scratch.path().to_owned(), pids.into_iter().flatten().collect());
+        self.blocks("full", &place)
+    }
+
+    /// The backend alone, if the directory that is served can be got at.
+    fn backend(&mut self, dir: Option<&Path>) -> Result<(), Failure> {
+        let Some(dir) = dir else {
+            self.note("backend: not reachable from here; run `dray survey DIR` at the server");
+            return Ok(());
+        };
+        let scratch = Scratch::new(dir)?;
+        self.blocks("backend", &Place::Local(open_backend(scratch.path())?))
+    }
+
     fn note(&mut self, text: &'static str) {
         self.notes.push(text);
     }
@@ -202,6 +237,7 @@ impl Survey<'_> {
     fn finish(&self) -> Result<(), Failure> {
         progress("");
         if self.args.json {
+            self.notes.iter().for_each(|note| log::warn!("{note}"));
             return Ok(());
         }
         output::print(table::render(&self.rows))?;

@@ -53,7 +53,7 @@ impl Loopback {
     }
 
     pub fn place(&self) -> Place {
-        Place::Remote(self.target.clone(), Options::default())
+        Place::Remote(self.target.clone(), Options::default(), Vec::new())
     }
 }
 
@@ -116,9 +116,9 @@ impl Drop for Scratch {
     }
 }
 
-/// The process that serves the mount at `dir`, if it says so.
-pub fn mount_process(dir: &Path) -> Vec<u32> {
-    let report = control::ask(&Kind::Mount.socket(dir), "status").ok();
-    let pid = report.and_then(|report| report["pid"].as_u64());
-    pid.and_then(|pid| u32::try_from(pid).ok()).into_iter().collect()
+/// The process that serves the mount at `dir`, and what is mounted, if it says so.
+pub fn mount_process(dir: &Path) -> Option<(u32, Target)> {
+    let report = control::ask(&Kind::Mount.socket(dir), "status").ok()?;
+    let pid = u32::try_from(report["pid"].as_u64()?).ok()?;
+    Some((pid, report["target"].as_str()?.parse().ok()?))
 }

@@ -1,0 +1,66 @@
+//! `dray survey`, of everything that it can be asked of.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use common::{Rig, is_mounted, wait_for};
+use serde_json::Value;
+
+/// What a survey of `what` prints, as short as it can be.
+fn rows(rig: &Rig, what: &str) -> Vec<Value> {
+    let args = ["survey", what, "--seconds", "0.01", "--threads", "1", "--block", "4K", "--json"];
+    let lines = rig.demand(&args);
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_survey_has_four_cuts_where_the_server_is_on_this_machine() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    let (dir, target) = (rig.path("export"), rig.target());
+    for what in [dir.to_str().unwrap(), &target, at.to_str().unwrap()] {
+        let rows = rows(&rig, what);
+        let cuts: BTreeSet<&str> = rows.iter().filter_map(|row| row["cut"].as_str()).collect();
+        assert_eq!(cuts, BTreeSet::from(["backend", "full", "null", "transport"]), "{what}");
+        for row in &rows {
+            for key in ["p50_us", "p99_us", "cpu_us_per_op", "per_s"] {
+                assert!(row[key].as_f64().is_some_and(|number| number > 0.0), "{what}: {row}");
+            }
+        }
+    }
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "what was written is removed");
+    rig.umount(&at);
+}
+
+/// Ctrl-C, in each cut that has something to be removed.
+#[test]
+fn a_survey_that_is_interrupted_leaves_nothing_behind() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let dir = rig.path("export");
+    let names = |dir: &std::path::Path| -> Vec<_> {
+        fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()).collect()
+    };
+    for (cut, signal) in [("backend", libc::SIGINT), ("full", libc::SIGTERM)] {
+        let args = ["survey", dir.to_str().unwrap(), "--seconds", "2", "--threads", "1"];
+        let survey = rig.start_command(&[&args[..], &["--block", "4K"]].concat());
+        let base = std::env::temp_dir().join(format!("dray-survey-{}", survey.0));
+        let begun = || match cut {
+            "full" => is_mounted(&base.join("mount")),
+            _ => !names(&dir).is_empty(),
+        };
+        wait_for("the cut", begun);
+        survey.signal(signal);
+        assert_eq!(common::exit_code(rig.end_of(survey)), 128 + signal, "{cut}");
+        assert!(names(&dir).is_empty(), "{:?}", names(&dir));
+        assert!(!base.exists() && !is_mounted(&base.join("mount")), "{cut}");
+    }
+}
