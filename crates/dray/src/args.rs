@@ -34,6 +34,7 @@ const EXIT_CODES: &str = "Exit codes:
   2   wrong arguments or configuration
   3   no server answered at the target
   4   the server refused: unknown export, wrong key, address not allowed, incompatible version
+
 mount.dray, which mount(8) calls, ends with 1 for wrong arguments and 32 for every other failure,
 as mount(8) wants it.";
 

@@ -33,11 +33,11 @@ fn shown(command: &Command) -> Command {
 /// Writes a page for the command and one for each subcommand into `dir`.
 pub fn man(dir: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(dir).doing(|| format!("cannot make {}", dir.display()))?;
-    let mut command = Args::command();
+    // Which has no page.
+    let mut command = Args::command().disable_help_subcommand(true);
     command.build();
     write_page(dir, "dray", command.clone())?;
-    let shown = |sub: &&Command| !sub.is_hide_set() && sub.get_name() != "help";
-    for sub in command.get_subcommands().filter(shown) {
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let name = format!("dray-{}", sub.get_name());
         write_page(dir, &name, sub.clone())?;
     }
@@ -52,6 +52,8 @@ fn write_page(dir: &Path, name: &str, command: Command) -> Result<(), Failure> {
     let page_of = clap_mangen::Man::new(named).title(name.to_uppercase()).manual("User Commands");
     let source = concat!("dray ", env!("CARGO_PKG_VERSION"));
     page_of.source(source).render(&mut page).doing(doing)?;
+    // What stands behind the options is about exit codes.
+    let page = String::from_utf8_lossy(&page).replace(".SH EXTRA", ".SH \"EXIT STATUS\"");
     std::fs::write(&path, page).doing(doing)
 }
 
@@ -87,5 +89,13 @@ mod tests {
         }
         let serve = std::fs::read_to_string(dir.path().join("dray-serve.1")).unwrap();
         assert!(serve.contains("\\-\\-export") && serve.contains("squash=root"), "{serve}");
+        let dray = std::fs::read_to_string(dir.path().join("dray.1")).unwrap();
+        assert!(dray.contains(".SH \"EXIT STATUS\""), "{dray}");
+        // Every page that another one names is there.
+        for line in dray.lines().filter_map(|line| line.strip_suffix("(1)")) {
+            let page = format!("{}.1", line.replace('\\', ""));
+            assert!(dir.path().join(&page).exists(), "{page}");
+        }
+        assert!(dray.contains("dray\\-mount(1)"), "{dray}");
     }
 }

@@ -173,8 +173,7 @@ fn mount_as_user(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
         .map_err(without_helper)?;
     drop(theirs);
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(io::Error::other(said.trim().to_owned()));
+        return Err(io::Error::other(said_by_helper(&output.stderr)));
     }
     receive_descriptor(&ours)
 }
@@ -185,6 +184,18 @@ fn without_helper(error: io::Error) -> io::Error {
         error.kind(),
         format!("{FUSERMOUNT} does not start ({error}): ordinary users need the package fuse3"),
     )
+}
+
+/// What the helper said. That a minimal system has no /etc/mtab keeps it from unmounting, and is
+/// a mere warning where something else is wrong.
+fn said_by_helper(stderr: &[u8]) -> String {
+    let said = String::from_utf8_lossy(stderr);
+    let (warnings, errors): (Vec<&str>, Vec<&str>) =
+        said.trim().lines().partition(|line| line.contains("/etc/mtab"));
+    match errors.is_empty() && !warnings.is_empty() {
+        true => format!("{}; `ln -s /proc/self/mounts /etc/mtab`, as root", warnings.join("; ")),
+        false => errors.join("; "),
+    }
 }
 
 /// Lets a child inherit the descriptor; set before the fork, since there is no other
@@ -251,5 +262,20 @@ pub fn unmount(at: &Path, lazy: bool) -> io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    Err(io::Error::other(said_by_helper(&output.stderr)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_mtab_is_told_where_it_is_the_cause_alone() {
+        let missing = "fusermount3: failed to open /etc/mtab: No such file or directory\n";
+        let refused = "fusermount3: user has no write access to mountpoint /mnt\n";
+        assert!(said_by_helper(missing.as_bytes()).contains("ln -s /proc/self/mounts /etc/mtab"));
+        assert_eq!(said_by_helper(format!("{missing}{refused}").as_bytes()), refused.trim());
+        assert_eq!(said_by_helper(refused.as_bytes()), refused.trim());
+        assert_eq!(said_by_helper(b""), "");
+    }
 }
