@@ -1,5 +1,5 @@
 //! The promises of docs/SEMANTICS.md name their tests; here those names are held against the
-//! tree, so that a promise does not outlive its proof.
+//! tree, so that a promise does not outlive its proof. So are links and paths of all pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,6 +80,64 @@ fn every_promise_names_tests_that_exist() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
+/// Every page for people in `dir` and below, but in what is made there.
+fn pages(dir: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let made = ["target", "bench-out", "corpus", "artifacts"].iter().any(|one| name == **one);
+        if path.is_dir() && !made && !name.to_string_lossy().starts_with('.') {
+            pages(&path, into);
+        } else if path.extension().is_some_and(|end| end == "md") {
+            into.push(path);
+        }
+    }
+}
+
+/// Where the links of a page lead within the repository, from the page's folder.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let paths = targets.map(|target| target.split('#').next().unwrap_or_default());
+    paths.filter(|path| !path.is_empty() && !path.contains("://"))
+}
+
+/// Files and folders that a page names by their path from the repository's root.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let ends = |c: char| !c.is_alphanumeric() && !matches!(c, '/' | '.' | '_' | '-');
+    let words = text.split(ends).map(|word| word.trim_end_matches('.'));
+    words.filter(|word| {
+        ["crates/", "docs/", "script/", "benches/", "packaging/", "fuzz/"]
+            .iter()
+            .any(|folder| word.starts_with(folder) && word.len() > folder.len())
+    })
+}
+
+#[test]
+fn links_and_paths_of_all_pages_lead_somewhere() {
+    let mut all = Vec::new();
+    pages(&root(), &mut all);
+    assert!(all.len() > 20, "{all:?}");
+    let mut dead = Vec::new();
+    for page in &all {
+        let (text, folder) = (fs::read_to_string(page).unwrap(), page.parent().unwrap());
+        // What fuzzing makes is there once it was fuzzed.
+        let made =
+            |path: &&str| path.starts_with("fuzz/corpus") || path.starts_with("fuzz/artifacts");
+        let linked = links(&text).filter(|link| !folder.join(link).exists());
+        let named = paths(&text).filter(|path| !root().join(path).exists() && !made(path));
+        dead.extend(linked.chain(named).map(|path| format!("{}: {path}", page.display())));
+    }
+    assert!(dead.is_empty(), "{}", dead.join("\n"));
+}
+
+#[test]
+fn every_decision_record_is_in_the_list() {
+    let list = fs::read_to_string(root().join("docs/adr/README.md")).unwrap();
+    for entry in fs::read_dir(root().join("docs/adr")).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        assert!(name == "README.md" || list.contains(&format!("({name})")), "{name}");
+    }
+}
+
 #[test]
 fn what_is_named_wrongly_is_found() {
     let wrong = [
@@ -95,4 +153,7 @@ fn what_is_named_wrongly_is_found() {
     let page = "| promise | tests |\n|---|---|\n| a | `b.rs::c` |\n\n| what | now |\n|---|---|\n| d | e |\n";
     assert_eq!(promises(page), ["| a | `b.rs::c` |"]);
     assert_eq!(named(page).len(), 1);
+    let page = "[a](b.md#c), ![d](e.svg), [f](https://g), [h](#i): `script/test STEP`, docs/adr.";
+    assert_eq!(links(page).collect::<Vec<_>>(), ["b.md", "e.svg"]);
+    assert_eq!(paths(page).collect::<Vec<_>>(), ["script/test", "docs/adr"]);
 }

@@ -22,7 +22,7 @@ use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{Doing, Failure};
 use crate::sandbox::Sandbox;
-use crate::{interrupt, mount::mount_table, output, paths, status};
+use crate::{interrupt, mount::mount_table, output, status};
 
 /// Most threads of a load.
 const THREADS_MAX: usize = 64;
