@@ -59,6 +59,11 @@ fn what_was_lost_is_told_through_each_file_that_it_was_written_through() {
     assert_eq!(owed(&writers[0], Op::Close), Ok(()), "it has been told");
     assert_eq!(owed(&writers[1], Op::Flush), Err(Errno::EIO));
     assert_eq!(owed(&writers[1], Op::Close), Err(Errno::EIO));
+    // The matter ends with the last of them.
+    unsynced.closed(file(1), &writers[0]);
+    assert!(unsynced.owes(file(1)));
+    unsynced.closed(file(1), &writers[1]);
+    assert!(!unsynced.owes(file(1)) && unsynced.lock().files.is_empty());
 }
 
 /// The recovery begins in a task of its own, somewhat later than the loss is heard of.
