@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use common::daemons::wait_for_daemon;
 use common::{Rig, is_mounted, wait_for};
 use serde_json::Value;
 
@@ -53,6 +54,42 @@ fn a_mount_chooses_its_transport_and_says_why() {
     }
     rig.umount(&forced);
     rig.umount(&chosen);
+}
+
+/// Context switches of all threads of a process since they began, of its own will.
+fn switches(pid: i32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let count = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse::<u64>().ok()
+    };
+    tasks.flatten().filter_map(count).sum()
+}
+
+/// Workers that have left the device to the one on the caller's CPU look after it no more when the
+/// caller has ended.
+#[test]
+fn workers_of_a_classic_mount_rest_after_a_caller() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "transport=classic");
+    fs::write(at.join("file"), "some").unwrap();
+    let daemon = wait_for_daemon(&at);
+    for _ in 0..3 {
+        for _ in 0..2_000 {
+            drop(fs::File::open(at.join("file")).unwrap());
+        }
+        wait_for("a second without a wake-up", || {
+            let before = switches(daemon);
+            std::thread::sleep(Duration::from_secs(1));
+            switches(daemon) == before
+        });
+    }
+    rig.umount(&at);
 }
 
 /// /dev/fuse as udev makes it, also where there is no udev: open to everybody. One test at a

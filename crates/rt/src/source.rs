@@ -1,13 +1,12 @@
 //! Readiness of file descriptors.
 
+use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use crate::executor::{Shared, current, is_current};
-use crate::time::sleep;
 
 /// Which readiness is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,12 +120,12 @@ impl Source {
         self.shared.registry.step_back(self.id, self.fd.as_raw_fd())
     }
 
-    /// Looks for nothing during `pause`, then waits for events again. For what announces much
+    /// Looks for nothing until `pause` is over, then waits for events again. For what announces much
     /// that can wait: while nobody looks, announcing it costs the other side no wake-up.
     /// Errors: those of epoll_ctl(2), after which no event comes any more.
-    pub async fn rest(&self, pause: Duration) -> io::Result<()> {
+    pub async fn rest(&self, pause: impl Future<Output = ()>) -> io::Result<()> {
         self.shared.registry.unwatch(self.id, self.fd.as_raw_fd());
-        sleep(pause).await;
+        pause.await;
         self.shared.registry.watch_again(self.id, self.fd.as_raw_fd(), true)?;
         self.shared.kick_if_parked();
         Ok(())
@@ -218,6 +217,7 @@ mod tests {
     use std::cell::Cell;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     use super::*;
     use crate::{DriverKind, Executor};
@@ -304,7 +304,8 @@ mod tests {
                     let one = source.io(Interest::Read, |_| reader.read(&mut room)).await;
                     assert_eq!(one.unwrap(), 3);
                     source.drained();
-                    let mut resting = std::pin::pin!(source.rest(Duration::from_millis(20)));
+                    let mut resting =
+                        std::pin::pin!(source.rest(crate::sleep(Duration::from_millis(20))));
                     let mut task = Context::from_waker(Waker::noop());
                     assert!(resting.as_mut().poll(&mut task).is_pending());
                     crate::sleep(Duration::from_millis(2)).await;

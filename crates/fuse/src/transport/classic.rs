@@ -19,14 +19,13 @@ use crate::front::Worker;
 use crate::mount::device::write_answer;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
+use crate::transport::attendance::{Attendance, Attendant, Next};
 use crate::transport::buffers::{Buffer, Buffers, tend};
 use crate::transport::{Answer, Message};
 use crate::worker::cpus::Lookout;
 
 /// Requests up to this size are copied out of the read buffer.
 const SMALL_BYTES: usize = 1024;
-/// Requests between two looks at where a caller runs.
-const LOOK_EVERY: u64 = 64;
 /// Beside a ring: how long nobody looks for what comes after a FORGET. A process that unlinks
 /// causes one each time, and to take up each by itself would cost it a wake-up of a thread on
 /// perhaps another CPU. An INTERRUPT may come that much late.
@@ -62,14 +61,14 @@ impl Replier {
     }
 }
 
-/// Reads and serves requests until the mount ends, or until `stop` is set. `home` is the
-/// CPU that this worker is pinned to, if every CPU has one that is. `beside_ring`: requests of
-/// applications come through a ring; here only what the kernel keeps for this way. Errors: those of read(2)
-/// that mean something else than the end of the mount, and those of epoll_ctl(2).
+/// Reads and serves requests until the mount ends, or until `stop` is set. `attendance`: of all
+/// workers, if each is pinned to its CPU. `beside_ring`: requests of applications come through a
+/// ring; here only what the kernel keeps for this way. Errors: those of read(2) that mean
+/// something else than the end of the mount, and those of epoll_ctl(2).
 pub(crate) async fn run(
     worker: Arc<Worker>,
     device: OwnedFd,
-    home: Option<usize>,
+    attendance: Option<Arc<Attendance>>,
     beside_ring: bool,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
@@ -82,15 +81,12 @@ pub(crate) async fn run(
     let mut stopped = pin!(async move {
         let _ = stop.wait_for(|stop| *stop).await; // or whoever could set it has gone
     });
-    // Of the workers that wait the kernel wakes the one that began to wait first, wherever the
-    // caller runs. A wake-up across CPUs costs more than all else about a small request: the
-    // worker that finds its caller at another one's home lets that one go first.
-    let home = home.and_then(|home| Some((home, Lookout::start().ok()?)));
+    let mut attendant =
+        attendance.and_then(|all| Some((all.attend(worker.index), Lookout::start().ok()?)));
+    let mut alone = true;
     loop {
         // One request at a time for a while: whether there is another is a question for the wait
-        // that comes anyway. Where several processes ask, reading on shows it sooner. (Each
-        // request under way refers to the device.)
-        let alone = Arc::strong_count(&device) <= 2;
+        // that comes anyway. Where several processes ask, reading on shows it sooner.
         in_a_row = if alone { in_a_row + 1 } else { 0 };
         if in_a_row > ALONE_AFTER {
             device.ask_again();
@@ -115,18 +111,24 @@ pub(crate) async fn run(
         };
         let forgets = beside_ring && is_forget(&message);
         let caller = serve(&worker, &device, message, &buffers);
+        alone = Arc::strong_count(&device) <= 2; // each request under way refers to it
         reads += 1;
         if buffers.are_untended() {
             dray_rt::spawn(tend(Arc::downgrade(&buffers)));
         }
         if forgets {
-            device.rest(FORGETS_PAUSE).await?; // the kernel passes on INTERRUPTs before these
+            // The kernel passes on INTERRUPTs before these.
+            device.rest(dray_rt::sleep(FORGETS_PAUSE)).await?;
         }
-        if let Some((home, lookout)) = &home
-            && reads.is_multiple_of(LOOK_EVERY)
-            && lookout.turn_to(caller).is_some_and(|cpu| cpu != *home)
-        {
-            device.step_back()?;
+        if let Some((attendant, lookout)) = &mut attendant {
+            match choose(attendant, lookout, caller, alone) {
+                Next::Wait => {}
+                Next::StepBack => device.step_back()?,
+                Next::GoAway => {
+                    device.rest(attendant.away()).await?;
+                    attendant.returned();
+                }
+            }
         }
         if reads.is_multiple_of(READS_PER_TURN) {
             dray_rt::yield_now().await;
@@ -134,6 +136,19 @@ pub(crate) async fn run(
                 return Ok(());
             }
         }
+    }
+}
+
+/// What to do before the wait for the next request, after one of `caller`.
+fn choose(attendant: &mut Attendant, lookout: &Lookout, caller: Pid, alone: bool) -> Next {
+    let seen = lookout.answer().map(|(caller, cpu)| attendant.saw(caller, cpu));
+    let (next, look) = attendant.took(caller, alone);
+    if look {
+        lookout.ask(caller);
+    }
+    match next {
+        Next::Wait => seen.unwrap_or(Next::Wait),
+        next => next,
     }
 }
 

@@ -1,6 +1,7 @@
 //! How requests come and answers go.
 
 mod area;
+pub(crate) mod attendance;
 mod buffers;
 pub(crate) mod classic;
 pub(crate) mod queues;

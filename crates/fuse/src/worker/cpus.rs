@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use dray_core::Pid;
@@ -45,17 +45,17 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
 /// files: whoever serves requests must not look.
 pub(crate) struct Lookout {
     asked: SyncSender<Pid>,
-    seen: Arc<AtomicUsize>,
+    seen: Arc<AtomicU64>,
 }
 
-/// Nothing has been seen since the last question.
-const NOT_SEEN: usize = usize::MAX;
+/// Nothing has been seen since the last answer.
+const NOT_SEEN: u64 = u64::MAX;
 
 impl Lookout {
     /// Errors: those of making a thread.
     pub(crate) fn start() -> io::Result<Lookout> {
         let (asked, questions) = sync_channel(1);
-        let seen = Arc::new(AtomicUsize::new(NOT_SEEN));
+        let seen = Arc::new(AtomicU64::new(NOT_SEEN));
         let shared = seen.clone();
         std::thread::Builder::new()
             .name("dray-lookout".into())
@@ -64,20 +64,26 @@ impl Lookout {
         Ok(Lookout { asked, seen })
     }
 
-    /// Where the thread ran that was asked about last, if that is known by now. Asks about
-    /// `pid` for the next time.
-    pub(crate) fn turn_to(&self, pid: Pid) -> Option<usize> {
+    /// Asks where thread `pid` runs. A question while another one is being answered is dropped.
+    pub(crate) fn ask(&self, pid: Pid) {
+        let _ = self.asked.try_send(pid);
+    }
+
+    /// The last answer, once: a thread that was asked about, and the CPU it ran on.
+    pub(crate) fn answer(&self) -> Option<(Pid, usize)> {
+        if self.seen.load(Ordering::Relaxed) == NOT_SEEN {
+            return None; // most often
+        }
         let seen = self.seen.swap(NOT_SEEN, Ordering::Relaxed);
-        let _ = self.asked.try_send(pid); // still looking: another time
-        (seen != NOT_SEEN).then_some(seen)
+        (seen != NOT_SEEN).then_some((Pid((seen >> 32) as u32), seen as u32 as usize))
     }
 }
 
 /// Until nobody can ask any more.
-fn look(questions: &Receiver<Pid>, seen: &AtomicUsize) {
+fn look(questions: &Receiver<Pid>, seen: &AtomicU64) {
     while let Ok(pid) = questions.recv() {
         if let Some(cpu) = last_cpu_of(pid) {
-            seen.store(cpu, Ordering::Relaxed);
+            seen.store(u64::from(pid.0) << 32 | cpu as u64, Ordering::Relaxed);
         }
     }
 }
@@ -142,7 +148,8 @@ mod tests {
         assert_eq!(cpu_in(b"17 (cut short) S 1 2"), None);
         let lookout = Lookout::start().unwrap();
         let begin = std::time::Instant::now();
-        while lookout.turn_to(Pid(std::process::id())).is_none() {
+        lookout.ask(Pid(std::process::id()));
+        while lookout.answer().is_none() {
             assert!(begin.elapsed().as_secs() < 60, "it never looked");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

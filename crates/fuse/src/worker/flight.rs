@@ -286,6 +286,12 @@ impl Flights {
         list
     }
 
+    /// Requests taken up so far, by worker.
+    pub(crate) fn taken(&self) -> Vec<u64> {
+        let sum = |counts: &Counts| counts.ops.iter().map(|op| op.load(Ordering::Relaxed)).sum();
+        self.counts.iter().map(sum).collect()
+    }
+
     /// Requests taken up so far, by operation; operations without any are left out.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
         let sum = |code: usize| {

@@ -23,6 +23,7 @@ use crate::mount::session::Session;
 use crate::notify::Notifier;
 use crate::options::{Options, Transport};
 use crate::state::State;
+use crate::transport::attendance::Attendance;
 use crate::transport::classic;
 use crate::transport::queues::Queues;
 use crate::worker::crew::Job;
@@ -77,6 +78,8 @@ pub struct Stats {
     pub handles: usize,
     /// Requests taken up so far, by operation.
     pub counts: Vec<(&'static str, u64)>,
+    /// Requests taken up so far, by worker.
+    pub taken: Vec<u64>,
     /// Bytes that the kernel read and wrote, as far as they were asked of the mount.
     pub bytes: (u64, u64),
     /// Requests under way, oldest first.
@@ -99,6 +102,7 @@ impl Mounted {
             session,
             adopted,
             cpus: crew.cpus.clone(),
+            attendance: Arc::new(Attendance::new(&crew.cpus)),
             carrier: watch::channel(queues.is_none().then_some(Transport::Classic)).0,
             queues,
             ended: watch::channel(false).0,
@@ -202,6 +206,7 @@ impl Reporter {
             nodes: self.shared.nodes.count(),
             handles: self.shared.handles.count(),
             counts: self.shared.flights.counts(),
+            taken: self.shared.flights.taken(),
             bytes: self.shared.flights.bytes(),
             in_flight: self.in_flight(),
         }
@@ -226,6 +231,7 @@ struct Start {
     adopted: bool,
     /// The CPU of each worker.
     cpus: Vec<usize>,
+    attendance: Arc<Attendance>,
     /// The ring's queues, if it is to be used.
     queues: Option<Arc<Queues>>,
     /// What carries the requests, once that is known.
@@ -310,7 +316,8 @@ async fn work(
     match start.carrier().await {
         Transport::Classic => {
             let stop = start.ended.subscribe();
-            let result = classic::run(worker, descriptor, home, false, stop).await;
+            let attendance = home.map(|_| start.attendance.clone());
+            let result = classic::run(worker, descriptor, attendance, false, stop).await;
             if result.is_err() {
                 start.ended.send_replace(true); // what it had read only a successor can answer
             }
