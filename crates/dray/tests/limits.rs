@@ -269,6 +269,33 @@ fn a_full_state_directory_refuses_new_clients_and_keeps_the_old() {
     rig.end_server(libc::SIGTERM);
 }
 
+/// Files that are removed while they are open took the last one: nothing could be read or listed
+/// any more.
+#[test]
+fn a_server_of_hardly_any_descriptors_refuses_removals_and_serves_the_rest() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve_with_descriptors(80, &[]);
+    let at = rig.mount("mount", "");
+    let path = |number: usize| at.join(format!("file{number}"));
+    let create =
+        |number| fs::File::options().read(true).write(true).create_new(true).open(path(number));
+    let files: Vec<File> = (0..200).map(|number| create(number).unwrap()).collect();
+    let removed = (0..200).find_map(|number| fs::remove_file(path(number)).err().zip(Some(number)));
+    let (error, number) = removed.expect("more were removed than the server has descriptors");
+    assert_eq!(error.raw_os_error(), Some(libc::ENFILE));
+    assert!(number > 0);
+    for file in &files {
+        std::os::unix::fs::FileExt::write_at(file, b"text", 0).unwrap();
+    }
+    assert_eq!(fs::read_dir(&at).unwrap().count(), 200 - number);
+    drop(files);
+    fs::remove_file(path(number)).unwrap();
+    rig.umount(&at);
+}
+
 #[test]
 fn a_server_of_few_descriptors_keeps_thousands_of_files_open() {
     if common::skipped() {

@@ -101,7 +101,7 @@ impl Core {
                 options.inode_idle_secs,
             ),
             files: Files::new(
-                or(options.open_descriptors_max, descriptors / 2).max(1),
+                (or(options.open_descriptors_max, descriptors / 2).max(1), descriptors),
                 options.open_files_max,
                 options.keeper.clone().map(|keeper| (keeper, uuid)),
                 matches!(ids, Ids::Native(_)),

@@ -33,6 +33,8 @@ pub(crate) struct Files {
     pins: AtomicUsize,
     /// Most descriptors for both.
     descriptors_max: usize,
+    /// Most pins.
+    pins_max: usize,
     files_max: usize,
     /// Read: a name is being removed. Write: a descriptor is being closed because nobody
     /// used it. One after the other, so that the last hold on a file is not lost between.
@@ -92,8 +94,10 @@ enum Slot {
     Closed,
 }
 
-/// Deleted files that may be open however few descriptors there are to be.
+/// Deleted files that may be open however few descriptors there are to be, as long as these are
+/// a small part of what the process may have.
 const PINS_MIN: usize = 64;
+const PINS_MIN_PART: usize = 8;
 
 /// Flags of open(2) that matter after the open itself.
 const LASTING: i32 =
@@ -101,11 +105,12 @@ const LASTING: i32 =
 
 impl Files {
     pub(crate) fn new(
-        descriptors_max: usize,
+        (descriptors_max, of_process): (usize, usize),
         files_max: usize,
         keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
         has_pages: bool,
     ) -> Arc<Files> {
+        let pins_min = PINS_MIN.min(of_process / PINS_MIN_PART);
         Arc::new(Files {
             inodes: Mutex::default(),
             ring: Mutex::default(),
@@ -113,6 +118,7 @@ impl Files {
             descriptors: AtomicUsize::new(0),
             pins: AtomicUsize::new(0),
             descriptors_max,
+            pins_max: (descriptors_max / 4 * 3).max(pins_min),
             files_max,
             removal: RwLock::new(()),
             keeper,
@@ -238,8 +244,7 @@ impl Files {
     /// `ENFILE` if files without a name take all the descriptors that they may, so that
     /// others go on to be served.
     pub(crate) fn admit_pin(&self) -> Result<()> {
-        let pins_max = (self.descriptors_max / 4 * 3).max(PINS_MIN);
-        if self.pins.load(Ordering::Relaxed) < pins_max {
+        if self.pins.load(Ordering::Relaxed) < self.pins_max {
             return Ok(());
         }
         let why = "as many deleted files are open as the server has descriptors for";

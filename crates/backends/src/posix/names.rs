@@ -138,7 +138,7 @@ impl Core {
                     self.files.admit_pin()?;
                     inode.pin(fd);
                 }
-                Err(errno @ (Errno::EMFILE | Errno::ENFILE)) => return Err(errno.into()),
+                Err(errno @ Errno::ENFILE) => return Err(errno.into()),
                 Err(_) => {} // the removal will find out
             }
         }

@@ -4,8 +4,11 @@
 
 /// For neither: the server's own, and those that a call needs for a moment.
 const SPARE: usize = 64;
-/// Connections that there may be, whatever the limit.
+/// Connections that there may be, as long as these are a small part of what the process may have.
 const CONNECTIONS_MIN: usize = 32;
+const CONNECTIONS_MIN_PART: usize = 8;
+/// With fewer much is refused.
+const ENOUGH: usize = 256;
 /// For handshakes: of 1,024 at a time each has two descriptors, for a moment. Where there are
 /// fewer than 4,096 connections there is one such handshake for four of them.
 const HANDSHAKES_MAX: usize = 2048;
@@ -24,6 +27,16 @@ pub struct Descriptors {
     pub inodes_of_each: usize,
 }
 
+/// Says so where there are too few (`RLIMIT_NOFILE`) to serve many.
+pub fn warn_of_few(limit: usize) {
+    if limit < ENOUGH {
+        log::warn!(
+            "{limit} descriptors are few: clients will be turned away, and removals of open files \
+             refused; let the server have {ENOUGH} or more (LimitNOFILE, ulimit -n)"
+        );
+    }
+}
+
 impl Descriptors {
     /// Divides `limit` (`RLIMIT_NOFILE`) among connections and `exports`.
     pub fn divide(limit: usize, exports: usize) -> Descriptors {
@@ -34,7 +47,7 @@ impl Descriptors {
         let connections = ((rest - handshakes) * 2).div_euclid(3);
         let files = rest - handshakes - connections;
         Descriptors {
-            connections: connections.max(CONNECTIONS_MIN),
+            connections: connections.max(CONNECTIONS_MIN.min(limit / CONNECTIONS_MIN_PART).max(1)),
             files_of_each: (files / exports).max(1),
             inodes_of_each: (inodes / exports).max(1),
         }
@@ -62,6 +75,7 @@ mod tests {
         let parts = Descriptors::divide(20_000, 1);
         assert!(parts.connections >= 10_000, "{parts:?}");
         assert!(parts.files_of_each >= 4096 && parts.inodes_of_each >= 2048, "{parts:?}");
-        assert!(Descriptors::divide(64, 3).connections >= CONNECTIONS_MIN);
+        assert_eq!(Descriptors::divide(256, 3).connections, 84);
+        assert_eq!(Descriptors::divide(64, 3).connections, 8, "others need some, too");
     }
 }

@@ -81,7 +81,9 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let mut options = server_options(&plan)?;
     warn_of_openness(&plan);
     warn_of_sharing(&plan.exports);
-    let descriptors = Descriptors::divide(paths::raise_file_limit(), plan.exports.len());
+    let limit = paths::raise_file_limit();
+    descriptors::warn_of_few(limit);
+    let descriptors = Descriptors::divide(limit, plan.exports.len());
     options.connections_max = descriptors.connections.min(options.connections_max);
     signals::hold();
     let state = StateDir::open(&plan.state).map_err(|failure| match paths::is_root() {

@@ -18,7 +18,8 @@ use dray_core::{Errno, NAME_MAX_BYTES, Name};
 /// Result of a system call.
 pub(crate) type Sys<T> = Result<T, Errno>;
 
-/// Turns the return value of a system call into a result; calls again after `EINTR`.
+/// Turns the return value of a system call into a result; calls again after `EINTR`. That this
+/// process has no descriptor left is to others that the system has none (`ENFILE`): they have.
 pub(crate) fn call<T: Copy + PartialEq + From<i8>>(mut syscall: impl FnMut() -> T) -> Sys<T> {
     loop {
         let value = syscall();
@@ -27,6 +28,7 @@ pub(crate) fn call<T: Copy + PartialEq + From<i8>>(mut syscall: impl FnMut() -> 
         }
         match Errno::last() {
             Errno::EINTR => {}
+            Errno::EMFILE => return Err(Errno::ENFILE),
             errno => return Err(errno),
         }
     }
