@@ -94,6 +94,16 @@ impl PosixFs {
         &self.core.locks
     }
 
+    /// Closes descriptors of inodes that nobody has used for a while, on a thread of the export's
+    /// own, since its file system may hang. Calls see to that by the way; this is for an export
+    /// that rests.
+    pub async fn tidy(&self) {
+        if self.core.nodes.is_to_be_trimmed() {
+            let core = self.core.clone();
+            let _ = self.core.pool.run(move || core.nodes.trim()).await; // else the next time
+        }
+    }
+
     /// What it holds at the moment.
     pub fn holdings(&self) -> Holdings {
         let (open_files, open_descriptors) = self.core.files.counts();

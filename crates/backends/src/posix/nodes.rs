@@ -114,7 +114,8 @@ impl NodeCache {
         let _closed_after_the_lock = self.shard(id).remove(id);
     }
 
-    /// Closes what has been idle, so that the file system below can be unmounted.
+    /// Closes what has been idle, so that the space of a file that somebody beside us removed
+    /// becomes free.
     pub(crate) fn trim(&self) {
         let before = now_secs().saturating_sub(self.idle_secs);
         for shard in &self.shards {
@@ -132,17 +133,23 @@ impl NodeCache {
     }
 
     fn trim_when_due(&self) {
+        if self.takes_its_turn() {
+            self.trim();
+        }
+    }
+
+    /// Whether it is time to look for what has been idle, and nobody else does.
+    fn takes_its_turn(&self) -> bool {
         let now = now_secs();
         let due = self.next_trim_secs.load(Ordering::Relaxed);
         let next = now + self.idle_secs.max(1);
-        if now >= due
-            && self
-                .next_trim_secs
-                .compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
-        {
-            self.trim();
-        }
+        let (relaxed, exchange) = (Ordering::Relaxed, &self.next_trim_secs);
+        now >= due && exchange.compare_exchange(due, next, relaxed, relaxed).is_ok()
+    }
+
+    /// Whether there is something that may have been idle for long.
+    pub(crate) fn is_to_be_trimmed(&self) -> bool {
+        self.len() > 0 && self.takes_its_turn()
     }
 
     /// Descriptors held now.

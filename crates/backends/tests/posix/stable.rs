@@ -1,6 +1,7 @@
 //! Ids: stable over rename and restart, never another file's.
 
 use crate::rig::*;
+use dray_backends::posix::{PosixOptions, as_server};
 use dray_core::*;
 
 #[test]
@@ -99,5 +100,27 @@ fn the_path_table_walks_when_nothing_is_cached() {
         assert_eq!(kit.fs.getattr(cx, id).await.unwrap().size, 1);
         kit.unlink(cx, dir, "f").await.unwrap();
         assert_eq!(errno(kit.fs.getattr(cx, id).await), Errno::ESTALE);
+    });
+}
+
+/// Its space was not free before somebody used the export again.
+#[test]
+fn what_somebody_removes_beside_a_server_at_rest_is_let_go() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };
+    std::fs::write(disk.path.join("large"), vec![1; 32 << 20]).unwrap();
+    let options = PosixOptions { inode_idle_secs: 1, ..plain() };
+    on(&disk, options, async |kit| {
+        let cx = &kit.root_user;
+        let full = kit.fs.statfs(cx).await.unwrap().blocks_free;
+        kit.lookup(cx, kit.root, "large").await.unwrap();
+        as_server(|| std::fs::remove_file(kit.path.join("large")).unwrap()).unwrap();
+        assert_eq!(kit.fs.statfs(cx).await.unwrap().blocks_free, full, "nothing keeps it");
+        let free = async {
+            while kit.fs.statfs(cx).await.unwrap().blocks_free == full {
+                dray_rt::sleep(std::time::Duration::from_millis(100)).await;
+                kit.fs.tidy().await;
+            }
+        };
+        dray_rt::timeout(std::time::Duration::from_secs(60), free).await.expect("it is kept");
     });
 }

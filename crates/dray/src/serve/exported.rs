@@ -90,6 +90,11 @@ impl Exported {
         (!self.open.load(Ordering::Acquire)).then(starting)
     }
 
+    /// What serves it, once its file system has answered.
+    pub fn fs(&self) -> Option<&Arc<PosixFs>> {
+        self.fs.get()
+    }
+
     /// Whether any call to the file system below is under way.
     pub fn has_calls(&self) -> bool {
         self.fs.get().is_some_and(|fs| fs.hang(Duration::ZERO).is_some())

@@ -7,7 +7,7 @@ use dray_backends::posix::Hang;
 use crate::serve::exported::Exported;
 use crate::status::report::ServerReport;
 
-/// How often that is looked at: the server's only wake-up while it is idle.
+/// How often that is looked at, also while the server is idle.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Logs each beginning and each end of a hang, for ever.

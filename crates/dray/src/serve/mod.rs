@@ -12,6 +12,7 @@ pub(crate) mod left_behind;
 pub(crate) mod metrics;
 pub(crate) mod opening;
 pub(crate) mod state;
+pub(crate) mod tidy;
 pub(crate) mod workers;
 
 use std::io;
@@ -348,6 +349,9 @@ async fn serve(
     listen_for_metrics(plan, &report, scope)?;
     let watched = report.clone();
     scope.spawn_on(&handle, async move { hang::watch(&watched).await });
+    for export in &report.exports {
+        scope.spawn_on(&handle, tidy::keep(export.clone()));
+    }
     let leases = server.clone();
     scope.spawn_on(&handle, async move { leases.expire_leases().await });
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
