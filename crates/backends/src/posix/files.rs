@@ -407,9 +407,10 @@ impl FileState {
         let fd = Arc::new(self.open_again(core)?);
         self.write_back.reopened(&self.inode.failures);
         *slot = Slot::Open(fd.clone());
+        // While nobody else gets at it: whoever closes or parks it takes it off the count.
+        core.files.descriptors.fetch_add(1, Ordering::Relaxed);
         drop(slot);
         self.used.store(true, Ordering::Relaxed);
-        core.files.descriptors.fetch_add(1, Ordering::Relaxed);
         core.files.enter_ring(self.me.clone());
         Ok(fd)
     }
