@@ -146,6 +146,23 @@ fn keys_that_are_none() {
     }
 }
 
+/// Who surveyed was told the option of a mount.
+#[test]
+fn who_has_no_key_is_told_how_to_show_one() {
+    let mut rig = Rig::new();
+    let key = rig.path("key");
+    fs::write(&key, "0123456789abcdef").unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    rig.serve(&["--auth", &format!("psk:{}", key.display())]);
+    let (target, at) = (rig.target(), rig.path("said"));
+    for args in [&["survey", &target][..], &["mount", &target, at.to_str().unwrap()]] {
+        let output = rig.run(args);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(4), "{args:?}: {said}");
+        assert!(said.contains("-o auth=psk:FILE") && said.contains("--auth psk:FILE"), "{said}");
+    }
+}
+
 #[test]
 fn configurations_that_make_no_sense_are_named_with_their_file() {
     let rig = Rig::new();

@@ -98,7 +98,10 @@ impl ServerSink {
             return Err(refused(
                 Errno::EKEYREJECTED,
                 match wanted {
-                    Auth::Psk => "the server wants a shared key: mount with -o auth=psk:FILE",
+                    Auth::Psk => {
+                        "the server wants a shared key: mount with -o auth=psk:FILE, survey with \
+                         --auth psk:FILE"
+                    }
                     _ => "the server has no key, but the client wants proof of one",
                 },
             ));
