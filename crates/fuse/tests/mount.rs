@@ -378,8 +378,7 @@ fn permissions_are_checked() {
     });
 }
 
-/// A thread that takes another identity is somebody else at its next call, though what was read
-/// of it in /proc is believed for a second; and its further groups count.
+/// A thread that takes another identity, or other groups, is somebody else at its next call.
 #[test]
 fn who_a_thread_is_counts_at_once_and_its_groups_do() {
     const GROUP: u32 = 4321;
@@ -411,9 +410,17 @@ fn who_a_thread_is_counts_at_once_and_its_groups_do() {
                 libc::setresuid(0, 0, 0);
                 libc::setresuid(0, 1002, 0);
                 let then = (errno_of_open(&own), errno_of_open(&of_group));
-                libc::_exit(match (first, then) {
-                    ((0, 0), (libc::EACCES, 0)) => 0,
-                    ((0, 0), _) => 1,
+                let mut with_groups = |count: usize| {
+                    libc::setresuid(0, 0, 0);
+                    libc::setgroups(count, &GROUP);
+                    libc::setresuid(0, 1002, 0);
+                    errno_of_open(&of_group)
+                };
+                let changed = [0, 1, 0, 1].map(&mut with_groups);
+                libc::_exit(match (first, then, changed) {
+                    ((0, 0), (libc::EACCES, 0), [libc::EACCES, 0, libc::EACCES, 0]) => 0,
+                    ((0, 0), (libc::EACCES, 0), _) => 3,
+                    ((0, 0), ..) => 1,
                     _ => 2,
                 });
             }

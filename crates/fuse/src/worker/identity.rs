@@ -1,12 +1,15 @@
 //! Who the caller is: supplementary groups and batch job, which the kernel's requests do
 //! not carry.
 //!
-//! They are read from /proc of the calling thread and believed for a second, as long as
-//! that very process lives: a pidfd tells, so that a process number used again cannot
-//! inherit the groups of the one before.
+//! They are read from /proc of the calling thread: anew for each request whose outcome they may
+//! decide, from a file that is kept open. For reading and writing what is open they decide
+//! nothing, and are believed for a second, as long as that very process lives: a pidfd tells,
+//! so that a process number used again cannot inherit the groups of the one before.
 
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,10 +19,14 @@ use dray_rt::{Instant, now};
 use crate::proto::Head;
 use crate::proto::abi::op;
 
-/// How long groups are believed.
+/// How long groups are believed where they decide nothing.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// Callers remembered at a time; each costs a descriptor.
+/// How soon behind a lookup the rest of the same system call comes.
+const SAME_CALL: Duration = Duration::from_millis(5);
+/// Callers remembered at a time; each costs two descriptors.
 const KNOWN_MAX: usize = 256;
+/// Room for /proc/PID/status of somebody in few groups.
+const STATUS_BYTES: usize = 4096;
 /// Bytes of a process's environment that are searched for a job id.
 const ENVIRON_MAX_BYTES: u64 = 256 << 10;
 /// The process whose children are the threads of the kernel.
@@ -27,6 +34,8 @@ const KTHREADD: u32 = 2;
 
 pub(crate) struct Identities {
     job_ids: bool,
+    /// The kernel keeps no names: each system call looks up those that it uses.
+    looks_up_first: bool,
     known: Mutex<IdMap<Pid, Known>>,
     /// Callers of whom nothing more is to be known.
     plain: Mutex<IdMap<(Uid, Gid), Arc<Identity>>>,
@@ -35,7 +44,38 @@ pub(crate) struct Identities {
 struct Known {
     who: Arc<Identity>,
     read_at: Instant,
+    /// It has just been read for a lookup, with which nearly every system call begins that names
+    /// a file: what follows is of the same one.
+    looks_up: bool,
     process: OwnedFd,
+    status: Arc<File>,
+}
+
+/// Whether it can depend on the caller's groups what comes of a request.
+fn asks_for_rights(opcode: u32) -> bool {
+    !matches!(
+        opcode,
+        op::READ
+            | op::WRITE
+            | op::FLUSH
+            | op::RELEASE
+            | op::RELEASEDIR
+            | op::FSYNC
+            | op::FSYNCDIR
+            | op::READDIR
+            | op::READDIRPLUS
+            | op::GETATTR
+            | op::STATX
+            | op::READLINK
+            | op::STATFS
+            | op::LSEEK
+            | op::FALLOCATE
+            | op::COPY_FILE_RANGE
+            | op::COPY_FILE_RANGE_64
+            | op::GETLK
+            | op::SETLK
+            | op::SETLKW
+    )
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -43,8 +83,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Identities {
-    pub(crate) fn new(job_ids: bool) -> Identities {
-        Identities { job_ids, known: Mutex::default(), plain: Mutex::default() }
+    pub(crate) fn new(job_ids: bool, looks_up_first: bool) -> Identities {
+        Identities { job_ids, looks_up_first, known: Mutex::default(), plain: Mutex::default() }
     }
 
     /// The caller of a request.
@@ -54,22 +94,43 @@ impl Identities {
         if root || head.pid == Pid(0) {
             return self.plain(head);
         }
-        let mut job = None;
+        let (who, status) = match self.find(head) {
+            Found::Believed(who) => return who,
+            Found::Doubted(who, status) => (who, status),
+            Found::Nobody => return self.read(head, None).unwrap_or_else(|| self.plain(head)),
+        };
+        // Not while others wait.
+        if read_status(&status).and_then(|text| groups_in(&text, head)).as_deref()
+            != Some(&*who.groups)
         {
-            let mut known = lock(&self.known);
-            if let Some(found) = known.get(&head.pid) {
-                let same = found.who.uid == head.uid && found.who.gid == head.gid;
-                let alive = same && alive(&found.process);
-                if alive && found.read_at.elapsed() < BELIEVED {
-                    return found.who.clone();
-                }
-                if alive {
-                    job = Some(found.who.job.clone());
-                }
-                known.remove(&head.pid);
-            }
+            let job = Some(who.job.clone());
+            return self.read(head, job).unwrap_or_else(|| self.plain(head));
         }
-        self.read(head, job).unwrap_or_else(|| self.plain(head))
+        if let Some(known) = lock(&self.known).get_mut(&head.pid)
+            && Arc::ptr_eq(&known.who, &who)
+        {
+            (known.read_at, known.looks_up) = (now(), head.opcode == op::LOOKUP);
+        }
+        who
+    }
+
+    fn find(&self, head: &Head) -> Found {
+        let mut all = lock(&self.known);
+        let Some(known) = all.get_mut(&head.pid) else { return Found::Nobody };
+        let same = known.who.uid == head.uid && known.who.gid == head.gid;
+        if !same || !alive(&known.process) {
+            all.remove(&head.pid);
+            return Found::Nobody;
+        }
+        let age = known.read_at.elapsed();
+        let of_same_call = std::mem::take(&mut known.looks_up) && age < SAME_CALL;
+        let of_same_call = of_same_call && self.looks_up_first && head.opcode != op::LOOKUP;
+        let decides = asks_for_rights(head.opcode) && head.uid != Uid(0);
+        let believed = age < BELIEVED && (of_same_call || !decides);
+        match believed {
+            true => Found::Believed(known.who.clone()),
+            false => Found::Doubted(known.who.clone(), known.status.clone()),
+        }
     }
 
     /// The job of a caller seen lately. Asks nobody.
@@ -89,16 +150,10 @@ impl Identities {
 
     /// Reads /proc; none if the process is gone or is not what the request says.
     fn read(&self, head: &Head, job: Option<Box<str>>) -> Option<Arc<Identity>> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", head.pid)).ok()?;
+        let file = Arc::new(File::open(format!("/proc/{}/status", head.pid)).ok()?);
+        let status = read_status(&file)?;
         let process = open_process(head.pid, &status)?;
-        if field(&status, "Uid:")?.nth(3)? != head.uid.0
-            || field(&status, "Gid:")?.nth(3)? != head.gid.0
-        {
-            return None;
-        }
-        let mut groups: Vec<Gid> = field(&status, "Groups:")?.map(Gid).collect();
-        groups.sort_unstable();
-        groups.dedup();
+        let groups = groups_in(&status, head)?;
         // exec(2) closes files of the mount while it holds a lock that the kernel takes to show
         // an environment: looking then would wait for the process that waits for us.
         let may_look = head.opcode != op::FLUSH;
@@ -113,7 +168,8 @@ impl Identities {
         // The descriptor was made after the first look: only if the process still lives
         // was it the same one.
         if complete && alive(&process) {
-            self.remember(head.pid, Known { who: who.clone(), read_at: now(), process });
+            let (who, looks_up) = (who.clone(), head.opcode == op::LOOKUP);
+            self.remember(head.pid, Known { who, read_at: now(), looks_up, process, status: file });
         }
         Some(who)
     }
@@ -128,6 +184,40 @@ impl Identities {
         }
         known.insert(pid, caller);
     }
+}
+
+/// What is known of a caller.
+enum Found {
+    Believed(Arc<Identity>),
+    /// To be compared with what stands there now.
+    Doubted(Arc<Identity>, Arc<File>),
+    Nobody,
+}
+
+/// All of a file of /proc, from its beginning; none if its process is gone.
+fn read_status(file: &File) -> Option<String> {
+    let mut text = vec![0; STATUS_BYTES];
+    let mut len = 0;
+    loop {
+        len += file.read_at(&mut text[len..], len as u64).ok()?;
+        if len < text.len() {
+            text.truncate(len);
+            return String::from_utf8(text).ok();
+        }
+        text.resize(2 * len, 0);
+    }
+}
+
+/// The groups of a caller, in order; none if the thread is not what the request says.
+fn groups_in(status: &str, head: &Head) -> Option<Vec<Gid>> {
+    if field(status, "Uid:")?.nth(3)? != head.uid.0 || field(status, "Gid:")?.nth(3)? != head.gid.0
+    {
+        return None;
+    }
+    let mut groups: Vec<Gid> = field(status, "Groups:")?.map(Gid).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    Some(groups)
 }
 
 /// The numbers of a line of /proc/PID/status.
@@ -235,7 +325,7 @@ mod tests {
     fn own_groups_are_found_and_others_credentials_have_none() {
         // SAFETY: no memory is passed.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-        let identities = Identities::new(true);
+        let identities = Identities::new(true, true);
         let own = identities.of(&head(std::process::id(), uid, gid));
         assert_eq!((own.uid, own.gid), (Uid(uid), Gid(gid)));
         assert!(Arc::ptr_eq(&own, &identities.of(&head(std::process::id(), uid, gid))));
@@ -245,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_has_no_groups() {
-        let identities = Identities::new(false);
+        let identities = Identities::new(false, true);
         assert!(identities.of(&head(0x7fff_fff0, 1000, 1000)).groups.is_empty());
         assert!(identities.of(&head(0, 1000, 1000)).groups.is_empty());
     }

@@ -49,7 +49,7 @@ impl Shared {
             false => LockOwners::default(),
         };
         Shared {
-            identities: Identities::new(options.job_ids),
+            identities: Identities::new(options.job_ids, !options.kernel_checks_permissions()),
             options,
             session,
             device,
