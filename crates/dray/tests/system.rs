@@ -190,6 +190,11 @@ fn a_mount_is_found_wherever_it_can_be_reached() {
         for path in mnt mnt/sub else else/none link link/sub; do find_it "$path"; done
         "$DRAY" upgrade else
         "$DRAY" upgrade link
+        mkdir mnt/sub/inner
+        "$DRAY" mount "$TARGET" mnt/sub/inner
+        find_it mnt/sub/inner
+        "$DRAY" status --interval 0 --json link/sub/inner/x | grep -c "$DIR/mnt/sub/inner"
+        "$DRAY" umount link/sub/inner
         "$DRAY" umount mnt
         find_it else
         mkdir else/still
@@ -205,7 +210,7 @@ fn a_mount_is_found_wherever_it_can_be_reached() {
         echo done
         "#,
     );
-    assert_eq!(text.lines().filter(|line| *line == "1").count(), 10, "{text}");
+    assert_eq!(text.lines().filter(|line| *line == "1").count(), 12, "{text}");
     assert!(text.ends_with("done\n"), "{text}");
 }
 

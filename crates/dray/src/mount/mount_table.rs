@@ -75,9 +75,9 @@ pub fn follow(path: &Path) -> io::Result<Followed> {
             b"." => {}
             _ => at.push(part), // the root takes the place of everything
         }
-        if let Some(mount) = find_around(&at) {
+        if find_around(&at).is_some() {
             at.extend(left.iter().rev());
-            return Ok(Followed { path: at, mount: Some(mount) });
+            return Ok(Followed { mount: find_around(&at), path: at }); // one within it, perhaps
         }
         // What is no link, or cannot be looked at, stands for itself.
         if links < LINKS_MAX
