@@ -417,6 +417,15 @@ fn who_a_thread_is_counts_at_once_and_its_groups_do() {
                     errno_of_open(&of_group)
                 };
                 let changed = [0, 1, 0, 1].map(&mut with_groups);
+                // Asked as the real user, who has the groups, too.
+                libc::setresuid(1002, 0, 0);
+                if libc::access(of_group.as_ptr(), libc::R_OK) != 0 {
+                    libc::_exit(4);
+                }
+                libc::setgroups(0, &GROUP);
+                if libc::access(of_group.as_ptr(), libc::R_OK) == 0 {
+                    libc::_exit(5);
+                }
                 libc::_exit(match (first, then, changed) {
                     ((0, 0), (libc::EACCES, 0), [libc::EACCES, 0, libc::EACCES, 0]) => 0,
                     ((0, 0), (libc::EACCES, 0), _) => 3,

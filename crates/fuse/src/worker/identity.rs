@@ -210,8 +210,13 @@ fn read_status(file: &File) -> Option<String> {
 
 /// The groups of a caller, in order; none if the thread is not what the request says.
 fn groups_in(status: &str, head: &Head) -> Option<Vec<Gid>> {
-    if field(status, "Uid:")?.nth(3)? != head.uid.0 || field(status, "Gid:")?.nth(3)? != head.gid.0
-    {
+    // Real, effective, saved, of the file system. access(2) asks as the real ones, which
+    // is not to be seen here.
+    let is = |name: &str, id: u32| {
+        let ids: Vec<u32> = field(status, name).into_iter().flatten().collect();
+        ids.get(3) == Some(&id) || head.opcode == op::ACCESS && ids.first() == Some(&id)
+    };
+    if !is("Uid:", head.uid.0) || !is("Gid:", head.gid.0) {
         return None;
     }
     let mut groups: Vec<Gid> = field(status, "Groups:")?.map(Gid).collect();
