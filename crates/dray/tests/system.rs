@@ -165,6 +165,26 @@ fn mount_a_finds_what_is_mounted_already() {
     assert_eq!(text, expected);
 }
 
+#[test]
+fn a_machine_without_the_device_is_told_so() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let text = in_namespace(
+        &rig,
+        &["--mount"],
+        r#"
+        mkdir "$DIR/mnt"
+        mount -t tmpfs none /dev
+        mknod /dev/null c 1 3
+        "$DRAY" mount "$TARGET" "$DIR/mnt" 2>&1 || echo "code $?"
+        "#,
+    );
+    assert!(text.contains("modprobe fuse") && text.ends_with("code 1\n"), "{text}");
+}
+
 /// What its daemon does not know of: `mount --bind`, `mount --move`, links.
 #[test]
 fn a_mount_is_found_wherever_it_can_be_reached() {

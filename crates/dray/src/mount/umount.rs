@@ -1,7 +1,8 @@
 //! `dray umount`.
 
+use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::args::UmountArgs;
 use crate::error::{Doing, Failure};
@@ -13,6 +14,11 @@ use crate::paths;
 /// to end: whoever stops the server next finds nobody there, and no grace period follows. A
 /// server that does not answer holds nobody up longer.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
+
+/// How long a mount that is in use is tried again: our own process that sets the queues of a ring
+/// going uses it for a moment, and so do programs that look at each new mount.
+const BUSY_MAX: Duration = Duration::from_secs(1);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Unmounts.
 pub fn run(args: &UmountArgs) -> Result<(), Failure> {
@@ -41,10 +47,14 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
 }
 
 fn unmount(at: &Path, lazy: bool, shown: &str) -> Result<(), Failure> {
-    dray_fuse::unmount(at, lazy).map_err(|error| {
-        let busy = error.raw_os_error() == Some(libc::EBUSY)
-            || error.to_string().to_lowercase().contains("busy");
-        if busy {
+    let begin = Instant::now();
+    let mut result = dray_fuse::unmount(at, lazy);
+    while result.as_ref().is_err_and(is_busy) && begin.elapsed() < BUSY_MAX {
+        std::thread::sleep(BUSY_PAUSE);
+        result = dray_fuse::unmount(at, lazy);
+    }
+    result.map_err(|error| {
+        if is_busy(&error) {
             return Failure::new(format!(
                 "{shown} is in use: end the programs that have files open or their working \
                  directory there (`fuser -vm {shown}` names them), or take it out of the tree \
@@ -53,6 +63,10 @@ fn unmount(at: &Path, lazy: bool, shown: &str) -> Result<(), Failure> {
         }
         Failure::new(format!("cannot unmount {shown}: {error}"))
     })
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EBUSY) || error.to_string().to_lowercase().contains("busy")
 }
 
 fn not_mounted(shown: &str) -> Failure {

@@ -85,7 +85,7 @@ pub fn mount(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
 }
 
 fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
-    let device = open_device()?;
+    let device = open_device().map_err(without_device)?;
     let mode = mode_at(at)?;
     let mut data = format!(
         "fd={},rootmode={:o},user_id=0,group_id=0,allow_other,max_read={IO_MAX_BYTES}",
@@ -142,6 +142,16 @@ pub fn remount(at: &Path, flags: MountFlags) -> io::Result<()> {
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn without_device(error: io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!(
+            "/dev/fuse cannot be opened ({error}): has the kernel FUSE (`modprobe fuse`), and this \
+             container the device?"
+        ),
+    )
 }
 
 fn c_string(text: &OsStr) -> io::Result<CString> {
