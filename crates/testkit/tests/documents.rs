@@ -130,6 +130,16 @@ fn links_and_paths_of_all_pages_lead_somewhere() {
 }
 
 #[test]
+fn what_the_benchmark_plots_is_shown() {
+    let pages = ["README.md", "docs/PERFORMANCE.md"].map(|page| root().join(page));
+    let text: String = pages.map(|page| fs::read_to_string(page).unwrap()).concat();
+    for entry in fs::read_dir(root().join("docs/figures")).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        assert!(!name.ends_with(".svg") || text.contains(&format!("figures/{name})")), "{name}");
+    }
+}
+
+#[test]
 fn every_decision_record_is_in_the_list() {
     let list = fs::read_to_string(root().join("docs/adr/README.md")).unwrap();
     for entry in fs::read_dir(root().join("docs/adr")).unwrap().flatten() {
