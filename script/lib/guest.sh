@@ -64,10 +64,11 @@ guest_build() {
     cp "$root/boot/vmlinuz-$version" "$2/kernel" || return 1
     depmod -b "$root" "$version"
     for module in $guest_modules; do
-        modprobe -d "$root" -S "$version" --show-depends "$module" 2>/dev/null
-    done | awk '$1 == "insmod" { print $2 }' | sort -u | while read -r module; do
-        guest_module "$root" "$module" "$ram"
-    done
+        # Some are built in, or gone, in some kernels.
+        modprobe -d "$root" -S "$version" --show-depends "$module" 2>/dev/null || true
+    done | sed -n 's/^insmod \(.*\.ko[.a-z]*\).*/\1/p' | sort -u | while read -r module; do
+        guest_module "$root" "$module" "$ram" || exit 1
+    done || { say "the modules of kernel $1 cannot be unpacked"; return 1; }
     mkdir -p "$ram/lib/modules/$version"
     cp "$root/lib/modules/$version"/modules.{builtin,builtin.modinfo,order} \
         "$ram/lib/modules/$version/"
