@@ -57,6 +57,60 @@ fn who_mounts_again_at_once_can_ask_for_status_and_upgrade() {
     }
 }
 
+/// Nor does a former supervisor that is late take the next mount for its own, where the kernel's
+/// list of connections is not mounted, as in many containers.
+#[test]
+fn who_mounts_again_at_once_keeps_the_mount_without_the_list_of_connections() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.path("mount");
+    fs::create_dir(&at).unwrap();
+    let script = "trap 'umount -l $AT 2>/dev/null' EXIT
+        words() { tr '\\0' ' ' 2>/dev/null </proc/$1/cmdline; }
+        umount /sys/fs/fuse/connections 2>/dev/null
+        $DRAY mount $TARGET $AT || exit 1
+        for process in /proc/[0-9]*; do
+            case $(words ${process#/proc/}) in *mount-supervisor*\" $AT \"*) former=${process#/proc/} ;; esac
+        done
+        kill -STOP $former || exit 2
+        until umount $AT; do mountpoint -q $AT || exit 3; sleep 0.05; done
+        $DRAY mount $TARGET $AT || exit 4
+        kill -CONT $former
+        while [ -n \"$(words $former)\" ]; do sleep 0.05; done
+        mountpoint -q $AT || exit 5
+        until umount $AT; do mountpoint -q $AT || exit 6; sleep 0.05; done";
+    let output = Command::new("timeout")
+        .args(["120", "unshare", "-m", "--propagation", "private", "sh", "-c", script])
+        .env("AT", &at)
+        .env("TARGET", rig.target())
+        .env("DRAY", env!("CARGO_BIN_EXE_dray"))
+        .env("DRAY_RUN_DIR", rig.path("run"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    gone(&at);
+}
+
+#[test]
+fn a_mount_that_somebody_aborts_is_taken_out_of_the_tree() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let held = File::create(at.join("file")).unwrap();
+        // It is in use, so that the kernel does not unmount it, and aborts it all the same.
+        Command::new("umount").arg("-f").arg(&at).output().unwrap();
+        gone(&at);
+        assert!(held.set_len(1).is_err());
+    }
+}
+
 fn upgrade(options: &str) {
     let mut rig = Rig::new();
     rig.serve(&[]);
@@ -71,6 +125,7 @@ fn upgrade(options: &str) {
         fs::remove_file(&program).unwrap();
         rig.copy_program(Path::new(env!("CARGO_BIN_EXE_dray")), &program);
         rig.demand(&["upgrade", &place]);
+        assert!(processes("wake-mount", &at).is_empty(), "it could not be unmounted now");
         let after = daemon(&at).unwrap();
         assert_ne!(before, after);
         assert_eq!(fs::read_link(format!("/proc/{after}/exe")).unwrap(), program);

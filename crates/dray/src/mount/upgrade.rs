@@ -10,6 +10,8 @@ use crate::{mount::mount_table, output};
 
 /// A new daemon that does not serve within this time is no longer waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Nor are those who set its queues going, who take milliseconds.
+const PATIENCE_WAKING: Duration = Duration::from_secs(5);
 /// How often is looked.
 const LOOK_TIME: Duration = Duration::from_millis(20);
 
@@ -64,7 +66,12 @@ fn upgrade(at: &Path) -> Result<(), Failure> {
         std::thread::sleep(LOOK_TIME);
         match read_note(at) {
             None => return Err(Failure::new(format!("the mount on {shown} has ended"))),
-            Some(told) if told.daemons > before.daemons => return outcome(&told),
+            Some(told) if told.daemons > before.daemons => {
+                while begin.elapsed() < PATIENCE_WAKING && is_waking(before.supervisor) {
+                    std::thread::sleep(LOOK_TIME);
+                }
+                return outcome(&told);
+            }
             Some(_) => {}
         }
     }
@@ -72,6 +79,18 @@ fn upgrade(at: &Path) -> Result<(), Failure> {
         "no new daemon serves {shown} so far; the log of the supervisor (process {}) says why",
         before.supervisor
     )))
+}
+
+/// Whether the queues of a ring are being set going again, which uses the mount: it could not
+/// be unmounted.
+fn is_waking(supervisor: u32) -> bool {
+    let children = format!("/proc/{supervisor}/task/{supervisor}/children");
+    let children = std::fs::read_to_string(children).unwrap_or_default();
+    let wakes = |pid: &str| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).nth(1) == Some(b"wake-mount")
+    };
+    children.split_ascii_whitespace().any(wakes)
 }
 
 fn outcome(told: &Told) -> Result<(), Failure> {

@@ -10,6 +10,8 @@ use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use crate::options::RING_SPARES_MAX;
 use crate::transport::queues::possible_cpus;
@@ -45,12 +47,30 @@ pub fn wake_queues(at: &Path) -> io::Result<()> {
     })
 }
 
+/// Whether the connection of the mount at `at` has been aborted, so that nobody will ever serve
+/// it. A mount that does not answer within `patience` has not: then an answer comes at once.
+pub fn is_aborted(at: &Path, patience: Duration) -> bool {
+    let Ok(path) = CString::new(at.as_os_str().as_bytes()) else { return false };
+    let (tell, told) = channel();
+    // Whoever serves the mount may stand still: the thread that asks is not waited for.
+    let asking = std::thread::Builder::new().spawn(move || {
+        let _ = tell.send(error_of_asking(&path)); // in vain if it took too long
+    });
+    let aborted = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED), Some(libc::EIO)];
+    asking.is_ok() && told.recv_timeout(patience).is_ok_and(|error| aborted.contains(&error))
+}
+
 /// Asks once. False if the mount is not there any more.
 fn ask(path: &CString) -> bool {
+    matches!(error_of_asking(path), None | Some(libc::ENODATA))
+}
+
+/// The answer to a question that the front end answers by itself.
+fn error_of_asking(path: &CString) -> Option<i32> {
     // SAFETY: both are C strings that outlive the call; no memory is written, as the size is 0.
     let result =
         unsafe { libc::getxattr(path.as_ptr(), ATTRIBUTE_C.as_ptr(), std::ptr::null_mut(), 0) };
-    result >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::ENODATA)
+    if result < 0 { io::Error::last_os_error().raw_os_error() } else { None }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 
 /// Where the kernel lists its FUSE connections.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
@@ -20,18 +19,6 @@ pub fn abort(number: u32) -> io::Result<()> {
         }
         result => result,
     }
-}
-
-/// How the kernel lists a connection: numbers of connections are used again, this one is not
-/// until four thousand million more inodes were made (`get_next_ino` in fs/inode.c).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listing(u64);
-
-/// How the connection that has `number` now is listed; none if there is no such connection, or
-/// the control file system is not mounted.
-pub fn listing(number: u32) -> Option<Listing> {
-    let meta = std::fs::metadata(format!("{CONNECTIONS}/{number}")).ok()?;
-    Some(Listing(meta.ino()))
 }
 
 /// The directory is never empty where the file system is mounted and there is a connection.

@@ -25,7 +25,6 @@ use crate::error::{Doing, EXIT_FAILED, Failure};
 use crate::mount::mount_table;
 
 use child::{Daemon, Stage, Unmounting, Waking};
-use connection::Listing;
 use note::Note;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
@@ -37,6 +36,8 @@ pub use note::{Told, read_note, watch};
 
 /// A daemon that is not ready and says nothing for this long is stuck, and is killed.
 const SILENT_MAX: Duration = Duration::from_secs(30);
+/// A mount that has been aborted says so within this time.
+const ABORTED_ANSWERS_MAX: Duration = Duration::from_secs(2);
 /// A daemon that was asked to stop and does not is killed, which comes to the same.
 const STOP_MAX: Duration = Duration::from_secs(5);
 
@@ -75,8 +76,6 @@ struct Supervisor {
     unmounting: Option<Unmounting>,
     waking: Waking,
     note: Option<Note>,
-    /// How the kernel listed the connection at the beginning.
-    listing: Option<Listing>,
 }
 
 /// Supervises a mount until it ends.
@@ -103,7 +102,6 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         unmounting: None,
         waking: Waking::default(),
         note: note.ok(),
-        listing: connection::listing(args.connection),
         args,
     };
     let end = supervisor.until_end().doing(what);
@@ -390,10 +388,10 @@ impl Supervisor {
     }
 
     /// Whether our connection has ended and left its number to another one: whoever mounts at
-    /// the same place right after an unmounting gets the same number, as a rule.
+    /// the same place right after an unmounting gets the same number, as a rule. What else is
+    /// there has been aborted.
     fn number_is_another_s(&self) -> bool {
-        let now = connection::listing(self.args.connection);
-        self.listing.zip(now).is_some_and(|(ours, now)| ours != now)
+        self.connection_ended() && !dray_fuse::is_aborted(self.at(), ABORTED_ANSWERS_MAX)
     }
 
     /// Takes the mount out of the tree if it is still there. `why`: for the log, if it
