@@ -43,7 +43,13 @@ install_packages() {
     [ $made = no ] || rm -f /usr/sbin/policy-rc.d
 }
 
-build_bench() { cargo build --release --quiet -p dray-bench; }
+# As every script here does it: a toolchain that is new enough, and a linker.
+need_rust() {
+    bash -c '. script/lib/common.sh; need_rust' script/bench || exit 1
+    command -v cargo >/dev/null || PATH="${HOME:-/root}/.cargo/bin:$PATH"
+}
+
+build_bench() { need_rust && cargo build --release --quiet -p dray-bench; }
 
 build_all() {
     build_bench

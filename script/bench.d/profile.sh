@@ -7,6 +7,7 @@ TRANSPORTS=${TRANSPORTS:-classic uring}
 bench_profile() {
     local name=${1:-rand4k} transport
     need_perf
+    install_packages python3
     build_with_frames
     scratch
     mkdir "$STORE/export"
@@ -39,6 +40,7 @@ need_perf() {
 
 build_with_frames() {
     local into=$CARGO_TARGET_DIR/profile
+    need_rust
     cargo build --release --quiet --target-dir "$into" -p dray -p dray-bench \
         --config 'build.rustflags=["-Cforce-frame-pointers=yes"]'
     BENCH=$into/release/dray-bench DRAY=$into/release/dray

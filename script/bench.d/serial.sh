@@ -28,6 +28,8 @@ load() {
 
 bench_serial() {
     build_all
+    install_packages python3
+    command -v perf >/dev/null || install_packages strace # either counts system calls
     scratch
     RAW=$OUT/serial.raw.jsonl
     : >"$RAW"

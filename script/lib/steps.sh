@@ -48,7 +48,8 @@ test_program_limit=600
 limit_test_programs() {
     local triple
     triple=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
-    export "CARGO_TARGET_${triple}_RUNNER=$PWD/script/lib/limited.sh $test_program_limit"
+    # From here: the path of the tree may have blanks, at which cargo would cut.
+    export "CARGO_TARGET_${triple}_RUNNER=script/lib/limited.sh $test_program_limit"
 }
 
 # The binary that the suites mount, and the programs that they run. Compiled once, then kept
