@@ -39,11 +39,25 @@ clean_up() {
     [ -d "$dir" ] || return 0
     mounts_below "$dir" fuse.dray | while read -r at; do umount -l "$at" 2>/dev/null; done
     [ -e "$dir/pids" ] && end_processes "$dir/pids"
+    end_keepers "$dir"
     for _ in 1 2 3; do
         mounts_below "$dir" | while read -r at; do umount -l "$at" 2>/dev/null; done
     done
     [ -e "$dir/ring-switch-was" ] && cat "$dir/ring-switch-was" >"$ring_switch"
     rm -rf --one-file-system "$dir"
+}
+
+# end_keepers DIR: what holds deleted files of servers below DIR for the next ones, which there
+# will not be.
+end_keepers() {
+    local process comm words
+    for process in /proc/[0-9]*; do
+        # Of a process that hangs in its mount the name can be read, the command line perhaps not.
+        read -r comm 2>/dev/null <"$process/comm" && [ "$comm" = exe ] || continue
+        mapfile -d '' words 2>/dev/null <"$process/cmdline"
+        [ "${words[1]:-}" = keep-files ] && [[ ${words[2]:-} == "$1"/* ]] || continue
+        kill -KILL "${process#/proc/}" 2>/dev/null # it heeds no other: a server's end is none
+    done
 }
 
 # mounts_below DIR [TYPE]: newest first.
