@@ -152,10 +152,12 @@ impl Own {
             chown(rig.path(name), Some(USER), Some(USER)).unwrap();
         }
         let at = rig.path("mount");
-        let program = env!("CARGO_BIN_EXE_dray");
+        // Where everybody may run it: the tree may be below a home that is closed to others.
+        let program = rig.path("dray");
+        rig.copy_program(Path::new(env!("CARGO_BIN_EXE_dray")), &program);
         let (target, place) = (rig.target(), at.to_str().unwrap().to_owned());
         let mount = ["mount", &target, &place, "-o", options];
-        let output = rig.run_as(USER, limit, program, &mount);
+        let output = rig.run_as(USER, limit, program.to_str().unwrap(), &mount);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Some(Own { rig, at, _device: device })
     }
@@ -163,7 +165,7 @@ impl Own {
     fn status(&self) -> Value {
         let place = self.at.to_str().unwrap();
         let words = ["status", place, "--json"];
-        let output = self.rig.run_as(USER, &[], env!("CARGO_BIN_EXE_dray"), &words);
+        let output = self.rig.run_as(USER, &[], self.rig.path("dray").to_str().unwrap(), &words);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         serde_json::from_str(&text)
             .unwrap_or_else(|_| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)))
@@ -173,7 +175,10 @@ impl Own {
         let place = self.at.to_str().unwrap().to_owned();
         wait_for("the unmounting", || {
             let words = ["umount", &place];
-            self.rig.run_as(USER, &[], env!("CARGO_BIN_EXE_dray"), &words).status.success()
+            self.rig
+                .run_as(USER, &[], self.rig.path("dray").to_str().unwrap(), &words)
+                .status
+                .success()
         });
         assert!(!is_mounted(&self.at));
     }
