@@ -36,7 +36,8 @@ with_rings() {
 # Unit, integration and model tests, and the simulator's smoke. Tests that need a mounted
 # dray are the step `mounts`.
 step_unit() {
-    need e2fsprogs acl attr fuse3 || echo "e2fsprogs, acl, attr or fuse3 are missing: tests may fail"
+    need e2fsprogs acl attr fuse3 iproute2 python3 ||
+        echo "e2fsprogs, acl, attr, fuse3, iproute2 or python3 are missing: tests may fail"
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
     limit_test_programs
     with_rings

@@ -71,13 +71,13 @@ fn who_mounts_again_at_once_keeps_the_mount_without_the_list_of_connections() {
     let script = "trap 'umount -l $AT 2>/dev/null' EXIT
         words() { tr '\\0' ' ' 2>/dev/null </proc/$1/cmdline; }
         umount /sys/fs/fuse/connections 2>/dev/null
-        $DRAY mount $TARGET $AT || exit 1
+        \"$DRAY\" mount $TARGET $AT || exit 1
         for process in /proc/[0-9]*; do
             case $(words ${process#/proc/}) in *mount-supervisor*\" $AT \"*) former=${process#/proc/} ;; esac
         done
         kill -STOP $former || exit 2
         until umount $AT; do mountpoint -q $AT || exit 3; sleep 0.05; done
-        $DRAY mount $TARGET $AT || exit 4
+        \"$DRAY\" mount $TARGET $AT || exit 4
         kill -CONT $former
         while [ -n \"$(words $former)\" ]; do sleep 0.05; done
         mountpoint -q $AT || exit 5
