@@ -29,7 +29,9 @@ load() {
 bench_serial() {
     build_all
     install_packages python3
-    command -v perf >/dev/null || install_packages strace # either counts system calls
+    # Either counts system calls; strace takes minutes for it.
+    command -v perf >/dev/null || command -v strace >/dev/null ||
+        { install_packages linux-perf; install_packages strace; }
     scratch
     RAW=$OUT/serial.raw.jsonl
     : >"$RAW"
