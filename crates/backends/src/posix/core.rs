@@ -393,18 +393,24 @@ impl Core {
         Ok((entry, node))
     }
 
-    /// Identity and attributes of `name` in `dir` without opening it: two looks that must
-    /// agree. None where something changed between, or is on another mount.
+    /// Identity and attributes of `name` in `dir` for whoever does not open it: two looks that must
+    /// agree. None where something changed between, or is on another mount. What is mounted there
+    /// is not asked: it may hang, or be a mount of this very export, which waits for us.
     pub(crate) fn glance(&self, dir: FileId, fd: BorrowedFd<'_>, name: &Name) -> Option<Entry> {
-        let stat = sys::stat_at(fd, name).ok()?;
         match &self.ids {
             Ids::Native(codec) => {
                 let (handle, mount_id) = sys::handle_at(fd, name).ok()?;
+                if mount_id != self.mount_id {
+                    return None;
+                }
                 let id = codec.encode(&handle)?;
-                let same = mount_id == self.mount_id && stat.dev == self.dev;
-                (same && id.ino == stat.attr.ino).then_some(Entry { id, attr: stat.attr })
+                let stat = sys::stat_at(fd, name).ok()?;
+                let same = stat.dev == self.dev && stat.attr.ino == id.ino;
+                same.then_some(Entry { id, attr: stat.attr })
             }
             Ids::Table(table) => {
+                let fd = sys::open_path(fd, name).ok()?;
+                let stat = sys::stat(fd.as_fd()).ok()?;
                 self.same_mount(&stat).ok()?;
                 Some(Entry { id: table.seen(dir, name, &stat.attr), attr: stat.attr })
             }
