@@ -1,5 +1,6 @@
 //! What a server knows of one mount.
 
+mod locks;
 mod unasked;
 mod under_way;
 
@@ -8,9 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use dray_core::{
-    Cancel, Context, Errno, Error, IdMap, Lock, LockFamily, LockOwner, NodeId, OpenFile,
-};
+use dray_core::{Cancel, Context, Error, IdMap, LockOwner, NodeId, OpenFile};
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
@@ -24,8 +23,6 @@ use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
 /// Open files that one mount may have at the server.
 pub(crate) const FILES_MAX: usize = 1 << 20;
-/// Owners of fcntl locks that one mount may have.
-const OWNERS_MAX: usize = 1 << 20;
 /// Connections that one mount may have. It makes fewer; where its network breaks again and
 /// again, those that it has given up are noticed late.
 const CONNECTIONS_MAX: usize = 16;
@@ -309,77 +306,6 @@ impl Session {
         self.state().alone_since
     }
 
-    /// A lock is about to be had through this open file. The journal notes it, so that a
-    /// later server waits for this client. Errors: `ENOLCK`.
-    pub(crate) fn note_lock(&self, handle: u64, lock: &Lock) -> dray_core::Result<()> {
-        let mut state = self.state();
-        if state.owners.len() >= OWNERS_MAX && !state.owners.contains(&(handle, lock.owner)) {
-            return Err(Error::new(Errno::ENOLCK).because("the client has as many as it may"));
-        }
-        if state.owners.is_empty() && state.flocks.is_empty() {
-            self.slots.set_locks(true);
-        }
-        match lock.family {
-            LockFamily::Posix => state.owners.insert((handle, lock.owner)),
-            LockFamily::Flock => state.flocks.insert(handle),
-        };
-        Ok(())
-    }
-
-    /// `owner` no longer has an fcntl lock through this open file.
-    pub(crate) fn forget_owner(&self, handle: u64, owner: LockOwner) {
-        let mut state = self.state();
-        state.owners.remove(&(handle, owner));
-        self.settle_locks(&state);
-    }
-
-    /// The client may have had locks in an earlier life of the server. The journal says so
-    /// until it has claimed them: should this life end before, the next one waits for it.
-    pub(crate) fn awaits_claims(&self) {
-        self.state().claims = true;
-        self.slots.set_locks(true);
-    }
-
-    /// The client has claimed all locks that it had: what the journal says is right again.
-    pub(crate) fn locks_claimed(&self) {
-        let mut state = self.state();
-        state.claims = false;
-        self.settle_locks(&state);
-    }
-
-    /// With the last lock ends what the journal says of it.
-    fn settle_locks(&self, state: &State) {
-        if state.claims {
-            return;
-        }
-        if state.owners.is_empty() && state.flocks.is_empty() && self.slots.had_locks() {
-            self.slots.set_locks(false);
-        }
-    }
-
-    /// Closes an open file and ends the fcntl locks that were taken through it.
-    pub(crate) async fn close_file(
-        &self,
-        cx: &Context,
-        handle: u64,
-        file: &dyn OpenFile,
-    ) -> dray_core::Result<()> {
-        let owners: Vec<_> = {
-            let state = self.state();
-            let all = (handle, LockOwner(0))..=(handle, LockOwner(u64::MAX));
-            state.owners.range(all).copied().collect()
-        };
-        for (_, owner) in &owners {
-            let _ = file.flush(cx, *owner).await; // an error shows at the close as well
-        }
-        let closed = file.close(cx).await;
-        let mut state = self.state();
-        owners.iter().for_each(|owner| _ = state.owners.remove(owner));
-        state.flocks.remove(&handle);
-        self.settle_locks(&state);
-        closed
-    }
-
     pub(crate) fn wait_begins(&self, request: u64, cancel: Arc<Cancel>) {
         self.state().waits.insert(request, cancel);
     }
@@ -427,7 +353,7 @@ mod tests {
     use super::*;
 
     use dray_backends::memory::{MemoryFs, MemoryOptions};
-    use dray_core::Op;
+    use dray_core::{Errno, Op};
     use dray_fabric::sim::Network;
     use dray_layers::Observed;
     use dray_layers::faults::{Fault, Faults, When};
