@@ -89,6 +89,14 @@ impl Key {
         if meta.mode() & 0o077 != 0 {
             return Err(format!("key file {shown} can be read by others: chmod 600 {shown}"));
         }
+        // SAFETY: geteuid cannot fail.
+        if ![0, unsafe { libc::geteuid() }].contains(&meta.uid()) {
+            let owner = meta.uid();
+            return Err(format!(
+                "key file {shown} belongs to user {owner}, who can read it: chown it to whoever \
+                 runs dray"
+            ));
+        }
         let mut bytes = Vec::new();
         file.take(KEY_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(problem)?;
         if bytes.len() as u64 > KEY_MAX_BYTES {
@@ -150,5 +158,22 @@ mod tests {
         let other = Key::new(b"0123456789abcdeF").unwrap();
         assert!(!other.verify(Role::Client, seen, &proof));
         assert!(Key::new(b"short").is_err());
+    }
+
+    #[test]
+    fn a_key_file_that_others_can_read_is_refused() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        std::fs::write(&path, "0123456789abcdef\n").unwrap();
+        let refused = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            Key::from_file(&path).err()
+        };
+        assert!(refused(0o640).unwrap().contains("chmod 600"));
+        assert!(refused(0o600).is_none());
+        if chown(&path, Some(12_345), None).is_ok() {
+            assert!(refused(0o600).unwrap().contains("belongs to user 12345")); // we are root
+        }
     }
 }
