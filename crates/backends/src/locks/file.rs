@@ -53,24 +53,28 @@ impl FileLocks {
     /// Gives `owner` the lock, in place of what it had in this range, and joins it with
     /// what it has beside it. With `Unlock` it gives the range back.
     pub(super) fn set(&mut self, owner: Owner, lock: Lock) {
+        let mut taken = Vec::new();
+        // The others stay where they are, however many there are.
+        self.held.retain(|held| {
+            let ours = held.owner == owner && held.lock.family == lock.family;
+            let concerned = ours && touches(held.lock.range, lock.range);
+            taken.extend(concerned.then_some(*held));
+            !concerned
+        });
         let mut wanted = lock;
-        let mut kept = Vec::with_capacity(self.held.len() + 2);
-        for held in self.held.drain(..) {
-            if held.owner != owner || held.lock.family != lock.family {
-                kept.push(held);
-            } else if held.lock.kind == lock.kind && touches(held.lock.range, wanted.range) {
+        for held in taken {
+            if held.lock.kind == lock.kind {
                 wanted.range = LockRange {
                     start: held.lock.range.start.min(wanted.range.start),
                     end: held.lock.range.end.max(wanted.range.end),
                 };
             } else {
-                cut(&mut kept, held, lock.range);
+                cut(&mut self.held, held, lock.range);
             }
         }
         if lock.kind != LockKind::Unlock {
-            kept.push(Held { owner, lock: wanted });
+            self.held.push(Held { owner, lock: wanted });
         }
-        self.held = kept;
     }
 
     /// Takes out the waiter with this number.
