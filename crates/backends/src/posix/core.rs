@@ -429,7 +429,7 @@ impl Core {
     /// hold it.
     pub(crate) fn attr(&self, node: &Node) -> Result<Attr> {
         let attr = sys::stat(node.fd())?.attr;
-        if attr.nlink == 0 && self.files.find(node.id).is_none() {
+        if attr.nlink == 0 && !self.files.in_use(node.id) {
             self.nodes.forget(node.id);
             return Err(stale());
         }

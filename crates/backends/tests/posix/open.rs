@@ -1,8 +1,65 @@
 //! Open files: more than there are descriptors, with the rights of their opening.
 
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
 use crate::rig::*;
-use dray_backends::posix::PosixOptions;
+use dray_backends::posix::{Keeper, PosixOptions};
 use dray_core::*;
+
+/// Keeps files for a server that is killed: that gives nothing back.
+#[derive(Debug, Default)]
+struct Holding(Mutex<HashMap<FileId, OwnedFd>>);
+
+impl Keeper for Holding {
+    fn hold(&self, _: FsUuid, id: FileId, fd: BorrowedFd<'_>) {
+        self.0.lock().unwrap().insert(id, fd.try_clone_to_owned().unwrap());
+    }
+    fn holds(&self, _: FsUuid, id: FileId) -> bool {
+        self.0.lock().unwrap().contains_key(&id)
+    }
+    fn adopt(&self, fs: FsUuid, id: FileId) -> bool {
+        self.holds(fs, id)
+    }
+    fn release(&self, _: FsUuid, _: FileId) {}
+}
+
+/// stat(2) of an open file asks by the file's id. Before its client had opened it again it was
+/// told that there is no such file.
+#[test]
+fn what_was_deleted_and_is_kept_has_attributes_before_it_is_opened_again() {
+    for kind in [Kind::Tmpfs, Kind::Ext4] {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        let keeper = Arc::new(Holding::default());
+        let options = || PosixOptions { keeper: Some(keeper.clone()), ..plain() };
+        let deleted = Mutex::new(Vec::new());
+        on(&disk, options(), async |kit| {
+            let cx = &kit.root_user;
+            let (entry, file) = kit.create(cx, kit.root, "f", 0o640).await.unwrap();
+            kit.unlink(cx, kit.root, "f").await.unwrap();
+            deleted.lock().unwrap().push(entry.id);
+            drop(file);
+        });
+        on(&disk, options(), async |kit| {
+            let cx = &kit.root_user;
+            let id = deleted.lock().unwrap()[0];
+            for _ in 0..2 {
+                let attr = kit.fs.getattr(cx, id).await.unwrap();
+                assert_eq!((attr.nlink, attr.mode & 0o777), (0, 0o640), "{kind:?}");
+            }
+            let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            assert_eq!(kit.fs.setattr(cx, id, set).await.unwrap().mode & 0o777, 0o600);
+            let file = kit.fs.open(cx, id, OpenHow::READ_WRITE).await.unwrap();
+            put(cx, &*file, 0, b"still").await.unwrap();
+        });
+        keeper.0.lock().unwrap().clear();
+        on(&disk, options(), async |kit| {
+            let id = deleted.lock().unwrap()[0];
+            assert_eq!(errno(kit.fs.getattr(&kit.root_user, id).await), Errno::ESTALE);
+        });
+    }
+}
 
 #[test]
 fn twenty_thousand_open_files_on_a_hundred_descriptors() {
