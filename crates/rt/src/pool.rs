@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -36,7 +37,7 @@ struct State {
     closed: bool,
 }
 
-/// There is no thread to run a call on, and none can be started.
+/// There is no thread to run a call on, and none can be started; or the call has panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoThread;
 
@@ -131,7 +132,7 @@ impl Pool {
         }));
         let mut asking = Asking { inner: &self.inner, ticket: None };
         std::future::poll_fn(|cx| asking.poll_submit(cx, &mut job)).await?;
-        receive.await.map_err(|_| NoThread) // only when the pool closes under the call
+        receive.await.map_err(|_| NoThread) // only when the call panics
     }
 
     /// Calls that wait for a thread now.
@@ -202,7 +203,9 @@ impl Inner {
                 let next = self.next_waiting(&state);
                 drop(state);
                 next.into_iter().for_each(Waker::wake);
-                job();
+                // It counts as one of the threads there may be: its death would leave the pool one
+                // short. The panic has been told, and whoever waits for the call learns of it.
+                let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.lock();
                 continue;
             }
@@ -250,6 +253,21 @@ mod tests {
                 assert_eq!(call.await.unwrap(), Ok(number as u32));
             }
             assert_eq!(pool.waiting(), 0);
+        });
+    }
+
+    /// The thread ended and was still counted: nobody came to any later call.
+    #[test]
+    fn a_call_that_panics_takes_no_thread_with_it() {
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            let pool = Pool::new("test", 1, 1);
+            for number in 0..3 {
+                assert_eq!(pool.run(|| panic!("on purpose")).await, Err::<(), _>(NoThread));
+                let limit = std::time::Duration::from_secs(60);
+                let next = crate::timeout(limit, pool.run(move || number)).await;
+                assert_eq!(next.expect("nobody runs it"), Ok(number));
+            }
         });
     }
 
