@@ -1,11 +1,14 @@
 //! Making connections.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::task::Poll;
 use std::time::Duration;
 
-use dray_rt::{Interest, Pool, Source};
+use dray_core::Fut;
+use dray_rt::{Interest, Pool, Source, timeout};
 use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::socket_file::{SocketFile, bind_unix, turn, unix_name};
@@ -20,6 +23,9 @@ const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_TRIES: u32 = 3;
 /// Data that nobody acknowledges for this long end the connection.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+/// An address of a name that has not answered for this long is no longer the only one that is
+/// tried (RFC 8305, section 5: Connection Attempt Delay).
+const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
 /// Congestion control on loopback: that which every Linux has built in (tcp(7)).
 const LOOPBACK_CONGESTION: &[u8] = b"reno";
@@ -104,7 +110,8 @@ pub fn incoming_cpu(socket: &impl AsFd) -> Option<usize> {
     if result == 0 { usize::try_from(cpu).ok() } else { None }
 }
 
-/// Connects to `address`, on this thread's executor. Errors: those of the name's
+/// Connects to `address`, on this thread's executor; of a name's addresses to the one that
+/// answers first, if those in front of it do not answer soon. Errors: those of the name's
 /// resolution and of connect(2); the last one if a name has several addresses.
 pub async fn connect(address: &Address) -> io::Result<StreamConnection> {
     match address {
@@ -112,18 +119,51 @@ pub async fn connect(address: &Address) -> io::Result<StreamConnection> {
             let name = unix_name(path)?;
             connect_to(Domain::UNIX, &name, Peer::Local).await
         }
-        Address::Tcp { .. } => {
-            let mut last = no_address();
-            for address in resolve(address).await? {
+        Address::Tcp { .. } => connect_to_any(resolve(address).await?).await,
+    }
+}
+
+type Try = Fut<'static, io::Result<StreamConnection>>;
+
+/// Tries each of `addresses`, in their order: the next one when all before have failed, or have
+/// not answered for a while. Those go on meanwhile.
+async fn connect_to_any(addresses: Vec<SocketAddr>) -> io::Result<StreamConnection> {
+    let mut last = no_address();
+    let mut tries: Vec<Try> = Vec::new();
+    let mut addresses = addresses.into_iter();
+    loop {
+        match addresses.next() {
+            Some(address) => tries.push(Box::pin(async move {
                 let domain = Domain::for_address(address);
-                match connect_to(domain, &address.into(), Peer::Ip(address)).await {
-                    Ok(connection) => return Ok(connection),
-                    Err(error) => last = error,
-                }
-            }
-            Err(last)
+                connect_to(domain, &address.into(), Peer::Ip(address)).await
+            })),
+            None if tries.is_empty() => return Err(last),
+            None => {}
+        }
+        let ended = match addresses.len() {
+            0 => Ok(first_to_end(&mut tries).await),
+            _ => timeout(NEXT_ADDRESS_AFTER, first_to_end(&mut tries)).await,
+        };
+        match ended {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(error)) => last = error,
+            Err(_) => {} // the next address is tried beside them
         }
     }
+}
+
+/// Takes the try that ends first out of `tries`, of which there is at least one.
+async fn first_to_end(tries: &mut Vec<Try>) -> io::Result<StreamConnection> {
+    poll_fn(|cx| {
+        for index in 0..tries.len() {
+            if let Poll::Ready(result) = tries[index].as_mut().poll(cx) {
+                drop(tries.remove(index));
+                return Poll::Ready(result);
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// A socket bound to `address`. That at all addresses of IPv6 leaves those of IPv4 to whoever
@@ -214,6 +254,7 @@ fn no_address() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Connection;
     use dray_rt::{DriverKind, Executor, spawn_join};
 
     fn congestion_control(socket: &impl AsFd) -> Vec<u8> {
@@ -266,6 +307,38 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(found, Ok(Some(io::ErrorKind::AddrInUse)));
         drop(crowd);
+    }
+
+    /// It was given all the time that a client takes for a connection, each time anew: the other
+    /// addresses were never tried.
+    #[test]
+    fn an_address_that_does_not_answer_keeps_nobody_from_the_next() {
+        let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        silent.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        silent.listen(0).unwrap();
+        let silent_at = silent.local_addr().unwrap().as_socket().unwrap();
+        // As many as wait to be accepted may: what comes then is not answered.
+        let knock = || std::net::TcpStream::connect_timeout(&silent_at, Duration::from_secs(1));
+        let crowd: Vec<_> = std::iter::from_fn(|| knock().ok()).take(16).collect();
+        let live = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let live_at = live.local_addr().unwrap();
+        let refused_at = {
+            let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            gone.local_addr().unwrap()
+        };
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let limit = UNACKNOWLEDGED_MAX * 2 / 3; // by then the kernel has not given up
+            for addresses in [vec![silent_at, live_at], vec![refused_at, silent_at, live_at]] {
+                let connected = timeout(limit, connect_to_any(addresses)).await;
+                let peer = connected.expect("the first one is waited for").unwrap().peer();
+                assert_eq!(peer, Peer::Ip(live_at));
+            }
+            let refused = connect_to_any(vec![refused_at; 2]).await.err().unwrap();
+            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+            let none = connect_to_any(Vec::new()).await.err().unwrap();
+            assert_eq!(none.kind(), io::ErrorKind::AddrNotAvailable);
+        });
+        drop((crowd, silent));
     }
 
     #[test]
