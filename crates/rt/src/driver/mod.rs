@@ -133,9 +133,10 @@ impl Registry {
         matches!(self.kind, RegistryKind::Epoll(_))
     }
 
+    /// Forgets it first: a watch that begins anew meanwhile is taken back, too, or does not begin.
     pub(crate) fn remove(&self, id: u64, fd: RawFd) {
-        self.unwatch(id, fd);
         self.forget(id);
+        self.unwatch(id, fd);
     }
 
     /// Ends the watch of a shared descriptor and begins it again, behind everybody else's.
@@ -170,12 +171,12 @@ impl Registry {
 
     /// Watches the descriptor of `id` anew, after its watch ended by itself.
     pub(crate) fn rewatch(&self, id: u64) {
-        let fd = match self.lock().used.get(id as u32 as usize) {
-            Some(slot) if slot.generation == (id >> 32) as u32 => slot.fd,
-            _ => return,
-        };
-        if let Some(mut inbox) = self.inbox() {
-            inbox.watch(id, fd);
+        let slots = self.lock(); // until the watch has begun: `remove` takes it back behind that
+        if let Some(slot) = slots.used.get(id as u32 as usize)
+            && slot.generation == (id >> 32) as u32
+            && let Some(mut inbox) = self.inbox()
+        {
+            inbox.watch(id, slot.fd);
         }
     }
 
@@ -198,6 +199,33 @@ impl Registry {
             slot.generation = slot.generation.wrapping_add(1) & 0x3fff_ffff;
             slot.state = None;
             slots.free.push(id as u32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The watch held the file for as long as the executor lasted: nobody took it back.
+    #[test]
+    fn what_is_removed_while_its_watch_begins_anew_is_not_watched() {
+        let kind = RegistryKind::Uring(Mutex::default());
+        let registry = Registry { kind, slots: Mutex::default() };
+        for round in 0..500 {
+            let id = registry.add(0, Arc::default(), false).unwrap();
+            let held_up = registry.inbox();
+            std::thread::scope(|scope| {
+                scope.spawn(|| registry.rewatch(id));
+                scope.spawn(|| registry.remove(id, 0));
+                if round % 2 == 0 {
+                    std::thread::yield_now();
+                }
+                drop(held_up);
+            });
+            registry.rewatch(id); // too late
+            let mut inbox = registry.inbox().unwrap();
+            assert_eq!(inbox.watches_begun_last(), 0, "round {round}");
         }
     }
 }

@@ -98,6 +98,13 @@ impl Inbox {
         let cancel = opcode::AsyncCancel2::new(which).build();
         self.commands.push(Entry128::from(cancel).user_data(OWNER_NOBODY << OWNER_SHIFT));
     }
+
+    /// Takes all commands; answers how many watches are behind the last cancellation.
+    #[cfg(test)]
+    pub(super) fn watches_begun_last(&mut self) -> usize {
+        let commands = self.commands.drain(..).rev();
+        commands.take_while(|one| one.get_user_data() >> OWNER_SHIFT == OWNER_SOURCE).count()
+    }
 }
 
 pub(crate) struct Uring {
