@@ -58,16 +58,20 @@ unsafe impl Sync for Area {}
 impl Area {
     /// The area of `state`: a predecessor's, or a new one with room for `slots` entries.
     /// Memory is taken for those parts that are used. Errors: those of ftruncate(2) and
-    /// mmap(2); `EADDRINUSE` if the addresses of a predecessor are taken in this process.
+    /// mmap(2); `EADDRINUSE` if the addresses of a predecessor are taken in this process;
+    /// `EINVAL` if what it says of itself cannot be.
     pub(crate) fn open(state: &State, slots: usize) -> io::Result<Area> {
         let region = &state.region;
         let (address, known) = (region.load(header::RING_ADDRESS), region.load(header::RING_SLOTS));
         if known != 0 {
+            if known > slots_in(state)? {
+                return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            }
             let mut area = Area::map(state, address as usize, known as usize)?;
             if area.start.as_ptr() as u64 != address {
                 return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
             }
-            area.adopted = region.load(header::RING_TAKEN) as usize;
+            area.adopted = region.load(header::RING_TAKEN).min(known) as usize;
             return Ok(area);
         }
         let len_bytes = State::ring_at() + slots * (PAGE_BYTES + PAYLOAD_BYTES);
@@ -134,6 +138,13 @@ impl Area {
         let slots = (0..self.adopted).map(|index| self.slot(index));
         slots.filter(move |slot| slot.cpu() == Some(cpu)).inspect(Slot::prepare)
     }
+}
+
+/// Slots that there is room for in the memory of `state`: access behind its end kills (SIGBUS).
+fn slots_in(state: &State) -> io::Result<u64> {
+    let file = std::fs::File::from(state.region.fd().try_clone_to_owned()?);
+    let ring_bytes = file.metadata()?.len().saturating_sub(State::ring_at() as u64);
+    Ok(ring_bytes / (PAGE_BYTES + PAYLOAD_BYTES) as u64)
 }
 
 impl Drop for Area {
@@ -292,6 +303,20 @@ mod tests {
         assert_eq!(bytes(&slot, 6), b"a name");
         assert_eq!((area.adopted(0).count(), area.adopted(1).count()), (1, 1));
         assert!(area.take(0).is_some() && area.take(0).is_none());
+    }
+
+    /// It was believed: the size of the mapping wrapped around, and slots lay outside of it.
+    #[test]
+    fn what_a_predecessor_says_of_itself_is_not_believed_blindly() {
+        let state = State::create().unwrap();
+        drop(Area::open(&state, 3).unwrap());
+        state.region.store(header::RING_TAKEN, u64::MAX);
+        assert_eq!(Area::open(&state, 3).unwrap().adopted, 3);
+        for slots in [4, u64::MAX / PAGE_BYTES as u64, u64::MAX] {
+            state.region.store(header::RING_SLOTS, slots);
+            let refused = Area::open(&state, 3).err().and_then(|error| error.raw_os_error());
+            assert_eq!(refused, Some(libc::EINVAL), "{slots}");
+        }
     }
 
     #[test]
