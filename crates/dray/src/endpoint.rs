@@ -6,7 +6,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
@@ -15,6 +15,7 @@ use std::time::Duration;
 use dray_core::{Cancel, Fut};
 use dray_rt::sync::Semaphore;
 use dray_rt::{Interest, Source};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Longest request, bytes.
 const REQUEST_MAX_BYTES: usize = 4096;
@@ -175,9 +176,9 @@ fn send(fd: i32, bytes: &[u8]) -> io::Result<usize> {
 }
 
 /// Listens on a Unix socket that only its owner may use. One left over by a process that
-/// died is replaced. Errors: `EADDRINUSE` if somebody answers there.
+/// died is replaced. Errors: `EADDRINUSE` if somebody listens there.
 pub fn listen_unix(path: &Path) -> io::Result<OwnedFd> {
-    if UnixStream::connect(path).is_ok() {
+    if somebody_listens(path)? {
         return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
     }
     match std::fs::remove_file(path) {
@@ -189,6 +190,15 @@ pub fn listen_unix(path: &Path) -> io::Result<OwnedFd> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok(listener.into())
+}
+
+/// Does not wait for somebody who listens and does not accept (unix(7): `EAGAIN`), as a process
+/// that was stopped.
+fn somebody_listens(path: &Path) -> io::Result<bool> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    let full = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
+    Ok(socket.connect(&SockAddr::unix(path)?).map_or_else(full, |()| true))
 }
 
 /// Listens on `ADDR:PORT`; answers where, too, with the port that the system chose if 0 was
@@ -204,6 +214,26 @@ pub fn listen_tcp(address: &str) -> io::Result<(OwnedFd, String)> {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    /// It waited to be accepted, for ever.
+    #[test]
+    fn who_listens_and_accepts_nobody_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let busy = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        busy.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        busy.listen(0).unwrap();
+        let _waiting: Vec<UnixStream> = std::iter::from_fn(|| {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let connected = socket.connect(&SockAddr::unix(&path).unwrap());
+            connected.ok().map(|()| UnixStream::from(OwnedFd::from(socket)))
+        })
+        .collect();
+        let error = listen_unix(&path).err().unwrap();
+        assert_eq!(error.raw_os_error(), Some(libc::EADDRINUSE));
+    }
 
     #[test]
     fn requests_are_answered_and_endless_ones_are_not() {

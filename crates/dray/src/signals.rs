@@ -30,6 +30,13 @@ pub fn hold() {
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
 }
 
+/// As before [`hold`], for a process that was started by one that holds them.
+pub fn let_go() {
+    let set = ending();
+    // SAFETY: the set is initialised; the old one is not wanted.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()) };
+}
+
 /// Waits for a signal that [`hold`] keeps, on a thread that does nothing else.
 pub fn next() -> i32 {
     let (set, mut signal) = (ending(), 0);

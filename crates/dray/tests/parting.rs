@@ -4,7 +4,9 @@
 mod common;
 
 use std::fs::OpenOptions;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, signal};
@@ -156,4 +158,25 @@ fn who_has_unmounted_is_gone_at_the_server() {
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["kind"], "server", "{status}");
     assert_eq!(status["clients"], serde_json::json!([]), "{status}");
+}
+
+/// It had the signals of its server blocked: a machine that went down waited until it was killed.
+#[test]
+fn the_keeper_of_deleted_files_ends_when_it_is_asked_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut keeper = Command::new(env!("CARGO_BIN_EXE_dray"));
+    keeper.arg("keep-files").arg(dir.path());
+    // SAFETY: what is called between fork and exec is async-signal-safe (signal-safety(7)).
+    unsafe {
+        keeper.pre_exec(|| {
+            let mut set = std::mem::zeroed();
+            libc::sigfillset(&mut set);
+            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+            Ok(())
+        });
+    }
+    let mut keeper = keeper.spawn().unwrap();
+    wait_for("the keeper", || dir.path().join("keeper.sock").exists());
+    signal(keeper.id() as i32, libc::SIGTERM);
+    assert_eq!(keeper.wait().unwrap().signal(), Some(libc::SIGTERM), "not by itself");
 }

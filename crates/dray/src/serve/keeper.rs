@@ -17,10 +17,13 @@ use dray_core::{FileId, FsUuid};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::error::{Doing, Failure};
+use crate::paths;
 
 /// Descriptors that the keeper holds at most; of files beyond them the server says that
 /// they would end with it.
-pub const HELD_MAX: usize = 4096;
+const HELD_MAX: usize = 4096;
+/// Descriptors that the keeper needs besides: its own, and that of the next server.
+const KEEPER_SPARE: usize = 32;
 /// How long the new process may take until it listens.
 const START_MAX: Duration = Duration::from_secs(5);
 
@@ -42,6 +45,12 @@ pub fn socket_path(state: &Path) -> PathBuf {
     state.join("keeper.sock")
 }
 
+/// How many a keeper holds that may have `limit` descriptors (`RLIMIT_NOFILE`, which it has from
+/// its server).
+pub fn held_max(limit: usize) -> usize {
+    HELD_MAX.min(limit.saturating_sub(KEEPER_SPARE))
+}
+
 pub fn message(op: u8, key: &Key) -> Message {
     let mut message = [op; MESSAGE_BYTES];
     message[1..].copy_from_slice(key);
@@ -59,6 +68,7 @@ fn key(fs: FsUuid, id: FileId) -> Key {
 /// The server's end.
 pub struct KeeperClient {
     socket: Socket,
+    held_max: usize,
     state: Mutex<State>,
 }
 
@@ -116,7 +126,8 @@ impl KeeperClient {
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
-        Ok(KeeperClient { socket, state: Mutex::new(State { held, complained: false }) })
+        let held_max = held_max(paths::raise_file_limit());
+        Ok(KeeperClient { socket, held_max, state: Mutex::new(State { held, complained: false }) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -148,7 +159,7 @@ impl Keeper for KeeperClient {
         let key = key(fs, id);
         let mut state = self.lock();
         let known = state.held.contains_key(&key);
-        let result = if state.held.len() >= HELD_MAX && !known {
+        let result = if state.held.len() >= self.held_max && !known {
             Err(io::Error::from_raw_os_error(libc::EMFILE))
         } else {
             send(&self.socket, &message(OP_HOLD, &key), Some(fd.as_raw_fd()))
@@ -263,7 +274,11 @@ mod tests {
     use super::*;
 
     fn client(socket: Socket, held: HashMap<Key, u32>) -> KeeperClient {
-        KeeperClient { socket, state: Mutex::new(State { held, complained: false }) }
+        KeeperClient {
+            socket,
+            held_max: HELD_MAX,
+            state: Mutex::new(State { held, complained: false }),
+        }
     }
 
     /// Where a directory is exported twice, the close through one export let go what was open
@@ -301,5 +316,14 @@ mod tests {
         for id in [seen, opened] {
             assert_eq!(receive(&far).unwrap().0, message(OP_RELEASE, &key(fs, id)));
         }
+    }
+
+    /// It took as many as it may have descriptors; then it could not hear the next server, and let
+    /// go of all.
+    #[test]
+    fn a_keeper_has_descriptors_left_for_the_next_server() {
+        assert_eq!(held_max(20_000), HELD_MAX);
+        assert_eq!(held_max(4096), 4096 - KEEPER_SPARE);
+        assert_eq!(held_max(16), 0);
     }
 }

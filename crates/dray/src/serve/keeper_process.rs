@@ -13,18 +13,22 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::error::{Doing, Failure};
 use crate::serve::keeper::{
-    HELD_MAX, Key, OP_END, OP_HELD, OP_HOLD, OP_RELEASE, message, message_key, receive, send,
+    Key, OP_END, OP_HELD, OP_HOLD, OP_RELEASE, held_max, message, message_key, receive, send,
     socket_path,
 };
+use crate::{paths, signals};
 
 /// How long it waits for a new server while it holds something, and while it does not.
 const WAIT_HOLDING: Duration = Duration::from_secs(300);
 const WAIT_EMPTY: Duration = Duration::from_secs(3);
+/// After a server could not be heard, as where the system has no descriptor left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Holds what servers give it, until none has come for a while.
 pub fn run(state: &Path) -> Result<(), Failure> {
     // SAFETY: no memory is passed. It fails only if we lead a session already.
     unsafe { libc::setsid() };
+    signals::let_go(); // a machine that goes down asks everybody to end
     let path = socket_path(state);
     let doing = || format!("cannot listen on {}", path.display());
     // The server has the state directory's lock, so nobody listens here: at most the
@@ -33,7 +37,7 @@ pub fn run(state: &Path) -> Result<(), Failure> {
     let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None).doing(doing)?;
     listener.bind(&SockAddr::unix(&path).doing(doing)?).doing(doing)?;
     listener.listen(1).doing(doing)?;
-    let mut held = Held::default();
+    let mut held = Held { max: held_max(paths::raise_file_limit()), ..Held::default() };
     while let Some(server) = next_server(&listener, held.files.is_empty()) {
         // The server's end, however it comes about, is no reason to let go.
         let _ = serve(&server, &mut held);
@@ -51,7 +55,10 @@ fn next_server(listener: &Socket, empty: bool) -> Option<Socket> {
         // SAFETY: one pollfd, which outlives the call.
         match unsafe { libc::poll(&mut poll, 1, left_ms) } {
             0 => return None,
-            1 => return listener.accept().ok().map(|(socket, _)| socket),
+            1 => match listener.accept() {
+                Ok((socket, _)) => return Some(socket),
+                Err(_) => std::thread::sleep(ACCEPT_AGAIN), // not for longer than the deadline
+            },
             _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
             _ => return None,
         }
@@ -61,6 +68,8 @@ fn next_server(listener: &Socket, empty: bool) -> Option<Socket> {
 /// What is held, and who lets it go.
 #[derive(Default)]
 struct Held {
+    /// Files at most.
+    max: usize,
     files: HashMap<Key, OwnedFd>,
     /// A thread for each file system: closing the last descriptor of a deleted file frees
     /// its space, and waits where the file system hangs.
@@ -106,7 +115,7 @@ fn serve(server: &Socket, held: &mut Held) -> io::Result<()> {
         let (said, fd) = receive(server)?;
         let key = message_key(&said);
         match (said[0], fd) {
-            (OP_HOLD, Some(fd)) if held.files.len() < HELD_MAX => held.hold(key, fd),
+            (OP_HOLD, Some(fd)) if held.files.len() < held.max => held.hold(key, fd),
             (OP_RELEASE, _) => held.release(&key),
             _ => {}
         }
