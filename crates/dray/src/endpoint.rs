@@ -15,7 +15,6 @@ use std::time::Duration;
 use dray_core::{Cancel, Fut};
 use dray_rt::sync::Semaphore;
 use dray_rt::{Interest, Source};
-use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Longest request, bytes.
 const REQUEST_MAX_BYTES: usize = 4096;
@@ -178,7 +177,7 @@ fn send(fd: i32, bytes: &[u8]) -> io::Result<usize> {
 /// Listens on a Unix socket that only its owner may use. One left over by a process that
 /// died is replaced. Errors: `EADDRINUSE` if somebody listens there.
 pub fn listen_unix(path: &Path) -> io::Result<OwnedFd> {
-    if somebody_listens(path)? {
+    if dray_fabric::somebody_listens(path)? {
         return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
     }
     match std::fs::remove_file(path) {
@@ -190,15 +189,6 @@ pub fn listen_unix(path: &Path) -> io::Result<OwnedFd> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok(listener.into())
-}
-
-/// Does not wait for somebody who listens and does not accept (unix(7): `EAGAIN`), as a process
-/// that was stopped.
-fn somebody_listens(path: &Path) -> io::Result<bool> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    socket.set_nonblocking(true)?;
-    let full = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
-    Ok(socket.connect(&SockAddr::unix(path)?).map_or_else(full, |()| true))
 }
 
 /// Listens on `ADDR:PORT`; answers where, too, with the port that the system chose if 0 was
@@ -215,6 +205,8 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+
+    use socket2::{Domain, SockAddr, Socket, Type};
 
     /// It waited to be accepted, for ever.
     #[test]

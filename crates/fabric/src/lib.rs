@@ -25,6 +25,7 @@ pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
 pub use listen::{Listener, connect, incoming_cpu};
 pub use peek::peek_head;
 pub use pool::{BufferPool, PoolShare, PoolStats};
+pub use socket_file::somebody_listens;
 pub use stream::StreamConnection;
 
 /// Gets what arrives on a connection.

@@ -58,7 +58,7 @@ fn lock(dir: &File) -> io::Result<()> {
 /// A socket of this name, in place of one that was left over; to be called in one's [`turn`].
 /// Errors: `EADDRINUSE`, somebody listens there; `EEXIST`, it is no socket; those of bind(2).
 pub(crate) fn bind_unix(path: &Path, name: &SockAddr) -> io::Result<Socket> {
-    if somebody_listens(name)? {
+    if somebody_listens(path)? {
         return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
     }
     match std::fs::symlink_metadata(path) {
@@ -70,13 +70,15 @@ pub(crate) fn bind_unix(path: &Path, name: &SockAddr) -> io::Result<Socket> {
     socket.bind(name).map(|()| socket)
 }
 
-/// Whether somebody listens on a Unix socket, also one who has not accepted for long.
-fn somebody_listens(name: &SockAddr) -> io::Result<bool> {
+/// Whether somebody listens on a Unix socket, also one who has not accepted for long, and whom a
+/// connection would wait for. Errors: `ENAMETOOLONG`, and those of socket(2).
+pub fn somebody_listens(path: &Path) -> io::Result<bool> {
+    let name = unix_name(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    // EAGAIN: as many wait to be accepted as may (unix(7)); a connection that may wait would.
+    // EAGAIN: as many wait to be accepted as may (unix(7)).
     let full = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
-    Ok(socket.connect(name).map_or_else(full, |()| true))
+    Ok(socket.connect(&name).map_or_else(full, |()| true))
 }
 
 /// A socket's file: removed in the end, unless the name is somebody else's by then. To be dropped

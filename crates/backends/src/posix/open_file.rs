@@ -118,7 +118,9 @@ impl OpenFile for PosixFile {
                 Ok(fd) => {
                     let target = Target::Open(fd.as_fd());
                     let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
-                    set.size.into_iter().for_each(|_| file.written());
+                    if set.size.is_some() {
+                        file.written();
+                    }
                     done
                 }
                 Err(error) => Some(Err(error)),

@@ -169,8 +169,8 @@ impl Server {
     }
 
     /// Ends sessions whose clients have been away for longer than the lease, connections whose
-    /// clients stopped in the middle, and the wait for changes that nobody asks for again. Runs for ever, asleep nearly always: to be
-    /// started as one task.
+    /// clients stopped in the middle, and the wait for changes that nobody asks for again. Runs
+    /// for ever, asleep nearly always: to be started as one task.
     pub async fn expire_leases(&self) {
         let mut stalls = Stalls::default();
         let mut looked = dray_rt::now();
