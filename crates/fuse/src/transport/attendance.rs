@@ -10,27 +10,29 @@
 //! go away from the device. The host takes the next one when it comes back to its wait, some
 //! microseconds later.
 //!
+//! A worker that sees its caller on another one's CPU makes that one the host and goes away itself.
 //! Nobody goes away for a host that is away, so that one always waits. Whoever is away comes back
 //! at once when a worker sees more than that one caller or sees it elsewhere, and by itself
 //! when the host does not get on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use dray_core::Pid;
 use dray_rt::sync::Notify;
-use dray_rt::timeout;
 
-/// How often a worker that is away looks whether the host gets on. A host that is held up is
-/// alone with what comes for at most two of these.
-const TICK: Duration = Duration::from_millis(10);
-/// Requests that a host serves in a tick if it gets on.
+use crate::transport::lookout::Orders;
+
+/// Requests that a host serves between two looks of its lookout if it gets on.
 const PROGRESS_MIN: u32 = 8;
 /// Requests of one caller in a row after which a worker looks where it runs, for the first time.
 const LOOK_AFTER: u32 = 16;
 /// Requests between two later looks.
 const LOOK_EVERY: u64 = 64;
+/// Requests behind a look, or behind becoming the host, before pauses ask for another one.
+const LOOK_AGAIN_AFTER: u32 = 4;
+/// By how much pauses must be longer than others before they ask for a look.
+const FAR_NS: u32 = 20_000;
 
 /// What the workers of a mount know of each other.
 pub(crate) struct Attendance {
@@ -50,6 +52,8 @@ struct Post {
     /// Requests of callers that it was the host of, so far.
     served: AtomicU32,
     recalled: Notify,
+    /// For its lookout.
+    orders: Arc<Orders>,
 }
 
 /// A worker serves a caller on that one's CPU, and nobody else.
@@ -74,7 +78,12 @@ impl Hosting {
 impl Attendance {
     /// For workers that are pinned to these CPUs.
     pub(crate) fn new(homes: &[usize]) -> Attendance {
-        let post = |&home| Post { home, served: AtomicU32::new(0), recalled: Notify::new() };
+        let post = |&home| Post {
+            home,
+            served: AtomicU32::new(0),
+            recalled: Notify::new(),
+            orders: Arc::default(),
+        };
         let posts = homes.iter().map(post).collect();
         Attendance { hosting: AtomicU64::new(0), away: AtomicU64::new(0), posts }
     }
@@ -82,32 +91,71 @@ impl Attendance {
     /// The part of worker `index` in it.
     pub(crate) fn attend(self: &Arc<Attendance>, index: usize) -> Attendant {
         let all = self.clone();
-        Attendant { all, index, caller: Pid(0), row: 0, asked: 0, hosts: false, relied_on: None }
+        Attendant {
+            all,
+            index,
+            caller: Pid(0),
+            row: 0,
+            asked: 0,
+            pauses: Pauses::default(),
+            hosts: false,
+            relied_on: None,
+        }
     }
 
     fn hosting(&self) -> Option<Hosting> {
         Hosting::unpack(self.hosting.load(Ordering::Relaxed))
     }
 
-    fn served(&self, host: usize) -> u32 {
+    fn has_host(&self, hosting: Hosting) {
+        self.hosting.store(hosting.pack(), Ordering::Relaxed);
+    }
+
+    /// Requests that a worker has served as the host of their caller, so far.
+    pub(crate) fn served(&self, host: usize) -> u32 {
         self.posts[host].served.load(Ordering::Relaxed)
     }
 
-    /// `index` goes away, if `host` stays. As nobody goes unless somebody else stays, one
-    /// always does.
+    pub(crate) fn orders(&self, index: usize) -> &Arc<Orders> {
+        &self.posts[index].orders
+    }
+
+    /// What `host` has served by now, if it got on since that was `before`. Else everybody comes back.
+    pub(crate) fn still_relied_on(&self, host: usize, before: u32) -> Option<u32> {
+        let served = self.served(host);
+        let gets_on = served.wrapping_sub(before) >= PROGRESS_MIN;
+        if !gets_on || self.hosting().is_none_or(|hosting| hosting.host != host) {
+            self.recall();
+        }
+        (self.away.load(Ordering::Acquire) != 0).then_some(served)
+    }
+
+    /// `index` goes away, if `host` stays and is watched. As nobody goes unless somebody else
+    /// stays, one always does.
     fn leave(&self, index: usize, host: usize) -> bool {
         let (Some(mine), Some(theirs)) = (bit(index), bit(host)) else { return false };
         let go = |away| (away & theirs == 0).then_some(away | mine);
-        self.away.fetch_update(Ordering::AcqRel, Ordering::Acquire, go).is_ok()
+        if self.away.fetch_update(Ordering::AcqRel, Ordering::Acquire, go).is_err() {
+            return false;
+        }
+        let watched = self.posts[host].orders.watch();
+        if !watched {
+            self.away.fetch_and(!mine, Ordering::AcqRel);
+        }
+        watched
     }
 
     /// Has everybody come back, unless all that is known to go on is the hosting of `caller`.
-    fn recall_unless(&self, caller: Option<Pid>) {
+    fn recall_unless(&self, caller: Pid) {
+        if self.hosting().map(|hosting| hosting.caller) != Some(caller) {
+            self.recall();
+        }
+    }
+
+    /// Has everybody come back.
+    pub(crate) fn recall(&self) {
         if self.away.load(Ordering::Relaxed) == 0 {
             return; // as a rule
-        }
-        if caller.is_some() && self.hosting().map(|hosting| hosting.caller) == caller {
-            return;
         }
         let away = self.away.swap(0, Ordering::AcqRel);
         for (index, post) in self.posts.iter().enumerate() {
@@ -143,6 +191,7 @@ pub(crate) struct Attendant {
     row: u32,
     /// Requests of all callers, so far.
     asked: u64,
+    pauses: Pauses,
     /// This worker is the caller's host, as far as it knows.
     hosts: bool,
     /// The host that this worker left the device to last, and what that had served when this
@@ -151,9 +200,9 @@ pub(crate) struct Attendant {
 }
 
 impl Attendant {
-    /// A request of `caller` has been taken; `alone`: no other one is under way here. Answers
-    /// also whether to look where the caller runs.
-    pub(crate) fn took(&mut self, caller: Pid, alone: bool) -> (Next, bool) {
+    /// A request of `caller` has been taken; `alone`: no other one is under way here; `pause_ns`:
+    /// how long after the last answer, in ns. Answers also whether to look where the caller runs.
+    pub(crate) fn took(&mut self, caller: Pid, alone: bool, pause_ns: u32) -> (Next, bool) {
         if caller == Pid(0) && alone {
             return (Next::Wait, false); // the kernel's own, such as FORGET and RELEASE
         }
@@ -162,31 +211,56 @@ impl Attendant {
         if !alone || caller != self.caller {
             (self.caller, self.row) = (caller, 0);
             self.host_no_more();
-            self.all.recall_unless(alone.then_some(caller));
+            if alone {
+                self.all.recall_unless(caller)
+            } else {
+                self.all.recall()
+            }
             return (Next::Wait, regular);
         }
         self.row = self.row.saturating_add(1);
+        if !self.hosts && self.was_made_host() {
+            self.hosts = true;
+            self.pauses = Pauses::default();
+        }
         if self.hosts {
             self.all.posts[self.index].served.fetch_add(1, Ordering::Relaxed);
         }
+        let moved = self.pauses.tell(pause_ns) && self.hosts;
         let next = if self.may_leave() { Next::GoAway } else { Next::Wait };
-        (next, regular || self.row == LOOK_AFTER)
+        (next, regular || moved || self.row == LOOK_AFTER)
+    }
+
+    /// By the worker that was the caller's host before.
+    fn was_made_host(&self) -> bool {
+        self.all.hosting() == Some(Hosting { caller: self.caller, host: self.index })
     }
 
     /// `caller` was seen on `cpu`.
     pub(crate) fn saw(&mut self, caller: Pid, cpu: usize) -> Next {
+        let by_itself = caller == self.caller && (self.hosts || self.row >= LOOK_AFTER);
         if self.all.posts[self.index].home != cpu {
-            if self.host_no_more() {
-                self.all.recall_unless(None); // the next host is one of them
-            }
-            return Next::StepBack;
+            return self.saw_elsewhere(by_itself.then_some(caller), cpu);
         }
-        if caller == self.caller && self.row >= LOOK_AFTER {
+        if by_itself {
             self.hosts = true;
-            let hosting = Hosting { caller, host: self.index };
-            self.all.hosting.store(hosting.pack(), Ordering::Relaxed);
+            self.pauses = Pauses { looked: true, ..Pauses::default() };
+            self.all.has_host(Hosting { caller, host: self.index });
         }
         Next::Wait
+    }
+
+    /// `alone`: the caller, if nobody else asks.
+    fn saw_elsewhere(&mut self, alone: Option<Pid>, cpu: usize) -> Next {
+        if self.host_no_more() {
+            self.all.recall(); // the next host is one of them
+        }
+        let there = self.all.posts.iter().position(|post| post.home == cpu);
+        let (Some(caller), Some(host)) = (alone, there) else { return Next::StepBack };
+        let hosting = Hosting { caller, host };
+        self.all.has_host(hosting);
+        self.relied_on = Some((hosting, self.all.served(host)));
+        if self.all.leave(self.index, host) { Next::GoAway } else { Next::StepBack }
     }
 
     /// Answers whether it was one.
@@ -219,64 +293,84 @@ impl Attendant {
         }
     }
 
-    /// Ends when this worker is to wait for the device again, which [`Attendant::returned`] must
-    /// follow.
-    pub(crate) async fn away(&mut self) {
-        let all = self.all.clone();
-        loop {
-            let recalled = timeout(TICK, all.posts[self.index].recalled.notified()).await;
-            if recalled.is_ok() || !self.stays_away() {
-                return;
-            }
-        }
+    /// Ends when this worker is to wait for the device again.
+    pub(crate) async fn away(&self) {
+        self.all.posts[self.index].recalled.notified().await;
     }
+}
 
-    /// A tick later: whether the same host has got on with the same caller.
-    fn stays_away(&mut self) -> bool {
-        let Some((before, _)) = self.relied_on else { return false };
-        self.all.hosting() == Some(before) && self.gets_on(before)
-    }
+/// How long a caller takes from an answer to its next request, of which a host learns that it has
+/// moved: about 10 us on one CPU, 50 to 100 us when two CPUs wake each other.
+#[derive(Clone, Copy, Default)]
+struct Pauses {
+    count: u32,
+    /// The caller has been seen at home since the host took over.
+    looked: bool,
+    shortest_ns: u32,
+    /// Of the last ones, how many in a row were far longer than the shortest.
+    long_in_a_row: u32,
+}
 
-    /// This worker waits for the device again.
-    pub(crate) fn returned(&mut self) {
-        if let Some(bit) = bit(self.index) {
-            self.all.away.fetch_and(!bit, Ordering::AcqRel);
+impl Pauses {
+    /// Whether to look now where the caller runs.
+    fn tell(&mut self, pause_ns: u32) -> bool {
+        self.count = self.count.saturating_add(1);
+        if self.count == 1 || pause_ns < self.shortest_ns {
+            self.shortest_ns = pause_ns;
         }
+        let far = self.shortest_ns.saturating_mul(2).saturating_add(FAR_NS);
+        self.long_in_a_row = if pause_ns > far { self.long_in_a_row + 1 } else { 0 };
+        let unsure = !self.looked && self.count == LOOK_AGAIN_AFTER;
+        let moved = self.count > LOOK_AGAIN_AFTER && self.long_in_a_row == 2;
+        unsure || moved
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use dray_rt::{DriverKind, Executor, now, sleep, spawn_join};
+    use std::time::Duration;
+
+    use dray_rt::{DriverKind, Executor, timeout};
 
     use super::*;
 
     const CALLER: Pid = Pid(77);
     const OTHER: Pid = Pid(78);
 
-    /// Workers that are pinned to CPUs 10, 11 and so on.
+    /// Between an answer and the next request of a caller that is on its worker's CPU, ns.
+    const NEAR_NS: u32 = 8_000;
+    /// The same of one that has moved.
+    const FAR_AWAY_NS: u32 = 70_000;
+
+    /// Workers that are pinned to CPUs 10, 11 and so on, all of them watched.
     fn workers(count: usize) -> Vec<Attendant> {
         let homes: Vec<usize> = (10..10 + count).collect();
         let all = Arc::new(Attendance::new(&homes));
+        all.posts.iter().for_each(|post| post.orders.follow());
         (0..count).map(|index| all.attend(index)).collect()
+    }
+
+    /// A request of a caller that is not far.
+    fn take(worker: &mut Attendant, caller: Pid) -> Next {
+        worker.took(caller, true, NEAR_NS).0
     }
 
     /// The worker serves one request after the other of `caller` until it looks where that
     /// runs, and sees it at home.
     fn begin(host: &mut Attendant, caller: Pid) {
-        while !host.took(caller, true).1 {}
+        while !host.took(caller, true, NEAR_NS).1 {}
         let home = host.all.posts[host.index].home;
         assert_eq!(host.saw(caller, home), Next::Wait);
     }
 
     fn serve(host: &mut Attendant, requests: u32) {
-        (0..requests).for_each(|_| assert_eq!(host.took(CALLER, true).0, Next::Wait));
+        (0..requests).for_each(|_| assert_eq!(take(host, CALLER), Next::Wait));
     }
 
     /// The second stray request of the caller.
     fn stray(worker: &mut Attendant) -> Next {
-        worker.took(CALLER, true);
-        worker.took(CALLER, true).0
+        take(worker, CALLER);
+        take(worker, CALLER)
     }
 
     fn away(all: &Attendance) -> u64 {
@@ -295,7 +389,7 @@ mod tests {
         let [mut host, mut second, mut third] = workers(3).try_into().ok().unwrap();
         assert_eq!(stray(&mut second), Next::Wait, "nobody is the host");
         begin(&mut host, CALLER);
-        assert_eq!(second.took(CALLER, true).0, Next::GoAway);
+        assert_eq!(take(&mut second, CALLER), Next::GoAway);
         assert_eq!(stray(&mut third), Next::GoAway);
         serve(&mut host, 100);
         assert_eq!(away(&host.all), 0b110);
@@ -303,12 +397,24 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_is_elsewhere_has_no_host_here() {
+    fn whoever_sees_its_caller_at_another_worker_s_home_makes_that_one_the_host() {
         let [mut first, mut second] = workers(2).try_into().ok().unwrap();
-        while !first.took(CALLER, true).1 {}
-        assert_eq!(first.saw(CALLER, 11), Next::StepBack);
-        assert_eq!(first.saw(CALLER, 99), Next::StepBack);
+        while !first.took(CALLER, true, NEAR_NS).1 {}
+        assert_eq!(first.saw(CALLER, 99), Next::StepBack, "nobody is at home there");
+        assert_eq!(first.saw(CALLER, 11), Next::GoAway);
+        assert_eq!(away(&first.all), 0b01);
         assert_eq!(stray(&mut second), Next::Wait);
+        assert!(second.hosts);
+    }
+
+    #[test]
+    fn nobody_is_made_host_of_one_caller_among_others() {
+        let [mut first, mut second] = workers(2).try_into().ok().unwrap();
+        while !first.took(CALLER, true, NEAR_NS).1 {}
+        take(&mut first, OTHER);
+        assert_eq!(first.saw(CALLER, 11), Next::StepBack);
+        stray(&mut second);
+        assert!(!second.hosts);
     }
 
     /// Several threads, or one that has several requests under way.
@@ -317,13 +423,13 @@ mod tests {
         let [mut first, mut second] = workers(2).try_into().ok().unwrap();
         for _ in 0..1000 {
             for caller in [CALLER, OTHER] {
-                first.took(caller, true);
+                take(&mut first, caller);
                 first.saw(caller, 10);
             }
         }
         assert_eq!(stray(&mut second), Next::Wait);
         for _ in 0..1000 {
-            first.took(CALLER, false);
+            first.took(CALLER, false, NEAR_NS);
             first.saw(CALLER, 10);
         }
         assert_eq!(stray(&mut second), Next::Wait);
@@ -334,30 +440,31 @@ mod tests {
         let [mut host, mut second] = workers(2).try_into().ok().unwrap();
         let mut looks = 0;
         for _ in 0..LOOK_AFTER + 1 {
-            looks += usize::from(host.took(CALLER, true).1);
-            assert_eq!(host.took(Pid(0), true), (Next::Wait, false));
+            looks += usize::from(host.took(CALLER, true, NEAR_NS).1);
+            assert_eq!(host.took(Pid(0), true, NEAR_NS), (Next::Wait, false));
         }
         assert_eq!(looks, 1);
         host.saw(CALLER, 10);
-        second.took(CALLER, true);
-        assert_eq!(second.took(Pid(0), true).0, Next::Wait);
-        assert_eq!(second.took(CALLER, true).0, Next::GoAway);
-        host.took(Pid(0), true);
+        take(&mut second, CALLER);
+        assert_eq!(take(&mut second, Pid(0)), Next::Wait);
+        assert_eq!(take(&mut second, CALLER), Next::GoAway);
+        take(&mut host, Pid(0));
         assert!(!is_recalled(&second));
     }
 
     #[test]
     fn a_second_caller_brings_everybody_back() {
-        let by_another = |host: &mut Attendant, _: &mut Attendant| _ = host.took(OTHER, true);
-        let at_once = |host: &mut Attendant, _: &mut Attendant| _ = host.took(CALLER, false);
-        let elsewhere = |_: &mut Attendant, third: &mut Attendant| _ = third.took(OTHER, true);
-        let moved = |host: &mut Attendant, _: &mut Attendant| _ = host.saw(CALLER, 12);
+        let by_another = |host: &mut Attendant, _: &mut Attendant| _ = take(host, OTHER);
+        let at_once =
+            |host: &mut Attendant, _: &mut Attendant| _ = host.took(CALLER, false, NEAR_NS);
+        let elsewhere = |_: &mut Attendant, third: &mut Attendant| _ = take(third, OTHER);
+        let moved = |host: &mut Attendant, _: &mut Attendant| _ = host.saw(CALLER, 99);
         type Event = fn(&mut Attendant, &mut Attendant);
         for event in [by_another, at_once, elsewhere, moved] as [Event; 4] {
             let [mut host, mut second, mut third] = workers(3).try_into().ok().unwrap();
             begin(&mut host, CALLER);
             assert_eq!(stray(&mut second), Next::GoAway);
-            assert_eq!(third.took(CALLER, true).0, Next::Wait);
+            assert_eq!(take(&mut third, CALLER), Next::Wait);
             assert!(!is_recalled(&second), "that is the one that it went for");
             event(&mut host, &mut third);
             assert!(is_recalled(&second));
@@ -370,13 +477,40 @@ mod tests {
         let [mut first, mut second] = workers(2).try_into().ok().unwrap();
         begin(&mut first, CALLER);
         assert_eq!(stray(&mut second), Next::GoAway);
-        assert_eq!(first.saw(CALLER, 11), Next::StepBack);
+        assert_eq!(first.saw(CALLER, 11), Next::GoAway);
         assert!(is_recalled(&second));
-        second.returned();
-        assert_eq!(first.took(CALLER, true).0, Next::Wait, "the other one has not looked");
-        begin(&mut second, CALLER);
-        assert_eq!(first.took(CALLER, true).0, Next::GoAway);
         assert_eq!(away(&first.all), 0b01);
+        assert_eq!(stray(&mut second), Next::Wait);
+        // It has gone back before it was told from here.
+        assert!((0..LOOK_AGAIN_AFTER).any(|_| second.took(CALLER, true, FAR_AWAY_NS).1));
+        assert_eq!(second.saw(CALLER, 10), Next::GoAway);
+        assert!(is_recalled(&first));
+        assert_eq!(away(&first.all), 0b10);
+    }
+
+    #[test]
+    fn two_long_pauses_in_a_row_ask_where_the_caller_is() {
+        let [mut host] = workers(1).try_into().ok().unwrap();
+        begin(&mut host, CALLER);
+        let mut looks = |pauses: &[u32]| -> Vec<bool> {
+            pauses.iter().map(|&pause_ns| host.took(CALLER, true, pause_ns).1).collect()
+        };
+        assert_eq!(looks(&[FAR_AWAY_NS; 2]), [false; 2], "nothing to compare with");
+        assert_eq!(looks(&[NEAR_NS; 4]), [false; 4]);
+        assert_eq!(looks(&[FAR_AWAY_NS, NEAR_NS, FAR_AWAY_NS, NEAR_NS]), [false; 4]);
+        assert_eq!(looks(&[FAR_AWAY_NS; 4]), [false, true, false, false], "once");
+    }
+
+    /// It computes between its requests, and is at home.
+    #[test]
+    fn pauses_that_were_seen_at_home_are_not_long() {
+        let [mut host] = workers(1).try_into().ok().unwrap();
+        begin(&mut host, CALLER);
+        serve(&mut host, LOOK_AGAIN_AFTER);
+        while !host.took(CALLER, true, FAR_AWAY_NS).1 {}
+        host.saw(CALLER, 10);
+        let looks = (0..LOOK_EVERY).filter(|_| host.took(CALLER, true, FAR_AWAY_NS).1).count();
+        assert_eq!(looks, 1, "the regular one");
     }
 
     /// It would leave its requests to a worker that answers nobody, again and again.
@@ -385,12 +519,38 @@ mod tests {
         let [mut host, mut second] = workers(2).try_into().ok().unwrap();
         begin(&mut host, CALLER);
         assert_eq!(stray(&mut second), Next::GoAway);
-        second.returned();
+        host.all.recall();
         for _ in 0..100 {
-            assert_eq!(second.took(CALLER, true).0, Next::Wait);
+            assert_eq!(take(&mut second, CALLER), Next::Wait);
         }
         serve(&mut host, PROGRESS_MIN);
-        assert_eq!(second.took(CALLER, true).0, Next::GoAway);
+        assert_eq!(take(&mut second, CALLER), Next::GoAway);
+    }
+
+    #[test]
+    fn nobody_leaves_for_a_host_that_is_not_watched() {
+        let [mut host, mut second] = workers(2).try_into().ok().unwrap();
+        begin(&mut host, CALLER);
+        host.all.orders(0).end();
+        assert_eq!(stray(&mut second), Next::Wait);
+        assert_eq!(away(&host.all), 0);
+    }
+
+    #[test]
+    fn who_is_away_is_recalled_when_the_host_does_not_get_on() {
+        let [mut host, mut second] = workers(2).try_into().ok().unwrap();
+        begin(&mut host, CALLER);
+        assert_eq!(stray(&mut second), Next::GoAway);
+        let mut served = host.all.served(0);
+        for _ in 0..50 {
+            serve(&mut host, PROGRESS_MIN);
+            served = host.all.still_relied_on(0, served).unwrap();
+        }
+        assert!(!is_recalled(&second));
+        serve(&mut host, PROGRESS_MIN - 1);
+        assert_eq!(host.all.still_relied_on(0, served), None);
+        assert!(is_recalled(&second));
+        assert_eq!(away(&host.all), 0);
     }
 
     #[test]
@@ -403,18 +563,20 @@ mod tests {
             };
             let mut workers = workers(4);
             let all = workers[0].all.clone();
-            let (mut gone, mut ever) = ([false; 4], 0);
+            let mut ever = 0;
             for _ in 0..2_000 {
                 let (index, caller) = (draw(4) as usize, Pid(77 + draw(20) as u32 / 19));
-                if gone[index] {
-                    workers[index].returned();
-                    gone[index] = false;
-                } else if draw(4) == 0 {
-                    workers[index].saw(caller, 10 + draw(4) as usize);
-                } else {
-                    gone[index] = workers[index].took(caller, true).0 == Next::GoAway;
-                    ever += usize::from(gone[index]);
+                // Who was recalled is back, and who is away does nothing.
+                if away(&all) & 1 << index != 0 {
+                    continue;
                 }
+                let next = match draw(4) {
+                    0 => workers[index].saw(caller, 10 + draw(4) as usize),
+                    _ => take(&mut workers[index], caller),
+                };
+                let gone = away(&all) & 1 << index != 0;
+                assert_eq!(next == Next::GoAway, gone);
+                ever += usize::from(gone);
                 assert_ne!(away(&all), 0b1111);
             }
             assert!(ever > 0, "nobody ever went");
@@ -422,44 +584,16 @@ mod tests {
     }
 
     #[test]
-    fn who_is_away_comes_back_when_the_host_does_not_get_on() {
+    fn who_is_recalled_comes_back() {
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {
             let [mut host, mut second] = workers(2).try_into().ok().unwrap();
             begin(&mut host, CALLER);
             assert_eq!(stray(&mut second), Next::GoAway);
-            let back = spawn_join(async move {
-                second.away().await;
-                second.returned();
-                now()
-            });
-            for _ in 0..50 {
-                serve(&mut host, PROGRESS_MIN);
-                sleep(TICK).await;
-            }
-            assert_eq!(away(&host.all), 0b10);
-            let last = now();
-            let back = back.await.unwrap();
-            assert!(back - last <= 2 * TICK);
-            assert_eq!(away(&host.all), 0);
-        });
-    }
-
-    #[test]
-    fn who_is_recalled_comes_back_at_once() {
-        let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-        executor.block_on(async {
-            let [mut host, mut second] = workers(2).try_into().ok().unwrap();
-            begin(&mut host, CALLER);
-            assert_eq!(stray(&mut second), Next::GoAway);
-            let back = spawn_join(async move {
-                second.away().await;
-                now()
-            });
-            sleep(TICK / 2).await;
-            let told = now();
-            host.took(OTHER, true);
-            assert_eq!(back.await.unwrap(), told);
+            let back = timeout(Duration::from_secs(1000), second.away()).await;
+            assert!(back.is_err(), "nobody has called");
+            take(&mut host, OTHER);
+            second.away().await;
         });
     }
 }

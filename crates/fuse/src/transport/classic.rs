@@ -8,8 +8,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dray_core::{Buf, Pid};
 use dray_rt::sync::watch;
@@ -21,8 +22,8 @@ use crate::proto::abi::op;
 use crate::proto::reply::header;
 use crate::transport::attendance::{Attendance, Attendant, Next};
 use crate::transport::buffers::{Buffer, Buffers, tend};
+use crate::transport::lookout::Lookout;
 use crate::transport::{Answer, Message};
-use crate::worker::cpus::Lookout;
 
 /// Requests up to this size are copied out of the read buffer.
 const SMALL_BYTES: usize = 1024;
@@ -36,9 +37,28 @@ const READS_PER_TURN: u64 = 16;
 /// Requests that came one at a time, in a row, before the next is expected to do so, too.
 const ALONE_AFTER: u64 = 8;
 
+/// One worker's end of /dev/fuse.
+struct Line {
+    device: Source,
+    since: Instant,
+    /// When the last answer was given, in ns from `since` on.
+    answered_ns: AtomicU64,
+}
+
+impl Line {
+    fn now_ns(&self) -> u64 {
+        self.since.elapsed().as_nanos() as u64
+    }
+
+    fn pause_ns(&self) -> u32 {
+        let pause = self.now_ns().saturating_sub(self.answered_ns.load(Ordering::Relaxed));
+        u32::try_from(pause).unwrap_or(u32::MAX)
+    }
+}
+
 /// Where the answer to a request goes.
 pub(crate) struct Replier {
-    device: Arc<Source>,
+    line: Arc<Line>,
     unique: u64,
 }
 
@@ -52,11 +72,13 @@ impl Replier {
             Err(error) => (*error, &[][..]),
         };
         let header = header(self.unique, error, body.len());
-        let refused = write_answer(self.device.as_fd(), &header, body).err();
+        self.line.answered_ns.store(self.line.now_ns(), Ordering::Relaxed);
+        let device = self.line.device.as_fd();
+        let refused = write_answer(device, &header, body).err();
         if refused.is_some_and(|refused| refused.raw_os_error() == Some(libc::EINVAL)) {
             // The kernel found the answer malformed; without any answer it would wait.
             let header = crate::proto::reply::header(self.unique, -libc::EIO, 0);
-            let _ = write_answer(self.device.as_fd(), &header, &[]);
+            let _ = write_answer(device, &header, &[]);
         }
     }
 }
@@ -72,7 +94,9 @@ pub(crate) async fn run(
     beside_ring: bool,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let device = Arc::new(Source::new_shared(device)?);
+    let device = Source::new_shared(device)?;
+    let line = Arc::new(Line { device, since: Instant::now(), answered_ns: AtomicU64::new(0) });
+    let device = &line.device;
     let buffers = Arc::new(Buffers::default());
     let mut buffer = buffers.take();
     let (mut reads, mut writes) = (0u64, false);
@@ -81,8 +105,10 @@ pub(crate) async fn run(
     let mut stopped = pin!(async move {
         let _ = stop.wait_for(|stop| *stop).await; // or whoever could set it has gone
     });
-    let mut attendant =
-        attendance.and_then(|all| Some((all.attend(worker.index), Lookout::start().ok()?)));
+    let mut attendant = attendance.and_then(|all| {
+        let lookout = Lookout::start(&all, worker.index).ok()?;
+        Some((all.attend(worker.index), lookout))
+    });
     let mut alone = true;
     loop {
         // One request at a time for a while: whether there is another is a question for the wait
@@ -91,7 +117,7 @@ pub(crate) async fn run(
         if in_a_row > ALONE_AFTER {
             device.ask_again();
         }
-        let read = read_or_stop(&device, &mut buffer, writes, stopped.as_mut()).await;
+        let read = read_or_stop(device, &mut buffer, writes, stopped.as_mut()).await;
         let len = match read {
             None | Some(Ok(0)) => return Ok(()),
             Some(Ok(len)) => len,
@@ -110,8 +136,9 @@ pub(crate) async fn run(
             Buf::from(buffer.message())
         };
         let forgets = beside_ring && is_forget(&message);
-        let caller = serve(&worker, &device, message, &buffers);
-        alone = Arc::strong_count(&device) <= 2; // each request under way refers to it
+        let pause_ns = if attendant.is_some() { line.pause_ns() } else { 0 };
+        let caller = serve(&worker, &line, message, &buffers);
+        alone = Arc::strong_count(&line) <= 2; // each request under way refers to it
         reads += 1;
         if buffers.are_untended() {
             dray_rt::spawn(tend(Arc::downgrade(&buffers)));
@@ -121,13 +148,10 @@ pub(crate) async fn run(
             device.rest(dray_rt::sleep(FORGETS_PAUSE)).await?;
         }
         if let Some((attendant, lookout)) = &mut attendant {
-            match choose(attendant, lookout, caller, alone) {
+            match choose(attendant, lookout, caller, alone, pause_ns) {
                 Next::Wait => {}
                 Next::StepBack => device.step_back()?,
-                Next::GoAway => {
-                    device.rest(attendant.away()).await?;
-                    attendant.returned();
-                }
+                Next::GoAway => device.rest(attendant.away()).await?,
             }
         }
         if reads.is_multiple_of(READS_PER_TURN) {
@@ -140,9 +164,15 @@ pub(crate) async fn run(
 }
 
 /// What to do before the wait for the next request, after one of `caller`.
-fn choose(attendant: &mut Attendant, lookout: &Lookout, caller: Pid, alone: bool) -> Next {
+fn choose(
+    attendant: &mut Attendant,
+    lookout: &Lookout,
+    caller: Pid,
+    alone: bool,
+    pause_ns: u32,
+) -> Next {
     let seen = lookout.answer().map(|(caller, cpu)| attendant.saw(caller, cpu));
-    let (next, look) = attendant.took(caller, alone);
+    let (next, look) = attendant.took(caller, alone, pause_ns);
     if look {
         lookout.ask(caller);
     }
@@ -158,10 +188,10 @@ fn is_forget(message: &[u8]) -> bool {
 }
 
 /// Serves one request and tells whose it is.
-fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf, buffers: &Arc<Buffers>) -> Pid {
+fn serve(worker: &Arc<Worker>, line: &Arc<Line>, message: Buf, buffers: &Arc<Buffers>) -> Pid {
     let Some(head) = crate::proto::Head::decode(&message) else { return Pid(0) };
     let message = Message::Classic(message, buffers.clone());
-    let replier = Replier { device: device.clone(), unique: head.unique };
+    let replier = Replier { line: line.clone(), unique: head.unique };
     let worker = worker.clone();
     poll_once_then_spawn(Box::pin(async move {
         let answer = worker.serve(&message).await;

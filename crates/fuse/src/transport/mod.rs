@@ -4,6 +4,7 @@ mod area;
 pub(crate) mod attendance;
 mod buffers;
 pub(crate) mod classic;
+mod lookout;
 pub(crate) mod queues;
 pub(crate) mod ring;
 
