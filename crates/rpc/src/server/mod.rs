@@ -2,6 +2,7 @@
 
 mod admission;
 mod ahead;
+mod claims;
 mod connection;
 mod exactly_once;
 mod execute;

@@ -246,7 +246,7 @@ mod tests {
     use dray_layers::faults::{Fault, Faults, When};
     use dray_rt::{DriverKind, Executor, sleep, timeout};
 
-    use crate::server::exactly_once::order::Span;
+    use crate::server::claims::Span;
     use crate::server::exactly_once::settle;
     use crate::server::exactly_once::slots::{Route, Verdict};
     use crate::server::journal::{MemoryJournal, SlotRecord};

@@ -9,7 +9,7 @@ use dray_core::{Buf, BufMut, Context, Errno, Error, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
-use crate::server::exactly_once::order::Span;
+use crate::server::claims::Span;
 use crate::server::exactly_once::plan::{self, Plan, Standing};
 use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{self, Again, Route, Verdict};

@@ -12,43 +12,10 @@ use std::task::{Poll, Waker};
 use dray_core::{FileId, IdMap};
 use dray_rt::random_u64;
 
-use crate::wire::{Input, Malformed, Wire};
+use crate::server::claims::{Claims, Span};
 
 /// Independent parts of the table, so that threads seldom meet.
 const SHARDS: usize = 64;
-
-/// What of a file or directory a change is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    /// First byte.
-    start: u64,
-    /// The byte after the last.
-    end: u64,
-}
-
-impl Span {
-    /// Everything: attributes, size, names.
-    pub(crate) const ALL: Span = Span { start: 0, end: u64::MAX };
-
-    /// `len` bytes from `at` on.
-    pub(crate) fn bytes(at: u64, len: u64) -> Span {
-        Span { start: at, end: at.saturating_add(len.max(1)) }
-    }
-
-    fn meets(self, other: Span) -> bool {
-        self.start < other.end && other.start < self.end
-    }
-}
-
-impl<'a> Wire<'a> for Span {
-    fn put(&self, out: &mut Vec<u8>) {
-        (self.start, self.end).put(out);
-    }
-    fn get(input: &mut Input<'a>) -> Result<Span, Malformed> {
-        let (start, end) = input.get()?;
-        Ok(Span { start, end })
-    }
-}
 
 /// The turns of one export.
 pub(crate) struct Order {
@@ -59,73 +26,15 @@ pub(crate) struct Order {
 
 struct Shard {
     next_ticket: u64,
-    files: IdMap<FileId, Claims>,
+    files: IdMap<FileId, Claims<Begun>>,
 }
 
-/// Who changes a file now, and who waits for that. Nearly always one claim.
-#[derive(Default)]
-struct Claims {
-    first: Option<Claim>,
-    more: Vec<Claim>,
-}
-
-struct Claim {
-    ticket: u64,
-    span: Span,
-    stage: Stage,
-}
-
-enum Stage {
-    /// Behind those with lower tickets that want some of the same.
-    Waits(Waker),
-    Has,
-    /// Begun by a server that died; reads wait for it, too.
-    Cut,
-}
-
-impl Claims {
-    fn iter(&self) -> impl Iterator<Item = &Claim> {
-        self.first.iter().chain(&self.more)
-    }
-
-    fn push(&mut self, claim: Claim) {
-        match &mut self.first {
-            none @ None => *none = Some(claim),
-            Some(_) => self.more.push(claim),
-        }
-    }
-
-    fn find(&mut self, ticket: u64) -> Option<&mut Claim> {
-        self.first.iter_mut().chain(&mut self.more).find(|claim| claim.ticket == ticket)
-    }
-
-    /// Takes a claim out. Answers whom to wake: who may have its turn by that.
-    fn remove(&mut self, ticket: u64) -> Vec<Waker> {
-        let gone = match &self.first {
-            Some(first) if first.ticket == ticket => std::mem::replace(
-                &mut self.first,
-                (!self.more.is_empty()).then(|| self.more.swap_remove(0)),
-            ),
-            _ => {
-                let at = self.more.iter().position(|claim| claim.ticket == ticket);
-                at.map(|at| self.more.swap_remove(at))
-            }
-        };
-        let Some(gone) = gone else { return Vec::new() };
-        let waits = |claim: &Claim| match &claim.stage {
-            Stage::Waits(waker) if claim.span.meets(gone.span) => Some(waker.clone()),
-            _ => None,
-        };
-        self.iter().filter_map(waits).collect()
-    }
-
-    /// Whether a claim with this ticket has to wait.
-    fn bars(&self, ticket: u64, span: Span) -> bool {
-        self.iter().any(|other| {
-            let before = other.ticket < ticket || !matches!(other.stage, Stage::Waits(_));
-            other.ticket != ticket && before && other.span.meets(span)
-        })
-    }
+/// Who began a change that has its turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begun {
+    ByUs,
+    /// A server that died; reads wait for it, too.
+    Before,
 }
 
 /// A turn, or a place in the queue for it; given back in the end.
@@ -152,26 +61,29 @@ impl Order {
         self.shards[mixed as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Order>, file: FileId, span: Span, stage: Stage) -> Turn {
-        let cut = matches!(stage, Stage::Cut);
+    fn enter(
+        self: &Arc<Order>,
+        file: FileId,
+        cut: bool,
+        claim: impl FnOnce(&mut Claims<Begun>, u64),
+    ) -> Turn {
         let mut shard = self.shard(file);
         let ticket = shard.next_ticket;
         shard.next_ticket += 1;
-        shard.files.entry(file).or_default().push(Claim { ticket, span, stage });
+        claim(shard.files.entry(file).or_default(), ticket);
         Turn { order: self.clone(), file, ticket, cut }
     }
 
     /// Waits until nobody else changes any of the same. Who came first goes first.
     pub(crate) async fn turn(self: &Arc<Order>, file: FileId, span: Span) -> Turn {
-        let turn = self.enter(file, span, Stage::Waits(Waker::noop().clone()));
+        let turn = self.enter(file, false, |claims, ticket| claims.wait(ticket, span));
         std::future::poll_fn(|task| {
             let mut shard = self.shard(file);
             let Some(claims) = shard.files.get_mut(&file) else { return Poll::Ready(()) };
-            let barred = claims.bars(turn.ticket, span);
-            if let Some(claim) = claims.find(turn.ticket) {
-                claim.stage = if barred { Stage::Waits(task.waker().clone()) } else { Stage::Has };
+            match claims.try_turn(turn.ticket, span, task.waker(), || Begun::ByUs) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
             }
-            if barred { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
         turn
@@ -202,7 +114,7 @@ impl Order {
     /// it had its turn when that server died.
     pub(crate) fn hold(self: &Arc<Order>, file: FileId, span: Span) -> Turn {
         self.cut.fetch_add(1, Ordering::SeqCst);
-        self.enter(file, span, Stage::Cut)
+        self.enter(file, true, |claims, ticket| claims.have(ticket, span, Begun::Before))
     }
 
     /// Whether there is any such turn.
@@ -217,7 +129,7 @@ impl Order {
     pub(crate) fn version(&self, file: FileId, span: Span) -> Option<u64> {
         let shard = self.shard(file);
         let changes = shard.files.get(&file);
-        let quiet = changes.is_none_or(|claims| !claims.iter().any(|c| c.span.meets(span)));
+        let quiet = changes.is_none_or(|claims| !claims.any_meets(span));
         quiet.then_some(shard.next_ticket)
     }
 
@@ -228,10 +140,8 @@ impl Order {
         }
         let is_cut = {
             let shard = self.shard(file);
-            shard.files.get(&file).is_some_and(|claims| {
-                let cut = |claim: &Claim| matches!(claim.stage, Stage::Cut);
-                claims.iter().any(|claim| cut(claim) && claim.span.meets(span))
-            })
+            let claims = shard.files.get(&file);
+            claims.is_some_and(|claims| claims.having(span).any(|begun| *begun == Begun::Before))
         };
         if is_cut {
             drop(self.turn(file, span).await);
@@ -247,7 +157,7 @@ impl Drop for Turn {
         let mut shard = self.order.shard(self.file);
         let Some(claims) = shard.files.get_mut(&self.file) else { return };
         let wakers = claims.remove(self.ticket);
-        if claims.first.is_none() {
+        if claims.is_empty() {
             shard.files.remove(&self.file);
         }
         drop(shard);

@@ -9,7 +9,8 @@ use dray_core::{
     Context, Entry, Errno, Error, FileId, Identity, Name, OpenFile, RenameHow, Result,
 };
 
-use crate::server::exactly_once::order::{Order, Span, Turn};
+use crate::server::claims::Span;
+use crate::server::exactly_once::order::{Order, Turn};
 use crate::server::exactly_once::settle::{Amend, bars_the_change, is_regular};
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::session::Session;

@@ -13,7 +13,7 @@ use dray_core::{
     Context, Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result, Write,
 };
 
-use crate::server::exactly_once::order::Span;
+use crate::server::claims::Span;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::reply::Reply;
 use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};

@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFile, Result};
 
 use super::opening::cut_ticket;
-use crate::server::exactly_once::order::Span;
-use crate::server::recovery::stamps::WHOLE;
+use crate::server::claims::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
@@ -104,7 +103,7 @@ async fn sync(
     (handle, data_only): (u64, bool),
 ) -> Result<Reply> {
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
-    let upto = session.export.stamps.take(file.id(), WHOLE).await.number;
+    let upto = session.export.stamps.take(file.id(), Span::ALL).await.number;
     if !Sabotage::forgets(server.options.sabotage, Op::Sync) {
         file.sync(cx, data_only).await?;
     }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Allocate, Buf, Context, Errno, Error, FileId, OpenFile, Result, SetAttr, Write};
 
-use crate::server::recovery::stamps::{Stamps, WHOLE};
+use crate::server::claims::Span;
+use crate::server::recovery::stamps::Stamps;
 use crate::wire::{Change, Floor};
 
 /// Ranges, files and failures remembered for one export; beyond it changes are refused.
@@ -141,7 +142,7 @@ impl Redone {
             let error = Error::new(Errno::EINVAL);
             return Err(error.because("a change from before the loss of power with a later stamp"));
         }
-        let _alone = stamps.take(id, WHOLE).await;
+        let _alone = stamps.take(id, Span::ALL).await;
         let step = self.plan(session, id, (stamp, change, data.len() as u64))?;
         let made = carry_out(cx, file, step, change, data).await;
         if made.is_err() {

@@ -133,7 +133,7 @@ impl Stable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::recovery::stamps::WHOLE;
+    use crate::server::claims::Span;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::FileId;
 
@@ -145,8 +145,8 @@ mod tests {
         dray_rt::Executor::new(kind).unwrap().block_on(async {
             let (stable, stamps) = (Arc::new(Stable::default()), Arc::new(Stamps::default()));
             let file = |ino| FileId { ino, generation: 1 };
-            let running = stamps.take(file(1), WHOLE).await;
-            let over = stamps.take(file(2), WHOLE).await.number;
+            let running = stamps.take(file(1), Span::ALL).await;
+            let over = stamps.take(file(2), Span::ALL).await.number;
             let sync = dray_rt::spawn_join({
                 let (stable, stamps) = (stable.clone(), stamps.clone());
                 async move {

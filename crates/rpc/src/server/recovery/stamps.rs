@@ -6,21 +6,18 @@
 //! when they have been made. So whoever syncs the whole file system at a time when every
 //! stamped change of data up to some number is over, has synced everything up to it.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use dray_core::{FileId, OpenFile};
+use dray_core::{FileId, IdMap, OpenFile};
 
+use crate::server::claims::{Claims, Span};
 use crate::server::session::Session;
 use crate::wire::Call;
 
 /// Files share this many queues.
 const QUEUES: usize = 64;
-
-/// All of a file.
-pub(crate) const WHOLE: Range<u64> = 0..u64::MAX;
 
 /// The stamps of one export.
 pub(crate) struct Stamps {
@@ -32,27 +29,12 @@ pub(crate) struct Stamps {
 
 #[derive(Default)]
 struct Queue {
-    /// Changes of data in the order of their arrival: those that are being made, and those that
-    /// wait for an earlier one.
-    claims: Vec<Claim>,
+    /// Changes of data: those that are being made, by their stamps, and those that wait for an
+    /// earlier one.
+    files: IdMap<FileId, Claims<u64>>,
     next_ticket: u64,
-    waiting: Vec<Waker>,
-}
-
-struct Claim {
-    ticket: u64,
-    file: FileId,
-    range: Range<u64>,
-    /// Its stamp; none: it waits.
-    number: Option<u64>,
-}
-
-impl Claim {
-    fn meets(&self, other: &Claim) -> bool {
-        self.file == other.file
-            && self.range.start < other.range.end
-            && other.range.start < self.range.end
-    }
+    /// Who waits until some of those that are being made are over.
+    settling: Vec<Waker>,
 }
 
 /// A change of data while it is being made.
@@ -65,7 +47,7 @@ pub(crate) struct Stamped {
 /// A place among the changes, given back in the end.
 struct Claimed {
     stamps: Arc<Stamps>,
-    queue: usize,
+    file: FileId,
     ticket: u64,
 }
 
@@ -85,31 +67,30 @@ impl Stamps {
         self.queues[queue].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Stamps>, file: FileId, range: Range<u64>) -> Claimed {
-        let queue = queue_of(file);
-        let mut state = self.lock(queue);
-        let ticket = state.next_ticket;
-        state.next_ticket += 1;
-        state.claims.push(Claim { ticket, file, range, number: None });
-        Claimed { stamps: self.clone(), queue, ticket }
+    fn enter(self: &Arc<Stamps>, file: FileId, span: Span) -> Claimed {
+        let mut queue = self.lock(queue_of(file));
+        let ticket = queue.next_ticket;
+        queue.next_ticket += 1;
+        queue.files.entry(file).or_default().wait(ticket, span);
+        Claimed { stamps: self.clone(), file, ticket }
     }
 
     /// Waits until nobody else changes these bytes, and takes a stamp. Who came first goes
     /// first: a sync wants all of the file, and writers could keep it waiting for ever.
-    pub(crate) async fn take(self: &Arc<Stamps>, file: FileId, range: Range<u64>) -> Stamped {
-        let claimed = self.enter(file, range);
+    pub(crate) async fn take(self: &Arc<Stamps>, file: FileId, span: Span) -> Stamped {
+        let claimed = self.enter(file, span);
         let number = std::future::poll_fn(|task| {
-            let mut state = self.lock(claimed.queue);
-            let mine = state.claims.iter().position(|claim| claim.ticket == claimed.ticket);
-            let at = mine.expect("it is taken out by its end alone");
-            let (earlier, rest) = state.claims.split_at_mut(at);
-            if earlier.iter().any(|claim| claim.meets(&rest[0])) {
-                state.waiting.push(task.waker().clone());
-                return Poll::Pending;
+            let mut queue = self.lock(queue_of(file));
+            let claims = queue.files.get_mut(&file).expect("it is taken out by its end alone");
+            let mut number = 0;
+            let stamp = || {
+                number = self.next();
+                number
+            };
+            match claims.try_turn(claimed.ticket, span, task.waker(), stamp) {
+                true => Poll::Ready(number),
+                false => Poll::Pending,
             }
-            let number = self.next();
-            rest[0].number = Some(number);
-            Poll::Ready(number)
         })
         .await;
         Stamped { number, _claimed: claimed }
@@ -142,12 +123,14 @@ impl Stamps {
         let newest = self.newest.load(Ordering::SeqCst);
         for queue in 0..QUEUES {
             std::future::poll_fn(|task| {
-                let mut state = self.lock(queue);
+                let mut queue = self.lock(queue);
                 // Those that wait get later ones.
-                if state.claims.iter().all(|claim| claim.number.is_none_or(|one| one > newest)) {
+                let later =
+                    |claims: &Claims<u64>| claims.having(Span::ALL).all(|number| *number > newest);
+                if queue.files.values().all(later) {
                     return Poll::Ready(());
                 }
-                state.waiting.push(task.waker().clone());
+                queue.settling.push(task.waker().clone());
                 Poll::Pending
             })
             .await;
@@ -158,11 +141,15 @@ impl Stamps {
 
 impl Drop for Claimed {
     fn drop(&mut self) {
-        let mut state = self.stamps.lock(self.queue);
-        state.claims.retain(|claim| claim.ticket != self.ticket);
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        waiting.into_iter().for_each(Waker::wake);
+        let mut queue = self.stamps.lock(queue_of(self.file));
+        let Some(claims) = queue.files.get_mut(&self.file) else { return };
+        let wakers = claims.remove(self.ticket);
+        if claims.is_empty() {
+            queue.files.remove(&self.file);
+        }
+        let settling = std::mem::take(&mut queue.settling);
+        drop(queue);
+        wakers.into_iter().chain(settling).for_each(Waker::wake);
     }
 }
 
@@ -176,20 +163,24 @@ pub(crate) fn bytes_changed(
     session: &Session,
     call: &Call<'_>,
     data_bytes: usize,
-) -> Option<(FileId, Range<u64>)> {
+) -> Option<(FileId, Span)> {
     let of = |handle: u64| session.file(handle).map(|file: Arc<dyn OpenFile>| file.id());
-    let from = |at: u64, len_bytes: u64| at..at.saturating_add(len_bytes);
     match call {
-        Call::Write { handle, how } if how.append => Some((of(*handle)?, WHOLE)),
-        Call::Write { handle, how } => Some((of(*handle)?, from(how.at, data_bytes as u64))),
-        Call::Setattr { id, set, .. } => Some((*id, set.size?..u64::MAX)),
+        Call::Write { handle, how } if how.append => Some((of(*handle)?, Span::ALL)),
+        Call::Write { handle, how } => Some((of(*handle)?, Span::bytes(how.at, data_bytes as u64))),
+        Call::Setattr { id, set, .. } => Some((*id, Span::from(set.size?))),
         Call::Allocate { handle, what } => {
             let moves = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
-            let range = if what.flags & moves != 0 { WHOLE } else { from(what.at, what.len_bytes) };
-            Some((of(*handle)?, range))
+            let span = match what.flags & moves {
+                0 => Span::bytes(what.at, what.len_bytes),
+                _ => Span::ALL,
+            };
+            Some((of(*handle)?, span))
         }
-        Call::CopyRange { to, to_at, len_bytes, .. } => Some((of(*to)?, from(*to_at, *len_bytes))),
-        Call::Open { id, how, .. } if how.truncates() => Some((*id, WHOLE)),
+        Call::CopyRange { to, to_at, len_bytes, .. } => {
+            Some((of(*to)?, Span::bytes(*to_at, *len_bytes)))
+        }
+        Call::Open { id, how, .. } if how.truncates() => Some((*id, Span::ALL)),
         _ => None,
     }
 }
@@ -210,10 +201,10 @@ mod tests {
             Poll::Ready(stamped) => Some(stamped),
             Poll::Pending => None,
         };
-        let first = take(0..10).expect("nobody is there");
-        let apart = take(10..20).expect("they do not touch");
+        let first = take(Span::bytes(0, 10)).expect("nobody is there");
+        let apart = take(Span::bytes(10, 10)).expect("they do not touch");
         assert!(first.number < apart.number);
-        assert!(take(5..15).is_none());
+        assert!(take(Span::bytes(5, 10)).is_none());
         let mut task = TaskContext::from_waker(Waker::noop());
         assert!(pin!(stamps.settled()).poll(&mut task).is_pending());
         let newest = apart.number;
@@ -232,18 +223,18 @@ mod tests {
         let mut polled = |take: std::pin::Pin<&mut dyn Future<Output = Stamped>>| {
             take.poll(&mut task).is_ready().then_some(())
         };
-        let mut first = pin!(stamps.take(file, 0..10));
+        let mut first = pin!(stamps.take(file, Span::bytes(0, 10)));
         let Poll::Ready(first) = first.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
         else {
             panic!("nobody is there");
         };
-        let mut all = pin!(stamps.take(file, WHOLE));
+        let mut all = pin!(stamps.take(file, Span::ALL));
         assert!(polled(all.as_mut()).is_none());
         {
-            let mut later = pin!(stamps.take(file, 20..30));
+            let mut later = pin!(stamps.take(file, Span::bytes(20, 10)));
             assert!(polled(later.as_mut()).is_none(), "it came later");
             let other = FileId { ino: 3, generation: 2 };
-            assert!(polled(pin!(stamps.take(other, 20..30))).is_some());
+            assert!(polled(pin!(stamps.take(other, Span::bytes(20, 10)))).is_some());
         }
         drop(first);
         assert!(polled(all.as_mut()).is_some());
