@@ -58,6 +58,8 @@ struct State {
     lasts: Duration,
     /// Changes being made again.
     active: u32,
+    /// Its time was up, and it goes on: those that wait have to look how long.
+    revived: bool,
     waiting: Vec<Waker>,
 }
 
@@ -88,6 +90,7 @@ impl State {
     /// A client has shown that it is there, or could not.
     fn prolong(&mut self) {
         let next = dray_rt::now() + self.lasts;
+        self.revived |= self.late();
         self.until = Some(self.latest.map_or(next, |latest| latest.min(next)));
     }
 
@@ -138,13 +141,17 @@ impl Recovery {
         self.running.store(true, Ordering::SeqCst);
     }
 
-    /// Ends it where it is over, and wakes whom it may concern.
+    /// Ends it where it is over, and wakes whom it may concern: all, if there is news for them.
+    /// Each client's word and each change come by here, and thousands may wait.
     fn look(&self, mut state: MutexGuard<'_, State>) {
+        let was_declared = state.declared;
         state.step(&self.tally);
-        if state.over() && self.running.swap(false, Ordering::SeqCst) {
+        let over = state.over() && self.running.swap(false, Ordering::SeqCst);
+        if over {
             log::info!("recovery is over: new work goes on");
         }
-        let waiting = std::mem::take(&mut state.waiting);
+        let news = over || state.declared != was_declared || std::mem::take(&mut state.revived);
+        let waiting = if news { std::mem::take(&mut state.waiting) } else { Vec::new() };
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
     }
@@ -228,12 +235,13 @@ impl Recovery {
                 state => state.until.filter(|_| !state.late()),
             };
             let mut timer = until.map(|until| Box::pin(dray_rt::sleep_until(until)));
+            let mut woken = false;
             std::future::poll_fn(|task| {
                 let rings =
                     timer.as_mut().is_some_and(|timer| timer.as_mut().poll(task).is_ready());
                 let mut state = self.lock();
-                let prolonged = until.is_some() && state.until != until;
-                if rings || prolonged || arrived(&state) {
+                // There is news; what was prolonged before the time is up shows when it is.
+                if rings || std::mem::replace(&mut woken, true) || arrived(&state) {
                     return Poll::Ready(());
                 }
                 state.waiting.push(task.waker().clone());
@@ -267,7 +275,10 @@ fn too_late() -> Error {
 mod tests {
     use super::*;
     use dray_rt::{DriverKind, Executor, now, sleep, spawn_join, timeout};
+    use std::future::poll_fn;
+    use std::pin::pin;
     use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
 
     const LASTS: Duration = Duration::from_secs(60);
 
@@ -310,6 +321,49 @@ mod tests {
                     task.await.unwrap();
                 }
             }
+        });
+    }
+
+    /// Each change that was made again woke everybody, and each word of each client all the others.
+    #[test]
+    fn those_that_wait_are_woken_when_there_is_news_for_them() {
+        const WAITING: u64 = 200;
+        simulated(async {
+            let recovery = Arc::new(Recovery::default());
+            recovery.begin((0..WAITING).collect(), false, LASTS);
+            let polls = Arc::new(AtomicUsize::new(0));
+            let mut waiting = Vec::new();
+            for session in 0..WAITING {
+                let (recovery, polls) = (recovery.clone(), polls.clone());
+                waiting.push(spawn_join(async move {
+                    let mut declares = pin!(recovery.declare(session));
+                    poll_fn(|task| {
+                        polls.fetch_add(1, Ordering::SeqCst);
+                        declares.as_mut().poll(task)
+                    })
+                    .await
+                    .unwrap();
+                    let cx = Context::system();
+                    let mut over = pin!(recovery.wait(&cx));
+                    poll_fn(|task| {
+                        polls.fetch_add(1, Ordering::SeqCst);
+                        over.as_mut().poll(task)
+                    })
+                    .await
+                    .unwrap();
+                }));
+            }
+            sleep(Duration::from_secs(1)).await;
+            for _ in 0..100 {
+                drop(recovery.enter(7).unwrap());
+                sleep(Duration::from_millis(1)).await;
+            }
+            (0..WAITING).for_each(|session| recovery.done(session));
+            for task in waiting {
+                task.await.unwrap();
+            }
+            let polls = polls.load(Ordering::SeqCst) as u64;
+            assert!(polls <= 6 * WAITING, "{polls} looks of {WAITING}");
         });
     }
 
