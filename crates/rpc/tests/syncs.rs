@@ -1,4 +1,4 @@
-//! Disks of the server that fail while everything is synced in the background.
+//! Syncs of everything in the background: how many there are, and disks of the server that fail.
 
 mod common;
 
@@ -12,6 +12,7 @@ use dray_core::{
 use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
+use dray_layers::metrics::Metrics;
 use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep};
@@ -106,5 +107,43 @@ fn a_sync_that_failed_for_another_client_is_told() {
         }
         assert_eq!(sync(&*broken).await, Some(Errno::EIO));
         assert_eq!(sync(&*broken).await, None);
+    });
+}
+
+/// Each client had everything synced every 30 s, for all the others, too: with thousands the
+/// server's disk did nothing else.
+#[test]
+fn one_client_s_sync_is_everybody_s() {
+    const CLIENTS: usize = 40;
+    const TIME: Duration = Duration::from_secs(300);
+    simulate(4, async {
+        let (network, scope, counts) = (Network::new(), Scope::new(), Arc::new(Metrics::new()));
+        let fs = Observed::new(Arc::new(memory()), counts.clone());
+        let export = Export::new("data", Arc::new(fs), Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        serve_simulated(&network, "s", &server, &scope);
+        let mut clients = Vec::new();
+        for number in 0..CLIENTS {
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            clients.push(dray_rt::spawn_join(async move {
+                let file = written(&fs, &format!("file{number}")).await;
+                let begin = dray_rt::now();
+                while begin.elapsed() < TIME {
+                    sleep(Duration::from_millis(900)).await;
+                    write(&*file).await;
+                    let kept = fs.session().status().unsynced.kept_bytes;
+                    assert!(kept < 40 * 200, "{kept} bytes: older than 40 writes");
+                }
+                sleep(SYNCED).await;
+                assert_eq!(fs.session().status().unsynced.files, 0);
+            }));
+        }
+        for client in clients {
+            client.await.unwrap();
+        }
+        let ops = counts.snapshot().ops;
+        let syncs = ops.iter().find(|one| one.op == Op::SyncAll).map_or(0, |one| one.count);
+        assert!(syncs >= TIME.as_secs() / 30 && syncs < 3 * TIME.as_secs() / 20, "{syncs} syncs");
     });
 }

@@ -181,6 +181,9 @@ impl Inner {
     /// changed something since they were told last. Who has not keeps nothing that it could
     /// forget, and sleeps on.
     pub(crate) fn tell_stable(&self, export: &Arc<Export>, stamp: u64, ticket: Ticket) {
+        if !export.stable.is_news(stamp) {
+            return;
+        }
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::STABLE, flags: 0, tag: 0 }.put_message(&mut message);
         stamp.put(&mut message);

@@ -17,8 +17,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use dray_core::{FileId, Identity};
+use dray_rt::Instant;
 
 use crate::client::channel::Made;
 use crate::client::recovery::losses::{Losses, UnsyncedStatus};
@@ -66,6 +68,8 @@ struct State {
     stamps: StampsSeen,
     losses: Losses,
     tender: Tender,
+    /// When the server said last, unasked, that everything up to some change is on media.
+    heard: Option<Instant>,
     waiting: Vec<Waker>,
 }
 
@@ -329,8 +333,10 @@ impl Unsynced {
             state.stamps.floor = (stamp, ticket);
         }
         state.stamps.floors.retain(|_, (floor, _)| *floor > stamp);
-        if asked && state.inherited == Inherited::Unknown {
-            state.inherited = Inherited::Nothing;
+        match (asked, state.inherited) {
+            (true, Inherited::Unknown) => state.inherited = Inherited::Nothing,
+            (false, Inherited::Nothing | Inherited::Lost) => state.heard = Some(dray_rt::now()),
+            _ => {}
         }
         self.relax(state);
     }
@@ -390,6 +396,13 @@ impl Unsynced {
             Poll::Pending
         })
         .await
+    }
+
+    /// How long the changes that are not on media are known to be no older than `age`: others
+    /// have had everything synced meanwhile.
+    pub(crate) fn is_young_for(&self, age: Duration) -> Duration {
+        let heard = self.lock().heard;
+        heard.map_or(Duration::ZERO, |heard| age.saturating_sub(heard.elapsed()))
     }
 
     /// A sync is about to be asked for.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dray_core::{Context, Errno, Error, Fate, Op, Result};
-use dray_rt::timeout;
+use dray_rt::{random_u64, timeout};
 
 use crate::client::channel::{Answer, Ask, error_of};
 use crate::client::link::Link;
@@ -107,13 +107,27 @@ async fn tend(session: Weak<Session>) {
     }
 }
 
-/// Waits until it is time for a sync, or for none.
+/// Waits until it is time for a sync, or for none. One client's sync is everybody's: as long as
+/// others ask for them, nobody else has to, and of thousands that write one asks at a time.
 async fn wait(link: &Link, not_for_data: Duration) -> Wake {
-    match timeout(not_for_data, link.unsynced.wake(false, true)).await {
-        Ok(wake) => wake,
-        Err(_) => {
-            let rest = timeout(SYNC_AFTER - not_for_data, link.unsynced.wake(true, true));
-            rest.await.unwrap_or(Wake::Time)
+    let sync_after = sync_after();
+    if let Ok(wake) = timeout(not_for_data, link.unsynced.wake(false, true)).await {
+        return wake;
+    }
+    let mut rest = sync_after.saturating_sub(not_for_data);
+    loop {
+        match timeout(rest, link.unsynced.wake(true, true)).await {
+            Ok(wake) => return wake,
+            Err(_) => rest = link.unsynced.is_young_for(sync_after),
+        }
+        if rest.is_zero() {
+            return Wake::Time;
         }
     }
+}
+
+/// Up to [`SYNC_AFTER`], by chance, so that those who were told of the same sync do not all ask for
+/// the next one at once.
+fn sync_after() -> Duration {
+    SYNC_AFTER.mul_f64(1.0 - random_u64() as f64 / u64::MAX as f64 / 4.0)
 }

@@ -4,7 +4,7 @@
 use std::task::Waker;
 use std::time::Duration;
 
-/// After this time everything is synced: about when the server's kernel does so by itself
+/// After this time at most everything is synced: about when the server's kernel does so by itself
 /// (dirty_expire_centisecs, 30 s).
 pub(crate) const SYNC_AFTER: Duration = Duration::from_secs(30);
 /// Between the end of a sync and the next, however urgent that is.

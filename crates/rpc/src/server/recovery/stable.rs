@@ -14,6 +14,8 @@ use crate::server::recovery::stamps::Stamps;
 pub(crate) struct Stable {
     /// Everything up to this stamp is on media.
     floor: AtomicU64,
+    /// Up to this stamp all clients have been told so.
+    told: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -63,6 +65,12 @@ impl Stable {
     /// The stamp up to which everything is on media, as far as is known.
     pub(crate) fn floor(&self) -> u64 {
         self.floor.load(Ordering::SeqCst)
+    }
+
+    /// Whether clients are to be told that everything up to `stamp` is on media: not by everybody
+    /// who waited for the same sync.
+    pub(crate) fn is_news(&self, stamp: u64) -> bool {
+        self.told.fetch_max(stamp, Ordering::SeqCst) < stamp
     }
 
     /// Those so far.
