@@ -20,11 +20,18 @@ const STAMPS_AHEAD: u64 = 1 << 32;
 pub(crate) struct Life {
     journal: Arc<dyn Journal>,
     pub(crate) ticket_keys: TicketKeys,
-    /// Sessions whose clients are not to begin anew as if nothing had happened.
-    evicted: Mutex<VecDeque<u64>>,
-    /// Whoever notes them: that waits for media, and those that come back must not.
-    noting: Mutex<()>,
+    evicted: Mutex<Evicted>,
+    /// How many evictions there were when they were noted last. Whoever notes them keeps it: that
+    /// waits for media, and those that come back must not.
+    noted: Mutex<u64>,
     stamps_bound: Mutex<u64>,
+}
+
+/// Sessions whose clients are not to begin anew as if nothing had happened.
+struct Evicted {
+    last: VecDeque<u64>,
+    /// Evictions in this life.
+    count: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -36,11 +43,11 @@ impl Life {
     /// so at the next start.
     pub(crate) fn begin(journal: Arc<dyn Journal>) -> Life {
         let evicted = words(&*journal, Keepsake::Evicted).into_iter().rev().take(EVICTED_MAX);
-        let evicted = Mutex::new(evicted.rev().collect());
+        let evicted = Mutex::new(Evicted { last: evicted.rev().collect(), count: 0 });
         let stamps_bound = words(&*journal, Keepsake::StampsBound).first().copied().unwrap_or(0);
         let stamps_bound = Mutex::new(stamps_bound);
-        let (ticket_keys, noting) = (TicketKeys::begin(&*journal), Mutex::default());
-        Life { ticket_keys, journal, evicted, noting, stamps_bound }
+        let (ticket_keys, noted) = (TicketKeys::begin(&*journal), Mutex::default());
+        Life { ticket_keys, journal, evicted, noted, stamps_bound }
     }
 
     /// A stamp above which no earlier life has given any.
@@ -63,24 +70,34 @@ impl Life {
     }
 
     pub(crate) fn is_evicted(&self, session: u64) -> bool {
-        lock(&self.evicted).contains(&session)
+        lock(&self.evicted).last.contains(&session)
     }
 
     /// `session` is not to come back.
     pub(crate) fn evict(&self, session: u64) {
         let mut evicted = lock(&self.evicted);
-        if evicted.len() >= EVICTED_MAX {
-            evicted.pop_front();
+        if evicted.last.len() >= EVICTED_MAX {
+            evicted.last.pop_front();
         }
-        evicted.push_back(session);
+        evicted.last.push_back(session);
+        evicted.count += 1;
     }
 
-    /// Those that were evicted are not to come back after a restart either. Waits for media.
+    /// Those that were evicted are not to come back after a restart either. Waits for media, once
+    /// for all that were evicted meanwhile.
     pub(crate) fn note_evicted(&self) {
-        let _one_at_a_time = lock(&self.noting);
-        let all: Vec<u64> = lock(&self.evicted).iter().copied().collect();
-        if !keep(&*self.journal, Keepsake::Evicted, all) {
-            log::error!("evicted clients may begin anew after a restart of the server");
+        let asked = lock(&self.evicted).count;
+        let mut noted = lock(&self.noted);
+        if *noted >= asked {
+            return;
+        }
+        let (all, count): (Vec<u64>, u64) = {
+            let evicted = lock(&self.evicted);
+            (evicted.last.iter().copied().collect(), evicted.count)
+        };
+        match keep(&*self.journal, Keepsake::Evicted, all) {
+            true => *noted = count,
+            false => log::error!("evicted clients may begin anew after a restart of the server"),
         }
     }
 }
@@ -108,7 +125,50 @@ fn keep(journal: &dyn Journal, what: Keepsake, words: impl IntoIterator<Item = u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::journal::MemoryJournal;
+    use std::io;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use crate::server::journal::{MemoryJournal, SessionRecord, SlotLog};
+
+    /// Counts what it is given to keep.
+    #[derive(Default)]
+    struct Counting(MemoryJournal, AtomicUsize);
+
+    impl Journal for Counting {
+        fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
+            self.0.create(session, slots)
+        }
+        fn remove(&self, session: u64) {
+            self.0.remove(session);
+        }
+        fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
+            self.0.load()
+        }
+        fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+            self.0.kept(what)
+        }
+        fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+            self.1.fetch_add(1, Ordering::SeqCst);
+            self.0.keep(what, bytes)
+        }
+    }
+
+    /// Each of a thousand clients of one name that were evicted had all of them written and synced
+    /// once more, one after the other, and nobody could come in meanwhile.
+    #[test]
+    fn evictions_of_many_are_noted_together() {
+        let journal = Arc::new(Counting::default());
+        let life = Life::begin(journal.clone());
+        let kept = || journal.1.swap(0, Ordering::SeqCst);
+        kept();
+        (0..1000).for_each(|session| life.evict(session));
+        (0..1000).for_each(|_| life.note_evicted());
+        assert_eq!(kept(), 1);
+        life.evict(1000);
+        life.note_evicted();
+        assert_eq!(kept(), 1);
+        assert!(Life::begin(journal.clone()).is_evicted(1000));
+    }
 
     #[test]
     fn the_next_life_goes_on_where_this_one_ended() {
