@@ -11,6 +11,7 @@
 //! Networking 6(2), 1998).
 
 use std::alloc::Layout;
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +43,8 @@ struct State {
     free_bytes: usize,
     used_bytes: usize,
     peak_bytes: usize,
-    waiting: Vec<Waker>,
+    /// Who waits for memory, in the order of arrival.
+    waiting: VecDeque<Waiter>,
     /// Who shares the pool; the first is whoever made it.
     parties: Vec<Party>,
     /// What is reserved for them and not used by them.
@@ -50,6 +52,39 @@ struct State {
 }
 
 impl State {
+    /// What is left for `party`.
+    fn free_bytes_of(&self, party: usize, limit_bytes: usize) -> usize {
+        let others_unused_bytes = self.unused_bytes - self.parties[party].unused_bytes();
+        limit_bytes.saturating_sub(self.used_bytes + others_unused_bytes)
+    }
+
+    /// Takes out all who wait.
+    fn everybody(&mut self) -> Vec<Waker> {
+        self.waiting.drain(..).map(|waiter| waiter.waker).collect()
+    }
+
+    /// Takes out those who can have what is free now, not everybody: thousands may wait. Who has
+    /// given up says so ([`PoolShare::gave_up`]), since what was meant for him is nobody's.
+    fn whom_to_wake(&mut self, limit_bytes: usize) -> Vec<Waker> {
+        if self.used_bytes == 0 {
+            return self.everybody();
+        }
+        let (mut waiting, mut wakers) = (std::mem::take(&mut self.waiting), Vec::new());
+        let mut promised_bytes = 0;
+        waiting.retain(|waiter| {
+            let free_bytes = self.free_bytes_of(waiter.party, limit_bytes);
+            let wanted_bytes = held_bytes(waiter.share.as_ref()) + waiter.bytes;
+            let fits = wanted_bytes + promised_bytes <= free_bytes;
+            if fits {
+                promised_bytes += waiter.bytes;
+                wakers.push(waiter.waker.clone());
+            }
+            !fits
+        });
+        self.waiting = waiting;
+        wakers
+    }
+
     /// Changes what `party` uses, by `change`.
     fn count(&mut self, party: usize, change: impl Fn(usize) -> usize) {
         let party = &mut self.parties[party];
@@ -58,6 +93,14 @@ impl State {
         self.unused_bytes += party.unused_bytes();
         self.used_bytes = change(self.used_bytes);
     }
+}
+
+/// Somebody who waits for memory.
+struct Waiter {
+    waker: Waker,
+    party: usize,
+    bytes: usize,
+    share: Option<Arc<Share>>,
 }
 
 /// One of those who share a pool.
@@ -127,6 +170,10 @@ struct Share {
     used_bytes: AtomicUsize,
 }
 
+fn held_bytes(share: Option<&Arc<Share>>) -> usize {
+    share.map_or(0, |share| share.used_bytes.load(Ordering::Relaxed))
+}
+
 // SAFETY: Lent only holds the slot; access to its memory goes through the buffers.
 unsafe impl Sync for Lent {}
 
@@ -159,10 +206,10 @@ impl Inner {
         } else {
             Some(slot)
         };
-        let waiting = std::mem::take(&mut state.waiting);
+        let wakers = state.whom_to_wake(self.limit_bytes);
         drop(state);
         drop(surplus); // to the system, outside of the lock
-        waiting.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -223,8 +270,12 @@ impl BufferPool {
         match self.take(&mut state, class, share) {
             Some(slot) => Poll::Ready(self.lend(slot, share.cloned())),
             None => {
-                if !state.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                    state.waiting.push(cx.waker().clone());
+                let (waker, share) = (cx.waker().clone(), share.cloned());
+                let waiter = Waiter { waker, party: self.party, bytes: CLASS_BYTES[class], share };
+                let mut waiting = state.waiting.iter_mut();
+                match waiting.find(|known| known.waker.will_wake(cx.waker())) {
+                    Some(known) => *known = waiter,
+                    None => state.waiting.push_back(waiter),
                 }
                 Poll::Pending
             }
@@ -243,11 +294,8 @@ impl BufferPool {
 
     fn take(&self, state: &mut State, class: usize, share: Option<&Arc<Share>>) -> Option<Slot> {
         let bytes = CLASS_BYTES[class];
-        let others_unused_bytes = state.unused_bytes - state.parties[self.party].unused_bytes();
-        let taken_bytes = state.used_bytes + others_unused_bytes;
-        let free_bytes = self.inner.limit_bytes.saturating_sub(taken_bytes);
-        let held_bytes = share.map_or(0, |share| share.used_bytes.load(Ordering::Relaxed));
-        if held_bytes + bytes > free_bytes {
+        let free_bytes = state.free_bytes_of(self.party, self.inner.limit_bytes);
+        if held_bytes(share) + bytes > free_bytes {
             return None;
         }
         let slot = match state.free[class].pop() {
@@ -292,6 +340,12 @@ impl PoolShare {
         std::future::poll_fn(|cx| self.poll_get(cx, bytes)).await
     }
 
+    /// Whoever waited for memory with [`PoolShare::poll_get`] may not come for it: others may.
+    pub fn gave_up(&self) {
+        let wakers = self.pool.inner.lock().everybody();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
     /// Bytes that this user holds.
     pub fn used_bytes(&self) -> usize {
         self.share.used_bytes.load(Ordering::Relaxed)
@@ -301,6 +355,7 @@ impl PoolShare {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::task::Wake;
 
     #[test]
     fn greedy_users_leave_room_for_the_next() {
@@ -361,6 +416,44 @@ mod tests {
         assert_eq!(more.len(), 4, "the common half");
         drop((modest, more));
         assert_eq!(pool.stats().used_bytes, 0);
+    }
+
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Woken>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Each buffer that came back woke everybody, each of whom looked through all that waited.
+    #[test]
+    fn as_many_are_woken_as_there_is_memory_for() {
+        const MIB: usize = 1 << 20;
+        let pool = BufferPool::new(8 * MIB, 0);
+        let mut held: Vec<BufMut> = std::iter::from_fn(|| pool.get(MIB)).collect();
+        let shares: Vec<PoolShare> = (0..200).map(|_| pool.share()).collect();
+        let woken: Vec<_> = shares.iter().map(|_| Arc::new(Woken(AtomicUsize::new(0)))).collect();
+        for (share, woken) in shares.iter().zip(&woken) {
+            let waker = Waker::from(woken.clone());
+            assert!(share.poll_get(&mut Context::from_waker(&waker), MIB).is_pending());
+        }
+        let count = || -> usize { woken.iter().map(|one| one.0.load(Ordering::SeqCst)).sum() };
+        held.pop();
+        assert_eq!(count(), 1);
+        held.pop();
+        assert_eq!(count(), 3, "for two buffers: nobody has come for the first");
+        shares[0].gave_up();
+        assert_eq!(count(), 200);
+        // All that there is is back: nobody is forgotten.
+        let waker = Waker::from(woken[7].clone());
+        assert!(shares[7].poll_get(&mut Context::from_waker(&waker), MIB).is_ready());
+        let all: Vec<BufMut> = std::iter::from_fn(|| pool.get(MIB)).collect();
+        for share in &shares {
+            assert!(share.poll_get(&mut Context::from_waker(&waker), MIB).is_pending());
+        }
+        drop((held, all));
+        assert_eq!(count(), 201, "one task, however often it asks");
     }
 
     #[test]

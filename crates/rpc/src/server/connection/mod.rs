@@ -73,6 +73,7 @@ pub(in crate::server) async fn serve(
         Stage::Serving(session) => {
             log::debug!("connection of {} from {peer} ended: {error}", session.host);
             session.disconnected(sink.number);
+            session.buffers.gave_up(); // perhaps it waited for one
         }
         // A look whether somebody is there, as monitoring makes it.
         Stage::Hello if error.kind() == io::ErrorKind::UnexpectedEof => {
