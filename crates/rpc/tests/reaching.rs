@@ -1,11 +1,14 @@
-//! The connections of one mount, after an outage.
+//! The connections of one mount, after an outage, and of many that come at once.
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
 use dray_core::{Context, FileSystem};
+use dray_fabric::Connection;
 use dray_fabric::sim::Network;
 use dray_rpc::server::ServerOptions;
 use dray_rt::{Instant, Scope, sleep};
@@ -42,4 +45,52 @@ fn one_connection_that_is_back_wakes_the_others() {
             fs.statfs(&Context::system()).await.unwrap();
         });
     }
+}
+
+/// More of one address than may be in their handshake at once: the ranks of a job. Those that found
+/// no place failed.
+#[test]
+fn a_crowd_that_comes_at_once_is_let_in() {
+    const CLIENTS: usize = 300;
+    for seed in 0..5 {
+        simulate(seed, async {
+            let (network, scope) = (Network::new(), Scope::new());
+            let server = server_of(memory(), ServerOptions::default());
+            serve_simulated(&network, "s", &server, &scope);
+            let come = |_| {
+                let connector = network.connector("s");
+                dray_rt::spawn_join(async move { connect(connector, client_options()).await })
+            };
+            let coming: Vec<_> = (0..CLIENTS).map(come).collect();
+            let mut crowd = Vec::new();
+            for client in coming {
+                crowd.push(client.await.unwrap().unwrap_or_else(|error| panic!("{seed}: {error}")));
+            }
+            assert_eq!(server.status().clients.len(), CLIENTS);
+        });
+    }
+}
+
+/// Nor does whoever ends each connection keep anybody waiting for long.
+#[test]
+fn a_server_that_ends_each_connection_is_given_up() {
+    simulate(1, async {
+        let network = Network::new();
+        let mut incoming = network.listen("s");
+        let tries = Arc::new(AtomicU32::new(0));
+        let counted = tries.clone();
+        dray_rt::spawn(async move {
+            while let Some(connection) = incoming.recv().await {
+                connection.close();
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let begin = dray_rt::now();
+        let error = connect(network.connector("s"), client_options()).await.err().unwrap();
+        assert!(error.to_string().contains("has it room"), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
+        sleep(Duration::from_secs(60)).await;
+        let tries = tries.load(Ordering::Relaxed);
+        assert!((5..60).contains(&tries), "{tries} tries");
+    });
 }

@@ -26,11 +26,38 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 pub(super) const BACKOFF_LAST: Duration = Duration::from_millis(500);
 /// A handshake that takes longer has failed.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// A server that ends a first connection before it has said anything has too many in their handshake,
+/// as when all nodes mount at once. It is asked again for so long.
+const CROWDED_MAX: Duration = Duration::from_secs(5);
 
 /// How a connection that served ended.
 struct Ended {
     error: io::Error,
     of_use: bool,
+}
+
+/// Why a connection never served.
+struct Failed {
+    error: ConnectError,
+    /// It was ended before the server had said anything.
+    turned_away: bool,
+    tell: Option<oneshot::Sender<Outcome>>,
+}
+
+impl Failed {
+    /// Tells whoever waits for it, and answers its text.
+    fn told(self) -> String {
+        let text = self.error.to_string();
+        if let Some(tell) = self.tell {
+            let _ = tell.send(Err(self.error)); // whoever asked may have gone
+        }
+        text
+    }
+}
+
+/// What is waited, by chance, where it is `backoff` at most.
+fn jittered(backoff: Duration) -> Duration {
+    backoff.mul_f64(0.5 + random_u64() as f64 / u64::MAX as f64 / 2.0)
 }
 
 impl Link {
@@ -44,8 +71,7 @@ impl Link {
         dray_rt::spawn(async move {
             // A process before us may have left connections on which things still arrive.
             let mut replaces = Proof::REPLACES_ALL;
-            let ended = link.connect_once(&channel, &mut replaces, Some(tell)).await;
-            if ended.is_ok() {
+            if link.connect_first(&channel, &mut replaces, tell).await {
                 link.keep(channel, replaces).await;
             }
         });
@@ -57,6 +83,34 @@ impl Link {
         outcome
     }
 
+    /// The first connection, from its making to its end. False if there was none.
+    async fn connect_first(
+        self: &Arc<Link>,
+        channel: &Arc<Channel>,
+        replaces: &mut u64,
+        tell: oneshot::Sender<Outcome>,
+    ) -> bool {
+        let (begin, mut tell, mut backoff) = (dray_rt::now(), Some(tell), BACKOFF_FIRST);
+        loop {
+            let failed = match self.connect_once(channel, replaces, tell.take()).await {
+                Ok(_) => return true,
+                Err(None) => return false,
+                Err(Some(failed)) => failed,
+            };
+            let wait = jittered(backoff);
+            if !failed.turned_away || begin.elapsed() + wait > CROWDED_MAX {
+                failed.told();
+                return false;
+            }
+            tell = failed.tell;
+            let _ = timeout(wait, poll_fn(|task| channel.poll_shut(task))).await; // given up, or not
+            if !self.is_wanted() {
+                return false;
+            }
+            backoff = (backoff * 2).min(BACKOFF_LAST);
+        }
+    }
+
     /// Connects the first channel of a process that takes over, and keeps it connected also if
     /// that does not go well at first. Answers who is told how the first try went.
     pub(crate) fn take_over(self: &Arc<Link>, channel: Arc<Channel>) -> oneshot::Receiver<Outcome> {
@@ -65,7 +119,10 @@ impl Link {
         let link = self.clone();
         dray_rt::spawn(async move {
             let mut replaces = Proof::REPLACES_ALL;
-            let _ = link.connect_once(&channel, &mut replaces, Some(tell)).await; // `keep` says it
+            if let Err(Some(failed)) = link.connect_once(&channel, &mut replaces, Some(tell)).await
+            {
+                failed.told(); // `keep` says it
+            }
             link.keep(channel, replaces).await;
         });
         told
@@ -121,13 +178,16 @@ impl Link {
                         backoff = BACKOFF_FIRST;
                     }
                 }
-                Err(Some(error)) if self.is_wanted() && self.outage.failed() => {
-                    log::warn!("{error}; trying again until it works");
+                Err(Some(failed)) => {
+                    let error = failed.told();
+                    if self.is_wanted() && self.outage.failed() {
+                        log::warn!("{error}; trying again until it works");
+                    }
                 }
-                Err(_) => {}
+                Err(None) => {}
             }
             channel.expire();
-            let wait = backoff.mul_f64(0.5 + random_u64() as f64 / u64::MAX as f64 / 2.0);
+            let wait = jittered(backoff);
             let woken = poll_fn(|task| {
                 let reached = heeds_others && reached.as_mut().poll(task).is_ready();
                 if channel.poll_shut(task).is_ready() || reached {
@@ -159,12 +219,15 @@ impl Link {
         channel: &Arc<Channel>,
         replaces: &mut u64,
         tell: Option<oneshot::Sender<Outcome>>,
-    ) -> Result<Ended, Option<String>> {
+    ) -> Result<Ended, Option<Failed>> {
         let made = timeout(HANDSHAKE_MAX, self.connector.connect()).await;
         let timed_out = |_| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
         let connection = match made.unwrap_or_else(timed_out) {
             Ok(connection) => connection,
-            Err(error) => return Err(Some(report(self.unreachable(error), tell))),
+            Err(error) => {
+                let error = self.unreachable(error);
+                return Err(Some(Failed { error, turned_away: false, tell }));
+            }
         };
         let (link, serves, on) = (self.clone(), channel.clone(), connection.clone());
         let mut sink = LinkSink::new(link, serves, on, *replaces, tell);
@@ -184,11 +247,12 @@ impl Link {
         if sink.is_declined() {
             return Err(None);
         }
-        let failure = sink.failure.unwrap_or_else(|| self.unreachable(error));
-        if matches!(failure, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
+        let turned_away = sink.has_heard_nothing() && is_hanging_up(&error);
+        let error = sink.failure.unwrap_or_else(|| self.unreachable(error));
+        if matches!(error, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
             self.heed_eviction();
         }
-        Err(Some(report(failure, sink.tell)))
+        Err(Some(Failed { error, turned_away, tell: sink.tell }))
     }
 
     fn unreachable(&self, error: io::Error) -> ConnectError {
@@ -208,13 +272,10 @@ impl Drop for Beginning {
     }
 }
 
-/// Tells whoever waits for it of a failure, and answers its text.
-fn report(failure: ConnectError, tell: Option<oneshot::Sender<Outcome>>) -> String {
-    let text = failure.to_string();
-    if let Some(tell) = tell {
-        let _ = tell.send(Err(failure)); // whoever asked may have gone
-    }
-    text
+/// Whether the other end ended the connection.
+fn is_hanging_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// Ends a connection on which no handshake comes to an end. It keeps none that has ended, and

@@ -91,6 +91,11 @@ impl LinkSink {
         self.stage == Stage::Serving
     }
 
+    /// Whether the other end has said nothing.
+    pub(super) fn has_heard_nothing(&self) -> bool {
+        self.stage == Stage::Begin && self.failure.is_none()
+    }
+
     /// Whether the server's welcome was not taken.
     pub(super) fn is_declined(&self) -> bool {
         self.stage == Stage::Declined
