@@ -3,6 +3,7 @@
 pub(crate) mod report;
 pub(crate) mod status_table;
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::{ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::FileTypeExt;
@@ -252,13 +253,14 @@ fn add_rates(before: &Reports, reports: &mut Reports, elapsed: Duration) {
 
 /// The same for each client of a server, so that it shows who keeps it busy.
 fn add_client_rates(old: &Value, report: &mut Value, seconds: f64) {
+    // There may be thousands: each is found at once.
+    let known = |client: &Value| client["session"].as_str().map(str::to_owned);
+    let old = old["clients"].as_array().into_iter().flatten();
+    let old: HashMap<_, _> = old.filter_map(|client| Some((known(client)?, client))).collect();
     // An index would add the key to the report of a mount, which has no clients.
     let clients = report.get_mut("clients").and_then(Value::as_array_mut);
     for client in clients.into_iter().flatten() {
-        let same = |other: &&Value| other["session"] == client["session"];
-        let Some(before) = old["clients"].as_array().into_iter().flatten().find(same) else {
-            continue;
-        };
+        let Some(before) = known(client).and_then(|session| old.get(&session)) else { continue };
         let rate = |key: &str| {
             let count = |of: &Value| of[key].as_f64().unwrap_or(0.0);
             ((count(client) - count(before)).max(0.0) / seconds * 10.0).round() / 10.0

@@ -1,5 +1,6 @@
 //! What a server and a mount say of themselves, in JSON.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,8 +78,11 @@ impl ServerReport {
     }
 
     fn operations(&self, status: &ServerStatus) -> Vec<Value> {
+        // There may be thousands of either.
+        let clients: HashMap<u64, _> =
+            status.clients.iter().map(|client| (client.session, client)).collect();
         let operation = |operation: &dray_rpc::server::OperationStatus| {
-            let client = status.clients.iter().find(|client| client.session == operation.session);
+            let client = clients.get(&operation.session);
             let dir = client.and_then(|client| self.dir_of(&client.export));
             let whole = |path: &String| match (dir, path.as_str()) {
                 (Some(dir), "/") => dir.to_owned(),
