@@ -15,7 +15,10 @@ use crate::socket_file::{SocketFile, bind_unix, turn, unix_name};
 use crate::stream::StreamConnection;
 use crate::{Address, Peer};
 
-const BACKLOG: i32 = 1024;
+/// Connections that may wait to be accepted: as many as the system allows by default
+/// (net.core.somaxconn, listen(2)). Where all clients come back at once those beyond are heard a
+/// second later.
+const BACKLOG: i32 = 4096;
 /// A connection that shows no life for 30 + 3 x 10 s is gone. The kernel asks, so an
 /// idle client is not woken for it.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);

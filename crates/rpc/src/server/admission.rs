@@ -43,6 +43,17 @@ struct State {
     /// Sessions.
     residents: BTreeMap<Who, usize>,
     complaints: BTreeMap<Who, Instant>,
+    /// When it was last said that there are too many of all.
+    crowded: Option<Instant>,
+}
+
+/// Who has too many connections in their handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crowd {
+    /// All together.
+    Everybody,
+    /// The address of the newest one.
+    OneAddress,
 }
 
 /// A connection, as it is counted.
@@ -85,14 +96,15 @@ impl Door {
 
     /// Lets a connection begin its handshake, if there are not too many. Without a place for
     /// its visit it is to be refused there.
-    pub(crate) fn enter(self: &Arc<Door>, peer: Peer) -> Option<(Option<Visit>, Guest)> {
+    pub(crate) fn enter(self: &Arc<Door>, peer: Peer) -> Result<(Option<Visit>, Guest), Crowd> {
         let (who, guests_max) = (who(peer), self.guests_max());
         let mut state = self.lock();
         let of_this = state.guests.get(&who).copied().unwrap_or(0);
-        let crowded =
-            state.guests_all >= guests_max || of_this >= (guests_max / PARTS).max(OF_ONE_MIN);
-        if crowded {
-            return None;
+        if state.guests_all >= guests_max {
+            return Err(Crowd::Everybody);
+        }
+        if of_this >= (guests_max / PARTS).max(OF_ONE_MIN) {
+            return Err(Crowd::OneAddress);
         }
         let visit = (state.connections < self.connections_max).then(|| {
             state.connections += 1;
@@ -100,7 +112,7 @@ impl Door {
         });
         state.guests_all += 1;
         state.guests.insert(who, of_this + 1);
-        Some((visit, Guest { door: self.clone(), who }))
+        Ok((visit, Guest { door: self.clone(), who }))
     }
 
     /// Counts a session of `peer`, unless there are `of_one_max` of its address.
@@ -113,6 +125,22 @@ impl Door {
         }
         *of_this += 1;
         Some(Resident { door: self.clone(), who })
+    }
+
+    /// Whether it is worth a line for people that `peer` was turned away. Of thousands that come at
+    /// once it is not worth one each.
+    pub(crate) fn complains_of(&self, crowd: Crowd, peer: Peer) -> bool {
+        match crowd {
+            Crowd::OneAddress => self.complains(peer),
+            Crowd::Everybody => {
+                let mut state = self.lock();
+                let tells = state.crowded.is_none_or(|last| last.elapsed() >= QUIET);
+                if tells {
+                    state.crowded = Some(dray_rt::now());
+                }
+                tells
+            }
+        }
     }
 
     /// Whether a failure of `peer` is worth a line for people: the first in a while is.
@@ -175,13 +203,15 @@ mod tests {
     #[test]
     fn one_address_does_not_keep_the_others_out() {
         let door = Arc::new(Door::new(100_000));
-        let crowd: Vec<_> = std::iter::from_fn(|| door.enter(peer(1))).collect();
+        let crowd: Vec<_> = std::iter::from_fn(|| door.enter(peer(1)).ok()).collect();
         assert_eq!(crowd.len(), GUESTS_MAX / PARTS);
-        assert!(door.enter(peer(2)).is_some() && door.enter(Peer::Local).is_some());
+        assert_eq!(door.enter(peer(1)).err(), Some(Crowd::OneAddress));
+        assert!(door.enter(peer(2)).is_ok() && door.enter(Peer::Local).is_ok());
         drop(crowd);
-        assert!(door.enter(peer(1)).is_some());
-        let all: Vec<_> = (0..=255).cycle().map_while(|last| door.enter(peer(last))).collect();
+        assert!(door.enter(peer(1)).is_ok());
+        let all: Vec<_> = (0..=255).cycle().map_while(|last| door.enter(peer(last)).ok()).collect();
         assert_eq!(all.len(), GUESTS_MAX);
+        assert_eq!(door.enter(peer(1)).err(), Some(Crowd::Everybody));
         drop(all);
         assert!(door.lock().guests.is_empty() && door.lock().connections == 0);
     }
@@ -203,12 +233,12 @@ mod tests {
         let door = Arc::new(Door::new(100));
         let mut visits = Vec::new();
         // Each shakes hands at once, so that it is a guest no more.
-        while let Some((Some(visit), _)) = door.enter(peer(1)) {
+        while let Ok((Some(visit), _)) = door.enter(peer(1)) {
             visits.push(visit);
         }
         assert_eq!(visits.len(), 100);
         // Those who find no place are told so, and are not many.
-        let turned_away: Vec<_> = std::iter::from_fn(|| door.enter(peer(1))).collect();
+        let turned_away: Vec<_> = std::iter::from_fn(|| door.enter(peer(1)).ok()).collect();
         assert_eq!(turned_away.len(), OF_ONE_MIN);
         assert!(turned_away.iter().all(|(visit, _)| visit.is_none()));
         drop(turned_away);
@@ -224,8 +254,11 @@ mod tests {
             let door = Door::new(10);
             assert!(door.complains(peer(1)) && !door.complains(peer(1)));
             assert!(door.complains(peer(2)));
+            let crowds = (0..=255).filter(|last| door.complains_of(Crowd::Everybody, peer(*last)));
+            assert_eq!(crowds.count(), 1, "one line for all of them");
             dray_rt::sleep(QUIET).await;
-            assert!(door.complains(peer(1)));
+            assert!(door.complains(peer(1)) && door.complains_of(Crowd::Everybody, peer(1)));
+            assert!(!door.complains_of(Crowd::OneAddress, peer(1)));
             for last in 0..=255 {
                 door.complains(peer(last));
             }

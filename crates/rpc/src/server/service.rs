@@ -60,6 +60,9 @@ const NOTING_QUEUE_MAX: usize = 1024;
 /// How long evicting waits for its note, and for files to be given back.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(2);
 
+/// Of clients whose leases end at the same look so many are named.
+const EXPIRED_TOLD_MAX: usize = 20;
+
 /// How often one looks whether sessions that ended are out of the journal.
 const PARTING_PAUSE: Duration = Duration::from_millis(10);
 
@@ -185,15 +188,22 @@ impl Server {
                 self.note(move |inner| inner.life.stamps_given(newest)).await;
             }
             self.give_up_unasked();
-            for session in self.inner.expired() {
-                log::warn!(
-                    "client {} (session {:x}) has been away for longer than its lease: \
-                     its locks and open files are given back",
-                    session.host,
-                    session.id
-                );
+            let expired = self.inner.expired();
+            let more = expired.len().saturating_sub(EXPIRED_TOLD_MAX);
+            for (index, session) in expired.into_iter().enumerate() {
+                if index < EXPIRED_TOLD_MAX {
+                    log::warn!(
+                        "client {} (session {:x}) has been away for longer than its lease: \
+                         its locks and open files are given back",
+                        session.host,
+                        session.id
+                    );
+                }
                 // Not awaited: its file system may hang, and others' need not wait for it.
                 drop(self.inner.end(session));
+            }
+            if more > 0 {
+                log::warn!("and so have {more} more clients");
             }
         }
     }

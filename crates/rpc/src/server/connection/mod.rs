@@ -16,7 +16,7 @@ use dray_core::{BufMut, Cancel, Op};
 use dray_fabric::{Connection, Peer, Sink};
 use dray_rt::sleep;
 
-use crate::server::admission::{Guest, Visit};
+use crate::server::admission::{Crowd, Guest, Visit};
 use crate::server::identities::Identities;
 use crate::server::service::Inner;
 use crate::server::session::Session;
@@ -36,11 +36,15 @@ pub struct Admission {
 
 /// Lets a connection in, if there are not too many.
 pub(in crate::server) fn admit(server: &Inner, peer: Peer) -> Option<Admission> {
-    let entered = server.door.enter(peer);
-    if entered.is_none() && server.door.complains(peer) {
-        log::warn!("too many connections are in their handshake: {peer} is turned away");
+    let crowd = match server.door.enter(peer) {
+        Ok((visit, guest)) => return Some(Admission { visit, guest }),
+        Err(crowd) => crowd,
+    };
+    if server.door.complains_of(crowd, peer) {
+        let others = if crowd == Crowd::Everybody { " and others are" } else { " is" };
+        log::warn!("too many connections are in their handshake: {peer}{others} turned away");
     }
-    entered.map(|(visit, guest)| Admission { visit, guest })
+    None
 }
 
 /// Serves a connection until it ends.
