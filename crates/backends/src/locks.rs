@@ -4,7 +4,8 @@
 //! it. Blocked requests are granted in the order of their arrival, but for those of owners that
 //! have locks, which others may wait for: these pass.
 
-mod file;
+mod held;
+mod queue;
 mod table;
 
 pub use table::{LockTable, Locked};
@@ -18,4 +19,11 @@ pub struct Owner {
     pub node: NodeId,
     /// The owner as that node's kernel numbers it.
     pub owner: LockOwner,
+}
+
+impl Owner {
+    /// The first one, in order.
+    const FIRST: Owner = Owner { node: NodeId(0), owner: LockOwner(0) };
+    /// The last one.
+    const LAST: Owner = Owner { node: NodeId(u64::MAX), owner: LockOwner(u64::MAX) };
 }

@@ -3,7 +3,7 @@
 use crate::{LockOwner, Pid};
 
 /// Shared or exclusive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LockKind {
     /// Many holders at once (`F_RDLCK`, `LOCK_SH`).
     Shared,
@@ -14,7 +14,7 @@ pub enum LockKind {
 }
 
 /// The two kinds of advisory lock, which do not see each other (as on Linux).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LockFamily {
     /// fcntl(2): belongs to a process, covers a range.
     Posix,

@@ -9,7 +9,8 @@ use std::task::{Poll, Waker};
 use dray_core::{Context, Errno, Error, FileId, Lock, LockFamily, LockKind, NodeId, Result};
 
 use super::Owner;
-use super::file::{FileLocks, Held, Waiter};
+use super::held::HeldLocks;
+use super::queue::{Queue, Waiter};
 
 /// Steps that the search for a dead-lock takes before it gives up and lets the caller wait.
 const SEARCH_STEPS_MAX: usize = 4096;
@@ -37,15 +38,14 @@ pub struct Locked {
 
 #[derive(Default)]
 struct State {
-    files: HashMap<FileId, FileLocks>,
-    /// Locks held by an owner.
-    holdings: HashMap<Owner, usize>,
+    held: HeldLocks,
+    /// Who waits at which file; none that nobody waits at.
+    queues: HashMap<FileId, Queue>,
     /// Files at which an owner waits for fcntl locks.
     waits: HashMap<Owner, Vec<FileId>>,
     /// How waits ended that nobody has looked at since.
     ended: HashMap<u64, Ended>,
     waiting: usize,
-    held: usize,
     next_number: u64,
 }
 
@@ -70,7 +70,7 @@ impl LockTable {
     /// mutex.
     fn settle(&self, mut state: MutexGuard<'_, State>, file: FileId) {
         let wakers = state.grant(file);
-        self.count.store(state.held + state.waiting, Ordering::Relaxed);
+        self.count.store(state.held.len() + state.waiting, Ordering::Relaxed);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -114,10 +114,10 @@ impl LockTable {
     /// None: done. A number: it waits under this number.
     fn try_lock(&self, file: FileId, owner: Owner, lock: Lock, wait: bool) -> Result<Option<u64>> {
         let mut state = self.state();
-        let full = state.held + state.waiting >= self.locks_max;
+        let full = state.held.len() + state.waiting >= self.locks_max;
         let unlock = lock.kind == LockKind::Unlock;
-        if unlock && !(full && state.splits(file, owner, &lock)) {
-            state.set(file, owner, lock);
+        if unlock && !(full && state.held.splits(file, owner, &lock)) {
+            state.held.set(file, owner, lock);
             self.settle(state, file);
             return Ok(None);
         }
@@ -127,16 +127,16 @@ impl LockTable {
         if lock.family == LockFamily::Flock {
             // A change of kind gives the old lock back first, as flock(2) does: two that
             // hold it shared and both want it alone would wait for each other for ever.
-            let held = state.kind_held(file, owner);
+            let held = state.held.flock_of(owner, file);
             if held == Some(lock.kind) {
                 return Ok(None);
             }
             if held.is_some() {
-                state.set(file, owner, Lock { kind: LockKind::Unlock, ..lock });
+                state.held.set(file, owner, Lock { kind: LockKind::Unlock, ..lock });
             }
         }
         if !state.bars(file, owner, &lock, wait) {
-            state.set(file, owner, lock);
+            state.held.set(file, owner, lock);
             self.settle(state, file);
             return Ok(None);
         }
@@ -157,7 +157,7 @@ impl LockTable {
         if let Some(ended) = state.ended.remove(&number) {
             return Some(ended);
         }
-        let waiters = &mut state.files.get_mut(&file)?.waiters;
+        let waiters = &mut state.queues.get_mut(&file)?.waiters;
         let waiter = waiters.iter_mut().find(|waiter| waiter.number == number)?;
         match &mut waiter.waker {
             Some(old) => old.clone_from(waker),
@@ -169,8 +169,7 @@ impl LockTable {
     /// The first lock that stands in the way of `lock` of an owner of `node`.
     pub fn test(&self, node: NodeId, file: FileId, lock: Lock) -> Option<Lock> {
         let owner = Owner { node, owner: lock.owner };
-        let state = self.state();
-        state.files.get(&file)?.first_barrier(owner, &lock).map(|held| held.lock)
+        self.state().held.first_against(file, owner, &lock)
     }
 
     /// Gives back all locks of a kind that `owner` has on `file`.
@@ -179,18 +178,22 @@ impl LockTable {
             return; // the usual close
         }
         let mut state = self.state();
-        state.retain(file, |held| held.owner != owner || held.lock.family != family);
+        state.held.release(file, family, owner);
         self.settle(state, file);
     }
 
     /// Gives back all locks of a node that has gone, and ends its waits. Answers how many
     /// locks were held.
     pub fn release_node(&self, node: NodeId) -> usize {
-        let mut released = 0;
-        let files: Vec<FileId> = self.state().files.keys().copied().collect();
+        let (released, files) = {
+            let mut state = self.state();
+            let mut files = state.held.release_node(node);
+            let released = files.len();
+            files.extend(state.queues.keys());
+            (released, files.into_iter().collect::<HashSet<_>>())
+        };
         for file in files {
             let mut state = self.state();
-            released += state.retain(file, |held| held.owner.node != node);
             let wakers = state.drop_waiters(file, node);
             self.settle(state, file);
             wakers.into_iter().for_each(Waker::wake);
@@ -200,7 +203,7 @@ impl LockTable {
 
     /// Locks held.
     pub fn len(&self) -> usize {
-        self.state().held
+        self.state().held.len()
     }
 
     /// Whether none is held.
@@ -211,23 +214,17 @@ impl LockTable {
     /// Up to `max` locks held and waited for, in no order.
     pub fn list(&self, max: usize) -> Vec<Locked> {
         let state = self.state();
-        let of_file = |(file, locks): (&FileId, &FileLocks)| {
-            let file = *file;
-            let held = locks.held.iter().map(move |held| Locked {
-                file,
-                owner: held.owner,
-                lock: held.lock,
-                waiting: false,
-            });
-            let waiting = locks.waiters.iter().map(move |waiter| Locked {
-                file,
+        let held = |(file, owner, lock)| Locked { file, owner, lock, waiting: false };
+        let held = state.held.iter().map(held);
+        let waiting = state.queues.iter().flat_map(|(file, queue)| {
+            queue.waiters.iter().map(|waiter| Locked {
+                file: *file,
                 owner: waiter.owner,
                 lock: waiter.lock,
                 waiting: true,
-            });
-            held.chain(waiting).collect::<Vec<_>>()
-        };
-        state.files.iter().flat_map(of_file).take(max).collect()
+            })
+        });
+        held.chain(waiting).take(max).collect()
     }
 }
 
@@ -265,7 +262,7 @@ impl Drop for Waiting<'_> {
         let mut state = self.table.state();
         if state.ended.remove(&self.number) == Some(Ended::Granted) {
             // Granted between the last look and the cancellation: nobody will know.
-            state.set(self.file, self.owner, Lock { kind: LockKind::Unlock, ..self.lock });
+            state.held.set(self.file, self.owner, Lock { kind: LockKind::Unlock, ..self.lock });
         }
         state.withdraw(self.file, self.number);
         self.table.settle(state, self.file);
@@ -277,80 +274,19 @@ fn interrupted() -> Error {
 }
 
 impl State {
-    /// Changes what `owner` holds and keeps the counts.
-    fn set(&mut self, file: FileId, owner: Owner, lock: Lock) {
-        let locks = self.files.entry(file).or_default();
-        let before = locks.held.len();
-        locks.set(owner, lock);
-        let after = locks.held.len();
-        self.count_held(owner, before, after);
-        self.drop_if_empty(file);
-    }
-
-    fn count_held(&mut self, owner: Owner, before: usize, after: usize) {
-        self.held = self.held + after - before;
-        let holding = self.holdings.entry(owner).or_default();
-        *holding = (*holding + after).saturating_sub(before);
-        if *holding == 0 {
-            self.holdings.remove(&owner);
-        }
-    }
-
-    fn drop_if_empty(&mut self, file: FileId) {
-        if self.files.get(&file).is_some_and(FileLocks::is_empty) {
-            self.files.remove(&file);
-        }
-    }
-
-    /// Keeps the locks of `file` for which `keep` holds; answers how many went.
-    fn retain(&mut self, file: FileId, keep: impl Fn(&Held) -> bool) -> usize {
-        let Some(locks) = self.files.get_mut(&file) else { return 0 };
-        let gone: Vec<Held> = locks.held.iter().filter(|held| !keep(held)).copied().collect();
-        locks.held.retain(keep);
-        for held in &gone {
-            self.count_held(held.owner, 1, 0);
-        }
-        self.drop_if_empty(file);
-        gone.len()
-    }
-
-    fn kind_held(&self, file: FileId, owner: Owner) -> Option<LockKind> {
-        let held = self.files.get(&file)?.held.iter();
-        let mut ours =
-            held.filter(|held| held.owner == owner && held.lock.family == LockFamily::Flock);
-        ours.next().map(|held| held.lock.kind)
-    }
-
-    /// Whether giving back this range leaves a lock on either side of it.
-    fn splits(&self, file: FileId, owner: Owner, lock: &Lock) -> bool {
-        let within = |held: &Held| {
-            let (old, range) = (held.lock.range, lock.range);
-            held.owner == owner
-                && held.lock.family == lock.family
-                && old.start < range.start
-                && range.end < old.end
-        };
-        self.files.get(&file).is_some_and(|locks| locks.held.iter().any(within))
-    }
-
     /// Whether the request must wait. One that may wait stands behind those that wait
     /// already, unless its owner holds locks, which they may be waiting for.
     fn bars(&self, file: FileId, owner: Owner, lock: &Lock, wait: bool) -> bool {
-        let Some(locks) = self.files.get(&file) else { return false };
-        let queued = wait && !self.holdings.contains_key(&owner);
-        locks.barrier(owner, lock).is_some()
-            || queued
-                && locks
-                    .waiters
-                    .iter()
-                    .any(|waiter| waiter.owner != owner && waiter.lock.conflicts(lock))
+        let queue = || self.queues.get(&file).filter(|_| wait && !self.held.has_any(owner));
+        self.held.bars(file, owner, lock)
+            || queue().is_some_and(|queue| queue.conflicts(owner, lock))
     }
 
     fn wait(&mut self, file: FileId, owner: Owner, lock: Lock) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
         let waiter = Waiter { number, owner, lock, waker: None };
-        self.files.entry(file).or_default().waiters.push_back(waiter);
+        self.queues.entry(file).or_default().waiters.push_back(waiter);
         self.waiting += 1;
         if lock.family == LockFamily::Posix {
             self.waits.entry(owner).or_default().push(file);
@@ -360,7 +296,11 @@ impl State {
 
     /// Takes a waiter out of the queue and of the graph of waits.
     fn withdraw(&mut self, file: FileId, number: u64) -> Option<Waiter> {
-        let waiter = self.files.get_mut(&file)?.withdraw(number)?;
+        let queue = self.queues.get_mut(&file)?;
+        let waiter = queue.withdraw(number)?;
+        if queue.waiters.is_empty() {
+            self.queues.remove(&file);
+        }
         self.waiting -= 1;
         if waiter.lock.family == LockFamily::Posix
             && let Some(files) = self.waits.get_mut(&waiter.owner)
@@ -372,13 +312,12 @@ impl State {
                 self.waits.remove(&waiter.owner);
             }
         }
-        self.drop_if_empty(file);
         Some(waiter)
     }
 
     fn next_grantable(&self, file: FileId) -> Option<u64> {
-        let locks = self.files.get(&file)?;
-        locks.next_grantable(|owner| self.holdings.contains_key(&owner))
+        let barred = |waiter: &Waiter| self.held.bars(file, waiter.owner, &waiter.lock);
+        self.queues.get(&file)?.next_grantable(barred, |owner| self.held.has_any(owner))
     }
 
     /// Gives waiters at `file` what has become free; whom to wake.
@@ -386,7 +325,7 @@ impl State {
         let mut wakers = Vec::new();
         while let Some(number) = self.next_grantable(file) {
             let Some(waiter) = self.withdraw(file, number) else { break };
-            self.set(file, waiter.owner, waiter.lock);
+            self.held.set(file, waiter.owner, waiter.lock);
             self.ended.insert(number, Ended::Granted);
             wakers.extend(waiter.waker);
         }
@@ -394,8 +333,8 @@ impl State {
     }
 
     fn drop_waiters(&mut self, file: FileId, node: NodeId) -> Vec<Waker> {
-        let Some(locks) = self.files.get(&file) else { return Vec::new() };
-        let theirs = locks.waiters.iter().filter(|waiter| waiter.owner.node == node);
+        let Some(queue) = self.queues.get(&file) else { return Vec::new() };
+        let theirs = queue.waiters.iter().filter(|waiter| waiter.owner.node == node);
         let numbers: Vec<u64> = theirs.map(|waiter| waiter.number).collect();
         let mut wakers = Vec::new();
         for number in numbers {
@@ -410,7 +349,7 @@ impl State {
     /// Whether somebody in the way waits, over any number of others, for `owner`.
     fn would_deadlock(&self, file: FileId, owner: Owner, lock: &Lock) -> bool {
         let mut seen = HashSet::new();
-        let mut next: Vec<Owner> = self.holders_against(file, owner, lock).collect();
+        let mut next: Vec<Owner> = self.held.holders_against(file, owner, lock).collect();
         while let Some(other) = next.pop() {
             if other == owner {
                 return true;
@@ -422,23 +361,13 @@ impl State {
                 return false;
             }
             for file in self.waits.get(&other).into_iter().flatten() {
-                let Some(locks) = self.files.get(file) else { continue };
-                for waiter in locks.waiters.iter().filter(|waiter| waiter.owner == other) {
-                    next.extend(self.holders_against(*file, other, &waiter.lock));
+                let Some(queue) = self.queues.get(file) else { continue };
+                for waiter in queue.waiters.iter().filter(|waiter| waiter.owner == other) {
+                    next.extend(self.held.holders_against(*file, other, &waiter.lock));
                 }
             }
         }
         false
-    }
-
-    fn holders_against(
-        &self,
-        file: FileId,
-        owner: Owner,
-        lock: &Lock,
-    ) -> impl Iterator<Item = Owner> {
-        let held = self.files.get(&file).into_iter().flat_map(|locks| &locks.held);
-        held.filter(move |held| held.bars(owner, lock)).map(|held| held.owner)
     }
 }
 
