@@ -12,6 +12,7 @@ use dray_rt::Pool;
 
 use super::files::Files;
 use super::handle::{self, Codec};
+use super::mounted::MountsBelow;
 use super::nodes::{Node, NodeCache};
 use super::options::{Inline, PosixOptions};
 use super::paths::PathTable;
@@ -53,6 +54,7 @@ pub(crate) struct Core {
     /// Real descriptor of the root: handles are opened on its mount.
     mount: OwnedFd,
     mount_id: i32,
+    mounts_below: MountsBelow,
     dev: u64,
     proc_fd: OwnedFd,
     pub(crate) pool: Pool,
@@ -115,6 +117,7 @@ impl Core {
                 Inline::Never => false,
             },
             flush_tells: !handle::is_local(magic),
+            mounts_below: MountsBelow::new(mount.as_fd()),
             directories: [const { Mutex::new(()) }; DIRECTORY_LOCKS],
             mount,
             mount_id,
@@ -367,10 +370,18 @@ impl Core {
         if other_device || mounted { Err(other_mount()) } else { Ok(()) }
     }
 
+    /// Whether names are to be looked at the long way, which stays off what is mounted on them.
+    fn has_mounts_below(&self) -> bool {
+        self.mounts_below.any(self.mount.as_fd())
+    }
+
     /// As [`Core::find`], where what has the name is at hand already, which spares opening
     /// it; none where it is not. Errors: `ENOENT`.
     pub(crate) fn find_at_hand(&self, dir: &Node, name: &Name) -> Result<Option<Entry>> {
         let Ids::Native(codec) = &self.ids else { return Ok(None) };
+        if self.has_mounts_below() {
+            return Ok(None);
+        }
         let (handle, mount_id) = match sys::handle_at(dir.fd(), name) {
             Ok(found) => found,
             Err(Errno::ENOENT) => return Err(Errno::ENOENT.into()),
@@ -389,7 +400,11 @@ impl Core {
     pub(crate) fn find(&self, dir: &Node, name: &Name) -> Result<(Entry, Arc<Node>)> {
         let fd = sys::open_path(dir.fd(), name)?;
         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
-        let node = self.nodes.insert(Node::new(entry.id, entry.attr.file_type(), fd));
+        let node = Node::new(entry.id, entry.attr.file_type(), fd);
+        let node = match self.ids {
+            Ids::Native(_) => self.nodes.insert(node),
+            Ids::Table(_) => self.nodes.replace(node),
+        };
         Ok((entry, node))
     }
 
@@ -398,6 +413,10 @@ impl Core {
     /// is not asked: it may hang, or be a mount of this very export, which waits for us.
     pub(crate) fn glance(&self, dir: FileId, fd: BorrowedFd<'_>, name: &Name) -> Option<Entry> {
         match &self.ids {
+            Ids::Native(_) if self.has_mounts_below() => {
+                let fd = sys::open_path(fd, name).ok()?;
+                self.identify(Some((dir, name)), fd.as_fd()).ok()
+            }
             Ids::Native(codec) => {
                 let (handle, mount_id) = sys::handle_at(fd, name).ok()?;
                 if mount_id != self.mount_id {
@@ -420,6 +439,10 @@ impl Core {
     /// The id at `name` in `dir`, if it can be told cheaply.
     pub(crate) fn id_at(&self, dir: &Node, name: &Name) -> Option<FileId> {
         match &self.ids {
+            Ids::Native(codec) if self.has_mounts_below() => {
+                let fd = sys::open_path(dir.fd(), name).ok()?;
+                codec.encode(&sys::handle_of(fd.as_fd()).ok()?.0)
+            }
             Ids::Native(codec) => codec.encode(&sys::handle_at(dir.fd(), name).ok()?.0),
             Ids::Table(table) => table.at(dir.id, name),
         }

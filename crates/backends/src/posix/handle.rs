@@ -26,10 +26,12 @@ const BTRFS_PLAIN: i32 = 0x4d;
 /// How the handles of one export are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// ext2, ext3, ext4 and small XFS: 32-bit number, 32-bit generation.
+    /// ext2, ext3 and ext4: 32-bit number, 32-bit generation.
     Ino32Gen,
-    /// XFS: 64-bit number, 32-bit generation.
-    Ino64Gen,
+    /// XFS: 64-bit number, 32-bit generation. With the option `inode32`, which can be set and taken
+    /// back while it is mounted, its handles are those of ext4; it takes both at any time
+    /// (`xfs_fs_fh_to_dentry` in fs/xfs/xfs_export.c).
+    Xfs,
     /// tmpfs: 32-bit generation, 64-bit number.
     GenIno64,
     /// btrfs: 64-bit object, 64-bit subvolume, 32-bit generation.
@@ -56,8 +58,8 @@ impl Codec {
     /// None if it is not known, or looks different from what is known.
     pub(crate) fn detect(magic: i64, root: &Handle, key: u128) -> Option<Codec> {
         let layout = match (magic, root.kind(), root.bytes().len()) {
-            (EXT, INO32_GEN, 8) | (XFS, INO32_GEN, 8) => Layout::Ino32Gen,
-            (XFS, XFS_64, 12) => Layout::Ino64Gen,
+            (EXT, INO32_GEN, 8) => Layout::Ino32Gen,
+            (XFS, INO32_GEN, 8) | (XFS, XFS_64, 12) => Layout::Xfs,
             (TMPFS, INO32_GEN, 12) => Layout::GenIno64,
             (BTRFS, BTRFS_PLAIN, 20) => Layout::Btrfs { subvolume: u64_at(root.bytes(), 8)? },
             _ => return None,
@@ -70,8 +72,10 @@ impl Codec {
     pub(crate) fn encode(&self, handle: &Handle) -> Option<FileId> {
         let bytes = handle.bytes();
         let (ino, generation) = match (self.layout, handle.kind(), bytes.len()) {
-            (Layout::Ino32Gen, INO32_GEN, 8) => (u64::from(u32_at(bytes, 0)?), u32_at(bytes, 4)?),
-            (Layout::Ino64Gen, XFS_64, 12) => (u64_at(bytes, 0)?, u32_at(bytes, 8)?),
+            (Layout::Ino32Gen | Layout::Xfs, INO32_GEN, 8) => {
+                (u64::from(u32_at(bytes, 0)?), u32_at(bytes, 4)?)
+            }
+            (Layout::Xfs, XFS_64, 12) => (u64_at(bytes, 0)?, u32_at(bytes, 8)?),
             (Layout::GenIno64, INO32_GEN, 12) => (u64_at(bytes, 4)?, u32_at(bytes, 0)?),
             (Layout::Btrfs { subvolume }, BTRFS_PLAIN, 20) if u64_at(bytes, 8)? == subvolume => {
                 (u64_at(bytes, 0)?, u32_at(bytes, 16)?)
@@ -93,7 +97,7 @@ impl Codec {
                 let ino = u32::try_from(id.ino).ok()?.to_ne_bytes();
                 Handle::new(INO32_GEN, &[&ino, &generation])
             }
-            Layout::Ino64Gen => Handle::new(XFS_64, &[&ino, &generation]),
+            Layout::Xfs => Handle::new(XFS_64, &[&ino, &generation]),
             Layout::GenIno64 => Handle::new(INO32_GEN, &[&generation, &ino]),
             Layout::Btrfs { subvolume } => {
                 Handle::new(BTRFS_PLAIN, &[&ino, &subvolume.to_ne_bytes(), &generation])
@@ -159,6 +163,19 @@ mod tests {
             let decoded = codec.decode(codec.encode(&original).unwrap()).unwrap();
             assert_eq!((decoded.kind(), decoded.bytes()), (kind, &bytes[..len]));
         }
+    }
+
+    /// An export of an XFS that was mounted anew with the other option, or had it changed while it
+    /// was mounted, had none of its files any more.
+    #[test]
+    fn a_file_of_xfs_has_one_id_whichever_of_its_handles_is_seen() {
+        let root = handle(INO32_GEN, &[128, 0, 0, 0, 7, 0, 0, 0]);
+        let codec = Codec::detect(XFS, &root, 42).unwrap();
+        let id = codec.encode(&root).unwrap();
+        let long = handle(XFS_64, &[128, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0]);
+        assert_eq!(codec.encode(&long), Some(id));
+        assert_eq!(Codec::detect(XFS, &long, 42).unwrap().encode(&root), Some(id));
+        assert_eq!(codec.decode(id).unwrap().bytes(), long.bytes());
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod data;
 mod files;
 mod guard;
 mod handle;
+mod mounted;
 mod names;
 mod nodes;
 mod open_file;

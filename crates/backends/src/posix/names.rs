@@ -58,7 +58,7 @@ impl Core {
         if dir == self.root.id {
             return Ok(Entry { id: dir, attr: sys::stat(node.fd())?.attr });
         }
-        let fd = sys::open_parent(node.fd())?;
+        let fd = sys::open_parent(node.fd()).map_err(parent_error)?;
         let attr = sys::stat(fd.as_fd())?.attr;
         self.must_be_inside(&fd)?;
         if attr.ino == self.root.id.ino {
@@ -89,7 +89,8 @@ impl Core {
                 return Ok(());
             }
             let below = fd.as_ref().unwrap_or(dir);
-            let up = super::cred::as_root(|| sys::open_parent(below.as_fd()))??;
+            let up = super::cred::as_root(|| sys::open_parent(below.as_fd()))?;
+            let up = up.map_err(parent_error)?;
             let above = sys::stat(up.as_fd())?;
             if place(&above) == place(&here) {
                 break;
@@ -280,8 +281,7 @@ impl Core {
         for _ in 0..CREATE_TRIES {
             if !self.options.read_only {
                 self.files.admit()?;
-                let making = (flags & !libc::O_TRUNC) | libc::O_CREAT | libc::O_EXCL;
-                match sys::open_name(dir.fd(), name, making, how.mode & 0o7777) {
+                match sys::open_new(dir.fd(), name, flags & !libc::O_TRUNC, how.mode & 0o7777) {
                     Ok(fd) => {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
                         let file = self.files.opened(entry.id, false, how.open.flags, flags, fd);
@@ -351,6 +351,15 @@ impl Core {
             self.files.keep(&file.inode, fd.as_fd());
         }
         Ok((entry, file))
+    }
+}
+
+/// A directory within an export has its parent on the same mount, unless it has been moved away
+/// or something was mounted over its parent.
+fn parent_error(errno: Errno) -> Error {
+    match errno {
+        Errno::EXDEV => stale().because("the directory above is on another mount"),
+        errno => errno.into(),
     }
 }
 

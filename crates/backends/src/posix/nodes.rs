@@ -94,6 +94,22 @@ impl NodeCache {
         Some(slot.node.clone())
     }
 
+    /// Keeps `node`, in place of one that was there: it has been found by its name just now, and
+    /// that one may be of an inode that a network file system no longer answers for.
+    pub(crate) fn replace(&self, node: Node) -> Arc<Node> {
+        self.trim_when_due();
+        let id = node.id;
+        let mut shard = self.shard(id);
+        let node = Arc::new(node);
+        let slot = Slot { node: node.clone(), used_secs: now_secs(), used_since_hand: false };
+        let _closed_after_the_lock = match shard.index.get(&id).copied() {
+            Some(at) => shard.slots.get_mut(at).map(|old| std::mem::replace(old, slot)),
+            None => shard.put(id, slot, self.shard_max),
+        };
+        drop(shard);
+        node
+    }
+
     /// Keeps `node`; answers the one that was there already, so that there is one only.
     pub(crate) fn insert(&self, node: Node) -> Arc<Node> {
         self.trim_when_due();
@@ -211,6 +227,20 @@ mod tests {
             cache.get(id).is_some_and(|node| node.id == id)
         });
         assert_eq!(found.count(), cache.len());
+    }
+
+    /// An inode that a network file system had given up was used for as long as anybody asked for
+    /// its file, though each lookup had found the new one.
+    #[test]
+    fn what_was_found_just_now_takes_the_place_of_what_was_there() {
+        let cache = NodeCache::new(64, 1000);
+        let old = cache.insert(node(1));
+        assert!(Arc::ptr_eq(&cache.insert(node(1)), &old));
+        let new = cache.replace(node(1));
+        assert!(Arc::ptr_eq(&cache.get(new.id).unwrap(), &new) && !Arc::ptr_eq(&old, &new));
+        assert_eq!((cache.len(), Arc::strong_count(&old)), (1, 1));
+        cache.replace(node(2));
+        assert_eq!(cache.len(), 2);
     }
 
     #[test]

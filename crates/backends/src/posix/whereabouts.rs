@@ -26,7 +26,7 @@ impl Core {
     }
 }
 
-fn link_of(fd: BorrowedFd<'_>) -> Option<Vec<u8>> {
+pub(super) fn link_of(fd: BorrowedFd<'_>) -> Option<Vec<u8>> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
     Some(link.into_os_string().into_vec())
 }

@@ -3,6 +3,8 @@
 use crate::rig::*;
 use dray_backends::posix::as_server;
 use dray_core::*;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 #[test]
 fn links_that_lead_out_are_not_followed() {
@@ -70,6 +72,53 @@ fn what_is_bound_below_shows_nothing_of_itself() {
             }
             let (_, entry) = page.iter().find(|(n, _)| *n == b"hidden").unwrap();
             assert!(entry.attr.is_some(), "{kind:?}");
+        });
+    }
+}
+
+/// Whoever asked for the directory above one that was known before asked the file system that had
+/// been mounted over it.
+#[test]
+fn what_hangs_below_is_not_asked() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    for kind in [Kind::Tmpfs, Kind::Ext4, Kind::Overlay] {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        std::fs::create_dir_all(disk.path.join("at/known")).unwrap();
+        on(&disk, plain(), async |kit| {
+            let (tell, told) = channel::<()>();
+            let cx = &kit.root_user;
+            let at = kit.lookup(cx, kit.root, "at").await.unwrap().id;
+            let known = kit.lookup(cx, at, "known").await.unwrap().id;
+            let device = as_server(|| disk.hang_inside("at")).unwrap();
+            // So that a failure of this test is one, and does not hang.
+            let guard = std::thread::spawn(move || {
+                let in_time = told.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout);
+                drop(device);
+                in_time
+            });
+            // Soon, and once it is known that there is a mount.
+            for _ in 0..2 {
+                for plus in [false, true] {
+                    let dir = kit.fs.open(cx, kit.root, OpenHow::DIRECTORY).await.unwrap();
+                    let page = dir.readdir(cx, 0, 1 << 16, plus).await.unwrap();
+                    let (_, entry) = page.iter().find(|(n, _)| *n == b"at").unwrap();
+                    assert!(entry.attr.is_none(), "{entry:?}");
+                }
+                assert_eq!(errno(kit.fs.parent(cx, known).await), Errno::ESTALE);
+                assert_eq!(errno(kit.lookup(cx, kit.root, "at").await), Errno::EXDEV);
+                assert_eq!(errno(kit.create(cx, kit.root, "at", 0o600).await), Errno::EEXIST);
+                let how = CreateHow { exclusive: false, ..create_how(0o600) };
+                let made = kit.fs.create(cx, kit.root, name("at"), how).await;
+                assert_eq!(errno(made), Errno::EXDEV);
+                let (root, at, to) = (kit.root, name("at"), name("to"));
+                let removed = kit.fs.remove(cx, root, at, RemoveKind::Directory).await;
+                assert_eq!(errno(removed), Errno::EBUSY);
+                let moved = kit.fs.rename(cx, (root, at), (root, to), RenameHow::Replace).await;
+                assert_eq!(errno(moved), Errno::EBUSY);
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            drop(tell);
+            assert!(guard.join().unwrap(), "{kind:?}: it was asked");
         });
     }
 }

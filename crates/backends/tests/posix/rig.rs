@@ -139,6 +139,21 @@ impl Disk {
         self.mount_at(&["--bind", from.to_str().unwrap()], to)
     }
 
+    /// Mounts a file system on `name` that answers nothing, until the file is closed.
+    pub fn hang_inside(&self, name: &str) -> std::fs::File {
+        use std::os::fd::AsRawFd;
+        let mut options = std::fs::OpenOptions::new();
+        let device = options.read(true).write(true).open("/dev/fuse").expect("/dev/fuse");
+        let data = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let data = CString::new(data).unwrap();
+        let at = CString::new(self.path.join(name).to_str().unwrap()).unwrap();
+        let (none, kind) = (c"hangs".as_ptr(), c"fuse".as_ptr());
+        // SAFETY: all strings outlive the call.
+        let mounted = unsafe { libc::mount(none, at.as_ptr(), kind, 0, data.as_ptr().cast()) };
+        assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
+        device
+    }
+
     /// An ext4 without a journal on a disk that takes nothing more once [`Disk::break_down`] was
     /// called. None, with a reason printed, where it cannot be had.
     pub fn fragile() -> Option<Disk> {

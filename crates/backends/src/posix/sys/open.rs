@@ -24,27 +24,31 @@ pub(crate) fn open_at(
     call(|| unsafe { libc::openat(dir, path, flags | libc::O_CLOEXEC, mode) }).map(own)
 }
 
-/// `O_PATH` descriptor of `name` in `dir`: no symbolic link is followed and no mount below
-/// is entered (`EXDEV`).
-pub(crate) fn open_path(dir: BorrowedFd<'_>, name: &Name) -> Sys<OwnedFd> {
+/// As [`open_at`], but nothing that is mounted on the way is entered (`EXDEV`), nor asked
+/// anything; and with what else `resolve` says (openat2(2)).
+fn open_on_mount(
+    dir: BorrowedFd<'_>,
+    path: *const libc::c_char,
+    (flags, mode): (i32, u32),
+    resolve: u64,
+) -> Sys<OwnedFd> {
     static NO_OPENAT2: AtomicBool = AtomicBool::new(false);
-    let name = CName::new(name);
-    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     if NO_OPENAT2.load(Ordering::Relaxed) {
         // Linux before 5.6. The caller compares mounts, so that the mount point is
         // found out one call later.
-        return open_at(dir.as_raw_fd(), name.as_ptr(), flags, 0);
+        return open_at(dir.as_raw_fd(), path, flags, mode);
     }
     // SAFETY: open_how is plain numbers, for which zero is a valid value.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-    how.flags = flags as u64;
-    how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_XDEV | libc::RESOLVE_NO_MAGICLINKS;
-    // SAFETY: name and how outlive the call, and the size is that of how.
+    how.flags = (flags | libc::O_CLOEXEC) as u64;
+    how.mode = u64::from(mode);
+    how.resolve = libc::RESOLVE_NO_XDEV | libc::RESOLVE_NO_MAGICLINKS | resolve;
+    // SAFETY: path and how outlive the call, and the size is that of how.
     let opened = call(|| unsafe {
         libc::syscall(
             libc::SYS_openat2,
             dir.as_raw_fd(),
-            name.as_ptr(),
+            path,
             &raw mut how,
             size_of::<libc::open_how>(),
         )
@@ -53,23 +57,34 @@ pub(crate) fn open_path(dir: BorrowedFd<'_>, name: &Name) -> Sys<OwnedFd> {
         Ok(fd) => Ok(own(fd as RawFd)),
         Err(Errno::ENOSYS) => {
             NO_OPENAT2.store(true, Ordering::Relaxed);
-            open_at(dir.as_raw_fd(), name.as_ptr(), flags, 0)
+            open_at(dir.as_raw_fd(), path, flags, mode)
         }
         // A rename of some directory at the same time makes the kernel give up.
-        Err(Errno::EAGAIN) => open_at(dir.as_raw_fd(), name.as_ptr(), flags, 0),
+        Err(Errno::EAGAIN) => open_at(dir.as_raw_fd(), path, flags, mode),
         Err(errno) => Err(errno),
     }
 }
 
-/// `O_PATH` descriptor of the directory that `dir` is in.
-pub(crate) fn open_parent(dir: BorrowedFd<'_>) -> Sys<OwnedFd> {
-    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
-    open_at(dir.as_raw_fd(), c"..".as_ptr(), flags, 0)
+/// `O_PATH` descriptor of `name` in `dir`: no symbolic link is followed and no mount below
+/// is entered (`EXDEV`).
+pub(crate) fn open_path(dir: BorrowedFd<'_>, name: &Name) -> Sys<OwnedFd> {
+    let flags = libc::O_PATH | libc::O_NOFOLLOW;
+    open_on_mount(dir, CName::new(name).as_ptr(), (flags, 0), libc::RESOLVE_BENEATH)
 }
 
-/// Makes or opens `name` in `dir` without following a symbolic link.
-pub(crate) fn open_name(dir: BorrowedFd<'_>, name: &Name, flags: i32, mode: u32) -> Sys<OwnedFd> {
-    open_at(dir.as_raw_fd(), CName::new(name).as_ptr(), flags | libc::O_NOFOLLOW, mode)
+/// `O_PATH` descriptor of the directory that `dir` is in. `EXDEV` if another mount is there.
+pub(crate) fn open_parent(dir: BorrowedFd<'_>) -> Sys<OwnedFd> {
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    open_on_mount(dir, c"..".as_ptr(), (flags, 0), 0)
+}
+
+/// Makes `name` in `dir` as a file, with `flags` as well.
+pub(crate) fn open_new(dir: BorrowedFd<'_>, name: &Name, flags: i32, mode: u32) -> Sys<OwnedFd> {
+    let flags = flags | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+    match open_on_mount(dir, CName::new(name).as_ptr(), (flags, mode), 0) {
+        Err(Errno::EXDEV) => Err(Errno::EEXIST), // it is there, and something is mounted on it
+        opened => opened,
+    }
 }
 
 /// An unnamed file in `dir` (`O_TMPFILE`).
