@@ -22,7 +22,7 @@ use dray_core::{Buf, BufMut, Fut};
 
 pub use address::Address;
 pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
-pub use listen::{Listener, connect, incoming_cpu};
+pub use listen::{Bound, Listener, connect, incoming_cpu};
 pub use peek::peek_head;
 pub use pool::{BufferPool, PoolShare, PoolStats};
 pub use socket_file::somebody_listens;

@@ -339,9 +339,13 @@ async fn serve(
     let mut wanted = plan.listen.clone();
     wanted.sort_by_key(|address| address.to_string().starts_with("tcp://[::]:"));
     for (index, address) in wanted.iter().enumerate() {
-        let listener = Listener::bind(address).await;
         let ours = &wanted[..index];
-        listeners.push(listener.map_err(|error| listen_problem(address, ours, &error))?);
+        let bound = Listener::bind_all(address).await;
+        let bound = bound.map_err(|error| listen_problem(address, ours, &error))?;
+        for (one, error) in bound.left_out {
+            log::warn!("{address} is {one}, too, which is not listened at: {error}");
+        }
+        listeners.extend(bound.listeners);
     }
     report.listen = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let (server, report) = (report.server.clone(), Arc::new(report));

@@ -317,6 +317,49 @@ mod tests {
         });
     }
 
+    /// Takes its time for each frame.
+    struct Slow(Arc<Mutex<Vec<&'static str>>>);
+
+    impl Sink for Slow {
+        fn poll_place(
+            &mut self,
+            _: &mut Context<'_>,
+            _: &[u8],
+            bytes: usize,
+        ) -> Poll<io::Result<BufMut>> {
+            Poll::Ready(Ok(BufMut::heap(bytes)))
+        }
+
+        fn frame(&mut self, _: &[u8], _: Option<BufMut>) -> io::Result<()> {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            self.0.lock().unwrap().push("frame");
+            Ok(())
+        }
+    }
+
+    /// Whatever had arrived of one connection was worked off before anybody else had a turn.
+    #[test]
+    fn one_connection_leaves_others_their_turn() {
+        const FRAMES: usize = 20;
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let (connection, mut theirs) = pair();
+            let events = Arc::new(Mutex::new(Vec::new()));
+            let mut sink = Slow(events.clone());
+            std::io::Write::write_all(&mut theirs, &frame(b"work").repeat(FRAMES)).unwrap();
+            let runner = connection.clone();
+            spawn(async move { drop(runner.run(&mut sink).await) });
+            let handled = || events.lock().unwrap().iter().filter(|it| **it == "frame").count();
+            while handled() < FRAMES {
+                yield_now().await;
+                events.lock().unwrap().push("other");
+            }
+            let events = events.lock().unwrap();
+            let longest = events.split(|event| *event == "other").map(<[_]>::len).max();
+            assert!(longest <= Some(2), "{events:?}");
+            drop(theirs);
+        });
+    }
+
     /// Memory that tells when nobody has it any more.
     struct Lent(Arc<std::sync::atomic::AtomicBool>);
 

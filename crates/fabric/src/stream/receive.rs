@@ -2,9 +2,10 @@
 
 use std::io;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use dray_core::BufMut;
-use dray_rt::{Interest, Source};
+use dray_rt::{Instant, Interest, Source, now};
 
 use super::socket::{read2, set_low_water};
 use crate::Sink;
@@ -22,8 +23,11 @@ const BULK_BYTES: usize = 32 << 10;
 const PATIENT_FROM_BYTES: usize = 128 << 10;
 /// How much that part is at most.
 const PATIENT_FOR_BYTES: usize = 256 << 10;
-/// Frames handled before other tasks get their turn.
-const FRAMES_PER_TURN: usize = 64;
+/// System calls made before other tasks get their turn.
+const READS_PER_TURN: usize = 64;
+/// Frames are handled for so long before other tasks get their turn: one end may ask for a hundred
+/// large reads at once, each of which is work for a good part of this.
+const TURN_MAX: Duration = Duration::from_millis(1);
 
 /// Takes frames off the stream.
 #[derive(Default)]
@@ -31,6 +35,8 @@ pub(super) struct Receiver {
     /// The beginning of a frame that has not arrived whole. Empty while idle, so that
     /// an idle connection costs no buffer.
     rest: Vec<u8>,
+    /// Whole frames may be in there, for the next turn.
+    paused: bool,
     state: State,
     bulk: bool,
     /// The socket's low-water mark, bytes.
@@ -79,9 +85,17 @@ impl Receiver {
         sink: &mut dyn Sink,
         scratch: &mut [u8],
     ) -> Poll<io::Result<std::convert::Infallible>> {
-        for _ in 0..FRAMES_PER_TURN {
-            if self.poll_placed(cx, sink)?.is_pending() {
+        let until = now() + TURN_MAX;
+        for _ in 0..READS_PER_TURN {
+            if self.poll_placed(cx, sink, until)?.is_pending() {
                 return Poll::Pending;
+            }
+            if std::mem::take(&mut self.paused) {
+                self.take(cx, sink, &[], until)?;
+                if self.paused {
+                    break;
+                }
+                continue;
             }
             self.adjust_low_water(source);
             let limit = if self.bulk { SCRATCH_BULK_BYTES } else { SCRATCH_BYTES };
@@ -116,7 +130,10 @@ impl Receiver {
                     read
                 }
             };
-            self.take(cx, sink, &scratch[..read])?;
+            self.take(cx, sink, &scratch[..read], until)?;
+            if self.paused {
+                break;
+            }
         }
         cx.waker().wake_by_ref(); // more may be there: after the others' turn
         Poll::Pending
@@ -126,7 +143,7 @@ impl Receiver {
     /// we who have no memory for it.
     pub(super) fn is_within_a_frame(&self) -> bool {
         match self.state {
-            State::Head => !self.rest.is_empty(),
+            State::Head => !self.rest.is_empty() && !self.paused,
             State::Place { .. } => false,
             State::Data { .. } => true,
         }
@@ -146,8 +163,15 @@ impl Receiver {
         }
     }
 
-    /// Uses up `fresh`, in which at most the beginning of a frame is left over.
-    fn take(&mut self, cx: &mut Context<'_>, sink: &mut dyn Sink, fresh: &[u8]) -> io::Result<()> {
+    /// Uses up `fresh`, in which at most the beginning of a frame is left over; or, where that
+    /// takes longer than `until`, some of it.
+    fn take(
+        &mut self,
+        cx: &mut Context<'_>,
+        sink: &mut dyn Sink,
+        fresh: &[u8],
+        until: Instant,
+    ) -> io::Result<()> {
         self.deliver_if_whole(sink)?;
         let joined;
         let mut bytes = fresh;
@@ -156,8 +180,13 @@ impl Receiver {
             joined = std::mem::take(&mut self.rest);
             bytes = &joined;
         }
+        let mut first = true;
         while matches!(self.state, State::Head) {
             let Some((prefix, head)) = first_head(bytes)? else { break };
+            if !std::mem::take(&mut first) && now() >= until {
+                self.paused = true;
+                break;
+            }
             bytes = &bytes[prefix.body_at()..];
             self.bulk = prefix.data_bytes >= BULK_BYTES;
             self.frames += 1;
@@ -189,7 +218,12 @@ impl Receiver {
     }
 
     /// Goes on where memory was missing. Pending: it still is.
-    fn poll_placed(&mut self, cx: &mut Context<'_>, sink: &mut dyn Sink) -> Poll<io::Result<()>> {
+    fn poll_placed(
+        &mut self,
+        cx: &mut Context<'_>,
+        sink: &mut dyn Sink,
+        until: Instant,
+    ) -> Poll<io::Result<()>> {
         while let State::Place { head, data_bytes } = &mut self.state {
             let Poll::Ready(into) = sink.poll_place(cx, head, *data_bytes) else {
                 return Poll::Pending;
@@ -202,7 +236,7 @@ impl Receiver {
                 let here = rest.len().min(data_bytes);
                 into.put(&rest[..here]);
                 self.deliver_if_whole(sink)?;
-                self.take(cx, sink, &rest[here..])?;
+                self.take(cx, sink, &rest[here..], until)?;
             }
         }
         Poll::Ready(Ok(()))
