@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Parser, Subcommand};
 use dray_client::Target;
 use dray_fabric::Address;
@@ -93,7 +94,7 @@ pub struct ServeArgs {
     /// squash=none; anonuid=N, anongid=N (who nobody is); allow=ADDRESS[/BITS], further
     /// addresses behind commas (default: everybody who gets to the port); direct (pass
     /// O_DIRECT on); threads=N. A comma in DIR is written `\,`
-    #[arg(long, value_name = "NAME=DIR[,OPTION...]", value_parser = ExportPlan::parse)]
+    #[arg(long, value_name = "NAME=DIR[,OPTION...]", value_parser = export_parser())]
     pub export: Vec<ExportPlan>,
     /// Where to listen: tcp://ADDRESS[:PORT] or unix:///PATH; may be given several times.
     ///
@@ -121,6 +122,11 @@ pub struct ServeArgs {
     /// Count as another start of the machine: for tests of what a loss of power does.
     #[arg(long, value_name = "HEX", hide = true, value_parser = parse_boot)]
     pub boot_id: Option<u128>,
+}
+
+/// A directory is any bytes, not text.
+fn export_parser() -> impl TypedValueParser<Value = ExportPlan> {
+    OsStringValueParser::new().try_map(|text| ExportPlan::parse(&text))
 }
 
 /// Mount an export of a server.

@@ -1,5 +1,7 @@
 //! What an export is to be like, from `--export NAME=DIR[,OPTION...]` or the configuration.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use dray_backends::posix::{Inline, Squash};
@@ -53,16 +55,20 @@ impl ExportPlan {
         })
     }
 
-    /// From `NAME=DIR[,OPTION...]`; a comma of the directory's name is written `\,`.
-    pub fn parse(text: &str) -> Result<ExportPlan, String> {
+    /// From `NAME=DIR[,OPTION...]`; a comma of the directory's name is written `\,`. The
+    /// directory is any bytes, as paths are.
+    pub fn parse(text: &OsStr) -> Result<ExportPlan, String> {
         let wrong = |what: &str| {
             let end = if what.ends_with('?') { "" } else { ";" };
             format!("{what}{end} an export looks like home=/srv/home,ro")
         };
-        let (name, rest) = text.split_once('=').ok_or_else(|| wrong("expected NAME=DIR"))?;
-        let mut parts = split_commas(rest).into_iter();
-        let dir = parts.next().unwrap_or_default();
-        let mut plan = ExportPlan::new(name, dir.into()).map_err(|what| wrong(&what))?;
+        let mut halves = text.as_bytes().splitn(2, |byte| *byte == b'=');
+        let name = String::from_utf8_lossy(halves.next().unwrap_or_default());
+        let rest = halves.next().ok_or_else(|| wrong("expected NAME=DIR"))?;
+        let mut parts = split_bytes(rest).into_iter();
+        let dir = OsString::from_vec(parts.next().unwrap_or_default());
+        let mut plan = ExportPlan::new(&name, dir.into()).map_err(|what| wrong(&what))?;
+        let parts = parts.map(|part| String::from_utf8_lossy(&part).into_owned());
         let mut squash = "root".to_owned();
         let (mut uid, mut gid) = Squash::NOBODY;
         let mut allowing = false;
@@ -126,16 +132,22 @@ pub fn check_threads(threads: usize) -> Result<usize, String> {
     }
 }
 
-/// Splits at commas; `\,` is a comma, `\\` a backslash.
+/// As [`split_bytes`], of text: cut at commas it stays text.
 pub fn split_commas(text: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    let mut chars = text.chars().peekable();
-    while let Some(c) = chars.next() {
-        let escaped = c == '\\' && matches!(chars.peek(), Some(',' | '\\'));
-        let c = if escaped { chars.next().unwrap_or(c) } else { c };
+    let parts = split_bytes(text.as_bytes()).into_iter();
+    parts.map(|part| String::from_utf8_lossy(&part).into_owned()).collect()
+}
+
+/// Splits at commas; `\,` is a comma, `\\` a backslash.
+fn split_bytes(text: &[u8]) -> Vec<Vec<u8>> {
+    let mut parts = vec![Vec::new()];
+    let mut bytes = text.iter().copied().peekable();
+    while let Some(byte) = bytes.next() {
+        let escaped = byte == b'\\' && matches!(bytes.peek(), Some(b',' | b'\\'));
+        let byte = if escaped { bytes.next().unwrap_or(byte) } else { byte };
         match parts.last_mut() {
-            Some(last) if escaped || c != ',' => last.push(c),
-            _ => parts.push(String::new()),
+            Some(last) if escaped || byte != b',' => last.push(byte),
+            _ => parts.push(Vec::new()),
         }
     }
     parts
@@ -145,21 +157,36 @@ pub fn split_commas(text: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> Result<ExportPlan, String> {
+        ExportPlan::parse(OsStr::new(text))
+    }
+
     #[test]
     fn exports_are_read() {
-        let plan = ExportPlan::parse("home=/srv/home").unwrap();
+        let plan = parse("home=/srv/home").unwrap();
         assert_eq!((plan.name.as_str(), plan.dir.to_str()), ("home", Some("/srv/home")));
         assert!(!plan.read_only && plan.allow.is_empty());
         assert_eq!(plan.squash, Squash::Root(Uid(65_534), Gid(65_534)));
-        let plan = ExportPlan::parse("a=/x\\,y,ro,squash=all,anonuid=7,allow=10.0.0.0/8,fd00::/8")
-            .unwrap();
+        let plan = parse("a=/x\\,y,ro,squash=all,anonuid=7,allow=10.0.0.0/8,fd00::/8").unwrap();
         assert_eq!(plan.dir.to_str(), Some("/x,y"));
         assert!(plan.read_only);
         assert_eq!(plan.squash, Squash::All(Uid(7), Gid(65_534)));
         assert_eq!(plan.allow.len(), 2);
-        assert_eq!(ExportPlan::parse("a=/x,squash=none").unwrap().squash, Squash::None);
+        assert_eq!(parse("a=/x,squash=none").unwrap().squash, Squash::None);
         // What a script leaves between or behind commas is no harm.
-        assert!(ExportPlan::parse("a=/x,,ro,").unwrap().read_only);
+        assert!(parse("a=/x,,ro,").unwrap().read_only);
+    }
+
+    /// It had to be UTF-8, which paths need not be.
+    #[test]
+    fn a_directory_is_any_bytes() {
+        let plan = ExportPlan::parse(OsStr::from_bytes(b"a=/srv/\xff\\,\xfe,ro")).unwrap();
+        assert_eq!(plan.dir.as_os_str().as_bytes(), b"/srv/\xff,\xfe");
+        assert!(plan.read_only);
+        let name = ExportPlan::parse(OsStr::from_bytes(b"\xff=/srv")).unwrap_err();
+        assert!(name.contains("cannot name an export"), "{name}");
+        let option = ExportPlan::parse(OsStr::from_bytes(b"a=/srv,r\xff")).unwrap_err();
+        assert!(option.contains("unknown option"), "{option}");
     }
 
     #[test]
@@ -179,7 +206,7 @@ mod tests {
             ("home=/srv,10.0.0.0/8", "unknown option"),
             ("home=/srv,anonuid=x", "number"),
         ] {
-            let error = ExportPlan::parse(text).unwrap_err();
+            let error = parse(text).unwrap_err();
             assert!(error.contains(hint), "{text}: {error}");
         }
     }
@@ -187,6 +214,6 @@ mod tests {
     #[test]
     fn commas_can_be_escaped() {
         assert_eq!(split_commas("a,b\\,c,d\\\\,"), ["a", "b,c", "d\\", ""]);
-        assert_eq!(split_commas("a\\b"), ["a\\b"]);
+        assert_eq!(split_commas("a\\b,\u{e4}"), ["a\\b", "\u{e4}"]);
     }
 }

@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn an_export_is_starting_until_it_is_open_and_says_what_is_in_its_way() {
-        let one = Exported::new(&ExportPlan::parse("a=/srv/a").unwrap());
+        let one = Exported::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
         assert_eq!(one.dir(), "/srv/a");
         assert!(one.hang().is_none(), "it has only begun");
         assert!(one.starting().unwrap().trouble.is_none());
