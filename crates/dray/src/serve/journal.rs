@@ -71,8 +71,12 @@ impl Boot {
     pub fn begin(state: &Path, boot: u128) -> Result<Boot, Failure> {
         let path = state.join(BOOT);
         let now = format!("{boot:032x}\n");
-        let last = std::fs::read_to_string(&path).ok();
-        let machine_lost = last.as_ref().is_some_and(|last| *last != now);
+        // What cannot be read, or makes no sense, is no sign that nothing was lost.
+        let last = match std::fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read.doing(|| format!("cannot read {}", path.display()))?),
+        };
+        let machine_lost = last.as_ref().is_some_and(|last| last != now.as_bytes());
         let boot = Boot { path, now, machine_lost };
         if last.is_none() {
             boot.note()?;
@@ -115,5 +119,19 @@ mod tests {
         assert!(second.machine_lost, "the one before it died before it was settled");
         second.note().unwrap();
         assert!(!begin(2).machine_lost);
+    }
+
+    /// It counted as that of the first server ever: nobody was waited for.
+    #[test]
+    fn a_note_that_cannot_be_read_is_no_sign_that_nothing_was_lost() {
+        let state = tempfile::tempdir().unwrap();
+        let boot = |boot| Boot::begin(state.path(), boot);
+        boot(1).unwrap();
+        std::fs::write(state.path().join(BOOT), b"\xff").unwrap();
+        assert!(boot(1).unwrap().machine_lost);
+        std::fs::remove_file(state.path().join(BOOT)).unwrap();
+        std::fs::create_dir(state.path().join(BOOT)).unwrap();
+        let error = boot(1).err().unwrap().message;
+        assert!(error.starts_with("cannot read ") && error.contains("/boot: "), "{error}");
     }
 }

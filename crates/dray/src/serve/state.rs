@@ -66,10 +66,16 @@ impl StateDir {
             .doing(|| format!("cannot open the lock in {shown}"))?;
         // SAFETY: no memory is passed; the descriptor is open.
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            return Err(Failure::new(format!(
-                "another dray server uses the state directory {shown}: stop it, or give this one \
-                 a directory of its own with --state"
-            )));
+            return Err(Failure::new(match std::io::Error::last_os_error() {
+                error if error.kind() == ErrorKind::WouldBlock => format!(
+                    "another dray server uses the state directory {shown}: stop it, or give this \
+                     one a directory of its own with --state"
+                ),
+                error => format!(
+                    "cannot lock the state directory {shown} (flock): {error}; put it on a local \
+                     disk with --state"
+                ),
+            }));
         }
         let content = read(&dir.join(FILE_NAME))?;
         left_behind::tidy(dir);

@@ -14,6 +14,7 @@ mod options;
 mod recovery;
 mod reply;
 mod sabotage;
+mod seldom;
 mod service;
 mod session;
 mod sessions;

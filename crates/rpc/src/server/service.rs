@@ -18,6 +18,7 @@ use crate::server::journal::Journal;
 use crate::server::options::{Loss, ServerOptions};
 use crate::server::recovery::life::Life;
 use crate::server::sabotage::Sabotage;
+use crate::server::seldom::Seldom;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::paths::{Subject, Whereabouts};
@@ -38,6 +39,7 @@ pub(crate) struct Inner {
     pub(super) journal: Arc<dyn Journal>,
     /// Threads that wait for the journal's media.
     pub(super) noting: Pool,
+    pub(super) unkept_sessions: Seldom,
     pub(crate) exports: Exports,
     pub(super) sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     pub(super) life: Life,
@@ -95,6 +97,7 @@ impl Server {
             ahead: Ahead::new(),
             life: Life::begin(journal.clone()),
             journal,
+            unkept_sessions: Seldom::default(),
             noting: Pool::new("dray-note", NOTING_THREADS_MAX, NOTING_QUEUE_MAX),
             exports,
             sessions: Mutex::default(),

@@ -19,6 +19,7 @@ use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
 use crate::server::options::ServerOptions;
 use crate::server::recovery::stable::Failures;
+use crate::server::seldom::Seldom;
 use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
 /// Open files that one mount may have at the server.
@@ -54,6 +55,8 @@ pub(crate) struct Session {
     resident: Mutex<Option<Resident>>,
     /// The stamp of its last change; [`Session::CHANGED_BEFORE`]: one by an earlier process.
     changed_at: AtomicU64,
+    pub(crate) failed_closes: Seldom,
+    pub(crate) forged_seals: Seldom,
     /// The stamp up to which it was told last that everything is on media.
     told_stable: AtomicU64,
     /// Syncs of everything that failed, of which it was told, the last one in answer to this request.
@@ -112,6 +115,8 @@ impl Session {
             features: AtomicU64::new(0),
             resident: Mutex::default(),
             changed_at: AtomicU64::new(0),
+            failed_closes: Seldom::default(),
+            forged_seals: Seldom::default(),
             told_stable: AtomicU64::new(0),
             files: Mutex::default(),
             state: Mutex::default(),

@@ -89,7 +89,9 @@ impl Inner {
         let noted = record.clone();
         let log = self.on_media(move |journal| journal.create(&noted, slots)).await;
         let log = log.and_then(|log| log).map_err(|error| {
-            log::error!("cannot keep a session of {}: {error}", record.host);
+            let host = &record.host;
+            self.unkept_sessions
+                .say(|more| log::error!("cannot keep a session of {host}: {error}{more}"));
             refused(Errno::ENOSPC, format!("the server cannot note a new session: {error}"))
         })?;
         let session = Arc::new(Session::new(record, export, &self.options, log));

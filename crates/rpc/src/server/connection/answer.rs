@@ -14,7 +14,10 @@ impl CallInHand {
     pub(super) fn answer(&self, route: &Route, mut reply: Reply) {
         if self.one_way() {
             if let Some(error) = reply.error() {
-                log::warn!("{}: closing a file failed: {error}", self.session.host);
+                let host = &self.session.host;
+                self.session
+                    .failed_closes
+                    .say(|more| log::warn!("{host}: closing a file failed: {error}{more}"));
             }
             return self.over();
         }

@@ -68,11 +68,13 @@ fn sealed(
     let known = floor == 0 || tickets.was_on_media(ticket, None, floor);
     let forged = said - floors.len() + usize::from(!known);
     if forged > 0 {
-        log::warn!(
-            "{}: says {forged} times of something that it is on media, and this server never did: \
-             not believed",
-            session.host
-        );
+        let host = &session.host;
+        session.forged_seals.say(|more| {
+            log::warn!(
+                "{host}: says {forged} times of something that it is on media, and this server \
+                 never did: not believed{more}"
+            );
+        });
     }
     (if known { floor } else { 0 }, floors)
 }

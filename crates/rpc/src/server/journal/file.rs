@@ -39,6 +39,7 @@ const LOCKS_AT: usize = 16;
 const INTENT_AT: usize = 16;
 const ANSWER_AT: usize = INTENT_AT + INTENT_MAX_BYTES;
 const SLOTS_MAX: u32 = 65_536;
+const FILE_MAX_BYTES: u64 = HEADER_BYTES as u64 + SLOTS_MAX as u64 * SLOT_BYTES as u64;
 const _: () = assert!(ANSWER_AT + ANSWER_MAX_BYTES <= SLOT_BYTES);
 
 const STATE_INTENT: u64 = 1;
@@ -58,6 +59,7 @@ impl FileJournal {
     /// making it.
     pub fn open(dir: &Path) -> io::Result<FileJournal> {
         fs::create_dir_all(dir)?;
+        fs::read_dir(dir)?; // now, rather than that all clients seem to be gone
         let beside = dir.parent().unwrap_or(dir).to_owned();
         Ok(FileJournal { dir: dir.to_owned(), beside })
     }
@@ -98,9 +100,14 @@ impl Journal for FileJournal {
     }
 
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
-        let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
+        let unread = |error: &io::Error| {
+            let shown = self.dir.display();
+            log::error!("{shown}: cannot read all of it, its clients begin anew: {error}");
+        };
+        let entries = fs::read_dir(&self.dir).inspect_err(unread).into_iter().flatten();
+        let entries = entries.filter_map(|entry| entry.inspect_err(unread).ok());
         let mut loaded = Vec::new();
-        for path in entries.flatten().map(|entry| entry.path()) {
+        for path in entries.map(|entry| entry.path()) {
             let ours =
                 path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("session-"));
             if !ours {
@@ -150,10 +157,13 @@ impl From<io::Error> for Unusable {
 }
 
 fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
-    if file.metadata()?.len() < HEADER_BYTES as u64 {
+    let mut file = OpenOptions::new().read(true).write(true).open(path)?;
+    if !(HEADER_BYTES as u64..=FILE_MAX_BYTES).contains(&file.metadata()?.len()) {
         return Err(Unusable::Garbage);
     }
+    // Where a disk cannot read it, this is an error; reading mapped memory would kill the process
+    // (SIGBUS), and the next one.
+    io::copy(&mut file, &mut io::sink())?;
     let map = Map::new(&file)?;
     let magic = map.word(0).load(Ordering::Acquire);
     if magic != MAGIC {

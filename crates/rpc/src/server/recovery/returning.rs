@@ -13,6 +13,8 @@ use std::time::Duration;
 use dray_core::{Context, Entry, FileId, FileSystem, FileType, OpenFile, OpenHow};
 use dray_rt::Instant;
 
+use crate::server::seldom::Seldom;
+
 /// Files kept at most; the removal of another one waits until everybody is back.
 const KEPT_MAX: usize = 4096;
 /// And no longer than so many leases from the start on: else one client that never says that it
@@ -24,6 +26,8 @@ const WAIT_LEASES_MAX: u32 = 10;
 pub(crate) struct Returning {
     anybody: AtomicBool,
     state: Mutex<State>,
+    crowded: Seldom,
+    unkept: Seldom,
 }
 
 #[derive(Default)]
@@ -73,11 +77,13 @@ impl Returning {
             return;
         }
         if !self.has_room().await {
-            return log::warn!(
-                "file {} is removed, and is not kept for clients that have not come back: there \
-                 are as many as may be",
-                entry.id
-            );
+            return self.crowded.say(|more| {
+                log::warn!(
+                    "file {} is removed, and is not kept for clients that have not come back: \
+                     there are as many as may be{more}",
+                    entry.id
+                );
+            });
         }
         match fs.open(cx, entry.id, how).await {
             Ok(file) => {
@@ -90,7 +96,10 @@ impl Returning {
                 drop(spare);
             }
             Err(error) => {
-                log::warn!("file {} is removed, and could not be kept open: {error}", entry.id);
+                let id = entry.id;
+                self.unkept.say(|more| {
+                    log::warn!("file {id} is removed, and could not be kept open: {error}{more}");
+                });
             }
         }
     }
