@@ -7,6 +7,7 @@
 //!
 //! This crate must not know about files, wires or FUSE. It imports nothing of ours.
 
+mod cpus;
 mod driver;
 mod executor;
 mod pool;
@@ -17,6 +18,7 @@ mod task;
 mod time;
 mod turn;
 
+pub use cpus::CpuSet;
 pub use driver::uring::{Completion, Ring, RingToken};
 pub use executor::{DriverKind, Executor, Handle, in_simulation};
 pub use pool::{NoThread, Pool};

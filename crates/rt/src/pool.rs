@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use crate::cpus::CpuSet;
 use crate::executor::in_simulation;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -21,7 +22,7 @@ struct Inner {
     threads_max: usize,
     queue_max: usize,
     /// Where the threads may run: where whoever made the pool could.
-    cpus: Option<libc::cpu_set_t>,
+    cpus: Option<CpuSet>,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -111,7 +112,7 @@ impl Pool {
                 name: name.to_owned(),
                 threads_max,
                 queue_max,
-                cpus: own_cpus(),
+                cpus: CpuSet::allowed().ok(),
                 state: Mutex::default(),
                 work: Condvar::new(),
             }),
@@ -139,16 +140,6 @@ impl Pool {
     pub fn waiting(&self) -> usize {
         let state = self.inner.lock();
         state.queue.len() + state.waiting.len()
-    }
-}
-
-/// CPUs that the calling thread may use.
-fn own_cpus() -> Option<libc::cpu_set_t> {
-    // SAFETY: a zeroed set is a valid one; the kernel writes at most its size.
-    unsafe {
-        let mut cpus: libc::cpu_set_t = std::mem::zeroed();
-        let got = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut cpus);
-        (got == 0).then_some(cpus)
     }
 }
 
@@ -193,9 +184,9 @@ impl Inner {
 
     fn work(&self) {
         if let Some(cpus) = &self.cpus {
-            // SAFETY: the set outlives the call. Where it fails the thread runs where the
-            // one that started it does, which is slower at worst.
-            unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), cpus) };
+            // Where it fails the thread runs where the one that started it does, which is slower
+            // at worst.
+            let _ = cpus.pin();
         }
         let mut state = self.lock();
         loop {
@@ -273,26 +264,14 @@ mod tests {
 
     #[test]
     fn threads_run_where_the_pool_was_made_not_where_they_were_started() {
-        let count = |cpus: libc::cpu_set_t| unsafe {
-            // SAFETY: the set is initialised.
-            libc::CPU_COUNT(&cpus)
-        };
-        let allowed = count(own_cpus().unwrap());
+        let allowed = CpuSet::allowed().unwrap();
         let pool = Pool::new("test", 1, 1);
         let counted = std::thread::spawn(move || {
-            // SAFETY: the sets are valid and outlive the calls.
-            unsafe {
-                let all = own_cpus().unwrap();
-                let first = (0..libc::CPU_SETSIZE as usize)
-                    .find(|cpu| libc::CPU_ISSET(*cpu, &all))
-                    .unwrap();
-                let mut one: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(first, &mut one);
-                libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &one);
-            }
+            let first = CpuSet::allowed().unwrap().iter().next().unwrap();
+            CpuSet::only(first).pin().unwrap();
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
-            executor.block_on(pool.run(|| own_cpus().unwrap())).unwrap()
+            executor.block_on(pool.run(|| CpuSet::allowed().unwrap())).unwrap()
         });
-        assert_eq!(count(counted.join().unwrap()), allowed);
+        assert_eq!(counted.join().unwrap(), allowed);
     }
 }

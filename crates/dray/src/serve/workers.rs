@@ -17,7 +17,7 @@ use std::time::Duration;
 use dray_fabric::{Peer, StreamConnection};
 use dray_rpc::server::{Admission, Server, wanted_export};
 use dray_rt::sync::oneshot;
-use dray_rt::{DriverKind, Executor, Handle, Scope};
+use dray_rt::{CpuSet, DriverKind, Executor, Handle, Scope};
 
 /// Threads of all exports together. Where there are more exports each has one.
 const THREADS_MAX: usize = 1024;
@@ -192,7 +192,7 @@ impl Worker {
         let (end, ended): (Sender<()>, _) = channel();
         std::thread::Builder::new().name(format!("dray-serve-{index}")).spawn(move || {
             if let Some(cpu) = home {
-                pin_here(cpu);
+                let _ = CpuSet::only(cpu).pin(); // else it runs anywhere, which is slower only
             }
             let _ = executor.block_on(stopped); // an error too means that it is over
             scope.kill();
@@ -207,29 +207,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 /// CPUs that this process may run on, at least one.
 fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: a zeroed set is a valid one; the kernel writes at most its size.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        match libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) {
-            0 => set,
-            _ => return vec![0],
-        }
-    };
-    // SAFETY: the numbers are below the set's size.
-    let allowed = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &set) };
-    let cpus: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(allowed).collect();
+    let cpus: Vec<usize> = CpuSet::allowed().iter().flat_map(CpuSet::iter).collect();
     if cpus.is_empty() { vec![0] } else { cpus }
-}
-
-/// Keeps this thread on `cpu`. Where that cannot be it runs anywhere, which is slower only.
-fn pin_here(cpu: usize) {
-    // SAFETY: a zeroed set is a valid one, `cpu` came out of such a set, and the set
-    // outlives the call.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-    }
 }
 
 #[cfg(test)]

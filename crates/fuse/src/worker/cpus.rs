@@ -2,33 +2,17 @@
 
 use std::io;
 
-/// CPUs that this process may run on (cpusets count), lowest first.
+use dray_rt::CpuSet;
+
+/// CPUs that this process may run on (cpusets count), lowest first, at least one.
 pub(crate) fn allowed() -> Vec<usize> {
-    // SAFETY: an all-zero set is an empty one; the kernel fills in at most its size.
-    let (set, result) = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let result = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
-        (set, result)
-    };
-    if result != 0 {
-        return vec![0];
-    }
-    // SAFETY: the index is below the size of the set.
-    (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
+    let cpus: Vec<usize> = CpuSet::allowed().iter().flat_map(CpuSet::iter).collect();
+    if cpus.is_empty() { vec![0] } else { cpus }
 }
 
 /// Keeps this thread on `cpu`. Errors: those of sched_setaffinity(2).
 pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // SAFETY: an all-zero set is an empty one; the index is below its size.
-    let result = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    CpuSet::only(cpu).pin()
 }
 
 /// The queues that worker `index` of `workers` serves: that of the CPU it is pinned to,

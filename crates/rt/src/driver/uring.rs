@@ -264,7 +264,9 @@ fn source_event(shared: &Shared, id: u64, result: i32, flags: u32) {
         write: bits & i32::from(libc::POLLOUT) != 0 || gone,
         ended: gone || bits & i32::from(libc::POLLRDHUP) != 0,
     });
-    if !cqueue::more(flags) && result >= 0 {
+    // A poll may also end because the kernel had no memory for it: whoever waits has to hear of
+    // what comes next all the same.
+    if !cqueue::more(flags) {
         shared.registry.rewatch(id);
     }
 }
@@ -275,6 +277,27 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::executor::{DriverKind, Executor};
+
+    /// Nobody watched the descriptor any more: whoever waited for it did so for ever.
+    #[test]
+    fn a_watch_that_ends_with_an_error_begins_anew_unless_it_was_taken_back() {
+        let Ok(executor) = Executor::new(DriverKind::Uring) else { return };
+        let shared = executor.handle().shared;
+        let id = shared.registry.add(0, Arc::default(), false).unwrap();
+        let begun = |result: i32, flags: u32| {
+            shared.registry.inbox().unwrap().commands.clear();
+            source_event(&shared, id, result, flags);
+            shared.registry.inbox().unwrap().watches_begun_last()
+        };
+        const MORE: u32 = 2; // IORING_CQE_F_MORE
+        assert_eq!(begun(libc::POLLIN.into(), MORE), 0);
+        assert_eq!(begun(libc::POLLIN.into(), 0), 1);
+        assert_eq!(begun(-libc::ENOMEM, 0), 1);
+        assert_eq!(begun(-libc::ECANCELED, 0), 0);
+        shared.registry.remove(id, 0);
+        assert_eq!(begun(-libc::ENOMEM, 0), 0);
+    }
 
     /// The kernel would wait for the second one.
     #[test]
