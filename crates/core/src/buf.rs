@@ -159,10 +159,11 @@ impl BufMut {
         self.filled_bytes = self.filled_bytes.min(bytes);
     }
 
-    /// Splits an empty buffer: keeps `at` bytes of room, returns the rest, so that
-    /// several transfers can fill one buffer side by side. Asserts `at <= capacity`.
+    /// Splits a buffer: keeps `at` bytes, returns the rest, which is empty, so that several
+    /// transfers can fill one buffer side by side. Asserts `len <= at <= capacity`.
     pub fn split_off(&mut self, at: usize) -> BufMut {
-        assert!(self.filled_bytes == 0 && at <= self.room_bytes, "only empty buffers are split");
+        let empty_behind = self.filled_bytes <= at && at <= self.room_bytes;
+        assert!(empty_behind, "a buffer is split where nothing is filled");
         let rest = BufMut {
             // SAFETY: `at` is within the buffer.
             start: unsafe { self.start.add(at) },
@@ -295,6 +296,11 @@ mod tests {
         right.put(b"de");
         left.rejoin(right);
         assert_eq!((left.filled(), left.capacity()), (&b"abcde"[..], 8));
+        left.truncate(3);
+        let mut right = left.split_off(3);
+        right.put(b"fg");
+        left.rejoin(right);
+        assert_eq!((left.filled(), left.room()), (&b"abcfg"[..], 3), "behind what is filled");
         left.clear();
         let mut right = left.split_off(3);
         left.put(b"a");

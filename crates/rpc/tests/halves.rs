@@ -186,6 +186,26 @@ fn halves_go_together_wherever_the_file_ends() {
     });
 }
 
+/// What was in the buffer was taken for the first half, or made the mount panic.
+#[test]
+fn what_is_read_comes_behind_what_is_in_the_buffer() {
+    simulate(5, async {
+        for (nth, room) in [(0, 100), (0, LEN), (1, LEN), (2, LEN)] {
+            let error = Some(Errno::EIO);
+            let when = When::Nth(nth); // the 0th is none
+            let fault = Fault { op: Some(Op::Read), when, delay: Duration::ZERO, error };
+            let site = Site::new(vec![fault], None).await;
+            let mut into = BufMut::heap(room + 3);
+            into.put(b"xyz");
+            let read = site.reader.read(&Context::system(), 0, into).await;
+            let read = read.map_err(|(error, _)| error).unwrap();
+            assert_eq!((read.capacity(), read.len()), (room + 3, room + 3), "{nth} {room}");
+            assert_eq!(&read.filled()[..3], b"xyz");
+            assert!(read.filled()[3..].iter().all(|byte| *byte == b'a'), "{nth} {room}");
+        }
+    });
+}
+
 #[test]
 fn a_half_that_fails_has_the_whole_read() {
     for nth in [1, 2] {

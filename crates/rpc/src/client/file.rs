@@ -189,6 +189,16 @@ impl RemoteFile {
         }
     }
 
+    /// Reads behind what is in the buffer already.
+    async fn read_behind(&self, cx: &Context, at: u64, mut into: BufMut) -> Io<BufMut> {
+        let rest = into.split_off(into.len());
+        let room = rest.room();
+        match self.read(cx, at, rest).await {
+            Ok(rest) => Ok(appended(into, rest, room)),
+            Err((error, rest)) => Err((error, appended(into, rest, room))),
+        }
+    }
+
     /// Opens what the call names: this file, and where it copies to another, that too.
     async fn open_again(&self, lost: &Ask<'_>) -> Result<()> {
         let to = match (lost.call, lost.to) {
@@ -206,6 +216,19 @@ impl RemoteFile {
     }
 }
 
+/// What was read into the rest of a buffer, of so many bytes, behind what was there.
+fn appended(mut into: BufMut, rest: BufMut, room: usize) -> BufMut {
+    if into.is_followed_by(&rest) {
+        into.rejoin(rest);
+        return into;
+    }
+    // A connection that broke took the rest with it.
+    let mut all = BufMut::heap(into.len() + room);
+    all.put(into.filled());
+    all.put(rest.filled());
+    all
+}
+
 impl OpenFile for RemoteFile {
     fn id(&self) -> FileId {
         self.id
@@ -220,6 +243,9 @@ impl OpenFile for RemoteFile {
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
+        if !into.is_empty() {
+            return Box::pin(self.read_behind(cx, at, into));
+        }
         if into.room() < self.session.link.options.split_min_bytes as usize {
             return Box::pin(self.read_whole(cx, at, into));
         }
