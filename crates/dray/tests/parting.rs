@@ -136,6 +136,138 @@ fn writers_are_killed_while_the_server_stands_still() {
     }
 }
 
+/// Begins to read `$AT/file` past the page cache in the way `$2`, says so by a file beside the
+/// mount, and waits for ever.
+const READER: &str = r#"
+import ctypes, mmap, os, sys, threading, time
+SETUP, SUBMIT = int(sys.argv[3]), int(sys.argv[4])
+libc = ctypes.CDLL(None)
+class Iocb(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_uint64), ("key", ctypes.c_uint64), ("opcode", ctypes.c_uint32),
+        ("fd", ctypes.c_uint32), ("buf", ctypes.c_uint64), ("bytes", ctypes.c_uint64),
+        ("at", ctypes.c_uint64), ("rest", ctypes.c_uint64 * 2)]
+fd = os.open(os.environ["AT"] + "/file", os.O_RDONLY | os.O_DIRECT)
+os.fstat(fd) # what is known need not be asked for
+buf = mmap.mmap(-1, 1 << 20)
+address = ctypes.addressof(ctypes.c_char.from_buffer(buf))
+context = ctypes.c_ulong(0)
+if libc.syscall(SETUP, 8, ctypes.byref(context)) != 0:
+    sys.exit("io_setup")
+def submit():
+    one = Iocb(opcode=0, fd=fd, buf=address, bytes=1 << 20) # IOCB_CMD_PREAD
+    list = (ctypes.c_void_p * 1)(ctypes.addressof(one))
+    if libc.syscall(SUBMIT, context, 1, list) != 1:
+        os._exit(1)
+    open(sys.argv[1], "a").write(",began")
+    time.sleep(1000)
+open(sys.argv[1], "w").write("ready")
+while not os.path.exists(sys.argv[1] + ".go"):
+    time.sleep(0.02)
+if sys.argv[2] == "aio":
+    submit()
+if sys.argv[2] == "thread":
+    threading.Thread(target=submit, daemon=True).start()
+    time.sleep(1000)
+open(sys.argv[1], "a").write(",began")
+os.preadv(fd, [buf], 0)
+"#;
+
+/// The kernel tells of no signal to those who do not wait themselves for what they asked for: they
+/// could not be killed while the server was away (state D).
+#[test]
+fn readers_past_the_page_cache_are_killed_while_the_server_is_away() {
+    if common::skipped() {
+        return;
+    }
+    // Attributes that have run out are asked for by a call that can be killed.
+    let modes = ["strict", "close-to-open,attr_timeout=1000"];
+    let transports = ["classic", "uring"];
+    for (mode, transport) in modes.iter().flat_map(|mode| transports.map(|one| (mode, one))) {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        std::fs::write(rig.path("export/file"), vec![7; 1 << 20]).unwrap();
+        std::fs::write(rig.path("reader.py"), READER).unwrap();
+        let at = rig.mount("mount", &format!("consistency={mode},transport={transport}"));
+        let said = |rig: &Rig, what: &str| rig.path(&format!("said-{what}"));
+        let readers = ["aio", "thread", "wait"].map(|what| {
+            let script = format!(
+                "exec python3 {} {} {what} {} {}",
+                rig.path("reader.py").display(),
+                said(&rig, what).display(),
+                libc::SYS_io_setup,
+                libc::SYS_io_submit,
+            );
+            (what, rig.start(&script, &at))
+        });
+        let says = |rig: &Rig, what: &str, words: &str| {
+            std::fs::read_to_string(said(rig, what)).is_ok_and(|text| text == words)
+        };
+        wait_for("the readers", || readers.iter().all(|(what, _)| says(&rig, what, "ready")));
+        let server = rig.signal_server(libc::SIGSTOP);
+        for (what, _) in &readers {
+            std::fs::write(said(&rig, what).with_extension("go"), "").unwrap();
+        }
+        let begun = |(what, _): &(&str, Pid)| says(&rig, what, "ready,began");
+        wait_for("what they do", || readers.iter().all(begun));
+        // A thread that ends with its process is known to be of it once it was seen.
+        std::thread::sleep(Duration::from_secs(3));
+        readers.iter().for_each(|(_, reader)| reader.signal(libc::SIGKILL));
+        let begin = Instant::now();
+        while begin.elapsed() < END_MAX && !readers.iter().all(|(_, reader)| reader.is_over()) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let left: Vec<_> = readers.iter().filter(|(_, reader)| !reader.is_over()).collect();
+        server.signal(libc::SIGCONT);
+        assert!(left.is_empty(), "{mode} {transport}: {left:?} cannot be killed");
+        readers.iter().for_each(|(_, reader)| _ = rig.end_of(*reader));
+        server.signal(libc::SIGKILL);
+        rig.end_of(server);
+    }
+}
+
+/// Nobody sees there whether a signal kills its receiver: some seconds after it the wait ends, and
+/// so does that of a close.
+#[test]
+fn callers_that_cannot_be_seen_are_killed_while_the_server_is_away() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let (at, mounting) = rig.mount_unseeing("mount", options);
+        std::fs::write(at.join("file"), "some").unwrap();
+        let holder = Holder::start(&mut rig, &at, "wait");
+        let server = rig.signal_server(libc::SIGSTOP);
+        let reads = rig.start("exec cat $AT/file", &at);
+        let asks = || {
+            let call = std::fs::read_to_string(format!("/proc/{}/syscall", reads.0));
+            let comm = std::fs::read_to_string(format!("/proc/{}/comm", reads.0));
+            comm.is_ok_and(|name| name == "cat\n")
+                && call.is_ok_and(|call| call.starts_with(&format!("{} ", libc::SYS_openat)))
+        };
+        wait_for("a reader that waits", asks);
+        [holder.pid, reads].iter().for_each(|one| one.signal(libc::SIGTERM));
+        let begin = Instant::now();
+        let all = [holder.pid, reads];
+        while begin.elapsed() < END_MAX && !all.iter().all(|one| one.is_over()) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let left = all.iter().filter(|one| !one.is_over()).count();
+        server.signal(libc::SIGCONT);
+        assert_eq!(left, 0, "{options}");
+        rig.end_of(holder.pid);
+        rig.end_of(reads);
+        let file = OpenOptions::new().write(true).open(at.join("lock-wait")).unwrap();
+        lock(&file, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
+        drop(file);
+        rig.umount(&at);
+        rig.end_of(mounting);
+        server.signal(libc::SIGKILL);
+        rig.end_of(server);
+    }
+}
+
 /// A mount that was taken away by `dray umount` is gone at the server, too, when that ends: who
 /// stops the server next has no grace period for it at the next start.
 #[test]

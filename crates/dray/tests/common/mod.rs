@@ -93,7 +93,13 @@ impl Rig {
     /// Starts a server of `export` on a Unix socket, with further arguments.
     pub fn serve(&mut self, more: &[&str]) {
         let server = self.server_command(more);
-        self.start_server(&server);
+        self.start_server(&server, None);
+    }
+
+    /// The same; what it says goes to a file.
+    pub fn serve_logging(&mut self, log: &Path) {
+        let server = self.server_command(&[]);
+        self.start_server(&server, Some(log));
     }
 
     /// The same with so many descriptors, and no way to have more.
@@ -103,7 +109,7 @@ impl Rig {
         limited.arg("-c").arg(format!("ulimit -n {count}; exec \"$@\"")).arg("sh");
         limited.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn");
         limited.arg(server.get_program()).args(server.get_args());
-        self.start_server(&limited);
+        self.start_server(&limited, None);
     }
 
     fn server_command(&self, more: &[&str]) -> Command {
@@ -116,8 +122,8 @@ impl Rig {
         command
     }
 
-    fn start_server(&mut self, command: &Command) {
-        self.server = Some(self.launcher.get_mut().start(command, None, None));
+    fn start_server(&mut self, command: &Command, log: Option<&Path>) {
+        self.server = Some(self.launcher.get_mut().start(command, None, log));
         let socket = self.path("socket");
         wait_for("the server", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
     }
@@ -207,6 +213,21 @@ impl Rig {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "mount: {}\n{said}", output.status);
         at
+    }
+
+    /// Mounts from a pid namespace of its own: the mount's daemon sees no caller. Answers what ends
+    /// with the mount.
+    pub fn mount_unseeing(&mut self, name: &str, options: &str) -> (PathBuf, Pid) {
+        let at = self.path(name);
+        std::fs::create_dir(&at).unwrap();
+        self.mounts.push(at.clone());
+        let mut command = Command::new("unshare");
+        command.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn");
+        command.args(["--pid", "--fork", env!("CARGO_BIN_EXE_dray"), "mount", "--foreground"]);
+        command.arg(self.target()).arg(&at).args(["-o", options]);
+        let mounting = self.launcher.get_mut().start(&command, None, None);
+        wait_for("the mount", || is_mounted_by_dray(&at) && at.metadata().is_ok());
+        (at, mounting)
     }
 
     /// Unmounts. Children that other tests are just starting may have inherited our files

@@ -1,5 +1,6 @@
 //! The front end: turns the kernel's requests into calls on a [`FileSystem`].
 
+mod aftercare;
 mod attr;
 mod changes;
 pub(crate) mod dirs;
@@ -11,21 +12,17 @@ mod open;
 mod xattr;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use dray_core::{Context, Errno, Error, FileId, FileSystem, Identity, OpenFile, RequestId, Result};
-use dray_rt::{sleep, spawn};
+use dray_core::{
+    Context, Errno, Error, FileId, FileSystem, Identity, OpenFile, Pid, RequestId, Result,
+};
 
 use crate::proto::abi::UNIQUE_RESEND;
 use crate::proto::{Operation, Request, forgets};
 use crate::state::handles::Handle;
 use crate::transport::{Answer, Message, kernel_error};
-use crate::worker::flight::Interrupted;
-use crate::worker::identity::kill_pending;
+use crate::worker::caller::sees_callers;
 use crate::worker::shared::Shared;
-
-/// How often an interrupted request is looked at: whether its caller is being killed.
-const KILL_LOOK_TIME: Duration = Duration::from_millis(100);
 
 /// One worker's end of the mount: what all share, and the file system of this thread.
 pub(crate) struct Worker {
@@ -37,7 +34,10 @@ pub(crate) struct Worker {
 impl Worker {
     /// Serves one request. The error is the kernel's: a negative number.
     pub(crate) async fn serve(&self, message: &Message) -> std::result::Result<Answer, i32> {
-        let request = message.decode().map_err(|error| kernel_error(error.errno()))?;
+        let mut request = message.decode().map_err(|error| kernel_error(error.errno()))?;
+        if !sees_callers() {
+            request.head.pid = Pid(0); // the number is another's there
+        }
         match request.op {
             Operation::Forget { lookups } => {
                 self.forget(request.head.node, lookups);
@@ -62,6 +62,7 @@ impl Worker {
         let (ticket, cancel, overtaken) =
             self.shared.flights.begin(self.index, request.head, waits);
         self.heed(overtaken);
+        self.look_after_callers();
         let mut cx = self.context(&request);
         cx.cancel = Some(cancel);
         let result = self.dispatch(&mut cx, &request, message).await;
@@ -155,22 +156,6 @@ impl Worker {
             versions.forget(node);
             lock_owners.forget(node);
             capabilities.forget(node);
-        });
-    }
-
-    /// A caller was signalled. A lock request ends at once; anything else only if the
-    /// signal kills the caller, which nobody tells: a later SIGKILL brings no message.
-    fn heed(&self, interrupted: Interrupted) {
-        let Interrupted::Watch { unique, pid } = interrupted else { return };
-        let shared = self.shared.clone();
-        spawn(async move {
-            while shared.flights.under_way(unique) {
-                if kill_pending(pid) {
-                    shared.flights.cancel(unique);
-                    return;
-                }
-                sleep(KILL_LOOK_TIME).await;
-            }
         });
     }
 

@@ -178,8 +178,14 @@ impl Worker {
         self.used(node, &handle);
         let locks = shared.lock_owners.may_hold(&shared.nodes, node, owner);
         if locks.is_some() || shared.options.host.owes_error(handle.id) {
-            self.look_after_callers();
-            self.file_of(cx, &handle).await?.flush(cx, owner).await?;
+            let file = self.file_of(cx, &handle).await?;
+            match file.flush(cx, owner).await {
+                Ok(()) => {}
+                // Of a caller that ends, or may: its locks are given back when that can be, and
+                // what it owes it is told at its next close or sync.
+                Err(_) if cx.check().is_err() => return Ok(Answer::Empty),
+                Err(error) => return Err(error),
+            }
             if let Some(asked) = locks {
                 shared.lock_owners.gave_up(node, owner, asked);
             }

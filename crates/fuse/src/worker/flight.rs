@@ -62,10 +62,23 @@ pub(crate) enum Interrupted {
 /// What may happen to a caller unheard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookFor {
-    /// A signal while its request waited for an entry of a ring.
+    /// A signal while its request waited for an entry of a ring: one that waits for the kernel's
+    /// FUSE sleeps lightly before a signal and deeply after it.
     Signal,
     /// Its end, of which closing its files is a part.
+    EndOfClose,
+    /// Its end: nobody tells of it if the request began without anybody who waits for it, or the
+    /// first signal came while it waited for an entry.
     End,
+}
+
+/// A request whose caller is looked after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) unique: u64,
+    pub(crate) pid: Pid,
+    pub(crate) age: Duration,
+    pub(crate) look_for: LookFor,
 }
 
 /// The requests under way on all workers. One part for each worker, so that they do
@@ -232,19 +245,27 @@ impl Flights {
         self.with(unique, |flight| flight.cancel.set());
     }
 
-    /// Callers that are looked after, because the kernel may not tell what happens to them:
-    /// of requests that any signal ends, and of closes.
-    pub(crate) fn looked_after(&self) -> Vec<(u64, Pid, LookFor)> {
+    /// Whether anything is under way.
+    pub(crate) fn any(&self) -> bool {
+        self.parts.iter().any(|part| lock(part).slots.iter().any(Option::is_some))
+    }
+
+    /// Requests that have been under way for `age_min` at least and whose callers may have been
+    /// killed unheard. Where the kernel says that a file is closed for good nobody waits.
+    pub(crate) fn waiting(&self, age_min: Duration) -> Vec<Waiting> {
         let mut list = Vec::new();
         for part in &self.parts {
             let part = lock(part);
             list.extend(part.slots.iter().flatten().filter_map(|flight| {
-                let what = match flight.head.opcode {
+                let look_for = match flight.head.opcode {
                     _ if flight.interruptible => LookFor::Signal,
-                    op::FLUSH => LookFor::End,
-                    _ => return None,
+                    op::FLUSH => LookFor::EndOfClose,
+                    op::RELEASE | op::RELEASEDIR => return None,
+                    _ => LookFor::End,
                 };
-                Some((flight.head.unique, flight.head.pid, what))
+                let Head { unique, pid, .. } = flight.head;
+                let waiting = Waiting { unique, pid, age: flight.since.elapsed(), look_for };
+                Some(waiting).filter(|waiting| waiting.age >= age_min)
             }));
         }
         list
@@ -380,6 +401,25 @@ mod tests {
             flights.interrupt(unique);
         }
         assert_eq!(lock(&flights.early).len(), EARLY_MAX);
+    }
+
+    #[test]
+    fn callers_are_looked_after_unless_nobody_waits() {
+        let flights = Flights::new(2);
+        assert!(!flights.any() && flights.waiting(Duration::ZERO).is_empty());
+        let of = |opcode, unique| Head { opcode, ..head(unique) };
+        flights.begin(1, of(op::SETLKW, 10), true);
+        flights.begin(0, of(op::FLUSH, 12), false);
+        flights.begin(0, of(op::RELEASE, 14), false);
+        let (ticket, ..) = flights.begin(1, of(op::WRITE, 16), false);
+        let mut found: Vec<_> = flights.waiting(Duration::ZERO).into_iter().collect();
+        found.sort_by_key(|one| one.unique);
+        let found: Vec<_> = found.into_iter().map(|one| (one.unique, one.look_for)).collect();
+        let expected = [(10, LookFor::Signal), (12, LookFor::EndOfClose), (16, LookFor::End)];
+        assert_eq!(found, expected);
+        assert!(flights.waiting(Duration::from_secs(60)).is_empty(), "they have just begun");
+        flights.end(ticket);
+        assert!(flights.any() && flights.waiting(Duration::ZERO).len() == 2);
     }
 
     #[test]

@@ -25,17 +25,19 @@ const BELIEVED: Duration = Duration::from_secs(1);
 const SAME_CALL: Duration = Duration::from_millis(5);
 /// Callers remembered at a time; each costs two descriptors.
 const KNOWN_MAX: usize = 256;
+/// Of the descriptors that there may be they take this part at most, twice: the rest is for the
+/// mount itself, which has to connect anew.
+const DESCRIPTORS_SHARE: usize = 8;
 /// Room for /proc/PID/status of somebody in few groups.
 const STATUS_BYTES: usize = 4096;
 /// Bytes of a process's environment that are searched for a job id.
 const ENVIRON_MAX_BYTES: u64 = 256 << 10;
-/// The process whose children are the threads of the kernel.
-const KTHREADD: u32 = 2;
 
 pub(crate) struct Identities {
     job_ids: bool,
     /// The kernel keeps no names: each system call looks up those that it uses.
     looks_up_first: bool,
+    known_max: usize,
     known: Mutex<IdMap<Pid, Known>>,
     /// Callers of whom nothing more is to be known.
     plain: Mutex<IdMap<(Uid, Gid), Arc<Identity>>>,
@@ -84,7 +86,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Identities {
     pub(crate) fn new(job_ids: bool, looks_up_first: bool) -> Identities {
-        Identities { job_ids, looks_up_first, known: Mutex::default(), plain: Mutex::default() }
+        let known_max = KNOWN_MAX.min(descriptors() / DESCRIPTORS_SHARE);
+        let (known, plain) = (Mutex::default(), Mutex::default());
+        Identities { job_ids, looks_up_first, known_max, known, plain }
     }
 
     /// The caller of a request.
@@ -152,7 +156,7 @@ impl Identities {
     fn read(&self, head: &Head, job: Option<Box<str>>) -> Option<Arc<Identity>> {
         let file = Arc::new(File::open(format!("/proc/{}/status", head.pid)).ok()?);
         let status = read_status(&file)?;
-        let process = open_process(head.pid, &status)?;
+        let process = open_process(head.pid, &status);
         let groups = groups_in(&status, head)?;
         // exec(2) closes files of the mount while it holds a lock that the kernel takes to show
         // an environment: looking then would wait for the process that waits for us.
@@ -166,8 +170,9 @@ impl Identities {
         let who = Identity { uid: head.uid, gid: head.gid, groups: groups.into(), job };
         let who = Arc::new(who);
         // The descriptor was made after the first look: only if the process still lives
-        // was it the same one.
-        if complete && alive(&process) {
+        // was it the same one. Without one (Linux before 5.3, a filter of system calls, none
+        // left) there is nothing to tell that by, and it is read again each time.
+        if let Some(process) = process.filter(|process| complete && alive(process)) {
             let (who, looks_up) = (who.clone(), head.opcode == op::LOOKUP);
             self.remember(head.pid, Known { who, read_at: now(), looks_up, process, status: file });
         }
@@ -176,14 +181,22 @@ impl Identities {
 
     fn remember(&self, pid: Pid, caller: Known) {
         let mut known = lock(&self.known);
-        if known.len() >= KNOWN_MAX {
+        if known.len() >= self.known_max {
             known.retain(|_, other| other.read_at.elapsed() < BELIEVED);
         }
-        if known.len() >= KNOWN_MAX {
+        if known.len() >= self.known_max {
             known.clear();
         }
         known.insert(pid, caller);
     }
+}
+
+/// Descriptors that this process may have.
+fn descriptors() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct outlives the call.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
 /// What is known of a caller.
@@ -226,7 +239,7 @@ fn groups_in(status: &str, head: &Head) -> Option<Vec<Gid>> {
 }
 
 /// The numbers of a line of /proc/PID/status.
-fn field<'a>(status: &'a str, name: &str) -> Option<impl Iterator<Item = u32> + 'a> {
+pub(super) fn field<'a>(status: &'a str, name: &str) -> Option<impl Iterator<Item = u32> + 'a> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.split_ascii_whitespace().filter_map(|word| word.parse().ok()))
 }
@@ -267,48 +280,6 @@ fn read_job(pid: Pid) -> Option<Box<str>> {
     }))
 }
 
-/// Whether a fatal signal waits for the thread `pid`, so that nobody will look at the
-/// result of what it asked for.
-pub(crate) fn kill_pending(pid: Pid) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return pid != Pid(0); // it is gone
-    };
-    kill_in(&status)
-}
-
-/// Whether SIGKILL waits, by /proc/PID/status.
-fn kill_in(status: &str) -> bool {
-    let kill = 1u64 << (libc::SIGKILL - 1);
-    ["SigPnd:", "ShdPnd:"].iter().any(|name| {
-        let mask = status.lines().find_map(|line| line.strip_prefix(name));
-        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-            .is_some_and(|mask| mask & kill != 0)
-    })
-}
-
-/// Whether nobody will look at the result of a close that the thread `pid` asked for: it is being
-/// killed, or ends and has no memory any more. Then no further signal reaches it.
-pub(crate) fn is_ending(pid: Pid) -> bool {
-    // One that waits for its close is there; who may not see it knows nothing.
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
-    status.is_ok_and(|status| ends(&status))
-}
-
-fn ends(status: &str) -> bool {
-    // A thread of the kernel has no memory either, and another parent.
-    let of_kernel = field(status, "PPid:").and_then(|mut ids| ids.next()) == Some(KTHREADD);
-    kill_in(status) || !of_kernel && !status.contains("\nVmSize:")
-}
-
-/// Whether the thread `pid` sleeps deeply: one that waits for the kernel's FUSE does so
-/// once it has been signalled, and lightly before.
-pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
-    // Not from `stat`, which cannot be read while the process closes files in exec(2).
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
-    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
-    state.is_some_and(|state| state.trim_start().starts_with('D'))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,28 +309,57 @@ mod tests {
         assert!(other.groups.is_empty());
     }
 
+    /// Groups counted for nobody on kernels without pidfd_open(2), and in containers that forbid
+    /// it.
+    #[test]
+    fn groups_are_found_where_there_is_no_pidfd() {
+        let mut child = std::process::Command::new("setpriv");
+        // SAFETY: no memory is passed.
+        if unsafe { libc::geteuid() } != 0 {
+            return eprintln!("skipped: needs root");
+        }
+        child.args(["--reuid=1234", "--regid=1234", "--groups=77,88", "sleep", "1000"]);
+        let mut child = child.spawn().unwrap();
+        let own = head(child.id(), 1234, 1234);
+        let known = std::thread::spawn(move || {
+            forbid_pidfds();
+            assert!(pidfd_open(std::process::id(), 0).is_none());
+            let identities = Identities::new(false, true);
+            let begin = std::time::Instant::now();
+            // Until setpriv(1) is done.
+            while identities.of(&own).groups.is_empty() && begin.elapsed().as_secs() < 60 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (identities.of(&own), lock(&identities.known).len())
+        });
+        let known = known.join();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (who, remembered) = known.unwrap();
+        assert_eq!((&*who.groups, remembered), (&[Gid(77), Gid(88)][..], 0));
+    }
+
+    /// From here on pidfd_open(2) fails with EPERM for this thread (seccomp(2)).
+    fn forbid_pidfds() {
+        let filter = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let mut filters = [
+            filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // seccomp_data::nr
+            filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_pidfd_open as u32),
+            filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            filter(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: filters.len() as u16, filter: filters.as_mut_ptr() };
+        // SAFETY: the kernel copies the program, which outlives the calls.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+        }
+    }
+
     #[test]
     fn a_process_that_is_gone_has_no_groups() {
         let identities = Identities::new(false, true);
         assert!(identities.of(&head(0x7fff_fff0, 1000, 1000)).groups.is_empty());
         assert!(identities.of(&head(0, 1000, 1000)).groups.is_empty());
-    }
-
-    #[test]
-    fn who_ends_has_no_memory_or_is_being_killed() {
-        let lives = "Name:\tx\nPPid:\t1\nVmSize:\t7 kB\nSigPnd:\t00\nShdPnd:\t00\n";
-        assert!(!ends(lives));
-        assert!(ends(&lives.replace("VmSize:\t7 kB\n", "")));
-        assert!(ends(&lives.replace("ShdPnd:\t00", "ShdPnd:\t100")));
-        let of_kernel = lives.replace("VmSize:\t7 kB\n", "").replace("PPid:\t1", "PPid:\t2");
-        assert!(!ends(&of_kernel));
-    }
-
-    #[test]
-    fn nobody_is_about_to_kill_us() {
-        assert!(!kill_pending(Pid(std::process::id())));
-        assert!(!is_ending(Pid(std::process::id())));
-        assert!(!is_ending(Pid(0x7fff_fff0)), "not to be seen");
-        assert!(!sleeps_deeply(Pid(std::process::id())));
     }
 }

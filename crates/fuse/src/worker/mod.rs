@@ -1,5 +1,6 @@
 //! The threads that serve a mount.
 
+pub(crate) mod caller;
 pub(crate) mod cpus;
 pub(crate) mod crew;
 pub(crate) mod flight;

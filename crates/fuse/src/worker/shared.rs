@@ -29,8 +29,8 @@ pub(crate) struct Shared {
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
     pub(crate) changes: Changes,
-    /// Somebody searches for signals that the kernel did not tell of.
-    pub(crate) searching: AtomicBool,
+    /// Somebody looks after callers.
+    pub(crate) looks_after: AtomicBool,
 }
 
 impl Shared {
@@ -60,7 +60,7 @@ impl Shared {
             versions: Versions::default(),
             capabilities: Capabilities::default(),
             changes: Changes::default(),
-            searching: AtomicBool::new(false),
+            looks_after: AtomicBool::new(false),
         }
     }
 }

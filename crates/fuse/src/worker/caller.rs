@@ -1,0 +1,134 @@
+//! What becomes of callers, as /proc shows it. FUSE tells of the first signal alone, of none to
+//! whoever does not wait for its answer (aio(7), reading ahead), and of no end.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use dray_core::Pid;
+
+use crate::worker::identity::field;
+
+/// The process whose children are the threads of the kernel.
+const KTHREADD: u32 = 2;
+
+/// What is to be expected of a caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outlook {
+    /// It goes on, as far as can be seen.
+    Lives,
+    /// Nobody will look at what comes of its request: it is being killed, or ends and has no memory
+    /// any more, so that no further signal reaches it.
+    Ends,
+    /// The thread is no more. Its process may go on.
+    Gone,
+    /// It cannot be seen from here: it is in another container, or /proc hides it.
+    Unseen,
+}
+
+/// Whether /proc numbers processes as our own namespace does, and so the kernel's requests.
+pub(crate) fn sees_callers() -> bool {
+    static SEES: OnceLock<bool> = OnceLock::new();
+    *SEES.get_or_init(|| {
+        let own = std::process::id().to_string();
+        std::fs::read_link("/proc/self").is_ok_and(|link| link == Path::new(&own))
+    })
+}
+
+/// What is to be expected of the thread `pid`; with the process that it is of, if that is seen.
+pub(crate) fn outlook(pid: Pid) -> (Outlook, Option<Pid>) {
+    match status_of(pid) {
+        Ok(status) => (outlook_in(&status), process_in(&status)),
+        Err(outlook) => (outlook, None),
+    }
+}
+
+/// Not from `stat`, which cannot be read while the process closes files in exec(2).
+fn status_of(pid: Pid) -> Result<String, Outlook> {
+    if pid == Pid(0) {
+        return Err(Outlook::Unseen);
+    }
+    std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| {
+        // SAFETY: signal 0 is only a question.
+        let known = unsafe { libc::syscall(libc::SYS_tkill, pid.0 as libc::pid_t, 0) } == 0
+            || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
+        if known { Outlook::Unseen } else { Outlook::Gone }
+    })
+}
+
+fn outlook_in(status: &str) -> Outlook {
+    if matches!(state_in(status), Some('Z' | 'X')) {
+        return Outlook::Gone; // the first thread of a process is shown until the last has ended
+    }
+    // A thread of the kernel has no memory either, and another parent.
+    let of_kernel = field(status, "PPid:").and_then(|mut ids| ids.next()) == Some(KTHREADD);
+    let ends = is_killed(status) || !of_kernel && !status.contains("\nVmSize:");
+    if ends { Outlook::Ends } else { Outlook::Lives }
+}
+
+/// As proc(5) has it.
+fn state_in(status: &str) -> Option<char> {
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.and_then(|state| state.trim_start().chars().next())
+}
+
+fn process_in(status: &str) -> Option<Pid> {
+    field(status, "Tgid:")?.next().map(Pid)
+}
+
+/// Whether SIGKILL waits, which any other fatal signal has become by the time that it waits.
+fn is_killed(status: &str) -> bool {
+    let kill = 1u64 << (libc::SIGKILL - 1);
+    ["SigPnd:", "ShdPnd:"].iter().any(|name| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(name));
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & kill != 0)
+    })
+}
+
+/// Whether no thread of `process` goes on.
+pub(crate) fn process_ends(process: Pid) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else {
+        return status_of(process) == Err(Outlook::Gone);
+    };
+    let ends = |thread: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(thread.path().join("status"));
+        status.map_or(true, |status| outlook_in(&status) != Outlook::Lives)
+    };
+    threads.flatten().all(ends)
+}
+
+/// Whether the thread `pid` sleeps deeply: one that waits for the kernel's FUSE does so
+/// once it has been signalled, and lightly before.
+pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
+    status_of(pid).is_ok_and(|status| state_in(&status) == Some('D'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_ends_has_no_memory_or_is_being_killed() {
+        let lives =
+            "Name:\tx\nState:\tD (disk sleep)\nTgid:\t9\nPPid:\t1\nVmSize:\t7 kB\nSigPnd:\t00\nShdPnd:\t00\n".to_owned();
+        let gone = lives.replace("VmSize:\t7 kB\n", "");
+        assert_eq!((outlook_in(&lives), process_in(&lives)), (Outlook::Lives, Some(Pid(9))));
+        assert_eq!(outlook_in(&gone), Outlook::Ends);
+        assert_eq!(outlook_in(&lives.replace("ShdPnd:\t00", "ShdPnd:\t100")), Outlook::Ends);
+        assert_eq!(outlook_in(&gone.replace("D (disk sleep)", "Z (zombie)")), Outlook::Gone);
+        let of_kernel = gone.replace("PPid:\t1", "PPid:\t2");
+        assert_eq!(outlook_in(&of_kernel), Outlook::Lives);
+    }
+
+    #[test]
+    fn who_is_not_there_is_told_from_who_is_not_seen() {
+        assert!(sees_callers());
+        let own = Pid(std::process::id());
+        assert_eq!(outlook(own), (Outlook::Lives, Some(own)));
+        assert!(!process_ends(own) && !sleeps_deeply(own));
+        let none = Pid(0x7fff_fff0);
+        assert_eq!(outlook(none), (Outlook::Gone, None));
+        assert!(process_ends(none) && !sleeps_deeply(none));
+        assert_eq!(outlook(Pid(0)), (Outlook::Unseen, None));
+    }
+}
