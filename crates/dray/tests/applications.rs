@@ -99,6 +99,21 @@ fn fallocate(file: &File, flags: i32) -> io::Result<()> {
     }
 }
 
+/// Root's mounts were for everybody, whatever was asked for.
+#[test]
+fn a_mount_of_root_s_can_be_for_root_alone() {
+    if common::skipped() {
+        return;
+    }
+    for (options, refused) in [("", 0), ("noallow_other", libc::EACCES)] {
+        let (rig, at) = mounted(options);
+        fs::write(at.join("file"), "some").unwrap();
+        assert_eq!(errno(as_user(ANN, || fs::read(at.join("file")))), refused, "{options}");
+        assert_eq!(fs::read(at.join("file")).unwrap(), b"some");
+        drop(rig);
+    }
+}
+
 /// The client's kernel removes them itself, in the name of the caller, who may not remove
 /// attributes of that kind: each of these calls failed with EPERM.
 #[test]

@@ -25,6 +25,7 @@ fn main() -> std::io::Result<()> {
     let mount_options = MountOptions {
         source: "memory".to_owned(),
         default_permissions: options.kernel_checks_permissions(),
+        allow_other: true,
         ..MountOptions::default()
     };
     let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));

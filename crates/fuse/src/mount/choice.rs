@@ -47,7 +47,7 @@ impl fmt::Display for NoRing {
             ),
             NoRing::NoIoUring(raw) => write!(
                 f,
-                "io_uring cannot be used: {} (kernel.io_uring_disabled, memlock)",
+                "io_uring cannot be used: {} (kernel.io_uring_disabled, memlock, a container's filter)",
                 error(raw)
             ),
             NoRing::TooManyCpus(cpus) => {

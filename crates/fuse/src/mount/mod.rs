@@ -30,8 +30,8 @@ pub struct MountOptions {
     pub source: String,
     /// The kernel checks permissions by mode and ACL.
     pub default_permissions: bool,
-    /// Users other than the one who mounts may use it. Root's mounts always allow them;
-    /// for others /etc/fuse.conf must.
+    /// Users other than the one who mounts may use it. Where that is not root, /etc/fuse.conf
+    /// must allow it.
     pub allow_other: bool,
     /// What may not be done there.
     pub flags: MountFlags,
@@ -88,13 +88,15 @@ fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let device = open_device().map_err(without_device)?;
     let mode = mode_at(at)?;
     let mut data = format!(
-        "fd={},rootmode={:o},user_id=0,group_id=0,allow_other,max_read={IO_MAX_BYTES}",
+        "fd={},rootmode={:o},user_id=0,group_id=0,max_read={IO_MAX_BYTES}",
         device.as_raw_fd(),
         mode & libc::S_IFMT,
     );
-    if options.default_permissions {
-        data.push_str(",default_permissions");
-    }
+    let words = [
+        (options.default_permissions, ",default_permissions"),
+        (options.allow_other, ",allow_other"),
+    ];
+    words.iter().filter(|(set, _)| *set).for_each(|(_, word)| data.push_str(word));
     let (source, target) = (c_string(OsStr::new(&options.source))?, c_string(at.as_os_str())?);
     let data = c_string(OsStr::new(&data))?;
     // SAFETY: all pointers are to C strings that outlive the call.

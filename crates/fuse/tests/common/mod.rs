@@ -100,6 +100,7 @@ pub fn mounted(transport: Transport, consistency: Consistency) -> Option<TestMou
     };
     let mount_options = MountOptions {
         default_permissions: options.kernel_checks_permissions(),
+        allow_other: true,
         ..MountOptions::default()
     };
     let memory = MemoryFs::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() });
