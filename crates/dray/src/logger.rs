@@ -1,8 +1,9 @@
 //! Log lines: to stderr, or to syslog once a daemon has left its terminal.
 
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixDatagram;
-use std::sync::OnceLock;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
@@ -10,8 +11,42 @@ static LOGGER: Logger = Logger { style: OnceLock::new(), syslog: OnceLock::new()
 
 struct Logger {
     style: OnceLock<Style>,
-    /// Where lines go after [`to_syslog`]; none if nobody listens.
-    syslog: OnceLock<Option<UnixDatagram>>,
+    /// Where lines go after [`to_syslog`].
+    syslog: OnceLock<Syslog>,
+}
+
+/// The way to whoever listens at a socket. It outlives them: one that is started anew, as by an
+/// upgrade, is found again.
+struct Syslog {
+    at: PathBuf,
+    socket: Mutex<Option<UnixDatagram>>,
+}
+
+impl Syslog {
+    fn new(at: &Path) -> Syslog {
+        Syslog { at: at.to_owned(), socket: Mutex::default() }
+    }
+
+    /// A line that cannot be sent is lost: nobody waits for a log.
+    fn send(&self, line: &str) {
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..2 {
+            if socket.is_none() {
+                *socket = self.connect().ok();
+            }
+            match socket.as_ref().map(|socket| socket.send(line.as_bytes())) {
+                Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => *socket = None,
+                _ => return,
+            }
+        }
+    }
+
+    fn connect(&self) -> io::Result<UnixDatagram> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(&self.at)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    }
 }
 
 /// How lines on stderr look.
@@ -43,10 +78,7 @@ pub fn start(verbose: u8, quiet: bool) {
 
 /// From here on lines go to syslog: stderr is about to be closed.
 pub fn to_syslog() {
-    let socket = UnixDatagram::unbound()
-        .and_then(|socket| socket.connect("/dev/log").map(|()| socket))
-        .and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
-    let _ = LOGGER.syslog.set(socket.ok()); // first wins
+    let _ = LOGGER.syslog.set(Syslog::new(Path::new("/dev/log"))); // first wins
 }
 
 /// Priority of syslog(3): facility daemon for syslog, none for the journal.
@@ -76,8 +108,7 @@ impl Log for Logger {
         if let Some(syslog) = self.syslog.get() {
             let priority = FACILITY_DAEMON | priority(level);
             let line = format!("<{priority}>dray[{}]: {text}", std::process::id());
-            let _ = syslog.as_ref().map(|socket| socket.send(line.as_bytes()));
-            return;
+            return syslog.send(&line);
         }
         let line = match self.style.get() {
             Some(Style::Journal) => format!("<{}>{text}\n", priority(level)),
@@ -87,4 +118,29 @@ impl Log for Logger {
     }
 
     fn flush(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A mount lives for months. After the first restart of syslog nothing of it was logged.
+    #[test]
+    fn a_syslog_that_is_started_anew_is_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("log");
+        let syslog = Syslog::new(&at);
+        syslog.send("nobody is there");
+        for line in ["first", "second", "third"] {
+            let listener = UnixDatagram::bind(&at).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            for _ in 0..2 {
+                syslog.send(line);
+                let mut heard = [0; 64];
+                let len = listener.recv(&mut heard).unwrap();
+                assert_eq!(&heard[..len], line.as_bytes());
+            }
+            std::fs::remove_file(&at).unwrap();
+        }
+    }
 }
