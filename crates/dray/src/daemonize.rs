@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::error::{Doing, Failure};
-use crate::{logger, output, signals};
+use crate::{logger, output};
 
 /// How the one in the background tells the one in the foreground how it went.
 pub struct Waiting(Option<File>);
@@ -32,10 +32,8 @@ pub fn fork() -> Result<Waiting, Failure> {
     }
 }
 
-/// From here on the child of [`fork`] goes on when its parent ends, and keeps signals for the
-/// program that it turns into.
+/// From here on the child of [`fork`] goes on when its parent ends.
 pub fn outlive_parent() {
-    signals::hold();
     // SAFETY: takes no memory; 0 is no signal.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
 }

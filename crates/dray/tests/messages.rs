@@ -221,6 +221,53 @@ fn mount_points_that_cannot_be() {
     rig.umount(&at);
 }
 
+/// The mount was made, every call failed with ESTALE, and neither end said why.
+#[test]
+fn an_export_whose_directory_is_gone_is_told_of_at_both_ends() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (log, place) = (rig.path("log"), rig.path("at"));
+    rig.serve_logging(&log);
+    fs::create_dir(&place).unwrap();
+    fs::rename(rig.path("export"), rig.path("moved")).unwrap();
+    let target = rig.target();
+    let mount = ["mount", &target, place.to_str().unwrap()];
+    rig.demand(&mount); // a directory that was moved is the same
+    rig.umount(&place);
+    fs::remove_dir(rig.path("moved")).unwrap();
+    fs::create_dir(rig.path("export")).unwrap();
+    let output = rig.run(&mount);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("the directory of the export is gone"), "{said}");
+    assert!(said.contains("restart `dray serve`") && !is_mounted(&place), "{said}");
+    let words = format!("export `data`: its directory {} is gone", rig.path("export").display());
+    wait_for("the log", || fs::read_to_string(&log).unwrap().contains(&words));
+}
+
+/// "Invalid argument (os error 22)" was all that was said.
+#[test]
+fn too_few_descriptors_are_named() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let (target, at) = (rig.target(), rig.path("said"));
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -n 100; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_dray"), "mount"])
+        .arg(&target)
+        .arg(&at)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = said(&output);
+    assert!(said.contains("may have 100 descriptors") && said.contains("ulimit -Hn"), "{said}");
+    assert!(!is_mounted(&at));
+}
+
 /// head(1) has what it wanted, and goes.
 #[test]
 fn a_reader_that_goes_is_no_failure() {

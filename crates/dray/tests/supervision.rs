@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, gone, signal, supervisor};
 use common::load::{Kept, check_load, load};
@@ -108,6 +108,52 @@ fn a_mount_that_somebody_aborts_is_taken_out_of_the_tree() {
         Command::new("umount").arg("-f").arg(&at).output().unwrap();
         gone(&at);
         assert!(held.set_len(1).is_err());
+    }
+}
+
+/// Whoever was interrupted between mounting and serving left a mount that nobody served.
+#[test]
+fn who_is_interrupted_as_soon_as_it_is_mounted_leaves_no_mount() {
+    if common::skipped() {
+        return;
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGINT, libc::SIGTERM] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.path("mount");
+        fs::create_dir(&at).unwrap();
+        let (target, place) = (rig.target(), at.to_str().unwrap().to_owned());
+        let mounting = rig.start_command(&["mount", "--foreground", &target, &place]);
+        let begin = Instant::now();
+        while !is_mounted(&at) && begin.elapsed() < Duration::from_secs(60) {
+            std::thread::yield_now();
+        }
+        mounting.signal(signal);
+        rig.end_of(mounting);
+        let left = is_mounted(&at);
+        if left {
+            Command::new("umount").arg("-l").arg(&at).status().unwrap();
+        }
+        assert!(!left, "signal {signal}");
+    }
+}
+
+/// One that is out of the tree and still in use took no notice of SIGTERM.
+#[test]
+fn a_mount_that_cannot_be_unmounted_any_more_ends_when_it_is_asked_to() {
+    if common::skipped() {
+        return;
+    }
+    for options in ["transport=classic", "transport=uring"] {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        let held = File::create(at.join("file")).unwrap();
+        rig.demand(&["umount", "--lazy", at.to_str().unwrap()]);
+        held.set_len(1).unwrap();
+        signal(supervisor(&at), libc::SIGTERM);
+        gone(&at);
+        assert!(held.set_len(2).is_err());
     }
 }
 

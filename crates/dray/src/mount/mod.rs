@@ -37,7 +37,7 @@ use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{Launch, MountWords};
 use crate::named::Named;
 use crate::status::report::MountReport;
-use crate::{metrics_http, paths};
+use crate::{metrics_http, paths, signals};
 
 /// A server that does not answer a new mount within this time is not there.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
@@ -67,7 +67,14 @@ fn run_mount(args: MountArgs) -> Result<(), Failure> {
     }
     // From here on we may be the child, whose exit code the parent passes on.
     let waiting = if args.foreground { Waiting::nobody() } else { daemonize::fork()? };
-    paths::raise_file_limit();
+    let descriptors = paths::raise_file_limit();
+    if descriptors < supervisor::DESCRIPTORS_MIN {
+        return Err(Failure::new(format!(
+            "cannot mount: this process may have {descriptors} descriptors (`ulimit -Hn`, \
+             LimitNOFILE), and a mount takes up to {}",
+            supervisor::DESCRIPTORS_MIN
+        )));
+    }
     let mount = Mount { target: args.target.target, at, plan };
     mount.start(&args.target.text, args.options, args.foreground, waiting)
 }
@@ -139,8 +146,10 @@ impl Mount {
         waiting: Waiting,
     ) -> Result<(), Failure> {
         let read_only = self.try_server()?;
+        // What is mounted is not left without its daemon: from here on signals are the supervisor's.
+        signals::hold();
         if !foreground {
-            daemonize::outlive_parent(); // what is mounted is not left without its daemon
+            daemonize::outlive_parent();
         }
         let device = self.attach(source, read_only)?;
         if !foreground {
@@ -230,6 +239,15 @@ impl Mount {
                     self.target
                 )))
             }
+            // Every call of such a mount would say so, and nothing why.
+            Ok(Err(error)) if error.errno() == Errno::ESTALE => Err(ConnectError::Refused {
+                errno: Errno::ESTALE,
+                message: format!(
+                    "{}: the directory of the export is gone: it was removed at the server, or \
+                     another one is in its place; have the right one there, and restart `dray serve`",
+                    self.target
+                ),
+            }),
             _ => Ok(()),
         }
     }

@@ -98,7 +98,7 @@ const KNOWN: [&str; 22] = [
 ];
 
 /// Options for mount(8), systemd or the kernel's own defaults, which change nothing here.
-const IGNORED: [&str; 19] = [
+const IGNORED: [&str; 26] = [
     "defaults",
     "auto",
     "noauto",
@@ -113,11 +113,18 @@ const IGNORED: [&str; 19] = [
     "atime",
     "noatime",
     "relatime",
+    "norelatime",
     "strictatime",
+    "nostrictatime",
+    "diratime",
     "nodiratime",
     "async",
     "lazytime",
+    "nolazytime",
     "silent",
+    "loud",
+    "nomand",
+    "noiversion",
 ];
 
 /// What /proc/mounts shows of a mount of FUSE, and mount(8) hands back when it is remounted.
@@ -308,6 +315,7 @@ mod tests {
         .unwrap();
         assert!(plan.no_suid && plan.no_dev && !plan.no_exec);
         assert!(parse("user=joe,_rnetdev,uhelper=dray").unwrap().no_exec);
+        parse("norelatime,nostrictatime,diratime,nolazytime,loud,nomand,noiversion").unwrap();
         let plan = parse("retry=90,metrics=127.0.0.1:9101,remount").unwrap();
         assert_eq!((plan.retry, plan.remount), (Duration::from_secs(90), true));
         assert_eq!(plan.metrics.as_deref(), Some("127.0.0.1:9101"));

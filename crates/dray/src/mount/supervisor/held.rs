@@ -20,6 +20,9 @@ const ASIDE: RawFd = 200;
 /// Room for this many clones.
 const CLONES_MAX: usize = (ASIDE - CLONES) as usize;
 
+/// The numbers above, and some for what a daemon opens.
+pub const DESCRIPTORS_MIN: usize = 320;
+
 /// What a mount needs to go on.
 pub struct Held {
     /// The mounted descriptor of /dev/fuse.

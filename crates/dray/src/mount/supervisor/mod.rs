@@ -30,7 +30,7 @@ use restarts::{Death, Next, Restarts};
 use signals::Signals;
 
 pub use child::{HANDED_OVER, STOP, WAITING, WAKE, ready_word};
-pub use held::{Held, PARENT, take};
+pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
 pub use launch::{Launch, MountWords};
 pub use note::{Told, read_note, watch};
 
@@ -279,16 +279,29 @@ impl Supervisor {
                     daemon.stop();
                 }
             }
-            // Somebody has unmounted already: the daemon is about to end by itself.
-            libc::SIGTERM | libc::SIGINT if mount_table::find(self.at()).is_none() => {}
-            libc::SIGTERM | libc::SIGINT if self.unmounting.is_none() => {
-                log::info!("unmounting {at}");
-                self.unmounting = Unmounting::start(self.at())
-                    .inspect_err(|error| log::error!("cannot unmount {at}: {error}"))
-                    .ok();
-            }
+            libc::SIGTERM | libc::SIGINT => self.unmount(),
             _ => {}
         }
+    }
+
+    /// Somebody wants an end.
+    fn unmount(&mut self) {
+        // Somebody has unmounted already: the daemon is about to end by itself.
+        if self.unmounting.is_some() || self.connection_ended() {
+            return;
+        }
+        let at = self.at().display();
+        let places = mount_table::places_of(self.args.connection);
+        let Some(place) = places.first() else {
+            // Taken out of the tree while it was in use, or there in another namespace only: no
+            // unmounting reaches it.
+            log::warn!("the mount on {at} is gone, and still in use: that is ended");
+            return self.abort();
+        };
+        log::info!("unmounting {at}");
+        self.unmounting = Unmounting::start(&place.at)
+            .inspect_err(|error| log::error!("cannot unmount {at}: {error}"))
+            .ok();
     }
 
     fn died(&mut self, status: ExitStatus) -> Option<End> {
