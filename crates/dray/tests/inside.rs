@@ -1,9 +1,12 @@
 //! A mount within the directory that its own server exports, as on a machine that exports `/` and
-//! tries it.
+//! tries it; and the export of a mount.
 
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use common::Rig;
 
@@ -32,4 +35,73 @@ fn a_mount_in_its_own_export_is_listed_around() {
         assert_eq!(fs::read_dir(&within).unwrap().count(), 1, "{options}");
         rig.umount(&at);
     }
+}
+
+/// A server, a mount of it, a server that exports that mount, and a mount of this one.
+struct Stacked {
+    // Dropped first: it is in use by nobody.
+    above: Rig,
+    below: Rig,
+    middle: PathBuf,
+    top: PathBuf,
+}
+
+impl Stacked {
+    fn new() -> Stacked {
+        let (mut below, mut above) = (Rig::new(), Rig::new());
+        below.serve(&[]);
+        let middle = below.mount("middle", "");
+        fs::remove_dir(above.path("export")).unwrap();
+        std::os::unix::fs::symlink(&middle, above.path("export")).unwrap();
+        above.serve(&[]);
+        let top = above.mount("top", "");
+        Stacked { above, below, middle, top }
+    }
+}
+
+/// The flag of each call does not reach a file system in user space: what the server above appended
+/// went where its kernel last heard the file to end, over what others had appended meanwhile.
+#[test]
+fn appends_through_an_exported_mount_do_not_mix_with_those_beside_it() {
+    if common::skipped() {
+        return;
+    }
+    let mut stacked = Stacked::new();
+    let beside = stacked.below.mount("beside", "");
+    let append = |dir: &PathBuf| File::options().append(true).create(true).open(dir.join("log"));
+    let files = [(append(&stacked.top).unwrap(), b'a'), (append(&beside).unwrap(), b'b')];
+    for _ in 0..50 {
+        for (file, letter) in &files {
+            (&*file).write_all(&[*letter; 10]).unwrap();
+        }
+    }
+    let log = fs::read(stacked.middle.join("log")).unwrap();
+    let expected: Vec<u8> = [[b'a'; 10], [b'b'; 10]].concat().repeat(50);
+    assert!(log == expected, "{}", String::from_utf8_lossy(&log));
+}
+
+/// The table of paths ended with the server, and what was open with it.
+#[test]
+fn what_is_open_through_an_exported_mount_outlives_the_server_above() {
+    if common::skipped() {
+        return;
+    }
+    let mut stacked = Stacked::new();
+    let top = stacked.top.clone();
+    fs::create_dir_all(top.join("dir/deep")).unwrap();
+    let path = top.join("dir/deep/file");
+    let file = File::options().read(true).append(true).create(true).open(&path).unwrap();
+    let script = "cd $AT/dir/deep && while ! [ -e go ]; do sleep 0.1; done; echo here >came";
+    let worker = stacked.above.start(script, &top);
+    (&file).write_all(b"before").unwrap();
+    fs::rename(top.join("dir"), top.join("moved")).unwrap();
+    stacked.above.end_server(libc::SIGKILL);
+    stacked.above.serve(&[]);
+    (&file).write_all(b" and after").unwrap();
+    let mut content = [0; 16];
+    file.read_exact_at(&mut content, 0).unwrap();
+    assert_eq!(&content, b"before and after");
+    fs::write(top.join("moved/deep/go"), "").unwrap();
+    assert!(stacked.above.end_of(worker).success());
+    assert_eq!(fs::read(top.join("moved/deep/came")).unwrap(), b"here\n");
 }

@@ -13,6 +13,14 @@ pub(crate) enum Target<'a> {
     Open(BorrowedFd<'a>),
 }
 
+impl Target<'_> {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match *self {
+            Target::Path(fd) | Target::Open(fd) => fd,
+        }
+    }
+}
+
 impl Core {
     /// Changes attributes. None if the size is to change while somebody reads or writes
     /// there, and it may not wait.
@@ -31,7 +39,9 @@ impl Core {
             }
             _ => None,
         };
-        Some(self.writable().and_then(|()| apply(self, caller, target, set)))
+        let attr = self.writable().and_then(|()| apply(self, caller, target, set));
+        self.changed(id, target.fd());
+        Some(attr)
     }
 
     pub(crate) fn check_access(&self, caller: &Caller, id: FileId, want: Access) -> Result<()> {
@@ -77,7 +87,9 @@ impl Core {
         }
         let node = self.node(id)?;
         let c_name = sys::xattr_name(name)?;
-        guarded(caller, name, || Ok(sys::set_xattr(node.fd(), &c_name, value, how)?))
+        let set = guarded(caller, name, || Ok(sys::set_xattr(node.fd(), &c_name, value, how)?));
+        self.changed(id, node.fd());
+        set
     }
 
     pub(crate) fn remove_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> Result<()> {
@@ -90,7 +102,9 @@ impl Core {
             return cred::as_root(|| cred::with_xattr_rights(remove))??;
         }
         refuse_foreign(caller, name)?;
-        guarded(caller, name, remove)
+        let removed = guarded(caller, name, remove);
+        self.changed(id, node.fd());
+        removed
     }
 }
 
@@ -139,7 +153,7 @@ fn guarded<T>(caller: &Caller, name: &[u8], call: impl FnOnce() -> Result<T>) ->
 /// Changes owner, mode, size and times, in this order: a change of the owner clears set-id
 /// bits, and a change of the size sets times.
 fn apply(core: &Core, caller: &Caller, target: &Target<'_>, set: SetAttr) -> Result<Attr> {
-    let (Target::Path(fd) | Target::Open(fd)) = *target;
+    let fd = target.fd();
     if set.kill_set_id && set.mode.is_none() {
         clear_set_id(core, fd, caller)?;
     }

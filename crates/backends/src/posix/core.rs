@@ -10,11 +10,13 @@ use dray_core::{
 };
 use dray_rt::Pool;
 
+use super::below::Below;
 use super::files::Files;
-use super::handle::{self, Codec};
+use super::handle::Codec;
 use super::mounted::MountsBelow;
 use super::nodes::{Node, NodeCache};
 use super::options::{Inline, PosixOptions};
+use super::path_log::Whose;
 use super::paths::PathTable;
 use super::sys::Stat;
 use super::watch::Watched;
@@ -44,12 +46,9 @@ pub(crate) struct Core {
     pub(crate) nodes: NodeCache,
     pub(crate) files: Arc<Files>,
     pub(crate) locks: LockTable,
-    /// Reading never waits: all is in memory.
-    pub(crate) in_memory: bool,
+    pub(crate) below: Below,
     /// Calls come back soon enough to be made by whoever asks.
     pub(crate) inline: bool,
-    /// Closing a file can tell a write error.
-    pub(crate) flush_tells: bool,
     directories: [Mutex<()>; DIRECTORY_LOCKS],
     /// Real descriptor of the root: handles are opened on its mount.
     mount: OwnedFd,
@@ -86,11 +85,12 @@ impl Core {
         let (_, magic) = sys::statfs(fd.as_fd())?;
         let stat = sys::stat(fd.as_fd())?;
         let (ids, id, mount_id) = choose_ids(&options, uuid, magic, mount.as_fd(), &stat);
+        let below = Below::of(mount.as_fd(), magic);
         let quality = if matches!(ids, Ids::Native(_)) { "native ids" } else { "path table" };
         let info = FsInfo {
             uuid,
             root: id,
-            kind: format!("{}, {quality}", handle::kind_name(magic)),
+            kind: format!("{}, {quality}", below.kind),
             read_only: options.read_only,
         };
         let descriptors = descriptor_limit();
@@ -110,13 +110,12 @@ impl Core {
             ),
             ids,
             locks: LockTable::new(options.locks_max),
-            in_memory: handle::is_memory(magic),
             inline: match options.inline {
-                Inline::Auto => handle::is_local(magic),
+                Inline::Auto => below.is_local(),
                 Inline::Always => true,
                 Inline::Never => false,
             },
-            flush_tells: !handle::is_local(magic),
+            below,
             mounts_below: MountsBelow::new(mount.as_fd()),
             directories: [const { Mutex::new(()) }; DIRECTORY_LOCKS],
             mount,
@@ -321,7 +320,7 @@ impl Core {
             };
             let Ok(fd) = cred::as_root(|| sys::open_path(dir.fd(), name))? else { continue };
             let attr = sys::stat(fd.as_fd())?.attr;
-            if known.is(id.ino, &attr) {
+            if known.is(&attr) {
                 return Ok(self.nodes.insert(Node::new(id, attr.file_type(), fd)));
             }
         }
@@ -448,6 +447,25 @@ impl Core {
         }
     }
 
+    /// What the path table knows to be at `name`, held for [`Core::changed`] after it has moved.
+    pub(crate) fn known_at(&self, dir: &Node, name: &Name) -> Option<(FileId, OwnedFd)> {
+        let Ids::Table(table) = &self.ids else { return None };
+        let id = table.at(dir.id, name)?;
+        let fd = sys::open_path(dir.fd(), name).ok()?;
+        let attr = sys::stat(fd.as_fd()).ok()?.attr;
+        table.find(id)?.is(&attr).then_some((id, fd))
+    }
+
+    /// To be called after a change of the inode with this id: an overlay copies what is changed,
+    /// and the copy has another time of birth, perhaps another number.
+    pub(crate) fn changed(&self, id: FileId, fd: BorrowedFd<'_>) {
+        if let Ids::Table(table) = &self.ids
+            && let Ok(stat) = sys::stat(fd)
+        {
+            table.changed(id, &stat.attr);
+        }
+    }
+
     /// Attributes through an id; `ESTALE` for an inode that is only still there because we
     /// hold it.
     pub(crate) fn attr(&self, node: &Node) -> Result<Attr> {
@@ -487,7 +505,15 @@ fn choose_ids(
     let boot = dray_rt::random_u64() as u32;
     // The root is the root in every run: its id must not change with the table.
     let id = FileId { ino: stat.attr.ino, generation: 1 };
-    (Ids::Table(PathTable::new(options.path_table_max.max(1), boot)), id, 0)
+    let entries_max = options.path_table_max.max(1);
+    let table = match options.path_table_file.clone() {
+        Some(path) => {
+            let whose = Whose { path, uuid, root_ino: id.ino, magic };
+            PathTable::noted(entries_max, boot, whose)
+        }
+        None => PathTable::new(entries_max, boot),
+    };
+    (Ids::Table(table), id, 0)
 }
 
 /// The process's limit of descriptors.

@@ -44,7 +44,7 @@ pub(crate) fn read(
         Err(error) => return Some(Err(error)),
     };
     let _range = file.inode.ranges.take(at, into.room() as u64, false, may_block)?;
-    let cautious = !may_block && !core.in_memory;
+    let cautious = !may_block && !core.below.is_memory();
     if cautious && NOWAIT_FAILS.load(Ordering::Relaxed) {
         return None;
     }
@@ -122,6 +122,11 @@ pub(crate) fn write(
     let written = (|| {
         if how.kill_set_id {
             clear_set_id(core, fd.as_fd(), caller)?;
+        }
+        if !core.below.is_local() {
+            // Who is behind it is told of the open file's flags, and not of those of a call. An
+            // append has all of the file to itself here.
+            sys::set_append(fd.as_fd(), how.append)?;
         }
         if !how.append {
             return write_all(&fd, how.at, from, sync);

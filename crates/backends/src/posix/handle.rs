@@ -8,13 +8,9 @@
 
 use dray_core::FileId;
 
+use super::below::{BTRFS, EXT, TMPFS, XFS};
 use super::siphash::siphash;
 use super::sys::Handle;
-
-const EXT: i64 = 0xEF53;
-const XFS: i64 = 0x5846_5342;
-const BTRFS: i64 = 0x9123_683E;
-const TMPFS: i64 = 0x0102_1994;
 
 /// Handle type of `FILEID_INO32_GEN`, which tmpfs uses too, with other contents.
 const INO32_GEN: i32 = 1;
@@ -109,36 +105,6 @@ impl Codec {
         let tag = siphash(self.key, [ino, u64::from(generation)]) >> 32;
         tag.max(1) << 32 | u64::from(generation)
     }
-}
-
-/// The name of a file system for people, by its `statfs` number.
-pub(crate) fn kind_name(magic: i64) -> &'static str {
-    match magic {
-        EXT => "ext4",
-        XFS => "xfs",
-        BTRFS => "btrfs",
-        TMPFS => "tmpfs",
-        0x794c_7630 => "overlay",
-        0x6573_5546 => "fuse",
-        0x6969 => "nfs",
-        0xFF53_4D42 | 0xFE53_4D42 => "smb",
-        0x0BD0_0BD0 => "lustre",
-        0x00C3_6400 => "ceph",
-        0x4750_4653 => "gpfs",
-        0x2FC1_2FC1 => "zfs",
-        _ => "unknown",
-    }
-}
-
-/// Whether calls can be trusted to come back soon: the file system is on this machine's
-/// disks or in its memory. What is not known is not trusted.
-pub(crate) fn is_local(magic: i64) -> bool {
-    matches!(magic, EXT | XFS | BTRFS | TMPFS | 0x794c_7630 | 0x2FC1_2FC1)
-}
-
-/// Whether all of it is in memory, so that reading never waits.
-pub(crate) fn is_memory(magic: i64) -> bool {
-    magic == TMPFS
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! has no such handles a table of paths stands in.
 
 mod attrs;
+mod below;
 mod core;
 mod cred;
 mod data;
@@ -17,6 +18,7 @@ mod names;
 mod nodes;
 mod open_file;
 mod options;
+mod path_log;
 mod paths;
 mod siphash;
 mod sys;
@@ -103,6 +105,12 @@ impl PosixFs {
             let core = self.core.clone();
             let _ = self.core.pool.run(move || core.nodes.trim()).await; // else the next time
         }
+    }
+
+    /// What does not hold on the file system below, for whoever runs the server: sentences
+    /// without their ends.
+    pub fn caveats(&self) -> Vec<String> {
+        self.core.below.caveats(matches!(self.core.ids, core::Ids::Native(_)))
     }
 
     /// What it holds at the moment.

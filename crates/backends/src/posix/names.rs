@@ -171,9 +171,13 @@ impl Core {
             RenameHow::NoReplace => libc::RENAME_NOREPLACE,
             RenameHow::Exchange => libc::RENAME_EXCHANGE,
         };
+        let moved = [(&old, from.1), (&new, to.1)].map(|(dir, name)| self.known_at(dir, name));
         sys::rename((old.fd(), from.1), (new.fd(), to.1), flags)?;
         if let Ids::Table(table) = &self.ids {
             table.renamed((old.id, from.1), (new.id, to.1), how == RenameHow::Exchange);
+        }
+        for (id, fd) in moved.into_iter().flatten() {
+            self.changed(id, fd.as_fd());
         }
         Ok(())
     }
@@ -186,6 +190,7 @@ impl Core {
         sys::link(self.proc_fd(), node.fd(), dir.fd(), name)?;
         if let Ids::Table(table) = &self.ids {
             table.linked(id, dir.id, name);
+            self.changed(id, node.fd());
         }
         Ok(Entry { id, attr: sys::stat(node.fd())?.attr })
     }
@@ -201,6 +206,11 @@ impl Core {
         let mut passed = libc::O_ACCMODE | libc::O_TRUNC | libc::O_DIRECTORY | libc::O_NOATIME;
         if self.options.direct {
             passed |= libc::O_DIRECT;
+        }
+        if !self.below.is_local() {
+            // A program behind it may go by how a file was opened, and not look at each write.
+            // (Not O_APPEND: one that does so would also append what has its place.)
+            passed |= libc::O_SYNC;
         }
         Ok(how.flags & passed)
     }
@@ -234,6 +244,9 @@ impl Core {
             attrs::clear_set_id(self, node.fd(), caller)?;
         }
         let (fd, flags) = self.reopen_for(caller, node, how, flags)?;
+        if how.writes() || how.truncates() {
+            self.changed(node.id, node.fd());
+        }
         Ok(self.files.opened(node.id, node.kind == FileType::Directory, how.flags, flags, fd))
     }
 

@@ -1,6 +1,7 @@
 //! How a directory is exported.
 
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use dray_core::{FileId, FsUuid, Gid, Identity, Uid};
@@ -100,6 +101,8 @@ pub struct PosixOptions {
     pub inode_idle_secs: u64,
     /// Inodes that the path table remembers on file systems without handles.
     pub path_table_max: usize,
+    /// Where that table is noted, so that it outlives the process. None: it does not.
+    pub path_table_file: Option<PathBuf>,
     /// Pass `O_DIRECT` on. Else data goes through the server's page cache.
     pub direct: bool,
     /// Secret that signs file ids, so that a client cannot make up the id of a file outside
@@ -125,6 +128,7 @@ impl Default for PosixOptions {
             inode_cache_max: 0,
             inode_idle_secs: 10,
             path_table_max: 1 << 20,
+            path_table_file: None,
             direct: false,
             id_key: None,
             locks_max: 1 << 20,

@@ -3,15 +3,19 @@
 //!
 //! An id is an inode number and a number of our own, made when the inode is first seen. It
 //! is resolved by walking to its place, and what is found there must have the same inode
-//! number, type and time of birth. Renames made through the server move the entry. The
-//! table is in memory: after a restart such ids answer `ESTALE`, as does one that was moved
-//! behind the server's back, or that the bounded table has dropped; the client looks the
-//! name up again.
+//! number, type and time of birth. Renames made through the server move the entry. A log of the
+//! table outlives the server's process, and so do the ids. One that was moved behind the server's
+//! back, or that the bounded table has dropped, answers `ESTALE`; the client looks the name up
+//! again.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Attr, FileId, FileType, IdMap, Name, NameBuf, Timestamp};
+
+use super::cred;
+use super::path_log::{Event, PathLog, Whose};
 
 /// Names of one inode that are remembered; more hard links are served, each found by the
 /// ones remembered.
@@ -33,22 +37,35 @@ struct State {
     /// Order in which entries are looked at when room is needed.
     order: VecDeque<FileId>,
     next_generation: u64,
+    /// Where it is noted; none where it is not, or no longer.
+    log: Option<(Whose, PathLog)>,
 }
 
 /// An inode as it was last seen.
 #[derive(Clone)]
 pub(crate) struct Known {
     pub(crate) places: Vec<Place>,
+    /// Its number, which can become another than that in its id.
+    ino: u64,
     kind: FileType,
     btime: Timestamp,
     used: bool,
 }
 
 impl Known {
+    /// One without a place, not used as long as it was only seen once.
+    fn new(ino: u64, kind: FileType, btime: Timestamp) -> Known {
+        Known { places: Vec::with_capacity(1), ino, kind, btime, used: false }
+    }
+
+    fn entered(&self, id: FileId) -> Event {
+        Event::Entered { id, ino: self.ino, kind: self.kind, btime: self.btime }
+    }
+
     /// Whether `attr` can be of this inode.
-    pub(crate) fn is(&self, ino: u64, attr: &Attr) -> bool {
+    pub(crate) fn is(&self, attr: &Attr) -> bool {
         let none = Timestamp::default();
-        attr.ino == ino
+        attr.ino == self.ino
             && attr.file_type() == self.kind
             && (attr.btime == none || self.btime == none || attr.btime == self.btime)
     }
@@ -63,8 +80,27 @@ impl PathTable {
             by_ino: IdMap::default(),
             order: VecDeque::new(),
             next_generation: u64::from(boot.max(1)) << 32,
+            log: None,
         };
         PathTable { state: Mutex::new(state), entries_max }
+    }
+
+    /// As it was when an earlier process noted it last, and noted from now on. Where that cannot be
+    /// read or written it begins anew, or ends with this process, and says so.
+    pub(crate) fn noted(entries_max: usize, boot: u32, whose: Whose) -> PathTable {
+        let table = PathTable::new(entries_max, boot);
+        let mut state = table.lock();
+        let shown = whose.path.display();
+        let read = whose.read(|event, place| state.replay(event, place, entries_max));
+        if let Err(error) = read {
+            log::error!("{shown}: {error}; files that are open are stale");
+        }
+        match state.begin(&whose) {
+            Ok(log) => state.log = Some((whose, log)),
+            Err(error) => log::error!("{shown}: {error}; {STALE_LATER}"),
+        }
+        drop(state);
+        table
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -77,31 +113,59 @@ impl PathTable {
         let mut state = self.lock();
         if let Some(id) = state.by_place.get(&place).copied() {
             match state.by_id.get_mut(&id) {
-                Some(known) if known.is(id.ino, attr) => {
+                Some(known) if known.is(attr) => {
                     known.used = true;
                     return id;
                 }
                 _ => state.leave(&place),
             }
         }
-        if let Some(id) = state.other_link(attr) {
-            state.enter(id, place);
-            return id;
-        }
-        state.make_room(self.entries_max);
-        state.add(attr, Some(place))
+        let id = match state.other_link(attr) {
+            Some(id) => {
+                state.enter(id, place);
+                id
+            }
+            None => {
+                state.make_room(self.entries_max);
+                state.add(attr, Some(place))
+            }
+        };
+        state.commit();
+        id
     }
 
     /// The id of a file that has no name yet.
     pub(crate) fn unnamed(&self, attr: &Attr) -> FileId {
         let mut state = self.lock();
         state.make_room(self.entries_max);
-        state.add(attr, None)
+        let id = state.add(attr, None);
+        state.commit();
+        id
     }
 
     /// The id last seen at a place.
     pub(crate) fn at(&self, dir: FileId, name: &Name) -> Option<FileId> {
         self.lock().by_place.get(&(dir, name.to_owned())).copied()
+    }
+
+    /// A change has just been made to the inode with this id, after which it looks like this.
+    pub(crate) fn changed(&self, id: FileId, attr: &Attr) {
+        let mut state = self.lock();
+        let Some(known) = state.by_id.get_mut(&id) else { return };
+        if (known.ino, known.btime) == (attr.ino, attr.btime) {
+            return;
+        }
+        let former = std::mem::replace(&mut known.ino, attr.ino);
+        known.btime = attr.btime;
+        let places = known.places.clone();
+        if state.by_ino.get(&former) == Some(&id) {
+            state.by_ino.remove(&former);
+        }
+        state.by_ino.insert(attr.ino, id);
+        for place in &places {
+            state.note_entered(id, place);
+        }
+        state.commit();
     }
 
     /// Where an id was last seen.
@@ -118,11 +182,14 @@ impl PathTable {
         let mut state = self.lock();
         state.leave(&place);
         state.enter(id, place);
+        state.commit();
     }
 
     /// `name` in `dir` was removed.
     pub(crate) fn removed(&self, dir: FileId, name: &Name) {
-        self.lock().leave(&(dir, name.to_owned()));
+        let mut state = self.lock();
+        state.leave(&(dir, name.to_owned()));
+        state.commit();
     }
 
     /// A name moved; what had the new one is gone, or has the old one if they `exchange`d.
@@ -149,11 +216,18 @@ impl PathTable {
         for (_, old, _) in &moves {
             state.by_place.remove(old);
         }
-        for (id, _, new) in moves {
-            if let Some(id) = id {
-                state.by_place.insert(new, id);
+        for (id, _, new) in &moves {
+            if let Some(id) = *id {
+                state.by_place.insert(new.clone(), id);
+                state.note_entered(id, new);
             }
         }
+        for (_, old, _) in &moves {
+            if !state.by_place.contains_key(old) {
+                state.note(Event::Left, old);
+            }
+        }
+        state.commit();
     }
 
     /// Inodes remembered.
@@ -163,38 +237,95 @@ impl PathTable {
     }
 }
 
+/// What it means that the log cannot be written.
+const STALE_LATER: &str = "files that are open will be stale after a restart of the server";
+
 impl State {
+    /// Does once more what was noted. Whatever had the name has it no more.
+    fn replay(&mut self, event: Event, place: Place, entries_max: usize) {
+        let Event::Entered { id, ino, kind, btime } = event else { return self.leave(&place) };
+        if self.by_place.get(&place) != Some(&id) {
+            self.leave(&place);
+        }
+        match self.by_id.get_mut(&id) {
+            Some(known) => (known.ino, known.btime) = (ino, btime),
+            None => {
+                self.make_room(entries_max);
+                self.insert(id, Known::new(ino, kind, btime));
+            }
+        }
+        self.by_ino.insert(ino, id);
+        self.enter(id, place);
+    }
+
+    /// Writes the log anew, as the server.
+    fn begin(&self, whose: &Whose) -> io::Result<PathLog> {
+        let places = self.by_place.iter().filter_map(|(place, id)| {
+            let known = self.by_id.get(id)?;
+            Some((known.entered(*id), place))
+        });
+        cred::as_root(|| whose.begin(places)).map_err(io::Error::other)?
+    }
+
+    fn note(&mut self, event: Event, place: &Place) {
+        if let Some((_, log)) = &mut self.log {
+            log.note(event, place);
+        }
+    }
+
+    fn note_entered(&mut self, id: FileId, place: &Place) {
+        if let Some(event) = self.by_id.get(&id).map(|known| known.entered(id)) {
+            self.note(event, place);
+        }
+    }
+
+    /// To be called once a change is complete.
+    fn commit(&mut self) {
+        let Some((whose, mut log)) = self.log.take() else { return };
+        let mut result = log.commit();
+        if result.is_ok() && log.is_long(self.by_place.len()) {
+            result = self.begin(&whose).map(|anew| log = anew);
+        }
+        match result {
+            Ok(()) => self.log = Some((whose, log)),
+            Err(error) => {
+                log::error!("{}: {error}; {STALE_LATER}", whose.path.display());
+                // One that is behind would say of names what is long over.
+                let _ = cred::as_root(|| std::fs::remove_file(&whose.path));
+            }
+        }
+    }
+
     /// The id of an inode known by another of its names.
     fn other_link(&self, attr: &Attr) -> Option<FileId> {
         if attr.nlink < 2 || attr.file_type() == FileType::Directory {
             return None; // the number alone proves nothing: it may have been used again
         }
         let id = *self.by_ino.get(&attr.ino)?;
-        self.by_id.get(&id)?.is(attr.ino, attr).then_some(id)
+        self.by_id.get(&id)?.is(attr).then_some(id)
     }
 
     fn add(&mut self, attr: &Attr, place: Option<Place>) -> FileId {
         self.next_generation += 1;
         let id = FileId { ino: attr.ino, generation: self.next_generation };
-        let known = Known {
-            places: Vec::with_capacity(1),
-            kind: attr.file_type(),
-            btime: attr.btime,
-            used: false, // as long as it was only seen once
-        };
-        self.by_id.insert(id, known);
-        self.by_ino.insert(attr.ino, id);
-        self.order.push_back(id);
+        self.insert(id, Known::new(attr.ino, attr.file_type(), attr.btime));
         if let Some(place) = place {
             self.enter(id, place);
         }
         id
     }
 
+    fn insert(&mut self, id: FileId, known: Known) {
+        self.by_ino.insert(known.ino, id);
+        self.by_id.insert(id, known);
+        self.order.push_back(id);
+    }
+
     fn enter(&mut self, id: FileId, place: Place) {
         let Some(known) = self.by_id.get_mut(&id) else { return };
         if known.places.len() < PLACES_MAX && !known.places.contains(&place) {
             known.places.push(place.clone());
+            self.note_entered(id, &place);
             self.by_place.insert(place, id);
         }
     }
@@ -202,6 +333,7 @@ impl State {
     /// Forgets a place, and the inode with its last one.
     fn leave(&mut self, place: &Place) {
         let Some(id) = self.by_place.remove(place) else { return };
+        self.note(Event::Left, place);
         let Some(known) = self.by_id.get_mut(&id) else { return };
         known.places.retain(|other| other != place);
         if known.places.is_empty() {
@@ -213,9 +345,10 @@ impl State {
         let Some(known) = self.by_id.remove(&id) else { return };
         for place in known.places {
             self.by_place.remove(&place);
+            self.note(Event::Left, &place);
         }
-        if self.by_ino.get(&id.ino) == Some(&id) {
-            self.by_ino.remove(&id.ino);
+        if self.by_ino.get(&known.ino) == Some(&id) {
+            self.by_ino.remove(&known.ino);
         }
     }
 
@@ -286,6 +419,60 @@ mod tests {
         let id = table.seen(ROOT, name("a"), &file(10, 1));
         assert_ne!(table.seen(ROOT, name("a"), &file(11, 1)), id);
         assert!(table.find(id).is_none());
+    }
+
+    fn whose() -> Whose {
+        let name = format!("dray-paths-{:x}", dray_rt::random_u64());
+        let path = std::env::temp_dir().join(name);
+        Whose { path, uuid: dray_core::FsUuid(1), root_ino: 1, magic: 2 }
+    }
+
+    /// What is known, in an order of its own.
+    fn content(table: &PathTable) -> Vec<(Place, FileId, u64, Timestamp)> {
+        let state = table.lock();
+        let about = |(place, id): (&Place, &FileId)| {
+            let known = &state.by_id[id];
+            assert!(known.places.contains(place));
+            (place.clone(), *id, known.ino, known.btime)
+        };
+        let mut content: Vec<_> = state.by_place.iter().map(about).collect();
+        content.sort_by_key(|(place, id, ..)| (place.0, place.1.as_bytes().to_vec(), *id));
+        content
+    }
+
+    #[test]
+    fn a_noted_table_is_there_in_the_next_life() {
+        let whose = whose();
+        let table = PathTable::noted(100, 7, whose.clone());
+        for number in 0..40 {
+            table.seen(ROOT, name(&format!("f{number}")), &file(100 + number, 1));
+        }
+        table.seen(ROOT, name("link"), &file(103, 2));
+        let unnamed = table.unnamed(&file(99, 0));
+        table.linked(unnamed, ROOT, name("named"));
+        table.removed(ROOT, name("f0"));
+        table.renamed((ROOT, name("f1")), (ROOT, name("g")), false);
+        table.renamed((ROOT, name("f2")), (ROOT, name("f4")), false);
+        table.renamed((ROOT, name("f5")), (ROOT, name("f6")), true);
+        table.renamed((ROOT, name("f7")), (ROOT, name("not known")), true);
+        table.seen(ROOT, name("f8"), &file(500, 1)); // another file
+        let copied = table.at(ROOT, name("f9")).unwrap();
+        let btime = Timestamp { sec: 5, nsec: 6 };
+        table.changed(copied, &Attr { btime, ..file(600, 1) });
+        assert!(table.seen(ROOT, name("f9"), &Attr { btime, ..file(600, 1) }) == copied);
+        let before = content(&table);
+        let next = PathTable::noted(100, 8, whose.clone());
+        assert_eq!(content(&next), before);
+        assert_eq!(next.seen(ROOT, name("copied"), &Attr { btime, ..file(600, 2) }), copied);
+        // The log is begun anew when it is long.
+        for _ in 0..40_000 {
+            next.renamed((ROOT, name("f9")), (ROOT, name("h9")), false);
+            next.renamed((ROOT, name("h9")), (ROOT, name("f9")), false);
+        }
+        let bytes = std::fs::metadata(&whose.path).unwrap().len();
+        assert!(bytes < 70_000 * 80, "{bytes}");
+        assert_eq!(content(&PathTable::noted(100, 9, whose.clone())), content(&next));
+        std::fs::remove_file(&whose.path).unwrap();
     }
 
     #[test]

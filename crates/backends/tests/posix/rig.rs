@@ -171,6 +171,16 @@ impl Disk {
         Some(disk)
     }
 
+    /// The lower directory of an overlay.
+    pub fn lower(&self) -> PathBuf {
+        self.base.join("below/lower")
+    }
+
+    /// A file beside the disk.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.base.join(name)
+    }
+
     /// From now on the disk of [`Disk::fragile`] takes no block that it has not taken before.
     pub fn break_down(&self) {
         posix::release().unwrap();

@@ -1,5 +1,7 @@
 //! Ids: stable over rename and restart, never another file's.
 
+use std::sync::Arc;
+
 use crate::rig::*;
 use dray_backends::posix::{PosixOptions, as_server};
 use dray_core::*;
@@ -80,6 +82,77 @@ fn the_path_table_follows_directories_that_move() {
         let fresh = kit.lookup(cx, two, "moved").await.unwrap().id;
         assert_eq!(fresh, deep);
         assert_eq!(kit.fs.getattr(cx, id).await.unwrap().size, 1);
+    });
+}
+
+/// What an overlay copies is of another birth: the file had another id from then on, and whoever
+/// opened it next did not meet the locks of those who had it open.
+#[test]
+fn a_file_that_an_overlay_copies_keeps_its_id() {
+    let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
+    for file in ["opened", "cut", "chmod", "xattr", "linked", "moved"] {
+        std::fs::write(disk.lower().join(file), file).unwrap();
+    }
+    let options = PosixOptions { inode_cache_max: 8, ..plain() };
+    on(&disk, options, async |kit| {
+        let (cx, root) = (&kit.root_user, kit.root);
+        let id = async |name: &str| kit.lookup(cx, root, name).await.unwrap().id;
+        let before = [id("opened").await, id("cut").await, id("chmod").await, id("xattr").await];
+        let moved = [id("linked").await, id("moved").await];
+        let close = async |file: Arc<dyn OpenFile>| file.close(cx).await.unwrap();
+        close(kit.fs.open(cx, before[0], OpenHow::READ_WRITE).await.unwrap()).await;
+        let cutting = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
+        close(kit.fs.open(cx, before[1], cutting).await.unwrap()).await;
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        kit.fs.setattr(cx, before[2], mode).await.unwrap();
+        let set = kit.fs.setxattr(cx, before[3], b"user.x", b"x", XattrSet::Any);
+        if let Err(error) = set.await {
+            assert_eq!(error.errno(), Errno::ENOTSUP, "not every file system has them");
+        }
+        kit.fs.link(cx, moved[0], root, name("further")).await.unwrap();
+        kit.rename(cx, (root, "moved"), (root, "there"), RenameHow::Replace).await.unwrap();
+        // So that nothing of them is at hand.
+        for number in 0..100 {
+            kit.file(cx, root, &format!("other{number}"), 0o644, b"").await;
+        }
+        let after = [id("opened").await, id("cut").await, id("chmod").await, id("xattr").await];
+        assert_eq!(after, before);
+        assert_eq!([id("further").await, id("there").await], moved);
+    });
+}
+
+/// Whoever had a file open got ESTALE once the server had been killed.
+#[test]
+fn ids_of_the_path_table_survive_a_restart_of_the_server() {
+    let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
+    let options =
+        || PosixOptions { path_table_file: Some(disk.beside("paths")), inode_cache_max: 8, ..plain() };
+    let ids = std::cell::Cell::new(None);
+    on(&disk, options(), async |kit| {
+        let cx = &kit.root_user;
+        let (one, two) = (kit.common("1").await, kit.common("2").await);
+        let deep = kit.mkdir(cx, one, "deep", 0o755).await.unwrap().id;
+        let file = kit.file(cx, deep, "f", 0o644, b"content").await;
+        let gone = kit.file(cx, deep, "gone", 0o644, b"").await;
+        kit.unlink(cx, deep, "gone").await.unwrap();
+        kit.rename(cx, (one, "deep"), (two, "moved"), RenameHow::Replace).await.unwrap();
+        let swapped = kit.file(cx, one, "a", 0o644, b"a").await;
+        kit.file(cx, two, "b", 0o644, b"b").await;
+        kit.rename(cx, (one, "a"), (two, "b"), RenameHow::Exchange).await.unwrap();
+        ids.set(Some((file, gone, swapped)));
+    });
+    on(&disk, options(), async |kit| {
+        let cx = &kit.root_user;
+        let (file, gone, swapped) = ids.get().unwrap();
+        let read = async |id| {
+            let file = kit.fs.open(cx, id, OpenHow::READ).await.unwrap();
+            get(cx, &*file, 0, 99).await.unwrap()
+        };
+        assert_eq!((read(file).await, read(swapped).await), (b"content".to_vec(), b"a".to_vec()));
+        assert_eq!(errno(kit.fs.getattr(cx, gone).await), Errno::ESTALE);
+        let moved = kit.lookup(cx, kit.root, "2").await.unwrap().id;
+        let moved = kit.lookup(cx, moved, "moved").await.unwrap().id;
+        assert_eq!(kit.lookup(cx, moved, "f").await.unwrap().id, file, "it has one id");
     });
 }
 

@@ -1,7 +1,7 @@
 //! Opens the exports, each on a thread of its own: a file system that hangs when the server
 //! starts keeps its own export waiting, and nobody else.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -168,6 +168,7 @@ impl Opening {
             direct: plan.direct,
             id_key: Some(identity.key),
             threads_max: if plan.threads == 0 { defaults.threads_max } else { plan.threads },
+            path_table_file: Some(self.path_table_file()?),
             keeper: self.keeper.clone().map(|keeper| keeper as Arc<dyn Keeper>),
             open_descriptors_max: self.descriptors.files_of_each,
             inode_cache_max: self.descriptors.inodes_of_each,
@@ -177,6 +178,9 @@ impl Opening {
             let root = if paths::is_root() { "" } else { "; `dray serve` must be started by root" };
             Failure::new(format!("{}: {error}{root}", what()))
         })?;
+        for caveat in posix.caveats() {
+            log::warn!("export `{}`: {caveat}", plan.name);
+        }
         self.exported.answered(&dir, posix.clone());
         let mut fs: Arc<dyn FileSystem> = posix;
         if !self.faults.is_empty() {
@@ -185,6 +189,13 @@ impl Opening {
         }
         let fs = Arc::new(Observed::new(fs, self.exported.metrics.clone()));
         Ok(Export::new(&plan.name, fs, plan.allow.clone()))
+    }
+
+    /// Where ids of files are noted, if the file system below has none that last.
+    fn path_table_file(&self) -> Result<PathBuf, Failure> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = state.as_ref().ok_or_else(|| Failure::new("the server is ending"))?;
+        Ok(state.dir().join(format!("paths-{}", self.plan.name)))
     }
 
     fn identity(&self, dir: &Path) -> Result<ExportIdentity, Failure> {

@@ -30,6 +30,19 @@ pub(crate) fn write(fd: BorrowedFd<'_>, at: u64, from: &[u8], flags: i32) -> Sys
     Ok(count as usize)
 }
 
+/// Has writes through `fd` go to the end of the file, or not, from now on. Errors: `EPERM` where
+/// the file takes appends only.
+pub(crate) fn set_append(fd: BorrowedFd<'_>, append: bool) -> Sys<()> {
+    // SAFETY: numbers only.
+    let flags = call(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    let wanted = if append { flags | libc::O_APPEND } else { flags & !libc::O_APPEND };
+    if wanted != flags {
+        // SAFETY: numbers only.
+        call(|| unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, wanted) })?;
+    }
+    Ok(())
+}
+
 /// fsync(2) or fdatasync(2).
 pub(crate) fn sync(fd: BorrowedFd<'_>, data_only: bool) -> Sys<()> {
     // SAFETY: numbers only.

@@ -1,0 +1,285 @@
+//! The path table on disk, so that ids outlive the server's process: a log of the names that were
+//! entered and left.
+//!
+//! Each change is one write(2), made before the answer that tells of it, so that the log is whole
+//! whatever kills the process. A loss of power can take its end: what is read ends at the first
+//! record that is not whole. So the log may be behind, as it may be behind what others did to the
+//! file system; whoever uses it compares what it finds at a name with what was there.
+//!
+//! ```text
+//! header 0  8  magic and version    record  0  8  checksum of the rest
+//!        8 16  uuid of the export           8  1  1: entered, 2: left
+//!       24  8  inode of its root            9  1  bytes of the name
+//!       32  8  kind of file system         12  4  type, as in a mode
+//!                                          16 16  id
+//!                                          32 12  time of birth
+//!                                          48 16  directory
+//!                                          64  8  inode
+//!                                          72     name
+//! ```
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use dray_core::{FileId, FileType, FsUuid, Name, Timestamp};
+
+use super::paths::Place;
+use super::siphash::siphash;
+
+/// "drayplc" and, in the last byte, the version of the layout, 1.
+const MAGIC: u64 = u64::from_le_bytes(*b"drayplc\x01");
+const HEADER_BYTES: usize = 40;
+const HEAD_BYTES: usize = 72;
+
+/// Records beyond twice the places there are after which the log is written anew.
+const SPARE_RECORDS: usize = 65_536;
+
+/// Where the log of an export is, and of which file system: an inode number of another one is no
+/// number of this one.
+#[derive(Clone, Debug)]
+pub(crate) struct Whose {
+    pub(crate) path: PathBuf,
+    pub(crate) uuid: FsUuid,
+    pub(crate) root_ino: u64,
+    pub(crate) magic: i64,
+}
+
+/// What became of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// This file has it.
+    Entered { id: FileId, ino: u64, kind: FileType, btime: Timestamp },
+    /// No known file has it.
+    Left,
+}
+
+/// A log that is being written.
+pub(crate) struct PathLog {
+    file: File,
+    pending: Vec<u8>,
+    records: usize,
+}
+
+impl Whose {
+    fn header(&self) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        header[..8].copy_from_slice(&MAGIC.to_le_bytes());
+        header[8..24].copy_from_slice(&self.uuid.0.to_le_bytes());
+        header[24..32].copy_from_slice(&self.root_ino.to_le_bytes());
+        header[32..].copy_from_slice(&self.magic.to_le_bytes());
+        header
+    }
+
+    /// Tells `apply` what was noted, in that order. A log that is not there, or is of another
+    /// file system or version, says nothing. Errors: those of reading.
+    pub(crate) fn read(&self, mut apply: impl FnMut(Event, Place)) -> io::Result<()> {
+        let file = match File::open(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        let mut input = BufReader::with_capacity(1 << 20, file);
+        let mut header = [0; HEADER_BYTES];
+        if !fill(&mut input, &mut header)? || header != self.header() {
+            return Ok(());
+        }
+        let mut record = Vec::with_capacity(HEAD_BYTES + 255);
+        loop {
+            record.resize(HEAD_BYTES, 0);
+            if !fill(&mut input, &mut record)? {
+                return Ok(());
+            }
+            record.resize(HEAD_BYTES + usize::from(record[9]), 0);
+            if !fill(&mut input, &mut record[HEAD_BYTES..])? {
+                return Ok(());
+            }
+            match decode(&record) {
+                Some((event, place)) => apply(event, place),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Begins the log anew with the names that there are, in one step: a process that dies
+    /// meanwhile leaves the old one.
+    pub(crate) fn begin<'a>(
+        &self,
+        known: impl Iterator<Item = (Event, &'a Place)>,
+    ) -> io::Result<PathLog> {
+        let mut name = OsString::from("new-");
+        name.push(self.path.file_name().unwrap_or_default());
+        let new = self.path.with_file_name(name);
+        let mut options = OpenOptions::new();
+        let file = options.create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+        let mut output = BufWriter::with_capacity(1 << 20, file);
+        output.write_all(&self.header())?;
+        let (mut records, mut record) = (0, Vec::new());
+        for (event, place) in known {
+            record.clear();
+            encode(event, place, &mut record);
+            output.write_all(&record)?;
+            records += 1;
+        }
+        let file = output.into_inner().map_err(io::IntoInnerError::into_error)?;
+        fs::rename(&new, &self.path)?;
+        Ok(PathLog { file, pending: Vec::new(), records })
+    }
+}
+
+impl PathLog {
+    /// Notes it with the next [`PathLog::commit`].
+    pub(crate) fn note(&mut self, event: Event, place: &Place) {
+        encode(event, place, &mut self.pending);
+        self.records += 1;
+    }
+
+    /// Writes what was noted. Errors: those of write(2); the log is of no use any more then.
+    pub(crate) fn commit(&mut self) -> io::Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        self.file.write_all(&self.pending)?;
+        self.pending.clear();
+        Ok(())
+    }
+
+    /// Whether it had better be begun anew, with so many places.
+    pub(crate) fn is_long(&self, places: usize) -> bool {
+        self.records > 2 * places + SPARE_RECORDS
+    }
+}
+
+/// Fills `into`; false where the file ends before.
+fn fill(input: &mut impl Read, into: &mut [u8]) -> io::Result<bool> {
+    match input.read_exact(into) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn put_id(id: FileId, into: &mut Vec<u8>) {
+    into.extend_from_slice(&id.ino.to_le_bytes());
+    into.extend_from_slice(&id.generation.to_le_bytes());
+}
+
+fn encode(event: Event, (dir, name): &Place, into: &mut Vec<u8>) {
+    let (word, id, ino, kind, btime) = match event {
+        Event::Entered { id, ino, kind, btime } => (1, id, ino, kind.mode_bits(), btime),
+        Event::Left => (2, FileId { ino: 0, generation: 0 }, 0, 0, Timestamp::default()),
+    };
+    let name = name.as_bytes();
+    let begin = into.len();
+    into.extend_from_slice(&[0; 8]);
+    into.extend_from_slice(&[word, name.len() as u8, 0, 0]); // a name has 255 bytes at most
+    into.extend_from_slice(&kind.to_le_bytes());
+    put_id(id, into);
+    into.extend_from_slice(&btime.sec.to_le_bytes());
+    into.extend_from_slice(&btime.nsec.to_le_bytes());
+    into.extend_from_slice(&[0; 4]);
+    put_id(*dir, into);
+    into.extend_from_slice(&ino.to_le_bytes());
+    into.extend_from_slice(name);
+    let sum = checksum(&into[begin + 8..]);
+    into[begin..begin + 8].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn decode(record: &[u8]) -> Option<(Event, Place)> {
+    let word = |at: usize| Some(u64::from_le_bytes(record.get(at..at + 8)?.try_into().ok()?));
+    let half = |at: usize| Some(u32::from_le_bytes(record.get(at..at + 4)?.try_into().ok()?));
+    let id = |at: usize| Some(FileId { ino: word(at)?, generation: word(at + 8)? });
+    if word(0)? != checksum(record.get(8..)?) {
+        return None;
+    }
+    let event = match record.get(8)? {
+        1 => Event::Entered {
+            id: id(16)?,
+            ino: word(64)?,
+            kind: FileType::from_mode(half(12)?)?,
+            btime: Timestamp { sec: word(32)? as i64, nsec: half(40)? },
+        },
+        2 => Event::Left,
+        _ => return None,
+    };
+    let name = Name::new(record.get(HEAD_BYTES..)?).ok()?;
+    Some((event, (id(48)?, name.to_owned())))
+}
+
+/// Against what is half written, not against somebody who means harm: the file is the server's.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(bytes.len() as u64, |sum, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        siphash(0, [sum, u64::from_le_bytes(word)])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str) -> Place {
+        (FileId { ino: 1, generation: 1 }, Name::new(name.as_bytes()).unwrap().to_owned())
+    }
+
+    fn entered(ino: u64) -> Event {
+        let btime = Timestamp { sec: -5, nsec: 7 };
+        Event::Entered { id: FileId { ino, generation: 9 }, ino, kind: FileType::Fifo, btime }
+    }
+
+    fn whose(label: &str) -> Whose {
+        let name = format!("dray-path-log-{label}-{:x}", dray_rt::random_u64());
+        Whose { path: std::env::temp_dir().join(name), uuid: FsUuid(3), root_ino: 1, magic: 2 }
+    }
+
+    fn read(whose: &Whose) -> Vec<(Event, Place)> {
+        let mut read = Vec::new();
+        whose.read(|event, place| read.push((event, place))).unwrap();
+        read
+    }
+
+    #[test]
+    fn what_was_noted_is_read_up_to_what_is_not_whole() {
+        let whose = whose("whole");
+        let long = "n".repeat(255);
+        let events = [
+            (entered(5), place("a")),
+            (Event::Left, place("a")),
+            (entered(6), place(&long)),
+            (entered(7), place("b")),
+        ];
+        let mut log = whose.begin(events[..1].iter().map(|(event, at)| (*event, at))).unwrap();
+        for (event, place) in &events[1..] {
+            log.note(*event, place);
+            log.commit().unwrap();
+        }
+        assert_eq!(read(&whose), events);
+        let whole = fs::read(&whose.path).unwrap();
+        let mut broken = whole.clone();
+        broken.truncate(whole.len() - 1);
+        fs::write(&whose.path, &broken).unwrap();
+        assert_eq!(read(&whose), events[..3]);
+        broken[HEADER_BYTES + HEAD_BYTES + 1 + 30] ^= 1; // in the second record
+        fs::write(&whose.path, &broken).unwrap();
+        assert_eq!(read(&whose), events[..1]);
+        fs::remove_file(&whose.path).unwrap();
+        assert_eq!(read(&whose), []);
+    }
+
+    #[test]
+    fn the_log_of_another_file_system_or_version_says_nothing() {
+        let one = whose("other");
+        one.begin([(entered(5), &place("a"))].into_iter()).unwrap();
+        assert_eq!(read(&one).len(), 1);
+        assert_eq!(read(&Whose { uuid: FsUuid(4), ..one.clone() }), []);
+        assert_eq!(read(&Whose { root_ino: 2, ..one.clone() }), []);
+        assert_eq!(read(&Whose { magic: 3, ..one.clone() }), []);
+        let mut newer = fs::read(&one.path).unwrap();
+        newer[7] = 2;
+        fs::write(&one.path, newer).unwrap();
+        assert_eq!(read(&one), []);
+        fs::remove_file(&one.path).unwrap();
+    }
+}
