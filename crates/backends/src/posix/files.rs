@@ -100,13 +100,12 @@ const PINS_MIN: usize = 64;
 const PINS_MIN_PART: usize = 8;
 
 /// Flags of open(2) that matter after the open itself.
-const LASTING: i32 =
-    libc::O_ACCMODE
-        | libc::O_APPEND
-        | libc::O_SYNC
-        | libc::O_DIRECT
-        | libc::O_DIRECTORY
-        | libc::O_NOATIME;
+const LASTING: i32 = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_SYNC
+    | libc::O_DIRECT
+    | libc::O_DIRECTORY
+    | libc::O_NOATIME;
 
 impl Files {
     pub(crate) fn new(

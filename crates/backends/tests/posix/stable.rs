@@ -125,8 +125,11 @@ fn a_file_that_an_overlay_copies_keeps_its_id() {
 #[test]
 fn ids_of_the_path_table_survive_a_restart_of_the_server() {
     let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
-    let options =
-        || PosixOptions { path_table_file: Some(disk.beside("paths")), inode_cache_max: 8, ..plain() };
+    let options = || PosixOptions {
+        path_table_file: Some(disk.beside("paths")),
+        inode_cache_max: 8,
+        ..plain()
+    };
     let ids = std::cell::Cell::new(None);
     on(&disk, options(), async |kit| {
         let cx = &kit.root_user;
