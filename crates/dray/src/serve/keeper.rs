@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -94,6 +95,7 @@ impl KeeperClient {
             return Ok(client);
         }
         Command::new("/proc/self/exe")
+            .arg0("dray")
             .arg("keep-files")
             .arg(state)
             .stdin(Stdio::null())

@@ -28,6 +28,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 pub fn run(state: &Path) -> Result<(), Failure> {
     // SAFETY: no memory is passed. It fails only if we lead a session already.
     unsafe { libc::setsid() };
+    signals::name_process(c"dray-keeper");
     signals::let_go(); // a machine that goes down asks everybody to end
     let path = socket_path(state);
     let doing = || format!("cannot listen on {}", path.display());

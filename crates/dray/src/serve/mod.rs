@@ -364,7 +364,7 @@ async fn serve(
         log::info!("serving {names} at {}", listener.address());
         scope.spawn_on(&handle, accept(listener, server.clone(), workers.clone()));
     }
-    notify("READY=1");
+    notify(&format!("READY=1\nSTATUS=serving {names} at {}", report.listen.join(", ")));
     let signal = ending.wait().await.doing(|| "cannot wait for signals".into())?;
     log::info!("signal {signal}: ending; clients wait for the next server");
     if timeout(PARTED_MAX, server.parted()).await.is_err() {
