@@ -23,20 +23,21 @@ fn named(text: &str) -> Vec<Named> {
         .collect()
 }
 
-/// Rows of the tables whose last column is called `tests`.
-fn promises(page: &str) -> Vec<&str> {
-    let mut rows = Vec::new();
-    let mut inside = false;
-    for line in page.lines() {
-        if !line.starts_with('|') {
-            inside = false;
-        } else if line.trim_end().ends_with("| tests |") {
-            inside = true;
-        } else if inside && !line.starts_with("|---") {
-            rows.push(line);
+/// The items of the lists in the chapter of promises, each with the lines below it.
+fn promises(page: &str) -> Vec<String> {
+    let mut items: Vec<String> = Vec::new();
+    let chapter = page.split("\n## ").find(|chapter| chapter.starts_with("Promises\n"));
+    for line in chapter.unwrap_or_default().lines() {
+        if line.starts_with("- ") {
+            items.push(line.to_owned());
+        } else if let Some(item) = items.last_mut()
+            && line.starts_with("  ")
+        {
+            item.push('\n');
+            item.push_str(line);
         }
     }
-    rows
+    items
 }
 
 /// Why `test` is none that runs, if so: it is marked as a test, or the directed suite calls it.
@@ -67,15 +68,15 @@ fn problem(test: &Named) -> Option<String> {
 #[test]
 fn every_promise_names_tests_that_exist() {
     let page = fs::read_to_string(root().join("docs/SEMANTICS.md")).unwrap();
-    let rows = promises(&page);
+    let all = promises(&page);
     assert!(
-        rows.len() > 30,
+        all.len() > 30,
         "only {} promises were found: has the form of the page changed?",
-        rows.len()
+        all.len()
     );
-    let unproven = rows.iter().filter(|row| named(row).is_empty());
+    let unproven = all.iter().filter(|promise| named(promise).is_empty());
     let mut problems: Vec<String> =
-        unproven.map(|row| format!("no test is named: {row}")).collect();
+        unproven.map(|promise| format!("no test is named: {promise}")).collect();
     problems.extend(named(&page).iter().filter_map(problem));
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
@@ -129,6 +130,60 @@ fn links_and_paths_of_all_pages_lead_somewhere() {
     assert!(dead.is_empty(), "{}", dead.join("\n"));
 }
 
+/// Modules that a page names as `crate::module` or `crate::{module, module}`.
+fn modules(text: &str) -> Vec<String> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    let mut all = Vec::new();
+    for word in quoted.filter(|word| word.contains("::") && !word.contains('(')) {
+        match word.split_once("::{") {
+            Some((stem, list)) => {
+                let names = list.trim_end_matches('}').split(',').map(str::trim);
+                all.extend(names.map(|name| format!("{stem}::{name}")));
+            }
+            None => all.push(word.to_owned()),
+        }
+    }
+    all
+}
+
+/// Whether a path of modules leads to a file, or to something in one. Paths into what is not ours
+/// are nobody's business here.
+fn leads_somewhere(module: &str) -> bool {
+    let mut words = module.split("::");
+    let mut at = root().join("crates").join(words.next().unwrap_or_default()).join("src");
+    if !at.is_dir() {
+        return true;
+    }
+    for word in words {
+        let is_item = |file: PathBuf| {
+            fs::read_to_string(file).is_ok_and(|text| text.contains(&format!(" {word}")))
+        };
+        let below = at.join(word);
+        if !below.is_dir() && !below.with_extension("rs").exists() {
+            let inside = [at.with_extension("rs"), at.join("mod.rs"), at.join("lib.rs")];
+            return inside.into_iter().any(is_item);
+        }
+        at = below;
+    }
+    true
+}
+
+#[test]
+fn modules_that_pages_name_are_there() {
+    let mut all = Vec::new();
+    pages(&root().join("docs"), &mut all);
+    let mut dead = Vec::new();
+    for page in &all {
+        let text = fs::read_to_string(page).unwrap();
+        let gone = modules(&text).into_iter().filter(|module| !leads_somewhere(module));
+        dead.extend(gone.map(|module| format!("{}: {module}", page.display())));
+    }
+    assert!(dead.is_empty(), "{}", dead.join("\n"));
+    assert_eq!(modules("`a::{b, c::d}` `e::f` `g`"), ["a::b", "a::c::d", "e::f"]);
+    assert!(leads_somewhere("rpc::server::exactly_once::plan") && leads_somewhere("tokio::sync"));
+    assert!(!leads_somewhere("rpc::server::nothing_of_that_name"));
+}
+
 #[test]
 fn what_the_benchmark_plots_is_shown() {
     let pages = ["README.md", "docs/PERFORMANCE.md"].map(|page| root().join(page));
@@ -160,8 +215,9 @@ fn what_is_named_wrongly_is_found() {
         let test = Named { file: file.into(), function: function.into() };
         assert!(problem(&test).is_some(), "{file}::{function}");
     }
-    let page = "| promise | tests |\n|---|---|\n| a | `b.rs::c` |\n\n| what | now |\n|---|---|\n| d | e |\n";
-    assert_eq!(promises(page), ["| a | `b.rs::c` |"]);
+    let page =
+        "# A\n\n- z\n\n## Promises\n\n### B\n\n- c\n  d\n  - `e.rs::f`\n\n- g\n\n## H\n\n- i\n";
+    assert_eq!(promises(page), ["- c\n  d\n  - `e.rs::f`", "- g"]);
     assert_eq!(named(page).len(), 1);
     let page = "[a](b.md#c), ![d](e.svg), [f](https://g), [h](#i): `script/test STEP`, docs/adr.";
     assert_eq!(links(page).collect::<Vec<_>>(), ["b.md", "e.svg"]);
