@@ -1,4 +1,4 @@
-//! Figures from a run: bars as SVG, made by hand, and the README's table.
+//! Figures from a run: bars as SVG, made by hand, and the tables of the README and of docs/PERFORMANCE.md.
 
 mod bars;
 
@@ -11,7 +11,7 @@ use crate::plot::bars::{Bar, Group, chart};
 use crate::report::{Measures, PEER_ROWS, TARGETS, Verdict, table, yardsticks};
 use crate::{Outcome, told};
 
-/// Between these lines of the README its tables are written.
+/// Between these lines of the README its summary and its table are written.
 const README: (&str, &str) = ("<!-- bench: begin -->", "<!-- bench: end -->");
 /// Between these lines of docs/PERFORMANCE.md the targets are written.
 const TARGETS_PAGE: (&str, &str) = ("<!-- performance: begin -->", "<!-- performance: end -->");
@@ -24,7 +24,7 @@ pub fn run(args: &Args) -> Outcome {
     let mut block = String::new();
     if let Some(measures) = measures(args.need("serial")?)? {
         save(&figures.join("serial.svg"), &serial_chart(&measures))?;
-        block.push_str(&serial_table(&measures));
+        block.push_str(&summary(&measures));
         let page = Path::new(args.need("performance")?);
         let tables = format!("{}\n{}", targets_table(&measures), yardsticks(&measures));
         write_block(page, TARGETS_PAGE, &tables)?;
@@ -115,19 +115,26 @@ fn row_title(title: &str, name: &str) -> String {
     }
 }
 
-fn serial_table(measures: &Measures) -> String {
-    let arms: Vec<&str> =
-        TRANSPORTS.into_iter().filter(|arm| measures.arms().contains(arm)).collect();
-    let mut rows = vec![vec!["metric".to_owned()]];
-    rows[0].extend(arms.iter().map(|arm| (*arm).to_owned()));
-    rows[0].extend(["target".to_owned(), "unit".to_owned()]);
-    for (metric, unit, target) in TARGETS {
-        let mut row = vec![metric.to_owned()];
-        row.extend(arms.iter().map(|arm| table::figure_or_dash(measures.median(arm, metric))));
-        row.extend([target.text(), unit.to_owned()]);
-        rows.push(row);
-    }
-    table::markdown(&rows)
+/// How many of the targets were reached, in a sentence.
+fn summary(measures: &Measures) -> String {
+    let met = |arm: &str| {
+        let reached = TARGETS.iter().filter(|(metric, _, target)| {
+            let value = of_transport(measures, arm, metric);
+            value.is_some_and(|value| target.judge(value) == Verdict::Pass)
+        });
+        reached.count()
+    };
+    let [classic, uring] = TRANSPORTS.map(met);
+    format!(
+        "Of {} targets this run met {classic} on the classic transport and {uring} over a ring \
+         (io_uring).\n",
+        TARGETS.len()
+    )
+}
+
+/// What was measured of `arm`; of the server, what does not depend on the transport.
+fn of_transport(measures: &Measures, arm: &str, metric: &str) -> Option<f64> {
+    measures.median(arm, metric).or_else(|| measures.median("server", metric))
 }
 
 /// The targets, what was measured, and whether they were reached.
@@ -136,14 +143,11 @@ fn targets_table(measures: &Measures) -> String {
     rows[0].extend(TRANSPORTS.iter().map(|arm| (*arm).to_owned()));
     for (metric, unit, target) in TARGETS {
         let mut row = vec![metric.to_owned(), unit.to_owned(), target.text()];
-        row.extend(TRANSPORTS.iter().map(|arm| {
-            // What does not depend on the transport is measured once.
-            match measures.median(arm, metric).or_else(|| measures.median("server", metric)) {
-                Some(value) if target.judge(value) == Verdict::Miss => {
-                    format!("{} (missed)", table::figure(value))
-                }
-                value => table::figure_or_dash(value),
+        row.extend(TRANSPORTS.iter().map(|arm| match of_transport(measures, arm, metric) {
+            Some(value) if target.judge(value) == Verdict::Miss => {
+                format!("{} (missed)", table::figure(value))
             }
+            value => table::figure_or_dash(value),
         }));
         rows.push(row);
     }
@@ -192,6 +196,7 @@ mod tests {
         };
         let measures =
             Measures::new(vec![line("rand4k_cpu_us", 40.0), line("create_per_s", 11_000.0)]);
+        assert!(summary(&measures).contains("met 0 on the classic transport and 1 over a ring"));
         let table = targets_table(&measures);
         let row = |name| table.lines().find(|row: &&str| row.contains(name)).unwrap();
         assert!(row("rand4k_cpu_us").contains("(missed)"), "{table}");
