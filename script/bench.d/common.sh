@@ -89,6 +89,7 @@ scratch() {
 descendants() {
     local child
     echo "$1"
+    # shellcheck disable=SC2013 # words
     for child in $(cat /proc/"$1"/task/*/children 2>/dev/null); do descendants "$child"; done
 }
 
@@ -100,6 +101,7 @@ end_process() {
     pids=$(descendants "$1")
     for pid in $pids; do kill "$pid"; done
     for tries in $(seq 30); do
+        # shellcheck disable=SC2086 # several
         alive $pids || return 0
         sleep 0.1
     done

@@ -4,6 +4,8 @@
 # pid. FILE_MIB stays above 128, the write cache of mfsmount, which would otherwise swallow
 # blocks written twice. All are up at the same time and idle but for the one under load; passes are
 # interleaved, medians count.
+#
+# shellcheck disable=SC2086 # lists of loads and prefixes of commands are words
 
 ROUNDS=${ROUNDS:-3}
 PEERS=${PEERS:-moosefs glusterfs sshfs ganesha}
@@ -40,7 +42,7 @@ bench_peers() {
         if ! "up_$peer"; then say "$peer does not start here: left out (see $OUT/$peer*.log)"; fi
     done
     for peer in $ARMS; do
-        ${INSIDE[$peer]:-} "$BENCH" fill ${PLACE[$peer]} --jobs $JOBS --file-mib "$FILE_MIB"
+        ${INSIDE[$peer]:-} "$BENCH" fill ${PLACE[$peer]} --jobs "$JOBS" --file-mib "$FILE_MIB"
     done
     for ((round = 0; round < ROUNDS; round++)); do
         say "pass $((round + 1)) of $ROUNDS"
@@ -82,7 +84,7 @@ new_network() {
     $NET ip address add $HOST/32 dev lo
 }
 
-test_network() { [ "$(readlink /proc/$1/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; }
+test_network() { [ "$(readlink "/proc/$1/ns/net")" != "$(readlink /proc/$$/ns/net)" ]; }
 
 # --- the arms ----------------------------------------------------------------------------
 
@@ -103,6 +105,7 @@ up_moosefs() {
     local dir=$WORK/moosefs port=19420 servers="" index
     mkdir -p "$dir/master" "$WORK/mnt-moosefs"
     new_network moosefs || return 1
+    # shellcheck disable=SC2012 # one of two names
     cp "$(ls /var/lib/mfs/metadata.mfs.empty /usr/share/*/metadata.mfs.empty 2>/dev/null |
         head -1)" "$dir/master/metadata.mfs" 2>/dev/null || printf 'MFSM NEW' >"$dir/master/metadata.mfs"
     echo '* / rw,alldirs,maproot=0' >"$dir/exports.cfg"
@@ -192,7 +195,7 @@ END
     wait_for 20 is_mounted "$WORK/mnt-glusterfs" || return 1
     wait_for 20 touch "$WORK/mnt-glusterfs/probe" || return 1
     rm -f "$WORK/mnt-glusterfs/probe"
-    brick=$(cat $(find "$dir/run" -path '*bench*' -name '*.pid' | head -1))
+    brick=$(cat "$(find "$dir/run" -path '*bench*' -name '*.pid' | head -1)")
     arm glusterfs "--dir $WORK/mnt-glusterfs" "$client" "$server $brick"
 }
 
@@ -205,7 +208,7 @@ gluster_do() {
 
 end_bricks() {
     local file
-    for file in $(find "$1" -name '*.pid'); do end_process "$(cat "$file")"; done
+    find "$1" -name '*.pid' | while read -r file; do end_process "$(cat "$file")"; done
 }
 
 # sshfs without ssh: it connects to an sftp-server directly. The mount for cold stat has

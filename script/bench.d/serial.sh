@@ -4,6 +4,8 @@
 # congestion control that dray uses on loopback), native tmpfs, then each transport, one after the other, so that
 # whatever else the machine does hits all of them. Ratios are taken within a round; the
 # median over rounds counts. All arms use the same files on the same tmpfs.
+#
+# shellcheck disable=SC2086 # lists of loads and prefixes of commands are words
 
 ROUNDS=${ROUNDS:-5}
 TRANSPORTS=${TRANSPORTS:-classic uring}
@@ -36,7 +38,7 @@ bench_serial() {
     RAW=$OUT/serial.raw.jsonl
     : >"$RAW"
     mkdir "$STORE/export"
-    "$BENCH" fill --dir "$STORE/export" --jobs $JOBS --file-mib "$FILE_MIB" --with-names yes
+    "$BENCH" fill --dir "$STORE/export" --jobs "$JOBS" --file-mib "$FILE_MIB" --with-names yes
     PORT=$(free_port 17440)
     start_dray_server "$PORT" "$STORE/export"
     mount_all

@@ -22,6 +22,7 @@ kernel_packages() {
     # From 7.0 on the kernel and its modules are packages of their own.
     parts=$(apt-cache "${apt[@]}" depends "$package" |
         awk '$1 ~ /Depends:/ && $2 ~ /^linux-(binary|modules)-/ { print $2 }')
+    # shellcheck disable=SC2086 # none, or two
     (cd "$2" && apt-get "${apt[@]}" -qq download "$package" $parts 2>/dev/null)
 }
 
@@ -29,6 +30,7 @@ kernel_packages() {
 # mirror, with lists of its own in DIR.
 elsewhere() {
     local mirror release
+    # shellcheck disable=SC2016 # apt-get replaces it
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' \
         'Origin: Debian' | grep -v security | head -n 1)
     [ -n "$mirror" ] || return 1

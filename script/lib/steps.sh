@@ -18,8 +18,15 @@ step_format() {
 
 step_lint() {
     component clippy clippy
+    lint_scripts
     cargo clippy --workspace --all-targets --locked -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+}
+
+lint_scripts() {
+    need shellcheck || { echo "shellcheck is missing: scripts are not looked at"; return; }
+    git ls-files script | grep -v '\.py$' | xargs shellcheck
+    shellcheck packaging/debian/*
 }
 
 step_deny() { script/deny; }

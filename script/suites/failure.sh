@@ -38,7 +38,7 @@ work_goes_on() {
     wait "$worker" || code=$?
     [ "$code" = 0 ]
     seq -f 'line %g' 400 | cmp - "$at/log"
-    [ "$(ls "$at" | wc -l)" = 401 ]
+    [ "$(find "$at" -mindepth 1 -maxdepth 1 | wc -l)" = 401 ]
     for number in $(seq 400); do [ "$(cat "$at/moved$number/file")" = "$number" ]; done
 }
 
@@ -141,6 +141,7 @@ open_files_live() {
 # So does a file that was removed while it was open.
 deleted_files_live() {
     local at=$scratch/mnt/gone
+    # shellcheck disable=SC2094 # that is what is tested
     exec 8>"$at" 9<"$at"
     echo kept >&8
     rm "$at"

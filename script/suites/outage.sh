@@ -17,8 +17,9 @@ built=$target/guests/$guest_series
 leave_out() { skip all "$1"; exit 0; }
 if [ ! -e "$built/initrd" ]; then
     [ -z "${CI:-}" ] || leave_out "no guest in target/guests: see the step \`guest\`"
-    guest_tools && guest_build "$guest_series" "$built" ||
+    if ! { guest_tools && guest_build "$guest_series" "$built"; }; then
         leave_out "no guest can be made here"
+    fi
 fi
 command -v qemu-system-x86_64 >/dev/null || leave_out "there is no qemu-system-x86_64"
 

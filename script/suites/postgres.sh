@@ -72,6 +72,7 @@ survive() {
     # and it starts no more of them while it stands still.
     kill -STOP "$postmaster"
     children=$(cat "/proc/$postmaster/task/$postmaster/children")
+    # shellcheck disable=SC2086 # several
     kill -9 "$postmaster" $children || true
     wait "$client" || true
     wait "$postmaster" || true
