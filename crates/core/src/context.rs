@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::task::{Context as TaskContext, Waker};
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use crate::{Errno, Error, Gid, NodeId, Pid, RequestId, Result, Uid};
@@ -122,6 +122,15 @@ impl Context {
         match &self.cancel {
             Some(cancel) if cancel.is_set() => Err(self.cancelled()),
             _ => Ok(()),
+        }
+    }
+
+    /// As [`Context::check`], for what waits: ready with the error once the caller has given up,
+    /// of which `task` is woken.
+    pub fn poll_cancelled(&self, task: &mut TaskContext<'_>) -> Poll<Error> {
+        match &self.cancel {
+            Some(cancel) if cancel.poll_set(task) => Poll::Ready(self.cancelled()),
+            _ => Poll::Pending,
         }
     }
 

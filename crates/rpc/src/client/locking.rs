@@ -87,9 +87,9 @@ impl RemoteFile {
 /// Errors: `EINTR` when the caller gives up.
 async fn pause(cx: &Context, time: Duration) -> Result<()> {
     let mut over = pin!(sleep(time));
-    poll_fn(|task| match &cx.cancel {
-        Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
-        _ => over.as_mut().poll(task).map(Ok),
+    poll_fn(|task| match cx.poll_cancelled(task) {
+        Poll::Ready(error) => Poll::Ready(Err(error)),
+        Poll::Pending => over.as_mut().poll(task).map(Ok),
     })
     .await
 }

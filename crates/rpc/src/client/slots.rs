@@ -215,10 +215,7 @@ impl Slots {
                 false => task.waker().wake_by_ref(),
             }
             drop(state);
-            match &cx.cancel {
-                Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
-                _ => Poll::Pending,
-            }
+            cx.poll_cancelled(task).map(Err)
         })
         .await
     }

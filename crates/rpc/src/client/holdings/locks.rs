@@ -156,10 +156,7 @@ impl Held {
             }
             state.waiting.push(task.waker().clone());
             drop(state);
-            match &cx.cancel {
-                Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
-                _ => Poll::Pending,
-            }
+            cx.poll_cancelled(task).map(Err)
         })
         .await
     }
@@ -269,10 +266,7 @@ impl Held {
             if state.doubtful.contains(&handle) {
                 state.waiting.push(task.waker().clone());
                 drop(state);
-                return match &cx.cancel {
-                    Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
-                    _ => Poll::Pending,
-                };
+                return cx.poll_cancelled(task).map(Err);
             }
             Poll::Ready(Ok(()))
         })

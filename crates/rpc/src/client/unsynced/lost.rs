@@ -66,10 +66,7 @@ impl Unsynced {
             }
             state.waiting.push(task.waker().clone());
             drop(state);
-            match &cx.cancel {
-                Some(cancel) if cancel.poll_set(task) => Poll::Ready(Err(cx.cancelled())),
-                _ => Poll::Pending,
-            }
+            cx.poll_cancelled(task).map(Err)
         })
         .await
     }

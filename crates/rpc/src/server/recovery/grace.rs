@@ -77,10 +77,7 @@ impl Grace {
             }
             state.waiting.push(task.waker().clone());
             drop(state);
-            match &cx.cancel {
-                Some(cancel) if cancel.poll_set(task) => Poll::Ready(cx.check()),
-                _ => Poll::Pending,
-            }
+            cx.poll_cancelled(task).map(Err)
         })
         .await
     }

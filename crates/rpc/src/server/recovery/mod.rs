@@ -219,10 +219,9 @@ impl Recovery {
         }
         let over = self.wait_for(|_| !self.running());
         let mut over = std::pin::pin!(over);
-        std::future::poll_fn(|task| match (over.as_mut().poll(task), &cx.cancel) {
-            (Poll::Ready(()), _) => Poll::Ready(Ok(())),
-            (Poll::Pending, Some(cancel)) if cancel.poll_set(task) => Poll::Ready(cx.check()),
-            (Poll::Pending, _) => Poll::Pending,
+        std::future::poll_fn(|task| match over.as_mut().poll(task) {
+            Poll::Ready(()) => Poll::Ready(Ok(())),
+            Poll::Pending => cx.poll_cancelled(task).map(Err),
         })
         .await
     }
