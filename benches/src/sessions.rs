@@ -1,32 +1,14 @@
 //! Clients of the wire without a mount: to count what a call costs, and what a connection
 //! on which nothing happens costs the server.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::Fut;
-use dray_fabric::{Address, Connect, Connection};
+use dray_fabric::{Address, Sockets};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rt::{DriverKind, Executor};
 
 use crate::{Outcome, idle, told};
-
-/// Connects to an address by sockets.
-pub struct Sockets(pub Address);
-
-impl Connect for Sockets {
-    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
-        Box::pin(async {
-            let connection = dray_fabric::connect(&self.0).await?;
-            Ok(Arc::new(connection) as Arc<dyn Connection>)
-        })
-    }
-
-    fn target(&self) -> String {
-        self.0.to_string()
-    }
-}
 
 /// A session of its own on `address`.
 pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {

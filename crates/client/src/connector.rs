@@ -4,8 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::Fut;
-use dray_fabric::{Address, Connect, Connection};
+use dray_fabric::{Connect, Sockets};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{ClientOptions, ConnectError, Session, SessionMemory};
 
@@ -22,22 +21,6 @@ pub struct Options {
     /// What was written and is not known to be on media is kept up to this size, to be sent
     /// again should the server's machine lose power; 0: its loss is told, no more.
     pub replay_bytes: u64,
-}
-
-/// Connects to sockets.
-struct Sockets(Address);
-
-impl Connect for Sockets {
-    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
-        Box::pin(async {
-            let connection = dray_fabric::connect(&self.0).await?;
-            Ok(Arc::new(connection) as Arc<dyn Connection>)
-        })
-    }
-
-    fn target(&self) -> String {
-        self.0.to_string()
-    }
 }
 
 /// Begins a session with the server of `target`, served by the calling task's executor.

@@ -12,6 +12,7 @@ mod peek;
 mod pool;
 pub mod sim;
 mod socket_file;
+mod sockets;
 mod stream;
 
 use std::io;
@@ -26,6 +27,7 @@ pub use listen::{Bound, Listener, connect, incoming_cpu};
 pub use peek::peek_head;
 pub use pool::{BufferPool, PoolShare, PoolStats};
 pub use socket_file::somebody_listens;
+pub use sockets::Sockets;
 pub use stream::StreamConnection;
 
 /// Gets what arrives on a connection.

@@ -14,12 +14,12 @@ use common::calls::{self, Words};
 use common::raw::{
     Chance, PATIENCE, ask, frame, guest, head, hello, identity, message, read_frame, stranger,
 };
-use common::{Sockets, client_options, connect, memory, run, serve_sockets};
+use common::{client_options, connect, memory, run, serve_sockets};
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{
     Buf, BufMut, Context, CreateHow, FileSystem, FsUuid, Name, Op, OpenHow, Write as WriteHow,
 };
-use dray_fabric::{Address, BufferPool};
+use dray_fabric::{Address, BufferPool, Sockets};
 use dray_rpc::client::ClientOptions;
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{Call, Challenge, Kind, NotifyHead, ReplyHead, Welcome};

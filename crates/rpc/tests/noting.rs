@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use common::{Sockets, client_options, connect, memory, run, serve_sockets};
+use common::{client_options, connect, memory, run, serve_sockets};
 use dray_core::{Context, FileSystem};
-use dray_fabric::Address;
+use dray_fabric::{Address, Sockets};
 use dray_rpc::client::ClientOptions;
 use dray_rpc::server::{
     Export, Journal, Keepsake, MemoryJournal, Server, ServerOptions, SessionRecord, SlotLog,

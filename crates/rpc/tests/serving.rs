@@ -6,15 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    Sockets, client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of,
-    simulate,
+    client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of, simulate,
 };
 use dray_core::{
     Buf, BufMut, Cancel, Context, CreateHow, Errno, Fate, FileSystem, Lock, LockFamily, LockKind,
     LockOwner, LockRange, Make, Name, Op, OpenHow, Pid, RemoveKind, Write, XattrSet,
 };
 use dray_fabric::sim::{Network, Weather};
-use dray_fabric::{Address, Connection};
+use dray_fabric::{Address, Connection, Sockets};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, ConnectError};

@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use common::raw::{NO_PROOF, ask, frame, guest_as, head, hello, read_frame, stranger};
 use common::{
-    Sockets, client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of,
+    client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of,
     server_with, simulate,
 };
 use dray_core::{
     Context, CreateHow, Errno, FileSystem, Gid, Identity, Lock, LockFamily, LockKind, LockOwner,
     LockRange, Name, Op, OpenHow, Pid, SetAttr, XattrSet,
 };
-use dray_fabric::Address;
 use dray_fabric::sim::{Network, Weather};
+use dray_fabric::{Address, Sockets};
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::client::ClientOptions;
 use dray_rpc::server::{Export, Journal, MemoryJournal, Server, ServerOptions};

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use common::raw::{
     NO_PROOF, ask, frame, guest_as, head, hello, identity, message, read_frame, stranger,
 };
-use common::{Sockets, client_options, connect, memory, run, serve_sockets, server_of};
+use common::{client_options, connect, memory, run, serve_sockets, server_of};
 use dray_core::{
     Attr, Context, Entry, Errno, Error, FileId, FileSystem, Name, Op, OpenHow, Pid, Statfs,
 };
-use dray_fabric::Address;
+use dray_fabric::{Address, Sockets};
 use dray_rpc::client::ConnectError;
 use dray_rpc::server::ServerOptions;
 use dray_rpc::wire::{

@@ -5,13 +5,11 @@ pub mod calls;
 pub mod forgetful;
 pub mod raw;
 
-use std::io;
 use std::sync::Arc;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_core::Fut;
 use dray_fabric::sim::Network;
-use dray_fabric::{Address, Connect, Connection, Listener, StreamConnection};
+use dray_fabric::{Address, Connect, Listener, StreamConnection};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{ClientOptions, ConnectError, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -77,22 +75,6 @@ pub async fn connect(
     options: ClientOptions,
 ) -> Result<RemoteFs, ConnectError> {
     Session::connect(connector, options, SessionMemory::heap()).await.map(RemoteFs::new)
-}
-
-/// Connects to an address by sockets.
-pub struct Sockets(pub Address);
-
-impl Connect for Sockets {
-    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
-        Box::pin(async {
-            let connection = dray_fabric::connect(&self.0).await?;
-            Ok(Arc::new(connection) as Arc<dyn Connection>)
-        })
-    }
-
-    fn target(&self) -> String {
-        self.0.to_string()
-    }
 }
 
 /// Serves on `address` by sockets; answers where.

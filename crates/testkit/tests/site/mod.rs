@@ -3,16 +3,15 @@
 
 mod generated;
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
-use dray_core::{Context, FileSystem, FsUuid, Fut};
+use dray_core::{Context, FileSystem, FsUuid};
 use dray_fabric::sim::{Network, Weather};
-use dray_fabric::{Address, Connect, Connection, Listener, StreamConnection};
+use dray_fabric::{Address, Connect, Listener, Sockets, StreamConnection};
 use dray_layers::{Admit, Call, Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -124,21 +123,6 @@ pub async fn on_a_socket(dir: &Path, fs: Stack, count: usize, idle: &Arc<Idle>) 
             dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
         }
     });
-    let connector = |_| Arc::new(Socket(address.clone())) as Arc<dyn Connect>;
+    let connector = |_| Arc::new(Sockets(address.clone())) as Arc<dyn Connect>;
     clients_of((0..count).map(connector).collect(), idle).await
-}
-
-struct Socket(Address);
-
-impl Connect for Socket {
-    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
-        Box::pin(async {
-            let connection = dray_fabric::connect(&self.0).await?;
-            Ok(Arc::new(connection) as Arc<dyn Connection>)
-        })
-    }
-
-    fn target(&self) -> String {
-        self.0.to_string()
-    }
 }
