@@ -3,8 +3,6 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll};
@@ -24,32 +22,7 @@ use dray_fabric::sim::Network;
 use dray_rpc::server::ServerOptions;
 use dray_rpc::wire::NotifyHead;
 use dray_rt::Scope;
-
-thread_local! {
-    /// Bytes that this thread has allocated and not freed: a simulation is one thread.
-    static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-fn count(bytes: isize) {
-    let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + bytes)); // a thread's end is nobody's
-}
-
-// SAFETY: everything is handed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
+use dray_testkit::heap::{Counting, live_bytes};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -157,10 +130,10 @@ async fn nothing_stays(mut round: impl AsyncFnMut(u64)) {
     for number in 0..2 * ROUNDS {
         round(number).await;
         if number + 1 == ROUNDS {
-            before = LIVE_BYTES.get();
+            before = live_bytes();
         }
     }
-    let grown_bytes = LIVE_BYTES.get() - before;
+    let grown_bytes = live_bytes() - before;
     assert!(grown_bytes < GROWN_MAX_BYTES, "{ROUNDS} rounds left {grown_bytes} bytes behind");
 }
 

@@ -4,11 +4,12 @@
 //! site with everything going wrong, and fixtures.
 //!
 //! Apart from the simulator, which puts a site together, this crate must not know how the
-//! things that it tests are made: it sees a `FileSystem`, or a directory. Test code everywhere may depend on it; nothing that
-//! ships does.
+//! things that it tests are made: it sees a `FileSystem`, or a directory. Test code everywhere
+//! may depend on it; nothing that ships does.
 
 pub mod conformance;
 pub mod fixture;
+pub mod heap;
 pub mod model;
 pub mod simulator;
 pub mod step;
