@@ -22,6 +22,8 @@ use crate::server::recovery::stable::Failures;
 use crate::server::seldom::Seldom;
 use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
+pub(crate) use under_way::{Slotted, Unslotted};
+
 /// Open files that one mount may have at the server.
 pub(crate) const FILES_MAX: usize = 1 << 20;
 /// Connections that one mount may have. It makes fewer; where its network breaks again and

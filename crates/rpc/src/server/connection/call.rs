@@ -18,7 +18,7 @@ use crate::server::recovery::stamps::{self, Stamped};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
-use crate::server::session::Session;
+use crate::server::session::{Session, Slotted, Unslotted};
 use crate::server::status::Running;
 use crate::wire::{Call, CallHead, Input, NO_SLOT, Named, Stamp};
 
@@ -32,6 +32,18 @@ pub(super) struct CallInHand {
     pub(super) head: CallHead,
     pub(super) cx: Context,
 }
+
+/// A call that may be carried out.
+struct Entered<'a> {
+    /// None: it makes no sense.
+    call: Option<Call<'a>>,
+    again: Option<Again>,
+    /// Until it is answered.
+    _slotted: Option<Slotted<'a>>,
+}
+
+/// The connection that a call came by has gone.
+struct Gone;
 
 /// What came of a call. It keeps its turns until the answer has been noted.
 struct Executed {
@@ -47,6 +59,10 @@ impl Executed {
     }
 }
 
+fn malformed(why: &'static str) -> Refused {
+    Refused::With(Reply::failure(&Error::new(Errno::EPROTO).because(why)))
+}
+
 /// The number of the file that a change in a slot opens.
 fn opens(call: &Call<'_>) -> Option<u64> {
     match call {
@@ -57,63 +73,28 @@ fn opens(call: &Call<'_>) -> Option<u64> {
     }
 }
 
+/// Why a call is not carried out.
+enum Refused {
+    /// This is its answer.
+    With(Reply),
+    /// It is answered elsewhere, or nobody waits for it.
+    Unheard,
+}
+
 impl CallInHand {
     pub(super) async fn carry_out(self, body: Vec<u8>, data: Option<BufMut>) {
-        let (slot, sequence) = (self.head.slot, self.head.sequence);
         // Noted before any wait: what its client asks for later is not opened ahead of it.
         let changing = self.changing(&body);
-        let sabotage = self.server.options.sabotage;
-        if self.session.export.recovery.running() && self.waits_for_recovery(&body) {
-            let waited = self.session.export.recovery.wait(&self.cx).await;
-            if let Err(error) = waited {
-                return self.answer(&self.route, Reply::failure(&error));
-            }
-            // It has been asked for again on a later connection, where the answer must go.
-            if !self.session.has_connection(self.connection) {
-                return self.over();
-            }
-        }
-        if let Err(unknown_handle) = execute::check_handles(&self.session, self.head.op, &body) {
-            // Nothing was applied, so the slot stays as it was: the client opens the
-            // file again and repeats the call under the same number.
-            return self.answer(&self.route, unknown_handle);
-        }
-        let mut again = None;
-        if slot != NO_SLOT && !slots::holds(self.head.op) {
-            let error = Error::new(Errno::EPROTO).because("not a change, but in a replay slot");
-            return self.answer(&self.route, Reply::failure(&error));
-        }
-        let call = Call::get(self.head.op, &mut Input(&body)).ok();
-        let mut _slotted = None;
-        if slot != NO_SLOT {
-            let opens = call.as_ref().and_then(opens);
-            _slotted = self.session.slotted(self.connection, opens);
-            if _slotted.is_none() {
-                return self.over();
-            }
-            let verdict = self.session.slots.begin(slot, sequence, &self.route);
-            if verdict.is_repeated() {
-                self.server.repeated.fetch_add(1, Ordering::Relaxed);
-            }
-            match verdict {
-                Verdict::Fresh => {}
-                Verdict::Again(cut) => again = Some(cut),
-                Verdict::Replay(_) if Sabotage::forgets_answers(sabotage, self.head.op) => {}
-                Verdict::Replay(message) => {
-                    self.open_replayed(&body, &message).await;
-                    return self.answer(&self.route, Reply::replayed(message));
-                }
-                Verdict::Running => return self.over(),
-                Verdict::Stale => return self.over(),
-                Verdict::Unknown => {
-                    let error = Error::new(Errno::EPROTO).because("no such replay slot");
-                    return self.answer(&self.route, Reply::failure(&error));
-                }
-            }
-        }
+        let entered = match self.enter(&body).await {
+            Ok(entered) => entered,
+            Err(Refused::With(reply)) => return self.answer(&self.route, reply),
+            Err(Refused::Unheard) => return self.over(),
+        };
+        let Entered { call, again, _slotted } = entered;
         let data = data.map(BufMut::freeze);
         let Executed { reply, plan, again, stamped } =
             self.execute(&body, call.as_ref(), data, again, changing.as_ref()).await;
+        let CallHead { slot, sequence, .. } = self.head;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply.message),
@@ -123,6 +104,53 @@ impl CallInHand {
             Some(route) => self.answer(&route, reply),
             // Its client has given up on it, and waits for the tag alone.
             None => self.answer(&self.route, reply),
+        }
+    }
+
+    /// Whether it may be carried out now: not before a recovery is over, not with files that the
+    /// server does not know, and not twice.
+    async fn enter<'a>(&'a self, body: &'a [u8]) -> Result<Entered<'a>, Refused> {
+        let recovery = &self.session.export.recovery;
+        if recovery.running() && self.waits_for_recovery(body) {
+            recovery.wait(&self.cx).await.map_err(|error| Refused::With(Reply::failure(&error)))?;
+            // It has been asked for again on a later connection, where the answer must go.
+            if !self.session.has_connection(self.connection) {
+                return Err(Refused::Unheard);
+            }
+        }
+        // Nothing was applied then, so the slot stays as it was: the client opens the file
+        // again and repeats the call under the same number.
+        execute::check_handles(&self.session, self.head.op, body).map_err(Refused::With)?;
+        let call = Call::get(self.head.op, &mut Input(body)).ok();
+        if self.head.slot == NO_SLOT {
+            return Ok(Entered { call, again: None, _slotted: None });
+        }
+        if !slots::holds(self.head.op) {
+            return Err(malformed("not a change, but in a replay slot"));
+        }
+        let opens = call.as_ref().and_then(opens);
+        let slotted = self.session.slotted(self.connection, opens).ok_or(Refused::Unheard)?;
+        let again = self.enter_slot(body).await?;
+        Ok(Entered { call, again, _slotted: Some(slotted) })
+    }
+
+    /// What the server before us left of the change, if it was begun there.
+    async fn enter_slot(&self, body: &[u8]) -> Result<Option<Again>, Refused> {
+        let verdict = self.session.slots.begin(self.head.slot, self.head.sequence, &self.route);
+        if verdict.is_repeated() {
+            self.server.repeated.fetch_add(1, Ordering::Relaxed);
+        }
+        let sabotage = self.server.options.sabotage;
+        match verdict {
+            Verdict::Fresh => Ok(None),
+            Verdict::Again(cut) => Ok(Some(cut)),
+            Verdict::Replay(_) if Sabotage::forgets_answers(sabotage, self.head.op) => Ok(None),
+            Verdict::Replay(message) => {
+                self.open_replayed(body, &message).await;
+                Err(Refused::With(Reply::replayed(message)))
+            }
+            Verdict::Running | Verdict::Stale => Err(Refused::Unheard),
+            Verdict::Unknown => Err(malformed("no such replay slot")),
         }
     }
 
@@ -174,37 +202,20 @@ impl CallInHand {
         again: Option<Again>,
         changing: Option<&Changing<'_>>,
     ) -> Executed {
-        let (op, slot) = (self.head.op, self.head.slot);
-        let changes =
-            matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::LookupOpen | Op::Close);
-        let mut _unslotted = None;
-        if changes && slot == NO_SLOT {
-            let closes = match call {
-                Some(Call::Close { handle }) => Some(*handle),
-                _ => None,
-            };
-            _unslotted = self.session.unslotted(self.connection, closes).await;
-            if _unslotted.is_none() || op == Op::Lock && self.cx.check().is_err() {
-                // Its connection has gone: it has been asked for again.
-                return Executed::only(Reply::failure(&self.cx.cancelled()));
-            }
-        }
+        let op = self.head.op;
+        let Ok(_unslotted) = self.unslotted(call).await else {
+            // Its connection has gone: it has been asked for again.
+            return Executed::only(Reply::failure(&self.cx.cancelled()));
+        };
         let amend = again.as_ref().and_then(|again| again.amend);
         let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
-        let mut plan = None;
-        if slot != NO_SLOT
-            && again.is_none()
-            && let Some(call) = call
-        {
-            plan = match plan::plan(&self.session, &self.cx, call, data_bytes).await {
+        let mut plan = match call {
+            Some(call) if again.is_none() => match self.intend(call, data_bytes).await {
                 Ok(plan) => plan,
                 Err(error) => return Executed::only(Reply::failure(&error)),
-            };
-            if let Some(plan) = &plan {
-                self.session.slots.intend(slot, self.head.sequence, op, &plan.intent);
-                dray_rt::step().await;
-            }
-        }
+            },
+            _ => None,
+        };
         let (server, session) = (&self.server, &self.session);
         if let Some(changing) = changing {
             changing.wait(session.id).await;
@@ -236,6 +247,40 @@ impl CallInHand {
         }
         dray_rt::step().await;
         Executed { reply, plan, again, stamped }
+    }
+
+    /// Has what changes a session, and is in no slot, come behind what its former connections
+    /// brought. Errors: this connection has gone, too.
+    async fn unslotted(&self, call: Option<&Call<'_>>) -> Result<Option<Unslotted<'_>>, Gone> {
+        let op = self.head.op;
+        let changes =
+            matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::LookupOpen | Op::Close);
+        if !changes || self.head.slot != NO_SLOT {
+            return Ok(None);
+        }
+        let closes = match call {
+            Some(Call::Close { handle }) => Some(*handle),
+            _ => None,
+        };
+        let unslotted = self.session.unslotted(self.connection, closes).await.ok_or(Gone)?;
+        if op == Op::Lock && self.cx.check().is_err() {
+            return Err(Gone);
+        }
+        Ok(Some(unslotted))
+    }
+
+    /// Waits for the turn of a change in a slot, and notes what it is going to do.
+    async fn intend(&self, call: &Call<'_>, data_bytes: usize) -> dray_core::Result<Option<Plan>> {
+        let CallHead { slot, sequence, op, .. } = self.head;
+        if slot == NO_SLOT {
+            return Ok(None);
+        }
+        let plan = plan::plan(&self.session, &self.cx, call, data_bytes).await?;
+        if let Some(plan) = &plan {
+            self.session.slots.intend(slot, sequence, op, &plan.intent);
+            dray_rt::step().await;
+        }
+        Ok(plan)
     }
 
     /// The note of a change of rights.

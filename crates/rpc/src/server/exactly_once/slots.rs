@@ -4,17 +4,17 @@
 //! when it has its answer. So of each slot the last number and its answer are all that
 //! has to be remembered (after NFSv4.1 sessions, RFC 8881 section 2.10.6).
 
+mod restore;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use dray_core::{Entry, NodeId, Op};
+use dray_core::Op;
 use dray_fabric::Connection;
 
-use crate::server::exactly_once::order::{Order, Turn};
-use crate::server::exactly_once::settle::{self, Amend, CutShort, Settled};
-use crate::server::export::Export;
-use crate::server::journal::{SlotLog, SlotRecord};
+use crate::server::exactly_once::order::Turn;
+use crate::server::exactly_once::settle::Amend;
+use crate::server::journal::SlotLog;
 use crate::server::sabotage::Sabotage;
-use crate::wire::{Input, ReplyHead, Ticket};
 
 /// Whether calls of this kind come in a slot: changes with a short answer. The answer of
 /// any other would not fit what is remembered of a slot.
@@ -107,98 +107,6 @@ impl ReplaySlots {
     pub(crate) fn new(log: Arc<dyn SlotLog>, sabotage: Option<Sabotage>) -> ReplaySlots {
         let slots = Mutex::new((0..log.count()).map(|_| Slot::default()).collect());
         ReplaySlots { slots, log, sabotage }
-    }
-
-    /// Takes over what a server before us had noted.
-    /// After a loss of the machine (`lost`) an answer is no proof that its change is there.
-    pub(crate) async fn restore(&self, export: &Export, node: NodeId, lost: bool) {
-        let (fs, order) = (&*export.fs, &export.order);
-        for (number, record) in self.log.records() {
-            let slot = match record {
-                SlotRecord::Answer { sequence, answer, .. } if answer.is_empty() => {
-                    Slot::over(sequence)
-                }
-                SlotRecord::Answer { sequence, answer, begun } if lost => {
-                    let noted = begun.clone();
-                    match settle::settle_answered(fs, answer, begun).await {
-                        Settled::Undone => self.undone(number, sequence),
-                        Settled::Done(mut answer) => {
-                            if noted.is_some_and(|(op, _)| op == Op::Create) {
-                                made_by(export, node, &mut answer);
-                            }
-                            Slot { sequence, state: State::Done, answer }
-                        }
-                        Settled::Cut(cut) => {
-                            // The answer is no answer any more: a later life would give it.
-                            if let Some((op, noted)) = noted {
-                                let intent = settle::of_answered(op, noted, cut.amend);
-                                self.log.begin(number, sequence, op, &intent);
-                            }
-                            let state = State::Cut(self.keep(cut, order));
-                            Slot { sequence, state, answer: Vec::new() }
-                        }
-                        Settled::Untold => self.unknown(number, sequence),
-                    }
-                }
-                SlotRecord::Answer { sequence, answer, .. } => {
-                    Slot { sequence, state: State::Done, answer }
-                }
-                SlotRecord::Intent { sequence, op, .. }
-                    if Sabotage::forgets_intents(self.sabotage, op) =>
-                {
-                    Slot::over(sequence.wrapping_sub(1))
-                }
-                SlotRecord::Intent { sequence, op, intent } => {
-                    match settle::settle(fs, op, &intent).await {
-                        Settled::Undone => self.undone(number, sequence),
-                        Settled::Done(mut answer) => {
-                            if op == Op::Create {
-                                made_by(export, node, &mut answer);
-                            }
-                            self.log.done(number, sequence, &answer);
-                            Slot { sequence, state: State::Done, answer }
-                        }
-                        Settled::Cut(cut) => {
-                            // The next life is not to look again: it could find something else.
-                            let noted = cut.amend.and_then(|amend| amend.intent(&intent));
-                            if let Some(intent) = noted {
-                                self.log.begin(number, sequence, op, &intent);
-                            }
-                            let state = State::Cut(self.keep(cut, order));
-                            Slot { sequence, state, answer: Vec::new() }
-                        }
-                        Settled::Untold => self.unknown(number, sequence),
-                    }
-                }
-            };
-            if let Some(place) = self.lock().get_mut(number as usize) {
-                *place = slot;
-            }
-        }
-    }
-
-    fn keep(&self, cut: CutShort, order: &Arc<Order>) -> Again {
-        let CutShort { held, amend } = cut;
-        if self.sabotage == Some(Sabotage::Turns) {
-            return Again { _turns: Vec::new(), amend };
-        }
-        let _turns = held.into_iter().map(|(file, span)| order.hold(file, span)).collect();
-        Again { _turns, amend }
-    }
-
-    /// The slot of a change that was not applied. The intent must go: a later life would
-    /// settle it by what others have changed since.
-    fn undone(&self, number: u32, sequence: u32) -> Slot {
-        let before = sequence.wrapping_sub(1);
-        self.log.done(number, before, &[]);
-        Slot::over(before)
-    }
-
-    /// The slot of a change of which nobody can know any more whether it was made.
-    fn unknown(&self, number: u32, sequence: u32) -> Slot {
-        let answer = settle::unknown();
-        self.log.done(number, sequence, &answer);
-        Slot { sequence, state: State::Done, answer }
     }
 
     /// Gives up what was cut short and has not been asked for again, so that nobody waits for it
@@ -313,28 +221,16 @@ impl ReplaySlots {
     }
 }
 
-/// Adds to the answer that a file was created what its client, who made it, may open it
-/// for: anything.
-fn made_by(export: &Export, node: NodeId, answer: &mut Vec<u8>) {
-    let mut input = Input(answer);
-    let head = ReplyHead::get_message(&mut input);
-    if head.is_ok_and(|head| head.errno == 0 && head.flags == 0)
-        && let Ok(entry) = input.get::<Entry>()
-    {
-        let access = Ticket::READ | Ticket::WRITE;
-        ReplyHead::set_ticket(answer, export.tickets.opened(node, entry.id, access));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::export::Export;
     use crate::server::journal::{Journal, MemoryJournal, SessionRecord};
     use crate::server::reply::Reply;
     use crate::wire::Wire;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::{
-        Context, CreateHow, Errno, Fate, FileId, FileSystem, Name, OpenHow, RenameHow,
+        Context, CreateHow, Errno, Fate, FileId, FileSystem, Name, NodeId, OpenHow, RenameHow,
     };
     use dray_fabric::sim::Network;
     use dray_layers::Observed;

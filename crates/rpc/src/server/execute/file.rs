@@ -22,17 +22,7 @@ pub(super) async fn run(
     let file = |handle| session.file(handle).ok_or_else(|| Error::new(Errno::EBADF));
     Ok(match call {
         Call::Read { handle, at, len_bytes } => {
-            let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
-            let span = Span::bytes(at, len_bytes as u64);
-            session.export.order.whole(file(handle)?.id(), span).await;
-            let mut into = session.buffers.wait(len_bytes).await;
-            if server.options.sabotage == Some(Sabotage::Buffers) && at == 0 {
-                std::mem::forget(session.buffers.wait(1).await);
-            }
-            drop(into.split_off(len_bytes));
-            let read = file(handle)?.read(cx, at, into).await.map_err(|(error, _)| error)?;
-            session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
-            Reply::with_data(read.freeze())
+            read(server, session, cx, (handle, at, len_bytes)).await?
         }
         Call::Write { handle, .. } if Sabotage::forgets(server.options.sabotage, Op::Write) => {
             file(handle)?;
@@ -84,6 +74,27 @@ pub(super) async fn run(
         }
         _ => unreachable!("called for calls on an open file alone"),
     })
+}
+
+async fn read(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    (handle, at, len_bytes): (u64, u64, u32),
+) -> Result<Reply> {
+    let file = || session.file(handle).ok_or_else(|| Error::new(Errno::EBADF));
+    let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
+    let span = Span::bytes(at, len_bytes as u64);
+    session.export.order.whole(file()?.id(), span).await;
+    let mut into = session.buffers.wait(len_bytes).await;
+    if server.options.sabotage == Some(Sabotage::Buffers) && at == 0 {
+        std::mem::forget(session.buffers.wait(1).await);
+    }
+    drop(into.split_off(len_bytes));
+    // Asked for once more: it may have been closed meanwhile.
+    let read = file()?.read(cx, at, into).await.map_err(|(error, _)| error)?;
+    session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
+    Ok(Reply::with_data(read.freeze()))
 }
 
 fn page(page: &DirPage) -> Result<Reply> {

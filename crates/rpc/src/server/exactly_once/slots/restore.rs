@@ -1,0 +1,162 @@
+//! The slots of a session after a restart of the server: what became of the changes that the
+//! server before us had noted.
+
+use std::sync::Arc;
+
+use dray_core::{Entry, NodeId, Op};
+
+use super::{Again, ReplaySlots, Slot, State};
+use crate::server::exactly_once::order::Order;
+use crate::server::exactly_once::settle::{self, CutShort, Settled};
+use crate::server::export::Export;
+use crate::server::journal::SlotRecord;
+use crate::server::sabotage::Sabotage;
+use crate::wire::{Input, ReplyHead, Ticket};
+
+/// A change as it was noted: its slot and its number.
+#[derive(Clone, Copy)]
+struct Noted {
+    slot: u32,
+    sequence: u32,
+}
+
+impl ReplaySlots {
+    /// Takes over what a server before us had noted of the client on `node`.
+    /// After a loss of the machine (`lost`) an answer is no proof that its change is there.
+    pub(crate) async fn restore(&self, export: &Export, node: NodeId, lost: bool) {
+        for (number, record) in self.log.records() {
+            let slot = self.restored(export, node, lost, (number, record)).await;
+            if let Some(place) = self.lock().get_mut(number as usize) {
+                *place = slot;
+            }
+        }
+    }
+
+    async fn restored(
+        &self,
+        export: &Export,
+        node: NodeId,
+        lost: bool,
+        (slot, record): (u32, SlotRecord),
+    ) -> Slot {
+        match record {
+            SlotRecord::Answer { sequence, answer, .. } if answer.is_empty() => {
+                Slot::over(sequence)
+            }
+            SlotRecord::Answer { sequence, answer, begun } if lost => {
+                let noted = Noted { slot, sequence };
+                self.look_again(export, node, noted, (answer, begun)).await
+            }
+            SlotRecord::Answer { sequence, answer, .. } => Slot::done(sequence, answer),
+            SlotRecord::Intent { sequence, op, .. }
+                if Sabotage::forgets_intents(self.sabotage, op) =>
+            {
+                Slot::over(sequence.wrapping_sub(1))
+            }
+            SlotRecord::Intent { sequence, op, intent } => {
+                self.find_out(export, node, Noted { slot, sequence }, (op, intent)).await
+            }
+        }
+    }
+
+    /// The slot of a change that was answered before the machine was lost.
+    async fn look_again(
+        &self,
+        export: &Export,
+        node: NodeId,
+        noted: Noted,
+        (answer, begun): (Vec<u8>, Option<(Op, Vec<u8>)>),
+    ) -> Slot {
+        match settle::settle_answered(&*export.fs, answer, begun.clone()).await {
+            Settled::Undone => self.undone(noted.slot, noted.sequence),
+            Settled::Done(mut answer) => {
+                if begun.is_some_and(|(op, _)| op == Op::Create) {
+                    made_by(export, node, &mut answer);
+                }
+                Slot::done(noted.sequence, answer)
+            }
+            Settled::Cut(cut) => {
+                // The answer is no answer any more: a later life would give it.
+                if let Some((op, begun)) = begun {
+                    let intent = settle::of_answered(op, begun, cut.amend);
+                    self.log.begin(noted.slot, noted.sequence, op, &intent);
+                }
+                self.cut(noted.sequence, cut, &export.order)
+            }
+            Settled::Untold => self.unknown(noted.slot, noted.sequence),
+        }
+    }
+
+    /// The slot of a change that was begun and not answered.
+    async fn find_out(
+        &self,
+        export: &Export,
+        node: NodeId,
+        noted: Noted,
+        (op, intent): (Op, Vec<u8>),
+    ) -> Slot {
+        match settle::settle(&*export.fs, op, &intent).await {
+            Settled::Undone => self.undone(noted.slot, noted.sequence),
+            Settled::Done(mut answer) => {
+                if op == Op::Create {
+                    made_by(export, node, &mut answer);
+                }
+                self.log.done(noted.slot, noted.sequence, &answer);
+                Slot::done(noted.sequence, answer)
+            }
+            Settled::Cut(cut) => {
+                // The next life is not to look again: it could find something else.
+                if let Some(intent) = cut.amend.and_then(|amend| amend.intent(&intent)) {
+                    self.log.begin(noted.slot, noted.sequence, op, &intent);
+                }
+                self.cut(noted.sequence, cut, &export.order)
+            }
+            Settled::Untold => self.unknown(noted.slot, noted.sequence),
+        }
+    }
+
+    /// The slot of a change that keeps its turns until it comes again.
+    fn cut(&self, sequence: u32, cut: CutShort, order: &Arc<Order>) -> Slot {
+        let CutShort { held, amend } = cut;
+        let held = match self.sabotage {
+            Some(Sabotage::Turns) => Vec::new(),
+            _ => held,
+        };
+        let _turns = held.into_iter().map(|(file, span)| order.hold(file, span)).collect();
+        Slot { sequence, state: State::Cut(Again { _turns, amend }), answer: Vec::new() }
+    }
+
+    /// The slot of a change that was not applied. The intent must go: a later life would
+    /// settle it by what others have changed since.
+    pub(super) fn undone(&self, slot: u32, sequence: u32) -> Slot {
+        let before = sequence.wrapping_sub(1);
+        self.log.done(slot, before, &[]);
+        Slot::over(before)
+    }
+
+    /// The slot of a change of which nobody can know any more whether it was made.
+    pub(super) fn unknown(&self, slot: u32, sequence: u32) -> Slot {
+        let answer = settle::unknown();
+        self.log.done(slot, sequence, &answer);
+        Slot::done(sequence, answer)
+    }
+}
+
+impl Slot {
+    fn done(sequence: u32, answer: Vec<u8>) -> Slot {
+        Slot { sequence, state: State::Done, answer }
+    }
+}
+
+/// Adds to the answer that a file was created what its client, who made it, may open it
+/// for: anything.
+fn made_by(export: &Export, node: NodeId, answer: &mut Vec<u8>) {
+    let mut input = Input(answer);
+    let head = ReplyHead::get_message(&mut input);
+    if head.is_ok_and(|head| head.errno == 0 && head.flags == 0)
+        && let Ok(entry) = input.get::<Entry>()
+    {
+        let access = Ticket::READ | Ticket::WRITE;
+        ReplyHead::set_ticket(answer, export.tickets.opened(node, entry.id, access));
+    }
+}
