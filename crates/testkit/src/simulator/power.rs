@@ -140,15 +140,7 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
     let network = Network::new();
     let machine = Machine::new(&network, sabotage, None);
     machine.start().await;
-    let (mut nodes, mut clients) = (Vec::new(), Vec::new());
-    for number in 0..plan.clients {
-        let name = format!("client{number}");
-        let (node, net) = (Node::new(&network, name.clone()), network.clone());
-        let replay_bytes = plan.replay_bytes;
-        let mount = async move { Client::mount(&net, &name, number, replay_bytes).await };
-        clients.push(node.run(mount).await.map_err(|_| "a client died")?);
-        nodes.push(node);
-    }
+    let (nodes, clients) = mount_all(plan, &network).await?;
     let work = plan.kind.work(&machine, plan.replay_bytes >= 1 << 20);
     work.prepare(&clients[0]).await?;
     for name in ["own0", "own1", "own2", "log", "counter"] {
@@ -166,22 +158,16 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
             Some(node.run(async move { work.run(&client).await }))
         })
         .collect();
-    let mut crashing = plan.crash_after;
+    let mut crashed = 0;
     for _ in 0..LOSSES {
         sleep(Duration::from_micros(below(25_000))).await;
-        if crashing.take_if(|_| below(2) == 0).is_some() {
+        if plan.crash_after.is_some() && crashed == 0 && below(2) == 0 {
             nodes[0].crash();
             work.crashed(0);
             works[0] = None;
+            crashed = 1;
         }
-        machine.lose_power(random_u64(), plan.forget);
-        sleep(Duration::from_millis(below(300))).await;
-        machine.start().await;
-        if plan.kills {
-            sleep(Duration::from_micros(below(5000))).await;
-            machine.kill();
-            machine.start().await;
-        }
+        lose_power(plan, &machine).await;
     }
     for work in works.into_iter().flatten() {
         let standstill = |_| {
@@ -193,7 +179,6 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
         done.map_err(|_| "a client's task died")??;
     }
     network.set_weather(Weather::default());
-    let crashed = usize::from(plan.crash_after.is_some() && crashing.is_none());
     let faults = Faults::of(&machine, network.counts(), crashed as u64);
     for client in clients.iter().skip(crashed) {
         verify(&*work, client).await?;
@@ -205,6 +190,31 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
         took: Duration::from_nanos(dray_rt::now().as_nanos()),
         fingerprint: random_u64(),
     })
+}
+
+async fn mount_all(plan: &Plan, network: &Network) -> Outcome<(Vec<Node>, Vec<Client>)> {
+    let (mut nodes, mut clients) = (Vec::new(), Vec::new());
+    for number in 0..plan.clients {
+        let name = format!("client{number}");
+        let (node, net) = (Node::new(network, name.clone()), network.clone());
+        let replay_bytes = plan.replay_bytes;
+        let mount = async move { Client::mount(&net, &name, number, replay_bytes).await };
+        clients.push(node.run(mount).await.map_err(|_| "a client died")?);
+        nodes.push(node);
+    }
+    Ok((nodes, clients))
+}
+
+/// The power fails and comes back, and the next server may die once more.
+async fn lose_power(plan: &Plan, machine: &Machine) {
+    machine.lose_power(random_u64(), plan.forget);
+    sleep(Duration::from_millis(below(300))).await;
+    machine.start().await;
+    if plan.kills {
+        sleep(Duration::from_micros(below(5000))).await;
+        machine.kill();
+        machine.start().await;
+    }
 }
 
 async fn verify(work: &dyn Work, client: &Client) -> Outcome<()> {

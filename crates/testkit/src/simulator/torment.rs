@@ -71,37 +71,12 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
     });
     let mut works: Vec<_> = works.map(Some).collect();
     let (stop, stopped) = watch::channel(false);
-    let (machine, network) = (world.machine.clone(), world.network.clone());
     let mut torments = Vec::new();
-    let clients = plan.clients as u64;
     if let Some(every) = plan.kill_every {
-        let (stopped, network) = (stopped.clone(), network.clone());
-        torments.push(dray_rt::spawn_join(async move {
-            while machine.deaths() < DEATHS_MAX && go_on(&stopped, every).await {
-                machine.kill();
-                // Often somebody comes back much later than the others.
-                let late = (below(2) == 0).then(|| format!("client{}", below(clients)));
-                late.iter().for_each(|late| network.partition(late, true));
-                sleep(if below(8) == 0 { millis(0, 2000) } else { millis(0, 20) }).await;
-                machine.start().await;
-                if let Some(late) = late {
-                    sleep(millis(0, 100)).await;
-                    network.partition(&late, false);
-                }
-            }
-        }));
+        torments.push(dray_rt::spawn_join(kill_servers(world, plan, every, stopped.clone())));
     }
     if let Some(every) = plan.cut_every {
-        torments.push(dray_rt::spawn_join(async move {
-            while go_on(&stopped, every).await {
-                let whom = below(clients + 1);
-                let whom =
-                    if whom == clients { SERVER.to_owned() } else { format!("client{whom}") };
-                network.partition(&whom, true);
-                sleep(millis(0, 1500)).await;
-                network.partition(&whom, false);
-            }
-        }));
+        torments.push(dray_rt::spawn_join(cut_networks(world, plan, every, stopped)));
     }
     let mut crashed = None;
     if let Some(after) = plan.crash_after.filter(|_| world.work.bears_crashes()) {
@@ -126,6 +101,49 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
     }
     world.network.set_weather(Weather::default());
     outcome.map(|()| crashed)
+}
+
+/// Kills the server again and again; often somebody comes back much later than the others.
+fn kill_servers(
+    world: &World,
+    plan: &Plan,
+    every: Duration,
+    stopped: watch::Receiver<bool>,
+) -> impl Future<Output = ()> + use<> {
+    let (machine, network) = (world.machine.clone(), world.network.clone());
+    let clients = plan.clients as u64;
+    async move {
+        while machine.deaths() < DEATHS_MAX && go_on(&stopped, every).await {
+            machine.kill();
+            let late = (below(2) == 0).then(|| format!("client{}", below(clients)));
+            late.iter().for_each(|late| network.partition(late, true));
+            sleep(if below(8) == 0 { millis(0, 2000) } else { millis(0, 20) }).await;
+            machine.start().await;
+            if let Some(late) = late {
+                sleep(millis(0, 100)).await;
+                network.partition(&late, false);
+            }
+        }
+    }
+}
+
+/// Cuts off one client, or the server, again and again.
+fn cut_networks(
+    world: &World,
+    plan: &Plan,
+    every: Duration,
+    stopped: watch::Receiver<bool>,
+) -> impl Future<Output = ()> + use<> {
+    let (network, clients) = (world.network.clone(), plan.clients as u64);
+    async move {
+        while go_on(&stopped, every).await {
+            let whom = below(clients + 1);
+            let whom = if whom == clients { SERVER.to_owned() } else { format!("client{whom}") };
+            network.partition(&whom, true);
+            sleep(millis(0, 1500)).await;
+            network.partition(&whom, false);
+        }
+    }
 }
 
 /// Waits about so long; false when it is over.

@@ -29,10 +29,6 @@ impl Work for Append {
         true
     }
 
-    fn prepare<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
-        Box::pin(async { Ok(()) })
-    }
-
     fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let flags = libc::O_RDWR | libc::O_APPEND;

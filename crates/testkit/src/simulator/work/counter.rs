@@ -94,10 +94,6 @@ impl Work for Counter {
         true
     }
 
-    fn prepare<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
-        Box::pin(async { Ok(()) })
-    }
-
     fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), "counter", libc::O_RDWR).await?;

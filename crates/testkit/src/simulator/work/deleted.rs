@@ -50,10 +50,6 @@ impl Work for Deleted {
         false
     }
 
-    fn prepare<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
-        Box::pin(async { Ok(()) })
-    }
-
     fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             for number in 0..FILES {

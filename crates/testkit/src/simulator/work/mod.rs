@@ -33,7 +33,9 @@ pub(super) trait Work: Send + Sync + 'static {
     fn bears_crashes(&self) -> bool;
 
     /// Before the first fault, by one client.
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>>;
+    fn prepare<'a>(&'a self, _client: &'a Client) -> Fut<'a, Outcome<()>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// Of one client.
     fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>>;

@@ -158,10 +158,6 @@ impl Work for Own {
         true
     }
 
-    fn prepare<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
-        Box::pin(async { Ok(()) })
-    }
-
     fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), &own(client), libc::O_RDWR).await?;
