@@ -13,21 +13,26 @@ use dray_fabric::Address;
 
 use crate::serve::export::ExportPlan;
 
+mod examples;
+
 /// Carries file I/O from the nodes that compute to the storage that a site already has.
 #[derive(Debug, Parser)]
 #[command(name = "dray", version, max_term_width = 100)]
-#[command(after_long_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES)]
 pub struct Args {
     /// Say more; twice for debugging. DRAY_LOG=error|warn|info|debug|trace has precedence
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = LAST)]
     pub verbose: u8,
     /// Errors only
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = LAST)]
     pub quiet: bool,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
+
+/// Places the options of every subcommand behind its own ones in the help.
+const LAST: usize = 500;
 
 const EXIT_CODES: &str = "Exit codes:
   0   done
@@ -53,6 +58,7 @@ pub enum Command {
     Umount(UmountArgs),
     Status(StatusArgs),
     Evict(EvictArgs),
+    Upgrade(UpgradeArgs),
     Survey(SurveyArgs),
     Demo(DemoArgs),
     /// Print completions for a shell
@@ -67,7 +73,6 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
-    Upgrade(UpgradeArgs),
     /// Holds a mount for its daemons; started by `mount`.
     #[command(hide = true)]
     MountSupervisor(MountSupervisorArgs),
@@ -87,14 +92,23 @@ pub enum Command {
 /// Must be started by root, since calls are carried out in the names of their callers. Ends
 /// in good order on SIGTERM and SIGINT; clients wait for its return and go on.
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples::SERVE)]
 pub struct ServeArgs {
     /// A directory to serve and its name; may be given several times.
     ///
-    /// Options: ro; squash=root (default: root of a client is nobody here), squash=all,
-    /// squash=none; anonuid=N, anongid=N (who nobody is); allow=ADDRESS[/BITS], further
-    /// addresses behind commas (default: everybody who gets to the port); direct (pass
-    /// O_DIRECT on); threads=N. A comma in DIR is written `\,`
+    /// Options, separated by commas (a comma in DIR is written `\,`):
+    ///
+    ///   ro                    nothing can be changed
+    ///   squash=root|all|none  whose calls are carried out as nobody's
+    ///                         [default: root: those of a client's root]
+    ///   anonuid=N, anongid=N  who nobody is
+    ///   allow=ADDRESS[/BITS]  who may connect; further addresses follow
+    ///                         behind commas [default: whoever gets to
+    ///                         the port]
+    ///   direct                pass O_DIRECT on to the file system below
+    ///   threads=N             threads for calls that block [default: 16]
     #[arg(long, value_name = "NAME=DIR[,OPTION...]", value_parser = export_parser())]
+    #[arg(verbatim_doc_comment)]
     pub export: Vec<ExportPlan>,
     /// Where to listen: tcp://ADDRESS[:PORT] or unix:///PATH; may be given several times.
     ///
@@ -132,10 +146,9 @@ fn export_parser() -> impl TypedValueParser<Value = ExportPlan> {
 /// Mount an export of a server.
 ///
 /// Connects first: what is wrong is said at once and shows in the exit code. Works for root,
-/// and for others through fusermount3. In /etc/fstab the type is dray:
-///
-///   dray://node1/home  /home  dray  _netdev,nofail  0 0
+/// and for others through fusermount3. In /etc/fstab the type is `dray`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples::MOUNT)]
 pub struct MountArgs {
     /// dray://HOST[:PORT]/NAME or dray+unix:///PATH?export=NAME
     #[arg(value_name = "TARGET", value_parser = Source::parse)]
@@ -143,22 +156,46 @@ pub struct MountArgs {
     /// An existing directory
     #[arg(value_name = "MOUNTPOINT")]
     pub mountpoint: PathBuf,
-    /// Options, comma-separated; may be given several times.
+    /// Options, separated by commas; may be given several times.
     ///
-    /// timeout=SECONDS (how long calls wait for a server that is away, then EHOSTDOWN;
-    /// default: for ever, killable); retry=SECONDS (how long mounting tries to reach a server
-    /// that is not there yet, as when both boot; default: once); consistency=strict|close-to-open|immutable (default
-    /// strict); transport=auto|uring|classic (auto: io_uring where the kernel offers it, 6.18
-    /// or newer; without it /dev/fuse); auth=none|psk:FILE; ro; attr_timeout=SECONDS
-    /// (under close-to-open, default 1); replay=SIZE (written data kept until they are on
-    /// media, to be sent again if the server's machine loses power; default 64M, 0: their
-    /// loss is told, no more); allow_other (needed by ordinary users only, see
-    /// fusermount3(1)); job_ids; metrics=ADDR:PORT (for Prometheus, at
-    /// http://ADDR:PORT/metrics); workers=N; remount with ro or rw; nosuid, nodev, noexec; those that concern
-    /// fstab alone are accepted
+    ///   ro, nosuid, nodev, noexec
+    ///                         as for other file systems
+    ///   remount               change ro, rw and the like of a mount that
+    ///                         is there
+    ///   timeout=SECONDS       how long calls wait for a server that is
+    ///                         away before they fail with EHOSTDOWN
+    ///                         [default: for ever; they can be killed]
+    ///   retry=SECONDS         how long mounting itself tries to reach the
+    ///                         server [default: one try]
+    ///   consistency=strict|close-to-open|immutable
+    ///                         what this mount sees of the changes of
+    ///                         others, and when [default: strict]
+    ///   attr_timeout=SECONDS  how long names and attributes are believed
+    ///                         under close-to-open [default: 1]
+    ///   replay=SIZE           how much of what is written and not on media
+    ///                         is kept, to be sent again if the server's
+    ///                         machine loses power; 0: nothing
+    ///                         [default: 64M]
+    ///   auth=none|psk:FILE    the key that the server shares
+    ///                         [default: none]
+    ///   transport=auto|uring|classic
+    ///                         FUSE over io_uring, or through /dev/fuse
+    ///                         [default: auto: io_uring where the kernel
+    ///                         offers it and is 6.18 or newer]
+    ///   workers=N             threads [default: one for each CPU, at most
+    ///                         4]
+    ///   metrics=ADDR:PORT     serve metrics for Prometheus at
+    ///                         http://ADDR:PORT/metrics
+    ///   job_ids               show batch jobs in `dray status`
+    ///   allow_other           let other users use the mount (root's
+    ///                         mounts do; see fusermount3(1))
+    ///
+    /// Options that concern fstab alone (noauto, user, x-systemd.*) are
+    /// accepted.
     #[arg(short = 'o', value_name = "OPTION,...", action = ArgAction::Append)]
+    #[arg(verbatim_doc_comment)]
     pub options: Vec<String>,
-    /// Stay in the foreground
+    /// Stay in the foreground; SIGINT and SIGTERM unmount
     #[arg(short, long)]
     pub foreground: bool,
     /// Check only, do not mount (-f of mount(8)).
@@ -198,8 +235,10 @@ pub struct UmountArgs {
 
 /// Show what servers and mounts of this machine are doing.
 ///
-/// Exports, clients, operations in flight, rates over a short while, buffers in use.
+/// Exports, clients, operations in flight, rates over a short while, buffers in use. Root sees
+/// the servers and mounts of root, others see their own mounts.
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples::STATUS)]
 pub struct StatusArgs {
     /// A mount point or a path in a mount, an exported directory, the name of an export, a
     /// target (dray://HOST/NAME), or where a server listens (tcp://ADDRESS:PORT, a socket)
@@ -220,6 +259,7 @@ pub struct StatusArgs {
 /// The client is told, and its mount fails every call from then on, until it is unmounted and
 /// mounted again; to keep it out, change allow= or the key.
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples::EVICT)]
 pub struct EvictArgs {
     /// Session number or host name, as `dray status` shows them
     #[arg(value_name = "CLIENT")]
@@ -236,6 +276,8 @@ pub struct EvictArgs {
 /// mount of its own, of a target that without FUSE. The backend of a target or a mount is
 /// measured where its server is on this machine, by root. Writes files of 32 MiB and removes them.
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples::SURVEY)]
+#[command(after_help = examples::SURVEY)]
 pub struct SurveyArgs {
     /// A directory, a mount point, or a target such as dray://HOST/NAME
     #[arg(value_name = "TARGET|DIR")]
@@ -259,9 +301,9 @@ pub struct SurveyArgs {
     pub auth: Option<String>,
 }
 
-/// Serve, mount, write, read back and compare, all in a directory that is removed in the end.
+/// Try it out: serve, mount, write, read back and compare.
 ///
-/// Needs root. Shows how fast it went.
+/// All in a temporary directory, which is removed in the end. Needs root. Shows how fast it went.
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
     /// Where the temporary directory is made [default: that of the system]
@@ -297,6 +339,7 @@ impl std::str::FromStr for BlockSize {
 /// Applications notice a pause at most. If the new program does not come up, the former one
 /// goes on. The same as SIGHUP to the mount's supervisor, but waits for the outcome.
 #[derive(Debug, clap::Args)]
+#[command(after_help = examples::UPGRADE)]
 pub struct UpgradeArgs {
     /// Where it is mounted
     #[arg(value_name = "MOUNTPOINT", required_unless_present = "all")]

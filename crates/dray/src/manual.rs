@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use clap::{Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory};
 use clap_complete::Shell;
+use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 
 use crate::args::Args;
 use crate::error::{Doing, Failure};
@@ -48,13 +49,107 @@ fn write_page(dir: &Path, name: &str, command: Command) -> Result<(), Failure> {
     let path = dir.join(format!("{name}.1"));
     let doing = || format!("cannot write {}", path.display());
     let mut page = Vec::new();
-    let named = command.display_name(name.to_owned());
+    let named = command.clone().display_name(name.to_owned());
     let page_of = clap_mangen::Man::new(named).title(name.to_uppercase()).manual("User Commands");
     let source = concat!("dray ", env!("CARGO_PKG_VERSION"));
     page_of.source(source).render(&mut page).doing(doing)?;
-    // What stands behind the options is about exit codes.
-    let page = String::from_utf8_lossy(&page).replace(".SH EXTRA", ".SH \"EXIT STATUS\"");
-    std::fs::write(&path, page).doing(doing)
+    let page = String::from_utf8_lossy(&page);
+    // clap_mangen leaves out the values of options there.
+    let mut page = with_section(&page, "SYNOPSIS", "SYNOPSIS", &synopsis(&command));
+    if let Some((title, body)) = tail(&command) {
+        page = with_section(&page, "EXTRA", title, &body);
+    }
+    std::fs::write(&path, with_lists_as_they_are(&page)).doing(doing)
+}
+
+/// `page` with lines that begin with blanks left alone: those of the options' lists.
+fn with_lists_as_they_are(page: &str) -> String {
+    let mut text = String::with_capacity(page.len());
+    let mut in_list = false;
+    for line in page.lines() {
+        if line.starts_with("  ") != in_list {
+            in_list = !in_list;
+            text.push_str(if in_list { ".nf\n" } else { ".fi\n" });
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
+}
+
+/// `page` with the section `old` replaced by one of the name `new`.
+fn with_section(page: &str, old: &str, new: &str, body: &Roff) -> String {
+    let head = format!("\n.SH {old}\n");
+    let Some((before, rest)) = page.split_once(&head) else { return page.to_owned() };
+    let after = rest.find("\n.SH ").map_or("", |end| &rest[end + 1..]);
+    format!("{before}\n.SH \"{new}\"\n{}{after}", body.to_roff())
+}
+
+/// How the command is called: each option with its value, then the arguments.
+fn synopsis(command: &Command) -> Roff {
+    let mut words = vec![bold(command.get_bin_name().unwrap_or(command.get_name()))];
+    let shown = |arg: &&Arg| !arg.is_hide_set() && arg.get_id() != "help";
+    for option in command.get_opts().chain(flags(command)).filter(shown) {
+        let short = option.get_short().map(|short| format!("-{short}"));
+        let long = option.get_long().map(|long| format!("--{long}"));
+        let names: Vec<String> = short.into_iter().chain(long).collect();
+        words.extend([roman(" ["), bold(names.join("|"))]);
+        if let Some(value) = value_name(option) {
+            words.extend([roman(" "), value]);
+        }
+        words.push(roman(if is_repeated(option) { "]..." } else { "]" }));
+    }
+    for argument in command.get_positionals().filter(shown) {
+        let name = value_name(argument).unwrap_or_else(|| roman(""));
+        match argument.is_required_set() {
+            true => words.extend([roman(" "), name]),
+            false => words.extend([roman(" ["), name, roman("]")]),
+        }
+    }
+    if command.has_subcommands() {
+        words.extend([
+            roman(" "),
+            italic("COMMAND"),
+            roman(" ["),
+            italic("ARGUMENT"),
+            roman("]..."),
+        ]);
+    }
+    let mut section = Roff::new();
+    section.text(words);
+    section
+}
+
+/// Options without a value.
+fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
+    let named = command.get_arguments().filter(|arg| !arg.is_positional());
+    named.filter(|arg| !arg.get_action().takes_values())
+}
+
+fn value_name(arg: &Arg) -> Option<Inline> {
+    if !arg.get_action().takes_values() {
+        return None;
+    }
+    arg.get_value_names().and_then(|names| names.first()).map(|name| italic(name.as_str()))
+}
+
+fn is_repeated(option: &Arg) -> bool {
+    let repeated = matches!(option.get_action(), ArgAction::Count | ArgAction::Append);
+    repeated && option.get_value_delimiter().is_none()
+}
+
+/// What stands behind the options in the help: its title and its lines, as they are.
+fn tail(command: &Command) -> Option<(&'static str, Roff)> {
+    let text = command.get_after_help()?.to_string();
+    let (title, lines) = text.split_once(":\n")?;
+    let title = if title == "Examples" { "EXAMPLES" } else { "EXIT STATUS" };
+    let mut section = Roff::new();
+    section.control("nf", []);
+    for line in lines.lines() {
+        section.text([roman(line.strip_prefix("  ").unwrap_or(line))]);
+    }
+    section.control("fi", []);
+    Some((title, section))
 }
 
 #[cfg(test)]
@@ -89,6 +184,11 @@ mod tests {
         }
         let serve = std::fs::read_to_string(dir.path().join("dray-serve.1")).unwrap();
         assert!(serve.contains("\\-\\-export") && serve.contains("squash=root"), "{serve}");
+        // With values in the synopsis, and what clap_mangen calls "extra" under its own title.
+        let synopsis = serve.split(".SH ").find(|section| section.starts_with("\"SYNOPSIS\""));
+        assert!(synopsis.is_some_and(|text| text.contains("NAME=DIR")), "{serve}");
+        assert!(serve.contains(".SH \"EXAMPLES\"") && !serve.contains(".SH EXTRA"), "{serve}");
+        assert!(serve.contains(".nf\n  ro  "), "{serve}");
         let dray = std::fs::read_to_string(dir.path().join("dray.1")).unwrap();
         assert!(dray.contains(".SH \"EXIT STATUS\""), "{dray}");
         // Every page that another one names is there.

@@ -1,0 +1,38 @@
+//! Examples at the end of the help and the man pages of subcommands.
+
+pub const SERVE: &str = "Examples:
+  # one directory, for this machine only
+  dray serve --export home=/srv/home
+
+  # two directories, for a network, to clients that know the key
+  dray serve --export home=/srv/home,allow=10.0.0.0/8 --export sw=/opt/sw,ro \\
+      --listen tcp://0.0.0.0 --auth psk:/etc/dray/key
+
+  # as packaging/dray.toml.example explains
+  dray serve --config /etc/dray/dray.toml";
+
+pub const MOUNT: &str = "Examples:
+  dray mount dray://node1/home /home
+  dray mount dray://node1:7441/home /home -o ro,timeout=300
+  dray mount 'dray+unix:///run/dray.sock?export=home' /home
+
+  # in /etc/fstab
+  dray://node1/home  /home  dray  _netdev,nofail,retry=60  0 0";
+
+pub const STATUS: &str = "Examples:
+  dray status              # every server and mount of this machine
+  dray status /home        # one mount
+  dray status --json | jq .operations";
+
+pub const EVICT: &str = "Examples:
+  dray evict node7         # the sessions of a host
+  dray evict 4711          # one session";
+
+pub const UPGRADE: &str = "Examples:
+  dray upgrade /home
+  dray upgrade --all";
+
+pub const SURVEY: &str = "Examples:
+  dray survey /srv/home                     # at the server: what its disks can do
+  dray survey /home                         # at a client: a mount
+  dray survey dray://node1/home --threads 1,8 --block 64K";
