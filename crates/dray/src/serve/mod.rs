@@ -11,18 +11,18 @@ pub(crate) mod keeper_process;
 pub(crate) mod left_behind;
 pub(crate) mod metrics;
 pub(crate) mod opening;
+mod plan;
 pub(crate) mod state;
 pub(crate) mod tidy;
 pub(crate) mod workers;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_fabric::{Address, BufferPool, Listener};
-use dray_rpc::auth::Key;
-use dray_rpc::server::{Loss, Server, ServerOptions};
+use dray_fabric::{Address, Listener};
+use dray_rpc::server::{Loss, Server};
 use dray_rt::{DriverKind, Executor, Handle, Scope, timeout};
 
 use crate::args::ServeArgs;
@@ -31,29 +31,25 @@ use crate::endpoint::{self, Answer};
 use crate::error::{Doing, Failure};
 use crate::named::Named;
 use crate::notify_systemd::notify;
-use crate::serve::config::Config;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
 use crate::serve::exported::Exported;
 use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::keeper::KeeperClient;
 use crate::serve::opening::{Opening, SharedState};
-use crate::serve::state::{StateDir, boot_id};
+use crate::serve::plan::ServePlan;
+use crate::serve::state::StateDir;
 use crate::serve::workers::{Stuck, Workers};
 use crate::signals::{self, Ending};
 use crate::status::report::ServerReport;
 use crate::{metrics_http, paths};
 
-/// Where a server listens that was not told: this machine alone can get there.
-const DEFAULT_LISTEN: &str = "127.0.0.1";
+pub use crate::serve::plan::parse_auth;
 
 /// How long no connection is accepted after one could not be.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// That none can be is said this often.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
-
-/// Most threads that serve connections.
-const THREADS_MAX: usize = 1024;
 
 /// How long threads may take to end. One that a file system does not let go is left
 /// behind: nothing else of the server may wait for it.
@@ -63,98 +59,120 @@ const END_MAX: Duration = Duration::from_secs(5);
 /// has no grace period for them.
 const PARTED_MAX: Duration = Duration::from_secs(5);
 
-/// Everything that a server is told.
-struct ServePlan {
-    config: Config,
-    exports: Vec<ExportPlan>,
-    listen: Vec<Address>,
-    auth: String,
-    metrics: Option<String>,
-    state: PathBuf,
-    threads: usize,
-    /// Of the machine.
-    boot: u128,
+/// A server and what serves with it.
+struct Serving {
+    plan: ServePlan,
+    server: Server,
+    exports: Vec<Arc<Exported>>,
+    workers: Arc<Workers>,
+    state: SharedState,
+    keeper: Option<Arc<KeeperClient>>,
 }
 
 /// Serves until a signal asks for an end.
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
-    let plan = plan(args)?;
-    let mut options = server_options(&plan)?;
-    warn_of_openness(&plan);
-    warn_of_sharing(&plan.exports);
+    let plan = plan::plan(args)?;
+    let mut options = plan::server_options(&plan)?;
+    plan::warn_of_openness(&plan);
+    plan::warn_of_sharing(&plan.exports);
     let limit = paths::raise_file_limit();
     descriptors::warn_of_few(limit);
     let descriptors = Descriptors::divide(limit, plan.exports.len());
     options.connections_max = descriptors.connections.min(options.connections_max);
     signals::hold();
-    let state = StateDir::open(&plan.state).map_err(|failure| match paths::is_root() {
-        true => failure,
-        false => Failure::new(format!("{}; `dray serve` must be started by root", failure.message)),
-    })?;
-    let state = Arc::new(Mutex::new(Some(state)));
+    let state = Arc::new(Mutex::new(Some(open_state(&plan.state)?)));
     let keeper = start_keeper(&plan.state);
-    // Nobody knows then who is to be waited for.
-    let sessions_lost = !ServerJournal::is_there(&plan.state);
-    let journal = ServerJournal::open(&plan.state)?;
-    let boot = Boot::begin(&plan.state, options.boot)?;
-    let loss = match boot.machine_lost {
-        true if sessions_lost => Loss::SessionsToo,
-        true => Loss::Unsynced,
-        false => Loss::Nothing,
-    };
+    let (journal, boot, loss) = former_life(&plan)?;
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> = plan.exports.iter().map(|plan| Arc::new(Exported::new(plan))).collect();
     opening::open_all(openings(&plan, &exports, &server, (&state, &keeper, descriptors), loss)?)?;
     let workers = Arc::new(Workers::new(&names, plan.threads));
+    let serving = Serving { plan, server, exports, workers, state, keeper };
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
     let result = executor.block_on(async {
-        let recovering = server.clone();
-        scope.spawn_on(&Handle::current(), async move {
-            recovering.recovered().await;
-            if let Err(failure) = boot.note() {
-                log::error!("{}; the next start waits for clients again", failure.message);
-            }
-        });
-        let report = ServerReport {
-            server: server.clone(),
-            exports: exports.clone(),
-            listen: plan.listen.iter().map(ToString::to_string).collect(),
-            state: plan.state.display().to_string(),
-            threads: workers.each(),
-            since: dray_rt::now(),
-        };
-        if let Some(keeper) = keeper.clone() {
-            let awaiting = server.clone();
-            scope.spawn_on(&Handle::current(), async move {
-                awaiting.opened().await;
-                // By then every client has come back, or has been given up.
-                dray_rt::sleep(awaiting.lease() * 2).await;
-                keeper.release_inherited();
-            });
-        }
-        let result = serve(&plan, report, &workers, &scope).await;
+        serving.spawn_followers_of_recovery(boot, &scope);
+        let result = serve(&serving.plan, serving.report(), &serving.workers, &scope).await;
         notify("STOPPING=1");
         result
     });
     scope.kill(); // listeners close, and remove their sockets
-    let stuck = workers.end(END_MAX);
-    for (export, threads) in &stuck {
-        log::error!(
-            "export `{export}`: its file system does not let go of {threads} threads; the process \
-             is gone when it does, and a new server serves the other exports meanwhile"
-        );
+    serving.end(result)
+}
+
+impl Serving {
+    /// What is to be done once all clients of the server before us have returned.
+    fn spawn_followers_of_recovery(&self, boot: Boot, scope: &Scope) {
+        let server = self.server.clone();
+        scope.spawn_on(&Handle::current(), async move {
+            server.recovered().await;
+            if let Err(failure) = boot.note() {
+                log::error!("{}; the next start waits for clients again", failure.message);
+            }
+        });
+        let Some(keeper) = self.keeper.clone() else { return };
+        let server = self.server.clone();
+        scope.spawn_on(&Handle::current(), async move {
+            server.opened().await;
+            // By then every client has come back, or has been given up.
+            dray_rt::sleep(server.lease() * 2).await;
+            keeper.release_inherited();
+        });
     }
-    leave_behind(&plan.state, &exports, &stuck);
-    result?;
-    server.disconnect();
-    keeper.iter().for_each(|keeper| keeper.leave());
-    // Whatever else there is belongs to the next server, or could hang as well: only what
-    // others wait for is given back.
-    drop(state.lock().unwrap_or_else(PoisonError::into_inner).take());
-    std::process::exit(0)
+
+    fn report(&self) -> ServerReport {
+        ServerReport {
+            server: self.server.clone(),
+            exports: self.exports.clone(),
+            listen: self.plan.listen.iter().map(ToString::to_string).collect(),
+            state: self.plan.state.display().to_string(),
+            threads: self.workers.each(),
+            since: dray_rt::now(),
+        }
+    }
+
+    /// Ends the process, whatever still hangs, unless serving had failed.
+    fn end(self, result: Result<(), Failure>) -> Result<(), Failure> {
+        let stuck = self.workers.end(END_MAX);
+        for (export, threads) in &stuck {
+            log::error!(
+                "export `{export}`: its file system does not let go of {threads} threads; the \
+                 process is gone when it does, and a new server serves the other exports meanwhile"
+            );
+        }
+        leave_behind(&self.plan.state, &self.exports, &stuck);
+        result?;
+        self.server.disconnect();
+        self.keeper.iter().for_each(|keeper| keeper.leave());
+        // Whatever else there is belongs to the next server, or could hang as well: only what
+        // others wait for is given back.
+        drop(self.state.lock().unwrap_or_else(PoisonError::into_inner).take());
+        std::process::exit(0)
+    }
+}
+
+fn open_state(dir: &Path) -> Result<StateDir, Failure> {
+    StateDir::open(dir).map_err(|failure| match paths::is_root() {
+        true => failure,
+        false => Failure::new(format!("{}; `dray serve` must be started by root", failure.message)),
+    })
+}
+
+/// What the server before us has left: its sessions, its start of the machine, and what a loss of
+/// power has undone of its work.
+fn former_life(plan: &ServePlan) -> Result<(ServerJournal, Boot, Loss), Failure> {
+    // Nobody knows then who is to be waited for.
+    let sessions_lost = !ServerJournal::is_there(&plan.state);
+    let journal = ServerJournal::open(&plan.state)?;
+    let boot = Boot::begin(&plan.state, plan.boot)?;
+    let loss = match boot.machine_lost {
+        true if sessions_lost => Loss::SessionsToo,
+        true => Loss::Unsynced,
+        false => Loss::Nothing,
+    };
+    Ok((journal, boot, loss))
 }
 
 /// Tells the next server for which exports it has to wait until we are gone.
@@ -192,123 +210,6 @@ fn openings(
         })
     };
     plan.exports.iter().zip(exports).map(opening).collect()
-}
-
-fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
-    let config = match &args.config {
-        Some(path) => Config::read(path)?,
-        None => Config::default(),
-    };
-    let mut exports = config.exports().map_err(Failure::usage)?;
-    exports.extend(args.export);
-    if exports.is_empty() {
-        return Err(Failure::usage(
-            "nothing to serve: name a directory with --export NAME=DIR, or a file with --config",
-        ));
-    }
-    for (index, export) in exports.iter().enumerate() {
-        if exports[..index].iter().any(|other| other.name == export.name) {
-            return Err(Failure::usage(format!("two exports are called `{}`", export.name)));
-        }
-    }
-    let mut listen = args.listen;
-    if listen.is_empty() {
-        listen = config.addresses().map_err(Failure::usage)?;
-    }
-    if listen.is_empty() {
-        listen.push(Address::tcp(DEFAULT_LISTEN));
-    }
-    let threads = args.threads.or(config.threads).unwrap_or(0);
-    if threads > THREADS_MAX {
-        return Err(Failure::usage(format!("{threads} threads are more than {THREADS_MAX}")));
-    }
-    Ok(ServePlan {
-        exports,
-        auth: args.auth.or(config.auth.clone()).unwrap_or_else(|| "none".into()),
-        metrics: args.metrics.or(config.metrics.clone()),
-        state: args.state.or(config.state.clone()).unwrap_or_else(|| default_state(&listen[0])),
-        listen,
-        threads,
-        boot: args.boot_id.unwrap_or_else(boot_id),
-        config,
-    })
-}
-
-/// Servers of one machine differ by where they listen, and so do their states.
-fn default_state(listen: &Address) -> PathBuf {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-    paths::state_dir().join(listen.to_string().chars().map(plain).collect::<String>())
-}
-
-fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
-    let defaults = ServerOptions::default();
-    let pool = match plan.config.buffers().map_err(Failure::usage)? {
-        Some(mib) => BufferPool::new(mib << 20, mib << 18),
-        None => defaults.pool,
-    };
-    Ok(ServerOptions {
-        key: parse_auth(&plan.auth)?,
-        lease: plan.config.lease().map_err(Failure::usage)?.unwrap_or(defaults.lease),
-        sessions_max: plan.config.clients_max.unwrap_or(defaults.sessions_max),
-        sessions_of_one_max: plan
-            .config
-            .clients_of_one_address_max
-            .unwrap_or(defaults.sessions_of_one_max),
-        boot: plan.boot,
-        pool,
-        ..defaults
-    })
-}
-
-/// `none` or `psk:FILE`.
-pub fn parse_auth(text: &str) -> Result<Option<Key>, Failure> {
-    match text.split_once(':') {
-        None if text == "none" => Ok(None),
-        Some(("psk", file)) if !file.is_empty() => {
-            Key::from_file(Path::new(file)).map(Some).map_err(Failure::usage)
-        }
-        _ => Err(Failure::usage(format!(
-            "auth is none or psk:FILE, FILE holding the key, not `{text}`"
-        ))),
-    }
-}
-
-/// Says so where anybody on the network can be any user here.
-fn warn_of_openness(plan: &ServePlan) {
-    let far = |address: &&Address| match address {
-        Address::Tcp { host, .. } => {
-            host != "localhost"
-                && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-        }
-        Address::Unix(_) => false,
-    };
-    let Some(address) = plan.listen.iter().find(far) else { return };
-    for export in plan.exports.iter().filter(|export| export.allow.is_empty()) {
-        if plan.auth == "none" {
-            log::warn!(
-                "everybody who gets to {address} can use export `{}` as any user: restrict it \
-                 with allow=ADDRESS/BITS or --auth psk:FILE",
-                export.name
-            );
-        }
-    }
-}
-
-/// Says so where files can be had through two exports.
-fn warn_of_sharing(exports: &[ExportPlan]) {
-    for (index, one) in exports.iter().enumerate() {
-        let shares = |other: &&ExportPlan| {
-            one.dir.starts_with(&other.dir) || other.dir.starts_with(&one.dir)
-        };
-        for other in exports[..index].iter().filter(shares) {
-            log::warn!(
-                "exports `{}` and `{}` have files in common: locks taken through one do not hold in \
-                 the other; let clients that change the same files use one of them",
-                other.name,
-                one.name
-            );
-        }
-    }
 }
 
 /// Who keeps deleted files over our death. Without him they end with us, which is no

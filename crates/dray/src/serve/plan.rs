@@ -1,0 +1,152 @@
+//! What a server is told, by the command line and by its configuration.
+
+use std::path::{Path, PathBuf};
+
+use dray_fabric::{Address, BufferPool};
+use dray_rpc::auth::Key;
+use dray_rpc::server::ServerOptions;
+
+use crate::args::ServeArgs;
+use crate::error::Failure;
+use crate::paths;
+use crate::serve::config::Config;
+use crate::serve::export::ExportPlan;
+use crate::serve::state::boot_id;
+
+/// Where a server listens that was not told: this machine alone can get there.
+const DEFAULT_LISTEN: &str = "127.0.0.1";
+
+/// Most threads that serve connections.
+const THREADS_MAX: usize = 1024;
+
+/// Everything that a server is told.
+pub struct ServePlan {
+    pub config: Config,
+    pub exports: Vec<ExportPlan>,
+    pub listen: Vec<Address>,
+    pub auth: String,
+    pub metrics: Option<String>,
+    pub state: PathBuf,
+    pub threads: usize,
+    /// Of the machine.
+    pub boot: u128,
+}
+
+/// Of the command line, which has precedence, and the configuration that it names.
+pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
+    let config = match &args.config {
+        Some(path) => Config::read(path)?,
+        None => Config::default(),
+    };
+    let mut exports = config.exports().map_err(Failure::usage)?;
+    exports.extend(args.export);
+    if exports.is_empty() {
+        return Err(Failure::usage(
+            "nothing to serve: name a directory with --export NAME=DIR, or a file with --config",
+        ));
+    }
+    for (index, export) in exports.iter().enumerate() {
+        if exports[..index].iter().any(|other| other.name == export.name) {
+            return Err(Failure::usage(format!("two exports are called `{}`", export.name)));
+        }
+    }
+    let mut listen = args.listen;
+    if listen.is_empty() {
+        listen = config.addresses().map_err(Failure::usage)?;
+    }
+    if listen.is_empty() {
+        listen.push(Address::tcp(DEFAULT_LISTEN));
+    }
+    let threads = args.threads.or(config.threads).unwrap_or(0);
+    if threads > THREADS_MAX {
+        return Err(Failure::usage(format!("{threads} threads are more than {THREADS_MAX}")));
+    }
+    Ok(ServePlan {
+        exports,
+        auth: args.auth.or(config.auth.clone()).unwrap_or_else(|| "none".into()),
+        metrics: args.metrics.or(config.metrics.clone()),
+        state: args.state.or(config.state.clone()).unwrap_or_else(|| default_state(&listen[0])),
+        listen,
+        threads,
+        boot: args.boot_id.unwrap_or_else(boot_id),
+        config,
+    })
+}
+
+/// Servers of one machine differ by where they listen, and so do their states.
+fn default_state(listen: &Address) -> PathBuf {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+    paths::state_dir().join(listen.to_string().chars().map(plain).collect::<String>())
+}
+
+/// Of a server that is told this.
+pub fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
+    let defaults = ServerOptions::default();
+    let pool = match plan.config.buffers().map_err(Failure::usage)? {
+        Some(mib) => BufferPool::new(mib << 20, mib << 18),
+        None => defaults.pool,
+    };
+    Ok(ServerOptions {
+        key: parse_auth(&plan.auth)?,
+        lease: plan.config.lease().map_err(Failure::usage)?.unwrap_or(defaults.lease),
+        sessions_max: plan.config.clients_max.unwrap_or(defaults.sessions_max),
+        sessions_of_one_max: plan
+            .config
+            .clients_of_one_address_max
+            .unwrap_or(defaults.sessions_of_one_max),
+        boot: plan.boot,
+        pool,
+        ..defaults
+    })
+}
+
+/// `none` or `psk:FILE`.
+pub fn parse_auth(text: &str) -> Result<Option<Key>, Failure> {
+    match text.split_once(':') {
+        None if text == "none" => Ok(None),
+        Some(("psk", file)) if !file.is_empty() => {
+            Key::from_file(Path::new(file)).map(Some).map_err(Failure::usage)
+        }
+        _ => Err(Failure::usage(format!(
+            "auth is none or psk:FILE, FILE holding the key, not `{text}`"
+        ))),
+    }
+}
+
+/// Says so where anybody on the network can be any user here.
+pub fn warn_of_openness(plan: &ServePlan) {
+    let far = |address: &&Address| match address {
+        Address::Tcp { host, .. } => {
+            host != "localhost"
+                && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        }
+        Address::Unix(_) => false,
+    };
+    let Some(address) = plan.listen.iter().find(far) else { return };
+    for export in plan.exports.iter().filter(|export| export.allow.is_empty()) {
+        if plan.auth == "none" {
+            log::warn!(
+                "everybody who gets to {address} can use export `{}` as any user: restrict it \
+                 with allow=ADDRESS/BITS or --auth psk:FILE",
+                export.name
+            );
+        }
+    }
+}
+
+/// Says so where files can be had through two exports.
+pub fn warn_of_sharing(exports: &[ExportPlan]) {
+    for (index, one) in exports.iter().enumerate() {
+        let shares = |other: &&ExportPlan| {
+            one.dir.starts_with(&other.dir) || other.dir.starts_with(&one.dir)
+        };
+        for other in exports[..index].iter().filter(shares) {
+            log::warn!(
+                "exports `{}` and `{}` have files in common: locks taken through one do not hold in \
+                 the other; let clients that change the same files use one of them",
+                other.name,
+                one.name
+            );
+        }
+    }
+}
