@@ -44,9 +44,7 @@ fn the_status_shows_server_and_mounts() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (mut rig, at) = Rig::mounted("");
     fs::write(at.join("file"), vec![1; 100_000]).unwrap();
     let open = fs::File::open(at.join("file")).unwrap();
     let mount = &status(&rig, at.to_str().unwrap())[0];
@@ -84,9 +82,7 @@ fn calls_under_way_are_shown_with_path_user_and_job() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "job_ids");
+    let (mut rig, at) = Rig::mounted("job_ids");
     fs::create_dir(at.join("dir")).unwrap();
     let script = "exec 9>$AT/dir/held; flock 9; \
         SLURM_JOB_ID=77 flock $AT/dir/held true & WAITER=$!; \
@@ -118,9 +114,7 @@ fn a_server_that_returns_is_gone_on_with() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (mut rig, at) = Rig::mounted("");
     let mut file = fs::File::create(at.join("file")).unwrap();
     file.write_all(b"before ").unwrap();
     assert!(rig.end_server(libc::SIGTERM).success());
@@ -139,9 +133,7 @@ fn a_mount_whose_server_is_away_tells_its_status() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (mut rig, at) = Rig::mounted("");
     std::os::unix::fs::symlink(&at, rig.path("link")).unwrap();
     rig.end_server(libc::SIGKILL);
     for path in [at.clone(), at.join("some/where"), rig.path("link"), rig.path("link/there")] {
@@ -199,9 +191,7 @@ fn a_mount_that_is_in_use_says_what_to_do() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (rig, at) = Rig::mounted("");
     let file = fs::File::create(at.join("file")).unwrap();
     let output = rig.run(&["umount", at.to_str().unwrap()]);
     assert!(!output.status.success() && stderr(&output).contains("--lazy"), "{}", stderr(&output));
@@ -333,9 +323,7 @@ fn a_child_that_closes_files_of_the_mount_can_be_started() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "job_ids");
+    let (mut rig, at) = Rig::mounted("job_ids");
     let file = fs::File::create(at.join("file")).unwrap();
     let mut children: Vec<_> =
         (0..8).map(|_| std::process::Command::new("true").spawn().unwrap()).collect();

@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::daemons::{daemon, gone, signal, supervisor, wait_for_daemon};
+use common::daemons::{daemon, signal, supervisor, wait_for_daemon};
 use common::hangs::waits_for_a_lock;
 use common::load::{Kept, Load, check_load, load, lock};
-use common::{Rig, wait_for};
+use common::{Rig, on_both_transports, wait_for};
 
 /// Time over which daemons are killed, and how often at least: on a slow machine that takes longer.
 const KILLING_TIME: Duration = Duration::from_secs(6);
@@ -25,6 +25,16 @@ const KILLS_OF_BOTH_MIN: u64 = 3;
 /// A different wait each time, without a generator: enough to meet every moment.
 fn some_time(turn: u64) -> Duration {
     Duration::from_millis(100 + (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0x7f))
+}
+
+/// Kills the daemon, and holds up the supervisor, so that no other one is started until that goes
+/// on.
+fn kill_and_start_no_other(at: &Path) -> i32 {
+    let supervisor = supervisor(at);
+    signal(supervisor, libc::SIGSTOP);
+    signal(daemon(at).unwrap(), libc::SIGKILL);
+    wait_for("the daemon's end", || daemon(at).is_none());
+    supervisor
 }
 
 /// Kills daemons for a while; answers how many.
@@ -51,9 +61,7 @@ fn applications_notice_no_death_of_the_daemon() {
         "transport=uring",
         "transport=uring,consistency=close-to-open",
     ] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+        let (mut rig, at) = Rig::mounted(options);
         let kept = Kept::new(&at);
         let load = load(&at);
         let kills = kill_for_a_while(&at, &load);
@@ -62,8 +70,7 @@ fn applications_notice_no_death_of_the_daemon() {
         check_load(&at, &turns);
         kept.check(&at);
         drop(kept);
-        rig.umount(&at);
-        gone(&at);
+        rig.end_of_mount(&at);
         let left: Vec<_> = fs::read_dir(rig.path("run").join("mounts")).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
     }
@@ -71,13 +78,8 @@ fn applications_notice_no_death_of_the_daemon() {
 
 #[test]
 fn the_server_and_the_daemon_die_together() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+    on_both_transports(|options| {
+        let (mut rig, at) = Rig::mounted(options);
         let load = load(&at);
         let (begin, mut kills) = (Instant::now(), 0);
         while begin.elapsed() < KILLING_TIME || kills < KILLS_OF_BOTH_MIN {
@@ -98,21 +100,15 @@ fn the_server_and_the_daemon_die_together() {
         let turns = load.end();
         eprintln!("{options}: {kills} kills of both, turns {turns:?}");
         check_load(&at, &turns);
-        rig.umount(&at);
-        gone(&at);
-    }
+        rig.end_of_mount(&at);
+    });
 }
 
 /// The next daemon has open again what the dead one had, before anybody can remove it.
 #[test]
 fn files_deleted_by_others_after_both_died_live_on() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+    on_both_transports(|options| {
+        let (mut rig, at) = Rig::mounted(options);
         let mut file = OpenOptions::new();
         let file = file.create_new(true).read(true).write(true).open(at.join("file")).unwrap();
         file.write_all_at(b"still here", 0).unwrap();
@@ -133,25 +129,17 @@ fn files_deleted_by_others_after_both_died_live_on() {
         assert_eq!(&text, b"still here");
         drop(file);
         rig.umount(&other);
-        rig.umount(&at);
-        gone(&at);
-    }
+        rig.end_of_mount(&at);
+    });
 }
 
 #[test]
 fn a_blocked_lock_survives_and_can_be_killed() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        blocked_lock(options);
-    }
+    on_both_transports(blocked_lock);
 }
 
 fn blocked_lock(options: &str) {
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", options);
+    let (mut rig, at) = Rig::mounted(options);
     let holder = File::create(at.join("lock")).unwrap();
     lock(&holder, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
     let path = at.join("lock");
@@ -174,8 +162,7 @@ fn blocked_lock(options: &str) {
     flock.signal(libc::SIGKILL);
     rig.end_of(flock);
     drop(holder);
-    rig.umount(&at);
-    gone(&at);
+    rig.end_of_mount(&at);
 }
 
 /// Keeps this thread on the first CPU that it may use: its requests go through one queue of
@@ -205,20 +192,12 @@ fn is_asleep_in(thread: i32, number: libc::c_long) -> bool {
 /// what stood behind it in the queue: the unlocking.
 #[test]
 fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+    on_both_transports(|options| {
+        let (mut rig, at) = Rig::mounted(options);
         let holder = Arc::new(File::create(at.join("lock")).unwrap());
         let waiter = OpenOptions::new().write(true).open(at.join("lock")).unwrap();
         lock(&holder, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
-        let supervisor = supervisor(&at);
-        signal(supervisor, libc::SIGSTOP);
-        signal(daemon(&at).unwrap(), libc::SIGKILL);
-        wait_for("the daemon's end", || daemon(&at).is_none());
+        let supervisor = kill_and_start_no_other(&at);
         let mut waiting = Vec::new();
         let held = holder.clone();
         let steps: [Box<dyn FnOnce() -> io::Result<()> + Send>; 2] = [
@@ -240,31 +219,22 @@ fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
         wait_for("the lock to change hands", || waiting.iter().all(JoinHandle::is_finished));
         waiting.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
         drop(holder);
-        rig.umount(&at);
-        gone(&at);
-    }
+        rig.end_of_mount(&at);
+    });
 }
 
 /// The signal comes when nobody is there who could be told of it. Over a ring the kernel never
 /// tells; on the classic transport it does so with the request, sent again.
 #[test]
 fn who_waits_for_a_lock_can_be_killed_between_two_daemons() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+    on_both_transports(|options| {
+        let (mut rig, at) = Rig::mounted(options);
         let holder = File::create(at.join("lock")).unwrap();
         holder.lock().unwrap();
         let waiters: Vec<_> =
             (0..3).map(|_| rig.start("exec 9<$AT/lock; exec flock 9", &at)).collect();
         wait_for("the lock to be waited for", || waiters.iter().all(|one| waits_for_a_lock(*one)));
-        let supervisor = supervisor(&at);
-        signal(supervisor, libc::SIGSTOP);
-        signal(daemon(&at).unwrap(), libc::SIGKILL);
-        wait_for("the daemon's end", || daemon(&at).is_none());
+        let supervisor = kill_and_start_no_other(&at);
         waiters[0].signal(libc::SIGKILL);
         waiters[1].signal(libc::SIGTERM);
         signal(supervisor, libc::SIGCONT);
@@ -275,7 +245,6 @@ fn who_waits_for_a_lock_can_be_killed_between_two_daemons() {
         holder.unlock().unwrap();
         assert!(rig.end_of(waiters[2]).success(), "{options}");
         drop(holder);
-        rig.umount(&at);
-        gone(&at);
-    }
+        rig.end_of_mount(&at);
+    });
 }

@@ -96,9 +96,7 @@ fn an_evicted_mount_whose_daemon_dies_is_ended() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (rig, at) = Rig::mounted("");
     let status = |target: &str| -> serde_json::Value {
         let text = rig.demand(&["status", target, "--json", "--interval", "0"]);
         serde_json::from_str(text.lines().next().unwrap()).unwrap()
@@ -116,9 +114,7 @@ fn names_of_every_kind_and_length() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (mut rig, at) = Rig::mounted("");
     let every_byte: Vec<u8> = (1..=255).filter(|byte| *byte != b'/').collect();
     let names: Vec<Vec<u8>> = vec![
         every_byte,
@@ -176,9 +172,7 @@ fn paths_as_long_as_they_may_be_and_trees_deeper_than_that() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (mut rig, at) = Rig::mounted("");
     let name = CString::new(vec![b'd'; 255]).unwrap();
     // 64 levels of 255 bytes: four times PATH_MAX.
     let mut dirs = vec![OwnedFd::from(File::open(&at).unwrap())];

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, signal};
 use common::load::lock;
-use common::{Pid, Rig, wait_for};
+use common::{Pid, Rig, on_both_transports, wait_for};
 
 /// Locks `$AT/$1` (fcntl) and says so by a file beside the mount, then does `$2`.
 const HOLDER: &str = r#"
@@ -65,14 +65,9 @@ const END_MAX: Duration = Duration::from_secs(30);
 /// Over both transports, with the first daemon and with one that took over.
 #[test]
 fn processes_end_while_the_server_is_away_and_leave_no_locks() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
+    on_both_transports(|options| {
         for takes_over in [false, true] {
-            let mut rig = Rig::new();
-            rig.serve(&[]);
-            let at = rig.mount("mount", options);
+            let (mut rig, at) = Rig::mounted(options);
             let holders: Vec<Holder> =
                 ["exit", "child", "wait"].map(|what| Holder::start(&mut rig, &at, what)).into();
             if takes_over {
@@ -100,20 +95,15 @@ fn processes_end_while_the_server_is_away_and_leave_no_locks() {
             server.signal(libc::SIGKILL);
             rig.end_of(server);
         }
-    }
+    });
 }
 
 /// What they write waits for a server that does not read. Over a ring that is memory which the
 /// kernel gets back with the answer.
 #[test]
 fn writers_are_killed_while_the_server_stands_still() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+    on_both_transports(|options| {
+        let (mut rig, at) = Rig::mounted(options);
         let script = r#"exec dd if=/dev/zero of="$AT/$$" bs=1M count=100000 2>/dev/null"#;
         let writers: Vec<Pid> = (0..6).map(|_| rig.start(script, &at)).collect();
         wait_for("the writers", || std::fs::read_dir(&at).unwrap().count() == writers.len());
@@ -133,7 +123,7 @@ fn writers_are_killed_while_the_server_stands_still() {
         }
         server.signal(libc::SIGKILL);
         rig.end_of(server);
-    }
+    });
 }
 
 /// Begins to read `$AT/file` past the page cache in the way `$2`, says so by a file beside the

@@ -10,29 +10,19 @@ use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, gone, signal, supervisor};
 use common::load::{Kept, check_load, load};
-use common::{Rig, is_mounted, processes, wait_for};
+use common::{Rig, is_mounted, on_both_transports, processes, wait_for};
 
 #[test]
 fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        upgrade(options);
-    }
+    on_both_transports(upgrade);
 }
 
 /// The former supervisor may not have ended when the next one begins, or lives on behind a lazy
 /// unmounting.
 #[test]
 fn who_mounts_again_at_once_can_ask_for_status_and_upgrade() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+    on_both_transports(|options| {
+        let (mut rig, at) = Rig::mounted(options);
         let (place, target) = (at.to_str().unwrap().to_owned(), rig.target());
         for round in 0..6 {
             let unmounted = Command::new("umount").arg(&at).status().unwrap();
@@ -52,9 +42,8 @@ fn who_mounts_again_at_once_can_ask_for_status_and_upgrade() {
         wait_for("the end of the former mount", former_gone);
         let status = rig.demand(&["status", "--interval", "0", &place]);
         assert!(status.starts_with("MOUNT"), "{status}");
-        rig.umount(&at);
-        gone(&at);
-    }
+        rig.end_of_mount(&at);
+    });
 }
 
 /// Nor does a former supervisor that is late take the next mount for its own, where the kernel's
@@ -96,19 +85,14 @@ fn who_mounts_again_at_once_keeps_the_mount_without_the_list_of_connections() {
 
 #[test]
 fn a_mount_that_somebody_aborts_is_taken_out_of_the_tree() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+    on_both_transports(|options| {
+        let (_rig, at) = Rig::mounted(options);
         let held = File::create(at.join("file")).unwrap();
         // It is in use, so that the kernel does not unmount it, and aborts it all the same.
         Command::new("umount").arg("-f").arg(&at).output().unwrap();
         gone(&at);
         assert!(held.set_len(1).is_err());
-    }
+    });
 }
 
 /// Whoever was interrupted between mounting and serving left a mount that nobody served.
@@ -185,8 +169,7 @@ fn upgrade(options: &str) {
     check_load(&at, &turns);
     kept.check(&at);
     drop(kept);
-    rig.umount(&at);
-    gone(&at);
+    rig.end_of_mount(&at);
 }
 
 #[test]
@@ -218,13 +201,8 @@ fn a_mount_whose_daemons_all_fail_is_ended() {
 /// A daemon that crashes again and again is given up: applications get errors and can end.
 #[test]
 fn crashes_are_bounded() {
-    if common::skipped() {
-        return;
-    }
-    for options in ["transport=classic", "transport=uring"] {
-        let mut rig = Rig::new();
-        rig.serve(&[]);
-        let at = rig.mount("mount", options);
+    on_both_transports(|options| {
+        let (_rig, at) = Rig::mounted(options);
         let file = File::create(at.join("file")).unwrap();
         for crash in 1..=5 {
             let pid = daemon(&at).expect("a daemon");
@@ -237,7 +215,7 @@ fn crashes_are_bounded() {
         gone(&at);
         let refused = file.write_all_at(b"no more", 0).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::ENOTCONN));
-    }
+    });
 }
 
 #[test]
@@ -245,9 +223,7 @@ fn signals_to_the_supervisor_unmount_unless_it_is_busy() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (_rig, at) = Rig::mounted("");
     let file = File::create(at.join("file")).unwrap();
     signal(supervisor(&at), libc::SIGTERM);
     signal(daemon(&at).unwrap(), libc::SIGTERM);
@@ -268,15 +244,12 @@ fn a_daemon_without_supervisor_goes_on() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (mut rig, at) = Rig::mounted("");
     fs::write(at.join("file"), "before").unwrap();
     signal(supervisor(&at), libc::SIGKILL);
     wait_for("its end", || processes("mount-supervisor", &at).is_empty());
     assert_eq!(fs::read(at.join("file")).unwrap(), b"before");
-    rig.umount(&at);
-    gone(&at);
+    rig.end_of_mount(&at);
 }
 
 /// The kernel gives the number of a connection that has ended to the next one. A supervisor that
@@ -305,8 +278,7 @@ fn what_is_mounted_anew_is_left_alone_by_what_served_there_before() {
         assert!(status.contains("\"connected\":true"), "{status}");
         rig.demand(&["upgrade", &place]);
         wait_for("the next daemon", || daemon(&at).is_some_and(|daemon| daemon != next));
-        rig.umount(&at);
-        gone(&at);
+        rig.end_of_mount(&at);
         let left: Vec<_> = fs::read_dir(rig.path("run").join("mounts")).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
     }

@@ -20,9 +20,7 @@ fn a_survey_has_four_cuts_where_the_server_is_on_this_machine() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "");
+    let (mut rig, at) = Rig::mounted("");
     let (dir, target) = (rig.path("export"), rig.target());
     for what in [dir.to_str().unwrap(), &target, at.to_str().unwrap()] {
         let rows = rows(&rig, what);

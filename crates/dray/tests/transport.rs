@@ -74,9 +74,7 @@ fn workers_of_a_classic_mount_rest_after_a_caller() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mount", "transport=classic");
+    let (mut rig, at) = Rig::mounted("transport=classic");
     fs::write(at.join("file"), "some").unwrap();
     let daemon = wait_for_daemon(&at);
     for _ in 0..3 {

@@ -38,7 +38,22 @@ pub fn skipped() -> bool {
     false
 }
 
+/// Runs `test` with the options of each transport, where this machine can mount.
+pub fn on_both_transports(test: impl Fn(&str)) {
+    if !skipped() {
+        ["transport=classic", "transport=uring"].into_iter().for_each(test);
+    }
+}
+
 impl Rig {
+    /// With a server, and a mount of it with these options.
+    pub fn mounted(options: &str) -> (Rig, PathBuf) {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        (rig, at)
+    }
+
     pub fn new() -> Rig {
         let launcher = RefCell::new(Launcher::new());
         let dir = tempfile::Builder::new().prefix("dray-command-").tempdir().unwrap();
@@ -236,6 +251,12 @@ impl Rig {
         wait_for("the unmounting", || self.run(&["umount", at.to_str().unwrap()]).status.success());
         self.mounts.retain(|mount| mount != at);
         assert!(!is_mounted(at));
+    }
+
+    /// Unmounts, and waits until nothing of the mount is left.
+    pub fn end_of_mount(&mut self, at: &Path) {
+        self.umount(at);
+        daemons::gone(at);
     }
 }
 
