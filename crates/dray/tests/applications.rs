@@ -263,6 +263,8 @@ fn special_files_are_for_those_who_may_open_them() {
     });
 }
 
+const APPEND: libc::c_long = 0x20; // FS_APPEND_FL
+
 fn set_flags(file: &File, flags: libc::c_long) -> io::Result<()> {
     const SET: libc::c_ulong = 0x4008_6602; // FS_IOC_SETFLAGS
     // SAFETY: the kernel reads an int; there is room for a long.
@@ -284,7 +286,6 @@ impl Drop for AppendOnly {
 /// chattr +a: the file below must be told that a write is an append before it is opened.
 #[test]
 fn a_file_that_takes_appends_only_takes_them() {
-    const APPEND: libc::c_long = 0x20; // FS_APPEND_FL
     in_each_mode(|rig, at| {
         let path = at.join("log");
         fs::write(&path, "one").unwrap();
@@ -323,4 +324,108 @@ fn both_bits_of_the_access_mode_take_both_rights() {
         assert_eq!(errno(file.write_at(b"text", 0)), libc::EBADF);
         assert_eq!(errno(as_user(BOB, open)), libc::EACCES);
     });
+}
+
+/// Whether the server can do what takes one of its capabilities.
+type Needs = fn(&Rig, &Path) -> bool;
+
+fn set_attribute(path: &Path, name: &std::ffi::CStr, value: &[u8]) -> bool {
+    let path = c_path(path);
+    // SAFETY: the strings and the value outlive the call.
+    let set = unsafe {
+        libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0)
+    };
+    set == 0
+}
+
+/// What each capability is for. Names below `at` are new.
+const NEEDS: [(&str, Needs); 11] = [
+    ("CAP_SETUID", |_, at| made_by_ann(at).is_ok_and(|made| made.uid() == ANN)),
+    ("CAP_SETGID", |_, at| made_by_ann(at).is_ok_and(|made| made.gid() == ANN)),
+    ("CAP_CHOWN", |_, at| made(at, "chown").is_some_and(|at| chown(at, Some(BOB), None).is_ok())),
+    ("CAP_DAC_OVERRIDE", |_, at| fs::write(at.join("closed"), "x").is_ok()),
+    ("CAP_FOWNER", |_, at| {
+        fs::set_permissions(at.join("closed"), fs::Permissions::from_mode(0o600)).is_ok()
+    }),
+    ("CAP_FSETID", |_, at| {
+        let path = at.join("closed");
+        let set = fs::set_permissions(&path, fs::Permissions::from_mode(0o2710));
+        set.is_ok() && fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o2000 != 0)
+    }),
+    ("CAP_MKNOD", |_, at| {
+        let path = c_path(&at.join("null"));
+        // SAFETY: the path outlives the call.
+        unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 3)) == 0 }
+    }),
+    ("CAP_DAC_READ_SEARCH", |rig, _| rig.demand(&["status", "data"]).contains("native ids")),
+    ("CAP_LINUX_IMMUTABLE", |_, at| {
+        let Some(path) = made(at, "append-only") else { return false };
+        let file = File::open(path).unwrap();
+        set_flags(&file, APPEND).and_then(|()| set_flags(&file, 0)).is_ok()
+    }),
+    ("CAP_SETFCAP", |_, at| {
+        let value: Vec<u8> = [0x0200_0001u32, 1 << 10, 0, 0, 0].map(u32::to_le_bytes).concat();
+        made(at, "program").is_some_and(|path| set_attribute(&path, CAPABILITY, &value))
+    }),
+    ("CAP_SYS_ADMIN", |_, at| {
+        made(at, "trusted").is_some_and(|path| set_attribute(&path, c"trusted.dray", b"1"))
+    }),
+];
+
+fn made(at: &Path, name: &str) -> Option<PathBuf> {
+    let path = at.join(name);
+    fs::write(&path, "").ok().map(|()| path)
+}
+
+fn made_by_ann(at: &Path) -> io::Result<fs::Metadata> {
+    as_user(ANN, || File::create(at.join("of-ann"))?.metadata())
+}
+
+/// The capabilities that packaging/dray.service leaves the server.
+fn capabilities_of_the_unit() -> Vec<&'static str> {
+    let unit = include_str!("../../../packaging/dray.service");
+    let sets = unit.lines().filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    sets.flat_map(str::split_ascii_whitespace).collect()
+}
+
+/// Those of `NEEDS` that a server with these capabilities fails.
+fn fails(names: &[&str]) -> Vec<&'static str> {
+    let mut rig = Rig::new();
+    fs::set_permissions(rig.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    let export = rig.path("export");
+    fs::set_permissions(&export, fs::Permissions::from_mode(0o777)).unwrap();
+    file_of_ann(&export.join("closed"), b"", 0);
+    rig.serve_with_capabilities(names, &[]);
+    let Some(at) = rig.try_mount("at") else { return NEEDS.map(|(name, _)| name).to_vec() };
+    let failed = NEEDS.iter().filter(|(_, needs)| !needs(&rig, &at)).map(|(name, _)| *name);
+    let failed = failed.collect();
+    rig.umount(&at);
+    failed
+}
+
+#[test]
+fn the_unit_leaves_the_server_the_capabilities_that_it_needs_and_no_others() {
+    if common::skipped() {
+        return;
+    }
+    let all = capabilities_of_the_unit();
+    let left_out = fails(&["CAP_ALL"]); // for what the file system here has not
+    eprintln!("left out: {left_out:?}");
+    assert_eq!(fails(&all), left_out);
+    for (without, _) in NEEDS.iter().filter(|(name, _)| !left_out.contains(name)) {
+        let rest: Vec<_> = all.iter().copied().filter(|name| name != without).collect();
+        assert_eq!(rest.len() + 1, all.len(), "the unit does not name {without}");
+        assert!(fails(&rest).contains(without), "{without} is not needed");
+    }
+    let port = (600..1024).find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let listen = format!("tcp://127.0.0.1:{}", port.unwrap());
+    let mut rig = Rig::new();
+    rig.serve_with_capabilities(&all, &["--listen", &listen]);
+    rig.end_server(libc::SIGTERM);
+    const PORTS: &str = "CAP_NET_BIND_SERVICE";
+    let rest: Vec<_> = all.iter().copied().filter(|name| *name != PORTS).collect();
+    let said = rig.run_server_with_capabilities(&rest, &["--listen", &listen]);
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("ports below 1024"), "{said}");
+    assert_eq!(all.len(), NEEDS.len() + 1, "{all:?}");
 }

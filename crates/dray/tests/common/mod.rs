@@ -127,6 +127,28 @@ impl Rig {
         self.start_server(&limited, None);
     }
 
+    /// The same with no more capabilities than these, as capabilities(7) writes them.
+    pub fn serve_with_capabilities(&mut self, names: &[&str], more: &[&str]) {
+        let server = self.with_capabilities(names, &self.server_command(more));
+        self.start_server(&server);
+    }
+
+    /// Runs a server that is expected to fail, with no more capabilities than these.
+    pub fn run_server_with_capabilities(&self, names: &[&str], more: &[&str]) -> Output {
+        self.output(&self.with_capabilities(names, &self.server_command(more)))
+    }
+
+    fn with_capabilities(&self, names: &[&str], command: &Command) -> Command {
+        let mut set = String::from("--bounding-set=-all");
+        for name in names {
+            set += &format!(",+{}", name.trim_start_matches("CAP_").to_lowercase());
+        }
+        let mut limited = Command::new("setpriv");
+        limited.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn").arg(set);
+        limited.arg(command.get_program()).args(command.get_args());
+        limited
+    }
+
     fn server_command(&self, more: &[&str]) -> Command {
         let export = format!("data={},squash=none", self.path("export").display());
         let listen = format!("unix://{}", self.path("socket").display());
@@ -213,6 +235,15 @@ impl Rig {
     pub fn mount_export(&mut self, export: &str, name: &str, options: &str) -> PathBuf {
         let target = self.target_of(export);
         self.mount_target(Path::new(env!("CARGO_BIN_EXE_dray")), &target, name, options)
+    }
+
+    /// As [`Rig::mount`], where that may fail.
+    pub fn try_mount(&mut self, name: &str) -> Option<PathBuf> {
+        let at = self.path(name);
+        std::fs::create_dir(&at).unwrap();
+        self.mounts.push(at.clone());
+        let mounted = self.run(&["mount", &self.target(), at.to_str().unwrap()]).status.success();
+        mounted.then_some(at)
     }
 
     fn mount_target(&mut self, program: &Path, target: &str, name: &str, options: &str) -> PathBuf {
