@@ -34,7 +34,7 @@ pub(crate) enum Ids {
     /// They hold kernel handles.
     Native(Codec),
     /// They are places remembered.
-    Table(PathTable),
+    Table(Box<PathTable>),
 }
 
 /// An export.
@@ -513,7 +513,7 @@ fn choose_ids(
         }
         None => PathTable::new(entries_max, boot),
     };
-    (Ids::Table(table), id, 0)
+    (Ids::Table(Box::new(table)), id, 0)
 }
 
 /// The process's limit of descriptors.

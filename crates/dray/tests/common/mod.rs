@@ -130,7 +130,7 @@ impl Rig {
     /// The same with no more capabilities than these, as capabilities(7) writes them.
     pub fn serve_with_capabilities(&mut self, names: &[&str], more: &[&str]) {
         let server = self.with_capabilities(names, &self.server_command(more));
-        self.start_server(&server);
+        self.start_server(&server, None);
     }
 
     /// Runs a server that is expected to fail, with no more capabilities than these.
