@@ -221,6 +221,28 @@ fn mount_points_that_cannot_be() {
     rig.umount(&at);
 }
 
+/// "/mnt is not a mount of dray; those are: /mnt" was said of one that is covered.
+#[test]
+fn what_is_in_the_way_of_unmounting_is_said() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    let (place, within) = (at.to_str().unwrap().to_owned(), at.join("within"));
+    fs::create_dir(&within).unwrap();
+    for (over, words) in [(&at, "something else mounted over it"), (&within, "findmnt -R")] {
+        let mount = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(over).status();
+        assert!(mount.unwrap().success());
+        let output = rig.run(&["umount", &place]);
+        assert!(Command::new("umount").arg(over).status().unwrap().success());
+        assert_eq!(output.status.code(), Some(1));
+        assert!(said(&output).contains(words), "{}", said(&output));
+    }
+    rig.umount(&at);
+}
+
 /// The mount was made, every call failed with ESTALE, and neither end said why.
 #[test]
 fn an_export_whose_directory_is_gone_is_told_of_at_both_ends() {

@@ -25,7 +25,7 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     let shown = args.mountpoint.display();
     let followed = mount_table::follow(&args.mountpoint);
     let entry = followed.doing(|| format!("cannot unmount {shown}"))?.mounted_there();
-    let entry = entry.ok_or_else(|| not_mounted(&shown.to_string()))?;
+    let entry = entry.ok_or_else(|| not_mounted(&args.mountpoint))?;
     if !paths::is_root() && entry.user != paths::effective_uid() {
         return Err(Failure::new(format!(
             "cannot unmount {shown}: user {} mounted it, who can unmount it, and root",
@@ -57,8 +57,9 @@ fn unmount(at: &Path, lazy: bool, shown: &str) -> Result<(), Failure> {
         if is_busy(&error) {
             return Failure::new(format!(
                 "{shown} is in use: end the programs that have files open or their working \
-                 directory there (`fuser -vm {shown}` names them), or take it out of the tree \
-                 now with `dray umount --lazy {shown}`"
+                 directory there (`fuser -vm {shown}` names them), unmount what is mounted within \
+                 it (`findmnt -R {shown}`), or take it out of the tree now with `dray umount --lazy \
+                 {shown}`"
             ));
         }
         Failure::new(format!("cannot unmount {shown}: {error}"))
@@ -69,10 +70,16 @@ fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EBUSY) || error.to_string().to_lowercase().contains("busy")
 }
 
-fn not_mounted(shown: &str) -> Failure {
-    let mounts = mount_table::list();
+fn not_mounted(path: &Path) -> Failure {
+    let (shown, mounts) = (path.display(), mount_table::list());
     if mounts.is_empty() {
         return Failure::new(format!("{shown} is not a mount of dray; there is none here"));
+    }
+    let at = mount_table::follow(path).map_or_else(|_| path.to_owned(), |followed| followed.path);
+    if mounts.iter().any(|mount| mount.at == at) {
+        return Failure::new(format!(
+            "{shown} is a mount of dray with something else mounted over it: `umount {shown}` first"
+        ));
     }
     let names: Vec<String> = mounts.iter().map(|entry| entry.at.display().to_string()).collect();
     Failure::new(format!("{shown} is not a mount of dray; those are: {}", names.join(", ")))
