@@ -212,6 +212,41 @@ fn the_table_is_bounded() {
     });
 }
 
+/// However many wait: each in turn, and nobody looks in vain.
+#[test]
+fn a_lock_that_is_given_back_wakes_the_next_and_no_other() {
+    const WAITING: u64 = 90;
+    run(async |table: Arc<LockTable>| {
+        let lock = |owner, kind| posix(owner, kind, 0, 9);
+        table.lock(&cx(0), FILE, lock(0, LockKind::Exclusive), false).await.unwrap();
+        let looks = Arc::new(AtomicUsize::new(0));
+        let mut waiting = Vec::new();
+        for node in 1..=WAITING {
+            let (table, looks, lock) =
+                (table.clone(), looks.clone(), lock(node, LockKind::Exclusive));
+            waiting.push(spawn_join(async move {
+                let cx = cx(node);
+                let mut waits = std::pin::pin!(table.lock(&cx, FILE, lock, true));
+                let looked = poll_fn(|task| {
+                    looks.fetch_add(1, Ordering::Relaxed);
+                    waits.as_mut().poll(task)
+                });
+                looked.await.unwrap();
+            }));
+            settle().await;
+        }
+        for (node, next) in waiting.into_iter().enumerate() {
+            let before = looks.load(Ordering::Relaxed);
+            let held = lock(node as u64, LockKind::Unlock);
+            table.lock(&cx(node as u64), FILE, held, false).await.unwrap();
+            next.await.unwrap();
+            settle().await;
+            assert_eq!(looks.load(Ordering::Relaxed), before + 1);
+        }
+        table.release_node(NodeId(WAITING));
+    });
+}
+
 #[test]
 fn backwards_ranges_are_refused() {
     run(async |table: Arc<LockTable>| {
