@@ -18,13 +18,14 @@ pub fn text(report: &ServerReport) -> String {
     let mut text = calls.finish();
     hangs(report, &mut text);
     recovery(&status.recovery, &mut text);
+    let operations = status.operations.len() + status.operations_left_out;
     let away = status.clients.iter().filter(|client| client.away.is_some()).count();
     let files: usize = status.clients.iter().map(|client| client.files).sum();
     for (name, help, value) in [
         ("dray_clients", "Clients with a session.", status.clients.len()),
         ("dray_clients_away", "Clients that have a session and no connection.", away),
         ("dray_open_files", "Files open at clients.", files),
-        ("dray_operations_in_flight", "Operations under way.", status.operations.len()),
+        ("dray_operations_in_flight", "Operations under way.", operations),
         ("dray_buffer_used_bytes", "Buffers in use.", status.buffer_used_bytes),
         ("dray_buffer_limit_bytes", "Buffers that may be in use.", status.buffer_limit_bytes),
     ] {

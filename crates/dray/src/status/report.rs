@@ -41,6 +41,7 @@ impl ServerReport {
             "exports": self.exports.iter().map(|one| self.export(one, &status)).collect::<Vec<_>>(),
             "clients": clients(&status),
             "operations": self.operations(&status),
+            "operations_left_out": status.operations_left_out,
             "buffers": {
                 "used_bytes": status.buffer_used_bytes,
                 "limit_bytes": status.buffer_limit_bytes,

@@ -176,8 +176,10 @@ fn operations(report: &Value, who: &str, out: &mut String) {
         row
     });
     table(out, &["OPERATION", "PATH", "UID", &who.to_uppercase(), "JOB", "AGE"], rows);
-    if all.len() > OPERATIONS_SHOWN {
-        line(out, &format!("  and {} more operations", all.len() - OPERATIONS_SHOWN));
+    let left_out = report["operations_left_out"].as_u64().unwrap_or(0) as usize;
+    let more = all.len().saturating_sub(OPERATIONS_SHOWN) + left_out;
+    if more > 0 {
+        line(out, &format!("  and {more} more operations"));
     }
 }
 

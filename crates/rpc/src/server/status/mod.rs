@@ -17,6 +17,9 @@ use crate::server::service::{Inner, lock};
 use crate::server::session::Session;
 use crate::server::status::paths::Subject;
 
+/// Calls under way that a status tells of: the oldest ones. Each client may have two thousand.
+const OPERATIONS_MAX: usize = 4096;
+
 /// A server's exports, clients and calls under way.
 #[derive(Clone, Debug, Default)]
 pub struct ServerStatus {
@@ -24,8 +27,10 @@ pub struct ServerStatus {
     pub exports: Vec<(String, String)>,
     /// Everybody who has a session.
     pub clients: Vec<ClientStatus>,
-    /// Calls that are being carried out.
+    /// Calls that are being carried out, the oldest first.
     pub operations: Vec<OperationStatus>,
+    /// Further ones, for which there is no room here.
+    pub operations_left_out: usize,
     /// Changes that came again, and were not carried out again.
     pub repeated_calls: u64,
     /// Buffers lent, bytes.
@@ -100,11 +105,14 @@ impl Inner {
         lock(&self.running).remove(&number);
     }
 
-    /// Calls under way, and the files that all of them are about.
-    fn operations(&self) -> (Vec<Operation>, Vec<Subject>) {
+    /// Calls under way, the files that all of them are about, and how many more calls there are.
+    fn operations(&self) -> (Vec<Operation>, Vec<Subject>, usize) {
         let sessions = lock(&self.sessions).clone();
         let (mut operations, mut subjects) = (Vec::new(), Vec::new());
-        for running in lock(&self.running).values() {
+        let all = lock(&self.running);
+        let left_out = all.len().saturating_sub(OPERATIONS_MAX);
+        // Their numbers are in the order of their beginnings.
+        for running in all.values().take(OPERATIONS_MAX) {
             let begin = subjects.len();
             if let Some(session) = sessions.get(&running.session) {
                 let files = execute::subjects(session, running.op, &running.body);
@@ -113,7 +121,7 @@ impl Inner {
             }
             operations.push((operation_status(running), begin..subjects.len()));
         }
-        (operations, subjects)
+        (operations, subjects, left_out)
     }
 
     /// Of all exports together.
@@ -131,11 +139,12 @@ impl Inner {
         clients.sort_by(|left, right| left.host.cmp(&right.host));
         let exports = self.exports.opened();
         let kind = |export: &Arc<Export>| (export.name.clone(), export.fs.info().kind.clone());
-        let (operations, subjects) = self.operations();
+        let (operations, subjects, operations_left_out) = self.operations();
         let status = ServerStatus {
             exports: exports.iter().map(kind).collect(),
             clients,
             operations: Vec::new(),
+            operations_left_out,
             repeated_calls: self.repeated.load(Ordering::Relaxed),
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
@@ -193,5 +202,30 @@ fn operation_status(running: &Running) -> OperationStatus {
         uid: running.cx.who.uid.0,
         job: running.cx.who.job.to_string(),
         age: running.since.elapsed(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::journal::MemoryJournal;
+    use crate::server::options::ServerOptions;
+    use crate::server::service::Server;
+
+    #[test]
+    fn the_oldest_calls_are_told_and_the_rest_is_counted() {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let journal = Arc::new(MemoryJournal::default());
+            let server = Server::new(ServerOptions::default(), Vec::new(), journal);
+            for session in 0..OPERATIONS_MAX as u64 + 7 {
+                let (cx, since, body) = (Context::system(), dray_rt::now(), Vec::new());
+                server.inner.running(Running { op: Op::Lock, session, cx, since, body });
+                dray_rt::sleep(Duration::from_millis(1)).await;
+            }
+            let status = server.status();
+            assert_eq!((status.operations.len(), status.operations_left_out), (OPERATIONS_MAX, 7));
+            assert_eq!(status.operations[0].session, 0);
+        });
     }
 }
