@@ -11,7 +11,7 @@ use dray_bench::syscalls::Counter;
 use dray_bench::target::Place;
 use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
-use dray_bench::{Outcome, counters, idle, inetd, layers, plot, report, sessions, tcp, told};
+use dray_bench::{Outcome, counters, idle, inetd, layers, many, plot, report, sessions, tcp, told};
 
 /// Runs one command. An empty error asks for the usage.
 pub fn run(command: &str, args: &Args) -> Outcome {
@@ -25,6 +25,7 @@ pub fn run(command: &str, args: &Args) -> Outcome {
         }),
         "idle" => idle_cost(args),
         "sessions" => idle_sessions(args),
+        "many" => many::run(args),
         "counters" => count(args),
         "inetd" => inetd::run(args.number("port", 0)?, args.plain()),
         "report" => report::run(args),

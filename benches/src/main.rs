@@ -13,6 +13,7 @@ const USAGE: &str = "usage: dray-bench COMMAND ...
   fill      makes the files and names that workloads use
   tcp       the raw TCP denominators
   idle      wake-ups and resident memory of processes
+  many      many clients of one server: at rest, coming, contending, restarting, leaving
   sessions  resident memory that idle connections cost a server
   counters  allocations, bytes, system calls and round trips of single calls
   inetd     gives each connection on a port to a new process

@@ -1,5 +1,6 @@
 //! From the raw lines of a run to medians, ratios and verdicts.
 
+mod many;
 mod peers;
 mod serial;
 pub(crate) mod table;
@@ -80,13 +81,14 @@ const DETAILS: [&str; 5] = [
     ".cpu_machine_us",
 ];
 
-/// `report --bench serial|peers --raw FILE --out FILE`: the lines go to standard output
+/// `report --bench serial|peers|many --raw FILE --out FILE`: the lines go to standard output
 /// and into the file, the table to standard output behind them.
 pub fn run(args: &Args) -> Outcome {
     let measures = Measures::new(read_all(args.need("raw")?)?);
     let (mut lines, table) = match args.need("bench")? {
         "serial" => serial::report(&measures),
         "peers" => peers::report(&measures),
+        "many" => many::report(&measures),
         other => return Err(format!("no benchmark is called {other}")),
     };
     lines.extend(measures.medians());

@@ -1,0 +1,167 @@
+//! Many clients that want the same thing: what one operation costs the server should not depend on
+//! how many others wait for theirs.
+
+use std::sync::Arc;
+
+use dray_core::{
+    Buf, BufMut, Context, FileId, FileSystem, LockKind, Name, OpenHow, RenameHow, Write,
+};
+
+use super::Many;
+use super::crowd::{Member, Report};
+use super::life::{lock, make};
+use crate::{Outcome, told};
+
+/// Operations of all clients together.
+const OPERATIONS: usize = 4000;
+/// Bytes of large ones, which wait for the server's memory.
+const LARGE_BYTES: usize = 256 << 10;
+/// Each number of clients that contends, as far as there are so many.
+const CROWDS: [usize; 4] = [10, 100, 1000, 4000];
+
+/// What they all want.
+#[derive(Clone, Copy, Debug)]
+enum Wish {
+    Create,
+    Rename,
+    Append,
+    Lock,
+    Read,
+    WriteLarge,
+}
+
+const WISHES: [(&str, Wish); 6] = [
+    ("create", Wish::Create),
+    ("rename", Wish::Rename),
+    ("append", Wish::Append),
+    ("lock", Wish::Lock),
+    ("read", Wish::Read),
+    ("write256k", Wish::WriteLarge),
+];
+
+impl Many {
+    /// Each wish, by few and by many.
+    pub(super) fn contention(&mut self) -> Outcome {
+        let shared = self.shared_file()?;
+        for crowd in CROWDS.into_iter().filter(|crowd| *crowd <= self.crowd.count) {
+            for (name, wish) in WISHES {
+                self.contend((name, wish), crowd, shared);
+            }
+        }
+        Ok(())
+    }
+
+    /// The file that all use.
+    fn shared_file(&self) -> Outcome<FileId> {
+        let (tell, told_id) = std::sync::mpsc::channel();
+        self.crowd.begin(0..1, move |member, mut report| {
+            let tell = tell.clone();
+            async move {
+                if let Some(file) = report.step(make(&member, "shared")).await {
+                    let how = Write::at(0);
+                    let data = Buf::from(&[7; 4096][..]);
+                    report.step(file.write(&Context::system(), how, data)).await;
+                    let _ = tell.send(file.id()); // it is waited for
+                }
+                report
+            }
+        });
+        told_id.recv().map_err(told("the shared file"))
+    }
+
+    fn contend(&self, (name, wish): (&str, Wish), crowd: usize, shared: FileId) {
+        let rounds = (OPERATIONS / crowd).max(1);
+        self.crowd
+            .begin(0..crowd, move |member, report| prepare(member, report, wish, shared))
+            .wait();
+        let before = self.server.look();
+        let work = move |member, report| contend(member, report, wish, rounds);
+        let done = self.crowd.begin(0..crowd, work).wait();
+        let after = self.server.look();
+        let metric = format!("{name}_by{crowd}");
+        let ops = done.steps().count();
+        self.says.server(&metric, (before, after), ops);
+        let wall = done.whole().part(1.0);
+        self.says.put(&format!("{metric}_per_s"), ops as f64 / wall.max(1e-9), "1/s");
+        self.says.spread_ms(&metric, &done.steps());
+        // The one that was done last against the middle one.
+        let last = wall / done.whole().part(0.5).max(1e-9);
+        self.says.put(&format!("{metric}_last_to_middle"), last, "ratio");
+        self.says.failures(&metric, &done);
+        self.crowd.begin(0..crowd, tidy).wait();
+    }
+}
+
+/// Opens or makes what it works on, which comes first among its files.
+async fn prepare(member: Arc<Member>, mut report: Report, wish: Wish, shared: FileId) -> Report {
+    let cx = Context::system();
+    let file = match wish {
+        Wish::Create => return report,
+        Wish::Append | Wish::Lock | Wish::Read => {
+            report.step(member.fs.open(&cx, shared, OpenHow::READ_WRITE)).await
+        }
+        Wish::Rename | Wish::WriteLarge => report.step(make(&member, &own_name(&member, 0))).await,
+    };
+    if let (Wish::WriteLarge, Some(file)) = (wish, &file) {
+        // So that the memory below is there, and no part of what is measured.
+        report.step(file.write(&cx, Write::at(0), Buf::from(&LARGE_DATA[..]))).await;
+    }
+    file.into_iter().for_each(|file| member.keep(file));
+    report
+}
+
+fn own_name(member: &Member, round: usize) -> String {
+    format!("c{}.{round}", member.number)
+}
+
+async fn contend(member: Arc<Member>, mut report: Report, wish: Wish, rounds: usize) -> Report {
+    let (cx, root) = (Context::system(), member.fs.info().root);
+    let file = member.files().first().cloned();
+    for round in 0..rounds {
+        match (wish, &file) {
+            (Wish::Create, _) => {
+                let made = report.step(make(&member, &own_name(&member, round))).await;
+                made.into_iter().for_each(|file| member.keep(file));
+            }
+            (Wish::Rename, _) => {
+                let (from, to) = (own_name(&member, round), own_name(&member, round + 1));
+                let (Ok(from), Ok(to)) = (Name::new(from.as_bytes()), Name::new(to.as_bytes()))
+                else {
+                    continue;
+                };
+                let how = RenameHow::Replace;
+                report.step(member.fs.rename(&cx, (root, from), (root, to), how)).await;
+            }
+            (Wish::Append, Some(file)) => {
+                let how = Write { append: true, ..Write::default() };
+                report.step(file.write(&cx, how, Buf::from(&[7; 100][..]))).await;
+            }
+            (Wish::Lock, Some(file)) => {
+                report.step(file.lock(&cx, lock(LockKind::Exclusive, 0), true)).await;
+                let given_back = file.lock(&cx, lock(LockKind::Unlock, 0), false).await;
+                report.failures.extend(given_back.err().map(|error| error.to_string()));
+            }
+            (Wish::Read, Some(file)) => {
+                let read = async {
+                    file.read(&cx, 0, BufMut::heap(4096)).await.map_err(|(error, _)| error)
+                };
+                report.step(read).await;
+            }
+            (Wish::WriteLarge, Some(file)) => {
+                let data = Buf::from(&LARGE_DATA[..]);
+                report.step(file.write(&cx, Write::at(0), data)).await;
+            }
+            _ => report.failures.push("no file".into()),
+        }
+    }
+    report
+}
+
+static LARGE_DATA: [u8; LARGE_BYTES] = [7; LARGE_BYTES];
+
+async fn tidy(member: Arc<Member>, mut report: Report) -> Report {
+    for file in member.give_up_files() {
+        report.step(file.close(&Context::system())).await;
+    }
+    report
+}

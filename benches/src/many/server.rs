@@ -1,0 +1,125 @@
+//! The server under load: `dray serve` as a process that is watched, killed and started again.
+
+use std::fs::{self, OpenOptions};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::many::Plan;
+use crate::{Outcome, cpu, idle, told};
+
+/// The export's name.
+pub const EXPORT: &str = "data";
+/// A server that has not begun to listen by then never will.
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// A running server.
+pub struct Server {
+    child: Child,
+    plan: Plan,
+}
+
+/// What it takes at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// Resident, KiB.
+    pub resident_kib: u64,
+    /// Open descriptors.
+    pub descriptors: usize,
+    /// CPU time so far.
+    pub cpu: Duration,
+    /// Context switches so far.
+    pub switches: u64,
+}
+
+impl Server {
+    /// Starts it over `plan.store`.
+    pub fn start(plan: &Plan) -> Outcome<Server> {
+        let text = format!(
+            "listen = [\"tcp://{}\"]\nstate = \"{}\"\nlease_s = {}\nclients_max = 20000\n\
+             [[export]]\nname = \"{EXPORT}\"\ndir = \"{}\"\nsquash = \"none\"\n",
+            plan.address,
+            plan.work.join("state").display(),
+            plan.lease.as_secs(),
+            plan.store.display(),
+        );
+        fs::write(config(plan), text).map_err(told("the server's configuration"))?;
+        let server = Server { child: spawn(plan)?, plan: plan.clone() };
+        server.wait_until_it_listens()?;
+        Ok(server)
+    }
+
+    fn wait_until_it_listens(&self) -> Outcome {
+        let begin = Instant::now();
+        while TcpStream::connect(self.plan.address).is_err() {
+            if begin.elapsed() > START_MAX {
+                return Err(format!(
+                    "the server does not listen; see {}",
+                    log(&self.plan).display()
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Its process dies at once.
+    pub fn kill(&mut self) -> Outcome {
+        self.child.kill().map_err(told("killing the server"))?;
+        self.child.wait().map(drop).map_err(told("waiting for the server's end"))
+    }
+
+    /// Another one takes its place.
+    pub fn start_again(&mut self) -> Outcome {
+        self.child = spawn(&self.plan)?;
+        self.wait_until_it_listens()
+    }
+
+    /// What it takes now.
+    pub fn look(&self) -> Look {
+        let pid = self.pid();
+        Look {
+            resident_kib: idle::resident_kib(&[pid]),
+            descriptors: fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count),
+            cpu: cpu::of_process(pid).unwrap_or_default(),
+            switches: idle::switches(&[pid]),
+        }
+    }
+
+    /// Lines that it has logged.
+    pub fn log_lines(&self) -> usize {
+        fs::read_to_string(log(&self.plan)).map_or(0, |text| text.lines().count())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.kill(); // or it has ended by itself
+    }
+}
+
+fn config(plan: &Plan) -> PathBuf {
+    plan.work.join("dray.toml")
+}
+
+fn log(plan: &Plan) -> PathBuf {
+    plan.work.join("server.log")
+}
+
+fn spawn(plan: &Plan) -> Outcome<Child> {
+    let open = || OpenOptions::new().create(true).append(true).open(log(plan));
+    let (out, err) = (open().map_err(told("log"))?, open().map_err(told("log"))?);
+    let mut serve = plan.command();
+    serve.args(["serve", "--config"]).arg(config(plan));
+    if let Some(key) = &plan.key {
+        serve.args(["--auth", &format!("psk:{key}")]);
+    }
+    serve.stdin(Stdio::null()).stdout(out).stderr(err);
+    serve.spawn().map_err(told("dray serve"))
+}
