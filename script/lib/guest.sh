@@ -84,7 +84,7 @@ guest_build() {
     rm -r "$root" "$ram"
 }
 
-guest_modules="virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4 crc32c_generic"
+guest_modules="virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4 crc32c_generic overlay autofs4"
 
 # guest_module ROOT FILE RAM: a module below ROOT to the same place below RAM, unpacked: busybox
 # loads nothing else.
@@ -107,7 +107,7 @@ guest_init() {
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-for module in virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4; do modprobe $module; done 2>/dev/null
+for module in virtio_pci virtio_net virtio_blk 9pnet_virtio 9p fuse loop ext4 overlay autofs4; do modprobe $module; done 2>/dev/null
 share=trans=virtio,version=9p2000.L,msize=512000
 mount -t 9p -o $share,ro,cache=loose host /host || poweroff -f
 for dir in tmp run mnt; do mount -t tmpfs none /host/$dir; done
