@@ -6,13 +6,14 @@
 //! says is not its business.
 
 mod address;
+mod connect;
 mod frame;
 mod listen;
 mod peek;
 mod pool;
 pub mod sim;
 mod socket_file;
-mod sockets;
+mod socket_options;
 mod stream;
 
 use std::io;
@@ -22,12 +23,13 @@ use std::task::{Context, Poll};
 use dray_core::{Buf, BufMut, Fut};
 
 pub use address::Address;
+pub use connect::{Sockets, connect};
 pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
-pub use listen::{Bound, Listener, connect, incoming_cpu};
+pub use listen::{Bound, Listener};
 pub use peek::peek_head;
 pub use pool::{BufferPool, PoolShare, PoolStats};
 pub use socket_file::somebody_listens;
-pub use sockets::Sockets;
+pub use socket_options::incoming_cpu;
 pub use stream::StreamConnection;
 
 /// Gets what arrives on a connection.

@@ -1,38 +1,21 @@
-//! Making connections.
+//! Listening for connections.
 
-use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::task::Poll;
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 
-use dray_core::Fut;
-use dray_rt::{Interest, Pool, Source, timeout};
-use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use dray_rt::{Interest, Source};
+use socket2::{Domain, SockRef, Socket, Type};
 
+use crate::connect::{no_address, resolve};
 use crate::socket_file::{SocketFile, bind_unix, turn, unix_name};
-use crate::stream::StreamConnection;
+use crate::socket_options::{calm, prepare};
 use crate::{Address, Peer};
 
 /// Connections that may wait to be accepted: as many as the system allows by default
 /// (net.core.somaxconn, listen(2)). Where all clients come back at once those beyond are heard a
 /// second later.
 const BACKLOG: i32 = 4096;
-/// A connection that shows no life for 30 + 3 x 10 s is gone. The kernel asks, so an
-/// idle client is not woken for it.
-const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
-const KEEPALIVE_TRIES: u32 = 3;
-/// Data that nobody acknowledges for this long end the connection.
-const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
-/// An address of a name that has not answered for this long is no longer the only one that is
-/// tried (RFC 8305, section 5: Connection Attempt Delay).
-const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
-
-/// Congestion control on loopback: that which every Linux has built in (tcp(7)).
-const LOOPBACK_CONGESTION: &[u8] = b"reno";
-
 /// A port that the system chose for the first of a name's addresses may be taken at another: so
 /// often another one is chosen.
 const ANY_PORT_TRIES: usize = 16;
@@ -104,7 +87,7 @@ impl Listener {
         &self.address
     }
 
-    /// The next connection: a socket, to be made a [`StreamConnection`] on the executor
+    /// The next connection: a socket, to be made a [`crate::StreamConnection`] on the executor
     /// that shall serve it.
     pub async fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
         let (socket, name) =
@@ -113,80 +96,6 @@ impl Listener {
         prepare(&socket, peer)?;
         Ok((socket.into(), peer))
     }
-}
-
-/// The processor that last handled packets of `socket`, where the kernel tells
-/// (`SO_INCOMING_CPU`): serving a connection there spares wake-ups across processors.
-pub fn incoming_cpu(socket: &impl AsFd) -> Option<usize> {
-    let mut cpu: i32 = -1;
-    let mut len = std::mem::size_of::<i32>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `cpu`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_INCOMING_CPU,
-            (&raw mut cpu).cast(),
-            &mut len,
-        )
-    };
-    if result == 0 { usize::try_from(cpu).ok() } else { None }
-}
-
-/// Connects to `address`, on this thread's executor; of a name's addresses to the one that
-/// answers first, if those in front of it do not answer soon. Errors: those of the name's
-/// resolution and of connect(2); the last one if a name has several addresses.
-pub async fn connect(address: &Address) -> io::Result<StreamConnection> {
-    match address {
-        Address::Unix(path) => {
-            let name = unix_name(path)?;
-            connect_to(Domain::UNIX, &name, Peer::Local).await
-        }
-        Address::Tcp { .. } => connect_to_any(resolve(address).await?).await,
-    }
-}
-
-type Try = Fut<'static, io::Result<StreamConnection>>;
-
-/// Tries each of `addresses`, in their order: the next one when all before have failed, or have
-/// not answered for a while. Those go on meanwhile.
-async fn connect_to_any(addresses: Vec<SocketAddr>) -> io::Result<StreamConnection> {
-    let mut last = no_address();
-    let mut tries: Vec<Try> = Vec::new();
-    let mut addresses = addresses.into_iter();
-    loop {
-        match addresses.next() {
-            Some(address) => tries.push(Box::pin(async move {
-                let domain = Domain::for_address(address);
-                connect_to(domain, &address.into(), Peer::Ip(address)).await
-            })),
-            None if tries.is_empty() => return Err(last),
-            None => {}
-        }
-        let ended = match addresses.len() {
-            0 => Ok(first_to_end(&mut tries).await),
-            _ => timeout(NEXT_ADDRESS_AFTER, first_to_end(&mut tries)).await,
-        };
-        match ended {
-            Ok(Ok(connection)) => return Ok(connection),
-            Ok(Err(error)) => last = error,
-            Err(_) => {} // the next address is tried beside them
-        }
-    }
-}
-
-/// Takes the try that ends first out of `tries`, of which there is at least one.
-async fn first_to_end(tries: &mut Vec<Try>) -> io::Result<StreamConnection> {
-    poll_fn(|cx| {
-        for index in 0..tries.len() {
-            if let Poll::Ready(result) = tries[index].as_mut().poll(cx) {
-                drop(tries.remove(index));
-                return Poll::Ready(result);
-            }
-        }
-        Poll::Pending
-    })
-    .await
 }
 
 /// Listeners on all of `addresses`; where any port is wanted, at one port, for which others are
@@ -266,79 +175,10 @@ fn is_all_of_ipv6(address: SocketAddr) -> bool {
     address.is_ipv6() && address.ip().is_unspecified()
 }
 
-async fn connect_to(domain: Domain, name: &SockAddr, peer: Peer) -> io::Result<StreamConnection> {
-    let socket = Socket::new(domain, Type::STREAM, None)?;
-    prepare(&socket, peer)?;
-    match socket.connect(name) {
-        Ok(()) => return StreamConnection::new(socket.into(), peer),
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-        Err(error) => return Err(error),
-    }
-    // Nothing but the end of the handshake makes the socket writable.
-    let source = Source::new(socket.try_clone()?.into())?;
-    source
-        .io(Interest::Write, |_| match (socket.take_error()?, socket.peer_addr()) {
-            (Some(error), _) => Err(error),
-            (None, Ok(_)) => Ok(()),
-            (None, Err(_)) => Err(io::ErrorKind::WouldBlock.into()),
-        })
-        .await?;
-    drop(source);
-    StreamConnection::new(socket.into(), peer)
-}
-
-fn prepare(socket: &Socket, peer: Peer) -> io::Result<()> {
-    socket.set_nonblocking(true)?;
-    if let Peer::Ip(ip) = peer {
-        socket.set_tcp_nodelay(true)?;
-        let keepalive = TcpKeepalive::new()
-            .with_time(KEEPALIVE_AFTER)
-            .with_interval(KEEPALIVE_EVERY)
-            .with_retries(KEEPALIVE_TRIES);
-        socket.set_tcp_keepalive(&keepalive)?;
-        socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
-        calm(socket, ip.ip());
-    }
-    Ok(())
-}
-
-/// Keeps a connection that stays on this machine from being paced. Many systems use BBR,
-/// which looks for a bottleneck that loopback has not, by timers and by sending less for a
-/// while. What goes over a network keeps what the system's administrator has chosen.
-fn calm(socket: &Socket, ip: IpAddr) {
-    if ip.to_canonical().is_loopback() {
-        let _ = socket.set_tcp_congestion(LOOPBACK_CONGESTION); // slower without, no more
-    }
-}
-
-async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
-    let Address::Tcp { host, port } = address else { return Err(no_address()) };
-    if let Ok(ip) = host.parse() {
-        return Ok(vec![SocketAddr::new(ip, *port)]);
-    }
-    let (host, port) = (host.clone(), *port);
-    // getaddrinfo(3) blocks, and this happens once a connection.
-    let pool = Pool::new("dray-resolve", 1, 1);
-    pool.run(move || (host.as_str(), port).to_socket_addrs().map(Iterator::collect))
-        .await
-        .map_err(io::Error::other)?
-}
-
-fn no_address() -> io::Error {
-    io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Connection;
-    use dray_rt::{DriverKind, Executor, spawn_join};
-
-    fn congestion_control(socket: &impl AsFd) -> Vec<u8> {
-        let mut name = SockRef::from(socket).tcp_congestion().unwrap();
-        name.retain(|&byte| byte != 0);
-        name
-    }
+    use dray_rt::{DriverKind, Executor};
 
     #[test]
     fn both_families_can_be_listened_at_together() {
@@ -419,54 +259,5 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(found, Ok(Some(io::ErrorKind::AddrInUse)));
         drop(crowd);
-    }
-
-    /// It was given all the time that a client takes for a connection, each time anew: the other
-    /// addresses were never tried.
-    #[test]
-    fn an_address_that_does_not_answer_keeps_nobody_from_the_next() {
-        let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        silent.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-        silent.listen(0).unwrap();
-        let silent_at = silent.local_addr().unwrap().as_socket().unwrap();
-        // As many as wait to be accepted may: what comes then is not answered.
-        let knock = || std::net::TcpStream::connect_timeout(&silent_at, Duration::from_secs(1));
-        let crowd: Vec<_> = std::iter::from_fn(|| knock().ok()).take(16).collect();
-        let live = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let live_at = live.local_addr().unwrap();
-        let refused_at = {
-            let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            gone.local_addr().unwrap()
-        };
-        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
-            let limit = UNACKNOWLEDGED_MAX * 2 / 3; // by then the kernel has not given up
-            for addresses in [vec![silent_at, live_at], vec![refused_at, silent_at, live_at]] {
-                let connected = timeout(limit, connect_to_any(addresses)).await;
-                let peer = connected.expect("the first one is waited for").unwrap().peer();
-                assert_eq!(peer, Peer::Ip(live_at));
-            }
-            let refused = connect_to_any(vec![refused_at; 2]).await.err().unwrap();
-            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-            let none = connect_to_any(Vec::new()).await.err().unwrap();
-            assert_eq!(none.kind(), io::ErrorKind::AddrNotAvailable);
-        });
-        drop((crowd, silent));
-    }
-
-    #[test]
-    fn nothing_paces_a_connection_on_loopback() {
-        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
-        executor.block_on(async {
-            for host in ["127.0.0.1", "0.0.0.0"] {
-                let any = Address::Tcp { host: host.into(), port: 0 };
-                let listener = Listener::bind(&any).await.unwrap();
-                let Address::Tcp { port, .. } = *listener.address() else { unreachable!() };
-                let accepted = spawn_join(async move { listener.accept().await.unwrap().0 });
-                let near = Address::Tcp { host: "127.0.0.1".into(), port };
-                let connection = connect(&near).await.unwrap();
-                assert_eq!(congestion_control(&accepted.await.unwrap()), b"reno");
-                assert_eq!(congestion_control(connection.socket()), b"reno");
-            }
-        });
     }
 }

@@ -1,0 +1,95 @@
+//! What the sockets of all connections are set to.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use socket2::{Socket, TcpKeepalive};
+
+use crate::Peer;
+
+/// A connection that shows no life for 30 + 3 x 10 s is gone. The kernel asks, so an
+/// idle client is not woken for it.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_TRIES: u32 = 3;
+/// Data that nobody acknowledges for this long end the connection.
+pub(crate) const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+/// Congestion control on loopback: that which every Linux has built in (tcp(7)).
+const LOOPBACK_CONGESTION: &[u8] = b"reno";
+
+/// Of a connection, before it begins or as it comes.
+pub(crate) fn prepare(socket: &Socket, peer: Peer) -> io::Result<()> {
+    socket.set_nonblocking(true)?;
+    if let Peer::Ip(ip) = peer {
+        socket.set_tcp_nodelay(true)?;
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_AFTER)
+            .with_interval(KEEPALIVE_EVERY)
+            .with_retries(KEEPALIVE_TRIES);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+        calm(socket, ip.ip());
+    }
+    Ok(())
+}
+
+/// Keeps a connection that stays on this machine from being paced. Many systems use BBR,
+/// which looks for a bottleneck that loopback has not, by timers and by sending less for a
+/// while. What goes over a network keeps what the system's administrator has chosen.
+pub(crate) fn calm(socket: &Socket, ip: IpAddr) {
+    if ip.to_canonical().is_loopback() {
+        let _ = socket.set_tcp_congestion(LOOPBACK_CONGESTION); // slower without, no more
+    }
+}
+
+/// The processor that last handled packets of `socket`, where the kernel tells
+/// (`SO_INCOMING_CPU`): serving a connection there spares wake-ups across processors.
+pub fn incoming_cpu(socket: &impl AsFd) -> Option<usize> {
+    let mut cpu: i32 = -1;
+    let mut len = std::mem::size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `cpu`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_INCOMING_CPU,
+            (&raw mut cpu).cast(),
+            &mut len,
+        )
+    };
+    if result == 0 { usize::try_from(cpu).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use dray_rt::{DriverKind, Executor, spawn_join};
+    use socket2::SockRef;
+
+    use super::*;
+    use crate::{Address, Listener, connect};
+
+    fn congestion_control(socket: &impl AsFd) -> Vec<u8> {
+        let mut name = SockRef::from(socket).tcp_congestion().unwrap();
+        name.retain(|&byte| byte != 0);
+        name
+    }
+
+    #[test]
+    fn nothing_paces_a_connection_on_loopback() {
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            for host in ["127.0.0.1", "0.0.0.0"] {
+                let any = Address::Tcp { host: host.into(), port: 0 };
+                let listener = Listener::bind(&any).await.unwrap();
+                let Address::Tcp { port, .. } = *listener.address() else { unreachable!() };
+                let accepted = spawn_join(async move { listener.accept().await.unwrap().0 });
+                let near = Address::Tcp { host: "127.0.0.1".into(), port };
+                let connection = connect(&near).await.unwrap();
+                assert_eq!(congestion_control(&accepted.await.unwrap()), b"reno");
+                assert_eq!(congestion_control(connection.socket()), b"reno");
+            }
+        });
+    }
+}
