@@ -75,6 +75,13 @@ fn run_mount(args: MountArgs) -> Result<(), Failure> {
             supervisor::DESCRIPTORS_MIN
         )));
     }
+    if let Some(limit) = dray_fuse::request_time_max() {
+        log::warn!(
+            "the kernel ends this mount if the server is away, or a lock is waited for, for longer \
+             than {} s (sysctl fs.fuse.max_request_timeout; 0: never)",
+            limit.as_secs()
+        );
+    }
     let mount = Mount { target: args.target.target, at, plan };
     mount.start(&args.target.text, args.options, args.foreground, waiting)
 }

@@ -25,6 +25,30 @@ const PAGES_MAX: u16 = (IO_MAX_BYTES / 4096) as u16;
 /// What was read from the device for INIT must not be larger.
 const INIT_MAX_BYTES: usize = 8192 + IO_MAX_BYTES;
 
+/// Where the administrator says how long a request may take, seconds, before the kernel ends the mount
+/// (0: for ever): of a mount that says nothing itself, and of any (Linux 6.15).
+const REQUEST_LIMITS: [&str; 2] =
+    ["/proc/sys/fs/fuse/default_request_timeout", "/proc/sys/fs/fuse/max_request_timeout"];
+/// The longest that a mount can ask for, seconds: about 18 hours.
+const REQUEST_MAX_S: u16 = u16::MAX;
+
+fn request_limits() -> [u64; 2] {
+    let seconds = |path| std::fs::read_to_string(path).ok()?.trim().parse().ok();
+    REQUEST_LIMITS.map(|path| seconds(path).unwrap_or(0))
+}
+
+/// How long a request may take before the kernel ends the mount, whatever that asks for; none: for
+/// ever. A server that is away and a lock that is waited for take that long.
+pub fn request_time_max() -> Option<Duration> {
+    let [_, limit] = request_limits();
+    (limit > 0).then(|| Duration::from_secs(limit))
+}
+
+/// What is asked for, seconds: nothing where nobody has set a limit.
+fn request_time_s([default, max]: [u64; 2]) -> u16 {
+    if default == 0 && max == 0 { 0 } else { REQUEST_MAX_S }
+}
+
 /// What was agreed on with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
@@ -94,9 +118,11 @@ impl Offer {
     ) -> io::Result<Session> {
         let offered = self.args.flags;
         let ring = if ring { init::OVER_IO_URING } else { 0 };
-        let flags = (wanted(options) | ring | init::INIT_EXT) & offered;
+        let request_s = request_time_s(request_limits());
+        let limited = if request_s > 0 { init::REQUEST_TIMEOUT } else { 0 };
+        let flags = (wanted(options) | ring | limited | init::INIT_EXT) & offered;
         let session = Session { minor: self.args.minor.min(abi::MINOR), flags };
-        let body = answer(&session, &self.args);
+        let body = answer(&session, &self.args, request_s);
         write_answer(device.as_fd(), &header(self.unique, 0, 64), body.as_slice())?;
         // A death between the two leaves a mount whose successor waits for INIT in vain
         // and gives up: nobody has used it yet.
@@ -136,7 +162,7 @@ fn wanted(options: &Options) -> u64 {
     flags
 }
 
-fn answer(session: &Session, offer: &InitArgs) -> Small {
+fn answer(session: &Session, offer: &InitArgs, request_s: u16) -> Small {
     let pages = if session.has(init::MAX_PAGES) { PAGES_MAX } else { 32 };
     let readahead = offer.readahead_bytes.max(IO_MAX_BYTES as u32);
     Small::new()
@@ -151,7 +177,9 @@ fn answer(session: &Session, offer: &InitArgs) -> Small {
         .u16(pages)
         .u16(0)
         .u32((session.flags >> 32) as u32)
-        .zeros(28)
+        .u32(0)
+        .u16(if session.has(init::REQUEST_TIMEOUT) { request_s } else { 0 })
+        .zeros(22)
 }
 
 fn read_init(device: BorrowedFd<'_>) -> io::Result<(u64, InitArgs)> {
@@ -191,8 +219,21 @@ mod tests {
         let options = Options { consistency: Consistency::CloseToOpen, ..Options::default() };
         let session = Session { minor: 45, flags: wanted(&options) };
         let offer = InitArgs { major: 7, minor: 45, readahead_bytes: 0, flags: u64::MAX };
-        assert_eq!(answer(&session, &offer).as_slice().len(), 64);
+        assert_eq!(answer(&session, &offer, 7).as_slice().len(), 64);
+        assert_eq!(answer(&session, &offer, 7).as_slice()[40..42], [0, 0], "it is not agreed on");
         assert_eq!(session.flag_names().len(), session.flags.count_ones() as usize);
         assert!(!session.has(init::OVER_IO_URING));
+    }
+
+    /// Mounts whose server was away, or whose locks were waited for, for longer than the machine's
+    /// limit were ended by the kernel.
+    #[test]
+    fn a_limit_of_the_machine_is_answered_with_the_longest_there_is() {
+        assert_eq!(request_time_s([0, 0]), 0);
+        assert_eq!((request_time_s([60, 0]), request_time_s([0, 60])), (u16::MAX, u16::MAX));
+        let session = Session { minor: 45, flags: init::REQUEST_TIMEOUT };
+        let offer = InitArgs { major: 7, minor: 45, readahead_bytes: 0, flags: u64::MAX };
+        // `request_timeout` of `struct fuse_init_out` (linux/fuse.h).
+        assert_eq!(answer(&session, &offer, 0x1234).as_slice()[40..42], 0x1234u16.to_ne_bytes());
     }
 }

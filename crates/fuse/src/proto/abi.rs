@@ -87,6 +87,7 @@ pub mod init {
     pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
     pub const HAS_RESEND: u64 = 1 << 39;
     pub const OVER_IO_URING: u64 = 1 << 41;
+    pub const REQUEST_TIMEOUT: u64 = 1 << 42;
 
     /// Every flag that is known here, with its name, for people.
     pub const NAMES: &[(u64, &str)] = &[
@@ -113,6 +114,7 @@ pub mod init {
         (NO_EXPORT_SUPPORT, "no_export_support"),
         (HAS_RESEND, "has_resend"),
         (OVER_IO_URING, "over_io_uring"),
+        (REQUEST_TIMEOUT, "request_timeout"),
     ];
 }
 
