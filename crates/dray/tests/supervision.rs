@@ -141,6 +141,34 @@ fn a_mount_that_cannot_be_unmounted_any_more_ends_when_it_is_asked_to() {
     }
 }
 
+/// A container that was started after it has a copy of the mount, which is not to be seen.
+#[test]
+fn a_mount_that_a_container_has_too_goes_on_until_its_end_is_asked_for() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    fs::write(at.join("file"), "some").unwrap();
+    let script = "exec unshare -m --propagation private sleep 1000";
+    let container = rig.start(script, &at);
+    let other = container.0.to_string();
+    let runs = || fs::read_to_string(format!("/proc/{other}/comm")).unwrap() == "sleep\n";
+    wait_for("a container", runs);
+    let inside = Path::new("/proc").join(&other).join("root").join(at.strip_prefix("/").unwrap());
+    let output = rig.run(&["umount", at.to_str().unwrap()]);
+    assert!(output.status.success() && !is_mounted(&at));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("another mount namespace"), "{said}");
+    assert_eq!(fs::read(inside.join("file")).unwrap(), b"some");
+    signal(supervisor(&at), libc::SIGTERM);
+    gone(&at);
+    assert!(fs::read(inside.join("file")).is_err());
+    container.signal(libc::SIGKILL);
+    rig.end_of(container);
+}
+
 fn upgrade(options: &str) {
     let mut rig = Rig::new();
     rig.serve(&[]);

@@ -41,7 +41,10 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     if let Some(supervisor) = supervisor.filter(|_| !args.lazy && !goes_on())
         && !supervisor.ends_within(FAREWELL_MAX)
     {
-        log::info!("{shown} is unmounted; its daemon still takes leave of the server");
+        log::warn!(
+            "{shown} is unmounted, and what served it goes on: it still takes leave of the server, \
+             or another mount namespace (a container) has the mount, too"
+        );
     }
     Ok(())
 }
