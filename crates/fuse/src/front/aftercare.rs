@@ -76,14 +76,15 @@ impl Worker {
 }
 
 /// Requests that nobody waits for any more, of those that take long. `processes`: those of which
-/// the callers are, as they were seen before.
+/// the callers are, as far as they have been seen.
 fn over(waiting: &[Waiting], processes: &mut BTreeMap<u64, Pid>) -> Vec<u64> {
-    processes.retain(|unique, _| waiting.iter().any(|one| one.unique == *unique));
-    let is_over = |one: &&Waiting| {
+    let before = std::mem::take(processes);
+    let mut is_over = |one: &&Waiting| {
         if one.look_for == LookFor::Signal {
             return sleeps_deeply(one.pid);
         }
         let (outlook, process) = outlook(one.pid);
+        let process = process.or_else(|| before.get(&one.unique).copied());
         if let Some(process) = process {
             processes.insert(one.unique, process);
         }
@@ -91,9 +92,9 @@ fn over(waiting: &[Waiting], processes: &mut BTreeMap<u64, Pid>) -> Vec<u64> {
             Outlook::Lives => false,
             Outlook::Ends => true,
             // Another thread of its process may wait for what it began, and go on.
-            Outlook::Gone => processes.get(&one.unique).is_some_and(|one| process_ends(*one)),
+            Outlook::Gone => process.is_some_and(process_ends),
             Outlook::Unseen => one.look_for == LookFor::EndOfClose && one.age >= UNSEEN_MAX,
         }
     };
-    waiting.iter().filter(is_over).map(|one| one.unique).collect()
+    waiting.iter().filter(|one| is_over(one)).map(|one| one.unique).collect()
 }
