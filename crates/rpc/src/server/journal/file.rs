@@ -15,7 +15,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -159,13 +159,17 @@ impl From<io::Error> for Unusable {
 }
 
 fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
-    let mut file = OpenOptions::new().read(true).write(true).open(path)?;
-    if !(HEADER_BYTES as u64..=FILE_MAX_BYTES).contains(&file.metadata()?.len()) {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let bytes = file.metadata()?.len();
+    if !(HEADER_BYTES as u64..=FILE_MAX_BYTES).contains(&bytes) {
         return Err(Unusable::Garbage);
     }
+    let written = written(&file, bytes as usize);
     // Where a disk cannot read it, this is an error; reading mapped memory would kill the process
-    // (SIGBUS), and the next one.
-    io::copy(&mut file, &mut io::sink())?;
+    // (SIGBUS), and the next one. Nothing else is read: it would take memory for good.
+    for range in &written {
+        file.read_exact_at(&mut vec![0; range.len()], range.start as u64)?;
+    }
     let map = Map::new(&file)?;
     let magic = map.word(0).load(Ordering::Acquire);
     if magic != MAGIC {
@@ -187,7 +191,6 @@ fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
         return Err(Unusable::Garbage);
     }
     let record = get_record(&map.read(RECORD_AT, record_bytes)).ok_or(Unusable::Garbage)?;
-    let written = written(&file, map.len);
     Ok((record, FileLog { map, slots, written }))
 }
 
