@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -18,11 +19,14 @@ const ERRNOS: usize = 134;
 /// Threads that count without getting in each other's way; further ones share.
 const SHARDS: usize = 8;
 
-/// An observer that counts.
+/// An observer that counts. Its counters are 150 KiB, which one that nothing happens to does not
+/// take.
 pub struct Metrics {
-    shards: Box<[Shard]>,
-    errors: Box<[[AtomicU64; ERRNOS]; Op::COUNT]>,
+    shards: [OnceLock<Box<Shard>>; SHARDS],
+    errors: OnceLock<Box<Errors>>,
 }
+
+type Errors = [[AtomicU64; ERRNOS]; Op::COUNT];
 
 /// Padded apart, so that two threads do not write to the same cache line.
 #[repr(align(128))]
@@ -57,7 +61,7 @@ thread_local! {
 }
 
 /// This thread's shard.
-fn shard() -> usize {
+fn shard_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     SHARD.with(|shard| {
         if shard.get() == usize::MAX {
@@ -70,9 +74,18 @@ fn shard() -> usize {
 impl Metrics {
     /// All counters at zero.
     pub fn new() -> Metrics {
-        let shard = || Shard { ops: std::array::from_fn(|_| Counters::default()) };
-        let errors = [const { [const { AtomicU64::new(0) }; ERRNOS] }; Op::COUNT];
-        Metrics { shards: (0..SHARDS).map(|_| shard()).collect(), errors: Box::new(errors) }
+        Metrics { shards: [const { OnceLock::new() }; SHARDS], errors: OnceLock::new() }
+    }
+
+    /// This thread's counters of `op`.
+    fn counters(&self, op: Op) -> &Counters {
+        let shard = || Box::new(Shard { ops: std::array::from_fn(|_| Counters::default()) });
+        &self.shards[shard_number()].get_or_init(shard).ops[op as usize]
+    }
+
+    fn errors(&self) -> &Errors {
+        let none = || Box::new([const { [const { AtomicU64::new(0) }; ERRNOS] }; Op::COUNT]);
+        self.errors.get_or_init(none)
     }
 
     /// The counters as they stand; operations that never happened are left out.
@@ -83,7 +96,7 @@ impl Metrics {
 
     fn of(&self, op: Op) -> OpSnapshot {
         let mut one = OpSnapshot::new(op);
-        for shard in &self.shards {
+        for shard in self.shards.iter().filter_map(OnceLock::get) {
             let counters = &shard.ops[op as usize];
             one.bytes += counters.bytes.load(Ordering::Relaxed);
             one.total += Duration::from_nanos(counters.nanos.load(Ordering::Relaxed));
@@ -92,7 +105,8 @@ impl Metrics {
             }
         }
         one.count = one.classes.iter().sum();
-        for (raw, count) in self.errors[op as usize].iter().enumerate() {
+        let errors = self.errors.get().map(|errors| &errors[op as usize]);
+        for (raw, count) in errors.into_iter().flatten().enumerate() {
             let count = count.load(Ordering::Relaxed);
             if count > 0 {
                 one.errors.insert(errno_label(raw), count);
@@ -118,7 +132,7 @@ impl Observer for Metrics {
     }
 
     fn done(&self, cx: &Context, call: &Call<'_>, outcome: Outcome<'_>, elapsed: Duration) {
-        let counters = &self.shards[shard()].ops[call.op as usize];
+        let counters = self.counters(call.op);
         if cx.rest {
             counters.bytes.fetch_add(outcome.bytes, Ordering::Relaxed);
             return;
@@ -132,7 +146,7 @@ impl Observer for Metrics {
         if let Some(error) = outcome.error {
             let raw = error.errno().raw() as usize;
             let raw = if raw < ERRNOS { raw } else { 0 };
-            self.errors[call.op as usize][raw].fetch_add(1, Ordering::Relaxed);
+            self.errors()[call.op as usize][raw].fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -312,6 +326,17 @@ mod tests {
         assert!((8..17).contains(&median.as_micros()), "{median:?}");
         let tail = read.quantile(0.99);
         assert!((4000..8400).contains(&tail.as_micros()), "{tail:?}");
+    }
+
+    /// A server of a thousand exports began with 150 MiB of counters.
+    #[test]
+    fn what_never_happened_takes_no_memory() {
+        let metrics = Metrics::new();
+        assert_eq!(metrics.snapshot(), Snapshot::default());
+        observe(&metrics, Op::Read, 1, None, 1);
+        let shards = metrics.shards.iter().filter(|shard| shard.get().is_some());
+        assert_eq!((shards.count(), metrics.errors.get().is_some()), (1, false));
+        assert!(size_of::<Metrics>() < 512);
     }
 
     #[test]

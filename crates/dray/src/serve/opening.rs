@@ -199,8 +199,16 @@ impl Opening {
     }
 
     fn identity(&self, dir: &Path) -> Result<ExportIdentity, Failure> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = state.as_mut().ok_or_else(|| Failure::new("the server is ending"))?;
+        let exports = {
+            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = state.as_ref().ok_or_else(|| Failure::new("the server is ending"))?;
+            self.warn_of_state_within(state, dir);
+            state.exports()
+        };
+        exports.identity(dir)
+    }
+
+    fn warn_of_state_within(&self, state: &StateDir, dir: &Path) {
         if state.lies_in(dir) {
             log::warn!(
                 "export `{}` holds this server's state directory: whoever is root at a client and \
@@ -208,7 +216,6 @@ impl Opening {
                 self.plan.name
             );
         }
-        state.identity(dir)
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::FsUuid;
 use serde::{Deserialize, Serialize};
@@ -20,8 +21,17 @@ const FILE_NAME: &str = "exports.toml";
 /// A server's state directory, held against a second server.
 pub struct StateDir {
     dir: PathBuf,
+    exports: Arc<Exports>,
+}
+
+/// Who the exports are, kept in a file.
+pub struct Exports {
+    dir: PathBuf,
+    /// As long as anybody may write to the file.
     _lock: File,
-    content: Content,
+    known: Mutex<Vec<Known>>,
+    /// How many of them are in the file.
+    written: Mutex<usize>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -79,7 +89,13 @@ impl StateDir {
         }
         let content = read(&dir.join(FILE_NAME))?;
         left_behind::tidy(dir);
-        Ok(StateDir { dir: dir.to_owned(), _lock: lock, content })
+        let exports = Exports {
+            dir: dir.to_owned(),
+            _lock: lock,
+            written: Mutex::new(content.export.len()),
+            known: Mutex::new(content.export),
+        };
+        Ok(StateDir { dir: dir.to_owned(), exports: Arc::new(exports) })
     }
 
     /// Where it is.
@@ -92,41 +108,49 @@ impl StateDir {
         fs::canonicalize(&self.dir).is_ok_and(|own| own.starts_with(dir))
     }
 
+    /// Who its exports are.
+    pub fn exports(&self) -> Arc<Exports> {
+        self.exports.clone()
+    }
+}
+
+impl Exports {
     /// The identity of the export of `dir`, new if it was never exported; it is the same
-    /// under every name, so that renaming an export does not turn files into others.
-    pub fn identity(&mut self, dir: &Path) -> Result<ExportIdentity, Failure> {
+    /// under every name, so that renaming an export does not turn files into others. Exports that
+    /// are opened at once are written at once. Errors: it cannot be written, and must not be used.
+    pub fn identity(&self, dir: &Path) -> Result<ExportIdentity, Failure> {
         let dir = dir.as_os_str().as_bytes().escape_ascii().to_string();
-        if let Some(known) = self.content.export.iter().find(|known| known.dir == dir) {
-            let broken = || {
-                Failure::new(format!(
-                    "{}: the entry of {dir} is broken; restore the file, or remove the entry, \
-                     after which clients must mount anew",
-                    self.dir.join(FILE_NAME).display()
-                ))
-            };
-            let uuid = parse_hex(&known.uuid).ok_or_else(broken)?;
-            let key = parse_hex(&known.key).ok_or_else(broken)?;
-            return Ok(ExportIdentity { uuid: FsUuid(uuid), key });
-        }
-        let (mut uuid, mut key) = ([0; 16], [0; 16]);
-        dray_rt::random_bytes(&mut uuid);
-        dray_rt::random_bytes(&mut key);
-        let identity = ExportIdentity {
-            uuid: FsUuid(u128::from_le_bytes(uuid)),
-            key: u128::from_le_bytes(key),
+        let (known, count) = {
+            let mut all = lock(&self.known);
+            let index = all.iter().position(|known| known.dir == dir).unwrap_or_else(|| {
+                all.push(Known::new(dir));
+                all.len() - 1
+            });
+            (all[index].clone(), index + 1)
         };
-        let key = format!("{:032x}", identity.key);
-        self.content.export.push(Known { dir, uuid: identity.uuid.to_string(), key });
-        self.write()?;
+        let identity = known.identity().ok_or_else(|| {
+            Failure::new(format!(
+                "{}: the entry of {} is broken; restore the file, or remove the entry, after which \
+                 clients must mount anew",
+                self.dir.join(FILE_NAME).display(),
+                known.dir
+            ))
+        })?;
+        let mut written = lock(&self.written);
+        if *written < count {
+            let all = lock(&self.known).clone();
+            let count = all.len();
+            self.write(all)?;
+            *written = count;
+        }
         Ok(identity)
     }
 
     /// Replaces the file in one step, so that a crash leaves the old or the new one.
-    fn write(&mut self) -> Result<(), Failure> {
-        self.content.version = VERSION;
+    fn write(&self, export: Vec<Known>) -> Result<(), Failure> {
         let (path, new) = (self.dir.join(FILE_NAME), self.dir.join("exports.toml.new"));
         let doing = || format!("cannot write {}", path.display());
-        let text = toml::to_string(&self.content).doing(doing)?;
+        let text = toml::to_string(&Content { version: VERSION, export }).doing(doing)?;
         let mut options = OpenOptions::new();
         options.create(true).truncate(true).write(true).mode(0o600);
         let mut file = options.open(&new).doing(doing)?;
@@ -134,6 +158,25 @@ impl StateDir {
         fs::rename(&new, &path).doing(doing)?;
         File::open(&self.dir).and_then(|dir| dir.sync_all()).doing(doing)
     }
+}
+
+impl Known {
+    fn new(dir: String) -> Known {
+        let (mut uuid, mut key) = ([0; 16], [0; 16]);
+        dray_rt::random_bytes(&mut uuid);
+        dray_rt::random_bytes(&mut key);
+        let uuid = FsUuid(u128::from_le_bytes(uuid)).to_string();
+        Known { dir, uuid, key: format!("{:032x}", u128::from_le_bytes(key)) }
+    }
+
+    fn identity(&self) -> Option<ExportIdentity> {
+        let (uuid, key) = (parse_hex(&self.uuid)?, parse_hex(&self.key)?);
+        Some(ExportIdentity { uuid: FsUuid(uuid), key })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn read(path: &Path) -> Result<Content, Failure> {
@@ -174,15 +217,55 @@ mod tests {
     fn identities_outlive_the_server() {
         let parent = tempfile::tempdir().unwrap();
         let dir = parent.path().join("state");
-        let mut state = StateDir::open(&dir).unwrap();
-        let first = state.identity(Path::new("/srv/a")).unwrap();
-        let second = state.identity(Path::new("/srv/b")).unwrap();
+        let state = StateDir::open(&dir).unwrap();
+        let identity =
+            |state: &StateDir, dir: &str| state.exports().identity(Path::new(dir)).unwrap();
+        let (first, second) = (identity(&state, "/srv/a"), identity(&state, "/srv/b"));
         assert_ne!(first, second);
         assert!(StateDir::open(&dir).err().unwrap().message.contains("another dray server"));
         drop(state);
-        let mut state = StateDir::open(&dir).unwrap();
-        assert_eq!(state.identity(Path::new("/srv/b")).unwrap(), second);
-        assert_eq!(state.identity(Path::new("/srv/a")).unwrap(), first);
+        let state = StateDir::open(&dir).unwrap();
+        assert_eq!((identity(&state, "/srv/b"), identity(&state, "/srv/a")), (second, first));
+    }
+
+    /// Each new one was written by itself, one after the other: a thousand exports took half a
+    /// minute to open.
+    #[test]
+    fn exports_that_are_opened_at_once_are_all_written() {
+        let parent = tempfile::tempdir().unwrap();
+        let state = StateDir::open(parent.path()).unwrap();
+        let dir = |number: usize| PathBuf::from(format!("/srv/{number}"));
+        let identities: Vec<_> = std::thread::scope(|scope| {
+            let one = |number| {
+                let exports = state.exports();
+                scope.spawn(move || exports.identity(&dir(number)).unwrap())
+            };
+            let all: Vec<_> = (0..50).map(one).collect();
+            all.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        drop(state);
+        let exports = StateDir::open(parent.path()).unwrap().exports();
+        let again = |number| exports.identity(&dir(number)).unwrap();
+        assert_eq!((0..50).map(again).collect::<Vec<_>>(), identities);
+    }
+
+    /// The second try found it in memory and went on; the next server gave that directory another
+    /// identity, and all files turned stale.
+    #[test]
+    fn an_identity_that_could_not_be_written_is_not_used() {
+        let parent = tempfile::tempdir().unwrap();
+        let exports = StateDir::open(parent.path()).unwrap().exports();
+        let barrier = parent.path().join("exports.toml.new");
+        fs::create_dir(&barrier).unwrap();
+        let identity = || exports.identity(Path::new("/srv/a"));
+        for _ in 0..2 {
+            assert!(identity().unwrap_err().message.contains("cannot write"));
+        }
+        fs::remove_dir(&barrier).unwrap();
+        let written = identity().unwrap();
+        drop(exports);
+        let next = StateDir::open(parent.path()).unwrap();
+        assert_eq!(next.exports().identity(Path::new("/srv/a")).unwrap(), written);
     }
 
     #[test]
