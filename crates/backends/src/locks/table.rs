@@ -70,9 +70,13 @@ impl LockTable {
     /// mutex.
     fn settle(&self, mut state: MutexGuard<'_, State>, file: FileId) {
         let wakers = state.grant(file);
-        self.count.store(state.held.len() + state.waiting, Ordering::Relaxed);
+        self.count(&state);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn count(&self, state: &State) {
+        self.count.store(state.held.len() + state.waiting, Ordering::Relaxed);
     }
 
     /// Takes, changes or gives back a lock of `cx`'s node, as
@@ -124,6 +128,7 @@ impl LockTable {
         if full {
             return Err(Error::new(Errno::ENOLCK).because("the export's limit of locks"));
         }
+        let mut gave_back = false;
         if lock.family == LockFamily::Flock {
             // A change of kind gives the old lock back first, as flock(2) does: two that
             // hold it shared and both want it alone would wait for each other for ever.
@@ -131,7 +136,8 @@ impl LockTable {
             if held == Some(lock.kind) {
                 return Ok(None);
             }
-            if held.is_some() {
+            gave_back = held.is_some();
+            if gave_back {
                 state.held.set(file, owner, Lock { kind: LockKind::Unlock, ..lock });
             }
         }
@@ -148,7 +154,10 @@ impl LockTable {
             return Err(Error::new(Errno::EDEADLK));
         }
         let number = state.wait(file, owner, lock);
-        self.settle(state, file);
+        match gave_back {
+            true => self.settle(state, file),
+            false => self.count(&state), // one that waits, too, gives nobody a lock
+        }
         Ok(Some(number))
     }
 
@@ -157,8 +166,7 @@ impl LockTable {
         if let Some(ended) = state.ended.remove(&number) {
             return Some(ended);
         }
-        let waiters = &mut state.queues.get_mut(&file)?.waiters;
-        let waiter = waiters.iter_mut().find(|waiter| waiter.number == number)?;
+        let waiter = state.queues.get_mut(&file)?.waiter_mut(number)?;
         match &mut waiter.waker {
             Some(old) => old.clone_from(waker),
             none => *none = Some(waker.clone()),
@@ -316,8 +324,9 @@ impl State {
     }
 
     fn next_grantable(&self, file: FileId) -> Option<u64> {
-        let barred = |waiter: &Waiter| self.held.bars(file, waiter.owner, &waiter.lock);
-        self.queues.get(&file)?.next_grantable(barred, |owner| self.held.has_any(owner))
+        let holder =
+            |waiter: &Waiter| self.held.holders_against(file, waiter.owner, &waiter.lock).next();
+        self.queues.get(&file)?.next_grantable(holder, |owner| self.held.has_any(owner))
     }
 
     /// Gives waiters at `file` what has become free; whom to wake.
