@@ -7,6 +7,8 @@ use dray_core::{
     OpenFile, OpenHow, Pid, Write,
 };
 
+use dray_rt::random_u64;
+
 use super::Many;
 use super::crowd::{Bystanders, Member, Report, Reports};
 use crate::{Outcome, idle};
@@ -48,6 +50,9 @@ pub(super) async fn make(
 /// Opens files, takes locks, and writes what is not synced.
 async fn take_hold(member: &Member) -> dray_core::Result<()> {
     let cx = Context::system();
+    for file in member.give_up_files() {
+        file.close(&cx).await?;
+    }
     let own = make(member, &format!("own{}", member.number)).await?;
     member.keep(own.clone());
     for _ in 1..FILES {
@@ -100,28 +105,44 @@ impl Many {
 
     /// Everybody has files open and locks, and has written something.
     pub(super) fn hold(&mut self) -> Outcome {
+        self.take_hold("hold");
+        self.rest("hold");
+        Ok(())
+    }
+
+    fn take_hold(&self, metric: &str) {
         let before = self.server.look();
         let held = self.crowd.all(|member, mut report| async move {
             report.step(take_hold(&member)).await;
             report
         });
-        self.says.failures("hold", &held);
-        self.says.server("hold", (before, self.server.look()), held.0.len());
-        self.rest("hold");
-        Ok(())
+        self.says.failures(metric, &held);
+        self.says.server(metric, (before, self.server.look()), held.0.len());
     }
 
     /// The server is killed, and another one takes its place.
     pub(super) fn restart(&mut self) -> Outcome {
+        self.start_anew("restart", None)?;
+        self.rest("restarted");
+        Ok(())
+    }
+
+    /// The same, as after a loss of the machine's power: clients send again what was not synced.
+    pub(super) fn power(&mut self) -> Outcome {
+        self.take_hold("power_hold");
+        self.start_anew("power", Some(random_u64().into()))
+    }
+
+    fn start_anew(&mut self, metric: &str, boot: Option<u128>) -> Outcome {
         let lines = self.server.log_lines();
         self.server.kill()?;
         let begin = Instant::now();
         let asked = self.crowd.begin(0..self.crowd.count, write_and_lock);
-        self.server.start_again()?;
-        self.says.put("restart_listens_ms", begin.elapsed().as_secs_f64() * 1e3, "ms");
+        self.server.start_again(boot)?;
+        let listens = begin.elapsed().as_secs_f64() * 1e3;
+        self.says.put(&format!("{metric}_listens_ms"), listens, "ms");
         let answered = asked.wait();
-        self.told_of_restart("restart", &answered, lines);
-        self.rest("restarted");
+        self.told_of_restart(metric, &answered, lines);
         Ok(())
     }
 
@@ -142,7 +163,7 @@ impl Many {
         self.crowd.begin(half..all, die).wait();
         let begin = Instant::now();
         let asked = self.crowd.begin(0..half, write_and_lock);
-        self.server.start_again()?;
+        self.server.start_again(None)?;
         let answered = asked.wait();
         self.told_of_restart("half", &answered, lines);
         self.wait_for_clients(half)?;
@@ -175,7 +196,7 @@ impl Many {
 
     /// All die at once.
     pub(super) fn vanish(&mut self) -> Outcome {
-        self.hold()?;
+        self.take_hold("vanish_hold");
         self.go("vanish", die)
     }
 

@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Outcome {
 
 type Phase = fn(&mut Many) -> Outcome;
 
-const PHASES: [(&str, Phase); 9] = [
+const PHASES: [(&str, Phase); 10] = [
     ("idle", Many::idle),
     ("contention", Many::contention),
     ("hold", Many::hold),
@@ -107,6 +107,7 @@ const PHASES: [(&str, Phase); 9] = [
     ("restart", Many::restart),
     ("half", Many::restart_without_half),
     ("leave", Many::leave),
+    ("power", Many::power),
     ("vanish", Many::vanish),
 ];
 

@@ -45,7 +45,7 @@ impl Server {
             plan.store.display(),
         );
         fs::write(config(plan), text).map_err(told("the server's configuration"))?;
-        let server = Server { child: spawn(plan)?, plan: plan.clone() };
+        let server = Server { child: spawn(plan, None)?, plan: plan.clone() };
         server.wait_until_it_listens()?;
         Ok(server)
     }
@@ -75,9 +75,10 @@ impl Server {
         self.child.wait().map(drop).map_err(told("waiting for the server's end"))
     }
 
-    /// Another one takes its place.
-    pub fn start_again(&mut self) -> Outcome {
-        self.child = spawn(&self.plan)?;
+    /// Another one takes its place; one that is told another `boot` takes its machine for one that
+    /// has lost what was not on media.
+    pub fn start_again(&mut self, boot: Option<u128>) -> Outcome {
+        self.child = spawn(&self.plan, boot)?;
         self.wait_until_it_listens()
     }
 
@@ -112,13 +113,16 @@ fn log(plan: &Plan) -> PathBuf {
     plan.work.join("server.log")
 }
 
-fn spawn(plan: &Plan) -> Outcome<Child> {
+fn spawn(plan: &Plan, boot: Option<u128>) -> Outcome<Child> {
     let open = || OpenOptions::new().create(true).append(true).open(log(plan));
     let (out, err) = (open().map_err(told("log"))?, open().map_err(told("log"))?);
     let mut serve = plan.command();
     serve.args(["serve", "--config"]).arg(config(plan));
     if let Some(key) = &plan.key {
         serve.args(["--auth", &format!("psk:{key}")]);
+    }
+    if let Some(boot) = boot {
+        serve.args(["--boot-id", &format!("{boot:032x}")]);
     }
     serve.stdin(Stdio::null()).stdout(out).stderr(err);
     serve.spawn().map_err(told("dray serve"))
