@@ -146,17 +146,9 @@ fn decode_other<'a>(
         op::SETLKW => Operation::Setlk { lock: decode_lock(a)?, wait: true },
         op::ACCESS => Operation::Access { mask: a.u32()? },
         op::FORGET => Operation::Forget { lookups: a.u64()? },
-        op::BATCH_FORGET => {
-            let count = a.u32()?;
-            let list = payload.bytes((count as usize).checked_mul(16)?)?;
-            Operation::BatchForget { count, list }
-        }
+        op::BATCH_FORGET => decode_forgets(a, &mut payload)?,
         op::INTERRUPT => Operation::Interrupt { unique: a.u64()? },
-        op::IOCTL => {
-            let (fh, _, cmd, _) = (a.u64()?, a.u32()?, a.u32()?, a.u64()?);
-            let (in_size, out_size) = (a.u32()?, a.u32()?);
-            Operation::Ioctl { fh, cmd, data: payload.bytes(in_size as usize)?, out_size }
-        }
+        op::IOCTL => decode_ioctl(a, &mut payload)?,
         op::FALLOCATE => {
             let (fh, at, len_bytes) = (a.u64()?, a.u64()?, a.u64()?);
             Operation::Fallocate { fh, at, len_bytes, mode: a.u32()? }
@@ -170,6 +162,18 @@ fn decode_other<'a>(
         op::DESTROY => Operation::Destroy,
         _ => Operation::Other,
     })
+}
+
+fn decode_forgets<'a>(args: &mut Fields<'a>, payload: &mut Fields<'a>) -> Option<Operation<'a>> {
+    let count = args.u32()?;
+    let list = payload.bytes((count as usize).checked_mul(16)?)?;
+    Some(Operation::BatchForget { count, list })
+}
+
+fn decode_ioctl<'a>(args: &mut Fields<'a>, payload: &mut Fields<'a>) -> Option<Operation<'a>> {
+    let (fh, _, cmd, _) = (args.u64()?, args.u32()?, args.u32()?, args.u64()?);
+    let (in_size, out_size) = (args.u32()?, args.u32()?);
+    Some(Operation::Ioctl { fh, cmd, data: payload.bytes(in_size as usize)?, out_size })
 }
 
 fn decode_read<'a>(opcode: u32, args: &mut Fields<'a>) -> Option<Operation<'a>> {

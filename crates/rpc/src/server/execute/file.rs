@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFile, Result};
+use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFile, Result, Write};
 
 use super::opening::cut_ticket;
 use crate::server::claims::Span;
@@ -24,14 +24,9 @@ pub(super) async fn run(
         Call::Read { handle, at, len_bytes } => {
             read(server, session, cx, (handle, at, len_bytes)).await?
         }
-        Call::Write { handle, .. } if Sabotage::forgets(server.options.sabotage, Op::Write) => {
-            file(handle)?;
-            Reply::success(&(data.unwrap_or_default().len() as u32))
-        }
         Call::Write { handle, how } => {
-            let written = file(handle)?.write(cx, how, data.unwrap_or_default()).await?;
-            session.written_bytes.fetch_add(written as u64, Ordering::Relaxed);
-            Reply::success(&(written as u32))
+            let (file, data) = (file(handle)?, data.unwrap_or_default());
+            write(server, session, cx, &*file, (how, data)).await?
         }
         Call::Readdir { handle, cookie, max_bytes, plus } => {
             // The page must fit its frame with every record's fixed part.
@@ -95,6 +90,21 @@ async fn read(
     let read = file()?.read(cx, at, into).await.map_err(|(error, _)| error)?;
     session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
     Ok(Reply::with_data(read.freeze()))
+}
+
+async fn write(
+    server: &Inner,
+    session: &Session,
+    cx: &Context,
+    file: &dyn OpenFile,
+    (how, data): (Write, Buf),
+) -> Result<Reply> {
+    if Sabotage::forgets(server.options.sabotage, Op::Write) {
+        return Ok(Reply::success(&(data.len() as u32)));
+    }
+    let written = file.write(cx, how, data).await?;
+    session.written_bytes.fetch_add(written as u64, Ordering::Relaxed);
+    Ok(Reply::success(&(written as u32)))
 }
 
 fn page(page: &DirPage) -> Result<Reply> {
