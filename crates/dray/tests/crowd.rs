@@ -16,7 +16,7 @@ use dray_rt::{DriverKind, Executor};
 
 /// Descriptors of the server, and the connections that come of them.
 const DESCRIPTORS: usize = 256;
-const CONNECTIONS: usize = 84;
+const CONNECTIONS: usize = 82;
 /// Connections of one address that may be in their handshake at a time.
 const LET_IN_MAX: usize = 4;
 
