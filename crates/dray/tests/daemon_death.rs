@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use common::daemons::{daemon, signal, supervisor, wait_for_daemon};
 use common::hangs::waits_for_a_lock;
 use common::load::{Kept, Load, check_load, load, lock};
-use common::{Rig, on_both_transports, wait_for};
+use common::{Rig, on_transports, wait_for};
 
 /// Time over which daemons are killed, and how often at least: on a slow machine that takes longer.
 const KILLING_TIME: Duration = Duration::from_secs(6);
@@ -78,7 +78,7 @@ fn applications_notice_no_death_of_the_daemon() {
 
 #[test]
 fn the_server_and_the_daemon_die_together() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         let (mut rig, at) = Rig::mounted(options);
         let load = load(&at);
         let (begin, mut kills) = (Instant::now(), 0);
@@ -107,7 +107,7 @@ fn the_server_and_the_daemon_die_together() {
 /// The next daemon has open again what the dead one had, before anybody can remove it.
 #[test]
 fn files_deleted_by_others_after_both_died_live_on() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         let (mut rig, at) = Rig::mounted(options);
         let mut file = OpenOptions::new();
         let file = file.create_new(true).read(true).write(true).open(at.join("file")).unwrap();
@@ -135,7 +135,7 @@ fn files_deleted_by_others_after_both_died_live_on() {
 
 #[test]
 fn a_blocked_lock_survives_and_can_be_killed() {
-    on_both_transports(blocked_lock);
+    on_transports(blocked_lock);
 }
 
 fn blocked_lock(options: &str) {
@@ -192,7 +192,7 @@ fn is_asleep_in(thread: i32, number: libc::c_long) -> bool {
 /// what stood behind it in the queue: the unlocking.
 #[test]
 fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         let (mut rig, at) = Rig::mounted(options);
         let holder = Arc::new(File::create(at.join("lock")).unwrap());
         let waiter = OpenOptions::new().write(true).open(at.join("lock")).unwrap();
@@ -227,7 +227,7 @@ fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
 /// tells; on the classic transport it does so with the request, sent again.
 #[test]
 fn who_waits_for_a_lock_can_be_killed_between_two_daemons() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         let (mut rig, at) = Rig::mounted(options);
         let holder = File::create(at.join("lock")).unwrap();
         holder.lock().unwrap();

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::hangs::{hang_of, in_time, report_of, transports, use_mount, waits_for_a_lock};
-use common::{Rig, wait_for};
+use common::hangs::{hang_of, in_time, report_of, use_mount, waits_for_a_lock};
+use common::{Rig, on_transports, wait_for};
 use dray_testkit::fixture::Ext4;
 
 /// `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)` of linux/fs.h.
@@ -68,12 +68,7 @@ impl Ice {
 
 #[test]
 fn a_file_system_that_hangs_blocks_its_own_export_alone() {
-    if common::skipped() {
-        return;
-    }
-    for transport in transports() {
-        hang_blocks_its_own_export_alone(transport);
-    }
+    on_transports(hang_blocks_its_own_export_alone);
 }
 
 fn hang_blocks_its_own_export_alone(transport: &str) {
@@ -176,12 +171,7 @@ fn a_change_that_its_server_left_behind_is_made_once() {
 
 #[test]
 fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
-    if common::skipped() {
-        return;
-    }
-    for transport in transports() {
-        waiting_lock_is_given_up(transport);
-    }
+    on_transports(waiting_lock_is_given_up);
 }
 
 fn waiting_lock_is_given_up(transport: &str) {
@@ -208,12 +198,7 @@ fn waiting_lock_is_given_up(transport: &str) {
 
 #[test]
 fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs() {
-    if common::skipped() {
-        return;
-    }
-    for transport in transports() {
-        limits_hold_and_clients_are_evicted(transport);
-    }
+    on_transports(limits_hold_and_clients_are_evicted);
 }
 
 fn limits_hold_and_clients_are_evicted(transport: &str) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, signal};
 use common::load::lock;
-use common::{Pid, Rig, on_both_transports, wait_for};
+use common::{Pid, Rig, on_transports, wait_for};
 
 /// Locks `$AT/$1` (fcntl) and says so by a file beside the mount, then does `$2`.
 const HOLDER: &str = r#"
@@ -65,7 +65,7 @@ const END_MAX: Duration = Duration::from_secs(30);
 /// Over both transports, with the first daemon and with one that took over.
 #[test]
 fn processes_end_while_the_server_is_away_and_leave_no_locks() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         for takes_over in [false, true] {
             let (mut rig, at) = Rig::mounted(options);
             let holders: Vec<Holder> =
@@ -102,7 +102,7 @@ fn processes_end_while_the_server_is_away_and_leave_no_locks() {
 /// kernel gets back with the answer.
 #[test]
 fn writers_are_killed_while_the_server_stands_still() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         let (mut rig, at) = Rig::mounted(options);
         let script = r#"exec dd if=/dev/zero of="$AT/$$" bs=1M count=100000 2>/dev/null"#;
         let writers: Vec<Pid> = (0..6).map(|_| rig.start(script, &at)).collect();

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::{Rig, wait_for};
+use common::{Rig, on_transports, wait_for};
 
 /// Repetitions of what is counted.
 const TIMES: u64 = 50;
@@ -23,19 +23,6 @@ const OPENINGS: u64 = 20;
 /// (128 + 24 bytes) and a name of 13 bytes, rounded up to 8.
 const NAMES: u64 = 10_000;
 const LISTED_BYTES: u64 = 168;
-
-/// The transports that this machine has, if it can mount at all.
-fn transports() -> Vec<&'static str> {
-    if common::skipped() {
-        return Vec::new();
-    }
-    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    if switch.is_ok_and(|text| text.starts_with('Y')) {
-        return vec!["classic", "uring"];
-    }
-    eprintln!("left out: FUSE over io_uring is off, or this kernel has none");
-    vec!["classic"]
-}
 
 /// A mount whose round trips are counted.
 struct Counted<'a> {
@@ -78,20 +65,18 @@ impl Counted<'_> {
 
 /// Serves, mounts over each transport, and lets `check` look at it.
 fn on_each_transport(consistency: &str, check: impl Fn(&Counted<'_>)) {
-    for transport in transports() {
+    on_transports(|transport| {
         let mut rig = Rig::new();
         let export = rig.path("export");
         fs::create_dir_all(export.join("a/b/c")).unwrap();
         fs::write(export.join("a/b/c/deep"), "deep").unwrap();
         fs::write(export.join("known"), "known").unwrap();
         rig.serve(&[]);
-        let at = rig.mount(
-            "mnt",
-            &format!("consistency={consistency},transport={transport},attr_timeout=3600"),
-        );
+        let at =
+            rig.mount("mnt", &format!("consistency={consistency},{transport},attr_timeout=3600"));
         check(&Counted { rig: &rig, at: at.clone() });
         rig.umount(&at);
-    }
+    });
 }
 
 fn create_write_close(dir: &Path) {

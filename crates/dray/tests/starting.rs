@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use common::daemons::wait_for_connections;
-use common::hangs::{export_of, in_time, transports, use_mount};
-use common::{Pid, Rig, skipped, wait_for};
+use common::hangs::{export_of, in_time, use_mount};
+use common::{Pid, Rig, on_transports, wait_for};
 
 /// A file system that can be stopped: not even its root answers then.
 struct Below {
@@ -51,12 +51,7 @@ fn serve(rig: &mut Rig, below: &Below) {
 
 #[test]
 fn a_server_that_starts_while_a_file_system_hangs_serves_its_other_exports() {
-    if skipped() {
-        return;
-    }
-    for transport in transports() {
-        starts_while_one_hangs(transport);
-    }
+    on_transports(starts_while_one_hangs);
 }
 
 fn starts_while_one_hangs(transport: &str) {

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::daemons::{signal, supervisor, wait_for_daemon};
-use common::hangs::{in_time, transports};
-use common::{Rig, skipped, wait_for};
+use common::hangs::in_time;
+use common::{Rig, on_transports, wait_for};
 
 /// Ends the daemon; another one follows.
 fn kill_daemon(at: &Path) {
@@ -23,12 +23,7 @@ fn kill_daemon(at: &Path) {
 
 #[test]
 fn the_limit_holds_when_the_daemon_dies_while_the_server_is_away() {
-    if skipped() {
-        return;
-    }
-    for transport in transports() {
-        limit_holds_over_the_daemons_death(transport);
-    }
+    on_transports(limit_holds_over_the_daemons_death);
 }
 
 fn limit_holds_over_the_daemons_death(transport: &str) {
@@ -145,10 +140,7 @@ impl Locked {
 
 #[test]
 fn locks_outlive_server_and_daemon_together() {
-    if skipped() {
-        return;
-    }
-    for transport in transports() {
+    on_transports(|transport| {
         for server_first in [true, false] {
             let mut locked = Locked::new(transport, &[]);
             let old = wait_for_daemon(&locked.one);
@@ -169,7 +161,7 @@ fn locks_outlive_server_and_daemon_together() {
             flock(&locked.wanted[0], libc::LOCK_EX).unwrap();
             lock(&locked.wanted[1], libc::F_WRLCK).unwrap();
         }
-    }
+    });
 }
 
 /// A process that is stopped until this is dropped.
@@ -191,10 +183,7 @@ impl Drop for Stopped {
 /// The lease has ended before there was a daemon again, and somebody else had the locks since.
 #[test]
 fn who_lost_a_lock_while_server_and_daemon_were_dead_learns_it() {
-    if skipped() {
-        return;
-    }
-    for transport in transports() {
+    on_transports(|transport| {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config.toml");
         fs::write(&config, "lease_s = 3\n").unwrap();
@@ -219,5 +208,5 @@ fn who_lost_a_lock_while_server_and_daemon_were_dead_learns_it() {
         let again = fs::OpenOptions::new().write(true).open(locked.one.join("flock")).unwrap();
         again.write_at(b"anew", 0).unwrap();
         assert!(is_locked(flock(&again, ALONE_NOW)));
-    }
+    });
 }

@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, gone, signal, supervisor};
 use common::load::{Kept, check_load, load};
-use common::{Rig, is_mounted, on_both_transports, processes, wait_for};
+use common::{Rig, is_mounted, on_transports, processes, wait_for};
 
 #[test]
 fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
-    on_both_transports(upgrade);
+    on_transports(upgrade);
 }
 
 /// The former supervisor may not have ended when the next one begins, or lives on behind a lazy
 /// unmounting.
 #[test]
 fn who_mounts_again_at_once_can_ask_for_status_and_upgrade() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         let (mut rig, at) = Rig::mounted(options);
         let (place, target) = (at.to_str().unwrap().to_owned(), rig.target());
         for round in 0..6 {
@@ -85,7 +85,7 @@ fn who_mounts_again_at_once_keeps_the_mount_without_the_list_of_connections() {
 
 #[test]
 fn a_mount_that_somebody_aborts_is_taken_out_of_the_tree() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         let (_rig, at) = Rig::mounted(options);
         let held = File::create(at.join("file")).unwrap();
         // It is in use, so that the kernel does not unmount it, and aborts it all the same.
@@ -229,7 +229,7 @@ fn a_mount_whose_daemons_all_fail_is_ended() {
 /// A daemon that crashes again and again is given up: applications get errors and can end.
 #[test]
 fn crashes_are_bounded() {
-    on_both_transports(|options| {
+    on_transports(|options| {
         let (_rig, at) = Rig::mounted(options);
         let file = File::create(at.join("file")).unwrap();
         for crash in 1..=5 {

@@ -222,107 +222,106 @@ mod tests {
     use super::*;
     use crate::{DriverKind, Executor};
 
+    /// On each driver that this kernel has.
+    fn on_each_driver<F: Future<Output = ()>>(test: impl Fn(DriverKind) -> F) {
+        for driver in [DriverKind::Epoll, DriverKind::Uring] {
+            if let Ok(mut executor) = Executor::new(driver) {
+                executor.block_on(test(driver));
+            }
+        }
+    }
+
+    /// A connection: what reads at this end, its source, and the other end.
+    fn connection(source: fn(OwnedFd) -> io::Result<Source>) -> (UnixStream, Source, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let reader = ours.try_clone().unwrap();
+        (reader, source(ours.into()).unwrap(), theirs)
+    }
+
     /// A server's last answer and its death arrive as one event. The read that takes the answer
     /// comes back short, but the end must still be seen.
     #[test]
     fn an_end_that_comes_with_the_last_data_is_seen() {
-        for driver in [DriverKind::Epoll, DriverKind::Uring] {
-            let Ok(mut executor) = Executor::new(driver) else { continue };
-            executor.block_on(async {
-                let (ours, mut theirs) = UnixStream::pair().unwrap();
-                ours.set_nonblocking(true).unwrap();
-                let mut reader = ours.try_clone().unwrap();
-                let source = Source::new(ours.into()).unwrap();
-                let mut room = [0; 16];
-                let first = std::future::poll_fn(|cx| {
-                    let first = source.poll_io(cx, Interest::Read, |_| reader.read(&mut room));
-                    assert!(first.is_pending());
-                    Poll::Ready(())
-                });
-                first.await;
-                theirs.write_all(b"last").unwrap();
-                drop(theirs);
-                let read = source.io(Interest::Read, |_| reader.read(&mut room)).await.unwrap();
-                assert_eq!(&room[..read], b"last");
-                source.drained();
-                let end = source.io(Interest::Read, |_| reader.read(&mut room));
-                let end = crate::timeout(std::time::Duration::from_secs(60), end).await;
-                assert_eq!(end.expect("the end was not seen").unwrap(), 0);
+        on_each_driver(|_| async move {
+            let (mut reader, source, mut theirs) = connection(Source::new);
+            let mut room = [0; 16];
+            let first = std::future::poll_fn(|cx| {
+                let first = source.poll_io(cx, Interest::Read, |_| reader.read(&mut room));
+                assert!(first.is_pending());
+                Poll::Ready(())
             });
-        }
+            first.await;
+            theirs.write_all(b"last").unwrap();
+            drop(theirs);
+            let read = source.io(Interest::Read, |_| reader.read(&mut room)).await.unwrap();
+            assert_eq!(&room[..read], b"last");
+            source.drained();
+            let end = source.io(Interest::Read, |_| reader.read(&mut room));
+            let end = crate::timeout(std::time::Duration::from_secs(60), end).await;
+            assert_eq!(end.expect("the end was not seen").unwrap(), 0);
+        });
     }
 
     /// Of a shared descriptor the rest is announced again: nothing is read in vain to learn
     /// whether there is one, and it is not lost.
     #[test]
     fn what_is_left_is_told_again_to_who_asks() {
-        for driver in [DriverKind::Epoll, DriverKind::Uring] {
-            let Ok(mut executor) = Executor::new(driver) else { continue };
-            executor.block_on(async {
-                let (ours, mut theirs) = UnixStream::pair().unwrap();
-                ours.set_nonblocking(true).unwrap();
-                let mut reader = ours.try_clone().unwrap();
-                let source = Source::new_shared(ours.into()).unwrap();
-                theirs.write_all(b"abc").unwrap();
-                let tries = Cell::new(0);
-                for letter in b"abc" {
-                    source.ask_again();
-                    let mut room = [0; 1];
-                    let read = source.io(Interest::Read, |_| {
-                        tries.set(tries.get() + 1);
-                        reader.read(&mut room)
-                    });
-                    let read = crate::timeout(Duration::from_secs(30), read).await;
-                    assert_eq!((read.expect("the rest was lost").unwrap(), room[0]), (1, *letter));
-                }
+        on_each_driver(|driver| async move {
+            let (mut reader, source, mut theirs) = connection(Source::new_shared);
+            theirs.write_all(b"abc").unwrap();
+            let tries = Cell::new(0);
+            for letter in b"abc" {
                 source.ask_again();
-                let mut nothing = std::pin::pin!(source.io(Interest::Read, |_| {
+                let mut room = [0; 1];
+                let read = source.io(Interest::Read, |_| {
                     tries.set(tries.get() + 1);
-                    reader.read(&mut [0; 1])
-                }));
-                let mut task = Context::from_waker(Waker::noop());
-                assert!(nothing.as_mut().poll(&mut task).is_pending());
-                if driver == DriverKind::Epoll {
-                    assert_eq!(tries.get(), 3, "reads in vain");
-                }
-            });
-        }
+                    reader.read(&mut room)
+                });
+                let read = crate::timeout(Duration::from_secs(30), read).await;
+                assert_eq!((read.expect("the rest was lost").unwrap(), room[0]), (1, *letter));
+            }
+            source.ask_again();
+            let mut nothing = std::pin::pin!(source.io(Interest::Read, |_| {
+                tries.set(tries.get() + 1);
+                reader.read(&mut [0; 1])
+            }));
+            let mut task = Context::from_waker(Waker::noop());
+            assert!(nothing.as_mut().poll(&mut task).is_pending());
+            if driver == DriverKind::Epoll {
+                assert_eq!(tries.get(), 3, "reads in vain");
+            }
+        });
     }
 
     #[test]
     fn who_rests_hears_afterwards_of_what_came_meanwhile() {
-        for driver in [DriverKind::Epoll, DriverKind::Uring] {
-            let Ok(mut executor) = Executor::new(driver) else { continue };
-            executor.block_on(async {
-                let (ours, mut theirs) = UnixStream::pair().unwrap();
-                ours.set_nonblocking(true).unwrap();
-                let mut reader = ours.try_clone().unwrap();
-                let source = Source::new_shared(ours.into()).unwrap();
-                let mut room = [0; 16];
-                for _ in 0..3 {
-                    theirs.write_all(b"one").unwrap();
-                    let one = source.io(Interest::Read, |_| reader.read(&mut room)).await;
-                    assert_eq!(one.unwrap(), 3);
-                    source.drained();
-                    let mut resting =
-                        std::pin::pin!(source.rest(crate::sleep(Duration::from_millis(20))));
-                    let mut task = Context::from_waker(Waker::noop());
-                    assert!(resting.as_mut().poll(&mut task).is_pending());
-                    crate::sleep(Duration::from_millis(2)).await;
-                    theirs.write_all(b"another").unwrap();
-                    crate::sleep(Duration::from_millis(2)).await;
-                    let meanwhile = std::future::poll_fn(|cx| {
-                        let read = source.poll_io(cx, Interest::Read, |_| reader.read(&mut room));
-                        Poll::Ready(read.is_ready())
-                    });
-                    assert!(!meanwhile.await, "it was told while it rested");
-                    resting.await.unwrap();
-                    let waits = source.io(Interest::Read, |_| reader.read(&mut room));
-                    let read = crate::timeout(Duration::from_secs(60), waits).await;
-                    assert_eq!(read.expect("it was not told").unwrap(), 7);
-                    source.drained();
-                }
-            });
-        }
+        on_each_driver(|_| async move {
+            let (mut reader, source, mut theirs) = connection(Source::new_shared);
+            let mut room = [0; 16];
+            for _ in 0..3 {
+                theirs.write_all(b"one").unwrap();
+                let one = source.io(Interest::Read, |_| reader.read(&mut room)).await;
+                assert_eq!(one.unwrap(), 3);
+                source.drained();
+                let mut resting =
+                    std::pin::pin!(source.rest(crate::sleep(Duration::from_millis(20))));
+                let mut task = Context::from_waker(Waker::noop());
+                assert!(resting.as_mut().poll(&mut task).is_pending());
+                crate::sleep(Duration::from_millis(2)).await;
+                theirs.write_all(b"another").unwrap();
+                crate::sleep(Duration::from_millis(2)).await;
+                let meanwhile = std::future::poll_fn(|cx| {
+                    let read = source.poll_io(cx, Interest::Read, |_| reader.read(&mut room));
+                    Poll::Ready(read.is_ready())
+                });
+                assert!(!meanwhile.await, "it was told while it rested");
+                resting.await.unwrap();
+                let waits = source.io(Interest::Read, |_| reader.read(&mut room));
+                let read = crate::timeout(Duration::from_secs(60), waits).await;
+                assert_eq!(read.expect("it was not told").unwrap(), 7);
+                source.drained();
+            }
+        });
     }
 }

@@ -56,13 +56,3 @@ pub fn export_of(rig: &Rig, export: &str) -> Value {
 pub fn hang_of(rig: &Rig, export: &str) -> Value {
     export_of(rig, export)["hang"].clone()
 }
-
-/// The ways to the kernel. FUSE over io_uring is left out where it is switched off.
-pub fn transports() -> Vec<&'static str> {
-    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    if switch.is_ok_and(|on| on.trim() == "Y") {
-        return vec!["transport=classic", "transport=uring"];
-    }
-    eprintln!("left out: FUSE over io_uring is off, or this kernel has none");
-    vec!["transport=classic"]
-}
