@@ -313,3 +313,12 @@ impl Bystanders {
         self.running.take().map(Running::wait).unwrap_or_default()
     }
 }
+
+impl Drop for Bystanders {
+    fn drop(&mut self) {
+        self.crowd.all(|member, report| async move {
+            member.fs.session().goodbye();
+            report
+        });
+    }
+}
