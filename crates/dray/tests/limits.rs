@@ -263,6 +263,77 @@ fn a_full_state_directory_refuses_new_clients_and_keeps_the_old() {
     rig.end_server(libc::SIGTERM);
 }
 
+/// Runs a program and answers what it printed.
+fn output_of(program: &str, args: &[&str]) -> String {
+    let output = std::process::Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// An ext2 in a file, so that it can be said where a block of it is; unmounted at the end.
+struct Disk<'a> {
+    image: &'a str,
+    at: &'a Path,
+}
+
+impl Disk<'_> {
+    fn mount(&self) {
+        output_of("mount", &["-o", "loop", self.image, self.at.to_str().unwrap()]);
+    }
+
+    fn unmount(&self) {
+        let at = c_path(self.at);
+        // SAFETY: the path outlives the call.
+        wait_for("the state to be let go", || unsafe { libc::umount2(at.as_ptr(), 0) } == 0);
+    }
+
+    /// Has blocks of a file, all but the first twelve, be where there is no disk.
+    fn damage(&self, path: &str) {
+        const BLOCK_BYTES: u64 = 1024;
+        let known = output_of("debugfs", &["-R", &format!("stat {path}"), self.image]);
+        let (_, rest) = known.split_once("(IND):").unwrap();
+        let block: u64 = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
+        let image = File::options().write(true).open(self.image).unwrap();
+        let nowhere = 0x7fff_ffffu32.to_le_bytes().repeat(64);
+        std::os::unix::fs::FileExt::write_all_at(&image, &nowhere, block * BLOCK_BYTES).unwrap();
+    }
+}
+
+impl Drop for Disk<'_> {
+    fn drop(&mut self) {
+        let at = c_path(self.at);
+        // SAFETY: the path outlives the call. What is not mounted stays so.
+        unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+/// Reading it where it was mapped ended the server (SIGBUS), at each start.
+#[test]
+fn a_session_that_the_disk_cannot_read_is_begun_anew() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (image, state) = (rig.path("image"), rig.path("state"));
+    File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    let disk = Disk { image: image.to_str().unwrap(), at: &state };
+    output_of("mke2fs", &["-q", "-t", "ext2", "-b", "1024", disk.image]);
+    disk.mount();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    rig.end_server(libc::SIGKILL);
+    let session = fs::read_dir(state.join("sessions")).unwrap().next().unwrap().unwrap();
+    let session = format!("/sessions/{}", session.file_name().to_str().unwrap());
+    disk.unmount();
+    disk.damage(&session);
+    disk.mount();
+    rig.serve(&[]);
+    fs::create_dir(at.join("dir")).unwrap();
+    rig.umount(&at);
+    rig.end_server(libc::SIGTERM);
+    disk.unmount();
+}
+
 /// Files that are removed while they are open took the last one: nothing could be read or listed
 /// any more.
 #[test]
