@@ -5,7 +5,7 @@ mod common;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use common::Rig;
@@ -104,4 +104,35 @@ fn what_is_open_through_an_exported_mount_outlives_the_server_above() {
     fs::write(top.join("moved/deep/go"), "").unwrap();
     assert!(stacked.above.end_of(worker).success());
     assert_eq!(fs::read(top.join("moved/deep/came")).unwrap(), b"here\n");
+}
+
+/// A file system in user space may go by the flags of the open alone.
+#[test]
+fn what_is_to_be_on_media_is_opened_so_below_too() {
+    if common::skipped() {
+        return;
+    }
+    let stacked = Stacked::new();
+    let mut options = File::options();
+    let options = options.write(true).create(true).custom_flags(libc::O_DSYNC);
+    let held = options.open(stacked.top.join("synced")).unwrap();
+    let server = common::processes("serve", &stacked.above.path("state"));
+    let flags: Vec<i32> = server.iter().flat_map(|pid| flags_of(*pid, "synced")).collect();
+    assert!(flags.iter().any(|flags| flags & libc::O_DSYNC != 0), "{flags:?}");
+    drop(held);
+}
+
+/// Flags of the descriptors that a process has of files called `name`.
+fn flags_of(pid: i32, name: &str) -> Vec<i32> {
+    let mut flags = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten() {
+        if !fs::read_link(entry.path()).is_ok_and(|link| link.ends_with(name)) {
+            continue;
+        }
+        let about = format!("/proc/{pid}/fdinfo/{}", entry.file_name().to_str().unwrap());
+        let about = fs::read_to_string(about).unwrap_or_default();
+        let word = about.lines().find_map(|line| line.strip_prefix("flags:"));
+        flags.extend(word.and_then(|word| i32::from_str_radix(word.trim(), 8).ok()));
+    }
+    flags
 }

@@ -42,14 +42,14 @@ impl Below {
     pub(crate) fn caveats(&self, lasting_handles: bool) -> Vec<String> {
         let kind = &self.kind;
         let mut caveats = Vec::new();
-        if !lasting_handles {
+        let has = |option: &str| self.options.split(',').any(|one| one == option);
+        if !lasting_handles && !has("ro") {
             caveats.push(format!(
                 "{kind} has no handles of files that last: files that were deleted while open, and \
                  those that somebody moves beside dray, are stale after a restart of the server"
             ));
         }
-        let checked = |option: &str| option == "default_permissions";
-        let checks = self.kind == "fuse.dray" || self.options.split(',').any(checked);
+        let checks = self.kind == "fuse.dray" || has("default_permissions");
         if self.magic == FUSE && !checks {
             caveats.push(format!(
                 "{kind} is mounted without default_permissions: unless its program checks who may \
@@ -100,6 +100,7 @@ mod tests {
 21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw,resuid=65534
 36 21 0:33 / /mnt rw,nosuid - fuse.sshfs host:/dir rw,user_id=0,group_id=0,allow_other
 37 21 0:34 / /b\\040c rw master:1 - fuse.mfs mfs#x:9421 rw,default_permissions
+38 21 7:1 / /image ro - squashfs /dev/loop1 ro,errors=continue
 ";
 
     #[test]
@@ -121,6 +122,7 @@ mod tests {
         let said = below(FUSE, "36").caveats(false);
         assert!(said[0].contains("handles") && said[1].contains("default_permissions"), "{said:?}");
         assert_eq!(below(FUSE, "37").caveats(false).len(), 1);
+        assert!(below(0x7371_7368, "38").caveats(false).is_empty(), "nothing is deleted there");
     }
 
     #[test]
