@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use common::{client_options, connect, memory, serve_simulated, simulate};
 use dray_core::{
-    Buf, Context, CreateHow, Errno, FileSystem, LockOwner, Name, Op, OpenFile, OpenHow, Write,
+    Buf, Cancel, Context, CreateHow, Errno, FileSystem, LockOwner, Name, Op, OpenFile, OpenHow,
+    Write,
 };
 use dray_fabric::sim::Network;
 use dray_layers::Observed;
@@ -67,6 +68,11 @@ fn a_failed_sync_in_the_background_is_told_once_through_each_open_file() {
         assert!(fs.session().owes_error(first.id()));
         let closed = first.flush(&cx, LockOwner(1)).await;
         assert_eq!(closed.unwrap_err().errno(), Errno::EIO);
+        let cancel = Arc::new(Cancel::default());
+        cancel.set();
+        let ends = Context { cancel: Some(cancel), ..Context::system() };
+        let closed = first.flush(&ends, LockOwner(1)).await;
+        assert_eq!(closed.unwrap_err().errno(), Errno::EIO, "the answer was not waited for");
         for file in [&first, &again] {
             assert_eq!(sync(&**file).await, Some(Errno::EIO));
             assert_eq!(sync(&**file).await, None);

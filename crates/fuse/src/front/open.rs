@@ -181,9 +181,10 @@ impl Worker {
             let file = self.file_of(cx, &handle).await?;
             match file.flush(cx, owner).await {
                 Ok(()) => {}
-                // Of a caller that ends, or may: its locks are given back when that can be, and
-                // what it owes it is told at its next close or sync.
-                Err(_) if cx.check().is_err() => return Ok(Answer::Empty),
+                // Of a caller that ends, or may: its locks are given back when that can be.
+                Err(error) if error.errno() == Errno::EINTR && cx.check().is_err() => {
+                    return Ok(Answer::Empty);
+                }
                 Err(error) => return Err(error),
             }
             if let Some(asked) = locks {

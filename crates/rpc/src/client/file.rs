@@ -306,8 +306,10 @@ impl OpenFile for RemoteFile {
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            self.give_up_locks(cx, owner).await?;
-            self.owed(Op::Flush)
+            let given_up = self.give_up_locks(cx, owner).await;
+            // A loss is told also where the server cannot be asked: the locks follow.
+            self.owed(Op::Flush)?;
+            given_up
         })
     }
 
