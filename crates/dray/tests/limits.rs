@@ -322,8 +322,9 @@ fn a_session_that_the_disk_cannot_read_is_begun_anew() {
     rig.serve(&[]);
     let at = rig.mount("mount", "");
     rig.end_server(libc::SIGKILL);
-    let session = fs::read_dir(state.join("sessions")).unwrap().next().unwrap().unwrap();
-    let session = format!("/sessions/{}", session.file_name().to_str().unwrap());
+    // Not kept: it would hold the directory open.
+    let name = fs::read_dir(state.join("sessions")).unwrap().next().unwrap().unwrap().file_name();
+    let session = format!("/sessions/{}", name.to_str().unwrap());
     disk.unmount();
     disk.damage(&session);
     disk.mount();
