@@ -163,6 +163,9 @@ fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
     if !(HEADER_BYTES as u64..=FILE_MAX_BYTES).contains(&file.metadata()?.len()) {
         return Err(Unusable::Garbage);
     }
+    // Page by page: what is read ahead is kept in larger pieces, and forgotten as a whole or not.
+    // SAFETY: no memory is passed; the descriptor is open. It is advice, and no more.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
     // Where a disk cannot read it, this is an error; reading mapped memory would kill the process
     // (SIGBUS), and the next one.
     file.read_exact_at(&mut [0; HEADER_BYTES], 0)?;
