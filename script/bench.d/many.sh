@@ -15,7 +15,7 @@ bench_many() {
         # What did not come to its end shows as missing, and why stands above.
         "$BENCH" many --dray "$DRAY" --store "$STORE/export" --work "$WORK/many" \
             --port "$(free_port 17470)" --count "$count" --idle "$IDLE_SECS" "$@" >>"$raw" || true
-        cp "$WORK/many/server.log" "$OUT/many-$count.log"
+        cp "$WORK/many/server.log" "$OUT/many-$count.log" || true
     done
     "$BENCH" report --bench many --raw "$raw" --out "$OUT/many.jsonl"
 }
