@@ -14,10 +14,14 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// What stands between backquotes.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
 /// Everything between backquotes in `text` that has the form of a test.
 fn named(text: &str) -> Vec<Named> {
-    let quoted = text.split('`').skip(1).step_by(2);
-    let split = quoted.filter_map(|word| word.split_once(".rs::"));
+    let split = quoted(text).filter_map(|word| word.split_once(".rs::"));
     split
         .map(|(file, function)| Named { file: format!("{file}.rs"), function: function.into() })
         .collect()
@@ -132,9 +136,8 @@ fn links_and_paths_of_all_pages_lead_somewhere() {
 
 /// Modules that a page names as `crate::module` or `crate::{module, module}`.
 fn modules(text: &str) -> Vec<String> {
-    let quoted = text.split('`').skip(1).step_by(2);
     let mut all = Vec::new();
-    for word in quoted.filter(|word| word.contains("::") && !word.contains('(')) {
+    for word in quoted(text).filter(|word| word.contains("::") && !word.contains('(')) {
         match word.split_once("::{") {
             Some((stem, list)) => {
                 let names = list.trim_end_matches('}').split(',').map(str::trim);

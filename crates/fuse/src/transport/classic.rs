@@ -40,19 +40,24 @@ const ALONE_AFTER: u64 = 8;
 /// One worker's end of /dev/fuse.
 struct Line {
     device: Source,
-    since: Instant,
+    /// Where pauses between an answer and the next request are looked at.
+    since: Option<Instant>,
     /// When the last answer was given, in ns from `since` on.
     answered_ns: AtomicU64,
 }
 
 impl Line {
-    fn now_ns(&self) -> u64 {
-        self.since.elapsed().as_nanos() as u64
+    fn answers(&self) {
+        if let Some(since) = self.since {
+            self.answered_ns.store(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
     }
 
+    /// Since the last answer; 0 where nobody looks at it.
     fn pause_ns(&self) -> u32 {
-        let pause = self.now_ns().saturating_sub(self.answered_ns.load(Ordering::Relaxed));
-        u32::try_from(pause).unwrap_or(u32::MAX)
+        let now_ns = self.since.map_or(0, |since| since.elapsed().as_nanos() as u64);
+        let pause_ns = now_ns.saturating_sub(self.answered_ns.load(Ordering::Relaxed));
+        u32::try_from(pause_ns).unwrap_or(u32::MAX)
     }
 }
 
@@ -72,7 +77,7 @@ impl Replier {
             Err(error) => (*error, &[][..]),
         };
         let header = header(self.unique, error, body.len());
-        self.line.answered_ns.store(self.line.now_ns(), Ordering::Relaxed);
+        self.line.answers();
         let device = self.line.device.as_fd();
         let refused = write_answer(device, &header, body).err();
         if refused.is_some_and(|refused| refused.raw_os_error() == Some(libc::EINVAL)) {
@@ -95,7 +100,8 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let device = Source::new_shared(device)?;
-    let line = Arc::new(Line { device, since: Instant::now(), answered_ns: AtomicU64::new(0) });
+    let since = attendance.is_some().then(Instant::now);
+    let line = Arc::new(Line { device, since, answered_ns: AtomicU64::new(0) });
     let device = &line.device;
     let buffers = Arc::new(Buffers::default());
     let mut buffer = buffers.take();
@@ -136,7 +142,7 @@ pub(crate) async fn run(
             Buf::from(buffer.message())
         };
         let forgets = beside_ring && is_forget(&message);
-        let pause_ns = if attendant.is_some() { line.pause_ns() } else { 0 };
+        let pause_ns = line.pause_ns();
         let caller = serve(&worker, &line, message, &buffers);
         alone = Arc::strong_count(&line) <= 2; // each request under way refers to it
         reads += 1;

@@ -26,7 +26,7 @@ const STAT_MAX_BYTES: usize = 1200;
 /// Nothing has been seen since the last answer.
 const NOT_SEEN: u64 = u64::MAX;
 
-/// What a lookout is told, by whom ever.
+/// What a lookout is told: by its worker to look, by any worker to watch.
 #[derive(Default)]
 pub(crate) struct Orders {
     list: Mutex<List>,
