@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{
-    Attr, Context, Entry, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Name, Op,
-    Result,
+    Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result,
 };
 use dray_rt::Pool;
 
@@ -25,9 +24,6 @@ use crate::locks::LockTable;
 
 /// Locks that make a change of a directory and the look at its result one step.
 const DIRECTORY_LOCKS: usize = 64;
-
-/// Deepest place that the path table follows (`PATH_MAX` over two bytes a component).
-const DEPTH_MAX: usize = 2048;
 
 /// How ids are made and found again.
 pub(crate) enum Ids {
@@ -51,10 +47,10 @@ pub(crate) struct Core {
     pub(crate) inline: bool,
     directories: [Mutex<()>; DIRECTORY_LOCKS],
     /// Real descriptor of the root: handles are opened on its mount.
-    mount: OwnedFd,
-    mount_id: i32,
-    mounts_below: MountsBelow,
-    dev: u64,
+    pub(super) mount: OwnedFd,
+    pub(super) mount_id: i32,
+    pub(super) mounts_below: MountsBelow,
+    pub(super) dev: u64,
     proc_fd: OwnedFd,
     pub(crate) pool: Pool,
     pub(crate) watched: Watched,
@@ -232,250 +228,6 @@ impl Core {
         let held = lock(first.min(second));
         (held, (first != second).then(|| lock(first.max(second))))
     }
-
-    /// The inode with this id. Errors: `ESTALE` if there is none any more, or the id was
-    /// never given out.
-    pub(crate) fn node(&self, id: FileId) -> Result<Arc<Node>> {
-        if id == self.root.id {
-            return Ok(self.root.clone());
-        }
-        if let Some(node) = self.nodes.get(id) {
-            return Ok(node);
-        }
-        match &self.ids {
-            Ids::Native(codec) => self.node_by_handle(codec, id),
-            Ids::Table(table) => self.node_by_place(table, id),
-        }
-    }
-
-    /// The directory with this id; `ENOTDIR` if it is something else.
-    pub(crate) fn directory(&self, id: FileId) -> Result<Arc<Node>> {
-        let node = self.node(id)?;
-        if node.kind == FileType::Directory { Ok(node) } else { Err(Errno::ENOTDIR.into()) }
-    }
-
-    fn node_by_handle(&self, codec: &Codec, id: FileId) -> Result<Arc<Node>> {
-        let handle = codec.decode(id).ok_or_else(stale)?;
-        let opened = cred::as_root(|| sys::open_by_handle(self.mount.as_fd(), &handle))?;
-        let fd = opened.map_err(|errno| match errno {
-            // What the file systems say when a handle makes no sense to them.
-            Errno::ENOENT | Errno::EINVAL => stale(),
-            errno => errno.into(),
-        })?;
-        let stat = sys::stat(fd.as_fd())?;
-        if stat.dev != self.dev {
-            return Err(stale().because("the file is on another file system"));
-        }
-        // The file system has not let go of it yet, and would not as long as we keep it.
-        if stat.attr.nlink == 0 && !self.files.in_use(id) {
-            return Err(stale());
-        }
-        Ok(self.nodes.insert(Node::new(id, stat.attr.file_type(), fd)))
-    }
-
-    fn node_by_place(&self, table: &PathTable, id: FileId) -> Result<Arc<Node>> {
-        if let Some(fd) = self.files.any_descriptor(id) {
-            let path = cred::as_root(|| sys::reopen(self.proc_fd(), fd.as_fd(), libc::O_PATH))??;
-            let kind = sys::stat(path.as_fd())?.attr.file_type();
-            return Ok(self.nodes.insert(Node::new(id, kind, path)));
-        }
-        // Up to something that is open, then down again.
-        let mut missing = vec![id];
-        let mut above = None;
-        while above.is_none() {
-            let last = *missing.last().ok_or_else(stale)?;
-            let known = table.find(last).ok_or_else(stale)?;
-            let parent = known.places.first().ok_or_else(stale)?.0;
-            above = if parent == self.root.id {
-                Some(self.root.clone())
-            } else {
-                self.nodes.get(parent)
-            };
-            if above.is_none() {
-                missing.push(parent);
-            }
-            if missing.len() > DEPTH_MAX {
-                return Err(stale());
-            }
-        }
-        let mut node = above.ok_or_else(stale)?;
-        while let Some(id) = missing.pop() {
-            node = self.step_down(table, &node, id)?;
-        }
-        Ok(node)
-    }
-
-    fn step_down(&self, table: &PathTable, dir: &Node, id: FileId) -> Result<Arc<Node>> {
-        let known = table.find(id).ok_or_else(stale)?;
-        for (parent, name) in &known.places {
-            let other;
-            let dir = if *parent == dir.id {
-                dir
-            } else {
-                match self.nodes.get(*parent) {
-                    Some(node) => other = node,
-                    None => continue,
-                }
-                &*other
-            };
-            let Ok(fd) = cred::as_root(|| sys::open_path(dir.fd(), name))? else { continue };
-            let attr = sys::stat(fd.as_fd())?.attr;
-            if known.is(&attr) {
-                return Ok(self.nodes.insert(Node::new(id, attr.file_type(), fd)));
-            }
-        }
-        Err(stale())
-    }
-
-    /// Identity and attributes of what was opened at `place`; none for a file without a
-    /// name. `EXDEV` if it is on another mount.
-    pub(crate) fn identify(
-        &self,
-        place: Option<(FileId, &Name)>,
-        fd: BorrowedFd<'_>,
-    ) -> Result<Entry> {
-        match &self.ids {
-            Ids::Native(codec) => {
-                let (handle, mount_id) = sys::handle_of(fd)?;
-                if mount_id != self.mount_id {
-                    return Err(other_mount());
-                }
-                let id = codec.encode(&handle).ok_or_else(other_mount)?;
-                let stat = sys::stat(fd)?;
-                if stat.dev != self.dev {
-                    Err(other_mount())
-                } else {
-                    Ok(Entry { id, attr: stat.attr })
-                }
-            }
-            Ids::Table(table) => {
-                let stat = sys::stat(fd)?;
-                self.same_mount(&stat)?;
-                let id = match place {
-                    Some((dir, name)) => table.seen(dir, name, &stat.attr),
-                    None => table.unnamed(&stat.attr),
-                };
-                Ok(Entry { id, attr: stat.attr })
-            }
-        }
-    }
-
-    /// `EXDEV` for what is mounted on a name. On overlays files may have devices of the layers
-    /// below; directories never.
-    pub(crate) fn same_mount(&self, stat: &Stat) -> Result<()> {
-        let other_device = stat.attr.file_type() == FileType::Directory && stat.dev != self.dev;
-        // Of the same device is what was mounted with `--bind`.
-        let mounted = stat.attr.attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0;
-        if other_device || mounted { Err(other_mount()) } else { Ok(()) }
-    }
-
-    /// Whether names are to be looked at the long way, which stays off what is mounted on them.
-    fn has_mounts_below(&self) -> bool {
-        self.mounts_below.any(self.mount.as_fd())
-    }
-
-    /// As [`Core::find`], where what has the name is at hand already, which spares opening
-    /// it; none where it is not. Errors: `ENOENT`.
-    pub(crate) fn find_at_hand(&self, dir: &Node, name: &Name) -> Result<Option<Entry>> {
-        let Ids::Native(codec) = &self.ids else { return Ok(None) };
-        if self.has_mounts_below() {
-            return Ok(None);
-        }
-        let (handle, mount_id) = match sys::handle_at(dir.fd(), name) {
-            Ok(found) => found,
-            Err(Errno::ENOENT) => return Err(Errno::ENOENT.into()),
-            Err(_) => return Ok(None), // the slow way says what is wrong
-        };
-        if mount_id != self.mount_id {
-            return Ok(None);
-        }
-        let Some(node) = codec.encode(&handle).and_then(|id| self.nodes.get(id)) else {
-            return Ok(None);
-        };
-        Ok(Some(Entry { id: node.id, attr: sys::stat(node.fd())?.attr }))
-    }
-
-    /// Finds `name` in `dir` as the caller, and keeps what it found at hand.
-    pub(crate) fn find(&self, dir: &Node, name: &Name) -> Result<(Entry, Arc<Node>)> {
-        let fd = sys::open_path(dir.fd(), name)?;
-        let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
-        let node = Node::new(entry.id, entry.attr.file_type(), fd);
-        let node = match self.ids {
-            Ids::Native(_) => self.nodes.insert(node),
-            Ids::Table(_) => self.nodes.replace(node),
-        };
-        Ok((entry, node))
-    }
-
-    /// Identity and attributes of `name` in `dir` for whoever does not open it: two looks that must
-    /// agree. None where something changed between, or is on another mount. What is mounted there
-    /// is not asked: it may hang, or be a mount of this very export, which waits for us.
-    pub(crate) fn glance(&self, dir: FileId, fd: BorrowedFd<'_>, name: &Name) -> Option<Entry> {
-        match &self.ids {
-            Ids::Native(_) if self.has_mounts_below() => {
-                let fd = sys::open_path(fd, name).ok()?;
-                self.identify(Some((dir, name)), fd.as_fd()).ok()
-            }
-            Ids::Native(codec) => {
-                let (handle, mount_id) = sys::handle_at(fd, name).ok()?;
-                if mount_id != self.mount_id {
-                    return None;
-                }
-                let id = codec.encode(&handle)?;
-                let stat = sys::stat_at(fd, name).ok()?;
-                let same = stat.dev == self.dev && stat.attr.ino == id.ino;
-                same.then_some(Entry { id, attr: stat.attr })
-            }
-            Ids::Table(table) => {
-                let fd = sys::open_path(fd, name).ok()?;
-                let stat = sys::stat(fd.as_fd()).ok()?;
-                self.same_mount(&stat).ok()?;
-                Some(Entry { id: table.seen(dir, name, &stat.attr), attr: stat.attr })
-            }
-        }
-    }
-
-    /// The id at `name` in `dir`, if it can be told cheaply.
-    pub(crate) fn id_at(&self, dir: &Node, name: &Name) -> Option<FileId> {
-        match &self.ids {
-            Ids::Native(codec) if self.has_mounts_below() => {
-                let fd = sys::open_path(dir.fd(), name).ok()?;
-                codec.encode(&sys::handle_of(fd.as_fd()).ok()?.0)
-            }
-            Ids::Native(codec) => codec.encode(&sys::handle_at(dir.fd(), name).ok()?.0),
-            Ids::Table(table) => table.at(dir.id, name),
-        }
-    }
-
-    /// What the path table knows to be at `name`, held for [`Core::changed`] after it has moved.
-    pub(crate) fn known_at(&self, dir: &Node, name: &Name) -> Option<(FileId, OwnedFd)> {
-        let Ids::Table(table) = &self.ids else { return None };
-        let id = table.at(dir.id, name)?;
-        let fd = sys::open_path(dir.fd(), name).ok()?;
-        let attr = sys::stat(fd.as_fd()).ok()?.attr;
-        table.find(id)?.is(&attr).then_some((id, fd))
-    }
-
-    /// To be called after a change of the inode with this id: an overlay copies what is changed,
-    /// and the copy has another time of birth, perhaps another number.
-    pub(crate) fn changed(&self, id: FileId, fd: BorrowedFd<'_>) {
-        if let Ids::Table(table) = &self.ids
-            && let Ok(stat) = sys::stat(fd)
-        {
-            table.changed(id, &stat.attr);
-        }
-    }
-
-    /// Attributes through an id; `ESTALE` for an inode that is only still there because we
-    /// hold it.
-    pub(crate) fn attr(&self, node: &Node) -> Result<Attr> {
-        let attr = sys::stat(node.fd())?.attr;
-        if attr.nlink == 0 && !self.files.in_use(node.id) {
-            self.nodes.forget(node.id);
-            return Err(stale());
-        }
-        Ok(attr)
-    }
 }
 
 fn directory_stripe(dir: FileId) -> usize {
@@ -524,14 +276,6 @@ fn descriptor_limit() -> usize {
         0 => usize::try_from(limit.rlim_cur).unwrap_or(1 << 20).min(1 << 20),
         _ => 1024,
     }
-}
-
-pub(crate) fn stale() -> Error {
-    Error::new(Errno::ESTALE)
-}
-
-fn other_mount() -> Error {
-    Error::new(Errno::EXDEV).because("another file system is mounted there")
 }
 
 fn busy() -> Error {

@@ -11,7 +11,7 @@ use dray_core::{
 
 use super::attrs::clear_set_id;
 use super::core::{Caller, Core};
-use super::files::FileState;
+use super::descriptor::FileState;
 use super::sys;
 
 /// Bytes that one call copies at most; the caller asks again for the rest.

@@ -1,4 +1,4 @@
-//! The files that clients have open, and the descriptors that some of them hold.
+//! The files that clients have open, and how many descriptors there are for them.
 //!
 //! There may be more open files than the server has descriptors: beyond a limit those of
 //! files not used lately are closed and opened again when they are needed, as the server,
@@ -9,15 +9,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 
-use dray_core::{Errno, Error, FileId, FsUuid, IdMap, LockOwner, NodeId, Result};
+use dray_core::{Errno, Error, FileId, FsUuid, IdMap, Result};
 
-use super::core::Core;
+use super::descriptor::{FileState, Parking};
 use super::guard::Ranges;
 use super::options::Keeper;
-use super::write_back::{Failures, WriteBack};
-use super::{cred, sys};
+use super::sys;
+use super::write_back::Failures;
 
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -26,9 +26,9 @@ pub(crate) struct Files {
     inodes: Mutex<IdMap<FileId, Weak<OpenInode>>>,
     ring: Mutex<Ring>,
     /// Files open at clients.
-    files: AtomicUsize,
+    pub(super) files: AtomicUsize,
     /// Descriptors held for them.
-    descriptors: AtomicUsize,
+    pub(super) descriptors: AtomicUsize,
     /// Inodes that a pin of ours keeps.
     pins: AtomicUsize,
     /// Most descriptors for both.
@@ -38,7 +38,7 @@ pub(crate) struct Files {
     files_max: usize,
     /// Read: a name is being removed. Write: a descriptor is being closed because nobody
     /// used it. One after the other, so that the last hold on a file is not lost between.
-    removal: RwLock<()>,
+    pub(super) removal: RwLock<()>,
     /// Who keeps deleted files over our death, and which file system this is to him.
     keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
     /// The pages of a file are those of its descriptor; on overlays, for one, they are not.
@@ -58,54 +58,17 @@ pub(crate) struct OpenInode {
     /// Keeps reads and writes apart.
     pub(crate) ranges: Ranges,
     /// `O_PATH` descriptor that keeps the inode after its last name went.
-    pin: Mutex<Option<OwnedFd>>,
+    pub(super) pin: Mutex<Option<OwnedFd>>,
     /// The keeper has it, or has had it since before our time.
     kept: AtomicBool,
-    failures: Failures,
+    pub(super) failures: Failures,
     files: Weak<Files>,
-}
-
-/// One open file.
-pub(crate) struct FileState {
-    pub(crate) inode: Arc<OpenInode>,
-    pub(crate) directory: bool,
-    /// Flags to open it again with: access mode and what else lasts.
-    flags: i32,
-    /// Opened with `O_SYNC`, not merely `O_DSYNC`: times are to be on media too.
-    pub(crate) syncs_all: bool,
-    slot: Mutex<Slot>,
-    write_back: WriteBack,
-    /// Used since the hand last passed.
-    used: AtomicBool,
-    /// Readers of a directory share the descriptor's position: one at a time.
-    pub(crate) reading_dir: Mutex<()>,
-    /// Owners of flock locks taken through this file.
-    pub(crate) flock_owners: Mutex<Vec<(NodeId, LockOwner)>>,
-    files: Arc<Files>,
-    /// Itself, for the ring.
-    me: Weak<FileState>,
-}
-
-enum Slot {
-    Open(Arc<OwnedFd>),
-    /// Closed for want of descriptors.
-    Parked,
-    /// Closed by the client.
-    Closed,
 }
 
 /// Deleted files that may be open however few descriptors there are to be, as long as these are
 /// a small part of what the process may have.
 const PINS_MIN: usize = 64;
 const PINS_MIN_PART: usize = 8;
-
-/// Flags of open(2) that matter after the open itself.
-const LASTING: i32 = libc::O_ACCMODE
-    | libc::O_APPEND
-    | libc::O_SYNC
-    | libc::O_DIRECT
-    | libc::O_DIRECTORY
-    | libc::O_NOATIME;
 
 impl Files {
     pub(crate) fn new(
@@ -156,19 +119,7 @@ impl Files {
         fd: OwnedFd,
     ) -> Arc<FileState> {
         let inode = self.inode(id);
-        let file = Arc::new_cyclic(|me| FileState {
-            inode,
-            directory,
-            flags: flags & LASTING,
-            syncs_all: asked & libc::O_SYNC == libc::O_SYNC,
-            slot: Mutex::new(Slot::Open(Arc::new(fd))),
-            write_back: WriteBack::default(),
-            used: AtomicBool::new(true),
-            reading_dir: Mutex::default(),
-            flock_owners: Mutex::default(),
-            files: self.clone(),
-            me: me.clone(),
-        });
+        let file = FileState::new(self.clone(), inode, directory, (asked, flags), fd);
         self.files.fetch_add(1, Ordering::Relaxed);
         self.descriptors.fetch_add(1, Ordering::Relaxed);
         self.enter_ring(Arc::downgrade(&file));
@@ -210,12 +161,8 @@ impl Files {
         self.find(id)?;
         let ring = lock(&self.ring);
         let files = ring.files.iter().filter_map(Weak::upgrade);
-        let found = files.filter(|file| file.inode.id == id).find_map(|file| {
-            match &*file.slot.try_lock().ok()? {
-                Slot::Open(fd) => Some(fd.clone()),
-                _ => None,
-            }
-        });
+        let mut of_inode = files.filter(|file| file.inode.id == id);
+        let found = of_inode.find_map(|file| file.descriptor_at_hand());
         drop(ring);
         found
     }
@@ -275,7 +222,7 @@ impl Files {
         (self.files.load(Ordering::Relaxed), self.descriptors.load(Ordering::Relaxed))
     }
 
-    fn enter_ring(&self, file: Weak<FileState>) {
+    pub(super) fn enter_ring(&self, file: Weak<FileState>) {
         let mut ring = lock(&self.ring);
         if ring.files.len() >= 64 && ring.files.len() > 2 * self.descriptors.load(Ordering::Relaxed)
         {
@@ -287,7 +234,7 @@ impl Files {
 
     /// Closes descriptors of idle files until there is room for one more. Where all are in
     /// use or must be kept the limit is exceeded: the process's own is twice as high.
-    fn make_room(&self) {
+    pub(super) fn make_room(&self) {
         let mut written_back = 0;
         while self.used() >= self.descriptors_max && written_back < WRITTEN_BACK_MAX {
             match self.park_one() {
@@ -317,7 +264,7 @@ impl Files {
                 continue;
             };
             let due = file.write_back.is_due();
-            if file.used.swap(false, Ordering::Relaxed) || due && steps > ring.files.len() {
+            if file.take_used() || due && steps > ring.files.len() {
                 continue;
             }
             match file.park() {
@@ -352,14 +299,6 @@ enum Room {
     None,
 }
 
-enum Parking {
-    Parked(Arc<OwnedFd>),
-    NotOpen,
-    /// What was written through it is to be brought to the disk before.
-    Due(Arc<OwnedFd>),
-    InUse,
-}
-
 impl OpenInode {
     /// Keeps the inode by this `O_PATH` descriptor until its last file is closed.
     pub(crate) fn pin(&self, fd: OwnedFd) {
@@ -386,123 +325,5 @@ impl Drop for OpenInode {
         {
             keeper.release(*fs, self.id); // once for each that has it
         }
-    }
-}
-
-impl FileState {
-    /// The file takes appends only.
-    pub(crate) fn appends_only(&self) -> bool {
-        self.flags & libc::O_APPEND != 0
-    }
-
-    /// Its descriptor, opened again if need be. Errors: `EBADF` after the close, `ESTALE` if
-    /// the file has gone behind our back.
-    pub(crate) fn fd(&self, core: &Core) -> Result<Arc<OwnedFd>> {
-        let mut slot = lock(&self.slot);
-        match &*slot {
-            Slot::Open(fd) => {
-                self.used.store(true, Ordering::Relaxed);
-                return Ok(fd.clone());
-            }
-            Slot::Closed => return Err(Error::new(Errno::EBADF)),
-            Slot::Parked => {}
-        }
-        core.files.make_room();
-        let fd = Arc::new(self.open_again(core)?);
-        self.write_back.reopened(&self.inode.failures);
-        *slot = Slot::Open(fd.clone());
-        // While nobody else gets at it: whoever closes or parks it takes it off the count.
-        core.files.descriptors.fetch_add(1, Ordering::Relaxed);
-        drop(slot);
-        self.used.store(true, Ordering::Relaxed);
-        core.files.enter_ring(self.me.clone());
-        Ok(fd)
-    }
-
-    /// Something was written through it.
-    pub(crate) fn written(&self) {
-        self.write_back.written();
-    }
-
-    /// A write that was to be on media failed: the kernel has told of it what it tells once.
-    pub(crate) fn sync_failed(&self, errno: Errno) {
-        self.inode.failures.add(errno);
-    }
-
-    /// fsync(2) or fdatasync(2). Errors: also those that its client has not been told because the
-    /// descriptor was another one.
-    pub(crate) fn sync(&self, core: &Core, data_only: bool) -> Result<()> {
-        let fd = self.fd(core)?;
-        let sync = || sys::sync(fd.as_fd(), data_only);
-        Ok(self.write_back.sync(&self.inode.failures, sync)?)
-    }
-
-    fn open_again(&self, core: &Core) -> Result<OwnedFd> {
-        let pin = lock(&self.inode.pin);
-        if let Some(pin) = &*pin {
-            let opened = cred::as_root(|| sys::reopen(core.proc_fd(), pin.as_fd(), self.flags))?;
-            return Ok(opened?);
-        }
-        drop(pin);
-        let node = core.node(self.inode.id)?;
-        Ok(cred::as_root(|| sys::reopen(core.proc_fd(), node.fd(), self.flags))??)
-    }
-
-    fn park(&self) -> Parking {
-        let Ok(mut slot) = self.slot.try_lock() else { return Parking::InUse };
-        let Slot::Open(fd) = &*slot else { return Parking::NotOpen };
-        if Arc::strong_count(fd) > 1 {
-            return Parking::InUse;
-        }
-        if self.write_back.is_due() {
-            return Parking::Due(fd.clone());
-        }
-        let _no_removal = self.files.removal.write().unwrap_or_else(PoisonError::into_inner);
-        let kept = lock(&self.inode.pin).is_some();
-        if !kept && !sys::stat(fd.as_fd()).is_ok_and(|stat| stat.attr.nlink > 0) {
-            return Parking::InUse;
-        }
-        let Slot::Open(fd) = std::mem::replace(&mut *slot, Slot::Parked) else {
-            return Parking::NotOpen;
-        };
-        self.write_back.parked(&self.inode.failures);
-        self.files.descriptors.fetch_sub(1, Ordering::Relaxed);
-        Parking::Parked(fd)
-    }
-
-    /// Gives the descriptor back. The file can not be used any more.
-    pub(crate) fn close(&self) -> Option<Arc<OwnedFd>> {
-        let old = std::mem::replace(&mut *lock(&self.slot), Slot::Closed);
-        match old {
-            Slot::Open(fd) => {
-                self.files.descriptors.fetch_sub(1, Ordering::Relaxed);
-                self.files.files.fetch_sub(1, Ordering::Relaxed);
-                Some(fd)
-            }
-            Slot::Parked => {
-                self.files.files.fetch_sub(1, Ordering::Relaxed);
-                None
-            }
-            Slot::Closed => None,
-        }
-    }
-
-    /// Remembers who took a flock lock, to give it back at the close.
-    pub(crate) fn remember_flock(&self, owner: (NodeId, LockOwner)) {
-        let mut owners = lock(&self.flock_owners);
-        if !owners.contains(&owner) {
-            owners.push(owner);
-        }
-    }
-
-    /// Who took flock locks, once.
-    pub(crate) fn take_flock_owners(&self) -> Vec<(NodeId, LockOwner)> {
-        std::mem::take(&mut *lock(&self.flock_owners))
-    }
-}
-
-impl Drop for FileState {
-    fn drop(&mut self) {
-        self.close();
     }
 }

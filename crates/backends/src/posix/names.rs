@@ -8,8 +8,9 @@ use dray_core::{
     RemoveKind, RenameHow, Result,
 };
 
-use super::core::{Caller, Core, Ids, stale};
-use super::files::FileState;
+use super::core::{Caller, Core, Ids};
+use super::descriptor::FileState;
+use super::find::stale;
 use super::nodes::Node;
 use super::{attrs, sys};
 

@@ -12,7 +12,7 @@ use dray_core::{
 use super::attrs::Target;
 use super::core::{Caller, Core};
 use super::data;
-use super::files::FileState;
+use super::descriptor::FileState;
 use super::sys;
 use crate::locks::Owner;
 

@@ -1,0 +1,213 @@
+//! An open file and its descriptor, which it may have to do without while nobody uses it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use dray_core::{Errno, Error, LockOwner, NodeId, Result};
+
+use super::core::Core;
+use super::files::{Files, OpenInode, lock};
+use super::write_back::WriteBack;
+use super::{cred, sys};
+
+/// One open file.
+pub(crate) struct FileState {
+    pub(crate) inode: Arc<OpenInode>,
+    pub(crate) directory: bool,
+    /// Flags to open it again with: access mode and what else lasts.
+    flags: i32,
+    /// Opened with `O_SYNC`, not merely `O_DSYNC`: times are to be on media too.
+    pub(crate) syncs_all: bool,
+    slot: Mutex<Slot>,
+    pub(super) write_back: WriteBack,
+    /// Used since the hand last passed.
+    used: AtomicBool,
+    /// Readers of a directory share the descriptor's position: one at a time.
+    pub(crate) reading_dir: Mutex<()>,
+    /// Owners of flock locks taken through this file.
+    pub(crate) flock_owners: Mutex<Vec<(NodeId, LockOwner)>>,
+    files: Arc<Files>,
+    /// Itself, for the ring.
+    me: Weak<FileState>,
+}
+
+enum Slot {
+    Open(Arc<OwnedFd>),
+    /// Closed for want of descriptors.
+    Parked,
+    /// Closed by the client.
+    Closed,
+}
+
+/// What came of taking a descriptor away.
+pub(super) enum Parking {
+    Parked(Arc<OwnedFd>),
+    NotOpen,
+    /// What was written through it is to be brought to the disk before.
+    Due(Arc<OwnedFd>),
+    InUse,
+}
+
+/// Flags of open(2) that matter after the open itself.
+const LASTING: i32 = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_SYNC
+    | libc::O_DIRECT
+    | libc::O_DIRECTORY
+    | libc::O_NOATIME;
+
+impl FileState {
+    /// One that was just opened, with `flags`; its client `asked` for more.
+    pub(super) fn new(
+        files: Arc<Files>,
+        inode: Arc<OpenInode>,
+        directory: bool,
+        (asked, flags): (i32, i32),
+        fd: OwnedFd,
+    ) -> Arc<FileState> {
+        Arc::new_cyclic(|me| FileState {
+            inode,
+            directory,
+            flags: flags & LASTING,
+            syncs_all: asked & libc::O_SYNC == libc::O_SYNC,
+            slot: Mutex::new(Slot::Open(Arc::new(fd))),
+            write_back: WriteBack::default(),
+            used: AtomicBool::new(true),
+            reading_dir: Mutex::default(),
+            flock_owners: Mutex::default(),
+            files,
+            me: me.clone(),
+        })
+    }
+
+    /// Whether it was used since this was asked last.
+    pub(super) fn take_used(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed)
+    }
+
+    /// Its descriptor, if it has one and nobody is about to change that.
+    pub(super) fn descriptor_at_hand(&self) -> Option<Arc<OwnedFd>> {
+        match &*self.slot.try_lock().ok()? {
+            Slot::Open(fd) => Some(fd.clone()),
+            Slot::Parked | Slot::Closed => None,
+        }
+    }
+
+    /// The file takes appends only.
+    pub(crate) fn appends_only(&self) -> bool {
+        self.flags & libc::O_APPEND != 0
+    }
+
+    /// Its descriptor, opened again if need be. Errors: `EBADF` after the close, `ESTALE` if
+    /// the file has gone behind our back.
+    pub(crate) fn fd(&self, core: &Core) -> Result<Arc<OwnedFd>> {
+        let mut slot = lock(&self.slot);
+        match &*slot {
+            Slot::Open(fd) => {
+                self.used.store(true, Ordering::Relaxed);
+                return Ok(fd.clone());
+            }
+            Slot::Closed => return Err(Error::new(Errno::EBADF)),
+            Slot::Parked => {}
+        }
+        core.files.make_room();
+        let fd = Arc::new(self.open_again(core)?);
+        self.write_back.reopened(&self.inode.failures);
+        *slot = Slot::Open(fd.clone());
+        // While nobody else gets at it: whoever closes or parks it takes it off the count.
+        core.files.descriptors.fetch_add(1, Ordering::Relaxed);
+        drop(slot);
+        self.used.store(true, Ordering::Relaxed);
+        core.files.enter_ring(self.me.clone());
+        Ok(fd)
+    }
+
+    /// Something was written through it.
+    pub(crate) fn written(&self) {
+        self.write_back.written();
+    }
+
+    /// A write that was to be on media failed: the kernel has told of it what it tells once.
+    pub(crate) fn sync_failed(&self, errno: Errno) {
+        self.inode.failures.add(errno);
+    }
+
+    /// fsync(2) or fdatasync(2). Errors: also those that its client has not been told because the
+    /// descriptor was another one.
+    pub(crate) fn sync(&self, core: &Core, data_only: bool) -> Result<()> {
+        let fd = self.fd(core)?;
+        let sync = || sys::sync(fd.as_fd(), data_only);
+        Ok(self.write_back.sync(&self.inode.failures, sync)?)
+    }
+
+    fn open_again(&self, core: &Core) -> Result<OwnedFd> {
+        let pin = lock(&self.inode.pin);
+        if let Some(pin) = &*pin {
+            let opened = cred::as_root(|| sys::reopen(core.proc_fd(), pin.as_fd(), self.flags))?;
+            return Ok(opened?);
+        }
+        drop(pin);
+        let node = core.node(self.inode.id)?;
+        Ok(cred::as_root(|| sys::reopen(core.proc_fd(), node.fd(), self.flags))??)
+    }
+
+    /// Takes its descriptor away, if it can do without.
+    pub(super) fn park(&self) -> Parking {
+        let Ok(mut slot) = self.slot.try_lock() else { return Parking::InUse };
+        let Slot::Open(fd) = &*slot else { return Parking::NotOpen };
+        if Arc::strong_count(fd) > 1 {
+            return Parking::InUse;
+        }
+        if self.write_back.is_due() {
+            return Parking::Due(fd.clone());
+        }
+        let _no_removal = self.files.removal.write().unwrap_or_else(PoisonError::into_inner);
+        let kept = lock(&self.inode.pin).is_some();
+        if !kept && !sys::stat(fd.as_fd()).is_ok_and(|stat| stat.attr.nlink > 0) {
+            return Parking::InUse;
+        }
+        let Slot::Open(fd) = std::mem::replace(&mut *slot, Slot::Parked) else {
+            return Parking::NotOpen;
+        };
+        self.write_back.parked(&self.inode.failures);
+        self.files.descriptors.fetch_sub(1, Ordering::Relaxed);
+        Parking::Parked(fd)
+    }
+
+    /// Gives the descriptor back. The file can not be used any more.
+    pub(crate) fn close(&self) -> Option<Arc<OwnedFd>> {
+        let old = std::mem::replace(&mut *lock(&self.slot), Slot::Closed);
+        match old {
+            Slot::Open(fd) => {
+                self.files.descriptors.fetch_sub(1, Ordering::Relaxed);
+                self.files.files.fetch_sub(1, Ordering::Relaxed);
+                Some(fd)
+            }
+            Slot::Parked => {
+                self.files.files.fetch_sub(1, Ordering::Relaxed);
+                None
+            }
+            Slot::Closed => None,
+        }
+    }
+
+    /// Remembers who took a flock lock, to give it back at the close.
+    pub(crate) fn remember_flock(&self, owner: (NodeId, LockOwner)) {
+        let mut owners = lock(&self.flock_owners);
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+
+    /// Who took flock locks, once.
+    pub(crate) fn take_flock_owners(&self) -> Vec<(NodeId, LockOwner)> {
+        std::mem::take(&mut *lock(&self.flock_owners))
+    }
+}
+
+impl Drop for FileState {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
