@@ -30,9 +30,7 @@ impl Words {
 /// A call of operation `op` on files of the session, or on none.
 pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> Call<'a> {
     let [name, other] = words.names.each_ref().map(|name| &name[..]);
-    let dir = id(root, chance);
-    let handle = chance.below(6) as u64;
-    let at = chance.edge();
+    let (dir, handle, at) = (id(root, chance), chance.below(6) as u64, chance.edge());
     match op {
         Op::Lookup => Call::Lookup { dir, name },
         Op::Parent => Call::Parent { dir },
@@ -41,24 +39,11 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
             Call::Setattr { id: dir, handle: some(chance, handle), set: set_attr(chance) }
         }
         Op::Readlink => Call::Readlink { id: dir },
-        Op::Make => {
-            let (kind, mode) = (chance.below(4) as u8, chance.next() as u32);
-            // No devices: root makes them for real.
-            let mode = if kind == 1 { libc::S_IFIFO | mode & 0o7777 } else { mode };
-            Call::Make { dir, name, kind, mode, rdev: 0, target: other }
-        }
+        Op::Make => make(dir, name, other, chance),
         Op::Remove => Call::Remove { dir, name, kind: RemoveKind::File },
-        Op::Rename => {
-            let to = id(root, chance);
-            let how = [RenameHow::Replace, RenameHow::NoReplace, RenameHow::Exchange];
-            let how = how[chance.below(3)];
-            Call::Rename { from: dir, from_name: name, to, to_name: other, how }
-        }
+        Op::Rename => rename((dir, name), (id(root, chance), other), chance),
         Op::Link => Call::Link { id: id(root, chance), dir, name },
-        Op::Open => {
-            let again = chance.below(2) == 0;
-            Call::Open { id: dir, how: open_how(chance), handle, again }
-        }
+        Op::Open => Call::Open { id: dir, how: open_how(chance), handle, again: odd(chance) },
         Op::LookupOpen => Call::LookupOpen { dir, name, how: open_how(chance), handle },
         Op::Create => Call::Create { dir, name, how: create_how(chance), handle },
         Op::Tmpfile => Call::Tmpfile { dir, how: create_how(chance), handle },
@@ -72,55 +57,82 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
         Op::Write => Call::Write { handle, how: write_how(chance) },
         Op::Readdir => {
             let (cookie, max_bytes) = (chance.edge(), chance.edge() as u32);
-            Call::Readdir { handle, cookie, max_bytes, plus: chance.below(2) == 0 }
+            Call::Readdir { handle, cookie, max_bytes, plus: odd(chance) }
         }
         Op::Flush => Call::Flush { handle, owner: LockOwner(chance.edge()) },
         Op::Sync => Call::Sync { handle, data_only: true },
-        Op::Allocate => {
-            let flags = chance.below(128) as i32;
-            // Space that is really taken stays small.
-            let len_bytes = if chance.below(2) == 0 { 4096 } else { u64::MAX - chance.edge() };
-            let at = if len_bytes == 4096 { chance.below(1 << 20) as u64 } else { at };
-            Call::Allocate { handle, what: Allocate { flags, at, len_bytes } }
-        }
+        Op::Allocate => Call::Allocate { handle, what: allocate(at, chance) },
         Op::Seek => Call::Seek { handle, at, what: Seek::Hole },
         Op::CopyRange => {
             let (to, to_at) = (chance.below(6) as u64, chance.edge());
             Call::CopyRange { handle, at, to, to_at, len_bytes: chance.edge() }
         }
-        Op::Lock => Call::Lock { handle, lock: lock(chance), wait: false, reclaim: at & 1 == 0 },
+        Op::Lock => Call::Lock { handle, lock: lock(chance), wait: false, reclaim: odd(chance) },
         Op::TestLock => Call::TestLock { handle, lock: lock(chance) },
         Op::GetFlags => Call::GetFlags { handle },
         Op::SetFlags => Call::SetFlags { handle, flags: 0 },
         Op::Close => Call::Close { handle },
         Op::Put => Call::Put { dir, name, mode: chance.next() as u32 },
         Op::SyncAll => Call::SyncAll {},
-        Op::Recover => {
-            let (instance, newest, floor) = (chance.edge(), chance.edge(), chance.edge());
-            Call::Recover { instance, newest, floor, floors: name, step: chance.below(4) as u8 }
-        }
+        Op::Recover => recover(name, chance),
         Op::Reopen => {
-            let ticket = ticket(chance);
-            Call::Reopen { id: dir, how: open_how(chance), handle, ticket }
+            Call::Reopen { id: dir, how: open_how(chance), handle, ticket: ticket(chance) }
         }
-        Op::Declare => {
-            let (instance, floor, ticket) = (chance.edge(), chance.edge(), ticket(chance));
-            Call::Declare { instance, floor, ticket, floors: name, last: chance.below(2) == 0 }
-        }
-        Op::Redo => {
-            let change = match chance.below(4) {
-                0 => Change::Write { at },
-                1 => Change::Size { size: at },
-                2 => Change::Allocate { flags: 3, at, len_bytes: chance.edge() },
-                _ => Change::Attr(set_attr(chance)),
-            };
-            Call::Redo { handle, stamp: chance.edge(), change }
-        }
+        Op::Declare => declare(name, chance),
+        Op::Redo => Call::Redo { handle, stamp: chance.edge(), change: change(at, chance) },
     }
 }
 
+fn make<'a>(dir: FileId, name: &'a [u8], target: &'a [u8], chance: &mut Chance) -> Call<'a> {
+    let (kind, mode) = (chance.below(4) as u8, chance.next() as u32);
+    // No devices: root makes them for real.
+    let mode = if kind == 1 { libc::S_IFIFO | mode & 0o7777 } else { mode };
+    Call::Make { dir, name, kind, mode, rdev: 0, target }
+}
+
+fn rename<'a>(
+    (from, from_name): (FileId, &'a [u8]),
+    (to, to_name): (FileId, &'a [u8]),
+    chance: &mut Chance,
+) -> Call<'a> {
+    let how = [RenameHow::Replace, RenameHow::NoReplace, RenameHow::Exchange];
+    Call::Rename { from, from_name, to, to_name, how: how[chance.below(3)] }
+}
+
+fn allocate(at: u64, chance: &mut Chance) -> Allocate {
+    let flags = chance.below(128) as i32;
+    // Space that is really taken stays small.
+    match odd(chance) {
+        true => Allocate { flags, at: chance.below(1 << 20) as u64, len_bytes: 4096 },
+        false => Allocate { flags, at, len_bytes: u64::MAX - chance.edge() },
+    }
+}
+
+fn recover<'a>(floors: &'a [u8], chance: &mut Chance) -> Call<'a> {
+    let (instance, newest, floor) = (chance.edge(), chance.edge(), chance.edge());
+    Call::Recover { instance, newest, floor, floors, step: chance.below(4) as u8 }
+}
+
+fn declare<'a>(floors: &'a [u8], chance: &mut Chance) -> Call<'a> {
+    let (instance, floor, ticket) = (chance.edge(), chance.edge(), ticket(chance));
+    Call::Declare { instance, floor, ticket, floors, last: odd(chance) }
+}
+
+fn change(at: u64, chance: &mut Chance) -> Change {
+    match chance.below(4) {
+        0 => Change::Write { at },
+        1 => Change::Size { size: at },
+        2 => Change::Allocate { flags: 3, at, len_bytes: chance.edge() },
+        _ => Change::Attr(set_attr(chance)),
+    }
+}
+
+fn odd(chance: &mut Chance) -> bool {
+    chance.below(2) == 0
+}
+
 fn some<T>(chance: &mut Chance, value: T) -> Option<T> {
-    (chance.below(2) == 0).then_some(value)
+    odd(chance).then_some(value)
 }
 
 fn id(root: FileId, chance: &mut Chance) -> FileId {
@@ -135,8 +147,8 @@ fn ticket(chance: &mut Chance) -> Ticket {
 }
 
 fn open_how(chance: &mut Chance) -> OpenHow {
-    let (flags, mut odd) = (chance.next() as i32, || chance.below(2) == 0);
-    OpenHow { flags, kill_set_id: odd(), with_attr: odd() }
+    let flags = chance.next() as i32;
+    OpenHow { flags, kill_set_id: odd(chance), with_attr: odd(chance) }
 }
 
 fn create_how(chance: &mut Chance) -> CreateHow {
@@ -144,12 +156,12 @@ fn create_how(chance: &mut Chance) -> CreateHow {
         0 => OpenHow::READ_WRITE,
         _ => open_how(chance),
     };
-    CreateHow { open, mode: chance.next() as u32, exclusive: chance.below(2) == 0 }
+    CreateHow { open, mode: chance.next() as u32, exclusive: odd(chance) }
 }
 
 fn write_how(chance: &mut Chance) -> Write {
     let append = chance.below(3) == 0;
-    Write { append, kill_set_id: chance.below(2) == 0, ..Write::at(chance.edge()) }
+    Write { append, kill_set_id: odd(chance), ..Write::at(chance.edge()) }
 }
 
 fn set_attr(chance: &mut Chance) -> SetAttr {
