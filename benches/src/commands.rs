@@ -6,7 +6,7 @@ use std::time::Duration;
 use dray_bench::args::Args;
 use dray_bench::field::Fields;
 use dray_bench::load::{Daemons, Sample, Until};
-use dray_bench::measure::Measure;
+use dray_bench::measure::Printer;
 use dray_bench::syscalls::Counter;
 use dray_bench::target::Place;
 use dray_bench::tcp::Mode;
@@ -34,49 +34,22 @@ pub fn run(command: &str, args: &Args) -> Outcome {
     }
 }
 
-/// Names the measures of one command: `--bench`, `--arm`, `--round`.
-struct Printer {
-    bench: String,
-    arm: String,
-    round: u32,
-}
-
-impl Printer {
-    fn new(args: &Args) -> Outcome<Printer> {
-        let text = |name, default: &str| args.get(name).unwrap_or(default).to_owned();
-        let round = args.number("round", 0)?;
-        Ok(Printer { bench: text("bench", "serial"), arm: text("arm", "native"), round })
-    }
-
-    fn put(&self, metric: &str, value: f64, unit: &str) {
-        let measure = Measure {
-            bench: self.bench.clone(),
-            arm: self.arm.clone(),
-            metric: metric.to_owned(),
-            value,
-            unit: unit.to_owned(),
-            round: self.round,
-        };
-        println!("{}", measure.line());
-    }
-
-    /// Rates and CPU time of a run. GB are 10^9 bytes, MiB 2^20.
-    fn sample(&self, name: &str, sample: &Sample) {
-        let (wall, ops) = (sample.wall.as_secs_f64().max(1e-9), sample.ops.max(1) as f64);
-        let us = |time: Duration| time.as_secs_f64() * 1e6 / ops;
-        self.put(&format!("{name}.per_s"), sample.ops as f64 / wall, "1/s");
-        self.put(&format!("{name}.cpu_us"), us(sample.cpu()), "us");
-        self.put(&format!("{name}.cpu_app_us"), us(sample.app_cpu), "us");
-        self.put(&format!("{name}.cpu_client_us"), us(sample.client_cpu), "us");
-        self.put(&format!("{name}.cpu_server_us"), us(sample.server_cpu), "us");
-        self.put(&format!("{name}.cpu_kernel_threads_us"), us(sample.kernel_cpu), "us");
-        self.put(&format!("{name}.cpu_machine_us"), us(sample.machine_cpu), "us");
-        if sample.bytes > 0 {
-            let bytes = sample.bytes as f64;
-            let ms_per_gb = sample.cpu().as_secs_f64() * 1e3 / (bytes / 1e9);
-            self.put(&format!("{name}.mib_per_s"), bytes / wall / f64::from(1 << 20), "MiB/s");
-            self.put(&format!("{name}.cpu_ms_per_gb"), ms_per_gb, "ms/GB");
-        }
+/// Rates and CPU time of a run. GB are 10^9 bytes, MiB 2^20.
+fn put_sample(printer: &Printer, name: &str, sample: &Sample) {
+    let (wall, ops) = (sample.wall.as_secs_f64().max(1e-9), sample.ops.max(1) as f64);
+    let us = |time: Duration| time.as_secs_f64() * 1e6 / ops;
+    printer.put(&format!("{name}.per_s"), sample.ops as f64 / wall, "1/s");
+    printer.put(&format!("{name}.cpu_us"), us(sample.cpu()), "us");
+    printer.put(&format!("{name}.cpu_app_us"), us(sample.app_cpu), "us");
+    printer.put(&format!("{name}.cpu_client_us"), us(sample.client_cpu), "us");
+    printer.put(&format!("{name}.cpu_server_us"), us(sample.server_cpu), "us");
+    printer.put(&format!("{name}.cpu_kernel_threads_us"), us(sample.kernel_cpu), "us");
+    printer.put(&format!("{name}.cpu_machine_us"), us(sample.machine_cpu), "us");
+    if sample.bytes > 0 {
+        let bytes = sample.bytes as f64;
+        let ms_per_gb = sample.cpu().as_secs_f64() * 1e3 / (bytes / 1e9);
+        printer.put(&format!("{name}.mib_per_s"), bytes / wall / f64::from(1 << 20), "MiB/s");
+        printer.put(&format!("{name}.cpu_ms_per_gb"), ms_per_gb, "ms/GB");
     }
 }
 
@@ -109,7 +82,7 @@ fn load(args: &Args) -> Outcome {
         let label = if jobs == 1 { name.to_owned() } else { format!("{name}_j{jobs}") };
         match args.get("count") {
             Some(_) => count_load(args, &printer, run, name).map_err(told(&label))?,
-            None => printer.sample(&label, &run.workload(name).map_err(told(&label))?),
+            None => put_sample(&printer, &label, &run.workload(name).map_err(told(&label))?),
         }
     }
     Ok(())
@@ -204,7 +177,7 @@ fn raw_tcp(args: &Args) -> Outcome {
     for (name, mode, share_cpu) in runs {
         let setup =
             tcp::Setup { pin_cpu: share_cpu.then_some(0), congestion: args.get("congestion") };
-        printer.sample(name, &tcp::run(mode, time, setup)?);
+        put_sample(&printer, name, &tcp::run(mode, time, setup)?);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! One measured figure, and the lines that figures are kept in.
 
 use crate::Outcome;
+use crate::args::Args;
 use crate::json::{Value, quoted};
 
 /// One figure of one arm in one round.
@@ -46,6 +47,38 @@ impl Measure {
             unit: text("unit")?,
             round: value.get("round").and_then(Value::number).unwrap_or(0.0) as u32,
         })
+    }
+}
+
+/// Prints measures, each as a line: those of one command, that is of one arm in one round.
+pub struct Printer {
+    /// As in [`Measure`].
+    pub bench: String,
+    /// As in [`Measure`].
+    pub arm: String,
+    /// As in [`Measure`].
+    pub round: u32,
+}
+
+impl Printer {
+    /// As `--bench`, `--arm` and `--round` say. Errors: a round that is no number.
+    pub fn new(args: &Args) -> Outcome<Printer> {
+        let text = |name, default: &str| args.get(name).unwrap_or(default).to_owned();
+        let round = args.number("round", 0)?;
+        Ok(Printer { bench: text("bench", "serial"), arm: text("arm", "native"), round })
+    }
+
+    /// Prints one figure.
+    pub fn put(&self, metric: &str, value: f64, unit: &str) {
+        let measure = Measure {
+            bench: self.bench.clone(),
+            arm: self.arm.clone(),
+            metric: metric.to_owned(),
+            value,
+            unit: unit.to_owned(),
+            round: self.round,
+        };
+        println!("{}", measure.line());
     }
 }
 

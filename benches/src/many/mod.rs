@@ -22,7 +22,7 @@ use std::time::Duration;
 use dray_rpc::auth::Key;
 
 use crate::args::Args;
-use crate::measure::Measure;
+use crate::measure::Printer;
 use crate::{Outcome, told};
 use crowd::{Crowd, Reports};
 use server::{Look, Server};
@@ -78,7 +78,11 @@ pub fn run(args: &Args) -> Outcome {
     let count: usize = args.number("count", 500)?;
     let server = Server::start(&plan)?;
     let mut bench = Many {
-        says: Says { arm: format!("n{count}"), round: args.number("round", 0)? },
+        says: Printer {
+            bench: "many".into(),
+            arm: format!("n{count}"),
+            round: args.number("round", 0)?,
+        },
         fresh: server.look(),
         server,
         crowd: Crowd::new(&plan, THREADS, 0)?,
@@ -111,25 +115,7 @@ const PHASES: [(&str, Phase); 10] = [
     ("vanish", Many::vanish),
 ];
 
-/// Says what was measured.
-struct Says {
-    arm: String,
-    round: u32,
-}
-
-impl Says {
-    fn put(&self, metric: &str, value: f64, unit: &str) {
-        let measure = Measure {
-            bench: "many".into(),
-            arm: self.arm.clone(),
-            metric: metric.to_owned(),
-            value,
-            unit: unit.to_owned(),
-            round: self.round,
-        };
-        println!("{}", measure.line());
-    }
-
+impl Printer {
     fn spread_ms(&self, metric: &str, spread: &Spread) {
         for (name, part) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
             self.put(&format!("{metric}_{name}_ms"), spread.part(part) * 1e3, "ms");
@@ -157,7 +143,7 @@ impl Says {
 /// A server and its many clients.
 struct Many {
     plan: Plan,
-    says: Says,
+    says: Printer,
     server: Server,
     /// Of the server before there was anybody.
     fresh: Look,
