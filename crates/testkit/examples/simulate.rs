@@ -1,27 +1,31 @@
-//! Long runs of the simulator: `script/simulate [--seeds A..B] [--minutes N]`.
+//! Long runs of the simulator, for `script/simulate`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use dray_core::Op;
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{self, Failure, Faults, PowerKind, Report, WorkKind};
+use dray_testkit::simulator::{self, Failure, Faults, PowerKind, WorkKind};
 
 const USAGE: &str =
-    "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--break WHAT] [--log]
+    "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--cut] [--break WHAT] [--log]
 
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
 --work KIND    all seeds with this kind of work; default all in turn. append, counter, names,
-               register, model, words, deleted, puts, copies, interleaved; with --power own,
-               register, append, counter
+               register, model, words, deleted, puts, copies, rights, interleaved, leaving;
+               with --power own, register, append, counter
 --power        the server's machine loses power
 --cut          the server dies all the time; with --work
 --break WHAT   breaks a promise of the server: some seed must fail. reply-cache[/OP],
-               intents[/OP], forgotten/OP, fence, locks, reclaim, closes, buffers,
-               goodbyes, turns, halves, ahead, custody; with --power forgotten/OP, boot, reclaim, redo,
-               redo-order, redo-gate, redo-floor. OP is make, create, rename, write, ...
+               intents[/OP], forgotten/OP, fence, locks, reclaim, closes, buffers, goodbyes,
+               turns, halves, ahead, custody; with --power forgotten/OP, boot, reclaim, redo,
+               redo-order, redo-gate, redo-floor; with --work leaving last-sync. OP is make,
+               create, rename, write, ...
 --log          prints what clients and servers log";
+
+/// A client leaves, and the power is lost: a kind of run of its own.
+const LEAVING: &str = "leaving";
 
 #[derive(Clone)]
 struct Wanted {
@@ -34,7 +38,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 15] = [
+const SABOTAGES: [(&str, Sabotage); 16] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -50,6 +54,7 @@ const SABOTAGES: [(&str, Sabotage); 15] = [
     ("redo-order", Sabotage::RedoOrder),
     ("redo-gate", Sabotage::RedoGate),
     ("redo-floor", Sabotage::RedoFloor),
+    ("last-sync", Sabotage::LastSync),
 ];
 
 /// What is called so, of an operation or as a whole.
@@ -106,7 +111,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
     }
     let known = wanted.work.as_deref().is_none_or(|work| match wanted.power {
         true => kind(&PowerKind::ALL, work).is_some(),
-        false => work_kind(work).is_some(),
+        false => work_kind(work).is_some() || work == LEAVING && !wanted.cut,
     });
     (known && (!wanted.cut || !wanted.power && wanted.work.is_some())).then_some(wanted)
 }
@@ -115,19 +120,25 @@ fn work_kind(name: &str) -> Option<WorkKind> {
     kind(&WorkKind::ALL, name).or_else(|| kind(&[WorkKind::Interleaved], name))
 }
 
-fn run(wanted: &Wanted, seed: u64) -> Result<Report, Failure> {
+/// What went wrong in the run, if it bore that.
+fn run(wanted: &Wanted, seed: u64) -> Result<Faults, Failure> {
     let (work, sabotage) = (wanted.work.as_deref(), wanted.sabotage);
-    if wanted.power {
-        return match work.and_then(|work| kind(&PowerKind::ALL, work)) {
+    if work == Some(LEAVING) {
+        return simulator::run_leaving(seed, sabotage).map(|()| Faults::default());
+    }
+    let ran = if wanted.power {
+        match work.and_then(|work| kind(&PowerKind::ALL, work)) {
             Some(kind) => simulator::run_power_losses_of(kind, seed, sabotage),
             None => simulator::run_power_losses(seed, sabotage),
-        };
-    }
-    match work.and_then(work_kind) {
-        Some(kind) if wanted.cut => simulator::run_cut_short(kind, seed, sabotage),
-        Some(kind) => simulator::run_of(kind, seed, sabotage),
-        None => simulator::run(seed, sabotage),
-    }
+        }
+    } else {
+        match work.and_then(work_kind) {
+            Some(kind) if wanted.cut => simulator::run_cut_short(kind, seed, sabotage),
+            Some(kind) => simulator::run_of(kind, seed, sabotage),
+            None => simulator::run(seed, sabotage),
+        }
+    };
+    ran.map(|report| report.faults)
 }
 
 /// The options that repeat a run.
@@ -174,7 +185,7 @@ fn main() -> ExitCode {
         let report = std::panic::catch_unwind(|| run(&wanted, seed));
         runs += 1;
         match report {
-            Ok(Ok(report)) => faults += report.faults,
+            Ok(Ok(more)) => faults += more,
             failed => {
                 failures += 1;
                 let why = match failed {
