@@ -27,7 +27,7 @@ swapper  0
 #[test]
 fn samples_become_folded_stacks_a_graph_and_shares_of_the_time() {
     if Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("left out: there is no python3");
+        eprintln!("skipped: there is no python3");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -48,7 +48,7 @@ step_unit() {
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
     limit_test_programs
     with_rings
-    cargo test --workspace --locked --no-fail-fast
+    cargo test --workspace --locked --no-fail-fast -- --show-output
 }
 
 # A test program that hangs is ended, and named, while the others still run.
@@ -96,7 +96,7 @@ step_guest() {
 step_mounts() {
     limit_test_programs
     with_rings
-    DRAY_BINARY=$DRAY cargo test --locked -p dray-testkit --test mounts
+    DRAY_BINARY=$DRAY cargo test --locked -p dray-testkit --test mounts -- --show-output
 }
 
 step_fuzz() { script/fuzz --smoke; }

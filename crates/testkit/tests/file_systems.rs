@@ -13,7 +13,7 @@ use std::path::Path;
 
 use dray_core::RenameHow;
 use dray_testkit::conformance::{Offers, PathTarget, run, suite};
-use dray_testkit::fixture::{Image, Overlay, block_on, is_root};
+use dray_testkit::fixture::{Image, Overlay, block_on, skipped_without_root};
 use dray_testkit::model::Habits;
 use dray_testkit::step::{Action, Step};
 
@@ -21,14 +21,13 @@ use site::{agree, generated, on_posix, posix};
 
 /// What could be mounted; none, with the reason said, where it cannot be had here.
 fn had<T>(name: &str, made: impl FnOnce() -> io::Result<T>) -> Option<T> {
-    if !is_root() {
-        eprintln!("left out: mounting needs root");
+    if skipped_without_root() {
         return None;
     }
     match made() {
         Ok(made) => Some(made),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            eprintln!("left out: {name}: {error}");
+            eprintln!("skipped: {name}: {error}");
             None
         }
         Err(error) => panic!("{name}: {error}"),

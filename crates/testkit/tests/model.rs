@@ -6,7 +6,7 @@ use dray_backends::memory::{MemoryDisk, MemoryFs, MemoryOptions};
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{FileSystem, FsUuid};
 use dray_testkit::conformance::{FsTarget, PathTarget, run};
-use dray_testkit::fixture::{self, Ext4, TempDir, Tmpfs, block_on, is_root};
+use dray_testkit::fixture::{self, Ext4, TempDir, Tmpfs, block_on, skipped_without_root};
 use dray_testkit::model::Habits;
 use dray_testkit::step::{Step, sequences};
 
@@ -63,8 +63,7 @@ fn on_directories(root: &std::path::Path, habits: Habits, default_cases: u32) {
 /// Tells whether the model is right.
 #[test]
 fn a_bare_tmpfs_agrees_with_the_model() {
-    if !is_root() {
-        eprintln!("not root: other users cannot be tried on a bare file system");
+    if skipped_without_root() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
@@ -74,8 +73,7 @@ fn a_bare_tmpfs_agrees_with_the_model() {
 /// The same on the usual file system of a server.
 #[test]
 fn a_bare_ext4_agrees_with_the_model() {
-    if !is_root() {
-        eprintln!("not root: nothing can be mounted");
+    if skipped_without_root() {
         return;
     }
     let ext4 = Ext4::new(64 << 20, "").unwrap();
@@ -85,7 +83,7 @@ fn a_bare_ext4_agrees_with_the_model() {
 /// Two ways to one store, as two mounts are.
 #[test]
 fn two_paths_to_one_directory_agree_with_the_model() {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     generated(60, |steps| {
@@ -113,7 +111,7 @@ fn posix_agrees(root: &std::path::Path, default_cases: u32) {
 
 #[test]
 fn posix_on_tmpfs_agrees_with_the_model() {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
@@ -122,7 +120,7 @@ fn posix_on_tmpfs_agrees_with_the_model() {
 
 #[test]
 fn posix_on_ext4_agrees_with_the_model() {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     let ext4 = Ext4::new(64 << 20, "").unwrap();

@@ -1,8 +1,8 @@
 //! Generated sequences through real mounts: a served ext4 or tmpfs, one and two mounts, both
 //! transports to the kernel, against the model.
 //!
-//! Needs root and a compiled `dray`, named by `DRAY_BINARY` (script/test does); without them
-//! the tests say so and pass.
+//! Needs root and a compiled `dray`, named by `DRAY_BINARY`, which a step of script/test of its
+//! own does; else the tests say so and pass.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use dray_testkit::conformance::{PathTarget, run};
 use dray_testkit::fixture::{
-    self, Ext4, Image, Killer, MountGuard, TempDir, Tmpfs, block_on, is_root, wait_for,
+    self, Ext4, Image, Killer, MountGuard, TempDir, Tmpfs, block_on, skipped_without_root, wait_for,
 };
 use dray_testkit::model::Habits;
 use dray_testkit::step::{Step, sequences};
@@ -26,18 +26,17 @@ const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The binary to test, if this process may mount.
 fn binary() -> Option<OsString> {
     let binary = std::env::var_os("DRAY_BINARY");
-    if binary.is_none() || !is_root() {
-        eprintln!("left out: DRAY_BINARY is not set, or this is not root");
-        return None;
+    if binary.is_none() {
+        eprintln!("elsewhere: DRAY_BINARY is not set");
     }
-    binary
+    binary.filter(|_| !skipped_without_root())
 }
 
 /// Whether rings can be had: the switch is set by who runs the tests.
 fn rings_are_on() -> bool {
     let on = std::fs::read_to_string(RING_SWITCH).is_ok_and(|text| text.starts_with('Y'));
     if !on {
-        eprintln!("left out: FUSE over io_uring is off, or this kernel has none");
+        eprintln!("skipped: FUSE over io_uring is off, or this kernel has none");
     }
     on
 }
@@ -197,7 +196,7 @@ fn on_image(image: std::io::Result<Image>, habits: Habits) {
     match image {
         Ok(image) => agree_as(habits, image.path(), "transport=classic", 2, 50),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("left out: {error}");
+            eprintln!("skipped: {error}");
         }
         Err(error) => panic!("{error}"),
     }

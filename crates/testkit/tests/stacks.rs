@@ -10,7 +10,7 @@ use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::FileSystem;
 use dray_fabric::sim::Network;
 use dray_testkit::conformance::{Offers, suite};
-use dray_testkit::fixture::{Ext4, TempDir, Tmpfs, block_on, is_root, simulate};
+use dray_testkit::fixture::{Ext4, TempDir, Tmpfs, block_on, simulate, skipped_without_root};
 use dray_testkit::model::Habits;
 
 use site::{
@@ -45,7 +45,7 @@ fn layers_over_memory_agree_with_the_model() {
 
 #[test]
 fn layers_over_posix_agree_with_the_model() {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
@@ -130,7 +130,7 @@ fn over_posix_keeps_its_promises(root: &Path, offers: Offers) {
 
 #[test]
 fn the_whole_stack_over_tmpfs_keeps_its_promises() {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
@@ -139,7 +139,7 @@ fn the_whole_stack_over_tmpfs_keeps_its_promises() {
 
 #[test]
 fn the_whole_stack_over_ext4_keeps_its_promises() {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     let ext4 = Ext4::new(64 << 20, "").unwrap();
@@ -147,7 +147,7 @@ fn the_whole_stack_over_ext4_keeps_its_promises() {
 }
 
 fn over_posix_agrees(clients: usize) {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();

@@ -6,7 +6,7 @@ use dray_backends::memory::{MemoryDisk, MemoryFs, MemoryOptions};
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{FileSystem, FsUuid};
 use dray_testkit::conformance::{Offers, suite};
-use dray_testkit::fixture::{Ext4, Tmpfs, block_on, is_root, simulate};
+use dray_testkit::fixture::{Ext4, Tmpfs, block_on, simulate, skipped_without_root};
 
 #[test]
 fn memory_keeps_its_promises() {
@@ -33,7 +33,7 @@ fn posix_keeps_its_promises(root: &std::path::Path, offers: Offers) {
 
 #[test]
 fn posix_on_tmpfs_keeps_its_promises() {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
@@ -43,7 +43,7 @@ fn posix_on_tmpfs_keeps_its_promises() {
 
 #[test]
 fn posix_on_ext4_keeps_its_promises() {
-    if !is_root() {
+    if skipped_without_root() {
         return;
     }
     let ext4 = Ext4::new(64 << 20, "").unwrap();

@@ -83,7 +83,7 @@ impl Disk {
             Kind::Overlay => disk.mount_overlay(mib),
         };
         if !mounted {
-            eprintln!("skipped: {kind:?} cannot be mounted here");
+            eprintln!("left out: {kind:?} cannot be mounted here");
             return None;
         }
         Some(disk)
@@ -164,7 +164,7 @@ impl Disk {
         let image = image.to_str().unwrap();
         let mkfs = ["-q", "-O", "^has_journal", "-E", "lazy_itable_init=0", "-N", "64", image];
         if !run("mkfs.ext4", &mkfs) || !disk.mount_at(&["-o", "loop", image], path.clone()) {
-            eprintln!("skipped: no ext4 on a loop device of a tmpfs");
+            eprintln!("left out: no ext4 on a loop device of a tmpfs");
             return None;
         }
         disk.path = path;
