@@ -187,6 +187,63 @@ fn modules_that_pages_name_are_there() {
     assert!(!leads_somewhere("rpc::server::nothing_of_that_name"));
 }
 
+/// What each crate may import of ours, as docs/ARCHITECTURE.md has it. Tests may import more, and
+/// `dray`, which puts stacks together, and `testkit` anything.
+const IMPORTS: [(&str, &[&str]); 8] = [
+    ("core", &[]),
+    ("rt", &[]),
+    ("fabric", &["core", "rt"]),
+    ("rpc", &["core", "rt", "fabric"]),
+    ("layers", &["core", "rt"]),
+    ("backends", &["core", "rt"]),
+    ("fuse", &["core", "rt"]),
+    ("client", &["core", "rt", "fabric", "rpc"]),
+];
+
+#[test]
+fn crates_import_what_they_may_know() {
+    for (name, allowed) in IMPORTS {
+        let manifest = root().join("crates").join(name).join("Cargo.toml");
+        let text = fs::read_to_string(manifest).unwrap();
+        let imports = text.split("\n[").find(|part| part.starts_with("dependencies]"));
+        for line in imports.unwrap_or_default().lines() {
+            let Some(ours) = line.strip_prefix("dray-") else { continue };
+            let ours = ours.split(['.', ' ']).next().unwrap_or_default();
+            assert!(allowed.contains(&ours), "{name} imports {ours}");
+        }
+    }
+}
+
+/// Every source file in `dir` and below.
+fn sources(dir: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        match entry.path() {
+            path if path.is_dir() => sources(&path, into),
+            path if path.extension().is_some_and(|end| end == "rs") => into.push(path),
+            _ => {}
+        }
+    }
+}
+
+/// Else the simulator would not have time in its hands.
+#[test]
+fn only_rt_asks_the_system_for_time_and_chance() {
+    for (name, _) in IMPORTS.iter().filter(|(name, _)| *name != "rt") {
+        let mut files = Vec::new();
+        sources(&root().join("crates").join(name).join("src"), &mut files);
+        assert!(!files.is_empty(), "{name} has no sources");
+        for file in files {
+            let text = fs::read_to_string(&file).unwrap();
+            let shipped = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+            let asks = |line: &&str| {
+                ["SystemTime", "clock_gettime", "getrandom"].iter().any(|door| line.contains(door))
+                    || line.contains("std::time::") && line.contains("Instant")
+            };
+            assert_eq!(shipped.lines().find(asks), None, "{}", file.display());
+        }
+    }
+}
+
 #[test]
 fn what_the_benchmark_plots_is_shown() {
     let pages = ["README.md", "docs/PERFORMANCE.md"].map(|page| root().join(page));

@@ -10,11 +10,11 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dray_core::{Buf, Pid};
 use dray_rt::sync::watch;
-use dray_rt::{Interest, Source, poll_once_then_spawn};
+use dray_rt::{Instant, Interest, Source, now, poll_once_then_spawn};
 
 use crate::front::Worker;
 use crate::mount::device::write_answer;
@@ -100,7 +100,7 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let device = Source::new_shared(device)?;
-    let since = attendance.is_some().then(Instant::now);
+    let since = attendance.is_some().then(now);
     let line = Arc::new(Line { device, since, answered_ns: AtomicU64::new(0) });
     let device = &line.device;
     let buffers = Arc::new(Buffers::default());

@@ -12,9 +12,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dray_core::Pid;
+use dray_rt::{Instant, now};
 
 use crate::transport::attendance::Attendance;
 
@@ -77,7 +78,7 @@ impl Orders {
     fn next(&self, until: Option<Instant>) -> Order {
         let mut list = self.list();
         loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = until.map(|until| until - now());
             if !list.followed {
                 return Order::End;
             } else if left == Some(Duration::ZERO) {
@@ -149,10 +150,10 @@ fn follow(all: &Attendance, index: usize) {
                 }
             }
             Order::Watch if watch.is_some() => {}
-            Order::Watch => watch = Some((Instant::now() + TICK, all.served(index))),
+            Order::Watch => watch = Some((now() + TICK, all.served(index))),
             Order::Time => {
                 let served = watch.and_then(|(_, before)| all.still_relied_on(index, before));
-                watch = served.map(|served| (Instant::now() + TICK, served));
+                watch = served.map(|served| (now() + TICK, served));
             }
             Order::End => return all.recall(),
         }
@@ -203,7 +204,7 @@ mod tests {
         assert!(!all.orders(0).watch(), "there is none yet");
         let lookout = Lookout::start(&all, 0).unwrap();
         lookout.ask(Pid(std::process::id()));
-        let begin = Instant::now();
+        let begin = now();
         let seen = loop {
             if let Some((pid, _)) = lookout.answer() {
                 break pid;
