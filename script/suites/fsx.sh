@@ -46,6 +46,11 @@ run() {
     timeout 120 "$tool" -q -S "$seed" -N "$2" -f "$scratch/$1.toml" -P "$scratch/saved" "$3"
 }
 
+# written NAME: bytes that were written through this mount so far.
+written() {
+    "$DRAY" status "$scratch/$1" --json | sed -n 's/.*"written_bytes": *\([0-9]*\).*/\1/p'
+}
+
 # The file is reached through a link that points to either mount in turn; fsx opens it again
 # and again.
 over_two_mounts() {
@@ -60,11 +65,15 @@ over_two_mounts() {
             done
         done
     ) &
-    local turner=$! code=0
+    local turner=$! code=0 before
+    before=$(written mnt)
     run twin 6000 "$scratch/turn" || code=$?
     touch "$scratch/turned"
     wait "$turner"
     cmp "$scratch/mnt/shared" "$scratch/twin/shared"
+    # Else it was no test of two.
+    [ "$(written mnt)" -gt "$before" ]
+    [ "$(written twin)" -gt 0 ]
     return "$code"
 }
 check plain run plain 10000 "$scratch/mnt/plain"
