@@ -21,10 +21,19 @@ pub struct Identity {
     pub job: Box<str>,
 }
 
-/// Variables of the environment that batch systems set to the number of the job: Slurm, PBS, LSF,
-/// Flux, Grid Engine.
-const JOB_VARIABLES: [&str; 5] =
-    ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID"];
+/// Variables of the environment that batch systems set to the number of the job: Slurm (and what
+/// follows its older name), PBS, LSF, Flux, Fujitsu's PJM, OAR, Cobalt, Grid Engine.
+const JOB_VARIABLES: [&str; 9] = [
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "FLUX_JOB_ID",
+    "PJM_JOBID",
+    "OAR_JOB_ID",
+    "COBALT_JOBID",
+    "JOB_ID",
+];
 /// Longest job id taken over, bytes.
 const JOB_MAX_BYTES: usize = 64;
 

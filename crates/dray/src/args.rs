@@ -186,7 +186,6 @@ pub struct MountArgs {
     ///                         4]
     ///   metrics=ADDR:PORT     serve metrics for Prometheus at
     ///                         http://ADDR:PORT/metrics
-    ///   job_ids               show batch jobs in `dray status`
     ///   allow_other           let other users use the mount (root's
     ///                         mounts do; see fusermount3(1))
     ///
@@ -277,11 +276,10 @@ pub struct EvictArgs {
 /// measured where its server is on this machine, by root. Writes files of 32 MiB and removes them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples::SURVEY)]
-#[command(after_help = examples::SURVEY)]
 pub struct SurveyArgs {
-    /// A directory, a mount point, or a target such as dray://HOST/NAME
+    /// A directory, a mount point or a directory in a mount, or a target such as dray://HOST/NAME
     #[arg(value_name = "TARGET|DIR")]
-    pub target: String,
+    pub target: PathBuf,
     /// One JSON object a line for each measurement
     #[arg(long)]
     pub json: bool,
@@ -485,6 +483,15 @@ mod tests {
             let error = Args::try_parse_from(line.split_whitespace()).unwrap_err().to_string();
             assert!(error.contains(words), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn a_directory_to_be_surveyed_is_any_bytes() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = OsStr::from_bytes(b"/srv/\xff");
+        let args = Args::try_parse_from(["dray".as_ref(), "survey".as_ref(), dir]).unwrap();
+        let Command::Survey(survey) = args.command else { panic!("not survey") };
+        assert_eq!(survey.target, dir);
     }
 
     #[test]

@@ -82,7 +82,7 @@ fn calls_under_way_are_shown_with_path_user_and_job() {
     if common::skipped() {
         return;
     }
-    let (mut rig, at) = Rig::mounted("job_ids");
+    let (mut rig, at) = Rig::mounted("");
     fs::create_dir(at.join("dir")).unwrap();
     let script = "exec 9>$AT/dir/held; flock 9; \
         SLURM_JOB_ID=77 flock $AT/dir/held true & WAITER=$!; \
@@ -323,7 +323,7 @@ fn a_child_that_closes_files_of_the_mount_can_be_started() {
     if common::skipped() {
         return;
     }
-    let (mut rig, at) = Rig::mounted("job_ids");
+    let (mut rig, at) = Rig::mounted("");
     let file = fs::File::create(at.join("file")).unwrap();
     let mut children: Vec<_> =
         (0..8).map(|_| std::process::Command::new("true").spawn().unwrap()).collect();

@@ -22,4 +22,5 @@ pub use notify::{Notifier, resend};
 pub use options::{Consistency, Host, NoHost, Options, Transport, TransportWish, WORKERS_MAX};
 pub use state::State;
 pub use worker::flight::InFlight;
+pub use worker::jobs::JobsOf;
 pub use worker::{Device, Mounted, PerThread, Reporter, Stats};

@@ -64,9 +64,6 @@ pub struct Options {
     /// Ring entries that may be added for requests that block, in the whole mount; at most
     /// 256, or [`wake_queues`](crate::wake_queues) would not reach behind all of them.
     pub ring_spares_max: usize,
-    /// Whether batch jobs are told by the callers' environment (`SLURM_JOB_ID` and the
-    /// like), which is looked at once for a process.
-    pub job_ids: bool,
     /// This mount, as the server knows it.
     pub node: NodeId,
     /// Longest wait for the server, for each request; none: for ever.
@@ -93,7 +90,6 @@ impl Default for Options {
             workers: 0,
             ring_depth: 8,
             ring_spares_max: RING_SPARES_MAX,
-            job_ids: false,
             node: NodeId(0),
             patience: None,
             host: Arc::new(NoHost),

@@ -435,3 +435,53 @@ fn a_connection_that_has_gone_is_not_kept_by_its_calls() {
         assert_eq!(all.iter().filter(|one| one.upgrade().is_some()).count(), 1);
     });
 }
+
+/// A server whose making of names takes `delay`, so that it can be looked at meanwhile.
+fn slow_server(delay: Duration) -> Server {
+    let slow = Fault { op: Some(Op::Make), when: When::Always, delay, error: None };
+    let below = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
+    let export = Export::new("data", Arc::new(below), Vec::new());
+    Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()))
+}
+
+/// With each call jobs would cost every caller a look at its environment: they were to be switched
+/// on, and nobody knew.
+#[test]
+fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
+    simulate(11, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let server = slow_server(Duration::from_secs(60));
+        serve_simulated(&network, "s", &server, &scope);
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        for (pid, name_of_dir) in [(77, "told"), (78, "never told"), (79, "unknown")] {
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            let asked = asked.clone();
+            let find: dray_rpc::client::FindJobs = Box::new(move |callers, tell| {
+                asked.lock().unwrap().extend(callers.clone());
+                match callers[..] {
+                    [Pid(77)] => tell(vec![(Pid(77), "4711".into()), (Pid(78), "forged".into())]),
+                    _ => std::mem::forget(tell),
+                }
+            });
+            if pid != 79 {
+                fs.session().find_jobs_by(find);
+            }
+            let cx = Context { pid: Pid(pid), ..Context::system() };
+            dray_rt::spawn(async move {
+                let what = Make::Directory { mode: 0o755 };
+                fs.make(&cx, fs.info().root, name(name_of_dir), what).await.unwrap();
+            });
+        }
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!(*asked.lock().unwrap(), [], "nobody had looked");
+        let begin = dray_rt::now();
+        let status = server.status_with_paths().await;
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+        let mut jobs: Vec<_> =
+            status.operations.iter().map(|one| (one.pid, one.job.as_deref())).collect();
+        jobs.sort_unstable();
+        assert_eq!(jobs, [(Pid(77), Some("4711")), (Pid(78), None), (Pid(79), None)]);
+        asked.lock().unwrap().sort_unstable();
+        assert_eq!(*asked.lock().unwrap(), [Pid(77), Pid(78)]);
+    });
+}

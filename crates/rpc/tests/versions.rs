@@ -15,11 +15,14 @@ use dray_core::{
     Attr, Context, Entry, Errno, Error, FileId, FileSystem, Name, Op, OpenHow, Pid, Statfs,
 };
 use dray_fabric::{Address, Sockets};
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::ConnectError;
-use dray_rpc::server::ServerOptions;
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{
-    Auth, Call, CallHead, Challenge, FEATURE_LOOKUP_OPEN, FEATURE_STAMPS, FEATURES, HandshakeError,
-    Hello, Input, NotifyHead, Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN, Welcome, Wire,
+    Auth, Call, CallHead, Challenge, FEATURE_JOBS, FEATURE_LOOKUP_OPEN, FEATURE_STAMPS, FEATURES,
+    HandshakeError, Hello, Input, NotifyHead, Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN,
+    Welcome, Wire,
 };
 
 /// Serves while `test` runs on a thread of its own.
@@ -280,5 +283,34 @@ fn a_client_of_the_version_before_is_served() {
         let stat = Call::Getattr { id, handle: Some(1) };
         let reply = ask(&mut stream, &head(Op::Getattr, 4), &stat).unwrap();
         assert_eq!(reply.flags & ReplyHead::UNKNOWN_HANDLE, ReplyHead::UNKNOWN_HANDLE);
+    });
+}
+
+/// It would skip the question, and whoever looks at the server would wait for it.
+#[test]
+fn a_client_that_knows_nothing_of_jobs_is_not_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    run(async {
+        let delay = std::time::Duration::from_secs(2);
+        let slow = Fault { op: Some(Op::Statfs), when: When::Always, delay, error: None };
+        let below = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
+        let export = Export::new("data", Arc::new(below), Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        serve_sockets(&Address::Unix(socket.clone()), server.clone()).await;
+        let test = std::thread::spawn(move || {
+            let features = FEATURES & !FEATURE_JOBS;
+            let (mut stream, _) =
+                guest_as(&socket, &Hello { features, ..hello("data") }, &NO_PROOF).unwrap();
+            ask(&mut stream, &head(Op::Statfs, 3), &Call::Statfs {}).unwrap().tag
+        });
+        let mut looked = 0;
+        while !test.is_finished() {
+            looked += server.status_with_paths().await.operations.len();
+            dray_rt::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        assert_eq!(test.join().unwrap(), 3, "a question came before the answer");
+        assert!(looked > 0);
     });
 }

@@ -310,6 +310,10 @@ impl Mount {
             .doing(|| format!("cannot serve the mount on {}", self.at.display()))?;
         let session = told.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
+        let reporter = mounted.reporter();
+        session.find_jobs_by(Box::new(move |callers, tell| {
+            reporter.find_jobs(&callers, |jobs| tell(jobs.into_iter().collect()));
+        }));
         Ok(Running { mount: self, mounted, session, calls })
     }
 
@@ -320,7 +324,6 @@ impl Mount {
             attr_validity: self.plan.attr_validity,
             entry_validity: self.plan.attr_validity,
             workers: self.plan.workers,
-            job_ids: self.plan.job_ids,
             patience: self.plan.timeout,
             ..FuseOptions::default()
         }

@@ -30,8 +30,6 @@ pub struct MountPlan {
     pub attr_validity: Duration,
     /// Unsynced writes kept for a server that loses power, bytes.
     pub replay_bytes: u64,
-    /// Callers' batch jobs are looked up.
-    pub job_ids: bool,
     /// Threads; 0: as many as is best.
     pub workers: usize,
     /// Set-id programs do not change identity.
@@ -59,7 +57,6 @@ impl Default for MountPlan {
             allow_other: None,
             attr_validity: Duration::from_secs(1),
             replay_bytes: 64 << 20,
-            job_ids: false,
             workers: 0,
             no_suid: false,
             no_dev: false,
@@ -72,7 +69,7 @@ impl Default for MountPlan {
 }
 
 /// Options that mean something to us.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 20] = [
     "timeout",
     "consistency",
     "transport",
@@ -82,7 +79,6 @@ const KNOWN: [&str; 22] = [
     "allow_other",
     "attr_timeout",
     "replay",
-    "job_ids",
     "workers",
     "suid",
     "nosuid",
@@ -91,14 +87,16 @@ const KNOWN: [&str; 22] = [
     "exec",
     "noexec",
     "noallow_other",
-    "nojob_ids",
     "metrics",
     "retry",
     "remount",
 ];
 
-/// Options for mount(8), systemd or the kernel's own defaults, which change nothing here.
-const IGNORED: [&str; 26] = [
+/// Options for mount(8), systemd or the kernel's own defaults, which change nothing here; and
+/// what earlier versions had, with which their mounts are upgraded in place.
+const IGNORED: [&str; 28] = [
+    "job_ids",
+    "nojob_ids",
     "defaults",
     "auto",
     "noauto",
@@ -207,8 +205,6 @@ impl MountPlan {
             "rw" => self.read_only = false,
             "allow_other" => self.allow_other = Some(true),
             "noallow_other" => self.allow_other = Some(false),
-            "job_ids" => self.job_ids = true,
-            "nojob_ids" => self.job_ids = false,
             "suid" | "nosuid" => self.no_suid = key == "nosuid",
             "dev" | "nodev" => self.no_dev = key == "nodev",
             "exec" | "noexec" => self.no_exec = key == "noexec",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_client::{LossEvent, Session, UnsyncedStatus};
-use dray_fuse::{Consistency, Reporter, Transport};
+use dray_fuse::{Consistency, InFlight, JobsOf, Reporter, Transport};
 use dray_rpc::server::{Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
@@ -96,6 +96,7 @@ impl ServerReport {
                 "session": format!("{:x}", operation.session),
                 "host": client.map(|client| &client.host),
                 "uid": operation.uid,
+                "pid": operation.pid.0,
                 "job": operation.job,
                 "age_s": seconds(operation.age),
             })
@@ -156,8 +157,9 @@ impl MountReport {
         let session = self.session.status();
         let counts: serde_json::Map<String, Value> =
             stats.counts.iter().map(|(op, count)| ((*op).to_owned(), json!(count))).collect();
-        let operations: Vec<Value> =
-            stats.in_flight.iter().map(|one| self.operation(one)).collect();
+        let jobs = self.reporter.jobs();
+        let operation = |one| self.operation(one, &jobs);
+        let operations: Vec<Value> = stats.in_flight.iter().map(operation).collect();
         let up = session.channels.iter().filter(|channel| channel.up).count();
         json!({
             "kind": "mount",
@@ -206,7 +208,7 @@ impl MountReport {
         })
     }
 
-    fn operation(&self, operation: &dray_fuse::InFlight) -> Value {
+    fn operation(&self, operation: &InFlight, jobs: &JobsOf) -> Value {
         let below = operation.path.as_ref().map(|path| String::from_utf8_lossy(path));
         let path = below.map(|below| match &*below {
             "/" => self.mountpoint.clone(),
@@ -217,7 +219,7 @@ impl MountReport {
             "path": path.unwrap_or_else(|| format!("node {}", operation.node)),
             "uid": operation.uid.0,
             "pid": operation.pid.0,
-            "job": operation.job,
+            "job": jobs.get(&operation.pid),
             "age_s": seconds(operation.age),
         })
     }

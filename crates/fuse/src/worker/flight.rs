@@ -1,6 +1,6 @@
 //! Requests under way: for interrupts, and for whoever asks what is going on.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -29,8 +29,6 @@ pub struct InFlight {
     pub node: u64,
     /// Where that node was last seen, from the root of the mount on; none if not known.
     pub path: Option<Vec<u8>>,
-    /// The caller's batch job, where jobs are looked up and it has one.
-    pub job: Option<Box<str>>,
     /// Caller.
     pub uid: Uid,
     /// Caller's thread.
@@ -288,7 +286,7 @@ impl Flights {
         found.is_some()
     }
 
-    /// Everything under way now, oldest first, without paths and jobs.
+    /// Everything under way now, oldest first, without paths.
     pub(crate) fn list(&self) -> Vec<InFlight> {
         let mut list = Vec::new();
         for part in &self.parts {
@@ -297,7 +295,6 @@ impl Flights {
                 unique: flight.head.unique & !UNIQUE_RESEND,
                 node: flight.head.node,
                 path: None,
-                job: None,
                 uid: flight.head.uid,
                 pid: flight.head.pid,
                 age: flight.since.elapsed(),
@@ -305,6 +302,19 @@ impl Flights {
         }
         list.sort_by_key(|flight| std::cmp::Reverse(flight.age));
         list
+    }
+
+    /// The callers of what is under way. Not of those who close files, as exec(2) does, which keeps
+    /// everybody from looking at them meanwhile.
+    pub(crate) fn callers(&self) -> BTreeSet<Pid> {
+        let mut callers = BTreeSet::new();
+        for part in &self.parts {
+            let part = lock(part);
+            let heads = part.slots.iter().flatten().map(|flight| &flight.head);
+            callers.extend(heads.filter(|head| head.opcode != op::FLUSH).map(|head| head.pid));
+        }
+        callers.remove(&Pid(0)); // the kernel itself
+        callers
     }
 
     /// Requests taken up so far, by worker.

@@ -1,5 +1,4 @@
-//! Who the caller is: supplementary groups and batch job, which the kernel's requests do
-//! not carry.
+//! Who the caller is: its supplementary groups, which the kernel's requests do not carry.
 //!
 //! They are read from /proc of the calling thread: anew for each request whose outcome they may
 //! decide, from a file that is kept open. For reading and writing what is open they decide
@@ -7,7 +6,6 @@
 //! so that a process number used again cannot inherit the groups of the one before.
 
 use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,11 +28,8 @@ const KNOWN_MAX: usize = 256;
 const DESCRIPTORS_SHARE: usize = 8;
 /// Room for /proc/PID/status of somebody in few groups.
 const STATUS_BYTES: usize = 4096;
-/// Bytes of a process's environment that are searched for a job id.
-const ENVIRON_MAX_BYTES: u64 = 256 << 10;
 
 pub(crate) struct Identities {
-    job_ids: bool,
     /// The kernel keeps no names: each system call looks up those that it uses.
     looks_up_first: bool,
     known_max: usize,
@@ -85,30 +80,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Identities {
-    pub(crate) fn new(job_ids: bool, looks_up_first: bool) -> Identities {
+    pub(crate) fn new(looks_up_first: bool) -> Identities {
         let known_max = KNOWN_MAX.min(descriptors() / DESCRIPTORS_SHARE);
         let (known, plain) = (Mutex::default(), Mutex::default());
-        Identities { job_ids, looks_up_first, known_max, known, plain }
+        Identities { looks_up_first, known_max, known, plain }
     }
 
     /// The caller of a request.
     pub(crate) fn of(&self, head: &Head) -> Arc<Identity> {
         // The super-user may do everything, whatever groups it is in.
-        let root = head.uid == Uid(0) && !self.job_ids;
-        if root || head.pid == Pid(0) {
+        if head.uid == Uid(0) || head.pid == Pid(0) {
             return self.plain(head);
         }
         let (who, status) = match self.find(head) {
             Found::Believed(who) => return who,
             Found::Doubted(who, status) => (who, status),
-            Found::Nobody => return self.read(head, None).unwrap_or_else(|| self.plain(head)),
+            Found::Nobody => return self.read(head).unwrap_or_else(|| self.plain(head)),
         };
         // Not while others wait.
         if read_status(&status).and_then(|text| groups_in(&text, head)).as_deref()
             != Some(&*who.groups)
         {
-            let job = Some(who.job.clone());
-            return self.read(head, job).unwrap_or_else(|| self.plain(head));
+            return self.read(head).unwrap_or_else(|| self.plain(head));
         }
         if let Some(known) = lock(&self.known).get_mut(&head.pid)
             && Arc::ptr_eq(&known.who, &who)
@@ -129,18 +122,12 @@ impl Identities {
         let age = known.read_at.elapsed();
         let of_same_call = std::mem::take(&mut known.looks_up) && age < SAME_CALL;
         let of_same_call = of_same_call && self.looks_up_first && head.opcode != op::LOOKUP;
-        let decides = asks_for_rights(head.opcode) && head.uid != Uid(0);
+        let decides = asks_for_rights(head.opcode);
         let believed = age < BELIEVED && (of_same_call || !decides);
         match believed {
             true => Found::Believed(known.who.clone()),
             false => Found::Doubted(known.who.clone(), known.status.clone()),
         }
-    }
-
-    /// The job of a caller seen lately. Asks nobody.
-    pub(crate) fn job_of(&self, pid: Pid) -> Option<Box<str>> {
-        let known = lock(&self.known);
-        known.get(&pid).map(|known| known.who.job.clone()).filter(|job| !job.is_empty())
     }
 
     fn plain(&self, head: &Head) -> Arc<Identity> {
@@ -153,26 +140,17 @@ impl Identities {
     }
 
     /// Reads /proc; none if the process is gone or is not what the request says.
-    fn read(&self, head: &Head, job: Option<Box<str>>) -> Option<Arc<Identity>> {
+    fn read(&self, head: &Head) -> Option<Arc<Identity>> {
         let file = Arc::new(File::open(format!("/proc/{}/status", head.pid)).ok()?);
         let status = read_status(&file)?;
         let process = open_process(head.pid, &status);
         let groups = groups_in(&status, head)?;
-        // exec(2) closes files of the mount while it holds a lock that the kernel takes to show
-        // an environment: looking then would wait for the process that waits for us.
-        let may_look = head.opcode != op::FLUSH;
-        let complete = job.is_some() || !self.job_ids || may_look;
-        let job = match job {
-            Some(job) => job,
-            None if self.job_ids && may_look => read_job(head.pid).unwrap_or_default(),
-            None => Box::default(),
-        };
-        let who = Identity { uid: head.uid, gid: head.gid, groups: groups.into(), job };
-        let who = Arc::new(who);
+        let (uid, gid, groups) = (head.uid, head.gid, groups.into());
+        let who = Arc::new(Identity { uid, gid, groups, ..Identity::default() });
         // The descriptor was made after the first look: only if the process still lives
         // was it the same one. Without one (Linux before 5.3, a filter of system calls, none
         // left) there is nothing to tell that by, and it is read again each time.
-        if let Some(process) = process.filter(|process| complete && alive(process)) {
+        if let Some(process) = process.filter(alive) {
             let (who, looks_up) = (who.clone(), head.opcode == op::LOOKUP);
             self.remember(head.pid, Known { who, read_at: now(), looks_up, process, status: file });
         }
@@ -268,18 +246,6 @@ fn alive(process: &OwnedFd) -> bool {
     result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-fn read_job(pid: Pid) -> Option<Box<str>> {
-    let file = std::fs::File::open(format!("/proc/{pid}/environ")).ok()?;
-    let mut environ = Vec::new();
-    file.take(ENVIRON_MAX_BYTES).read_to_end(&mut environ).ok()?;
-    Some(Identity::job_in(|name| {
-        let mut lines = environ.split(|&byte| byte == 0);
-        let value =
-            lines.find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-        Some(std::str::from_utf8(value).ok()?.to_owned())
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,7 +267,7 @@ mod tests {
     fn own_groups_are_found_and_others_credentials_have_none() {
         // SAFETY: no memory is passed.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-        let identities = Identities::new(true, true);
+        let identities = Identities::new(true);
         let own = identities.of(&head(std::process::id(), uid, gid));
         assert_eq!((own.uid, own.gid), (Uid(uid), Gid(gid)));
         assert!(Arc::ptr_eq(&own, &identities.of(&head(std::process::id(), uid, gid))));
@@ -324,7 +290,7 @@ mod tests {
         let known = std::thread::spawn(move || {
             forbid_pidfds();
             assert!(pidfd_open(std::process::id(), 0).is_none());
-            let identities = Identities::new(false, true);
+            let identities = Identities::new(true);
             let begin = std::time::Instant::now();
             // Until setpriv(1) is done.
             while identities.of(&own).groups.is_empty() && begin.elapsed().as_secs() < 60 {
@@ -358,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_has_no_groups() {
-        let identities = Identities::new(false, true);
+        let identities = Identities::new(true);
         assert!(identities.of(&head(0x7fff_fff0, 1000, 1000)).groups.is_empty());
         assert!(identities.of(&head(0, 1000, 1000)).groups.is_empty());
     }

@@ -5,6 +5,7 @@ pub(crate) mod cpus;
 pub(crate) mod crew;
 pub(crate) mod flight;
 pub(crate) mod identity;
+pub(crate) mod jobs;
 pub(crate) mod shared;
 
 use std::io;
@@ -12,7 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use dray_core::{FileSystem, Fut, Result as FsResult};
+use dray_core::{FileSystem, Fut, Pid, Result as FsResult};
 use dray_rt::sync::watch;
 use dray_rt::{Handle, Ring};
 
@@ -29,6 +30,7 @@ use crate::transport::classic;
 use crate::transport::queues::Queues;
 use crate::worker::crew::Job;
 use crate::worker::flight::InFlight;
+use crate::worker::jobs::JobsOf;
 use crate::worker::shared::Shared;
 
 /// Makes the file system of worker `index`. Called on that worker's executor, so that a
@@ -213,11 +215,24 @@ impl Reporter {
         }
     }
 
+    /// The batch jobs of those who have requests under way, as far as they are known soon.
+    pub fn jobs(&self) -> JobsOf {
+        let callers = self.shared.flights.callers();
+        self.shared.jobs.find_soon(callers.into_iter().collect())
+    }
+
+    /// Hands the jobs of those of `callers` who have requests under way to `then`, later and on
+    /// another thread.
+    pub fn find_jobs(&self, callers: &[Pid], then: impl FnOnce(JobsOf) + Send + 'static) {
+        let mut known = self.shared.flights.callers();
+        known.retain(|caller| callers.contains(caller));
+        self.shared.jobs.find(known.into_iter().collect(), then);
+    }
+
     fn in_flight(&self) -> Vec<InFlight> {
         let mut list = self.shared.flights.list();
         for flight in &mut list {
             flight.path = self.shared.nodes.path(flight.node);
-            flight.job = self.shared.identities.job_of(flight.pid);
         }
         list
     }

@@ -16,6 +16,7 @@ use crate::state::handles::Handles;
 use crate::state::nodes::Nodes;
 use crate::worker::flight::Flights;
 use crate::worker::identity::Identities;
+use crate::worker::jobs::Jobs;
 
 pub(crate) struct Shared {
     pub(crate) options: Options,
@@ -25,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) handles: Handles,
     pub(crate) identities: Identities,
     pub(crate) flights: Flights,
+    pub(crate) jobs: Jobs,
     pub(crate) lock_owners: LockOwners,
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
@@ -49,13 +51,14 @@ impl Shared {
             false => LockOwners::default(),
         };
         Shared {
-            identities: Identities::new(options.job_ids, !options.kernel_checks_permissions()),
+            identities: Identities::new(!options.kernel_checks_permissions()),
             options,
             session,
             device,
             nodes,
             handles: Handles::new(state.clone()),
             flights: Flights::new(workers),
+            jobs: Jobs::default(),
             lock_owners,
             versions: Versions::default(),
             capabilities: Capabilities::default(),

@@ -14,6 +14,7 @@ use crate::auth::Key;
 use crate::client::ahead::AheadStats;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::link::Link;
+use crate::client::link::jobs::FindJobs;
 use crate::client::memory::SessionMemory;
 use crate::client::pace::Pace;
 use crate::client::recovery::losses::UnsyncedStatus;
@@ -250,6 +251,12 @@ impl Session {
         self.link.leaving.store(true, Ordering::Relaxed);
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         channels.iter().for_each(|channel| channel.notify(NotifyHead::GOODBYE, 0));
+    }
+
+    /// Has `find` tell to which batch jobs callers belong, when the server is looked at and asks.
+    /// The first one that is set stays.
+    pub fn find_jobs_by(&self, find: FindJobs) {
+        self.link.find_jobs_by(find);
     }
 
     /// The owners of fcntl locks that a process before us left, and their files; none if there

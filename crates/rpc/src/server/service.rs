@@ -21,6 +21,7 @@ use crate::server::sabotage::Sabotage;
 use crate::server::seldom::Seldom;
 use crate::server::session::Session;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
+use crate::server::status::jobs::{self, Jobs};
 use crate::server::status::paths::{Subject, Whereabouts};
 use crate::server::status::{Running, ServerStatus};
 use crate::server::tickets::Tickets;
@@ -300,15 +301,16 @@ impl Server {
     pub fn status(&self) -> ServerStatus {
         let look = self.inner.look();
         let ids: Vec<String> = look.subjects.iter().map(Subject::by_id).collect();
-        look.with(&ids)
+        look.with(&ids, &Jobs::new())
     }
 
-    /// As [`Server::status`], with the paths of those files, as far as file systems tell them
-    /// soon: others of the executor go on meanwhile.
+    /// As [`Server::status`], with the paths of those files and the jobs of their callers, as far
+    /// as file systems and clients tell them soon: others of the executor go on meanwhile.
     pub async fn status_with_paths(&self) -> ServerStatus {
         let mut look = self.inner.look();
+        let asked = jobs::ask(&look.callers);
         let paths = self.inner.whereabouts.find(std::mem::take(&mut look.subjects)).await;
-        look.with(&paths)
+        look.with(&paths, &asked.jobs().await)
     }
 }
 

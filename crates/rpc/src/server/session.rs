@@ -20,7 +20,8 @@ use crate::server::journal::{SessionRecord, SlotLog};
 use crate::server::options::ServerOptions;
 use crate::server::recovery::stable::Failures;
 use crate::server::seldom::Seldom;
-use crate::wire::{FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
+use crate::server::status::jobs::Questions;
+use crate::wire::{FEATURE_JOBS, FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
 pub(crate) use under_way::{Slotted, Unslotted};
 
@@ -63,6 +64,8 @@ pub(crate) struct Session {
     told_stable: AtomicU64,
     /// Syncs of everything that failed, of which it was told, the last one in answer to this request.
     told_failures: Mutex<(Failures, u64)>,
+    /// For batch jobs, when this server is looked at.
+    pub(crate) questions: Questions,
     files: Mutex<IdMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -120,6 +123,7 @@ impl Session {
             failed_closes: Seldom::default(),
             forged_seals: Seldom::default(),
             told_stable: AtomicU64::new(0),
+            questions: Questions::default(),
             files: Mutex::default(),
             state: Mutex::default(),
         }
@@ -133,6 +137,11 @@ impl Session {
     /// Whether the client knows of tickets.
     pub(crate) fn tickets(&self) -> bool {
         self.features.load(Ordering::Relaxed) & FEATURE_TICKETS != 0
+    }
+
+    /// Whether the client can be asked for the jobs of its callers.
+    pub(crate) fn knows_jobs(&self) -> bool {
+        self.features.load(Ordering::Relaxed) & FEATURE_JOBS != 0
     }
 
     /// A stamp less than those of this life of the server.

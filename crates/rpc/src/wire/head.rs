@@ -288,6 +288,12 @@ impl NotifyHead {
     /// on media. Behind that its [`Ticket`].
     pub const STABLE: u8 = 7;
 
+    /// From the server: which batch jobs do these callers belong to? Callers follow, as
+    /// [`put_callers`](super::put_callers) writes them; the argument numbers the question.
+    pub const WHOSE: u8 = 8;
+    /// From the client: the answer, [`put_jobs`](super::put_jobs), to the question of this number.
+    pub const JOBS: u8 = 9;
+
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {
         Kind::Notify.put(out);

@@ -9,6 +9,7 @@ mod call;
 mod codec;
 mod head;
 mod hello;
+mod jobs;
 mod stamp;
 mod ticket;
 mod types;
@@ -19,6 +20,7 @@ pub use head::{
     CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag, peek_unknown_op,
 };
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
+pub use jobs::{CALLERS_MAX, CallersJob, get_callers, get_jobs, put_callers, put_jobs};
 pub use stamp::{Change, Floor, Stamp, get_floors, put_floor};
 pub use ticket::Ticket;
 
@@ -43,9 +45,15 @@ pub const FEATURE_LOOKUP_OPEN: u64 = 8;
 pub const AHEAD_USED_MAX: Duration = Duration::from_millis(2);
 /// Feature: of halves of reads the server tells the version ([`CallHead::HALF`]).
 pub const FEATURE_HALVES: u64 = 16;
+/// Feature: [`NotifyHead::WHOSE`] is answered.
+pub const FEATURE_JOBS: u64 = 32;
 /// All features that this version knows.
-pub const FEATURES: u64 =
-    FEATURE_STAMPS | FEATURE_TICKETS | FEATURE_ONE_WAY | FEATURE_LOOKUP_OPEN | FEATURE_HALVES;
+pub const FEATURES: u64 = FEATURE_STAMPS
+    | FEATURE_TICKETS
+    | FEATURE_ONE_WAY
+    | FEATURE_LOOKUP_OPEN
+    | FEATURE_HALVES
+    | FEATURE_JOBS;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -14,7 +14,7 @@ use super::pending::Unwanted;
 use super::tags::Class;
 use super::{Ask, Channel, Phase, State};
 use crate::client::holdings::closing::Close;
-use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Wire};
+use crate::wire::{Call, CallHead, CallersJob, NO_SLOT, NotifyHead, Wire, put_jobs};
 
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
 /// 4 ms): a thread that goes on waiting for events need not program the clock for it.
@@ -97,6 +97,19 @@ impl Channel {
             let mut message = Vec::new();
             NotifyHead { what, flags: 0, tag }.put_message(&mut message);
             let _ = connection.send(&message, None); // a broken connection shows by itself
+            connection.flush();
+        }
+    }
+
+    /// Answers a question of the server for batch jobs.
+    pub(crate) fn tell_jobs(&self, question: u32, jobs: &[CallersJob]) {
+        let connection = self.lock().connection.clone();
+        if let Some(connection) = connection {
+            let mut message = Vec::new();
+            let head = NotifyHead { what: NotifyHead::JOBS, flags: 0, tag: question };
+            head.put_message(&mut message);
+            put_jobs(jobs, &mut message);
+            let _ = connection.send(&message, None); // who asked waits for a moment only
             connection.flush();
         }
     }

@@ -237,7 +237,8 @@ impl LinkSink {
             return self.receiver.frame(head, data);
         }
         let mut input = Input(head);
-        match NotifyHead::get_message(&mut input)?.what {
+        let head = NotifyHead::get_message(&mut input)?;
+        match head.what {
             NotifyHead::EVICTED => {
                 self.link.heed_eviction();
                 self.channel.evict();
@@ -246,6 +247,7 @@ impl LinkSink {
                 let stamp = input.get()?;
                 self.link.unsynced.stable(stamp, input.get().ok(), false);
             }
+            NotifyHead::WHOSE => self.link.asked_for_jobs(&self.channel, head.tag, input)?,
             _ => {} // a later version's advice
         }
         Ok(())

@@ -3,6 +3,7 @@
 mod coming_back;
 mod connecting;
 mod handshake;
+pub(crate) mod jobs;
 mod known;
 pub(crate) mod outage;
 mod parting;
@@ -16,6 +17,7 @@ use dray_rt::sync::{Notify, watch};
 use dray_rt::{Handle, timeout};
 
 use self::coming_back::Returns;
+use self::jobs::JobFinder;
 use self::known::Known;
 pub(crate) use self::known::Standing;
 use crate::client::ahead::Ahead;
@@ -53,6 +55,8 @@ pub(crate) struct Link {
     recovering: Mutex<Weak<Channel>>,
     returns: Mutex<Returns>,
     requests: AtomicU64,
+    /// Who knows to which batch jobs callers belong.
+    jobs: JobFinder,
     pub(crate) node: NodeId,
     known: Mutex<Known>,
     /// The session has been ended by us, or its beginning given up: it is not to be begun anew.
@@ -96,6 +100,7 @@ impl Link {
             recovering: Mutex::default(),
             returns: Mutex::default(),
             requests: AtomicU64::new(1),
+            jobs: JobFinder::default(),
             node,
             known: Mutex::new(known),
             leaving: AtomicBool::new(false),

@@ -13,7 +13,7 @@ use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::session::Session;
 use crate::wire::{
-    CallHead, Input, Kind, Malformed, NotifyHead, ReplyHead, peek_kind, peek_unknown_op,
+    CallHead, Input, Kind, Malformed, NotifyHead, ReplyHead, get_jobs, peek_kind, peek_unknown_op,
 };
 
 impl ServerSink {
@@ -73,6 +73,7 @@ impl ServerSink {
                     session.slots.idle(input.get()?);
                 }
             }
+            NotifyHead::JOBS => session.questions.answered(head.tag, get_jobs(&mut input)?),
             NotifyHead::RETURNED => session.export.returning.returned(session.id),
             NotifyHead::GOODBYE if self.server.options.sabotage == Some(Sabotage::Goodbyes) => {}
             NotifyHead::GOODBYE => {

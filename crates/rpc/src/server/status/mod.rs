@@ -1,13 +1,15 @@
 //! What a server is doing, for `dray status`.
 
+pub(crate) mod jobs;
 pub(crate) mod paths;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dray_core::{Context, Op};
+use dray_core::{Context, Op, Pid};
 use dray_rt::Instant;
 
 use crate::server::execute;
@@ -15,6 +17,7 @@ use crate::server::export::Export;
 use crate::server::recovery::tally::RecoveryStatus;
 use crate::server::service::{Inner, lock};
 use crate::server::session::Session;
+use crate::server::status::jobs::{Callers, Jobs};
 use crate::server::status::paths::Subject;
 
 /// Calls under way that a status tells of: the oldest ones. Each client may have two thousand.
@@ -78,8 +81,10 @@ pub struct OperationStatus {
     pub paths: Vec<String>,
     /// Caller.
     pub uid: u32,
+    /// Caller's thread on its node.
+    pub pid: Pid,
     /// Caller's job, if known.
-    pub job: String,
+    pub job: Option<Box<str>>,
     /// How long it has been under way.
     pub age: Duration,
 }
@@ -124,6 +129,20 @@ impl Inner {
         (operations, subjects, left_out)
     }
 
+    /// The callers of `operations` of whom a client may tell the jobs.
+    fn callers_without_job(&self, operations: &[Operation]) -> Callers {
+        let sessions = lock(&self.sessions);
+        let mut callers = Callers::new();
+        for (operation, _) in operations.iter().filter(|(operation, _)| operation.job.is_none()) {
+            let session = sessions.get(&operation.session);
+            if let Some(session) = session.filter(|session| session.knows_jobs()) {
+                let of = callers.entry(session.id);
+                of.or_insert_with(|| (session.clone(), BTreeSet::new())).1.insert(operation.pid);
+            }
+        }
+        callers
+    }
+
     /// Of all exports together.
     fn recovery(&self) -> RecoveryStatus {
         let exports = self.exports.opened();
@@ -150,7 +169,8 @@ impl Inner {
             buffer_limit_bytes: pool.limit_bytes,
             recovery: self.recovery(),
         };
-        Look { status, operations, subjects }
+        let callers = self.callers_without_job(&operations);
+        Look { status, operations, subjects, callers }
     }
 }
 
@@ -163,13 +183,16 @@ pub(super) struct Look {
     operations: Vec<Operation>,
     /// The files that calls under way are about.
     pub(super) subjects: Vec<Subject>,
+    /// Those of whom a client may know a job.
+    pub(super) callers: Callers,
 }
 
 impl Look {
     /// The whole status; `paths` are those of the subjects. The oldest call comes first.
-    pub(super) fn with(self, paths: &[String]) -> ServerStatus {
+    pub(super) fn with(self, paths: &[String], jobs: &Jobs) -> ServerStatus {
         let named = |(operation, of): Operation| OperationStatus {
             paths: paths.get(of).unwrap_or_default().to_vec(),
+            job: operation.job.or_else(|| jobs.get(&(operation.session, operation.pid)).cloned()),
             ..operation
         };
         let mut operations: Vec<_> = self.operations.into_iter().map(named).collect();
@@ -195,12 +218,14 @@ fn client_status(session: &Session) -> ClientStatus {
 }
 
 fn operation_status(running: &Running) -> OperationStatus {
+    let who = &running.cx.who;
     OperationStatus {
         op: running.op,
         session: running.session,
         paths: Vec::new(),
-        uid: running.cx.who.uid.0,
-        job: running.cx.who.job.to_string(),
+        uid: who.uid.0,
+        pid: running.cx.pid,
+        job: (!who.job.is_empty()).then(|| who.job.clone()),
         age: running.since.elapsed(),
     }
 }

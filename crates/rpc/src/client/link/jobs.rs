@@ -1,0 +1,48 @@
+//! Batch jobs of callers: a server asks for them when somebody looks at it.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use dray_core::Pid;
+
+use super::Link;
+use crate::client::channel::Channel;
+use crate::wire::{CallersJob, Input, get_callers};
+
+/// Takes an answer, on any thread.
+pub type TellJobs = Box<dyn FnOnce(Vec<CallersJob>) + Send>;
+/// Finds the jobs of callers, and hands them on when it knows them. It must not wait.
+pub type FindJobs = Box<dyn Fn(Vec<Pid>, TellJobs) + Send + Sync>;
+
+/// Who knows of jobs, if anybody does.
+#[derive(Default)]
+pub(super) struct JobFinder(OnceLock<FindJobs>);
+
+impl Link {
+    /// The first one stays.
+    pub(crate) fn find_jobs_by(&self, find: FindJobs) {
+        let _ = self.jobs.0.set(find); // as it says
+    }
+
+    /// Answers question `number` of the server on the connection that it came by; also where
+    /// nobody knows, so that it is not waited for.
+    pub(super) fn asked_for_jobs(
+        &self,
+        channel: &Arc<Channel>,
+        number: u32,
+        mut input: Input<'_>,
+    ) -> io::Result<()> {
+        let callers = get_callers(&mut input)?;
+        let channel = Arc::downgrade(channel);
+        let tell = move |jobs: Vec<CallersJob>| {
+            if let Some(channel) = channel.upgrade() {
+                channel.tell_jobs(number, &jobs);
+            }
+        };
+        match self.jobs.0.get() {
+            Some(find) => find(callers, Box::new(tell)),
+            None => tell(Vec::new()),
+        }
+        Ok(())
+    }
+}
