@@ -3,9 +3,10 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -23,11 +24,13 @@ pub enum Kind {
     Mount,
 }
 
+const MOUNTS: &str = "mounts";
+
 impl Kind {
     fn dir(self) -> PathBuf {
         paths::run_dir().join(match self {
             Kind::Server => "servers",
-            Kind::Mount => "mounts",
+            Kind::Mount => MOUNTS,
         })
     }
 
@@ -65,19 +68,43 @@ impl Kind {
     }
 }
 
+/// Where the process that serves the mount of `user` at `path` may listen: that depends on what it
+/// found in its environment.
+pub fn mount_sockets(path: &Path, user: u32) -> Vec<PathBuf> {
+    let name = format!("{}.sock", paths::short_name(path));
+    paths::run_dirs(user).iter().map(|dir| dir.join(MOUNTS).join(&name)).collect()
+}
+
+/// Whether it is a socket of this user, and not what somebody else has put there.
+pub fn belongs_to(socket: &Path, user: u32) -> bool {
+    let meta = std::fs::symlink_metadata(socket);
+    meta.is_ok_and(|meta| meta.file_type().is_socket() && meta.uid() == user)
+}
+
 /// A process that does not answer within this time is stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest answer that is read, bytes.
-const REPLY_MAX_BYTES: u64 = 64 << 20;
+const REPLY_MAX_BYTES: usize = 64 << 20;
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// Asks the process behind `socket`. Errors: nobody is there, or the answer makes no sense.
 pub fn ask(socket: &Path, question: &str) -> io::Result<Value> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let begin = Instant::now();
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{question}\n").as_bytes())?;
-    let mut reply = Vec::new();
-    stream.take(REPLY_MAX_BYTES).read_to_end(&mut reply)?;
+    let (mut reply, mut chunk) = (Vec::new(), vec![0; CHUNK_BYTES]);
+    loop {
+        let left = PATIENCE.saturating_sub(begin.elapsed());
+        if left.is_zero() || reply.len() >= REPLY_MAX_BYTES {
+            return Err(io::ErrorKind::WouldBlock.into()); // it never ends
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut chunk)? {
+            0 => break,
+            count => reply.extend_from_slice(&chunk[..count]),
+        }
+    }
     serde_json::from_slice(&reply).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 

@@ -32,6 +32,18 @@ pub fn run_dir() -> PathBuf {
     }
 }
 
+/// Where [`run_dir`] may be for processes of `user`, begun by whatever kind of session.
+pub fn run_dirs(user: u32) -> Vec<PathBuf> {
+    if user == effective_uid() && (user == 0 || std::env::var_os("DRAY_RUN_DIR").is_some()) {
+        return vec![run_dir()];
+    }
+    let usual = [format!("/run/user/{user}/dray"), format!("/tmp/dray-{user}")];
+    let own = (user == effective_uid()).then(run_dir);
+    let mut dirs: Vec<PathBuf> = own.into_iter().chain(usual.map(PathBuf::from)).collect();
+    dirs.dedup();
+    dirs
+}
+
 /// Makes `dir` and those above it, for our eyes only. An existing one must be ours, since
 /// what is in it is believed.
 pub fn make_private(dir: &Path) -> Result<(), Failure> {

@@ -1,6 +1,8 @@
 //! A server and mounts in a temporary directory, for demonstrations and surveys. Taken
 //! down when dropped.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,6 +15,19 @@ use crate::{interrupt, mount::mount_table, paths};
 const START_MAX: Duration = Duration::from_secs(20);
 /// What is asked to end should have ended within this time; then it is killed.
 const END_MAX: Duration = Duration::from_secs(10);
+
+/// What `--export` takes for a directory of any name.
+fn export_of(name: &str, dir: &Path) -> OsString {
+    let mut text = format!("{name}=").into_bytes();
+    for &byte in dir.as_os_str().as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            text.push(b'\\');
+        }
+        text.push(byte);
+    }
+    text.extend_from_slice(b",squash=none");
+    OsString::from_vec(text)
+}
 
 /// Processes of dray that serve a directory and mount it elsewhere.
 pub struct Sandbox {
@@ -32,11 +47,19 @@ impl Sandbox {
         let (mounts, processes) = (Vec::new(), Vec::new());
         let target = format!("dray://{address}/{name}");
         let mut sandbox = Sandbox { base, target, mounts, processes };
-        let dir = dir.display().to_string().replace('\\', "\\\\").replace(',', "\\,");
-        let export = format!("{name}={dir},squash=none");
-        let state = sandbox.base.join("state").display().to_string();
-        let listen = format!("tcp://{address}");
-        sandbox.spawn(&["serve", "--export", &export, "--listen", &listen, "--state", &state])?;
+        let export = export_of(name, dir);
+        let (state, listen) = (sandbox.base.join("state"), format!("tcp://{address}"));
+        let (serve, state) = ("serve".as_ref(), state.as_os_str());
+        let [on, listen] = ["--listen".as_ref(), listen.as_ref()];
+        sandbox.spawn(&[
+            serve,
+            "--export".as_ref(),
+            &export,
+            on,
+            listen,
+            "--state".as_ref(),
+            state,
+        ])?;
         sandbox.wait_for("the server", || std::net::TcpStream::connect(&address).is_ok())?;
         Ok(sandbox)
     }
@@ -45,9 +68,10 @@ impl Sandbox {
     pub fn mount(&mut self, name: &str, options: &str) -> Result<PathBuf, Failure> {
         let at = self.base.join(name);
         std::fs::create_dir_all(&at).doing(|| format!("cannot make {}", at.display()))?;
-        let (target, shown) = (self.target.clone(), at.display().to_string());
+        let target = self.target.clone();
         self.mounts.push(at.clone());
-        self.spawn(&["mount", "--foreground", &target, &shown, "-o", options])?;
+        let words = ["mount", "--foreground", "-o", options, &target].map(OsStr::new);
+        self.spawn(&[&words[..], &[at.as_os_str()]].concat())?;
         self.wait_for("the mount", || mount_table::find(&at).is_some())?;
         Ok(at)
     }
@@ -63,7 +87,7 @@ impl Sandbox {
         all
     }
 
-    fn spawn(&mut self, args: &[&str]) -> Result<(), Failure> {
+    fn spawn(&mut self, args: &[&OsStr]) -> Result<(), Failure> {
         let what = || "cannot start a process of dray".to_owned();
         let program = std::env::current_exe().doing(what)?;
         let mut command = Command::new(program);

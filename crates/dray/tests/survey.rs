@@ -3,7 +3,9 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 
 use common::{Rig, is_mounted, wait_for};
 use serde_json::Value;
@@ -22,7 +24,13 @@ fn a_survey_has_four_cuts_where_the_server_is_on_this_machine() {
     }
     let (mut rig, at) = Rig::mounted("");
     let (dir, target) = (rig.path("export"), rig.target());
-    for what in [dir.to_str().unwrap(), &target, at.to_str().unwrap()] {
+    // Of a directory of whatever name, which was refused; and within a mount, which was taken for
+    // a directory that is to be served.
+    let (odd, link, within) = (OsStr::from_bytes(b"odd,\\\xff"), dir.join("link"), at.join("link"));
+    fs::create_dir(dir.join(odd)).unwrap();
+    std::os::unix::fs::symlink(odd, &link).unwrap();
+    let paths = [&dir, &link, &at, &within].map(|path| path.to_str().unwrap());
+    for what in paths.into_iter().chain([&*target]) {
         let rows = rows(&rig, what);
         let cuts: BTreeSet<&str> = rows.iter().filter_map(|row| row["cut"].as_str()).collect();
         assert_eq!(cuts, BTreeSet::from(["backend", "full", "null", "transport"]), "{what}");
@@ -32,6 +40,8 @@ fn a_survey_has_four_cuts_where_the_server_is_on_this_machine() {
             }
         }
     }
+    fs::remove_dir(dir.join(odd)).unwrap();
+    fs::remove_file(&link).unwrap();
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "what was written is removed");
     rig.umount(&at);
 }

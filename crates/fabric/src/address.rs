@@ -42,6 +42,11 @@ impl FromStr for Address {
         }
         let rest = text.strip_prefix("tcp://").unwrap_or(text);
         let rest = rest.strip_suffix('/').unwrap_or(rest);
+        if !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(format!(
+                "`{text}`: a port without an address; for instance tcp://0.0.0.0:{rest}"
+            ));
+        }
         if !rest.starts_with('[') && rest.matches(':').count() > 1 && !rest.contains("://") {
             return Err(format!(
                 "`{text}`: an IPv6 address goes in brackets, as in tcp://[fd00::1]:7440"
@@ -72,7 +77,8 @@ fn split_port(text: &str) -> Option<(String, u16)> {
         Some(port) => port.parse().ok()?,
         None => DEFAULT_PORT,
     };
-    let sound = !host.is_empty() && !host.contains('/') && !host.contains(char::is_whitespace);
+    let sound =
+        !host.is_empty() && !host.contains(['/', '@']) && !host.contains(char::is_whitespace);
     sound.then(|| (host.to_owned(), port))
 }
 
@@ -103,7 +109,9 @@ mod tests {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), shown);
         }
         let wrong = ["", "tcp://", "host:port", "host:70000", "unix://run", "[::1", "a b", "h/x:1"];
-        for text in wrong.iter().chain(&["tcp://::1:7440", "::1", "http://h:1", "tcp:///"]) {
+        assert!("7440".parse::<Address>().unwrap_err().contains("tcp://0.0.0.0:7440"));
+        for text in wrong.iter().chain(&["tcp://::1:7440", "::1", "http://h:1", "me@h", "tcp:///"])
+        {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
         assert!("::1".parse::<Address>().unwrap_err().contains("brackets"));

@@ -105,8 +105,10 @@ impl Config {
     /// Reads a file. Errors: it cannot be read, is no TOML, or says something unknown.
     pub fn read(path: &Path) -> Result<Config, Failure> {
         let shown = path.display();
-        let text = std::fs::read_to_string(path)
-            .doing(|| format!("cannot read the configuration {shown}"))?;
+        let text =
+            std::fs::read(path).doing(|| format!("cannot read the configuration {shown}"))?;
+        let text = String::from_utf8(text);
+        let text = text.map_err(|_| Failure::usage(format!("{shown}: it is not UTF-8 text")))?;
         let config = Config::parse(&text).and_then(|config| config.check().map(|()| config));
         config.map_err(|what| Failure::usage(format!("{shown}: {}", what.trim_end())))
     }
@@ -368,6 +370,15 @@ mod tests {
             let error = Config::parse(text).unwrap().check().unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn what_is_no_text_is_a_wrong_configuration() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"\xff\xfe").unwrap();
+        let failure = Config::read(file.path()).unwrap_err();
+        assert_eq!(failure.code, crate::error::EXIT_USAGE);
+        assert!(failure.message.contains("not UTF-8"), "{}", failure.message);
     }
 
     #[test]

@@ -90,6 +90,14 @@ impl Exported {
         (!self.open.load(Ordering::Acquire)).then(starting)
     }
 
+    /// Why it takes long to open it, in words.
+    pub fn why_late(&self) -> String {
+        match self.fs.get() {
+            None => format!("the file system below {} does not answer", self.dir()),
+            Some(_) => "what its clients had before the restart is taken up again first".to_owned(),
+        }
+    }
+
     /// What serves it, once its file system has answered.
     pub fn fs(&self) -> Option<&Arc<PosixFs>> {
         self.fs.get()
@@ -115,6 +123,21 @@ impl Exported {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dray_backends::posix::PosixOptions;
+    use dray_core::FsUuid;
+
+    /// That was said also where taking up again what clients had took its time.
+    #[test]
+    fn a_file_system_is_not_said_to_be_silent_when_it_has_answered() {
+        let dir = tempfile::tempdir().unwrap();
+        let Ok(fs) = PosixFs::open(dir.path(), FsUuid(1), PosixOptions::default()) else {
+            return eprintln!("skipped: needs root");
+        };
+        let one = Exported::new(&ExportPlan::new("a", dir.path().into()).unwrap());
+        assert!(one.why_late().ends_with("does not answer"));
+        one.answered(dir.path(), fs);
+        assert!(one.why_late().contains("taken up again"));
+    }
 
     #[test]
     fn an_export_is_starting_until_it_is_open_and_says_what_is_in_its_way() {

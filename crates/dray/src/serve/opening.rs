@@ -65,10 +65,10 @@ pub fn open_all(openings: Vec<Opening>) -> Result<(), Failure> {
     late.retain(|exported| exported.starting().is_some_and(|one| one.trouble.is_none()));
     for exported in late {
         log::error!(
-            "export `{}` is not open yet: the file system below {} does not answer; it is opened \
-             when it does, and clients wait; other exports are served",
+            "export `{}` is not open yet: {}; it opens by itself, and clients wait; other exports \
+             are served",
             exported.name,
-            exported.dir()
+            exported.why_late()
         );
     }
     Ok(())

@@ -5,7 +5,7 @@ pub(crate) mod status_table;
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::net::{ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub fn run(args: &StatusArgs) -> Result<(), Failure> {
     let mut reports = before.clone();
     if args.interval > 0.0 && !before.is_empty() {
         std::thread::sleep(Duration::from_secs_f64(args.interval));
-        reports = collect(args.target.as_deref())?;
+        reports = again(&before);
         add_rates(&before, &mut reports, begin.elapsed());
     }
     match args.json {
@@ -44,6 +44,15 @@ pub fn run(args: &StatusArgs) -> Result<(), Failure> {
 
 /// Reports by the socket that they came from.
 type Reports = Vec<(PathBuf, Value)>;
+
+/// The same once more. Who said nothing before is not waited for a second time.
+fn again(before: &Reports) -> Reports {
+    let ask = |(socket, old): &(PathBuf, Value)| match old["kind"].as_str() {
+        Some("stuck") => Some((socket.clone(), old.clone())),
+        _ => report_of(socket.clone()),
+    };
+    before.iter().filter_map(ask).collect()
+}
 
 fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
     let Some(target) = target else { return Ok(everything()) };
@@ -61,16 +70,16 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
 
 /// Where else it is mounted its daemon knows nothing of.
 fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
-    if mount.user != paths::effective_uid() {
+    if mount.user != paths::effective_uid() && !paths::is_root() {
         return Err(Failure::new(format!(
-            "{} was mounted by user {}, whom alone it answers: ask as that user",
+            "{} was mounted by user {}, whom and root alone it answers",
             mount.at.display(),
             mount.user
         )));
     }
     let places = mount_table::places_of(mount.connection);
-    let mut sockets = places.iter().map(|place| Kind::Mount.socket(&place.at));
-    if let Some(socket) = sockets.find(|socket| socket.exists()) {
+    let mut sockets = places.iter().flat_map(|place| control::mount_sockets(&place.at, mount.user));
+    if let Some(socket) = sockets.find(|socket| control::belongs_to(socket, mount.user)) {
         return ask_one(&socket).map(|report| vec![(socket, report)]);
     }
     // Its first place is no more.
@@ -89,41 +98,83 @@ fn of_url(text: &str) -> Result<Reports, Failure> {
     }
     let host = text.strip_prefix("dray://").map_or(text.to_owned(), |host| format!("tcp://{host}"));
     let address: Address = host.parse().map_err(Failure::usage)?;
-    let mut servers = everything();
-    servers.retain(|(_, report)| strings(&report["listen"]).any(|one| reaches(one, &address)));
-    match servers.is_empty() {
-        true => Err(Failure::new(format!(
-            "no server of this machine listens at {address}; ask `dray status` on its machine"
-        ))),
-        false => Ok(servers),
+    wanted(
+        |report| strings(&report["listen"]).any(|one| reaches(one, &address)),
+        || {
+            format!(
+                "no server of this machine listens at {address}; ask `dray status` on its machine"
+            )
+        },
+    )
+}
+
+/// Those of all reports that are wanted; else an error that says that there are `none`, and who
+/// gave no answer, since it may be one of them.
+fn wanted(
+    is_wanted: impl Fn(&Value) -> bool,
+    none: impl FnOnce() -> String,
+) -> Result<Reports, Failure> {
+    let (found, others): (Reports, Reports) =
+        everything().into_iter().partition(|(_, report)| is_wanted(report));
+    if !found.is_empty() {
+        return Ok(found);
     }
+    let silent: String = others
+        .iter()
+        .filter(|(_, report)| report["kind"] == "stuck")
+        .map(|(socket, report)| {
+            let why = report["error"].as_str().unwrap_or_default();
+            format!("; unless it is the one that does not answer at {}: {why}", socket.display())
+        })
+        .collect();
+    Err(Failure::new(none() + &silent))
 }
 
 /// The mounts of a target, and its server if that is on this machine.
 fn of_target(target: &Target) -> Result<Reports, Failure> {
     let shown = target.to_string();
-    let mut reports = everything();
-    reports.retain(|(_, report)| {
-        report["target"] == *shown
-            || has_export(report, |export| export["name"] == *target.export)
-                && strings(&report["listen"]).any(|listen| reaches(listen, &target.address))
-    });
-    if reports.is_empty() {
-        return Err(Failure::new(format!(
-            "{shown} is neither mounted nor served on this machine; ask `dray status` on the \
-             server's machine"
-        )));
-    }
-    Ok(reports)
+    let mounts = |report: &Value| {
+        let mounted = report["target"].as_str().and_then(|text| text.parse::<Target>().ok());
+        mounted.is_some_and(|mounted| {
+            mounted.export == target.export
+                && reaches(&mounted.address.to_string(), &target.address)
+        })
+    };
+    let serves = |report: &Value| {
+        has_export(report, |export| export["name"] == *target.export)
+            && strings(&report["listen"]).any(|listen| reaches(listen, &target.address))
+    };
+    wanted(
+        |report| mounts(report) || serves(report),
+        || {
+            format!(
+                "{shown} is neither mounted nor served on this machine; ask `dray status` on the \
+                 server's machine"
+            )
+        },
+    )
 }
 
-/// Whether who listens at `listen` is who is meant by `address`. Another name or address of
-/// the same machine is taken for it if the port is the same and all addresses are listened at.
+/// Whether who listens at `listen` is who is meant by `address`, also by another of its names.
+/// Any name of this machine is taken for it if the port is the same and all addresses are
+/// listened at.
 fn reaches(listen: &str, address: &Address) -> bool {
-    let address = address.to_string();
-    let port = |text: &str| text.rsplit_once(':').map(|(_, port)| port.to_owned());
-    let everywhere = ["tcp://0.0.0.0:", "tcp://[::]:"].iter().any(|all| listen.starts_with(all));
-    listen == address || everywhere && port(listen) == port(&address)
+    let Ok(listen) = listen.parse::<Address>() else { return false };
+    let (Address::Tcp { host, port }, Address::Tcp { host: other, port: wanted }) =
+        (&listen, address)
+    else {
+        return listen == *address;
+    };
+    let addresses = |host: &str| -> Vec<IpAddr> {
+        let found = (host, *port).to_socket_addrs();
+        found.into_iter().flatten().map(|one| one.ip().to_canonical()).collect()
+    };
+    let everywhere = || matches!(host.as_str(), "0.0.0.0" | "::");
+    let same = || {
+        let of_listener = addresses(host);
+        addresses(other).iter().any(|one| of_listener.contains(one))
+    };
+    port == wanted && (host == other || everywhere() || same())
 }
 
 /// The server that clients reach by this socket, or whoever it controls.
@@ -144,18 +195,16 @@ fn of_export(target: &Path) -> Result<Reports, Failure> {
     let dir = std::fs::canonicalize(target).ok();
     let dir = dir.as_deref().map(Path::to_string_lossy);
     let is_dir = |value: &Value| dir.is_some() && value.as_str() == dir.as_deref();
-    let mut reports = everything();
-    reports.retain(|(_, report)| {
-        is_dir(&report["state"])
-            || has_export(report, |export| is_dir(&export["dir"]) || export["name"] == *name)
-    });
-    if reports.is_empty() {
-        return Err(Failure::new(format!(
-            "{name} is neither a mount nor an export of a dray on this machine (or it belongs to \
-             another user); `dray status` shows what there is"
-        )));
-    }
-    Ok(reports)
+    let is_export = |export: &Value| is_dir(&export["dir"]) || export["name"] == *name;
+    wanted(
+        |report| is_dir(&report["state"]) || has_export(report, is_export),
+        || {
+            format!(
+                "{name} is neither a mount nor an export of a dray on this machine (or it belongs \
+                 to another user); `dray status` shows what there is"
+            )
+        },
+    )
 }
 
 fn has_export(report: &Value, wanted: impl Fn(&Value) -> bool) -> bool {
@@ -177,7 +226,8 @@ pub fn served_here(target: &Target) -> Option<(u32, PathBuf)> {
         strings(&report["listen"]).find(|listen| reaches(listen, &target.address))?;
         let export = exports(&report).find(|export| export["name"] == *target.export)?;
         let pid = u32::try_from(report["pid"].as_u64()?).ok()?;
-        Some((pid, PathBuf::from(export["dir"].as_str()?)))
+        // Of a name that is no text the report does not tell.
+        Some((pid, PathBuf::from(export["dir"].as_str()?))).filter(|(_, dir)| dir.is_dir())
     })
 }
 
@@ -193,20 +243,21 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
 
 fn everything() -> Reports {
     let sockets = Kind::Server.all().into_iter().chain(Kind::Mount.all());
-    sockets
-        .filter_map(|socket| {
-            let report = match control::ask(&socket, "status") {
-                Ok(report) => report,
-                Err(error) if left_behind(&error) => return None,
-                Err(error) => json!({
-                    "kind": "stuck",
-                    "socket": socket.display().to_string(),
-                    "error": reason(&error),
-                }),
-            };
-            Some((socket, report))
-        })
-        .collect()
+    sockets.filter_map(report_of).collect()
+}
+
+/// What the process behind `socket` says; none if it is dead.
+fn report_of(socket: PathBuf) -> Option<(PathBuf, Value)> {
+    let report = match control::ask(&socket, "status") {
+        Ok(report) => report,
+        Err(error) if left_behind(&error) => return None,
+        Err(error) => json!({
+            "kind": "stuck",
+            "socket": socket.display().to_string(),
+            "error": reason(&error),
+        }),
+    };
+    Some((socket, report))
 }
 
 /// Whether the socket is that of a process that died.
@@ -324,6 +375,10 @@ mod tests {
         ] {
             assert_eq!(reaches(listen, &address), expected, "{listen}");
         }
+        // By another of its names, which was not known.
+        let near: Address = "tcp://localhost:7440".parse().unwrap();
+        assert!(reaches("tcp://127.0.0.1:7440", &near) || reaches("tcp://[::1]:7440", &near));
+        assert!(!reaches("tcp://192.0.2.1:7440", &near) && !reaches("tcp://127.0.0.1:7441", &near));
     }
 
     #[test]

@@ -56,8 +56,8 @@ enum Subject {
     Remote(Target),
     /// A directory of this machine.
     Dir(PathBuf),
-    /// A mount of dray.
-    Mount(PathBuf),
+    /// A mount of dray, or a directory in it.
+    Mount { at: PathBuf, dir: PathBuf },
 }
 
 /// Measures and shows.
@@ -74,7 +74,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     match &subject {
         Subject::Remote(target) => survey.target(target, options, &loopback)?,
         Subject::Dir(dir) => survey.dir(dir, &loopback)?,
-        Subject::Mount(dir) => survey.mount(dir, &loopback)?,
+        Subject::Mount { at, dir } => survey.mount(at, dir, &loopback)?,
     }
     survey.finish()
 }
@@ -89,22 +89,23 @@ fn check(args: &SurveyArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn subject(text: &str) -> Result<Subject, Failure> {
-    if text.contains("://") {
+fn subject(target: &Path) -> Result<Subject, Failure> {
+    if let Some(text) = target.to_str().filter(|text| text.contains("://")) {
         return text.parse().map(Subject::Remote).map_err(Failure::usage);
     }
-    let followed = mount_table::follow(Path::new(text));
-    let followed = followed.doing(|| format!("cannot survey {text}"))?;
-    let at = followed.path.clone();
-    if followed.mounted_there().is_some() {
-        return Ok(Subject::Mount(at));
+    let shown = target.display();
+    let followed = mount_table::follow(target);
+    let followed = followed.doing(|| format!("cannot survey {shown}"))?;
+    let dir = followed.path;
+    if !dir.is_dir() {
+        return Err(Failure::usage(format!(
+            "{shown} is neither a directory nor a target such as dray://HOST/NAME"
+        )));
     }
-    match at.is_dir() {
-        true => Ok(Subject::Dir(at)),
-        false => Err(Failure::usage(format!(
-            "{text} is neither a directory nor a target such as dray://HOST/NAME"
-        ))),
-    }
+    Ok(match followed.mount {
+        Some(mount) => Subject::Mount { at: mount.at, dir },
+        None => Subject::Dir(dir),
+    })
 }
 
 /// That there is a server, and lets us in: what is wrong shows in the exit code.
@@ -162,8 +163,8 @@ impl Survey<'_> {
         self.blocks("full", &place)
     }
 
-    fn mount(&mut self, dir: &Path, loopback: &Place) -> Result<(), Failure> {
-        let mount = rig::mount_process(dir);
+    fn mount(&mut self, at: &Path, dir: &Path, loopback: &Place) -> Result<(), Failure> {
+        let mount = rig::mount_process(at);
         let server = mount.as_ref().and_then(|(_, target)| status::served_here(target));
         let pids = [mount.map(|(pid, _)| pid), server.as_ref().map(|(pid, _)| *pid)];
         self.pings("transport", loopback)?;

@@ -68,7 +68,7 @@ impl Exports {
             return Ok(export.clone());
         }
         if self.pools.contains_key(name) {
-            let what = "is not open yet: the file system below it has not answered so far";
+            let what = "is not open yet: `dray status` on the server's machine says since when";
             return Err(refused(Errno::EAGAIN, format!("export `{name}` {what}")));
         }
         let known: Vec<&str> = self.pools.keys().map(String::as_str).collect();
