@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use common::{Rig, is_mounted, wait_for};
@@ -230,6 +231,94 @@ fn a_full_disk_is_an_error_of_the_write_and_of_nothing_else() {
     fs::write(at.join("next"), vec![2; 1 << 20]).unwrap();
     rig.umount(&at);
     rig.end_server(libc::SIGTERM);
+}
+
+/// If a write of aio(7) fails, or one past the cache, the kernel cuts the file to the size that it
+/// believes in: what another mount had written behind that was lost.
+#[test]
+fn a_write_that_fails_cuts_off_nothing_that_others_wrote() {
+    const OTHERS_BYTES: usize = 1 << 20;
+    common::on_transports(|transport| {
+        for mode in ["strict", "close-to-open"] {
+            let mut rig = Rig::new();
+            let export = rig.path("export");
+            let _small = Tmpfs::new(&export, "size=4m").unwrap();
+            let empty_bytes = free_bytes(&export);
+            rig.serve(&[]);
+            let options = format!("consistency={mode},{transport}");
+            let (one, other) = (rig.mount("one", &options), rig.mount("other", &options));
+            for way in ["aio", "aio and O_DIRECT", "O_DIRECT", "pwrite"] {
+                let flags = if way.contains("DIRECT") { libc::O_DIRECT } else { 0 };
+                let mut open = File::options();
+                let file = open.read(true).write(true).create(true).custom_flags(flags);
+                let file = file.open(one.join("file")).unwrap();
+                fs::write(other.join("file"), vec![b'o'; OTHERS_BYTES]).unwrap();
+                let mut full = File::create(export.join("full")).unwrap();
+                while full.write_all(&[0; 4096]).is_ok() {}
+                let data = Page(vec![b'x'; 12_288]);
+                let at = 2 * OTHERS_BYTES as u64;
+                let written = match way.starts_with("aio") {
+                    true => write_by_aio(&file, at, data.aligned()),
+                    false => file.write_at(data.aligned(), at),
+                };
+                let case = format!("{way}, {options}: {written:?}");
+                assert!(written.is_err(), "{case}");
+                let left = fs::read(export.join("file")).unwrap();
+                assert!(left == [b'o'; OTHERS_BYTES], "{case}: {} bytes are left", left.len());
+                // Whoever has the file cut himself means it.
+                file.set_len(10).unwrap();
+                assert_eq!(fs::metadata(export.join("file")).unwrap().len(), 10, "{case}");
+                drop((file, full));
+                fs::remove_file(export.join("full")).unwrap();
+                fs::remove_file(one.join("file")).unwrap();
+                // The server hears of a close a little later.
+                wait_for("the space of both", || free_bytes(&export) == empty_bytes);
+            }
+            [one, other].iter().for_each(|mount| rig.umount(mount));
+            rig.end_server(libc::SIGTERM);
+        }
+    });
+}
+
+fn free_bytes(at: &Path) -> u64 {
+    // SAFETY: the kernel fills in what is zero, and so valid, before.
+    unsafe {
+        let mut stat: libc::statvfs = std::mem::zeroed();
+        assert_eq!(libc::statvfs(c_path(at).as_ptr(), &mut stat), 0);
+        stat.f_bfree * stat.f_frsize
+    }
+}
+
+/// Data of which a part begins at a page and is as long as some.
+struct Page(Vec<u8>);
+
+impl Page {
+    fn aligned(&self) -> &[u8] {
+        let before = self.0.as_ptr().align_offset(4096);
+        &self.0[before..before + 4096]
+    }
+}
+
+/// Writes by aio(7), and waits for what becomes of it.
+fn write_by_aio(file: &File, at: u64, data: &[u8]) -> io::Result<usize> {
+    const PWRITE: u64 = 1; // IOCB_CMD_PWRITE
+    let fd = file.as_raw_fd() as u64;
+    // struct iocb in linux/aio_abi.h
+    let request = [0, 0, fd << 32 | PWRITE, data.as_ptr() as u64, data.len() as u64, at, 0, 0];
+    let (mut context, mut event) = (0u64, [0i64; 4]);
+    let none = std::ptr::null::<libc::timespec>();
+    // SAFETY: everything outlives the calls, the last of which waits for the end.
+    let done = unsafe {
+        assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &mut context), 0);
+        let done = match libc::syscall(libc::SYS_io_submit, context, 1, &[&request]) {
+            1 => libc::syscall(libc::SYS_io_getevents, context, 1, 1, &mut event, none),
+            error => error,
+        };
+        let error = io::Error::last_os_error();
+        libc::syscall(libc::SYS_io_destroy, context);
+        if done == 1 { event[2] } else { return Err(error) }
+    };
+    usize::try_from(done).map_err(|_| io::Error::from_raw_os_error(-done as i32))
 }
 
 /// The journal of a session needs room in the state directory. Without it a client is told

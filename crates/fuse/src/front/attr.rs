@@ -24,6 +24,10 @@ impl Worker {
                 let attr = self.getattr(cx, node, fh).await?;
                 Ok(Answer::Small(reply::statx(&attr, valid)))
             }
+            Operation::Setattr(ref args) if self.undoes_a_write(cx, args) => {
+                let attr = self.getattr(cx, node, Some(args.fh)).await?;
+                Ok(Answer::Small(reply::attr(&attr, valid)))
+            }
             Operation::Setattr(ref args) => {
                 let set = changes(args);
                 let attr = match args.valid & fattr::FH {

@@ -53,7 +53,11 @@ impl Worker {
             sync: flags as i32 & libc::O_DSYNC != 0, // part of O_SYNC
             kill_set_id: write_flags & abi::WRITE_KILL_SUIDGID != 0,
         };
-        let written = file.write(cx, how, message.data(size as usize)).await?;
+        let written = file.write(cx, how, message.data(size as usize)).await;
+        if !from_cache && !written.as_ref().is_ok_and(|written| *written >= size as usize) {
+            self.note_failed_write(cx, fh, at.saturating_add(u64::from(size))).await;
+        }
+        let written = written?;
         self.shared.flights.has_written(self.index, written);
         Ok(Answer::Small(Small::new().u32(written.min(size as usize) as u32).u32(0)))
     }

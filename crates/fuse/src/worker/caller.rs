@@ -97,10 +97,32 @@ pub(crate) fn process_ends(process: Pid) -> bool {
     threads.flatten().all(ends)
 }
 
-/// Whether the thread `pid` sleeps deeply: one that waits for the kernel's FUSE does so
-/// once it has been signalled, and lightly before.
+/// How a thread sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// Until anything wakes it, signals included.
+    Light,
+    /// Until what it waits for is there, or it is killed.
+    Deep,
+    /// It runs, or is about to.
+    Awake,
+}
+
+/// How the thread `pid` sleeps; none if that is not to be seen, or it is no more. One that waits
+/// for the kernel's FUSE sleeps lightly until it is signalled, and deeply from then on; or deeply
+/// from the beginning if it waits for all parts of an asynchronous write.
+pub(crate) fn sleep_of(pid: Pid) -> Option<Sleep> {
+    match state_in(&status_of(pid).ok()?)? {
+        'Z' | 'X' => None,
+        'D' => Some(Sleep::Deep),
+        'R' => Some(Sleep::Awake),
+        _ => Some(Sleep::Light),
+    }
+}
+
+/// Whether the thread `pid` sleeps deeply.
 pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
-    status_of(pid).is_ok_and(|status| state_in(&status) == Some('D'))
+    sleep_of(pid) == Some(Sleep::Deep)
 }
 
 #[cfg(test)]

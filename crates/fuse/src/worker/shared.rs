@@ -12,6 +12,7 @@ use crate::options::Options;
 use crate::state::State;
 use crate::state::capabilities::Capabilities;
 use crate::state::changes::Changes;
+use crate::state::failed_writes::FailedWrites;
 use crate::state::handles::Handles;
 use crate::state::nodes::Nodes;
 use crate::worker::flight::Flights;
@@ -31,6 +32,7 @@ pub(crate) struct Shared {
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
     pub(crate) changes: Changes,
+    pub(crate) failed_writes: FailedWrites,
     /// Somebody looks after callers.
     pub(crate) looks_after: AtomicBool,
 }
@@ -63,6 +65,7 @@ impl Shared {
             versions: Versions::default(),
             capabilities: Capabilities::default(),
             changes: Changes::default(),
+            failed_writes: FailedWrites::default(),
             looks_after: AtomicBool::new(false),
         }
     }
