@@ -391,6 +391,11 @@ fn who_a_thread_is_counts_at_once_and_its_groups_do() {
             c_path(&path)
         };
         let (own, of_group) = (make("own", (1001, 1001), 0o600), make("group", (0, GROUP), 0o640));
+        let closed = mount.path("closed");
+        fs::create_dir(&closed).unwrap();
+        chown(&closed, Some(0), Some(GROUP)).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o750)).unwrap();
+        let within = make("closed/within", (0, 0), 0o644);
         // SAFETY: the child makes system calls only.
         let status = unsafe {
             let child = libc::fork();
@@ -422,7 +427,14 @@ fn who_a_thread_is_counts_at_once_and_its_groups_do() {
                 if libc::access(of_group.as_ptr(), libc::R_OK) != 0 {
                     libc::_exit(4);
                 }
+                // His groups let him in on the way there, too.
+                if libc::access(within.as_ptr(), libc::R_OK) != 0 {
+                    libc::_exit(6);
+                }
                 libc::setgroups(0, &GROUP);
+                if libc::access(within.as_ptr(), libc::R_OK) == 0 {
+                    libc::_exit(7);
+                }
                 if libc::access(of_group.as_ptr(), libc::R_OK) == 0 {
                     libc::_exit(5);
                 }
