@@ -24,7 +24,7 @@ impl Worker {
                 let attr = self.getattr(cx, node, fh).await?;
                 Ok(Answer::Small(reply::statx(&attr, valid)))
             }
-            Operation::Setattr(ref args) if self.undoes_a_write(cx, args) => {
+            Operation::Setattr(ref args) if self.undoes_a_write(cx, args).await => {
                 let attr = self.getattr(cx, node, Some(args.fh)).await?;
                 Ok(Answer::Small(reply::attr(&attr, valid)))
             }

@@ -54,8 +54,8 @@ impl Worker {
             kill_set_id: write_flags & abi::WRITE_KILL_SUIDGID != 0,
         };
         let written = file.write(cx, how, message.data(size as usize)).await;
-        if !from_cache && !written.as_ref().is_ok_and(|written| *written >= size as usize) {
-            self.note_failed_write(cx, fh, at.saturating_add(u64::from(size))).await;
+        if !written.as_ref().is_ok_and(|written| *written >= size as usize) {
+            self.note_failed_write();
         }
         let written = written?;
         self.shared.flights.has_written(self.index, written);

@@ -64,7 +64,6 @@ impl Worker {
             self.shared.flights.begin(self.index, request.head, waits);
         self.heed(overtaken);
         self.look_after_callers();
-        self.note_what_follows(&request);
         let mut cx = self.context(&request);
         cx.cancel = Some(cancel);
         let result = self.dispatch(&mut cx, &request, message).await;

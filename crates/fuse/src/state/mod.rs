@@ -3,7 +3,6 @@
 
 pub(crate) mod capabilities;
 pub(crate) mod changes;
-pub(crate) mod failed_writes;
 pub(crate) mod handles;
 pub(crate) mod moved;
 pub(crate) mod nodes;

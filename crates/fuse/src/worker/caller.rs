@@ -97,32 +97,34 @@ pub(crate) fn process_ends(process: Pid) -> bool {
     threads.flatten().all(ends)
 }
 
-/// How a thread sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sleep {
-    /// Until anything wakes it, signals included.
-    Light,
-    /// Until what it waits for is there, or it is killed.
-    Deep,
-    /// It runs, or is about to.
-    Awake,
-}
-
-/// How the thread `pid` sleeps; none if that is not to be seen, or it is no more. One that waits
-/// for the kernel's FUSE sleeps lightly until it is signalled, and deeply from then on; or deeply
-/// from the beginning if it waits for all parts of an asynchronous write.
-pub(crate) fn sleep_of(pid: Pid) -> Option<Sleep> {
-    match state_in(&status_of(pid).ok()?)? {
-        'Z' | 'X' => None,
-        'D' => Some(Sleep::Deep),
-        'R' => Some(Sleep::Awake),
-        _ => Some(Sleep::Light),
-    }
-}
-
-/// Whether the thread `pid` sleeps deeply.
+/// Whether the thread `pid` sleeps deeply: one that waits for the kernel's FUSE does so
+/// once it has been signalled, and lightly before.
 pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
-    sleep_of(pid) == Some(Sleep::Deep)
+    status_of(pid).is_ok_and(|status| state_in(&status) == Some('D'))
+}
+
+/// What a thread is seen doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// It waits in the system call of this number; negative: in none.
+    Waits(i64),
+    /// It runs, or is about to.
+    Runs,
+    /// That is not to be seen: its end has come, or we may not trace it (ptrace(2)).
+    Unseen,
+}
+
+/// Which system call the thread `pid` is in.
+pub(crate) fn call_of(pid: Pid) -> Call {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/syscall")) else {
+        return Call::Unseen;
+    };
+    let number = text.split_ascii_whitespace().next();
+    match number.and_then(|number| number.parse().ok()) {
+        Some(number) => Call::Waits(number),
+        None if number == Some("running") => Call::Runs,
+        None => Call::Unseen,
+    }
 }
 
 #[cfg(test)]
@@ -152,5 +154,29 @@ mod tests {
         assert_eq!(outlook(none), (Outlook::Gone, None));
         assert!(process_ends(none) && !sleeps_deeply(none));
         assert_eq!(outlook(Pid(0)), (Outlook::Unseen, None));
+    }
+
+    #[test]
+    fn it_shows_in_which_call_one_waits() {
+        // SAFETY: it only tells a number.
+        let own = Pid(unsafe { libc::gettid() } as u32);
+        assert_eq!(call_of(own), Call::Waits(libc::SYS_read), "it is reading this");
+        assert_eq!(call_of(Pid(0x7fff_fff0)), Call::Unseen);
+        let parked = std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let other = scope.spawn(move || {
+                // SAFETY: as above.
+                tell.send(Pid(unsafe { libc::gettid() } as u32)).unwrap();
+                std::thread::park();
+            });
+            let pid = told.recv().unwrap();
+            let parked = (0..30_000).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                call_of(pid) == Call::Waits(libc::SYS_futex)
+            });
+            other.thread().unpark();
+            parked
+        });
+        assert!(parked);
     }
 }

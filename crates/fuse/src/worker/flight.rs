@@ -238,11 +238,6 @@ impl Flights {
         self.with(unique, |_| ()).is_some()
     }
 
-    /// Whether the caller of `unique`, which is under way, has been signalled meanwhile.
-    pub(crate) fn is_signalled(&self, unique: u64) -> bool {
-        self.with(unique, |flight| flight.watched).unwrap_or(false)
-    }
-
     /// Cancels `unique`, if it is still under way.
     pub(crate) fn cancel(&self, unique: u64) {
         self.with(unique, |flight| flight.cancel.set());

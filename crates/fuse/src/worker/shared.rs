@@ -12,7 +12,6 @@ use crate::options::Options;
 use crate::state::State;
 use crate::state::capabilities::Capabilities;
 use crate::state::changes::Changes;
-use crate::state::failed_writes::FailedWrites;
 use crate::state::handles::Handles;
 use crate::state::nodes::Nodes;
 use crate::worker::flight::Flights;
@@ -32,7 +31,8 @@ pub(crate) struct Shared {
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
     pub(crate) changes: Changes,
-    pub(crate) failed_writes: FailedWrites,
+    /// Some write failed, which the kernel may undo.
+    pub(crate) writes_fail: AtomicBool,
     /// Somebody looks after callers.
     pub(crate) looks_after: AtomicBool,
 }
@@ -65,7 +65,7 @@ impl Shared {
             versions: Versions::default(),
             capabilities: Capabilities::default(),
             changes: Changes::default(),
-            failed_writes: FailedWrites::default(),
+            writes_fail: AtomicBool::new(adopted), // a predecessor does not tell
             looks_after: AtomicBool::new(false),
         }
     }
