@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dray_core::{Errno, FileId, FileSystem, Name, SetAttr, Uid, XattrSet};
+use dray_core::{Errno, FileId, FileSystem, Gid, Name, OpenHow, SetAttr, Uid, XattrSet};
 use dray_fabric::sim::Network;
 use dray_rpc::server::Sabotage;
 use dray_rt::{Scope, now, sleep};
@@ -31,7 +31,6 @@ fn what_was_opened_for_one_user_is_not_anothers() {
 enum Taking {
     Mode,
     Owner,
-    List,
 }
 
 impl Taking {
@@ -42,11 +41,6 @@ impl Taking {
             Taking::Owner => {
                 let set = SetAttr { mode: Some(0o600), uid: Some(Uid(5)), ..SetAttr::default() };
                 by.fs.setattr(&cx, id, set).await.unwrap();
-            }
-            Taking::List => {
-                let name = b"system.posix_acl_access";
-                let _ = by.fs.setxattr(&cx, id, name, &[2, 0, 0, 0], XattrSet::Any).await;
-                by.chmod(id, 0).await;
             }
         }
     }
@@ -72,11 +66,60 @@ async fn opened_without_right(seed: u64, sabotage: Option<Sabotage>, taking: Tak
 
 #[test]
 fn a_right_that_another_client_took_away_is_gone() {
-    for taking in [Taking::Mode, Taking::Owner, Taking::List] {
+    for taking in [Taking::Mode, Taking::Owner] {
         for seed in 0..50 {
             let opened = simulate(seed, opened_without_right(seed, None, taking));
             assert!(!opened, "seed {seed}: {taking:?}");
         }
+    }
+}
+
+/// What another client does to the file, and whether it can take a right away.
+const CHANGES: [(&str, bool); 8] = [
+    ("mode", true),
+    ("owner", true),
+    ("list", true),
+    ("no list", true),
+    ("label", true),
+    ("flags", true),
+    ("note", false),
+    ("size", false),
+];
+
+/// Whether the file system below has such a thing does not matter: it is waited for before it is
+/// asked.
+async fn change(what: &str, by: &Program, id: FileId) {
+    const LIST: &[u8] = b"system.posix_acl_access";
+    let (cx, set) = (by.cx_of(0), SetAttr::default());
+    let file = by.fs.open(&cx, id, OpenHow::READ_WRITE).await.unwrap();
+    let setxattr = |name| by.fs.setxattr(&cx, id, name, b"value", XattrSet::Any);
+    let _ = match what {
+        "mode" => by.fs.setattr(&cx, id, SetAttr { mode: Some(0o666), ..set }).await.map(drop),
+        "owner" => by.fs.setattr(&cx, id, SetAttr { gid: Some(Gid(5)), ..set }).await.map(drop),
+        "list" => setxattr(LIST).await,
+        "no list" => by.fs.removexattr(&cx, id, LIST).await,
+        "label" => setxattr(b"security.selinux").await,
+        "flags" => file.set_flags(&cx, 0).await,
+        "note" => setxattr(b"user.note").await,
+        _ => by.fs.setattr(&cx, id, SetAttr { size: Some(5), ..set }).await.map(drop),
+    };
+    file.close(&cx).await.unwrap();
+}
+
+#[test]
+fn whatever_can_take_a_right_away_waits_and_nothing_else_does() {
+    for (what, waits) in CHANGES {
+        simulate(18, async {
+            let network = Network::new();
+            let (_server, _life, program, id) = learned(&network, None).await;
+            let other = Program::mount(&network, 8).await;
+            program.lookup(FILE).await.unwrap();
+            assert_eq!(program.made(), 1, "nothing was opened ahead");
+            let begin = now();
+            change(what, &other, id).await;
+            let waited = begin.elapsed();
+            assert_eq!(waited >= Duration::from_millis(4), waits, "{what}: {waited:?}");
+        });
     }
 }
 
