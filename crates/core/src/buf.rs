@@ -8,14 +8,36 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::io;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, Range};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Whatever keeps a buffer's memory valid and in place until it is dropped.
-pub trait Memory: Send + Sync + 'static {}
+pub trait Memory: Send + Sync + 'static {
+    /// Where the content lies, if that is not the memory.
+    fn pages(&self) -> Option<&dyn Pages> {
+        None
+    }
+}
+
+/// Takes bytes out of a pipe: it is told the pipe's end and how many at most, and answers how many
+/// they were.
+pub type Take<'a> = &'a mut dyn FnMut(BorrowedFd<'_>, usize) -> io::Result<usize>;
+
+/// Content of a buffer that lies in pages of the kernel, which can move it on without our copying
+/// it. For whoever looks at the buffer it is copied into the memory first.
+pub trait Pages: Send + Sync {
+    /// Has `to` take what lies behind the first `at` bytes, which have been taken before. None
+    /// where the content is in the memory. Errors: those of `to`.
+    fn take(&self, at: usize, to: Take<'_>) -> Option<io::Result<usize>>;
+
+    /// Copies the content into the memory, if it is not there. Nothing may have been taken.
+    fn fetch(&self);
+}
 
 static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
 
@@ -80,6 +102,22 @@ impl BufMut {
         BufMut { start, room_bytes: capacity_bytes, filled_bytes: 0, owner }
     }
 
+    /// The same memory filled with `bytes` that lie in pages: `make` is given the memory's
+    /// beginning and its owner, and returns the owner of both. Asserts that there is room.
+    ///
+    /// # Safety
+    /// [`Pages::fetch`] of the new owner initialises that many bytes from the beginning on. It
+    /// writes to the memory when it is called for the first time, and never again.
+    pub unsafe fn filled_with_pages(
+        self,
+        bytes: usize,
+        make: impl FnOnce(NonNull<u8>, Arc<dyn Memory>) -> Arc<dyn Memory>,
+    ) -> BufMut {
+        assert!(bytes <= self.room_bytes && self.filled_bytes == 0);
+        let owner = make(self.start, self.owner);
+        BufMut { start: self.start, room_bytes: self.room_bytes, filled_bytes: bytes, owner }
+    }
+
     /// Bytes that it can hold in all.
     pub fn capacity(&self) -> usize {
         self.room_bytes
@@ -102,6 +140,7 @@ impl BufMut {
 
     /// The filled part.
     pub fn filled(&self) -> &[u8] {
+        fetch(&*self.owner);
         // SAFETY: the first `filled_bytes` are initialised, and we are their only user.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.filled_bytes) }
     }
@@ -203,6 +242,13 @@ impl fmt::Debug for BufMut {
     }
 }
 
+/// Has the content in the memory.
+fn fetch(owner: &dyn Memory) {
+    if let Some(pages) = owner.pages() {
+        pages.fetch();
+    }
+}
+
 /// A shared, immutable buffer: cheap to clone and to slice.
 #[derive(Clone)]
 pub struct Buf {
@@ -226,8 +272,24 @@ impl Buf {
         Buf { start, len_bytes, owner }
     }
 
+    /// Where its content lies, if that is not its memory.
+    pub fn pages(&self) -> Option<&dyn Pages> {
+        self.owner.pages()
+    }
+
+    /// Bytes in it. Its content stays where it is.
+    pub fn len(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
     /// A part of it, over the same memory. Asserts that `range` is within.
     pub fn slice(&self, range: Range<usize>) -> Buf {
+        fetch(&*self.owner); // parts of pages are nobody's
         assert!(range.start <= range.end && range.end <= self.len_bytes);
         Buf {
             // SAFETY: the start is within the buffer.
@@ -241,6 +303,7 @@ impl Buf {
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
+        fetch(&*self.owner);
         // SAFETY: initialised, and not written while we live.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
     }

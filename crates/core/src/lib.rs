@@ -20,7 +20,7 @@ mod name;
 mod op;
 
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
-pub use buf::{Buf, BufMut, Memory, copied_bytes};
+pub use buf::{Buf, BufMut, Memory, Pages, Take, copied_bytes};
 pub use context::{Cancel, Class, Context, Identity};
 pub use dir::{DirEntry, DirPage};
 pub use errno::Errno;

@@ -9,6 +9,7 @@ mod address;
 mod connect;
 mod frame;
 mod listen;
+mod pages;
 mod peek;
 mod pool;
 pub mod sim;
@@ -44,6 +45,13 @@ pub trait Sink: Send {
         head: &[u8],
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>>;
+
+    /// Whether the data behind this head are for a file of this machine: where there are many
+    /// they may stay in pages of the kernel then ([`dray_core::Pages`]).
+    fn is_for_a_file(&self, head: &[u8]) -> bool {
+        let _ = head;
+        false
+    }
 
     /// A whole frame is there. An error ends the connection.
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()>;

@@ -303,7 +303,7 @@ pub struct SimConnection {
 
 impl Connection for SimConnection {
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
-        crate::frame::Prefix::of(head, data.as_deref().map_or(0, <[u8]>::len))?;
+        crate::frame::Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
         let weather = self.network.lock().weather;
         let breaks = one_in(weather.break_one_in);
         let delivered = !breaks || one_in(weather.deliver_then_break_one_in);

@@ -6,7 +6,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, BufMut, DirPage, Errno, Error, FileId, FileType, IO_MAX_BYTES, Result, Seek, Write,
+    Allocate, Buf, BufMut, DirPage, Errno, Error, FileId, FileType, IO_MAX_BYTES, Result, Seek,
+    Write,
 };
 
 use super::attrs::clear_set_id;
@@ -100,7 +101,7 @@ pub(crate) fn write(
     caller: &Caller,
     file: &FileState,
     how: Write,
-    from: &[u8],
+    from: &Buf,
     may_block: bool,
 ) -> Option<Result<usize>> {
     if file.appends_only() && !how.append {
@@ -129,7 +130,8 @@ pub(crate) fn write(
             sys::set_append(fd.as_fd(), how.append)?;
         }
         if !how.append {
-            return write_all(&fd, how.at, from, sync);
+            let moved = if sync == 0 { move_all(&fd, how.at, from) } else { None };
+            return moved.unwrap_or_else(|| write_all(&fd, how.at, from, sync));
         }
         let written = append_all(&fd, from)?;
         // The whole file was taken: wait for the media without it.
@@ -144,6 +146,29 @@ pub(crate) fn write(
         _ => file.written(),
     }
     Some(written)
+}
+
+/// Has the kernel move what lies in its pages; answers how far it came. None, and nothing moved, if
+/// it lies in memory, or cannot be moved into this file: writing it says why.
+fn move_all(fd: &OwnedFd, at: u64, from: &Buf) -> Option<Result<usize>> {
+    let pages = from.pages()?;
+    let mut done = 0;
+    while done < from.len() {
+        let at = at.saturating_add(done as u64);
+        let moved = pages.take(done, &mut |pipe, len_bytes| {
+            sys::splice(pipe, fd.as_fd(), at, len_bytes).map_err(to_io)
+        })?;
+        match moved {
+            Ok(count) if count > 0 => done += count,
+            _ if done > 0 => break,
+            _ => return None,
+        }
+    }
+    Some(Ok(done))
+}
+
+fn to_io(errno: Errno) -> std::io::Error {
+    std::io::Error::from_raw_os_error(errno.raw())
 }
 
 fn write_all(fd: &OwnedFd, at: u64, from: &[u8], flags: i32) -> Result<usize> {

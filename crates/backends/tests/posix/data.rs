@@ -1,5 +1,7 @@
 //! The content of files.
 
+use std::io::Write as _;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use crate::rig::*;
@@ -94,6 +96,92 @@ fn a_full_disk_says_so() {
         let more = Allocate { flags: 0, at: 0, len_bytes: 4 << 20 };
         assert_eq!(errno(file.allocate(cx, more).await), Errno::ENOSPC);
         assert_eq!(kit.fs.statfs(cx).await.unwrap().blocks_available, 0);
+    });
+}
+
+/// Content in a pipe, over memory with something else in it.
+struct Piped {
+    pipe: (std::io::PipeReader, std::io::PipeWriter),
+    bytes: usize,
+    /// The kernel does not move it.
+    stuck: bool,
+}
+
+impl Memory for Piped {
+    fn pages(&self) -> Option<&dyn Pages> {
+        Some(self)
+    }
+}
+
+impl Pages for Piped {
+    fn take(&self, at: usize, to: Take<'_>) -> Option<std::io::Result<usize>> {
+        match self.stuck {
+            true => Some(Err(std::io::Error::from_raw_os_error(libc::EINVAL))),
+            false => Some(to(self.pipe.0.as_fd(), self.bytes - at)),
+        }
+    }
+
+    fn fetch(&self) {}
+}
+
+const IN_MEMORY: &[u8] = &[b'm'; IO_MAX_BYTES];
+
+fn piped(content: &[u8], stuck: bool) -> Buf {
+    let pipe = std::io::pipe().unwrap();
+    // SAFETY: numbers only.
+    let size =
+        unsafe { libc::fcntl(pipe.1.as_raw_fd(), libc::F_SETPIPE_SZ, IO_MAX_BYTES as libc::c_int) };
+    assert!(size >= IO_MAX_BYTES as libc::c_int);
+    (&pipe.1).write_all(content).unwrap();
+    let owner = Arc::new(Piped { pipe, bytes: content.len(), stuck });
+    // SAFETY: the memory is there for ever, and nobody writes it.
+    unsafe { Buf::over(std::ptr::NonNull::from(&IN_MEMORY[0]), content.len(), owner) }
+}
+
+#[test]
+fn what_lies_in_pages_is_moved_to_its_place() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let (_, file) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
+        let data: Vec<u8> = (0..IO_MAX_BYTES as u32).map(|at| ((at * 31) >> 3) as u8).collect();
+        for at in [0, 5000] {
+            let written = file.write(cx, Write::at(at), piped(&data, false)).await.unwrap();
+            assert_eq!(
+                (written, get(cx, &*file, at, written + 1).await.unwrap()),
+                (data.len(), data.clone())
+            );
+        }
+        // Behind the end of what is there, through the memory.
+        let at = 2 << 20;
+        let (append, sync) =
+            (Write { append: true, ..Write::at(0) }, Write { sync: true, ..Write::at(at) });
+        for (how, stuck) in [(Write::at(at), true), (sync, false), (append, false)] {
+            let end = file.getattr(cx).await.unwrap().size;
+            assert_eq!(file.write(cx, how, piped(&data, stuck)).await.unwrap(), data.len());
+            let at = if how.append { end } else { at };
+            assert!(get(cx, &*file, at, data.len()).await.unwrap() == IN_MEMORY);
+        }
+        assert_eq!(
+            errno(file.write(cx, Write::at(u64::MAX), piped(b"x", false)).await),
+            Errno::EFBIG
+        );
+    });
+}
+
+#[test]
+fn of_what_lies_in_pages_a_full_disk_takes_a_part() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 1) else { return };
+    on(&disk, plain(), async |kit| {
+        let cx = &kit.root_user;
+        let (_, file) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
+        let data = vec![7; IO_MAX_BYTES];
+        let at = put(cx, &*file, 0, &data[..512 << 10]).await.unwrap();
+        let written = file.write(cx, Write::at(at as u64), piped(&data, false)).await.unwrap();
+        assert!(written > 0 && written < data.len(), "{written}");
+        let end = (at + written) as u64;
+        assert_eq!(get(cx, &*file, 0, data.len()).await.unwrap(), data[..at + written]);
+        let error = file.write(cx, Write::at(end), piped(&data, false)).await;
+        assert_eq!(errno(error), Errno::ENOSPC);
     });
 }
 

@@ -5,6 +5,7 @@
 //! in that turn: one system call and one wake-up of the other end for all of it. What other
 //! threads send, and what is large, goes out at once.
 
+mod landing;
 mod queue;
 mod receive;
 mod socket;
@@ -95,7 +96,7 @@ impl StreamConnection {
     }
 
     fn try_send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
-        let prefix = Prefix::of(head, data.as_deref().map_or(0, <[u8]>::len))?;
+        let prefix = Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
         let mut out = self.out();
         if out.closed {
             return Err(closed());

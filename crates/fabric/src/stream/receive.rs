@@ -7,6 +7,7 @@ use std::time::Duration;
 use dray_core::BufMut;
 use dray_rt::{Instant, Interest, Source, now};
 
+use super::landing::Landing;
 use super::socket::{read2, set_low_water};
 use crate::Sink;
 use crate::frame::{PREFIX_BYTES, Prefix};
@@ -23,6 +24,8 @@ const BULK_BYTES: usize = 32 << 10;
 const PATIENT_FROM_BYTES: usize = 128 << 10;
 /// How much that part is at most.
 const PATIENT_FOR_BYTES: usize = 256 << 10;
+/// Frames that are copied before it is tried again whether data come in large pieces.
+const SMALL_PIECES_FOR: u64 = 1000;
 /// System calls made before other tasks get their turn.
 const READS_PER_TURN: usize = 64;
 /// Frames are handled for so long before other tasks get their turn: one end may ask for a hundred
@@ -41,6 +44,8 @@ pub(super) struct Receiver {
     bulk: bool,
     /// The socket's low-water mark, bytes.
     low_water_bytes: usize,
+    /// Data may stay in pages from this frame on.
+    in_pages_from: u64,
     /// Frames and bytes received so far.
     pub(super) frames: u64,
     pub(super) bytes: u64,
@@ -53,7 +58,7 @@ enum State {
     /// The head is there; memory for the data is awaited.
     Place { head: Vec<u8>, data_bytes: usize },
     /// Data are landing.
-    Data { head: Vec<u8>, data_bytes: usize, into: BufMut },
+    Data { head: Vec<u8>, data_bytes: usize, into: Landing },
 }
 
 thread_local! {
@@ -103,19 +108,19 @@ impl Receiver {
             let read = match &mut self.state {
                 State::Data { data_bytes, into, .. } => {
                     let missing = *data_bytes - into.len();
-                    let target = &mut into.spare()[..missing];
-                    let read = source.poll_io(cx, Interest::Read, |fd| read2(fd, target, scratch));
-                    let Poll::Ready(read) = read? else { return Poll::Pending };
-                    // SAFETY: the kernel has filled that much of it.
-                    unsafe { into.advance(read.min(missing)) };
-                    self.bytes += read as u64;
-                    if read < missing + scratch.len() {
+                    let read = into.poll_read(cx, source, missing, scratch)?;
+                    let Poll::Ready(read) = read else { return Poll::Pending };
+                    self.bytes += read.bytes as u64;
+                    if into.in_small_pieces {
+                        self.in_pages_from = self.frames + SMALL_PIECES_FOR;
+                    }
+                    if read.drained {
                         source.drained();
                     }
-                    if read == 0 {
+                    if read.bytes == 0 {
                         return Poll::Ready(Err(end_of_stream()));
                     }
-                    read.saturating_sub(missing)
+                    read.behind
                 }
                 _ => {
                     let read = source.poll_io(cx, Interest::Read, |fd| read2(fd, &mut [], scratch));
@@ -196,13 +201,15 @@ impl Receiver {
             }
             match sink.poll_place(cx, head, prefix.data_bytes) {
                 Poll::Ready(into) => {
-                    let mut into = into?;
                     let here = bytes.len().min(prefix.data_bytes);
-                    into.put(&bytes[..here]);
-                    bytes = &bytes[here..];
+                    let (data, rest) = bytes.split_at(here);
+                    bytes = rest;
+                    let mut into = into?;
                     if here == prefix.data_bytes {
+                        into.put(data);
                         sink.frame(head, Some(into))?;
                     } else {
+                        let into = self.landing(sink, head, (into, prefix.data_bytes), data);
                         let head = head.to_vec();
                         self.state = State::Data { head, data_bytes: prefix.data_bytes, into };
                     }
@@ -229,23 +236,35 @@ impl Receiver {
                 return Poll::Pending;
             };
             let (head, data_bytes) = (std::mem::take(head), *data_bytes);
-            self.state = State::Data { head, data_bytes, into: into? };
             // What had been read behind the head comes first.
             let rest = std::mem::take(&mut self.rest);
-            if let State::Data { into, .. } = &mut self.state {
-                let here = rest.len().min(data_bytes);
-                into.put(&rest[..here]);
-                self.deliver_if_whole(sink)?;
-                self.take(cx, sink, &rest[here..], until)?;
-            }
+            let here = rest.len().min(data_bytes);
+            let into = self.landing(sink, &head, (into?, data_bytes), &rest[..here]);
+            self.state = State::Data { head, data_bytes, into };
+            self.deliver_if_whole(sink)?;
+            self.take(cx, sink, &rest[here..], until)?;
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Where data go of which `data` is here.
+    fn landing(
+        &self,
+        sink: &dyn Sink,
+        head: &[u8],
+        (into, data_bytes): (BufMut, usize),
+        data: &[u8],
+    ) -> Landing {
+        let stays = self.frames >= self.in_pages_from && sink.is_for_a_file(head);
+        let mut into = Landing::new(into, data_bytes, stays);
+        into.put(data);
+        into
     }
 
     fn deliver_if_whole(&mut self, sink: &mut dyn Sink) -> io::Result<()> {
         match std::mem::take(&mut self.state) {
             State::Data { head, data_bytes, into } if into.len() == data_bytes => {
-                sink.frame(&head, Some(into))
+                sink.frame(&head, Some(into.into_buffer()))
             }
             state => {
                 self.state = state;

@@ -30,6 +30,16 @@ pub(crate) fn write(fd: BorrowedFd<'_>, at: u64, from: &[u8], flags: i32) -> Sys
     Ok(count as usize)
 }
 
+/// splice(2) from a pipe into a file; bytes written.
+pub(crate) fn splice(pipe: BorrowedFd<'_>, fd: BorrowedFd<'_>, at: u64, len: usize) -> Sys<usize> {
+    let mut at = libc::loff_t::try_from(at).map_err(|_| Errno::EFBIG)?;
+    let (pipe, fd, none) = (pipe.as_raw_fd(), fd.as_raw_fd(), std::ptr::null_mut());
+    // SAFETY: the offset outlives the call.
+    let count =
+        call(|| unsafe { libc::splice(pipe, none, fd, &raw mut at, len, libc::SPLICE_F_MOVE) })?;
+    Ok(count as usize)
+}
+
 /// Has writes through `fd` go to the end of the file, or not, from now on. Errors: `EPERM` where
 /// the file takes appends only.
 pub(crate) fn set_append(fd: BorrowedFd<'_>, append: bool) -> Sys<()> {

@@ -208,7 +208,7 @@ impl CallInHand {
             return Executed::only(Reply::failure(&self.cx.cancelled()));
         };
         let amend = again.as_ref().and_then(|again| again.amend);
-        let data_bytes = data.as_deref().map_or(0, <[u8]>::len);
+        let data_bytes = data.as_ref().map_or(0, Buf::len);
         let mut plan = match call {
             Some(call) if again.is_none() => match self.intend(call, data_bytes).await {
                 Ok(plan) => plan,

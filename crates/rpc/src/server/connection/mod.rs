@@ -20,7 +20,7 @@ use crate::server::admission::{Crowd, Guest, Visit};
 use crate::server::identities::Identities;
 use crate::server::service::Inner;
 use crate::server::session::Session;
-use crate::wire::{CallHead, Input, Malformed, peek_unknown_op};
+use crate::wire::{Call, CallHead, Input, Malformed, peek_unknown_op};
 
 use handshake::Challenged;
 pub use handshake::wanted_export;
@@ -182,6 +182,13 @@ impl Sink for ServerSink {
             return Poll::Ready(Err(Malformed("data where none belongs").into()));
         }
         session.buffers.poll_get(cx, data_bytes).map(Ok)
+    }
+
+    fn is_for_a_file(&self, head: &[u8]) -> bool {
+        let mut input = Input(head);
+        let call =
+            CallHead::get_message(&mut input).and_then(|call| Call::get(call.op, &mut input));
+        matches!(call, Ok(Call::Write { how, .. }) if !how.append && !how.sync)
     }
 
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
