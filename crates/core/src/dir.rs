@@ -66,11 +66,6 @@ impl DirPage {
         self.entries.is_empty()
     }
 
-    /// Bytes of all names together.
-    pub fn name_bytes(&self) -> usize {
-        self.names.len()
-    }
-
     fn name(&self, entry: &DirEntry) -> &[u8] {
         let at = entry.name_at as usize;
         &self.names[at..at + entry.name_len as usize]

@@ -155,8 +155,6 @@ pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// GETLK, SETLK and SETLKW: this is flock(2).
 pub const LK_FLOCK: u32 = 1 << 0;
-/// RELEASE: a flock is to be released.
-pub const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 /// INVAL_ENTRY: let the entry expire rather than drop it.
 pub const EXPIRE_ONLY: u32 = 1 << 0;
 /// Type of the request extension that carries supplementary groups.

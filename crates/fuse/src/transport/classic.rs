@@ -123,17 +123,10 @@ pub(crate) async fn run(
         if in_a_row > ALONE_AFTER {
             device.ask_again();
         }
-        let read = read_or_stop(device, &mut buffer, writes, stopped.as_mut()).await;
-        let len = match read {
-            None | Some(Ok(0)) => return Ok(()),
-            Some(Ok(len)) => len,
-            Some(Err(error)) => match error.raw_os_error() {
-                // The request was withdrawn before it could be read.
-                Some(libc::ENOENT | libc::EINTR) => continue,
-                // Unmounted; aborted.
-                Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(()),
-                _ => return Err(error),
-            },
+        let len = match next_request(device, &mut buffer, writes, stopped.as_mut()).await? {
+            Came::Request(len) => len,
+            Came::Withdrawn => continue,
+            Came::End => return Ok(()),
         };
         writes = len > SMALL_BYTES;
         let message = if writes {
@@ -206,15 +199,25 @@ fn serve(worker: &Arc<Worker>, line: &Arc<Line>, message: Buf, buffers: &Arc<Buf
     head.pid
 }
 
-/// The next request, of which `writes` guesses that it is a large WRITE; none once `stop` is
-/// set and no request is there.
-async fn read_or_stop(
+/// What came of waiting for a request.
+enum Came {
+    /// One of so many bytes.
+    Request(usize),
+    /// One that was withdrawn before it could be read.
+    Withdrawn,
+    /// The mount has ended, or was to be left.
+    End,
+}
+
+/// Waits for the next request, of which `writes` guesses that it is a large WRITE, or until
+/// `stopped` is ready and no request is there. Errors: those of read(2) that tell of neither.
+async fn next_request(
     device: &Source,
     buffer: &mut Buffer,
     writes: bool,
     mut stopped: Pin<&mut impl Future<Output = ()>>,
-) -> Option<io::Result<usize>> {
-    std::future::poll_fn(|cx| {
+) -> io::Result<Came> {
+    let read = std::future::poll_fn(|cx| {
         let request = device.poll_io(cx, Interest::Read, |fd| {
             if writes {
                 buffer.warm(); // the last one may have come back since
@@ -225,6 +228,15 @@ async fn read_or_stop(
             Poll::Ready(request) => Poll::Ready(Some(request)),
             Poll::Pending => stopped.as_mut().poll(cx).map(|_| None),
         }
-    })
-    .await
+    });
+    match read.await {
+        None | Some(Ok(0)) => Ok(Came::End),
+        Some(Ok(len)) => Ok(Came::Request(len)),
+        Some(Err(error)) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::EINTR) => Ok(Came::Withdrawn),
+            // Unmounted; aborted.
+            Some(libc::ENODEV | libc::ECONNABORTED) => Ok(Came::End),
+            _ => Err(error),
+        },
+    }
 }
