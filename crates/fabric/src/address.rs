@@ -74,7 +74,9 @@ fn split_port(text: &str) -> Option<(String, u16)> {
         },
     };
     let port = match port {
-        Some(port) => port.parse().ok()?,
+        Some(port) => {
+            port.bytes().all(|byte| byte.is_ascii_digit()).then_some(port)?.parse().ok()?
+        }
         None => DEFAULT_PORT,
     };
     let sound =
@@ -110,7 +112,8 @@ mod tests {
         }
         let wrong = ["", "tcp://", "host:port", "host:70000", "unix://run", "[::1", "a b", "h/x:1"];
         assert!("7440".parse::<Address>().unwrap_err().contains("tcp://0.0.0.0:7440"));
-        for text in wrong.iter().chain(&["tcp://::1:7440", "::1", "http://h:1", "me@h", "tcp:///"])
+        for text in
+            wrong.iter().chain(&["tcp://::1:7440", "::1", "http://h:1", "me@h", "h:+1", "tcp:///"])
         {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }

@@ -67,6 +67,12 @@ pub(crate) fn bind_unix(path: &Path, name: &SockAddr) -> io::Result<Socket> {
         Err(_) => {} // bind(2) says what is wrong with the path
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // Whoever connects speaks for every user: the umask that we were started with does not decide.
+    // What a socket has before it is bound its file has from its first moment on.
+    // SAFETY: no memory is passed; the descriptor is open.
+    if unsafe { libc::fchmod(socket.as_raw_fd(), 0o600) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
     socket.bind(name).map(|()| socket)
 }
 
@@ -153,6 +159,20 @@ mod tests {
             let errors: Vec<_> = errors.collect();
             assert_eq!(errors, [io::ErrorKind::AddrInUse; SERVERS - 1], "round {round}");
         }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// Under a umask of 0 every user of the machine could connect, and act as any other.
+    #[test]
+    fn a_socket_is_for_its_owner_alone() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = directory();
+        let address = Address::Unix(dir.join("socket"));
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let _listener = Listener::bind(&address).await.unwrap();
+            let mode = std::fs::metadata(dir.join("socket")).unwrap().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        });
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

@@ -143,17 +143,19 @@ impl Config {
 
     fn parse(text: &str) -> Result<Config, String> {
         let table: toml::Table = text.parse().map_err(in_plain_words)?;
-        check_keys(text, "the top level", &table, &KEYS)?;
+        check_keys(text, 0, "the top level", &table, &KEYS)?;
         for (name, keys) in [("export", &EXPORT_KEYS[..]), ("fault", &FAULT_KEYS[..])] {
             if table.get(name).is_some_and(|value| !value.is_array()) {
-                let line = line_of(text, name).unwrap_or(1);
+                let line = line_of(text, 0, name).unwrap_or(1);
                 return Err(format!(
                     "line {line}: each {name} is a table [[{name}]], with two brackets"
                 ));
             }
             let tables = table.get(name).and_then(toml::Value::as_array);
-            for one in tables.into_iter().flatten().filter_map(toml::Value::as_table) {
-                check_keys(text, &format!("[[{name}]]"), one, keys)?;
+            let tables = tables.into_iter().flatten().filter_map(toml::Value::as_table);
+            for (number, one) in tables.enumerate() {
+                let place = format!("[[{name}]]");
+                check_keys(text, head_of(text, &place, number), &place, one, keys)?;
             }
         }
         toml::from_str(text).map_err(in_plain_words)
@@ -208,23 +210,38 @@ fn in_plain_words(error: toml::de::Error) -> String {
 }
 
 /// Refuses keys that are not known, naming the one that was probably meant.
-fn check_keys(text: &str, place: &str, table: &toml::Table, known: &[&str]) -> Result<(), String> {
+/// The table begins behind `head` lines.
+fn check_keys(
+    text: &str,
+    head: usize,
+    place: &str,
+    table: &toml::Table,
+    known: &[&str],
+) -> Result<(), String> {
     let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) else {
         return Ok(());
     };
     let hint = hint(key, known.iter().copied());
-    let line = line_of(text, key).map_or(String::new(), |line| format!("line {line}: "));
+    let line = line_of(text, head, key).map_or(String::new(), |line| format!("line {line}: "));
     Err(format!("{line}unknown key `{key}` in {place}{hint}"))
 }
 
-/// The first line that assigns to `key`.
-fn line_of(text: &str, key: &str) -> Option<usize> {
+/// The line, counted from 0, of the table of this number that is written as `head`.
+fn head_of(text: &str, head: &str, number: usize) -> usize {
+    let heads = |line: &str| line.replace([' ', '\t'], "").starts_with(head);
+    let lines = text.lines().enumerate().filter(|(_, line)| heads(line));
+    lines.map(|(index, _)| index).nth(number).unwrap_or(0)
+}
+
+/// The first line that assigns to `key`, of those behind `skipped` ones.
+fn line_of(text: &str, skipped: usize, key: &str) -> Option<usize> {
     let assigns = |line: &str| {
         let line = line.trim_start_matches([' ', '\t', '[', '"']);
         let rest = line.strip_prefix(key)?;
         rest.trim_start_matches('"').trim_start().starts_with(['=', ']', '.']).then_some(())
     };
-    text.lines().position(|line| assigns(line).is_some()).map(|index| index + 1)
+    let mut lines = text.lines().enumerate().skip(skipped);
+    lines.find(|(_, line)| assigns(line).is_some()).map(|(index, _)| index + 1)
 }
 
 impl ExportTable {
@@ -312,7 +329,7 @@ mod tests {
         assert!(!config.exports().unwrap().is_empty());
         assert!(!config.faults_of("home").unwrap().is_empty());
         for key in KEYS.iter().chain(&EXPORT_KEYS).chain(&FAULT_KEYS) {
-            assert!(line_of(&active, key).is_some(), "`{key}` is not documented");
+            assert!(line_of(&active, 0, key).is_some(), "`{key}` is not documented");
         }
         Config::parse(example).unwrap();
     }
@@ -326,6 +343,11 @@ mod tests {
             ),
             ("[[export]]\nname = \"a\"\nreadonly = true\n", "did you mean `read_only`?"),
             ("[[exports]]\nname = \"a\"\n", "did you mean `export`?"),
+            (
+                "threads = 1\n[[export]]\nthreads = 2\n[[export]]\nauth = 1\n[[export]]\n",
+                "line 5: unknown key `auth` in [[export]]",
+            ),
+            ("auth = 'none'\n[[export]]\nauth = 'none'\n", "line 3: unknown key `auth`"),
             ("zzzzzz = 1\n", "unknown key `zzzzzz` in the top level; there are: listen, auth"),
             ("[export]\nname = \"a\"\n", "line 1: each export is a table [[export]]"),
         ] {
