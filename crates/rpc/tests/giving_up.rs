@@ -330,3 +330,78 @@ fn a_connection_that_is_given_up_begins_no_session() {
         assert!(server.status().clients.is_empty());
     });
 }
+
+/// A network in which nothing arrives, and no connection breaks.
+fn standstill() -> Weather {
+    let delay = Duration::from_secs(86_400);
+    Weather { delay_min: delay, delay_max: delay, ..Weather::default() }
+}
+
+/// Each call waited for the limit again as long as nobody noticed that the server stood still: a path
+/// of several names, or processes that the kernel lets ask one after the other, for many times the limit.
+#[test]
+fn a_server_that_stands_still_costs_the_limit_once() {
+    simulate(8, async {
+        let (network, scope, cx) = (Network::new(), Scope::new(), Context::system());
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let limit = Duration::from_secs(3);
+        let options = ClientOptions { timeout: Some(limit), ..client_options() };
+        let fs = connect(network.connector("s"), options).await.unwrap();
+        network.set_weather(standstill());
+        let begin = dray_rt::now();
+        for _ in 0..20 {
+            let error = fs.statfs(&cx).await.unwrap_err();
+            assert_eq!(error.errno(), Errno::EHOSTDOWN);
+        }
+        let to_be_welcome = Duration::from_secs(1);
+        assert!(begin.elapsed() <= limit + 2 * to_be_welcome, "{:?}", begin.elapsed());
+        network.set_weather(Weather::default());
+        sleep(A_WHILE).await;
+        fs.statfs(&cx).await.unwrap();
+    });
+}
+
+/// Who waited for a lock at such a server did so for ever, since locks may be waited for.
+#[test]
+fn a_lock_is_waited_for_as_long_as_the_server_answers() {
+    simulate(9, async {
+        let (network, scope, cx) = (Network::new(), Scope::new(), Context::system());
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let limit = Duration::from_secs(3);
+        let options = ClientOptions { timeout: Some(limit), ..client_options() };
+        let fs = connect(network.connector("s"), options).await.unwrap();
+        let (_, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
+        let lock = |kind, owner| Lock {
+            family: LockFamily::Posix,
+            kind,
+            range: LockRange::ALL,
+            owner: LockOwner(owner),
+            pid: Pid(1),
+        };
+        file.lock(&cx, lock(LockKind::Exclusive, 0), false).await.unwrap();
+        let wait = |owner| {
+            let file = file.clone();
+            spawn_join(async move {
+                file.lock(&Context::system(), lock(LockKind::Exclusive, owner), true).await
+            })
+        };
+        let waiter = wait(1);
+        sleep(10 * limit).await;
+        file.lock(&cx, lock(LockKind::Unlock, 0), false).await.unwrap();
+        timeout(A_WHILE, waiter).await.expect("its turn has come").unwrap().unwrap();
+        let waiter = wait(2);
+        sleep(limit / 3).await;
+        network.set_weather(standstill());
+        let outcome = timeout(4 * limit, waiter).await.expect("it waits for ever").unwrap();
+        assert_eq!(outcome.unwrap_err().errno(), Errno::EHOSTDOWN);
+        network.set_weather(Weather::default());
+        sleep(A_WHILE).await;
+        file.lock(&cx, lock(LockKind::Unlock, 1), false).await.unwrap();
+        timeout(A_WHILE, file.lock(&cx, lock(LockKind::Exclusive, 3), true))
+            .await
+            .unwrap()
+            .unwrap();
+    });
+}

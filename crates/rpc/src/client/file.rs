@@ -142,6 +142,7 @@ impl RemoteFile {
         &self,
         mut ask: Ask<'_>,
     ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
+        ask.looked_at = true;
         let (mut tries, mut instance) = (0, self.session.link.known().instance);
         while tries < REOPEN_TRIES {
             let known = self.session.link.held.check(ask.cx, self.handle);

@@ -74,7 +74,7 @@ impl RemoteFile {
 
     fn half<'a>(&self, cx: &'a Context, call: &'a Call<'a>, into: BufMut, which: u16) -> Ask<'a> {
         let (request, flags) = (self.session.link.request_of(cx), CallHead::HALF | which);
-        Ask { request, into: Some(into), flags, ..Ask::of(cx, call) }
+        Ask { request, into: Some(into), flags, looked_at: true, ..Ask::of(cx, call) }
     }
 }
 

@@ -30,13 +30,16 @@ pub(crate) struct Ask<'a> {
     pub(crate) flags: u16,
     /// Since when its caller waits, if that is longer than for the call alone.
     pub(crate) began: Option<Instant>,
+    /// It goes through an open file, whose locks were looked at: where the session ends before the
+    /// call was sent, they have to be looked at again, and it comes back as one of an unknown handle.
+    pub(crate) looked_at: bool,
 }
 
 impl<'a> Ask<'a> {
     /// In no slot, without data, and of no request of the front end.
     pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> Ask<'a> {
         let (slot, data, into, to) = (None, None, None, None);
-        Ask { cx, call, slot, request: 0, data, into, to, flags: 0, began: None }
+        Ask { cx, call, slot, request: 0, data, into, to, flags: 0, began: None, looked_at: false }
     }
 
     /// The same as a change in `slot`.
@@ -102,26 +105,36 @@ impl Channel {
     ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
         let cx = ask.cx;
         let began = self.timeout.map(|limit| (limit, ask.began.unwrap_or_else(now)));
-        // A lock may be waited for as long as its holder likes.
-        let waits = matches!(ask.call, Call::Lock { wait: true, .. });
+        let lock = match ask.call {
+            Call::Lock { handle, lock, wait: true, .. } => Some((*handle, *lock)),
+            _ => None,
+        };
         let tag = match self.begin(ask).await {
             Ok(tag) => tag,
             Err((error, into)) => return Err((Failure::Error(error), into)),
         };
-        let mut guard = CallGuard::new(self, tag, waits);
-        let answered = poll_fn(|task| guard.poll(cx, task));
-        let late = match began.filter(|_| !waits) {
-            None => {
-                answered.await;
+        let mark = began.map(|(limit, _)| (self.mark(), limit));
+        let mut guard = CallGuard::new(self, tag, lock.is_some());
+        let late = match (began, lock) {
+            (None, _) => {
+                poll_fn(|task| guard.poll(cx, task)).await;
                 false
             }
+            (Some((limit, _)), Some(lock)) => {
+                self.is_away_before(&mut guard, cx, lock, limit).await
+            }
             // A server that is there but does not answer counts as away, too.
-            Some((limit, began)) => {
+            (Some((limit, began)), None) => {
+                let answered = poll_fn(|task| guard.poll(cx, task));
                 timeout(limit.saturating_sub(began.elapsed()), answered).await.is_err()
             }
         };
         guard.end();
-        self.finish(tag, late, decode)
+        let outcome = self.finish(tag, late, decode);
+        if let Some((mark, limit)) = mark.filter(|_| late) {
+            self.end_if_silent(mark, limit);
+        }
+        outcome
     }
 
     /// Sends the call once there is a tag for it. Tags of calls that nobody answers are not
@@ -129,16 +142,17 @@ impl Channel {
     async fn begin(&self, ask: Ask<'_>) -> std::result::Result<u32, (Error, Option<BufMut>)> {
         let (cx, class, waited) =
             (ask.cx, ask.class(), ask.began.map_or(Duration::ZERO, |began| began.elapsed()));
-        let mut ask = Some(ask);
+        let (mut ask, mut session) = (Some(ask), None);
         let mut place = Place { channel: self, class, number: None };
         let begun = poll_fn(|task| {
             let mut state = self.lock();
             if let Some(error) = state.refusal(self.timeout) {
                 return Poll::Ready(Err(error));
             }
+            let session = *session.get_or_insert(state.session);
             if let Some(tag) = state.take_tag(class, &mut place.number) {
                 let ask = ask.take().expect("given until it is ready");
-                self.send_first(&mut state, tag, ask);
+                self.send_first(&mut state, tag, ask, session);
                 return Poll::Ready(Ok(tag));
             }
             state.tags.wait(class, &mut place.number, task.waker());
@@ -162,10 +176,11 @@ impl Channel {
         begun.map_err(|error| (error, ask.and_then(|ask| ask.into)))
     }
 
-    fn send_first(&self, state: &mut State, tag: u32, mut ask: Ask<'_>) {
+    /// `session`: the one in which it was begun.
+    fn send_first(&self, state: &mut State, tag: u32, mut ask: Ask<'_>, session: u64) {
         ask.flags |= if self.recovery { CallHead::RECOVERY } else { 0 };
         let changing = ask.call.changes_rights().map(|_| self.rights.change());
-        state.ask(tag, ask);
+        state.ask(tag, ask, session);
         state.calls[tag as usize].changing = changing;
     }
 
@@ -183,6 +198,7 @@ impl Channel {
         let into = pending.into.take();
         let outcome = match pending.phase {
             Phase::Answered => read_reply(&pending.reply, pending.answerer, decode),
+            Phase::Unsent => Err(Failure::UnknownHandle),
             Phase::Failed(errno) => Err(Failure::Error(Error::unknown(errno))),
             // Interrupted, or too late: the answer may still come, and finds nobody.
             Phase::Free | Phase::Asked | Phase::Abandoned => {

@@ -51,6 +51,7 @@ impl Channel {
         state.connection = Some(connection);
         state.home = Some(Handle::current());
         state.down_since = None;
+        state.hear();
         state.tags.grant(calls_max, slots);
         state.identities.forget_all();
         state.stats.connections += 1;
@@ -64,12 +65,15 @@ impl Channel {
         unwanted.into_iter().for_each(|one| self.close_unwanted(one));
     }
 
-    /// The connection is gone.
-    pub(crate) fn down(&self) {
+    /// The connection is gone. True if it was ended because the server said nothing.
+    pub(crate) fn down(&self) -> bool {
         let mut state = self.lock();
         state.connection = None;
-        state.down_since.get_or_insert_with(dray_rt::now);
+        let silent = state.silent_since.is_some();
+        let since = state.away_since();
+        state.down_since.get_or_insert(since);
         state.wake_callers(); // who has given up need not wait for the server's return
+        silent
     }
 
     /// Fails what has waited for the server too long. Answers whether that was so.
@@ -181,5 +185,44 @@ impl State {
                 Err(close) => self.send_close(close),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dray_core::{Context, Op};
+    use dray_rt::{DriverKind, Executor, spawn_join};
+
+    use super::*;
+    use crate::client::channel::deaf::Deaf;
+    use crate::client::channel::{Ask, Failure};
+    use crate::client::holdings::closing::Closing;
+    use crate::client::memory::SessionMemory;
+    use crate::wire::Call;
+
+    /// What waited for the server on one connection went out while another one claimed the locks
+    /// of a session that the server had forgotten: a write was made by who had lost its lock.
+    #[test]
+    fn what_waited_for_one_session_is_not_sent_in_the_next() {
+        Executor::new(DriverKind::Simulated { seed: 3 }).unwrap().block_on(async {
+            for (next, sent) in [(1, vec![Op::Read]), (2, vec![])] {
+                let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+                let channel = Channel::new(None, closing, Arc::default(), 1);
+                let (cx, wire) = (Context::system(), Arc::new(Deaf::default()));
+                let asks = channel.clone();
+                let reader = spawn_join(async move {
+                    let call = Call::Read { handle: 5, at: 0, len_bytes: 1 };
+                    let ask = Ask { looked_at: true, ..Ask::of(&cx, &call) };
+                    let outcome = asks.call(ask, |_| Ok(())).await;
+                    assert!(matches!(outcome, Err((Failure::UnknownHandle, _))));
+                });
+                dray_rt::yield_now().await;
+                channel.up(wire.clone(), (next, Life::default()), (8, 8), true);
+                assert_eq!(wire.sent(), sent);
+                if next == 2 {
+                    reader.await.unwrap();
+                }
+            }
+        });
     }
 }

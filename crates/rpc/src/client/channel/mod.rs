@@ -8,10 +8,11 @@ mod life;
 mod one_way;
 mod pending;
 mod receiver;
+mod silence;
 mod tags;
 mod waiting;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -45,6 +46,7 @@ pub(crate) struct Channel {
     rights: Arc<Rights>,
     /// Its calls are part of a recovery.
     recovery: bool,
+    me: Weak<Channel>,
     state: Mutex<State>,
 }
 
@@ -54,6 +56,10 @@ struct State {
     life: Life,
     /// No connection since then; calls fail once this is longer ago than the timeout.
     down_since: Option<Instant>,
+    /// Answers and connections so far: whether it is the same tells of silence.
+    heard: u64,
+    /// What counts as the beginning of the server's absence when this connection ends.
+    silent_since: Option<Instant>,
     ended: Option<End>,
     calls: Vec<Pending>,
     tags: Tags,
@@ -100,8 +106,11 @@ impl Channel {
         timeout: Option<Duration>,
         closing: Arc<Closing>,
         rights: Arc<Rights>,
+        session: u64,
     ) -> Arc<Channel> {
-        Channel::with(timeout, closing, rights, false)
+        let channel = Channel::with(timeout, closing, rights, false);
+        channel.lock().session = session;
+        channel
     }
 
     /// A channel whose calls do not wait for the end of a recovery: they are part of it.
@@ -121,7 +130,8 @@ impl Channel {
         rights: Arc<Rights>,
         recovery: bool,
     ) -> Arc<Channel> {
-        Arc::new(Channel {
+        Arc::new_cyclic(|me| Channel {
+            me: me.clone(),
             timeout,
             closing,
             rights,
@@ -130,6 +140,8 @@ impl Channel {
                 connection: None,
                 life: Life::default(),
                 down_since: Some(dray_rt::now()),
+                heard: 0,
+                silent_since: None,
                 ended: None,
                 calls: Vec::new(),
                 tags: Tags::new(),

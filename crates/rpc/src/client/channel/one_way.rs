@@ -194,7 +194,7 @@ impl State {
     fn close_with_answer(&mut self, handle: u64) {
         let Some(tag) = self.take_tag(Class::Needed, &mut None) else { return };
         let (cx, call) = (Context::system(), Call::Close { handle });
-        self.ask(tag, Ask::of(&cx, &call));
+        self.ask(tag, Ask::of(&cx, &call), self.session);
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Abandoned;
         pending.closes = handle;
@@ -216,7 +216,7 @@ mod tests {
     fn connected() -> (Arc<Channel>, Arc<Deaf>) {
         let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
         let (channel, wire) =
-            (Channel::new(None, closing, Arc::default()), Arc::new(Deaf::default()));
+            (Channel::new(None, closing, Arc::default(), 0), Arc::new(Deaf::default()));
         channel.up(wire.clone(), (1, Life::default()), (8, 8), true);
         (channel, wire)
     }

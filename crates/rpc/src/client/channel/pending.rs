@@ -37,6 +37,8 @@ pub(super) struct Pending {
     pub(super) changing: Option<Changing>,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
+    /// The only session in which it may be sent, if there is one.
+    pub(super) only_in: Option<u64>,
     /// It was sent on more connections than one.
     pub(super) resent: bool,
     /// As what it has its tag; none while that is free.
@@ -59,6 +61,8 @@ pub(super) enum Phase {
     Answered,
     /// Failed without an answer from the server.
     Failed(Errno),
+    /// Never sent in the session in which alone it could be.
+    Unsent,
     /// The caller has gone; the tag is not used again before the answer or a new
     /// connection.
     Abandoned,
@@ -107,7 +111,8 @@ impl State {
         Some(tag)
     }
 
-    pub(super) fn ask(&mut self, tag: u32, ask: Ask<'_>) {
+    /// Sends a call that was begun in `session`.
+    pub(super) fn ask(&mut self, tag: u32, ask: Ask<'_>, session: u64) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
         let identity = self.identities.index(&ask.cx.who);
         let head = CallHead {
@@ -135,6 +140,7 @@ impl State {
         pending.number = self.sent;
         pending.slot = ask.slot.map(|(slot, _)| slot);
         pending.session = 0;
+        pending.only_in = ask.looked_at.then_some(session);
         pending.resent = false;
         pending.closes = 0;
         pending.opens = match ask.call {
@@ -153,6 +159,11 @@ impl State {
         let Some(connection) = self.connection.clone() else { return };
         let session = self.session;
         let pending = &mut self.calls[tag as usize];
+        if pending.only_in.is_some_and(|only| only != session) {
+            pending.phase = Phase::Unsent;
+            pending.data = None;
+            return pending.waker.take().into_iter().for_each(Waker::wake);
+        }
         pending.session = session;
         let mut sent = Ok(());
         if let Some(who) = &pending.identity {
@@ -264,7 +275,7 @@ mod tests {
         static DATA: [u8; 4] = *b"data";
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
-            let channel = Channel::new(None, closing, Arc::default());
+            let channel = Channel::new(None, closing, Arc::default(), 0);
             channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
             let free = Arc::new(AtomicBool::new(false));
             // SAFETY: the bytes are there for ever, and nobody writes them.
@@ -297,7 +308,7 @@ mod tests {
             let memory = Arc::new(SessionMemory::heap());
             memory.set_slots(2);
             let channel =
-                Channel::new(None, Arc::new(Closing::new(memory.clone())), Arc::default());
+                Channel::new(None, Arc::new(Closing::new(memory.clone())), Arc::default(), 0);
             channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
             let write = |slot: u32, append| {
                 memory.take_slot(slot, 1, 100);

@@ -47,6 +47,7 @@ impl Sink for Receiver {
         let settled = ReplyHead::get_message(&mut Input(head))?.flags & ReplyHead::SETTLED != 0;
         let mut guard = self.0.lock();
         let state = &mut *guard;
+        state.hear();
         let life = state.life;
         let Some(pending) = state.calls.get_mut(tag as usize) else {
             return Err(crate::wire::Malformed("an answer to nothing").into());

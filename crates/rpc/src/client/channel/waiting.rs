@@ -141,7 +141,7 @@ impl Drop for CallGuard<'_> {
                 pending.data = None;
                 pending.into = None;
             }
-            Phase::Answered | Phase::Failed(_) => state.release(self.tag),
+            Phase::Answered | Phase::Failed(_) | Phase::Unsent => state.release(self.tag),
             Phase::Free | Phase::Abandoned => {}
         }
     }

@@ -239,7 +239,8 @@ impl Link {
             }
             Err(error) => error,
         };
-        channel.down();
+        let silent = channel.down();
+        let error = if silent { has_said_nothing() } else { error };
         *replaces = sink.number;
         if sink.is_serving() {
             return Ok(Ended { error, of_use: sink.of_use });
@@ -270,6 +271,14 @@ impl Drop for Beginning {
             channel.shut();
         }
     }
+}
+
+/// Why we ended a connection that was not broken.
+fn has_said_nothing() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::TimedOut,
+        "it has answered nothing for as long as the mount waits",
+    )
 }
 
 /// Whether the other end ended the connection.

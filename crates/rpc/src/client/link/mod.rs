@@ -177,7 +177,8 @@ impl Link {
 
     pub(crate) fn new_channel(&self) -> Arc<Channel> {
         let rights = self.ahead.rights().clone();
-        Channel::new(self.options.timeout, self.closing.clone(), rights)
+        let session = self.known().session;
+        Channel::new(self.options.timeout, self.closing.clone(), rights, session)
     }
 
     /// A recovery with this life of the server is to begin on `channel`: one with a life before

@@ -1,0 +1,118 @@
+//! A server that is there and says nothing: its process stands still, or nothing gets through
+//! to it and nobody has noticed yet.
+//!
+//! Each call has its limit (`timeout=`). But as long as the connection passes for a good one,
+//! the next call waits that long again: a path of several components, or processes whose
+//! lookups of one name the kernel makes one after the other, would wait for many times the
+//! limit. So the first call that is late, and during which nothing was heard, ends the
+//! connection. A server that lives welcomes the next one; where none does, the server is away.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use dray_core::{Context, Fut, Lock};
+use dray_rt::{Instant, now, sleep};
+
+use super::waiting::CallGuard;
+use super::{Ask, Channel, State};
+use crate::wire::Call;
+
+/// How long a server has to welcome the connection after one on which it was silent, before
+/// calls fail without waiting.
+const WELCOME_MAX: Duration = Duration::from_secs(1);
+
+/// What had been heard on a channel when a call was sent.
+#[derive(Clone, Copy)]
+pub(super) struct Mark {
+    heard: u64,
+    at: Instant,
+}
+
+impl State {
+    /// Something has come from the server.
+    pub(super) fn hear(&mut self) {
+        self.heard = self.heard.wrapping_add(1);
+    }
+
+    /// Since when the server is away, now that the connection has gone.
+    pub(super) fn away_since(&mut self) -> Instant {
+        self.silent_since.take().unwrap_or_else(now)
+    }
+}
+
+impl Channel {
+    pub(super) fn mark(&self) -> Mark {
+        Mark { heard: self.lock().heard, at: now() }
+    }
+
+    /// A call that was sent at `mark` is late: ends the connection if nothing has been heard on it
+    /// since. A call that waited for its turn for most of its time says nothing about the server.
+    pub(super) fn end_if_silent(&self, mark: Mark, limit: Duration) {
+        let mut state = self.lock();
+        if state.heard != mark.heard || mark.at.elapsed() < limit / 2 {
+            return;
+        }
+        let Some(connection) = state.connection.clone() else { return };
+        // As if it had gone when so much of the limit was left.
+        let spent = limit.saturating_sub(WELCOME_MAX).as_nanos() as u64;
+        state.silent_since = Some(Instant::from_nanos(now().as_nanos().saturating_sub(spent)));
+        let (home, channel) = (state.home.clone(), self.me.clone());
+        drop(state);
+        connection.close();
+        let unwelcome = async move {
+            sleep(WELCOME_MAX).await;
+            if let Some(channel) = channel.upgrade() {
+                channel.expire();
+            }
+        };
+        if let Some(home) = home {
+            home.spawn(unwelcome);
+        }
+    }
+
+    /// Waits for a lock as long as its holder likes, at a server that answers: it is asked
+    /// something else each `limit`. True if it is away.
+    pub(super) async fn is_away_before(
+        &self,
+        answered: &mut CallGuard<'_>,
+        cx: &Context,
+        (handle, lock): (u64, Lock),
+        limit: Duration,
+    ) -> bool {
+        let mut next = pin!(sleep(limit));
+        let mut probe: Option<Fut<'_, bool>> = None;
+        poll_fn(|task| {
+            if answered.poll(cx, task).is_ready() {
+                return Poll::Ready(false);
+            }
+            loop {
+                let Some(asked) = &mut probe else {
+                    if next.as_mut().poll(task).is_pending() {
+                        return Poll::Pending;
+                    }
+                    if self.lock().refusal(self.timeout).is_some() {
+                        return Poll::Ready(true);
+                    }
+                    probe = Some(self.answers(handle, lock));
+                    continue;
+                };
+                let Poll::Ready(answers) = asked.as_mut().poll(task) else { return Poll::Pending };
+                probe = None;
+                next.set(sleep(if answers { limit } else { limit.min(WELCOME_MAX) }));
+            }
+        })
+        .await
+    }
+
+    /// Whether the server answers anything, within a call's limit.
+    fn answers(&self, handle: u64, lock: Lock) -> Fut<'_, bool> {
+        Box::pin(async move {
+            let (cx, call) = (Context::system(), Call::TestLock { handle, lock });
+            let mark = self.mark();
+            let asked = self.call(Ask::of(&cx, &call), |_| Ok(())).await;
+            asked.is_ok() || self.lock().heard != mark.heard
+        })
+    }
+}
