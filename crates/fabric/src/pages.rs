@@ -7,13 +7,13 @@
 //!
 //! Such content has memory, too, for whoever looks at it. So what it takes of pools is as if it
 //! had been copied there, and the pages come on top for a while: as much again where they are
-//! full, as a sender on this machine fills them. Of small pieces a pipe is full soon, and they
-//! are copied.
+//! full, as a sender on this machine fills them; at worst 8 MiB, if each of the 256 pieces that a
+//! pipe has room for keeps 32 KiB of a sender's. When a pipe is full early its content is copied.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{BufMut, IO_MAX_BYTES, Memory, Pages, Take};
@@ -25,6 +25,8 @@ const SPARE_MAX: usize = 8;
 
 static SPARE: Mutex<Vec<Pipe>> = Mutex::new(Vec::new());
 static PIPES: AtomicUsize = AtomicUsize::new(0);
+/// The system gives no pipe of the wanted size (`fs.pipe-max-size`, `fs.pipe-user-pages-soft`).
+static REFUSED: AtomicBool = AtomicBool::new(false);
 
 fn spare() -> MutexGuard<'static, Vec<Pipe>> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -55,19 +57,25 @@ struct Pipe {
 }
 
 impl Pipe {
-    /// An empty one; none if there are too many, or the system gives none of this size, as to
-    /// users who have many.
+    /// An empty one; none if there are too many, or the system has once given none of this size.
     fn get() -> Option<Pipe> {
         let spare = spare().pop();
         if spare.is_some() {
             return spare;
+        }
+        if REFUSED.load(Ordering::Relaxed) {
+            return None;
         }
         let place = Place::take()?;
         let (read, write) = io::pipe().ok()?;
         let wanted = IO_MAX_BYTES as libc::c_int;
         // SAFETY: no memory is passed.
         let size = unsafe { libc::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, wanted) };
-        (size >= wanted).then_some(Pipe { read, write, _place: place })
+        if size < wanted {
+            REFUSED.store(true, Ordering::Relaxed);
+            return None;
+        }
+        Some(Pipe { read, write, _place: place })
     }
 
     /// Reads `bytes` bytes, which are in it.
