@@ -5,7 +5,8 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{client_options, connect, memory, serve_simulated, simulate};
+use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
+use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
     Buf, Cancel, Context, CreateHow, Errno, FileSystem, LockOwner, Name, Op, OpenFile, OpenHow,
     Write,
@@ -151,5 +152,24 @@ fn one_client_s_sync_is_everybody_s() {
         let ops = counts.snapshot().ops;
         let syncs = ops.iter().find(|one| one.op == Op::SyncAll).map_or(0, |one| one.count);
         assert!(syncs >= TIME.as_secs() / 30 && syncs < 3 * TIME.as_secs() / 20, "{syncs} syncs");
+    });
+}
+
+/// What the disk had no room for is not the file's: after a loss of power it must not be put there.
+#[test]
+fn what_a_short_write_left_out_is_not_kept() {
+    const ROOM_BYTES: usize = 8192;
+    simulate(4, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let options = MemoryOptions { capacity_bytes: ROOM_BYTES as u64, ..Default::default() };
+        let server = server_of(MemoryFs::new(options), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+        let (_, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
+        let data = Buf::from(vec![7; ROOM_BYTES + ROOM_BYTES / 2]);
+        assert_eq!(file.write(&cx, Write::at(0), data).await.unwrap(), ROOM_BYTES);
+        let kept = fs.session().status().unsynced.kept_bytes as usize;
+        assert!((ROOM_BYTES..ROOM_BYTES + ROOM_BYTES / 4).contains(&kept), "{kept} bytes");
     });
 }

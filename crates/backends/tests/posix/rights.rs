@@ -203,7 +203,7 @@ fn user_attributes_come_and_go() {
             async |n: &[u8], value: &[u8], how| kit.fs.setxattr(&ann, id, n, value, how).await;
         if let Err(error) = set(b"user.a", b"1", XattrSet::Create).await {
             assert_eq!(error.errno(), Errno::ENOTSUP);
-            return eprintln!("no user attributes here");
+            return eprintln!("left out: no user attributes here");
         }
         assert_eq!(errno(set(b"user.a", b"2", XattrSet::Create).await), Errno::EEXIST);
         assert_eq!(errno(set(b"user.b", b"2", XattrSet::Replace).await), Errno::ENODATA);

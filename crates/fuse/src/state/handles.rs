@@ -222,3 +222,50 @@ fn handle(
     let (file, listing) = (Mutex::new(file), Mutex::default());
     Arc::new(Handle { id, flags, request, file, drops, listing })
 }
+
+#[cfg(test)]
+mod tests {
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{CreateHow, Name, OpenHow};
+
+    use super::*;
+
+    fn opened() -> Arc<dyn OpenFile> {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let (fs, cx) = (MemoryFs::new(MemoryOptions::default()), Context::system());
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
+            let (root, name) = (fs.info().root, Name::new(b"f").unwrap());
+            fs.create(&cx, root, name, how).await.unwrap().1
+        })
+    }
+
+    #[test]
+    fn a_handle_that_was_closed_is_not_the_next_one_of_its_slot() {
+        let handles = Handles::new(State::create().unwrap());
+        let add = |request| handles.add(opened(), libc::O_RDWR, RequestId(request), None);
+        let first = add(1).unwrap();
+        handles.remove(first).unwrap();
+        let second = add(2).unwrap();
+        assert_eq!((first as u32, handles.count()), (second as u32, 1), "the slot is used again");
+        let unknown = |fh| handles.find(fh).err().map(|error| error.errno());
+        assert_eq!((unknown(first), unknown(second)), (Some(Errno::EBADF), None));
+        assert!(handles.remove(first).is_err() && handles.find(second).is_ok());
+    }
+
+    #[test]
+    fn a_successor_gives_the_same_handle_to_the_same_request_until_it_is_closed() {
+        let state = State::create().unwrap();
+        let before = Handles::new(state.clone());
+        let left = before.add(opened(), libc::O_RDWR, RequestId(7), None).unwrap();
+        let add = |handles: &Handles, request| {
+            handles.add(opened(), libc::O_RDWR, RequestId(request), None).unwrap()
+        };
+        assert_eq!(add(&Handles::new(state.clone()), 7), left);
+        let handles = Handles::new(state);
+        handles.remove(left).unwrap();
+        let other = add(&handles, 8);
+        assert_eq!(left as u32, other as u32, "the slot is used again");
+        assert_ne!(add(&handles, 7) as u32, other as u32, "that slot is another's by now");
+    }
+}

@@ -348,3 +348,131 @@ impl CallInHand {
         reply.stamp(Stamp { number, at: at.unwrap_or(Stamp::NOWHERE) });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::pin::pin;
+    use std::sync::Mutex;
+    use std::task::Waker;
+
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{CreateHow, FileId, FileSystem, Make, Name, OpenHow, RemoveKind, Write};
+    use dray_fabric::sim::Network;
+
+    use super::*;
+    use crate::client::{ClientOptions, RemoteFs, Session as Mount, SessionMemory};
+    use crate::server::exactly_once::order::Order;
+    use crate::server::journal::{
+        Journal, Keepsake, MemoryJournal, SessionRecord, SlotLog, SlotRecord,
+    };
+    use crate::server::{Export, Server, ServerOptions};
+
+    /// What the changes are about, and what is seen of its turn when an answer is noted.
+    #[derive(Default)]
+    struct Seen {
+        about: Option<(Arc<Order>, FileId)>,
+        held: Vec<bool>,
+    }
+
+    struct Watching(MemoryJournal, Arc<Mutex<Seen>>);
+
+    struct WatchingLog(Arc<dyn SlotLog>, Arc<Mutex<Seen>>);
+
+    impl Journal for Watching {
+        fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
+            let log = self.0.create(session, slots)?;
+            Ok(Arc::new(WatchingLog(log, self.1.clone())))
+        }
+        fn remove(&self, session: u64) {
+            self.0.remove(session);
+        }
+        fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
+            self.0.load()
+        }
+        fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+            self.0.kept(what)
+        }
+        fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+            self.0.keep(what, bytes)
+        }
+    }
+
+    impl SlotLog for WatchingLog {
+        fn begin(&self, slot: u32, sequence: u32, op: Op, intent: &[u8]) {
+            self.0.begin(slot, sequence, op, intent);
+        }
+        fn done(&self, slot: u32, sequence: u32, answer: &[u8]) {
+            let mut seen = self.1.lock().unwrap();
+            if let Some((order, file)) = seen.about.clone() {
+                let mut task = std::task::Context::from_waker(Waker::noop());
+                let turn = pin!(order.turn(file, Span::ALL)).poll(&mut task);
+                seen.held.push(turn.is_pending());
+            }
+            self.0.done(slot, sequence, answer);
+        }
+        fn count(&self) -> u32 {
+            self.0.count()
+        }
+        fn records(&self) -> Vec<(u32, SlotRecord)> {
+            self.0.records()
+        }
+        fn set_locks(&self, held: bool) {
+            self.0.set_locks(held);
+        }
+        fn had_locks(&self) -> bool {
+            self.0.had_locks()
+        }
+    }
+
+    async fn mount(network: &Network, server: &Server) -> RemoteFs {
+        let (mut incoming, server) = (network.listen("s"), server.clone());
+        dray_rt::spawn(async move {
+            while let Some(connection) = incoming.recv().await {
+                let server = server.clone();
+                dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
+            }
+        });
+        let options = ClientOptions {
+            export: "data".into(),
+            key: None,
+            timeout: None,
+            host: "host".into(),
+            replay_bytes: 0,
+            split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+        };
+        let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
+        RemoteFs::new(mounted.unwrap())
+    }
+
+    /// Whoever changed the same in between would be taken for this change, or its work undone by
+    /// it, if the server died before the answer is noted.
+    #[test]
+    fn a_turn_lasts_until_the_answer_is_noted() {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let (seen, network) = (Arc::<Mutex<Seen>>::default(), Network::new());
+            let below = Arc::new(MemoryFs::new(MemoryOptions::default()));
+            let journal = Arc::new(Watching(MemoryJournal::default(), seen.clone()));
+            let export = Export::new("data", below, Vec::new());
+            let server = Server::new(ServerOptions::default(), vec![export], journal);
+            let fs = mount(&network, &server).await;
+            let order = server.inner.exports.get("data").ok().unwrap().order.clone();
+            let watch = |file| seen.lock().unwrap().about = Some((order.clone(), file));
+            let (cx, root) = (Context::system(), fs.info().root);
+            let [file, dir] = [b"f", b"d"].map(|name| Name::new(name).unwrap());
+            watch(root);
+            let (how, mode) = (OpenHow::READ_WRITE, 0o644);
+            let new = CreateHow { open: how, mode, exclusive: true };
+            let (entry, open) = fs.create(&cx, root, file, new).await.unwrap();
+            fs.make(&cx, root, dir, Make::Directory { mode: 0o755 }).await.unwrap();
+            fs.remove(&cx, root, dir, RemoveKind::Directory).await.unwrap();
+            watch(entry.id);
+            let append = Write { append: true, ..Write::at(0) };
+            for how in [append, Write::at(0)] {
+                open.write(&cx, how, Buf::from(&b"data"[..])).await.unwrap();
+            }
+            assert_eq!(seen.lock().unwrap().held, [true; 5]);
+        });
+    }
+}

@@ -249,4 +249,24 @@ mod tests {
             assert!(is_free(&order, Span::ALL));
         });
     }
+
+    /// Who waits takes no further number when it begins, and may be over by the second look.
+    #[test]
+    fn there_is_no_version_while_somebody_waits_to_change_it() {
+        simulate(async {
+            let order = Arc::new(Order::default());
+            let (before, read) = (Span::bytes(0, 10), Span::bytes(12, 2));
+            let first = order.turn(file(1), before).await;
+            assert!(order.version(file(1), read).is_some(), "nobody changes these bytes");
+            let mut second = std::pin::pin!(order.turn(file(1), Span::bytes(5, 10)));
+            let mut task = std::task::Context::from_waker(Waker::noop());
+            assert!(second.as_mut().poll(&mut task).is_pending());
+            assert_eq!(order.version(file(1), read), None);
+            drop(first);
+            let Poll::Ready(second) = second.as_mut().poll(&mut task) else { panic!("it waits") };
+            assert_eq!(order.version(file(1), read), None);
+            drop(second);
+            assert!(order.version(file(1), read).is_some());
+        });
+    }
 }

@@ -106,4 +106,24 @@ mod tests {
             assert!(!grace.allows(3));
         });
     }
+
+    /// Else each restart would hold locks up for as long as a lease, whoever has come back.
+    #[test]
+    fn locks_are_given_out_as_soon_as_the_last_has_claimed() {
+        let kind = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(kind).unwrap().block_on(async {
+            let grace = std::sync::Arc::new(Grace::default());
+            grace.begin(BTreeSet::from([1, 2]), false, Duration::from_secs(60));
+            let (waits, begin) = (grace.clone(), dray_rt::now());
+            let waiting = dray_rt::spawn_join(async move {
+                waits.wait(&Context::system()).await.unwrap();
+                begin.elapsed()
+            });
+            for session in [1, 2] {
+                dray_rt::sleep(Duration::from_secs(1)).await;
+                grace.reclaimed(session);
+            }
+            assert_eq!(waiting.await.unwrap().as_secs(), 2);
+        });
+    }
 }

@@ -214,6 +214,21 @@ mod tests {
         assert_eq!(stamps.next(), 1001);
     }
 
+    /// What has the newest stamp and is not over is not on media either.
+    #[test]
+    fn a_settled_stamp_waits_for_the_newest_change_too() {
+        let stamps = Arc::new(Stamps::default());
+        let file = FileId { ino: 3, generation: 1 };
+        let mut task = TaskContext::from_waker(Waker::noop());
+        let Poll::Ready(only) = pin!(stamps.take(file, Span::ALL)).poll(&mut task) else {
+            panic!("nobody is there");
+        };
+        assert!(pin!(stamps.settled()).poll(&mut task).is_pending());
+        let number = only.number;
+        drop(only);
+        assert_eq!(pin!(stamps.settled()).poll(&mut task), Poll::Ready(number));
+    }
+
     /// A sync of a file waited as long as there was always some write to it under way.
     #[test]
     fn whoever_wants_all_of_a_file_is_not_passed_by_those_that_come_later() {
