@@ -177,3 +177,27 @@ fn what_is_free_below_something_that_stays_is_given_back() {
     assert!(after_kib + (128 << 10) < before_kib, "{before_kib} KiB before, {after_kib} after");
     drop(stays);
 }
+
+/// An older word that comes late would let a recovery undo what somebody has synced since.
+#[test]
+fn what_is_known_to_be_on_media_is_not_forgotten() {
+    let unsynced = Unsynced::new(LIMIT_BYTES, false);
+    unsynced.stable(10, None, true);
+    unsynced.stable(5, None, false);
+    assert_eq!(unsynced.lock().stamps.floor.0, 10);
+}
+
+/// The kernel of the server tells of a failed sync once: the next success says nothing of what it
+/// left out.
+#[test]
+fn what_a_failed_sync_left_out_is_kept_until_it_is_known() {
+    let unsynced = Unsynced::new(LIMIT_BYTES, false);
+    write(&unsynced, 1, 7, b"data");
+    unsynced.lock().doubtful = true;
+    unsynced.stable(10, None, true);
+    let (status, floor) = (unsynced.status(), unsynced.lock().stamps.floor.0);
+    assert!(status.kept_bytes > 0 && floor == 0, "{status:?}");
+    unsynced.lock().doubtful = false;
+    unsynced.stable(10, None, true);
+    assert_eq!(unsynced.status().kept_bytes, 0);
+}
