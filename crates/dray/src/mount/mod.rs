@@ -141,6 +141,7 @@ pub struct Running {
     mounted: Mounted,
     session: Arc<Session>,
     calls: Option<Arc<Metrics>>,
+    reporter: Arc<Reporter>,
 }
 
 impl Mount {
@@ -310,11 +311,16 @@ impl Mount {
             .doing(|| format!("cannot serve the mount on {}", self.at.display()))?;
         let session = told.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
-        let reporter = mounted.reporter();
-        session.find_jobs_by(Box::new(move |callers, tell| {
-            reporter.find_jobs(&callers, |jobs| tell(jobs.into_iter().collect()));
+        let reporter = Arc::new(mounted.reporter());
+        // Not for as long as the session: what the reporter knows of has the session.
+        let asked = Arc::downgrade(&reporter);
+        session.find_jobs_by(Box::new(move |callers, tell| match asked.upgrade() {
+            Some(reporter) => {
+                reporter.find_jobs(&callers, |jobs| tell(jobs.into_iter().collect()));
+            }
+            None => tell(Vec::new()),
         }));
-        Ok(Running { mount: self, mounted, session, calls })
+        Ok(Running { mount: self, mounted, session, calls, reporter })
     }
 
     fn fuse_options(&self) -> FuseOptions {
@@ -384,20 +390,20 @@ impl Running {
             consistency: self.mount.plan.consistency,
             timeout: self.mount.plan.timeout,
             session: self.session.clone(),
-            reporter: self.mounted.reporter(),
+            reporter: Reporter::clone(&self.reporter),
             since: dray_rt::now(),
         })
     }
 
     /// What goes on.
     pub fn reporter(&self) -> Reporter {
-        self.mounted.reporter()
+        Reporter::clone(&self.reporter)
     }
 
     /// Serves until it is unmounted. `beside` runs on the executor that waits.
     pub fn wait(self, beside: impl Future<Output = ()> + Send + 'static) -> Result<(), Failure> {
         let report = self.report();
-        let Running { mount, mounted, session, calls } = self;
+        let Running { mount, mounted, session, calls, reporter: _reporter } = self;
         let (end, ended) = oneshot::channel();
         let waiter = std::thread::Builder::new().name("dray-wait".into()).spawn(move || {
             let _ = end.send(mounted.wait()); // we wait for it until the end
