@@ -485,3 +485,10 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
         assert_eq!(*asked.lock().unwrap(), [Pid(77), Pid(78)]);
     });
 }
+
+#[test]
+fn a_socket_that_is_not_ours_is_not_taken_for_one_without_a_server() {
+    let error = std::io::Error::from_raw_os_error(libc::EACCES);
+    let said = ConnectError::Unreachable { target: "unix:///s".into(), error }.to_string();
+    assert!(said.contains("its owner alone") && !said.contains("running"), "{said}");
+}

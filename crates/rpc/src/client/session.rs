@@ -96,6 +96,9 @@ impl fmt::Display for ConnectError {
                         );
                     }
                     Some(libc::ECONNRESET | libc::EPIPE) => HUNG_UP,
+                    Some(libc::EACCES) => {
+                        "a server's socket is for its owner alone, root; others use its TCP port"
+                    }
                     Some(_) => "is `dray serve` running there?",
                 };
                 write!(f, "cannot connect to {target}: {error}; {advice}")
