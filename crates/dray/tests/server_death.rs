@@ -9,11 +9,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::Rig;
+use common::{Rig, daemons};
 
 fn kill_and_serve_again(rig: &mut Rig) {
     rig.end_server(libc::SIGKILL);
     rig.serve(&[]);
+}
+
+/// The process that keeps deleted files for clients that come back went on for five minutes, with
+/// their space, where there was no client any more.
+#[test]
+fn what_nobody_can_come_back_for_is_not_kept() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = Rig::mounted("transport=classic");
+    let file = File::create(at.join("f")).unwrap();
+    fs::remove_file(at.join("f")).unwrap();
+    let status = rig.demand(&["status", "data", "--json", "--interval", "0"]);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let session = status["clients"][0]["session"].as_str().unwrap();
+    rig.end_server(libc::SIGKILL);
+    for kind in ["mount-supervisor", "mount-daemon"] {
+        common::processes(kind, &at).iter().for_each(|pid| daemons::signal(*pid, libc::SIGKILL));
+    }
+    drop(file);
+    rig.serve(&[]);
+    rig.demand(&["evict", session]);
+    rig.end_server(libc::SIGTERM);
+    let keeper = rig.path("state").join("keeper.sock");
+    common::wait_for("the end of the keeper", || !keeper.exists());
 }
 
 #[test]

@@ -144,12 +144,26 @@ impl Serving {
         }
         leave_behind(&self.plan.state, &self.exports, &stuck);
         result?;
+        let deserted = self.is_deserted();
         self.server.disconnect();
-        self.keeper.iter().for_each(|keeper| keeper.leave());
+        if let Some(keeper) = &self.keeper {
+            if deserted {
+                keeper.release_inherited();
+            }
+            keeper.leave();
+        }
         // Whatever else there is belongs to the next server, or could hang as well: only what
         // others wait for is given back.
         drop(self.state.lock().unwrap_or_else(PoisonError::into_inner).take());
         std::process::exit(0)
+    }
+}
+
+impl Serving {
+    /// Whether no client may come back to the next server.
+    fn is_deserted(&self) -> bool {
+        let all_known = self.exports.iter().all(|export| export.starting().is_none());
+        all_known && self.server.status().clients.is_empty()
     }
 }
 
