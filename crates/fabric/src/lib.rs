@@ -30,7 +30,7 @@ pub use listen::{Bound, Listener};
 pub use peek::peek_head;
 pub use pool::{BufferPool, PoolShare, PoolStats};
 pub use socket_file::somebody_listens;
-pub use socket_options::incoming_cpu;
+pub use socket_options::{incoming_cpu, notice_loss};
 pub use stream::StreamConnection;
 
 /// Gets what arrives on a connection.

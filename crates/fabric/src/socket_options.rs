@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use socket2::{Socket, TcpKeepalive};
+use socket2::{SockRef, Socket, TcpKeepalive};
 
 use crate::Peer;
 
@@ -24,15 +24,28 @@ pub(crate) fn prepare(socket: &Socket, peer: Peer) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     if let Peer::Ip(ip) = peer {
         socket.set_tcp_nodelay(true)?;
-        let keepalive = TcpKeepalive::new()
-            .with_time(KEEPALIVE_AFTER)
-            .with_interval(KEEPALIVE_EVERY)
-            .with_retries(KEEPALIVE_TRIES);
-        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_keepalive(&keepalive(KEEPALIVE_AFTER, KEEPALIVE_EVERY))?;
         socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
         calm(socket, ip.ip());
     }
     Ok(())
+}
+
+fn keepalive(after: Duration, every: Duration) -> TcpKeepalive {
+    TcpKeepalive::new().with_time(after).with_interval(every).with_retries(KEEPALIVE_TRIES)
+}
+
+/// Has a connection over TCP end `within` so long of the last sign of the other end, where that
+/// is sooner than otherwise; in whole seconds, and 4 at least. Errors: those of setsockopt(2).
+pub fn notice_loss(socket: &impl AsFd, within: Duration) -> io::Result<()> {
+    if within >= KEEPALIVE_AFTER + KEEPALIVE_EVERY * KEEPALIVE_TRIES {
+        return Ok(());
+    }
+    let second = Duration::from_secs(1); // the kernel counts in them
+    let (after, every) = ((within / 2).max(second), (within / 6).max(second));
+    let socket = SockRef::from(socket);
+    socket.set_tcp_keepalive(&keepalive(after, every))?;
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX.min(after + every * KEEPALIVE_TRIES)))
 }
 
 /// Keeps a connection that stays on this machine from being paced. Many systems use BBR,
@@ -65,7 +78,6 @@ pub fn incoming_cpu(socket: &impl AsFd) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use dray_rt::{DriverKind, Executor, spawn_join};
-    use socket2::SockRef;
 
     use super::*;
     use crate::{Address, Listener, connect};
@@ -91,5 +103,26 @@ mod tests {
                 assert_eq!(congestion_control(connection.socket()), b"reno");
             }
         });
+    }
+
+    /// Where leases are short, a machine that is gone kept its locks for 40 s and the lease.
+    #[test]
+    fn a_loss_is_noticed_within_the_time_that_is_wanted() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket =
+            Socket::from(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        prepare(&socket, Peer::Ip(listener.local_addr().unwrap())).unwrap();
+        let noticed = || {
+            let tries = socket.tcp_keepalive_retries().unwrap();
+            let by_probes = socket.tcp_keepalive_time().unwrap()
+                + socket.tcp_keepalive_interval().unwrap() * tries;
+            (by_probes.as_secs(), socket.tcp_user_timeout().unwrap().unwrap().as_secs())
+        };
+        for (within_s, expected) in [(3600, (60, 30)), (60, (60, 30)), (8, (7, 7)), (1, (4, 4))] {
+            notice_loss(&socket, Duration::from_secs(within_s)).unwrap();
+            let (probes, unacknowledged) = noticed();
+            assert_eq!(probes, expected.0, "{within_s}");
+            assert_eq!(unacknowledged, expected.1, "{within_s}");
+        }
     }
 }

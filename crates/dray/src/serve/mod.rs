@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_fabric::{Address, Listener};
+use dray_fabric::{Address, Listener, Peer};
 use dray_rpc::server::{Loss, Server};
 use dray_rt::{DriverKind, Executor, Handle, Scope, timeout};
 
@@ -331,6 +331,9 @@ async fn accept(listener: Listener, server: Server, workers: Arc<Workers>) {
         match listener.accept().await {
             Ok((socket, peer)) => {
                 let Some(admission) = server.admit(peer) else { continue }; // it is closed
+                if matches!(peer, Peer::Ip(_)) {
+                    let _ = dray_fabric::notice_loss(&socket, server.lease()); // else it takes longer
+                }
                 let (workers, server) = (workers.clone(), server.clone());
                 dray_rt::spawn(async move {
                     workers.serve(&server, (socket, peer), admission).await;
