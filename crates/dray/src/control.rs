@@ -6,9 +6,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::endpoint;
 use crate::error::{Doing, Failure};
@@ -83,19 +86,27 @@ pub fn belongs_to(socket: &Path, user: u32) -> bool {
 
 /// A process that does not answer within this time is stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Processes that are asked at the same time.
+const ASKED_AT_ONCE: usize = 64;
 /// Longest answer that is read, bytes.
 const REPLY_MAX_BYTES: usize = 64 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Asks the process behind `socket`. Errors: nobody is there, or the answer makes no sense.
 pub fn ask(socket: &Path, question: &str) -> io::Result<Value> {
-    let mut stream = UnixStream::connect(socket)?;
+    ask_within(PATIENCE, socket, question)
+}
+
+fn ask_within(patience: Duration, socket: &Path, question: &str) -> io::Result<Value> {
     let begin = Instant::now();
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let stream = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    stream.set_write_timeout(Some(patience))?; // connecting, too, where nobody accepts
+    stream.connect(&SockAddr::unix(socket)?)?;
+    let mut stream = UnixStream::from(OwnedFd::from(stream));
     stream.write_all(format!("{question}\n").as_bytes())?;
     let (mut reply, mut chunk) = (Vec::new(), vec![0; CHUNK_BYTES]);
     loop {
-        let left = PATIENCE.saturating_sub(begin.elapsed());
+        let left = patience.saturating_sub(begin.elapsed());
         if left.is_zero() || reply.len() >= REPLY_MAX_BYTES {
             return Err(io::ErrorKind::WouldBlock.into()); // it never ends
         }
@@ -108,6 +119,34 @@ pub fn ask(socket: &Path, question: &str) -> io::Result<Value> {
     serde_json::from_slice(&reply).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// Asks all of them at the same time: one that is stuck takes nobody else's.
+pub fn ask_all(sockets: Vec<PathBuf>, question: &str) -> Vec<(PathBuf, io::Result<Value>)> {
+    ask_all_within(PATIENCE, sockets, question)
+}
+
+fn ask_all_within(
+    patience: Duration,
+    sockets: Vec<PathBuf>,
+    question: &str,
+) -> Vec<(PathBuf, io::Result<Value>)> {
+    let (next, answers) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(socket) = sockets.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let answer = ask_within(patience, socket, question);
+            answers.lock().unwrap_or_else(PoisonError::into_inner).push((socket.clone(), answer));
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..sockets.len().min(ASKED_AT_ONCE)).for_each(|_| {
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work); // else fewer do it
+        });
+        work();
+    });
+    let mut answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+    answers.sort_by_key(|(socket, _)| sockets.iter().position(|one| one == socket));
+    answers
+}
+
 /// The word and the rest of a question.
 pub fn parse(question: &str) -> (&str, &str) {
     let line = question.lines().next().unwrap_or_default().trim();
@@ -118,4 +157,49 @@ pub fn parse(question: &str) -> (&str, &str) {
 /// An answer that says that the question was not understood, or could not be granted.
 pub fn refusal(what: &str) -> Value {
     serde_json::json!({ "error": what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+    use std::time::Instant;
+
+    /// Each of them took the patience of whoever asked for another one.
+    #[test]
+    fn those_that_are_stuck_are_waited_for_at_the_same_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = |number: usize| dir.path().join(format!("{number}.sock"));
+        let stuck: Vec<_> = (0..30).map(|number| UnixListener::bind(socket(number))).collect();
+        let lives = UnixListener::bind(socket(30)).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = lives.accept().unwrap();
+            stream.read_exact(&mut [0; "status\n".len()]).unwrap();
+            stream.write_all(b"7").unwrap();
+        });
+        let begin = Instant::now();
+        let patience = Duration::from_secs(3);
+        let answers = ask_all_within(patience, (0..31).map(socket).collect(), "status");
+        assert!(begin.elapsed() < 15 * patience, "one after the other");
+        assert!(answers[..30].iter().all(|(_, answer)| answer.is_err()), "{answers:?}");
+        assert_eq!(answers[30].1.as_ref().unwrap(), 7);
+        server.join().unwrap();
+        drop(stuck);
+    }
+
+    /// Those who asked before have left, but their connections wait to be accepted.
+    #[test]
+    fn a_process_that_accepts_nobody_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let stopped = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        stopped.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        stopped.listen(0).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let ask = |_| ask_within(Duration::from_millis(50), &path, "status").is_err();
+            let _ = tell.send((0..5).all(ask));
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(true));
+    }
 }

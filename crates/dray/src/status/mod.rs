@@ -49,7 +49,7 @@ type Reports = Vec<(PathBuf, Value)>;
 fn again(before: &Reports) -> Reports {
     let ask = |(socket, old): &(PathBuf, Value)| match old["kind"].as_str() {
         Some("stuck") => Some((socket.clone(), old.clone())),
-        _ => report_of(socket.clone()),
+        _ => report_of((socket.clone(), control::ask(socket, "status"))),
     };
     before.iter().filter_map(ask).collect()
 }
@@ -243,12 +243,12 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
 
 fn everything() -> Reports {
     let sockets = Kind::Server.all().into_iter().chain(Kind::Mount.all());
-    sockets.filter_map(report_of).collect()
+    control::ask_all(sockets.collect(), "status").into_iter().filter_map(report_of).collect()
 }
 
-/// What the process behind `socket` says; none if it is dead.
-fn report_of(socket: PathBuf) -> Option<(PathBuf, Value)> {
-    let report = match control::ask(&socket, "status") {
+/// What the process behind a socket has answered; none if it is dead.
+fn report_of((socket, answer): (PathBuf, std::io::Result<Value>)) -> Option<(PathBuf, Value)> {
+    let report = match answer {
         Ok(report) => report,
         Err(error) if left_behind(&error) => return None,
         Err(error) => json!({
