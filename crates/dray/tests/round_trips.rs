@@ -223,3 +223,31 @@ fn a_listing_is_at_most_one_round_trip_for_64_kib_and_brings_the_attributes() {
         });
     }
 }
+
+/// Where memory began in the middle of a page, and nearly all does, 1 MiB was two requests of the
+/// kernel's, between which others came: it was not atomic.
+#[test]
+fn a_call_of_1_mib_is_one_request_wherever_its_memory_begins() {
+    const MIB: usize = 1 << 20;
+    for consistency in ["strict", "close-to-open"] {
+        on_each_transport(consistency, |mount| {
+            let limit = fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit");
+            if limit.is_ok_and(|pages| pages.trim().parse::<usize>().unwrap() * 4096 <= MIB)
+                || !fs::exists("/proc/sys/fs/fuse/max_pages_limit").unwrap()
+            {
+                return eprintln!("left out: this kernel allows no more than 256 pages a request");
+            }
+            let requests = |what: &str| mount.status()["ops"][what].as_u64().unwrap_or(0);
+            let mut open = OpenOptions::new();
+            let open = open.read(true).append(true).create(true);
+            let file = open.open(mount.at.join("large")).unwrap();
+            let mut memory = vec![7; MIB + 1];
+            let odd = usize::from((memory.as_ptr() as usize).is_multiple_of(4096));
+            let before = ["write", "read"].map(requests);
+            assert_eq!(file.write_at(&memory[odd..][..MIB], 0).unwrap(), MIB);
+            assert_eq!(file.read_at(&mut memory[odd..][..MIB], 0).unwrap(), MIB);
+            let made = ["write", "read"].map(requests);
+            assert_eq!([made[0] - before[0], made[1] - before[1]], [1, 1], "{consistency}");
+        });
+    }
+}

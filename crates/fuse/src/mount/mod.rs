@@ -3,6 +3,7 @@
 pub(crate) mod agree;
 pub(crate) mod choice;
 pub(crate) mod device;
+pub(crate) mod pages;
 pub(crate) mod session;
 pub(crate) mod wake;
 
@@ -85,6 +86,7 @@ pub fn mount(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
 }
 
 fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
+    pages::raise_limit();
     let device = open_device().map_err(without_device)?;
     let mode = mode_at(at)?;
     let mut data = format!(

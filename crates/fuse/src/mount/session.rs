@@ -7,6 +7,7 @@ use std::time::Duration;
 use dray_core::IO_MAX_BYTES;
 
 use crate::mount::device::write_answer;
+use crate::mount::pages::PAGES_MAX;
 use crate::options::{Consistency, Options};
 use crate::proto::abi::{self, init, op};
 use crate::proto::reply::header;
@@ -20,8 +21,6 @@ const INIT_TIME: Duration = Duration::from_secs(10);
 /// many of them count as congestion.
 const BACKGROUND_MAX: u16 = 128;
 const CONGESTED: u16 = 96;
-/// Pages of one request.
-const PAGES_MAX: u16 = (IO_MAX_BYTES / 4096) as u16;
 /// What was read from the device for INIT must not be larger.
 const INIT_MAX_BYTES: usize = 8192 + IO_MAX_BYTES;
 
@@ -163,7 +162,7 @@ fn wanted(options: &Options) -> u64 {
 }
 
 fn answer(session: &Session, offer: &InitArgs, request_s: u16) -> Small {
-    let pages = if session.has(init::MAX_PAGES) { PAGES_MAX } else { 32 };
+    let pages = if session.has(init::MAX_PAGES) { PAGES_MAX as u16 } else { 32 };
     let readahead = offer.readahead_bytes.max(IO_MAX_BYTES as u32);
     Small::new()
         .u32(abi::MAJOR)
@@ -172,7 +171,7 @@ fn answer(session: &Session, offer: &InitArgs, request_s: u16) -> Small {
         .u32(session.flags as u32)
         .u16(BACKGROUND_MAX)
         .u16(CONGESTED)
-        .u32(u32::from(pages) * 4096)
+        .u32((u32::from(pages) * 4096).min(IO_MAX_BYTES as u32))
         .u32(1) // times are exact to a nanosecond
         .u16(pages)
         .u16(0)

@@ -17,7 +17,9 @@ use crate::state::region::{Region, memfd};
 
 /// "drayfuse", and the version of the layout below it.
 const MAGIC: u64 = 0x6472_6179_6675_7365;
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
+/// The oldest version whose layout is known here: without `RING_ROOM`.
+const VERSION_OLDEST: u64 = 3;
 
 /// Bytes of the header page, which is followed by node records, handle
 /// records and, once there is a ring, its memory.
@@ -49,6 +51,8 @@ pub(crate) mod header {
     /// Not 0 once every queue of the ring has had an entry, from when on the kernel sends
     /// requests to it alone.
     pub(crate) const RING_READY: usize = 80;
+    /// Bytes of memory for the payload of an entry; 0: as before there was this word.
+    pub(crate) const RING_ROOM: usize = 88;
 }
 
 /// The surviving state of one mount. A supervisor keeps its descriptor and hands it to
@@ -83,7 +87,7 @@ impl State {
         }
         let state = State::map(fd)?;
         let known = state.region.load(header::MAGIC) == MAGIC
-            && state.region.load(header::VERSION) == VERSION;
+            && (VERSION_OLDEST..=VERSION).contains(&state.region.load(header::VERSION));
         if known { Ok(state) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
     }
 

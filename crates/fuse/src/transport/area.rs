@@ -16,12 +16,16 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use dray_core::IO_MAX_BYTES;
 
+use crate::mount::pages::PAGES_MAX;
 use crate::state::{State, header};
 
 /// Bytes of an entry's header page.
 const PAGE_BYTES: usize = 4096;
-/// Bytes of an entry's payload: the largest READ or WRITE.
+/// Bytes of a payload: the largest READ or WRITE.
 pub(crate) const PAYLOAD_BYTES: usize = IO_MAX_BYTES;
+/// Bytes of memory for the payload of an entry: the kernel wants room for all pages that a request
+/// may have, of which the first and the last are not whole.
+const ROOM_BYTES: usize = PAGES_MAX * PAGE_BYTES;
 /// Bytes of the part of the page that the kernel uses.
 pub(crate) const HEADERS_BYTES: usize = 288;
 /// Words of the journal: the queue's CPU plus one (0: never used); the request whose
@@ -45,6 +49,8 @@ const WANTED_ADDRESS: usize = 0x20_0000_0000;
 pub(crate) struct Area {
     start: NonNull<u8>,
     slots: usize,
+    /// Bytes of memory for the payload of a slot.
+    room_bytes: usize,
     /// Slots that a predecessor had taken; they come first.
     adopted: usize,
     state: State,
@@ -64,30 +70,37 @@ impl Area {
         let region = &state.region;
         let (address, known) = (region.load(header::RING_ADDRESS), region.load(header::RING_SLOTS));
         if known != 0 {
-            if known > slots_in(state)? {
+            let room_bytes = match region.load(header::RING_ROOM) as usize {
+                0 => PAYLOAD_BYTES,
+                room_bytes => room_bytes,
+            };
+            if !(PAYLOAD_BYTES..=ROOM_BYTES).contains(&room_bytes)
+                || known > slots_in(state, room_bytes)?
+            {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
             }
-            let mut area = Area::map(state, address as usize, known as usize)?;
+            let mut area = Area::map(state, address as usize, known as usize, room_bytes)?;
             if area.start.as_ptr() as u64 != address {
                 return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
             }
             area.adopted = region.load(header::RING_TAKEN).min(known) as usize;
             return Ok(area);
         }
-        let len_bytes = State::ring_at() + slots * (PAGE_BYTES + PAYLOAD_BYTES);
+        let len_bytes = State::ring_at() + slots * (PAGE_BYTES + ROOM_BYTES);
         // SAFETY: no memory is passed.
         if unsafe { libc::ftruncate(region.fd().as_raw_fd(), len_bytes as libc::off_t) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        let area = Area::map(state, WANTED_ADDRESS, slots)?;
+        let area = Area::map(state, WANTED_ADDRESS, slots, ROOM_BYTES)?;
         region.store(header::RING_ADDRESS, area.start.as_ptr() as u64);
+        region.store(header::RING_ROOM, ROOM_BYTES as u64);
         region.store(header::RING_SLOTS, slots as u64);
         Ok(area)
     }
 
     /// Maps it at `address`, or elsewhere if that is taken.
-    fn map(state: &State, address: usize, slots: usize) -> io::Result<Area> {
-        let len_bytes = slots * (PAGE_BYTES + PAYLOAD_BYTES);
+    fn map(state: &State, address: usize, slots: usize, room_bytes: usize) -> io::Result<Area> {
+        let len_bytes = slots * (PAGE_BYTES + room_bytes);
         let map = |address: usize, flags| {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | flags;
@@ -106,7 +119,7 @@ impl Area {
         // which would else take memory for all of it.
         unsafe { libc::madvise(start, len_bytes, libc::MADV_DONTDUMP) };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Area { start, slots, adopted: 0, state: state.clone() })
+        Ok(Area { start, slots, room_bytes, adopted: 0, state: state.clone() })
     }
 
     fn slot(&self, index: usize) -> Slot {
@@ -116,7 +129,7 @@ impl Area {
         unsafe {
             Slot {
                 page: self.start.add(index * PAGE_BYTES),
-                payload: self.start.add(self.slots * PAGE_BYTES + index * PAYLOAD_BYTES),
+                payload: self.start.add(self.slots * PAGE_BYTES + index * self.room_bytes),
             }
         }
     }
@@ -128,7 +141,7 @@ impl Area {
         let next = |taken| (taken < self.slots as u64).then_some(taken + 1);
         let index = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
         let slot = self.slot(index as usize);
-        slot.prepare();
+        slot.prepare(self.room_bytes);
         slot.word(CPU_AT).store(u64::from(cpu) + 1, Ordering::Release);
         Some(slot)
     }
@@ -136,22 +149,24 @@ impl Area {
     /// The slots that a predecessor had used for the queue of `cpu`.
     pub(crate) fn adopted(&self, cpu: u16) -> impl Iterator<Item = Slot> {
         let slots = (0..self.adopted).map(|index| self.slot(index));
-        slots.filter(move |slot| slot.cpu() == Some(cpu)).inspect(Slot::prepare)
+        slots
+            .filter(move |slot| slot.cpu() == Some(cpu))
+            .inspect(|slot| slot.prepare(self.room_bytes))
     }
 }
 
 /// Slots that there is room for in the memory of `state`: access behind its end kills (SIGBUS).
-fn slots_in(state: &State) -> io::Result<u64> {
+fn slots_in(state: &State, room_bytes: usize) -> io::Result<u64> {
     let file = std::fs::File::from(state.region.fd().try_clone_to_owned()?);
     let ring_bytes = file.metadata()?.len().saturating_sub(State::ring_at() as u64);
-    Ok(ring_bytes / (PAGE_BYTES + PAYLOAD_BYTES) as u64)
+    Ok(ring_bytes / (PAGE_BYTES + room_bytes) as u64)
 }
 
 impl Drop for Area {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours; every entry keeps the area alive.
         unsafe {
-            let len_bytes = self.slots * (PAGE_BYTES + PAYLOAD_BYTES);
+            let len_bytes = self.slots * (PAGE_BYTES + self.room_bytes);
             libc::munmap(self.start.as_ptr().cast(), len_bytes);
         }
     }
@@ -172,10 +187,10 @@ impl Slot {
         unsafe { self.page.add(IOVEC_AT).as_ptr() as u64 }
     }
 
-    fn prepare(&self) {
+    fn prepare(&self, room_bytes: usize) {
         let vectors = [
             libc::iovec { iov_base: self.page.as_ptr().cast(), iov_len: HEADERS_BYTES },
-            libc::iovec { iov_base: self.payload.as_ptr().cast(), iov_len: PAYLOAD_BYTES },
+            libc::iovec { iov_base: self.payload.as_ptr().cast(), iov_len: room_bytes },
         ];
         // SAFETY: within the page, and aligned; the range of madvise is mapped, and is not
         // changed by it. What the kernel writes to should be there: it gives up a request
@@ -303,6 +318,19 @@ mod tests {
         assert_eq!(bytes(&slot, 6), b"a name");
         assert_eq!((area.adopted(0).count(), area.adopted(1).count()), (1, 1));
         assert!(area.take(0).is_some() && area.take(0).is_none());
+    }
+
+    /// The memory of a predecessor whose entries had less room.
+    #[test]
+    fn a_successor_finds_requests_of_an_older_version_where_they_were() {
+        let state = State::create().unwrap();
+        drop(Area::open(&state, 3).unwrap());
+        state.region.store(header::RING_ROOM, 0);
+        let area = Area::open(&state, 3).unwrap();
+        let payloads = [0, 1].map(|index| area.slot(index).payload.as_ptr() as usize);
+        assert_eq!(payloads[1] - payloads[0], IO_MAX_BYTES);
+        state.region.store(header::RING_ROOM, 2 * ROOM_BYTES as u64);
+        assert!(Area::open(&state, 3).is_err());
     }
 
     /// It was believed: the size of the mapping wrapped around, and slots lay outside of it.
