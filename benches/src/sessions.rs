@@ -19,6 +19,7 @@ pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {
         host: "dray-bench".to_owned(),
         replay_bytes: 0,
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+        caches: false,
     };
     let session =
         Session::connect(Arc::new(Sockets(address.clone())), options, SessionMemory::heap()).await;

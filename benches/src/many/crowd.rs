@@ -256,6 +256,7 @@ async fn connect_one(plan: Plan, number: usize, first: usize) -> (Option<Arc<Mem
             host: format!("node{:05}", first + number),
             replay_bytes: 1 << 20,
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+            caches: false,
         };
         match Session::connect(link.clone(), options, SessionMemory::heap()).await {
             Ok(session) => {

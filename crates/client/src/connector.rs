@@ -21,6 +21,9 @@ pub struct Options {
     /// What was written and is not known to be on media is kept up to this size, to be sent
     /// again should the server's machine lose power; 0: its loss is told, no more.
     pub replay_bytes: u64,
+    /// What is open is cached: the server is to tell of changes by others
+    /// ([`Session::hear_changes_by`]).
+    pub caches: bool,
 }
 
 /// Begins a session with the server of `target`, served by the calling task's executor.
@@ -57,6 +60,7 @@ fn session_options(target: &Target, options: &Options) -> ClientOptions {
         host: host_name(),
         replay_bytes: options.replay_bytes,
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+        caches: options.caches,
     }
 }
 

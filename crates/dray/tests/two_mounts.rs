@@ -259,6 +259,31 @@ fn shared_mappings_of_two_mounts_meet_at_msync_close_and_open() {
     }
 }
 
+/// It was seen at the next open, or when attributes ran out: for pages of a mapping never.
+#[test]
+fn what_others_change_is_soon_seen_in_files_that_are_open_and_cached() {
+    if common::skipped() {
+        return;
+    }
+    let (_rig, one, other) = two_mounts("consistency=close-to-open,attr_timeout=3600");
+    fs::write(one.join("file"), vec![b'.'; MAPPED_BYTES]).unwrap();
+    let here = open(&one.join("file"));
+    let mapping = Mapping::new(&here);
+    assert_eq!((mapping.get(100), here.metadata().unwrap().len()), (b'.', MAPPED_BYTES as u64));
+    let there = open(&other.join("file"));
+    there.write_all_at(b"data", 100).unwrap();
+    common::wait_for("data in a mapping", || mapping.get(100) == b'd');
+    there.write_all_at(b"more", MAPPED_BYTES as u64).unwrap();
+    let size = || here.metadata().unwrap().len();
+    common::wait_for("a size", || size() == MAPPED_BYTES as u64 + 4);
+    let mut end = [0; 4];
+    here.read_exact_at(&mut end, MAPPED_BYTES as u64).unwrap();
+    assert_eq!(end, *b"more");
+    fs::set_permissions(other.join("file"), fs::Permissions::from_mode(0o640)).unwrap();
+    let mode = || here.metadata().unwrap().permissions().mode() & 0o777;
+    common::wait_for("a mode", || mode() == 0o640);
+}
+
 /// A copy is limited by the size that the client's kernel last heard of, in the kernel's own
 /// code, before any file system is asked; asking for the size, as cp(1) does, is enough.
 #[test]

@@ -486,6 +486,54 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
     });
 }
 
+/// Nobody else is woken for it.
+#[test]
+fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
+    simulate(12, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &scope);
+        let (cx, mut clients, mut heard) = (Context::system(), Vec::new(), Vec::new());
+        for caches in [true, true, false] {
+            let options = ClientOptions { caches, ..client_options() };
+            let fs = connect(network.connector("s"), options).await.unwrap();
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let tell = told.clone();
+            fs.session().hear_changes_by(Box::new(move |files| tell.lock().unwrap().extend(files)));
+            clients.push(fs);
+            heard.push(told);
+        }
+        let news = || -> Vec<_> {
+            heard.iter().map(|told| std::mem::take(&mut *told.lock().unwrap())).collect()
+        };
+        let root = clients[0].info().root;
+        let (entry, file) = clients[0].create(&cx, root, name("f"), NEW).await.unwrap();
+        let (_, other) = clients[1].create(&cx, root, name("other"), NEW).await.unwrap();
+        let mut files = vec![file];
+        for fs in &clients[1..] {
+            files.push(fs.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap());
+        }
+        for at in 0..5 {
+            files[1].write(&cx, Write::at(at), Buf::from(&b"x"[..])).await.unwrap();
+            other.write(&cx, Write::at(at), Buf::from(&b"x"[..])).await.unwrap();
+        }
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!(
+            news(),
+            [vec![entry.id], vec![], vec![]],
+            "the first alone has it open and caches"
+        );
+        files[2].write(&cx, Write::at(9), Buf::from(&b"x"[..])).await.unwrap();
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!(news(), [vec![entry.id], vec![entry.id], vec![]]);
+        drop(files.remove(0));
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        files[1].write(&cx, Write::at(9), Buf::from(&b"x"[..])).await.unwrap();
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!(news(), [vec![], vec![entry.id], vec![]], "who has closed it is not told");
+    });
+}
+
 #[test]
 fn a_socket_that_is_not_ours_is_not_taken_for_one_without_a_server() {
     let error = std::io::Error::from_raw_os_error(libc::EACCES);

@@ -191,6 +191,7 @@ impl Mount {
             key: self.plan.key.clone(),
             timeout: self.plan.timeout,
             replay_bytes: self.plan.replay_bytes,
+            caches: self.plan.consistency == Consistency::CloseToOpen,
         }
     }
 
@@ -313,7 +314,12 @@ impl Mount {
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
         // Not for as long as the session: what the reporter knows of has the session.
-        let asked = Arc::downgrade(&reporter);
+        let [asked, caching] = [(), ()].map(|()| Arc::downgrade(&reporter));
+        session.hear_changes_by(Box::new(move |files| {
+            if let Some(reporter) = caching.upgrade() {
+                reporter.others_changed(files);
+            }
+        }));
         session.find_jobs_by(Box::new(move |callers, tell| match asked.upgrade() {
             Some(reporter) => {
                 reporter.find_jobs(&callers, |jobs| tell(jobs.into_iter().collect()));

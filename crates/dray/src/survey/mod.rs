@@ -67,7 +67,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let subject = subject(&args.target)?;
     let key = crate::serve::parse_auth(args.auth.as_deref().unwrap_or("none"))?;
     let timeout = Some(Duration::from_secs(30));
-    let options = dray_client::Options { key, timeout, replay_bytes: 0 };
+    let options = dray_client::Options { key, timeout, replay_bytes: 0, caches: false };
     let mut survey = Survey { args, rows: Vec::new(), notes: Vec::new(), done: 0 };
     let nothing = Loopback::start()?;
     let loopback = nothing.place();

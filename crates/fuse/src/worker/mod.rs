@@ -6,6 +6,7 @@ pub(crate) mod crew;
 pub(crate) mod flight;
 pub(crate) mod identity;
 pub(crate) mod jobs;
+pub(crate) mod outdated;
 pub(crate) mod shared;
 
 use std::io;
@@ -13,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use dray_core::{FileSystem, Fut, Pid, Result as FsResult};
+use dray_core::{FileId, FileSystem, Fut, Pid, Result as FsResult};
 use dray_rt::sync::watch;
 use dray_rt::{Handle, Ring};
 
@@ -31,6 +32,7 @@ use crate::transport::queues::Queues;
 use crate::worker::crew::Job;
 use crate::worker::flight::InFlight;
 use crate::worker::jobs::JobsOf;
+use crate::worker::outdated::drop_soon;
 use crate::worker::shared::Shared;
 
 /// Makes the file system of worker `index`. Called on that worker's executor, so that a
@@ -227,6 +229,12 @@ impl Reporter {
         let mut known = self.shared.flights.callers();
         known.retain(|caller| callers.contains(caller));
         self.shared.jobs.find(known.into_iter().collect(), then);
+    }
+
+    /// Other clients have changed these files: what the kernel has cached of them is dropped soon,
+    /// on another thread.
+    pub fn others_changed(&self, files: Vec<FileId>) {
+        drop_soon(&self.shared, files);
     }
 
     fn in_flight(&self) -> Vec<InFlight> {

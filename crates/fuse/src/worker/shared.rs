@@ -17,6 +17,7 @@ use crate::state::nodes::Nodes;
 use crate::worker::flight::Flights;
 use crate::worker::identity::Identities;
 use crate::worker::jobs::Jobs;
+use crate::worker::outdated::Outdated;
 
 pub(crate) struct Shared {
     pub(crate) options: Options,
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) identities: Identities,
     pub(crate) flights: Flights,
     pub(crate) jobs: Jobs,
+    pub(crate) outdated: Outdated,
     pub(crate) lock_owners: LockOwners,
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
@@ -61,6 +63,7 @@ impl Shared {
             handles: Handles::new(state.clone()),
             flights: Flights::new(workers),
             jobs: Jobs::default(),
+            outdated: Outdated::default(),
             lock_owners,
             versions: Versions::default(),
             capabilities: Capabilities::default(),

@@ -23,6 +23,7 @@ mod unsynced;
 pub use ahead::AheadStats;
 pub use channel::ChannelStats;
 pub use fs::RemoteFs;
+pub use link::changes::HearChanges;
 pub use link::jobs::{FindJobs, TellJobs};
 pub use memory::SessionMemory;
 pub use recovery::losses::{LossEvent, UnsyncedStatus};

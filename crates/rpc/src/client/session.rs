@@ -14,6 +14,7 @@ use crate::auth::Key;
 use crate::client::ahead::AheadStats;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::link::Link;
+use crate::client::link::changes::HearChanges;
 use crate::client::link::jobs::FindJobs;
 use crate::client::memory::SessionMemory;
 use crate::client::pace::Pace;
@@ -41,6 +42,9 @@ pub struct ClientOptions {
     /// Reads of this size and larger ones may be split over two connections;
     /// [`ClientOptions::SPLIT_MIN_BYTES`] is a good choice.
     pub split_min_bytes: u32,
+    /// Data and attributes of open files are cached: the server is to tell of changes by others
+    /// ([`Session::hear_changes_by`]).
+    pub caches: bool,
 }
 
 impl ClientOptions {
@@ -256,6 +260,12 @@ impl Session {
         channels.iter().for_each(|channel| channel.notify(NotifyHead::GOODBYE, 0));
     }
 
+    /// Has `hear` told of files that are open here and that others have changed: soon, if at all.
+    /// The first one that is set stays. For sessions that cache ([`ClientOptions::caches`]).
+    pub fn hear_changes_by(&self, hear: HearChanges) {
+        self.link.hear_changes_by(hear);
+    }
+
     /// Has `find` tell to which batch jobs callers belong, when the server is looked at and asks.
     /// The first one that is set stays.
     pub fn find_jobs_by(&self, find: FindJobs) {
@@ -369,6 +379,7 @@ mod tests {
             host: String::new(),
             replay_bytes: 0,
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+            caches: false,
         };
         let root = FileId { ino: 1, generation: 1 };
         let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };

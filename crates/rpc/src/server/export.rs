@@ -16,6 +16,7 @@ use crate::server::recovery::returning::Returning;
 use crate::server::recovery::stable::Stable;
 use crate::server::recovery::stamps::Stamps;
 use crate::server::tickets::Tickets;
+use crate::server::watchers::Watchers;
 
 /// A file system under the name by which clients ask for it.
 pub struct Export {
@@ -33,6 +34,7 @@ pub struct Export {
     pub(crate) stable: Stable,
     pub(crate) redone: Redone,
     pub(crate) tickets: Tickets,
+    pub(crate) watchers: Watchers,
     /// Who is waited for after a start of the server: those of another export, whose file
     /// system may hang, need not be.
     pub(crate) grace: Grace,
@@ -55,6 +57,7 @@ impl Export {
             stamps: Arc::default(),
             stable: Stable::default(),
             redone: Redone::default(),
+            watchers: Watchers::default(),
             pool: BufferPool::new(0, 0),
             grace: Grace::default(),
             recovery: Recovery::default(),

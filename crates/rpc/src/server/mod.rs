@@ -21,6 +21,7 @@ mod sessions;
 mod stalls;
 mod status;
 mod tickets;
+mod watchers;
 
 pub use connection::{Admission, wanted_export};
 pub use export::{Allow, Export};

@@ -21,7 +21,8 @@ use crate::server::options::ServerOptions;
 use crate::server::recovery::stable::Failures;
 use crate::server::seldom::Seldom;
 use crate::server::status::jobs::Questions;
-use crate::wire::{FEATURE_JOBS, FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
+use crate::server::watchers::Untold;
+use crate::wire::{FEATURE_CHANGES, FEATURE_JOBS, FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
 pub(crate) use under_way::{Slotted, Unslotted};
 
@@ -66,6 +67,8 @@ pub(crate) struct Session {
     told_failures: Mutex<(Failures, u64)>,
     /// For batch jobs, when this server is looked at.
     pub(crate) questions: Questions,
+    /// Changes by others to what it has open.
+    pub(crate) untold: Untold,
     files: Mutex<IdMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -124,6 +127,7 @@ impl Session {
             forged_seals: Seldom::default(),
             told_stable: AtomicU64::new(0),
             questions: Questions::default(),
+            untold: Untold::default(),
             files: Mutex::default(),
             state: Mutex::default(),
         }
@@ -142,6 +146,10 @@ impl Session {
     /// Whether the client can be asked for the jobs of its callers.
     pub(crate) fn knows_jobs(&self) -> bool {
         self.features.load(Ordering::Relaxed) & FEATURE_JOBS != 0
+    }
+
+    fn hears_of_changes(&self) -> bool {
+        self.features.load(Ordering::Relaxed) & FEATURE_CHANGES != 0
     }
 
     /// A stamp less than those of this life of the server.
@@ -245,16 +253,32 @@ impl Session {
         if files.len() >= FILES_MAX || self.ended.load(Ordering::SeqCst) {
             return Err(file);
         }
-        let same = files.get(&handle).is_some_and(|kept| kept.file.id() == file.id());
+        let id = file.id();
+        let same = files.get(&handle).is_some_and(|kept| kept.file.id() == id);
         let opened = Opened { file, access };
-        let surplus = if same { Some(opened) } else { files.insert(handle, opened) };
+        if same {
+            drop(files);
+            return Ok(()); // outside of the lock: to drop it may close a descriptor
+        }
+        let surplus = files.insert(handle, opened);
         drop(files);
-        drop(surplus); // outside of the lock: it may close a descriptor
+        if self.hears_of_changes() {
+            self.export.watchers.opened(id, self.id);
+        }
+        surplus.into_iter().for_each(|surplus| self.watches_no_more(&*surplus.file));
         Ok(())
     }
 
     pub(crate) fn take_file(&self, handle: u64) -> Option<Arc<dyn OpenFile>> {
-        self.files().remove(&handle).map(|opened| opened.file)
+        let file = self.files().remove(&handle)?.file;
+        self.watches_no_more(&*file);
+        Some(file)
+    }
+
+    fn watches_no_more(&self, file: &dyn OpenFile) {
+        if !self.export.watchers.is_empty() {
+            self.export.watchers.closed(file.id(), self.id);
+        }
     }
 
     /// Takes a connection; the oldest goes where there are too many.
@@ -359,6 +383,7 @@ impl Session {
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
         let cx = Context { node: self.holder(), ..Context::system() };
         for (handle, Opened { file, .. }) in files {
+            self.watches_no_more(&*file);
             let _ = self.close_file(&cx, handle, &*file).await; // nobody is left to be told
         }
     }

@@ -293,6 +293,9 @@ impl NotifyHead {
     pub const WHOSE: u8 = 8;
     /// From the client: the answer, [`put_jobs`](super::put_jobs), to the question of this number.
     pub const JOBS: u8 = 9;
+    /// From the server: others changed these files, which the client has open; as many follow as
+    /// the argument says ([`put_changed`](super::put_changed)).
+    pub const CHANGED: u8 = 10;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

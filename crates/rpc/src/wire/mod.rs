@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 mod call;
+mod changed;
 mod codec;
 mod head;
 mod hello;
@@ -15,6 +16,7 @@ mod ticket;
 mod types;
 
 pub use call::{Call, Named};
+pub use changed::{CHANGED_MAX, get_changed, put_changed};
 pub use codec::{Input, Malformed, Wire};
 pub use head::{
     CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag, peek_unknown_op,
@@ -47,13 +49,17 @@ pub const AHEAD_USED_MAX: Duration = Duration::from_millis(2);
 pub const FEATURE_HALVES: u64 = 16;
 /// Feature: [`NotifyHead::WHOSE`] is answered.
 pub const FEATURE_JOBS: u64 = 32;
+/// Feature: the client caches what it has open, and wants to hear of changes by others
+/// ([`NotifyHead::CHANGED`]). One that does not cache is not woken for them.
+pub const FEATURE_CHANGES: u64 = 64;
 /// All features that this version knows.
 pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
     | FEATURE_ONE_WAY
     | FEATURE_LOOKUP_OPEN
     | FEATURE_HALVES
-    | FEATURE_JOBS;
+    | FEATURE_JOBS
+    | FEATURE_CHANGES;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -46,6 +46,7 @@ pub fn client_options() -> ClientOptions {
         host: "node1".into(),
         replay_bytes: 1 << 20,
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+        caches: false,
     }
 }
 

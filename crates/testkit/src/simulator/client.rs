@@ -71,6 +71,7 @@ impl Client {
             host,
             replay_bytes,
             split_min_bytes: 8,
+            caches: true,
         };
         loop {
             let connector = network.connector_from(name, SERVER);

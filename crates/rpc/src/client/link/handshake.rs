@@ -19,8 +19,9 @@ use crate::client::channel::{Channel, Life, Receiver};
 use crate::client::recovery::Recovery;
 use crate::client::session::ConnectError;
 use crate::wire::{
-    Auth, Challenge, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind,
-    Malformed, NotifyHead, Proof, RECOVERING, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+    Auth, Challenge, FEATURE_CHANGES, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES, HandshakeError,
+    Hello, Input, Kind, Malformed, NotifyHead, Proof, RECOVERING, VERSION_MAX, VERSION_MIN,
+    Welcome, peek_kind,
 };
 
 /// As much of what a server says is passed on to people.
@@ -115,7 +116,7 @@ impl LinkSink {
         let hello = Hello {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
-            features: FEATURES,
+            features: if options.caches { FEATURES } else { FEATURES & !FEATURE_CHANGES },
             auth: if options.key.is_some() { Auth::Psk } else { Auth::None },
             nonce,
             export: options.export.clone(),
@@ -247,6 +248,7 @@ impl LinkSink {
                 let stamp = input.get()?;
                 self.link.unsynced.stable(stamp, input.get().ok(), false);
             }
+            NotifyHead::CHANGED => self.link.others_changed(head.tag, input)?,
             NotifyHead::WHOSE => self.link.asked_for_jobs(&self.channel, head.tag, input)?,
             _ => {} // a later version's advice
         }

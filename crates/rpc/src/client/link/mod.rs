@@ -1,5 +1,6 @@
 //! What all channels of a session share about its server.
 
+pub(crate) mod changes;
 mod coming_back;
 mod connecting;
 mod handshake;
@@ -16,6 +17,7 @@ use dray_fabric::Connect;
 use dray_rt::sync::{Notify, watch};
 use dray_rt::{Handle, timeout};
 
+use self::changes::Changes;
 use self::coming_back::Returns;
 use self::jobs::JobFinder;
 use self::known::Known;
@@ -57,6 +59,8 @@ pub(crate) struct Link {
     requests: AtomicU64,
     /// Who knows to which batch jobs callers belong.
     jobs: JobFinder,
+    /// Who caches what others may change.
+    changes: Changes,
     pub(crate) node: NodeId,
     known: Mutex<Known>,
     /// The session has been ended by us, or its beginning given up: it is not to be begun anew.
@@ -101,6 +105,7 @@ impl Link {
             returns: Mutex::default(),
             requests: AtomicU64::new(1),
             jobs: JobFinder::default(),
+            changes: Changes::default(),
             node,
             known: Mutex::new(known),
             leaving: AtomicBool::new(false),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use dray_core::{Buf, BufMut, Context, Errno, Error, Op};
+use dray_core::{Buf, BufMut, Context, Errno, Error, FileId, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
@@ -330,6 +330,21 @@ impl CallInHand {
         Some(self.session.export.stamps.take(file, range).await)
     }
 
+    /// The file whose data or attributes this changes, if somebody watches any.
+    fn watched_file(&self, body: &[u8]) -> Option<FileId> {
+        if self.session.export.watchers.is_empty() {
+            return None;
+        }
+        match Call::get(self.head.op, &mut Input(body)).ok()? {
+            Call::Setattr { id, .. }
+            | Call::Setxattr { id, .. }
+            | Call::Removexattr { id, .. }
+            | Call::Link { id, .. } => Some(id),
+            Call::SetFlags { handle, .. } => self.session.file(handle).map(|file| file.id()),
+            call => stamps::bytes_changed(&self.session, &call, 0).map(|(file, _)| file),
+        }
+    }
+
     /// Puts the stamp of a change that was made into its answer.
     fn stamp(&self, reply: &mut Reply, stamped: Option<&Stamped>, body: &[u8], at: Option<u64>) {
         if !reply.is_success() {
@@ -338,6 +353,9 @@ impl CallInHand {
         let number =
             stamped.map_or_else(|| self.session.export.stamps.next(), |stamped| stamped.number);
         self.session.changed(number);
+        if let Some(file) = self.watched_file(body) {
+            self.server.tell_change(&self.session, file);
+        }
         if !self.session.stamps() {
             return;
         }
@@ -440,6 +458,7 @@ mod tests {
             host: "host".into(),
             replay_bytes: 0,
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+            caches: false,
         };
         let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
         RemoteFs::new(mounted.unwrap())

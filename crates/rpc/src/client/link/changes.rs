@@ -1,0 +1,31 @@
+//! Changes by other clients to what this one has open: a server tells of them whoever caches.
+
+use std::io;
+use std::sync::OnceLock;
+
+use dray_core::FileId;
+
+use super::Link;
+use crate::wire::{Input, get_changed};
+
+/// Is told of files that others have changed. It must not wait.
+pub type HearChanges = Box<dyn Fn(Vec<FileId>) + Send + Sync>;
+
+/// Who wants to hear of them, if anybody does.
+#[derive(Default)]
+pub(super) struct Changes(OnceLock<HearChanges>);
+
+impl Link {
+    /// The first one stays.
+    pub(crate) fn hear_changes_by(&self, hear: HearChanges) {
+        let _ = self.changes.0.set(hear); // as it says
+    }
+
+    pub(super) fn others_changed(&self, count: u32, mut input: Input<'_>) -> io::Result<()> {
+        let files = get_changed(count, &mut input)?;
+        if let Some(hear) = self.changes.0.get() {
+            hear(files);
+        }
+        Ok(())
+    }
+}
