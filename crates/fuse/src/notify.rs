@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use dray_core::{FileId, Name};
+use dray_core::FileId;
 
 use crate::mount::device::write_answer;
 use crate::proto::abi::{self, ROOT_NODE, notify};
@@ -26,22 +26,6 @@ impl Notifier {
     pub fn inval_inode(&self, id: FileId, data: Option<(u64, u64)>) -> io::Result<()> {
         let Some(node) = self.shared.nodes.find(id) else { return Ok(()) };
         inval_inode(&self.device, node, data)
-    }
-
-    /// Drops the cached name `name` in `dir`; lets it expire instead where the kernel
-    /// can, so that what is mounted or open below it is left alone. Errors: those of
-    /// write(2).
-    pub fn inval_entry(&self, dir: FileId, name: &Name) -> io::Result<()> {
-        let Some(parent) = self.shared.nodes.find(dir) else { return Ok(()) };
-        let expire = self.shared.session.has(abi::init::HAS_EXPIRE_ONLY);
-        let flags = if expire { abi::EXPIRE_ONLY } else { 0 };
-        let mut body = Vec::with_capacity(17 + name.as_bytes().len());
-        body.extend_from_slice(&parent.to_ne_bytes());
-        body.extend_from_slice(&(name.as_bytes().len() as u32).to_ne_bytes());
-        body.extend_from_slice(&flags.to_ne_bytes());
-        body.extend_from_slice(name.as_bytes());
-        body.push(0);
-        send(&self.device, notify::INVAL_ENTRY, &body)
     }
 
     /// Has the kernel send again every request that was read and not answered, marked as

@@ -144,7 +144,6 @@ fn wanted(options: &Options) -> u64 {
         | init::HANDLE_KILLPRIV_V2
         | init::MAX_PAGES
         | init::CREATE_SUPP_GROUP
-        | init::HAS_EXPIRE_ONLY
         | init::DIRECT_IO_ALLOW_MMAP
         | init::NO_EXPORT_SUPPORT
         | init::HAS_RESEND;

@@ -155,8 +155,6 @@ pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// GETLK, SETLK and SETLKW: this is flock(2).
 pub const LK_FLOCK: u32 = 1 << 0;
-/// INVAL_ENTRY: let the entry expire rather than drop it.
-pub const EXPIRE_ONLY: u32 = 1 << 0;
 /// Type of the request extension that carries supplementary groups.
 pub const EXT_GROUPS: u32 = 32;
 
@@ -164,7 +162,6 @@ pub const EXT_GROUPS: u32 = 32;
 #[allow(missing_docs)]
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
-    pub const INVAL_ENTRY: i32 = 3;
     pub const RESEND: i32 = 7;
 }
 

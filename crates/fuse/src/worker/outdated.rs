@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::FileId;
 
-use crate::notify::inval_inode;
+use crate::notify::Notifier;
 use crate::worker::shared::Shared;
 
 /// Files that may wait to be dropped; more are left to their next open.
@@ -56,12 +56,10 @@ pub(crate) fn drop_soon(shared: &Arc<Shared>, files: Vec<FileId>) {
     if !shared.outdated.add(files) {
         return;
     }
-    let of = shared.clone();
+    let kernel = Notifier { device: shared.device.clone(), shared: shared.clone() };
     let tend = move || {
-        while let Some(file) = of.outdated.next() {
-            if let Some(node) = of.nodes.find(file) {
-                let _ = inval_inode(&of.device, node, Some((0, 0))); // else they run out
-            }
+        while let Some(file) = kernel.shared.outdated.next() {
+            let _ = kernel.inval_inode(file, Some((0, 0))); // else they run out
         }
     };
     if std::thread::Builder::new().name("dray-outdated".into()).spawn(tend).is_err() {
