@@ -16,7 +16,7 @@ const USAGE: &str =
                register, model, words, deleted, puts, copies, rights, interleaved, leaving;
                with --power own, register, append, counter
 --power        the server's machine loses power
---cut          the server dies all the time; with --work
+--cut          the server dies all the time; with --work, leaving excepted
 --break WHAT   breaks a promise of the server: some seed must fail. reply-cache[/OP],
                intents[/OP], forgotten/OP, fence, locks, reclaim, closes, buffers, goodbyes,
                turns, halves, ahead, custody; with --power forgotten/OP, boot, reclaim, redo,
