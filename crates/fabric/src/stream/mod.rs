@@ -146,7 +146,7 @@ impl Connection for StreamConnection {
     }
 
     fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
-        let mut receiver = Receiver::default();
+        let mut receiver = Receiver::new(self.peer);
         Box::pin(std::future::poll_fn(move |cx| {
             let flushed = self.poll_flush(cx, true);
             let mut ended = flushed.map(Result::err);

@@ -9,8 +9,8 @@ use dray_rt::{Instant, Interest, Source, now};
 
 use super::landing::Landing;
 use super::socket::{read2, set_low_water};
-use crate::Sink;
 use crate::frame::{PREFIX_BYTES, Prefix};
+use crate::{Peer, Sink};
 
 /// Bytes read ahead of knowing what they are.
 const SCRATCH_BYTES: usize = 64 << 10;
@@ -67,6 +67,13 @@ thread_local! {
 }
 
 impl Receiver {
+    /// Nothing yet. What comes by a Unix socket comes in pieces as small as that socket's buffer:
+    /// to move each of them takes more calls than to read them.
+    pub(super) fn new(peer: Peer) -> Receiver {
+        let in_pages_from = if peer == Peer::Local { u64::MAX } else { 0 };
+        Receiver { in_pages_from, ..Receiver::default() }
+    }
+
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
