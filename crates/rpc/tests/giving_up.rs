@@ -28,6 +28,12 @@ fn name(text: &str) -> &Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
+/// An fcntl lock of the whole file.
+fn lock(kind: LockKind, owner: u64) -> Lock {
+    let (family, range) = (LockFamily::Posix, LockRange::ALL);
+    Lock { family, kind, range, owner: LockOwner(owner), pid: Pid(1) }
+}
+
 /// A server at which calls of this kind take so long.
 fn slow_server(below: MemoryFs, op: Op, delay: Duration) -> Server {
     let fault = Fault { op: Some(op), when: When::Always, delay, error: None };
@@ -50,13 +56,6 @@ fn waiting_locks_leave_room_for_whoever_holds_the_lock() {
         serve_simulated(&network, "s", &server, &scope);
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let (_, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
-        let lock = |kind, owner| Lock {
-            family: LockFamily::Posix,
-            kind,
-            range: LockRange::ALL,
-            owner: LockOwner(owner),
-            pid: Pid(1),
-        };
         file.lock(&cx, lock(LockKind::Exclusive, 0), false).await.unwrap();
         let wait = |owner| {
             let file = file.clone();
@@ -373,13 +372,6 @@ fn a_lock_is_waited_for_as_long_as_the_server_answers() {
         let options = ClientOptions { timeout: Some(limit), ..client_options() };
         let fs = connect(network.connector("s"), options).await.unwrap();
         let (_, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
-        let lock = |kind, owner| Lock {
-            family: LockFamily::Posix,
-            kind,
-            range: LockRange::ALL,
-            owner: LockOwner(owner),
-            pid: Pid(1),
-        };
         file.lock(&cx, lock(LockKind::Exclusive, 0), false).await.unwrap();
         let wait = |owner| {
             let file = file.clone();

@@ -260,7 +260,8 @@ mod tests {
     use crate::server::claims::Span;
     use crate::server::exactly_once::settle;
     use crate::server::exactly_once::slots::{Route, Verdict};
-    use crate::server::journal::{Keepsake, MemoryJournal, SlotLog, SlotRecord};
+    use crate::server::journal::watched::{Watch, WatchedJournal};
+    use crate::server::journal::{MemoryJournal, SlotRecord};
     use crate::server::options::{Loss, ServerOptions};
     use crate::server::service::Server;
 
@@ -377,55 +378,13 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// A journal whose logs tell which thread their last user was on.
-    struct Told(MemoryJournal, Mutex<Sender<String>>);
+    /// Tells which thread the last user of a log was on.
+    struct LastUser(Mutex<Sender<String>>);
 
-    struct ToldLog(Arc<dyn SlotLog>, Sender<String>);
-
-    impl Drop for ToldLog {
-        fn drop(&mut self) {
+    impl Watch for LastUser {
+        fn lets_go(&self) {
             let thread = std::thread::current().name().unwrap_or_default().to_owned();
-            let _ = self.1.send(thread); // the test may be over
-        }
-    }
-
-    impl SlotLog for ToldLog {
-        fn begin(&self, slot: u32, sequence: u32, op: Op, intent: &[u8]) {
-            self.0.begin(slot, sequence, op, intent);
-        }
-        fn done(&self, slot: u32, sequence: u32, answer: &[u8]) {
-            self.0.done(slot, sequence, answer);
-        }
-        fn count(&self) -> u32 {
-            self.0.count()
-        }
-        fn records(&self) -> Vec<(u32, SlotRecord)> {
-            self.0.records()
-        }
-        fn set_locks(&self, held: bool) {
-            self.0.set_locks(held);
-        }
-        fn had_locks(&self) -> bool {
-            self.0.had_locks()
-        }
-    }
-
-    impl Journal for Told {
-        fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
-            let log = self.0.create(session, slots)?;
-            Ok(Arc::new(ToldLog(log, lock(&self.1).clone())))
-        }
-        fn remove(&self, session: u64) {
-            self.0.remove(session);
-        }
-        fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
-            self.0.load()
-        }
-        fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
-            self.0.kept(what)
-        }
-        fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
-            self.0.keep(what, bytes)
+            let _ = lock(&self.0).send(thread); // the test may be over
         }
     }
 
@@ -435,7 +394,7 @@ mod tests {
     fn the_file_of_a_session_that_ended_is_given_back_by_a_thread_for_that() {
         let export = Export::new("data", Arc::new(MemoryFs::new(MemoryOptions::default())), vec![]);
         let (tell, told) = channel();
-        let journal = Arc::new(Told(MemoryJournal::default(), Mutex::new(tell)));
+        let journal = Arc::new(WatchedJournal::by(LastUser(Mutex::new(tell))));
         let server = Server::new(ServerOptions::default(), vec![export], journal);
         let export = server.inner.exports.get("data").unwrap();
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {

@@ -369,7 +369,6 @@ impl CallInHand {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::pin::pin;
     use std::sync::Mutex;
     use std::task::Waker;
@@ -381,9 +380,7 @@ mod tests {
     use super::*;
     use crate::client::{ClientOptions, RemoteFs, Session as Mount, SessionMemory};
     use crate::server::exactly_once::order::Order;
-    use crate::server::journal::{
-        Journal, Keepsake, MemoryJournal, SessionRecord, SlotLog, SlotRecord,
-    };
+    use crate::server::journal::watched::{Watch, WatchedJournal};
     use crate::server::{Export, Server, ServerOptions};
 
     /// What the changes are about, and what is seen of its turn when an answer is noted.
@@ -393,53 +390,14 @@ mod tests {
         held: Vec<bool>,
     }
 
-    struct Watching(MemoryJournal, Arc<Mutex<Seen>>);
-
-    struct WatchingLog(Arc<dyn SlotLog>, Arc<Mutex<Seen>>);
-
-    impl Journal for Watching {
-        fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
-            let log = self.0.create(session, slots)?;
-            Ok(Arc::new(WatchingLog(log, self.1.clone())))
-        }
-        fn remove(&self, session: u64) {
-            self.0.remove(session);
-        }
-        fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
-            self.0.load()
-        }
-        fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
-            self.0.kept(what)
-        }
-        fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
-            self.0.keep(what, bytes)
-        }
-    }
-
-    impl SlotLog for WatchingLog {
-        fn begin(&self, slot: u32, sequence: u32, op: Op, intent: &[u8]) {
-            self.0.begin(slot, sequence, op, intent);
-        }
-        fn done(&self, slot: u32, sequence: u32, answer: &[u8]) {
-            let mut seen = self.1.lock().unwrap();
+    impl Watch for Mutex<Seen> {
+        fn answers(&self) {
+            let mut seen = self.lock().unwrap();
             if let Some((order, file)) = seen.about.clone() {
                 let mut task = std::task::Context::from_waker(Waker::noop());
                 let turn = pin!(order.turn(file, Span::ALL)).poll(&mut task);
                 seen.held.push(turn.is_pending());
             }
-            self.0.done(slot, sequence, answer);
-        }
-        fn count(&self) -> u32 {
-            self.0.count()
-        }
-        fn records(&self) -> Vec<(u32, SlotRecord)> {
-            self.0.records()
-        }
-        fn set_locks(&self, held: bool) {
-            self.0.set_locks(held);
-        }
-        fn had_locks(&self) -> bool {
-            self.0.had_locks()
         }
     }
 
@@ -470,9 +428,10 @@ mod tests {
     fn a_turn_lasts_until_the_answer_is_noted() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
-            let (seen, network) = (Arc::<Mutex<Seen>>::default(), Network::new());
+            let network = Network::new();
             let below = Arc::new(MemoryFs::new(MemoryOptions::default()));
-            let journal = Arc::new(Watching(MemoryJournal::default(), seen.clone()));
+            let journal = Arc::new(WatchedJournal::<Mutex<Seen>>::default());
+            let seen = journal.1.clone();
             let export = Export::new("data", below, Vec::new());
             let server = Server::new(ServerOptions::default(), vec![export], journal);
             let fs = mount(&network, &server).await;

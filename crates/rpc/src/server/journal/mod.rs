@@ -7,6 +7,8 @@
 
 pub(crate) mod file;
 pub(crate) mod keepsakes;
+#[cfg(test)]
+pub(crate) mod watched;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -127,31 +127,18 @@ fn keep(journal: &dyn Journal, what: Keepsake, words: impl IntoIterator<Item = u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use crate::server::journal::{MemoryJournal, SessionRecord, SlotLog};
+    use crate::server::journal::MemoryJournal;
+    use crate::server::journal::watched::{Watch, WatchedJournal};
 
-    /// Counts what it is given to keep.
+    /// Counts what is kept.
     #[derive(Default)]
-    struct Counting(MemoryJournal, AtomicUsize);
+    struct Count(AtomicUsize);
 
-    impl Journal for Counting {
-        fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
-            self.0.create(session, slots)
-        }
-        fn remove(&self, session: u64) {
-            self.0.remove(session);
-        }
-        fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
-            self.0.load()
-        }
-        fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
-            self.0.kept(what)
-        }
-        fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
-            self.1.fetch_add(1, Ordering::SeqCst);
-            self.0.keep(what, bytes)
+    impl Watch for Count {
+        fn keeps(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -159,9 +146,9 @@ mod tests {
     /// once more, one after the other, and nobody could come in meanwhile.
     #[test]
     fn evictions_of_many_are_noted_together() {
-        let journal = Arc::new(Counting::default());
+        let journal = Arc::new(WatchedJournal::<Count>::default());
         let life = Life::begin(journal.clone());
-        let kept = || journal.1.swap(0, Ordering::SeqCst);
+        let kept = || journal.1.0.swap(0, Ordering::SeqCst);
         kept();
         (0..1000).for_each(|session| life.evict(session));
         (0..1000).for_each(|_| life.note_evicted());
@@ -176,15 +163,15 @@ mod tests {
     /// noted anew: a quarter of a minute of syncs, and stamps that were an hour ahead of the clock.
     #[test]
     fn exports_that_begin_together_have_the_bound_noted_once() {
-        let journal = Arc::new(Counting::default());
+        let journal = Arc::new(WatchedJournal::<Count>::default());
         Life::begin(journal.clone()).stamps_given(1000);
         let life = Life::begin(journal.clone());
-        journal.1.store(0, Ordering::SeqCst);
+        journal.1.0.store(0, Ordering::SeqCst);
         let before = life.stamps_before();
         for _ in 0..1000 {
             life.stamps_given(life.stamps_before() + 1);
         }
-        assert_eq!((journal.1.load(Ordering::SeqCst), life.stamps_before()), (1, before));
+        assert_eq!((journal.1.0.load(Ordering::SeqCst), life.stamps_before()), (1, before));
         assert!(Life::begin(journal).stamps_before() > before);
     }
 
