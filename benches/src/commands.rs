@@ -182,13 +182,15 @@ fn raw_tcp(args: &Args) -> Outcome {
     Ok(())
 }
 
-/// `idle [--secs S] [--client PIDS] [--server PIDS]`
+/// `idle [--secs S] [--client PIDS] [--server PIDS]`; of 0 s, memory alone.
 fn idle_cost(args: &Args) -> Outcome {
     let printer = Printer::new(args)?;
     let time = Duration::from_secs_f64(args.number("secs", 10.0)?);
     let client = args.pids("client")?;
-    let wakeups = idle::wakeups(&client, time);
-    printer.put("idle_wakeups_10s", wakeups as f64 * 10.0 / time.as_secs_f64(), "1/10s");
+    if !time.is_zero() {
+        let wakeups = idle::wakeups(&client, time);
+        printer.put("idle_wakeups_10s", wakeups as f64 * 10.0 / time.as_secs_f64(), "1/10s");
+    }
     printer.put("idle_rss_mib", idle::resident_kib(&client) as f64 / 1024.0, "MiB");
     let server = args.pids("server")?;
     if !server.is_empty() {

@@ -78,9 +78,10 @@ mount_all() {
     done
 }
 
-# Memory of a mount that has done nothing yet.
+# Memory of a mount that has done nothing yet. Its wake-ups would be those of starting.
 fresh_idle() {
-    "$BENCH" idle --arm "$1.fresh" --secs 1 --client "$(pids_of "${CLIENT[$1]}")" >>"$RAW"
+    sleep 1
+    "$BENCH" idle --arm "$1.fresh" --secs 0 --client "$(pids_of "${CLIENT[$1]}")" >>"$RAW"
 }
 
 one_round() {

@@ -33,8 +33,10 @@ as_root() {
 # may_root: whether as_root works.
 may_root() { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }
 
-# Lists of packages are fetched once at most, and only if something is missing.
+# Lists of packages are fetched once at most, and only if something is missing. Steps that run at
+# the same time take turns.
 lists_are_fresh=
+packages_lock=/var/cache/apt
 
 # need PACKAGE...: installs the Debian packages that are missing, quietly. False if that
 # cannot be done here; the caller then says what it leaves out.
@@ -48,11 +50,11 @@ need() {
     may_root && command -v apt-get >/dev/null || return 1
     say "installing ${missing[*]}"
     if [ -z "$lists_are_fresh" ]; then
-        as_root apt-get update -qq >/dev/null 2>&1
+        as_root flock "$packages_lock" apt-get update -qq >/dev/null 2>&1
         lists_are_fresh=yes
     fi
     # Run level 1 keeps services (postgres) from being started by their installation.
-    said=$(as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+    said=$(as_root flock "$packages_lock" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
         apt-get install -y -qq --no-install-recommends "${missing[@]}" 2>&1) && return 0
     say "apt-get cannot install ${missing[*]}:"
     grep -E '^(E|dpkg):' <<<"$said" | tail -n 3 >&2

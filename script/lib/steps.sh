@@ -46,18 +46,23 @@ step_unit() {
     need e2fsprogs acl attr fuse3 iproute2 python3 ||
         echo "e2fsprogs, acl, attr, fuse3, iproute2 or python3 are missing: tests may fail"
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
-    limit_test_programs
     with_rings
-    cargo test --workspace --locked --no-fail-fast -- --show-output
+    local failed=
+    run_test_programs --workspace || failed=yes
+    cargo test --workspace --locked --doc
+    [ -z "$failed" ]
 }
 
 # A test program that hangs is ended, and named, while the others still run.
 test_program_limit=600
-limit_test_programs() {
-    local triple
-    triple=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
-    # From here: the path of the tree may have blanks, at which cargo would cut.
-    export "CARGO_TARGET_${triple}_RUNNER=script/lib/limited.sh $test_program_limit"
+
+# run_test_programs ARGUMENT...: those that cargo test takes with these arguments. More at a time
+# than there are CPUs, since they wait for half of their time.
+run_test_programs() {
+    local made
+    made=$(cargo test "$@" --locked --no-run --message-format=json-render-diagnostics) || return
+    python3 script/lib/test_programs.py $(($(nproc) + 1)) \
+        "$root/script/lib/limited.sh" "$test_program_limit" <<<"$made"
 }
 
 # The binary that the suites mount, and the programs that they run. Compiled once, then kept
@@ -94,9 +99,8 @@ step_guest() {
 
 # Generated sequences through real mounts, on both transports.
 step_mounts() {
-    limit_test_programs
     with_rings
-    DRAY_BINARY=$DRAY cargo test --locked -p dray-testkit --test mounts -- --show-output
+    DRAY_BINARY=$DRAY run_test_programs --workspace --test mounts
 }
 
 step_fuzz() { script/fuzz --smoke; }
