@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -15,6 +15,54 @@ use common::{Rig, is_mounted, on_transports, processes, wait_for};
 #[test]
 fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
     on_transports(upgrade);
+}
+
+/// Killed once, an upgraded mount was back at the program that it had begun with; so was one that
+/// was to be upgraded once more, to what does not come up. Five such tries within a minute ended it.
+#[test]
+fn what_was_upgraded_stays_so_over_a_death_and_a_broken_upgrade() {
+    on_transports(|options| {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let (program, ours) = (rig.path("dray"), Path::new(env!("CARGO_BIN_EXE_dray")));
+        rig.copy_program(ours, &program);
+        let at = rig.mount_with(&program, "mount", options);
+        let place = at.to_str().unwrap().to_owned();
+        let replaced = |with: &Path| {
+            fs::remove_file(&program).unwrap();
+            rig.copy_program(with, &program);
+            fs::metadata(&program).unwrap().ino()
+        };
+        let runs = |pid: i32| fs::metadata(format!("/proc/{pid}/exe")).map_or(0, |meta| meta.ino());
+        let upgraded = replaced(ours);
+        rig.demand(&["upgrade", &place]);
+        assert_eq!(runs(daemon(&at).unwrap()), upgraded);
+        // What is installed afterwards is nobody's yet.
+        replaced(Path::new("/bin/false"));
+        let killed = || {
+            let before = daemon(&at).unwrap();
+            signal(before, libc::SIGKILL);
+            wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != before));
+            fs::write(at.join("file"), "served").unwrap();
+            assert_eq!(runs(daemon(&at).unwrap()), upgraded);
+        };
+        killed();
+        // More often than daemons may fail.
+        for _ in 0..8 {
+            let refused = rig.run(&["upgrade", &place]);
+            assert!(!refused.status.success(), "another program than the installed one serves");
+            assert_eq!(runs(daemon(&at).unwrap()), upgraded);
+        }
+        killed();
+        // One that crashes is given up for the one that the mount began with.
+        let before = daemon(&at).unwrap();
+        signal(before, libc::SIGABRT);
+        wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != before));
+        fs::write(at.join("file"), "served").unwrap();
+        let supervisor = supervisor(&at);
+        assert_eq!(runs(daemon(&at).unwrap()), runs(supervisor));
+        rig.end_of_mount(&at);
+    });
 }
 
 /// The former supervisor may not have ended when the next one begins, or lives on behind a lazy

@@ -94,7 +94,7 @@ fn is_waking(supervisor: u32) -> bool {
 }
 
 fn outcome(told: &Told) -> Result<(), Failure> {
-    match told.own_program {
+    match told.former_program {
         false => Ok(()),
         true => Err(Failure::new(
             "the program as it is installed now does not come up: the former one goes on",

@@ -9,6 +9,7 @@ mod connection;
 mod held;
 mod launch;
 mod note;
+mod program;
 mod restarts;
 mod signals;
 
@@ -26,6 +27,7 @@ use crate::mount::mount_table;
 
 use child::{Daemon, Stage, Unmounting, Waking};
 use note::Note;
+use program::Programs;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
 
@@ -40,15 +42,6 @@ const SILENT_MAX: Duration = Duration::from_secs(30);
 const ABORTED_ANSWERS_MAX: Duration = Duration::from_secs(2);
 /// A daemon that was asked to stop and does not is killed, which comes to the same.
 const STOP_MAX: Duration = Duration::from_secs(5);
-
-/// What is executed as daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Program {
-    /// The program that this process runs, even if its file has been replaced.
-    Own,
-    /// The file that now has the name by which this program was called.
-    Given,
-}
 
 /// How it ended.
 enum End {
@@ -70,7 +63,7 @@ struct Supervisor {
     /// When to start the next one.
     start_at: Instant,
     restarts: Restarts,
-    program: Program,
+    programs: Programs,
     /// What is known since a daemon was ready for the first time.
     served: Option<Stage>,
     unmounting: Option<Unmounting>,
@@ -97,7 +90,7 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         daemon: None,
         start_at: Instant::now(),
         restarts: Restarts::default(),
-        program: Program::Own,
+        programs: Programs::new(args.program.clone()),
         served: None,
         unmounting: None,
         waking: Waking::default(),
@@ -219,11 +212,8 @@ impl Supervisor {
         if self.served.is_some() {
             words.push("--successor".into());
         }
-        let program = match self.program {
-            Program::Own => Path::new(launch::OWN_PROGRAM),
-            Program::Given => &self.args.program,
-        };
-        match Daemon::start(program, &words, &self.held) {
+        let program = self.programs.next();
+        match Daemon::start(&program, &words, &self.held) {
             Ok(daemon) => self.daemon = Some(daemon),
             Err(error) => {
                 log::error!("cannot start {}: {error}", program.display());
@@ -253,8 +243,9 @@ impl Supervisor {
         if stage == Stage::ServingWithoutResend {
             self.held.clones.clear();
         }
+        self.programs.serves(pid);
         if let Some(note) = &mut self.note {
-            note.tell(pid, self.program == Program::Own);
+            note.tell(pid, self.programs.is_former());
         }
         match self.waiting.take() {
             Some(waiting) => waiting.ready().map_err(|failure| io::Error::other(failure.message)),
@@ -274,7 +265,7 @@ impl Supervisor {
         match signal {
             libc::SIGHUP => {
                 log::info!("{at}: upgrading to {}", self.args.program.display());
-                self.program = Program::Given;
+                self.programs.upgrade();
                 if let Some(daemon) = &mut self.daemon {
                     daemon.stop();
                 }
@@ -332,9 +323,14 @@ impl Supervisor {
         if self.served.is_none() {
             return Some(End::NeverServed(code));
         }
-        if self.program == Program::Given {
+        let tried = self.programs.is_tried();
+        if self.programs.died(death) {
             log::error!("{} failed: going on with the former program", self.args.program.display());
-            self.program = Program::Own;
+        }
+        // Somebody asked for it, each time, and nothing is wrong with what goes on.
+        if tried {
+            self.start_at = Instant::now();
+            return None;
         }
         match self.restarts.died(Instant::now(), death) {
             Next::GiveUp(why) => Some(End::GaveUp(why)),

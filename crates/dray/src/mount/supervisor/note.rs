@@ -33,8 +33,8 @@ pub struct Told {
     pub daemons: u64,
     /// Process of the daemon.
     pub daemon: u32,
-    /// It runs the same program as the supervisor.
-    pub own_program: bool,
+    /// What it runs is not what the mount was to be upgraded to last, if it ever was.
+    pub former_program: bool,
 }
 
 fn path_for(at: &Path) -> PathBuf {
@@ -59,10 +59,10 @@ impl Note {
     }
 
     /// Another daemon serves.
-    pub fn tell(&mut self, pid: u32, own_program: bool) {
+    pub fn tell(&mut self, pid: u32, former_program: bool) {
         self.daemons += 1;
         // Of a fixed length, so that a reader never sees the end of an older line.
-        let line = format!("{:20} {pid:10} {}\n", self.daemons, u8::from(own_program));
+        let line = format!("{:20} {pid:10} {}\n", self.daemons, u8::from(former_program));
         if let Err(error) = self.file.write_all_at(line.as_bytes(), 0) {
             log::warn!("cannot write {}: {error}", self.name.path().display());
         }
@@ -79,7 +79,7 @@ pub fn read_note(at: &Path) -> Option<Told> {
         supervisor,
         daemons: words.next()?.parse().ok()?,
         daemon: words.next()?.parse().ok()?,
-        own_program: words.next()? == "1",
+        former_program: words.next()? == "1",
     })
 }
 
