@@ -131,6 +131,24 @@ mod tests {
         }
     }
 
+    /// Clients keep them: with another version of dray a file is to have the id that it had.
+    #[test]
+    fn an_id_is_what_it_was() {
+        let id = FileId { ino: 128, generation: 0x9e6a_ac86_0000_0007 };
+        let ino = [128, 0, 0, 0, 0, 0, 0, 0];
+        let generation = [7, 0, 0, 0];
+        let subvolume = [5, 0, 0, 0, 0, 0, 0, 0];
+        for (magic, kind, bytes) in [
+            (EXT, INO32_GEN, [&ino[..4], &generation].concat()),
+            (XFS, XFS_64, [&ino[..], &generation].concat()),
+            (TMPFS, INO32_GEN, [&generation[..], &ino].concat()),
+            (BTRFS, BTRFS_PLAIN, [&ino[..], &subvolume, &generation].concat()),
+        ] {
+            let root = handle(kind, &bytes);
+            assert_eq!(Codec::detect(magic, &root, 42).unwrap().encode(&root), Some(id));
+        }
+    }
+
     /// An export of an XFS that was mounted anew with the other option, or had it changed while it
     /// was mounted, had none of its files any more.
     #[test]

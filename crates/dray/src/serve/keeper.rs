@@ -283,6 +283,17 @@ mod tests {
         }
     }
 
+    /// A keeper lives on over upgrades of its server, and over upgrades back.
+    #[test]
+    fn processes_of_two_versions_understand_each_other() {
+        assert_eq!([OP_HOLD, OP_RELEASE, OP_HELD, OP_END], [1, 2, 3, 4]);
+        let said = message(OP_HOLD, &key(FsUuid(5), FileId { ino: 6, generation: 7 }));
+        let mut expected = [0; 33];
+        [expected[0], expected[1], expected[17], expected[25]] = [1, 5, 6, 7];
+        assert_eq!(said, expected);
+        assert_eq!(socket_path(Path::new("/state")), Path::new("/state/keeper.sock"));
+    }
+
     /// Where a directory is exported twice, the close through one export let go what was open
     /// through the other.
     #[test]

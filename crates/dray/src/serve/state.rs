@@ -277,6 +277,24 @@ mod tests {
         assert!(!state.lies_in(&exported.join("bel")) && !state.lies_in(&exported.join("other")));
     }
 
+    /// As version 1 wrote it, and any later one reads it.
+    #[test]
+    fn identities_are_what_they_were() {
+        const THEN: &str = "version = 1\n\n[[export]]\ndir = \"/srv/a\"\n\
+            uuid = \"01020304-0506-0708-090a-0b0c0d0e0f10\"\n\
+            key = \"00000000000000000000000000000007\"\n";
+        let parent = tempfile::tempdir().unwrap();
+        fs::write(parent.path().join(FILE_NAME), THEN).unwrap();
+        let exports = StateDir::open(parent.path()).unwrap().exports();
+        let uuid = FsUuid(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+        let identity = exports.identity(Path::new("/srv/a")).unwrap();
+        assert_eq!(identity, ExportIdentity { uuid, key: 7 });
+        let known =
+            Known { dir: "/srv/a".into(), uuid: uuid.to_string(), key: format!("{:032x}", 7) };
+        exports.write(vec![known]).unwrap();
+        assert_eq!(fs::read_to_string(parent.path().join(FILE_NAME)).unwrap(), THEN);
+    }
+
     #[test]
     fn a_newer_or_broken_state_is_refused() {
         let parent = tempfile::tempdir().unwrap();

@@ -126,6 +126,19 @@ mod tests {
         Tickets { begun: begin(current), before: previous.map(begin) }
     }
 
+    /// Another server, of another version of dray, is to believe them.
+    #[test]
+    fn a_ticket_is_what_it_was() {
+        let tickets = tickets(1, None, 5);
+        let digits = |ticket: Ticket| format!("{:032x}", u128::from_be_bytes(ticket.0));
+        let opened = tickets.opened(NodeId(9), FILE, Ticket::READ);
+        assert_eq!(digits(opened), "01f13fb8756cf9cfba92f37d734e3bde");
+        let of_file = tickets.on_media(Some(FILE), 77);
+        assert_eq!(digits(of_file), "80576a757c3c65651d3eda158570f952");
+        let of_all = tickets.on_media(None, 77);
+        assert_eq!(digits(of_all), "8038ec4647560b7b49b1f48fdfd4924f");
+    }
+
     #[test]
     fn a_ticket_is_good_over_one_change_of_the_key() {
         let ticket = tickets(1, None, 5).opened(NodeId(9), FILE, Ticket::READ);

@@ -194,3 +194,16 @@ impl Waking {
         self.0.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A supervisor lives on over upgrades of its daemon, and over upgrades back.
+    #[test]
+    fn processes_of_two_versions_understand_each_other() {
+        let ready = [(true, true), (false, true), (false, false)]
+            .map(|(ring, resend)| ready_word(ring, resend));
+        assert_eq!((ready, [STOP, WAITING, WAKE], HANDED_OVER), (*b"uro", *b"swk", 75));
+    }
+}

@@ -147,6 +147,12 @@ fn move_aside(fd: OwnedFd) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
+    /// A supervisor lives on over upgrades of its daemon, and over upgrades back.
+    #[test]
+    fn programs_of_two_versions_find_what_is_handed_over() {
+        assert_eq!([DEVICE, STATE, SESSION, PARENT, CLONES, ASIDE], [100, 101, 102, 103, 110, 200]);
+    }
+
     /// Clones that were made anew had any number, and no successor found them.
     #[test]
     fn a_descriptor_is_moved_to_the_number_asked_for_and_not_inherited_unasked() {

@@ -138,12 +138,20 @@ mod tests {
         };
         let mut line: Vec<OsString> = vec!["dray".into(), "mount-daemon".into()];
         line.extend(served.words());
-        let args = crate::args::Args::try_parse_from(line).unwrap();
+        // As other versions write and read it: a supervisor lives on over upgrades.
+        let words = ["--clones", "3", "dray+unix:///a b?export=x", "/mnt/a b", "-oro,timeout=3"];
+        let options = ["-oauth=psk:/a\\,b", "--foreground"];
+        assert_eq!(line[2..], [&words[..], &options].concat());
+        let args = crate::args::Args::try_parse_from(&line).unwrap();
         let crate::args::Command::MountDaemon(args) = args.command else { panic!("no daemon") };
         assert_eq!(args.mount.target, served.target);
         assert_eq!(args.mount.mountpoint, served.mountpoint);
         assert_eq!(args.mount.options, ["ro,timeout=3", "auth=psk:/a\\,b"]);
         assert!(args.mount.foreground && args.mount.clones == 3 && !args.successor);
+        line.push("--successor".into());
+        let args = crate::args::Args::try_parse_from(&line).unwrap();
+        let crate::args::Command::MountDaemon(args) = args.command else { panic!("no daemon") };
+        assert!(args.successor);
     }
 
     #[test]
