@@ -31,6 +31,7 @@ use super::siphash::siphash;
 
 /// "drayplc" and, in the last byte, the version of the layout, 1.
 const MAGIC: u64 = u64::from_le_bytes(*b"drayplc\x01");
+const VERSION_AT: usize = 7;
 const HEADER_BYTES: usize = 40;
 const HEAD_BYTES: usize = 72;
 
@@ -83,6 +84,13 @@ impl Whose {
         let mut input = BufReader::with_capacity(1 << 20, file);
         let mut header = [0; HEADER_BYTES];
         if !fill(&mut input, &mut header)? || header != self.header() {
+            if is_newer(&header) {
+                let (shown, version) = (self.path.display(), header[VERSION_AT]);
+                log::warn!(
+                    "{shown}: of a newer dray (layout {version}), and begun anew: the files that \
+                     clients know turn stale"
+                );
+            }
             return Ok(());
         }
         let mut record = Vec::with_capacity(HEAD_BYTES + 255);
@@ -149,6 +157,12 @@ impl PathLog {
     pub(crate) fn is_long(&self, places: usize) -> bool {
         self.records > 2 * places + SPARE_RECORDS
     }
+}
+
+/// Whether it is a log of a later version of the layout.
+fn is_newer(header: &[u8; HEADER_BYTES]) -> bool {
+    let ours = MAGIC.to_le_bytes();
+    header[..VERSION_AT] == ours[..VERSION_AT] && header[VERSION_AT] > ours[VERSION_AT]
 }
 
 /// Fills `into`; false where the file ends before.
@@ -268,6 +282,27 @@ mod tests {
         assert_eq!(read(&whose), []);
     }
 
+    /// What one version noted, the next one reads.
+    #[test]
+    fn a_log_is_what_it_was() {
+        const HEADER: &str = "64726179706c6301030000000000000000000000000000000100000000000000\
+            0200000000000000";
+        const ENTERED: &str = "0efe4db9278c3f0d010100000010000005000000000000000900000000000000\
+            fbffffffffffffff070000000000000001000000000000000100000000000000\
+            050000000000000061";
+        const LEFT: &str = "e36d58abaffc0521020100000000000000000000000000000000000000000000\
+            0000000000000000000000000000000001000000000000000100000000000000\
+            000000000000000061";
+        let whose = whose("format");
+        let mut log = whose.begin([(entered(5), &place("a"))].into_iter()).unwrap();
+        log.note(Event::Left, &place("a"));
+        log.commit().unwrap();
+        let bytes = fs::read(&whose.path).unwrap();
+        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        fs::remove_file(&whose.path).unwrap();
+        assert_eq!(digits, [HEADER, ENTERED, LEFT].concat());
+    }
+
     #[test]
     fn the_log_of_another_file_system_or_version_says_nothing() {
         let one = whose("other");
@@ -276,6 +311,12 @@ mod tests {
         assert_eq!(read(&Whose { uuid: FsUuid(4), ..one.clone() }), []);
         assert_eq!(read(&Whose { root_ino: 2, ..one.clone() }), []);
         assert_eq!(read(&Whose { magic: 3, ..one.clone() }), []);
+        let header = |version| {
+            let mut header = one.header();
+            header[VERSION_AT] = version;
+            header
+        };
+        assert!(is_newer(&header(2)) && !is_newer(&header(1)) && !is_newer(&[2; HEADER_BYTES]));
         let mut newer = fs::read(&one.path).unwrap();
         newer[7] = 2;
         fs::write(&one.path, newer).unwrap();

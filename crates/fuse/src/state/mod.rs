@@ -55,6 +55,11 @@ pub(crate) mod header {
     pub(crate) const RING_ROOM: usize = 88;
 }
 
+fn refused(why: String) -> io::Error {
+    let words = format!("the memory of the mount's nodes and open files is not usable: {why}");
+    io::Error::new(io::ErrorKind::InvalidData, words)
+}
+
 /// The surviving state of one mount. A supervisor keeps its descriptor and hands it to
 /// the next daemon.
 #[derive(Clone)]
@@ -71,8 +76,8 @@ impl State {
         Ok(state)
     }
 
-    /// State that a predecessor left. Errors: `EINVAL` for anything else, or for a layout
-    /// that this version does not know; those of mmap(2).
+    /// State that a predecessor left. Errors: `InvalidData` for anything else, or for a layout
+    /// that this version does not know, with words that say which; those of mmap(2).
     pub fn adopt(fd: OwnedFd) -> io::Result<State> {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
         // SAFETY: the kernel fills `stat`, which is read only if it did.
@@ -83,12 +88,18 @@ impl State {
             }
         };
         if (size as usize) < Self::len_bytes() {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            return Err(refused(format!("it has {size} bytes of {}", Self::len_bytes())));
         }
         let state = State::map(fd)?;
-        let known = state.region.load(header::MAGIC) == MAGIC
-            && (VERSION_OLDEST..=VERSION).contains(&state.region.load(header::VERSION));
-        if known { Ok(state) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
+        if state.region.load(header::MAGIC) != MAGIC {
+            return Err(refused("it is something else".into()));
+        }
+        match state.region.load(header::VERSION) {
+            VERSION_OLDEST..=VERSION => Ok(state),
+            version => Err(refused(format!(
+                "its layout is version {version}, this dray knows {VERSION_OLDEST} to {VERSION}"
+            ))),
+        }
     }
 
     /// The memfd, for a supervisor to keep.
@@ -122,5 +133,63 @@ impl State {
     /// Where the record of handle slot `slot` begins.
     pub(crate) fn handle_at(slot: u64) -> usize {
         HEADER_BYTES + (NODES_MAX + slot) as usize * RECORD_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// What a successor says of memory that was left to it, changed in between.
+    fn adopted(change: impl FnOnce(&File)) -> Result<(), String> {
+        let file = File::from(State::create().unwrap().fd().try_clone_to_owned().unwrap());
+        change(&file);
+        State::adopt(file.into()).map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn with_word(at: usize, word: u64) -> Result<(), String> {
+        adopted(|file| file.write_all_at(&word.to_ne_bytes(), at as u64).unwrap())
+    }
+
+    /// Programs of both sides of an upgrade have the same memory.
+    #[test]
+    fn memory_of_a_neighbouring_version_is_taken_over_and_no_other() {
+        for known in VERSION_OLDEST..=VERSION {
+            assert_eq!(with_word(header::VERSION, known), Ok(()));
+        }
+        for other in [VERSION_OLDEST - 1, VERSION + 1, 99] {
+            let said = with_word(header::VERSION, other).unwrap_err();
+            assert!(said.contains(&format!("version {other}, this dray knows 3 to 4")), "{said}");
+        }
+        assert!(with_word(header::MAGIC, 1).unwrap_err().contains("something else"));
+        let short = adopted(|file| file.set_len(8192).unwrap()).unwrap_err();
+        assert!(short.contains("it has 8192 bytes of"), "{short}");
+    }
+
+    /// A layout that changes is another version, which knows this one, too.
+    #[test]
+    fn everything_stands_where_it_stood() {
+        use header::*;
+        let words = [
+            header::MAGIC,
+            header::VERSION,
+            INIT_FLAGS,
+            INIT_MINOR,
+            NODES_USED,
+            HANDLES_USED,
+            RING_ADDRESS,
+            RING_SLOTS,
+            RING_TAKEN,
+            NO_RING,
+            RING_READY,
+            RING_ROOM,
+        ];
+        assert_eq!(words, std::array::from_fn(|index| 8 * index));
+        assert_eq!((State::node_at(1), State::handle_at(0)), (4128, 2_147_487_744));
+        assert_eq!((State::handle_at(1), State::ring_at()), (2_147_487_776, 2_281_705_472));
+        assert_eq!((super::MAGIC, super::VERSION), (0x6472_6179_6675_7365, 4));
     }
 }

@@ -36,6 +36,8 @@ use crate::wire::CallHead;
 
 /// "dray ses" and the version of the layout, 2: 1 had neither closes nor locks.
 const MAGIC: u64 = u64::from_le_bytes(*b"drayse\0\x02");
+/// Bits of the version in the first word, the upper ones.
+const VERSION_BITS: u32 = 8;
 const SESSION: usize = 1;
 const SECRET: usize = 2;
 const NODE: usize = 4;
@@ -85,6 +87,10 @@ pub struct SessionMemory {
 unsafe impl Send for SessionMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SessionMemory {}
+
+fn refused(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
 
 /// What taking a slot stores, in this order: its last request has got its answer, and the new
 /// one is not to be taken for that.
@@ -139,14 +145,17 @@ impl SessionMemory {
         }
     }
 
-    /// The memory of a process before us. Errors: it is none of this version (`EINVAL`).
+    /// The memory of a process before us. Errors: it is none of this version (`InvalidData`, with
+    /// words that say so); those of fstat(2), ftruncate(2) and mmap(2).
     pub fn from_fd(fd: OwnedFd) -> io::Result<SessionMemory> {
         // SAFETY: an all-zero stat is valid, and the kernel writes to it during the call.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
-        let known = unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } == 0;
-        if !known || stat.st_size < OLD_BYTES as libc::off_t {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if stat.st_size < OLD_BYTES as libc::off_t {
+            return Err(refused(format!("it has {} bytes of {OLD_BYTES}", stat.st_size)));
         }
         if stat.st_size < BYTES as libc::off_t {
             SessionMemory::lengthen(&fd)?;
@@ -154,7 +163,11 @@ impl SessionMemory {
         let memory = SessionMemory::map(fd)?;
         match memory.word(0).load(Ordering::Acquire) {
             0 | MAGIC => Ok(memory), // 0: it died before its first welcome
-            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+            other if other << VERSION_BITS == MAGIC << VERSION_BITS => {
+                let [version, known] = [other, MAGIC].map(|word| word >> (64 - VERSION_BITS));
+                Err(refused(format!("its layout is version {version}, this dray knows {known}")))
+            }
+            _ => Err(refused("it is something else".into())),
         }
     }
 
@@ -332,7 +345,9 @@ impl Drop for SessionMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::holdings::locks::HeldLock;
     use crate::wire::Ticket;
+    use dray_core::{Lock, LockFamily, LockKind, LockOwner, LockRange, OpenHow, Pid};
 
     /// A process that died in between left the new request with the number of the last one: its
     /// successor asked for that again, and took its answer for the new one's.
@@ -396,6 +411,62 @@ mod tests {
         assert_eq!(next.slot(last), used(last, 5, 104));
         assert!((0..CLOSES_MAX as u32).all(|place| next.close(place) == 200));
         assert!(next.locks().is_empty());
+    }
+
+    #[test]
+    fn memory_of_another_layout_is_refused_by_name() {
+        use std::os::unix::fs::FileExt;
+        let refused = |first: &[u8; 8], bytes: Option<u64>| {
+            let memory = SessionMemory::create_memfd().unwrap();
+            let file = std::fs::File::from(memory.fd().unwrap().try_clone_to_owned().unwrap());
+            file.write_all_at(first, 0).unwrap();
+            bytes.into_iter().for_each(|bytes| file.set_len(bytes).unwrap());
+            drop(memory);
+            SessionMemory::from_fd(file.into()).err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(b"drayse\0\x02", None), None);
+        let said = refused(b"drayse\0\x63", None).unwrap();
+        assert!(said.ends_with("its layout is version 99, this dray knows 2"), "{said}");
+        assert!(refused(b"another\x02", None).unwrap().ends_with("it is something else"));
+        let said = refused(b"drayse\0\x02", Some(4096)).unwrap();
+        assert!(said.contains("it has 4096 bytes of"), "{said}");
+    }
+
+    /// A layout that changes is another version, or is longer than it was.
+    #[test]
+    fn everything_stands_where_it_stood() {
+        let begins = [FIRST_SLOT, FIRST_CLOSE, FIRST_LOCK, TICKETS_END, FIRST_TICKET];
+        assert_eq!(begins, [8, 2048, 2112, 12_352, 12_353]);
+        let begins = [FIRST_AHEAD, ALIASES_END, FIRST_ALIAS, EXPORT, WORDS];
+        assert_eq!(begins, [3_158_081, 3_158_145, 3_158_146, 5_255_298, 5_255_303]);
+        let memory = SessionMemory::create_memfd().unwrap();
+        memory.set(NODE, 4);
+        memory.set_session(9, &std::array::from_fn(|index| index as u8), 6);
+        memory.set_slots(5);
+        memory.set_boot(7);
+        memory.take_slot(1, 2, 3);
+        memory.lose_slot(1);
+        memory.put_ticket(0, 5, Ticket([7; 16]));
+        memory.put_alias(0, 6, 7);
+        let words = [MAGIC, 9, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 4, 5, 6, 7];
+        assert_eq!(std::array::from_fn(|index| memory.get(index)), words);
+        let slot = [0, 0, 2 << 32 | LOST | IN_USE, 3, 0, 0];
+        assert_eq!(std::array::from_fn(|index| memory.get(FIRST_SLOT + index)), slot);
+        let ticket = [1, 5, 0x0707_0707_0707_0707, 0x0707_0707_0707_0707];
+        assert_eq!(std::array::from_fn(|index| memory.get(TICKETS_END + index)), ticket);
+        let alias = [1, 6, 7];
+        assert_eq!(std::array::from_fn(|index| memory.get(ALIASES_END + index)), alias);
+        let id = FileId { ino: 2, generation: 3 };
+        let lock = Lock {
+            family: LockFamily::Flock,
+            kind: LockKind::Exclusive,
+            range: LockRange { start: 5, end: 6 },
+            owner: LockOwner(7),
+            pid: Pid(8),
+        };
+        memory.put_lock(0, &HeldLock { handle: 1, id, how: OpenHow::new(4), lock });
+        let words = [0x102, 1, 2, 3, 4, 5, 6, 7, 8];
+        assert_eq!(std::array::from_fn(|index| memory.get(FIRST_LOCK + index)), words);
     }
 
     #[test]
