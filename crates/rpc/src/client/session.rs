@@ -73,6 +73,17 @@ pub enum ConnectError {
     Protocol(String),
 }
 
+impl ConnectError {
+    /// Somebody is there and does not take us: for want of something else than room or time.
+    pub(crate) fn is_lasting(&self) -> bool {
+        match self {
+            ConnectError::Unreachable { .. } => false,
+            ConnectError::Refused { errno, .. } => *errno != Errno::EAGAIN,
+            ConnectError::Protocol(_) => true,
+        }
+    }
+}
+
 /// What to do about somebody who takes a connection and ends it.
 const HUNG_UP: &str = "is that a dray server, and has it room for one more (its log says)?";
 

@@ -146,6 +146,17 @@ impl Link {
         }
     }
 
+    /// Says why the server cannot be had, if nobody has so far.
+    fn say_why(&self, refused: bool, error: &str) {
+        if !self.is_wanted() {
+            return;
+        }
+        let is_news = if refused { self.outage.refused() } else { self.outage.failed() };
+        if is_news {
+            log::warn!("{error}; trying again until it works");
+        }
+    }
+
     async fn keep_connected(self: &Arc<Link>, channel: &Arc<Channel>, mut replaces: u64) {
         let mut backoff = BACKOFF_FIRST;
         loop {
@@ -179,10 +190,8 @@ impl Link {
                     }
                 }
                 Err(Some(failed)) => {
-                    let error = failed.told();
-                    if self.is_wanted() && self.outage.failed() {
-                        log::warn!("{error}; trying again until it works");
-                    }
+                    let refused = failed.error.is_lasting();
+                    self.say_why(refused, &failed.told());
                 }
                 Err(None) => {}
             }

@@ -1,6 +1,6 @@
 //! What is said of a server that is away: one line when it goes, one line why it cannot be
-//! reached, one when it is back; however many connections a mount has, and however often
-//! each of them is tried.
+//! reached, one why it wants nothing to do with us, one when it is back; however many
+//! connections a mount has, and however often each of them is tried.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,6 +27,9 @@ struct State {
     told: bool,
     complained: bool,
     last_told: Option<Instant>,
+    /// The same of a server that is there and does not take us.
+    refused: bool,
+    refusal_told: Option<Instant>,
 }
 
 impl Outage {
@@ -42,7 +45,7 @@ impl Outage {
             return false;
         }
         state.since = Some(dray_rt::now());
-        state.complained = false;
+        (state.complained, state.refused) = (false, false);
         state.told = state.last_told.is_none_or(|last| last.elapsed() >= QUIET);
         if state.told {
             state.last_told = state.since;
@@ -57,6 +60,19 @@ impl Outage {
         !std::mem::replace(&mut state.complained, true) && !quiet
     }
 
+    /// A server that can be reached does not take us, and waiting alone is no help against it. True
+    /// if that is to be told: a server that is upgraded is away before it is another one, so that
+    /// it is more than what [`Outage::failed`] said.
+    pub(crate) fn refused(&self) -> bool {
+        let mut state = self.lock();
+        let quiet = state.refusal_told.is_some_and(|told| told.elapsed() < QUIET);
+        if quiet || std::mem::replace(&mut state.refused, true) {
+            return false;
+        }
+        state.refusal_told = Some(dray_rt::now());
+        true
+    }
+
     /// A channel has a connection. How long the outage was, if this is its end and it is to
     /// be told.
     pub(crate) fn back(&self, channel: usize) -> Option<Duration> {
@@ -65,7 +81,7 @@ impl Outage {
         if !state.down.is_empty() {
             return None;
         }
-        state.complained = false;
+        (state.complained, state.refused) = (false, false);
         let since = state.since.take()?;
         state.told.then(|| since.elapsed())
     }
@@ -110,6 +126,27 @@ mod tests {
             assert!(outage.back(1).is_none() && outage.ended(4).is_some());
             dray_rt::sleep(QUIET).await;
             assert!(outage.lost(1) && outage.ended(4).is_none());
+        });
+    }
+
+    /// After an upgrade of the server nobody was told why it was gone for good: that it had been
+    /// away before was all that the log said.
+    #[test]
+    fn who_is_refused_is_told_so_after_an_outage_too_and_once() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(async {
+            let outage = Outage::default();
+            assert!(outage.lost(1) && outage.failed());
+            assert_eq!([(); 3].map(|()| outage.refused()), [true, false, false]);
+            dray_rt::sleep(2 * QUIET).await;
+            assert!(!outage.refused(), "it is one outage");
+            assert!(outage.back(1).is_some());
+            // Soon again, and for long.
+            assert!(outage.lost(1) && outage.refused() && outage.back(1).is_some());
+            assert!(!outage.lost(1) && !outage.refused());
+            dray_rt::sleep(QUIET).await;
+            assert_eq!([(); 2].map(|()| outage.refused()), [true, false]);
         });
     }
 }
