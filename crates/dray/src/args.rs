@@ -85,6 +85,9 @@ pub enum Command {
         /// Where it is.
         mountpoint: PathBuf,
     },
+    /// Has the kernel drop what other clients have changed; started by a mount's daemon.
+    #[command(hide = true)]
+    DropOutdated,
 }
 
 /// Serve directories to clients.

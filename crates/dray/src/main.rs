@@ -70,5 +70,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::MountSupervisor(args) => mount::supervisor::run(args),
         Command::MountDaemon(args) => mount::daemon::run(args),
         Command::WakeMount { mountpoint } => mount::daemon::wake(&mountpoint),
+        Command::DropOutdated => mount::daemon::drop_outdated(),
     }
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,42 @@ fn the_server_and_the_daemon_die_together() {
         let turns = load.end();
         eprintln!("{options}: {kills} kills of both, turns {turns:?}");
         check_load(&at, &turns);
+        rig.end_of_mount(&at);
+    });
+}
+
+/// Before it drops pages the kernel waits for those that are being read. A daemon that waited with it
+/// could not be reaped when it was killed, and so had no successor that would have answered the read.
+#[test]
+fn a_daemon_dies_while_the_kernel_drops_what_others_change() {
+    const PIECE_BYTES: usize = 256 << 10;
+    const PIECES: u64 = 64;
+    on_transports(|options| {
+        let options = format!("{options},consistency=close-to-open");
+        let (mut rig, at) = Rig::mounted(&options);
+        let other = rig.mount("other", &options);
+        let written = File::create(other.join("file")).unwrap();
+        written.set_len(PIECES * PIECE_BYTES as u64).unwrap();
+        let read = File::open(at.join("file")).unwrap();
+        let (mut load, mut piece) = (Load::new(), vec![0; PIECE_BYTES]);
+        let place = |turn: u64| turn % PIECES * PIECE_BYTES as u64;
+        load.add(move |turn| written.write_all_at(&turn.to_ne_bytes(), place(turn)));
+        let reads = Arc::new(AtomicU64::new(0));
+        let count = reads.clone();
+        load.add(move |turn| {
+            count.fetch_add(1, Ordering::Relaxed);
+            read.read_exact_at(&mut piece, place(turn))
+        });
+        for kill in 0..KILLS_MIN {
+            let before = reads.load(Ordering::Relaxed);
+            wait_for("reads", || reads.load(Ordering::Relaxed) > before + 2 * PIECES);
+            std::thread::sleep(some_time(kill));
+            signal(wait_for_daemon(&at), libc::SIGKILL);
+        }
+        let before = reads.load(Ordering::Relaxed);
+        wait_for("the last successor", || reads.load(Ordering::Relaxed) > before + 2 * PIECES);
+        load.end();
+        rig.umount(&other);
         rig.end_of_mount(&at);
     });
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use dray_core::FileId;
 
 use crate::mount::device::write_answer;
-use crate::proto::abi::{self, ROOT_NODE, notify};
+use crate::proto::abi::{self, notify};
 use crate::proto::reply::header;
 use crate::worker::shared::Shared;
 
@@ -25,7 +25,7 @@ impl Notifier {
     /// to the end). Nothing to do is no error. Errors: those of write(2).
     pub fn inval_inode(&self, id: FileId, data: Option<(u64, u64)>) -> io::Result<()> {
         let Some(node) = self.shared.nodes.find(id) else { return Ok(()) };
-        inval_inode(&self.device, node, data)
+        inval_inode(self.device.as_fd(), node, data)
     }
 
     /// Has the kernel send again every request that was read and not answered, marked as
@@ -35,7 +35,7 @@ impl Notifier {
         if !self.shared.session.has(abi::init::HAS_RESEND) {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
-        send(&self.device, notify::RESEND, &[])
+        send(self.device.as_fd(), notify::RESEND, &[])
     }
 }
 
@@ -47,8 +47,11 @@ pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// As [`Notifier::inval_inode`], for a node number other than the root's.
-pub(crate) fn inval_inode(device: &OwnedFd, node: u64, data: Option<(u64, u64)>) -> io::Result<()> {
-    debug_assert!(node >= ROOT_NODE);
+pub(crate) fn inval_inode(
+    device: BorrowedFd<'_>,
+    node: u64,
+    data: Option<(u64, u64)>,
+) -> io::Result<()> {
     let (at, len) = match data {
         Some((at, len)) => (at as i64, len as i64),
         None => (-1, 0), // attributes alone
@@ -60,8 +63,8 @@ pub(crate) fn inval_inode(device: &OwnedFd, node: u64, data: Option<(u64, u64)>)
     send(device, notify::INVAL_INODE, &body)
 }
 
-fn send(device: &OwnedFd, code: i32, body: &[u8]) -> io::Result<()> {
-    match write_answer(device.as_fd(), &header(0, code, body.len()), body) {
+fn send(device: BorrowedFd<'_>, code: i32, body: &[u8]) -> io::Result<()> {
+    match write_answer(device, &header(0, code, body.len()), body) {
         // The kernel does not have it cached: that is what was wanted.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         result => result,

@@ -1,5 +1,7 @@
 //! How a mount behaves.
 
+use std::io::{self, PipeWriter};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,6 +162,14 @@ pub trait Host: Send + Sync + 'static {
     /// does not give to it: [`wake_queues`](crate::wake_queues) is to be called, in another
     /// process.
     fn wake_queues(&self) {}
+
+    /// Starts another process, which calls [`drop_outdated`](crate::drop_outdated) with `device` and
+    /// what is written to the pipe that is returned, and ends with that. Errors: it cannot be
+    /// started; then what others have changed is seen at the next open, or when attributes run out.
+    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<PipeWriter> {
+        let _ = device;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// The owners of fcntl locks that a predecessor left, and their files; none if there may
     /// be more of them: then each close of a file that had locks is passed on.

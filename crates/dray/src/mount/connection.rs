@@ -1,7 +1,10 @@
 //! The connection of a mount's daemon to its server: one session, which its workers share.
 
-use std::io;
-use std::sync::Arc;
+use std::io::{self, PipeWriter};
+use std::os::fd::BorrowedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dray_client::{
@@ -16,6 +19,7 @@ use dray_layers::{Observed, observed_file};
 use dray_rt::sync::watch;
 
 use crate::mount::CONNECT_MAX;
+use crate::mount::supervisor::OWN_PROGRAM;
 
 /// A daemon that follows another one serves without a server that does not answer within this
 /// time: calls wait for it, as long as the mount's limit allows.
@@ -49,9 +53,17 @@ pub type Notice = Box<dyn Fn() + Send + Sync>;
 /// A daemon's surroundings: its supervisor, and a server at which files are still open that
 /// a daemon before it opened.
 pub(super) struct Attached {
-    pub(super) session: ToldSession,
-    pub(super) calls: Option<Arc<Metrics>>,
-    pub(super) push: Notice,
+    session: ToldSession,
+    calls: Option<Arc<Metrics>>,
+    push: Notice,
+    /// The process that has the kernel drop what others have changed, once there was one.
+    dropping: Mutex<Option<Child>>,
+}
+
+impl Attached {
+    pub(super) fn new(session: ToldSession, calls: Option<Arc<Metrics>>, push: Notice) -> Attached {
+        Attached { session, calls, push, dropping: Mutex::default() }
+    }
 }
 
 impl Host for Attached {
@@ -90,6 +102,21 @@ impl Host for Attached {
 
     fn wake_queues(&self) {
         (self.push)();
+    }
+
+    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<PipeWriter> {
+        let mut dropping = self.dropping.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut before) = dropping.take() {
+            let _ = before.wait(); // it has closed its end of the pipe, so it is about to end
+        }
+        let (reader, writer) = io::pipe()?;
+        let mut command = Command::new(OWN_PROGRAM);
+        command.arg0("dray").arg("drop-outdated").current_dir("/");
+        command.stdin(reader).stdout(device.try_clone_to_owned()?).stderr(Stdio::null());
+        *dropping = Some(command.spawn().inspect_err(|error| {
+            log::warn!("what others change is seen at the next open: {error}");
+        })?);
+        Ok(writer)
     }
 
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {

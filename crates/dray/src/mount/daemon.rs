@@ -83,6 +83,14 @@ pub fn wake(at: &Path) -> Result<(), Failure> {
     dray_fuse::wake_queues(at).doing(|| format!("cannot wake the queues of {}", at.display()))
 }
 
+/// Has the kernel drop what others have changed, for a daemon that must not wait for that: it writes
+/// to our standard input, and the device is our standard output.
+pub fn drop_outdated() -> Result<(), Failure> {
+    signals::name_process(c"dray-outdated");
+    dray_fuse::drop_outdated(io::stdout().as_fd(), io::stdin())
+        .doing(|| "cannot hear what is to be dropped".to_owned())
+}
+
 fn can_resend(running: &Running) -> bool {
     running.reporter().stats().session.has(abi::init::HAS_RESEND)
 }

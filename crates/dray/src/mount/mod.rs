@@ -288,7 +288,7 @@ impl Mount {
         let what = || "cannot use the memory of the session".to_owned();
         // Whoever wants no metrics does not pay for them.
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
-        let host = Arc::new(Attached { session: told.clone(), calls: calls.clone(), push });
+        let host = Arc::new(Attached::new(told.clone(), calls.clone(), push));
         let options = FuseOptions {
             node: memory().doing(what)?.node(),
             workers: device.clones.len(),
@@ -317,7 +317,7 @@ impl Mount {
         let [asked, caching] = [(), ()].map(|()| Arc::downgrade(&reporter));
         session.hear_changes_by(Box::new(move |files| {
             if let Some(reporter) = caching.upgrade() {
-                reporter.others_changed(files);
+                reporter.others_changed(&files);
             }
         }));
         session.find_jobs_by(Box::new(move |callers, tell| match asked.upgrade() {

@@ -1,5 +1,6 @@
 //! Opening and closing.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use dray_core::{
@@ -150,7 +151,7 @@ impl Worker {
                 // The kernel's idea of the size may be as old as its attributes. Without
                 // data to drop this takes no lock that the open could hold. If it fails,
                 // the attributes run out by themselves a little later.
-                let _ = inval_inode(&self.shared.device, node, None);
+                let _ = inval_inode(self.shared.device.as_fd(), node, None);
                 Ok((0, Some(dropping)))
             }
         }

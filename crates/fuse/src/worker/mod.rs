@@ -232,8 +232,8 @@ impl Reporter {
     }
 
     /// Other clients have changed these files: what the kernel has cached of them is dropped soon,
-    /// on another thread.
-    pub fn others_changed(&self, files: Vec<FileId>) {
+    /// by another process ([`Host::start_dropping`](crate::Host::start_dropping)).
+    pub fn others_changed(&self, files: &[FileId]) {
         drop_soon(&self.shared, files);
     }
 

@@ -33,7 +33,7 @@ use signals::Signals;
 
 pub use child::{HANDED_OVER, STOP, WAITING, WAKE, ready_word};
 pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
-pub use launch::{Launch, MountWords};
+pub use launch::{Launch, MountWords, OWN_PROGRAM};
 pub use note::{Told, read_note, watch};
 
 /// A daemon that is not ready and says nothing for this long is stuck, and is killed.
