@@ -114,21 +114,58 @@ fn a_mount_of_root_s_can_be_for_root_alone() {
     }
 }
 
+type Change = fn(&Path) -> io::Result<()>;
+
+/// Ways to change what is in a file that one may write to.
+const CHANGES: [(&str, Change); 6] = [
+    ("write", |path| OpenOptions::new().write(true).open(path)?.write_all(b"x")),
+    ("truncate", |path| OpenOptions::new().write(true).open(path)?.set_len(3)),
+    ("truncate(2)", |path| {
+        // SAFETY: the path outlives the call.
+        match unsafe { libc::truncate(c_path(path).as_ptr(), 3) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }),
+    ("allocate", |path| fallocate(&OpenOptions::new().write(true).open(path)?, 0)),
+    ("append", |path| OpenOptions::new().append(true).open(path)?.write_all(b"x")),
+    ("O_TRUNC", |path| OpenOptions::new().write(true).truncate(true).open(path).map(drop)),
+];
+
+/// The client's kernel leaves it to the server, in a flag of each of these requests.
+#[test]
+fn whoever_changes_a_program_takes_its_set_id_bits() {
+    in_each_mode(|_, at| {
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        for (what, change) in CHANGES {
+            for (who, left) in [(ANN, 0o777), (BOB, 0o777), (0, 0o6777)] {
+                let path = at.join(format!("{what}-{who}"));
+                file_of_ann(&path, b"a program", 0o6777);
+                as_user(who, || change(&path)).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(mode(&path), left, "{what} by {who}");
+            }
+        }
+        let (path, other) = (at.join("copied"), at.join("other"));
+        fs::write(&other, "another program").unwrap();
+        file_of_ann(&path, b"a program", 0o6777);
+        let copy = || {
+            let to = OpenOptions::new().write(true).open(&path)?;
+            io::copy(&mut File::open(&other)?, &mut &to)
+        };
+        assert_eq!((as_user(BOB, copy).unwrap(), mode(&path)), (15, 0o777));
+        file_of_ann(&path, b"a program", 0o6777);
+        as_user(ANN, || chown(&path, None, Some(ANN))).unwrap();
+        assert_eq!(mode(&path), 0o777, "a change of the group that changes nothing");
+    });
+}
+
 /// The client's kernel removes them itself, in the name of the caller, who may not remove
 /// attributes of that kind: each of these calls failed with EPERM.
 #[test]
 fn whoever_changes_a_program_takes_its_capabilities() {
-    type Change = fn(&Path) -> io::Result<()>;
     let writable = |path: &Path| OpenOptions::new().write(true).open(path);
-    let changes: [(&str, Change); 5] = [
-        ("write", |path| OpenOptions::new().write(true).open(path)?.write_all(b"x")),
-        ("truncate", |path| OpenOptions::new().write(true).open(path)?.set_len(3)),
-        ("allocate", |path| fallocate(&OpenOptions::new().write(true).open(path)?, 0)),
-        ("append", |path| OpenOptions::new().append(true).open(path)?.write_all(b"x")),
-        ("O_TRUNC", |path| OpenOptions::new().write(true).truncate(true).open(path).map(drop)),
-    ];
     in_each_mode(|_, at| {
-        for (what, change) in changes {
+        for (what, change) in CHANGES {
             for who in [ANN, BOB] {
                 let path = at.join(format!("{what}-{who}"));
                 file_of_ann(&path, b"a program", 0o666);

@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 
 use common::{Rig, on_transports, wait_for};
@@ -194,6 +194,42 @@ fn close_to_open_reads_what_was_read_for_nothing() {
         read(&File::open(&path).unwrap()); // sees the last write, and fills the cache
         let file = File::open(&path).unwrap();
         assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| read(&file))), 0);
+    });
+}
+
+/// Whatever `attr_timeout` says: here that nothing is believed at all.
+#[test]
+fn immutable_asks_for_names_attributes_listings_and_pages_once() {
+    on_transports(|transport| {
+        let mut rig = Rig::new();
+        let export = rig.path("export");
+        fs::create_dir(export.join("dir")).unwrap();
+        fs::write(export.join("dir/file"), vec![3; 1 << 20]).unwrap();
+        symlink("file", export.join("dir/link")).unwrap();
+        rig.serve(&[]);
+        let options = format!("consistency=immutable,{transport},attr_timeout=0");
+        let at = rig.mount("mnt", &options);
+        let mount = Counted { rig: &rig, at: at.clone() };
+        let dir = at.join("dir");
+        let look = || {
+            stat(&dir.join("file"));
+            assert_eq!(fs::read_link(dir.join("link")).unwrap(), Path::new("file"));
+            assert!(!dir.join("missing").exists());
+        };
+        let list = || assert_eq!(fs::read_dir(&dir).unwrap().count(), 2);
+        let file = File::open(dir.join("file")).unwrap();
+        let read = || file.read_exact_at(&mut vec![0; 1 << 20], 0).unwrap();
+        // The kernel keeps a listing that it has read to the end.
+        look();
+        list();
+        list();
+        read();
+        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| look())), 0);
+        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| read())), 0);
+        assert_eq!(mount.each(|_| open_close(&dir.join("file"), TIMES)), 1);
+        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| list())), 1, "the opening");
+        drop(file);
+        rig.umount(&at);
     });
 }
 

@@ -4,12 +4,16 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Rig, daemons};
+
+/// The classic transport, and a ring where this machine has one.
+const TRANSPORTS: [&str; 2] = ["transport=classic", "transport=auto"];
 
 fn kill_and_serve_again(rig: &mut Rig) {
     rig.end_server(libc::SIGKILL);
@@ -43,12 +47,13 @@ fn what_nobody_can_come_back_for_is_not_kept() {
 
 #[test]
 fn deleted_files_that_are_open_outlive_the_server() {
-    if common::skipped() {
-        return;
+    if !common::skipped() {
+        TRANSPORTS.iter().for_each(|transport| deleted_files_outlive_the_server(transport));
     }
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let at = rig.mount("mnt", "transport=classic");
+}
+
+fn deleted_files_outlive_the_server(transport: &str) {
+    let (mut rig, at) = Rig::mounted(transport);
     let file = File::options()
         .create(true)
         .truncate(true)
@@ -71,7 +76,7 @@ fn deleted_files_that_are_open_outlive_the_server() {
     let unnamed =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).open(&at).unwrap();
     unnamed.write_all_at(b"unnamed", 0).unwrap();
-    for round in 0..3u8 {
+    for round in 0..2u8 {
         kill_and_serve_again(&mut rig);
         for (file, content) in
             [(&file, &b"before"[..]), (&replaced, b"replaced"), (&unnamed, b"unnamed")]
@@ -97,8 +102,9 @@ fn files_deleted_by_others_right_after_the_restart_live_on() {
     }
     let mut rig = Rig::new();
     rig.serve(&[]);
-    let at = rig.mount("mnt", "transport=classic");
+    let holders = TRANSPORTS.map(|transport| rig.mount(transport, transport));
     for round in 0..5 {
+        let at = &holders[round % 2];
         let open = |name: &str| {
             let path = at.join(format!("{name}{round}"));
             let mut options = File::options();
@@ -124,7 +130,7 @@ fn files_deleted_by_others_right_after_the_restart_live_on() {
         assert_eq!(removed.metadata().unwrap().len(), 119);
         rig.umount(&other);
     }
-    rig.umount(&at);
+    holders.iter().for_each(|at| rig.umount(at));
 }
 
 #[test]
@@ -134,16 +140,31 @@ fn what_was_open_for_writing_stays_so_whatever_its_mode() {
     }
     let mut rig = Rig::new();
     rig.serve(&[]);
-    let at = rig.mount("mnt", "transport=classic");
-    let file =
-        OpenOptions::new().create_new(true).write(true).mode(0o444).open(at.join("f")).unwrap();
-    file.write_all_at(b"one", 0).unwrap();
-    fs::set_permissions(at.join("f"), fs::Permissions::from_mode(0o000)).unwrap();
+    let mounts = TRANSPORTS.map(|transport| rig.mount(transport, transport));
+    let files = TRANSPORTS.map(|name| {
+        let (path, mut open) = (rig.path(name).join(name), OpenOptions::new());
+        let file = open.create_new(true).write(true).mode(0o444).open(&path).unwrap();
+        file.write_all_at(b"one", 0).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+        file
+    });
     kill_and_serve_again(&mut rig);
-    file.write_all_at(b"two", 3).unwrap();
-    drop(file);
-    assert_eq!(fs::read(rig.path("export/f")).unwrap(), b"onetwo");
-    rig.umount(&at);
+    for (file, name) in files.into_iter().zip(TRANSPORTS) {
+        file.write_all_at(b"two", 3).unwrap();
+        drop(file);
+        assert_eq!(fs::read(rig.path("export").join(name)).unwrap(), b"onetwo");
+    }
+    mounts.iter().for_each(|at| rig.umount(at));
+}
+
+/// A lock of the open file on all of it; whether there is none in the way.
+fn lock_range(file: &File) -> bool {
+    // SAFETY: an all-zero flock is valid, and outlives the call.
+    unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        lock.l_type = libc::F_WRLCK as _;
+        libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) == 0
+    }
 }
 
 #[test]
@@ -153,17 +174,24 @@ fn locks_outlive_the_server_and_stay_exclusive() {
     }
     let mut rig = Rig::new();
     rig.serve(&[]);
-    let one = rig.mount("one", "transport=classic");
-    let two = rig.mount("two", "transport=classic");
+    let one = rig.mount("one", TRANSPORTS[0]);
+    let two = rig.mount("two", TRANSPORTS[1]);
     let holder = File::create(one.join("f")).unwrap();
     holder.lock().unwrap();
-    let other = File::open(two.join("f")).unwrap();
-    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    assert!(lock_range(&holder));
+    let other = OpenOptions::new().write(true).open(two.join("f")).unwrap();
+    let both_are_held = || {
+        assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+        assert!(!lock_range(&other));
+    };
+    both_are_held();
     kill_and_serve_again(&mut rig);
-    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    both_are_held();
     holder.unlock().unwrap();
     other.lock().unwrap();
-    drop((holder, other));
+    drop(holder);
+    common::wait_for("the other lock", || lock_range(&other)); // the server hears of closes later
+    drop(other);
     rig.umount(&one);
     rig.umount(&two);
 }
@@ -179,10 +207,11 @@ fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
     fs::write(&config, "lease_s = 4\n").unwrap();
     let boot = |id| ["--config", config.to_str().unwrap(), "--boot-id", id];
     rig.serve(&boot("1"));
-    let one = rig.mount("one", "transport=classic");
-    let two = rig.mount("two", "transport=classic");
+    let one = rig.mount("one", TRANSPORTS[0]);
+    let two = rig.mount("two", TRANSPORTS[1]);
     let holder = File::create(one.join("f")).unwrap();
     holder.lock().unwrap();
+    assert!(lock_range(&holder));
     rig.end_server(libc::SIGKILL);
     fs::remove_dir_all(rig.path("state/sessions")).unwrap();
     let begin = Instant::now();
@@ -191,14 +220,57 @@ fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
     let apart = File::create(two.join("apart")).unwrap();
     apart.lock().unwrap();
     assert!(begin.elapsed() > Duration::from_secs(3), "no grace period");
-    let other = File::open(two.join("f")).unwrap();
+    let other = OpenOptions::new().write(true).open(two.join("f")).unwrap();
     assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    assert!(!lock_range(&other));
     (&holder).write_all(b"still mine").unwrap();
     holder.unlock().unwrap();
     other.lock().unwrap();
     drop((holder, other, apart));
     rig.umount(&one);
     rig.umount(&two);
+}
+
+/// The processes that would have kept them die with the machine, too.
+#[test]
+fn deleted_files_are_stale_once_the_server_s_machine_was_lost() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&["--boot-id", "1"]);
+    let mounts = TRANSPORTS.map(|transport| rig.mount(transport, transport));
+    let files = [&mounts[0], &mounts[1]].map(|at| {
+        let mut open = OpenOptions::new();
+        let open = open.read(true).write(true);
+        let unnamed = open.clone().custom_flags(libc::O_TMPFILE).open(at).unwrap();
+        let [deleted, kept] = ["deleted", "kept"].map(|name| {
+            let path = at.join(format!("{name}-{}", at.file_name().unwrap().to_str().unwrap()));
+            (open.clone().create(true).open(&path).unwrap(), path)
+        });
+        [&unnamed, &deleted.0, &kept.0].iter().for_each(|file| file.write_all_at(b"x", 0).unwrap());
+        fs::remove_file(deleted.1).unwrap();
+        ([unnamed, deleted.0], kept.0)
+    });
+    rig.end_server(libc::SIGKILL);
+    let keeper = || common::processes("keep-files", &rig.path("state"));
+    assert_eq!(keeper().len(), 1);
+    daemons::signal(keeper()[0], libc::SIGKILL);
+    common::wait_for("the end of the keeper", || keeper().is_empty());
+    rig.serve(&["--boot-id", "2"]);
+    for (gone, kept) in &files {
+        for file in gone {
+            let read = file.read_at(&mut [0], 0).unwrap_err();
+            let written = file.write_at(b"y", 0).unwrap_err();
+            let errors = [read, written].map(|error| error.raw_os_error());
+            assert_eq!(errors, [Some(libc::ESTALE); 2]);
+        }
+        let mut byte = [0];
+        kept.read_exact_at(&mut byte, 0).unwrap();
+        assert_eq!(byte, *b"x");
+    }
+    drop(files);
+    mounts.iter().for_each(|at| rig.umount(at));
 }
 
 /// Appends, directories and renames go on while the server is killed again and again.
@@ -209,12 +281,13 @@ fn work_goes_on_over_deaths_and_nothing_is_applied_twice() {
     }
     let mut rig = Rig::new();
     rig.serve(&[]);
-    let at = rig.mount("mnt", "transport=classic");
+    let mounts = TRANSPORTS.map(|transport| rig.mount(transport, transport));
     let stop = Arc::new(AtomicBool::new(false));
     let rounds: [Arc<AtomicU32>; 3] = Default::default();
     let workers: Vec<_> = (0..3)
         .map(|worker| {
-            let (at, stop, round) = (at.clone(), stop.clone(), rounds[worker].clone());
+            let (at, stop, round) =
+                (mounts[worker % 2].clone(), stop.clone(), rounds[worker].clone());
             std::thread::spawn(move || {
                 let mut log =
                     OpenOptions::new().create(true).append(true).open(at.join("log")).unwrap();
@@ -247,7 +320,7 @@ fn work_goes_on_over_deaths_and_nothing_is_applied_twice() {
     }
     stop.store(true, Ordering::Relaxed);
     let done: Vec<u32> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
-    let log = fs::read_to_string(at.join("log")).unwrap();
+    let log = fs::read_to_string(mounts[0].join("log")).unwrap();
     for (worker, done) in done.iter().enumerate() {
         let mine: Vec<String> = log
             .split_terminator(';')
@@ -257,5 +330,5 @@ fn work_goes_on_over_deaths_and_nothing_is_applied_twice() {
         let expected: Vec<String> = (0..*done).map(|n| format!("{worker}:{n:06}")).collect();
         assert_eq!(mine, expected);
     }
-    rig.umount(&at);
+    mounts.iter().for_each(|at| rig.umount(at));
 }

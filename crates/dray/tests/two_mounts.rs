@@ -5,7 +5,7 @@ mod common;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -108,19 +108,21 @@ fn access_lists_decide(options: &str, attributes_run_out: Duration) {
     assert!(reads(1003, &there));
 }
 
-/// A default list on a directory is inherited by what is made in it.
+/// A default list on a directory is inherited by what is made in it, whatever the umask.
 fn access_lists_are_inherited(options: &str) {
-    let (_rig, one, other) = two_mounts(options);
+    let (mut rig, one, other) = two_mounts(options);
     let dir = one.join("inherits");
     fs::create_dir(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
-    if acl_tool(&["setfacl", "-d", "-m", "u::rw,u:1001:r,g::-,o::-"], &dir).is_none() {
+    if acl_tool(&["setfacl", "-d", "-m", "u::rw,u:1001:rw,g::-,o::-"], &dir).is_none() {
         return;
     }
-    fs::write(dir.join("heir"), "inherited").unwrap();
+    let making = rig.start("umask 077; echo inherited > $AT/heir", &dir);
+    assert!(rig.end_of(making).success());
     for mount in [&one, &other] {
         let heir = mount.join("inherits/heir");
         assert!(reads(1001, &heir) && !reads(1002, &heir), "{heir:?}");
+        assert!(writes(1001, &heir), "the umask counts for {heir:?}");
     }
 }
 
@@ -138,6 +140,36 @@ fn access_lists_decide_under_close_to_open() {
         access_lists_decide("consistency=close-to-open", Duration::from_millis(1200));
         access_lists_are_inherited("consistency=close-to-open");
     }
+}
+
+/// Nobody has the file open here, so nobody is told of what others do to it.
+#[test]
+fn under_close_to_open_what_others_do_to_names_is_seen_when_these_run_out() {
+    if common::skipped() {
+        return;
+    }
+    let (_rig, one, other) = two_mounts("consistency=close-to-open"); // and attr_timeout as it is
+    ["removed", "renamed", "changed", "replaced"].iter().for_each(|name| {
+        fs::write(other.join(name), "old").unwrap();
+        assert_eq!(fs::read(one.join(name)).unwrap(), b"old");
+    });
+    assert!(!one.join("made").exists() && !one.join("there").exists());
+    fs::remove_file(other.join("removed")).unwrap();
+    fs::rename(other.join("renamed"), other.join("there")).unwrap();
+    fs::write(other.join("made"), "new").unwrap();
+    fs::rename(other.join("made"), other.join("replaced")).unwrap();
+    fs::write(other.join("made"), "made").unwrap();
+    fs::write(other.join("changed"), "and longer").unwrap();
+    fs::set_permissions(other.join("changed"), fs::Permissions::from_mode(0o600)).unwrap();
+    let seen = |name: &str| fs::metadata(one.join(name)).ok();
+    common::wait_for("a removal", || seen("removed").is_none());
+    common::wait_for("a renaming", || seen("renamed").is_none() && seen("there").is_some());
+    common::wait_for("a new file", || seen("made").is_some_and(|meta| meta.len() == 4));
+    common::wait_for("a mode and a size", || {
+        seen("changed").is_some_and(|meta| (meta.len(), meta.mode() & 0o777) == (10, 0o600))
+    });
+    assert_eq!(fs::read(one.join("changed")).unwrap(), b"and longer");
+    common::wait_for("another file", || fs::read(one.join("replaced")).unwrap() == b"new");
 }
 
 /// Through the page cache the kernel would cut appends where it takes a page to end.
