@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use common::{TestMount, mounted};
 use dray_fuse::{Consistency, Transport};
@@ -146,7 +147,7 @@ fn attributes_and_extended_attributes_behave() {
 }
 
 #[test]
-fn umask_and_set_id_bits_are_the_server_s() {
+fn a_new_file_has_the_mode_that_the_umask_leaves() {
     on_both(Consistency::Strict, |mount| {
         let path = mount.path("file");
         let made = OpenOptions::new().write(true).create_new(true).mode(0o6777).open(&path);
@@ -155,7 +156,7 @@ fn umask_and_set_id_bits_are_the_server_s() {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let umask = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap();
         let umask = u32::from_str_radix(umask.trim(), 8).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o777 & !umask);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o6777 & !umask);
     });
 }
 
@@ -330,6 +331,25 @@ fn strict_sees_at_once_what_another_client_wrote() {
             assert_eq!(seen, text, "round {round}");
         }
     });
+}
+
+/// The kernel does so, once, if it is told that what was looked up has gone.
+#[test]
+fn a_file_that_is_replaced_while_it_is_being_opened_is_looked_up_again() {
+    for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
+        on_both(consistency, |mount| {
+            let path = mount.path("file");
+            fs::write(&path, b"data").unwrap();
+            let replaced = |times| mount.locks.replaced.store(times, Ordering::SeqCst);
+            replaced(1);
+            let lookups = mount.count("lookup");
+            File::open(&path).unwrap();
+            assert!(mount.count("lookup") > lookups);
+            replaced(2);
+            assert_eq!(errno(File::open(&path)), libc::ESTALE, "twice within one call");
+            File::open(&path).unwrap();
+        });
+    }
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub struct Table {
     pub flushes_held: AtomicBool,
     /// While this is locked, reading the attribute `user.gate` holds the worker's thread up.
     pub gate: Mutex<()>,
+    /// So many files have been replaced between their lookup and their opening.
+    pub replaced: AtomicUsize,
     /// Calls of flush so far.
     pub flushes: AtomicUsize,
     /// Calls of sync so far: whether of the data only.
@@ -129,6 +131,11 @@ impl FileSystem for Locking {
         id: FileId,
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        let one_less = |left: usize| left.checked_sub(1);
+        let order = Ordering::SeqCst;
+        if self.table.replaced.fetch_update(order, order, one_less).is_ok() {
+            return Box::pin(async { Err(Errno::ESTALE.into()) });
+        }
         Box::pin(async move { Ok(self.wrap(self.inner.open(cx, id, how).await?)) })
     }
 

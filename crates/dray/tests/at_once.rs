@@ -1,0 +1,173 @@
+//! Two mounts of one export that want the same bytes at the same time.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::Rig;
+use common::hangs::in_time;
+
+fn two_mounts(options: &str) -> (Rig, PathBuf, PathBuf) {
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let [one, other] = ["one", "other"].map(|name| rig.mount(name, options));
+    (rig, one, other)
+}
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+const MIB: usize = 1 << 20;
+
+/// Memory that begins at a page, so that it is one request of every kernel's.
+struct Pages(Vec<u8>);
+
+impl Pages {
+    fn filled(with: u8) -> Pages {
+        Pages(vec![with; MIB + 4096])
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let before = self.0.as_ptr().align_offset(4096);
+        &mut self.0[before..][..MIB]
+    }
+}
+
+/// No write mixes with another, and no read sees a part of one.
+#[test]
+fn calls_of_1_mib_of_two_mounts_are_atomic() {
+    const ROUNDS: u8 = 25;
+    common::on_transports(|transport| {
+        let (_rig, one, other) = two_mounts(transport);
+        fs::write(one.join("file"), vec![0; MIB]).unwrap();
+        let is_whole = |seen: &[u8]| seen.iter().all(|byte| *byte == seen[0]);
+        let all_read = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writers = [(&one, 0), (&other, 100)].map(|(mount, from)| {
+                let file = open(&mount.join("file"));
+                scope.spawn(move || {
+                    for round in from + 1..=from + ROUNDS {
+                        file.write_all_at(Pages::filled(round).bytes(), 0).unwrap();
+                    }
+                })
+            });
+            for mount in [&one, &other] {
+                let (file, all_read) = (open(&mount.join("file")), &all_read);
+                scope.spawn(move || {
+                    while !all_read.load(Ordering::Relaxed) {
+                        let mut seen = Pages::filled(0);
+                        file.read_exact_at(seen.bytes(), 0).unwrap();
+                        assert!(is_whole(seen.bytes()), "{transport}: a part of a write");
+                    }
+                });
+            }
+            let written = writers.map(|writer| writer.join());
+            all_read.store(true, Ordering::Relaxed);
+            written.into_iter().for_each(|written| written.unwrap());
+        });
+        assert!(is_whole(&fs::read(one.join("file")).unwrap()), "{transport}: two writes in one");
+    });
+}
+
+/// Asks for, waits for or looks at a lock of `bytes`; what the kernel says of it.
+fn fcntl_lock(
+    file: &File,
+    command: i32,
+    kind: i32,
+    bytes: std::ops::Range<i64>,
+) -> io::Result<libc::flock> {
+    // SAFETY: an all-zero flock is valid, and outlives the call.
+    unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        lock.l_type = kind as _;
+        (lock.l_start, lock.l_len) = (bytes.start, bytes.end - bytes.start);
+        match libc::fcntl(file.as_raw_fd(), command, &mut lock) {
+            0 => Ok(lock),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// The commands of one kind of lock.
+struct Commands {
+    set: i32,
+    wait: i32,
+    get: i32,
+}
+
+const OF_PROCESSES: Commands =
+    Commands { set: libc::F_SETLK, wait: libc::F_SETLKW, get: libc::F_GETLK };
+const OF_OPEN_FILES: Commands =
+    Commands { set: libc::F_OFD_SETLK, wait: libc::F_OFD_SETLKW, get: libc::F_OFD_GETLK };
+
+/// To the server a process with two mounts is two owners.
+fn two_locked_files(rig: &(Rig, PathBuf, PathBuf), commands: &Commands) -> [File; 2] {
+    let (_, one, other) = rig;
+    fs::write(one.join("file"), "text").unwrap();
+    let [here, there] = [one, other].map(|mount| open(&mount.join("file")));
+    fcntl_lock(&here, commands.set, libc::F_WRLCK, 10..20).unwrap();
+    fcntl_lock(&there, commands.set, libc::F_WRLCK, 20..30).unwrap();
+    [here, there]
+}
+
+fn errno<T>(result: io::Result<T>) -> Option<i32> {
+    result.err()?.raw_os_error()
+}
+
+#[test]
+fn fcntl_locks_of_two_mounts_exclude_each_other_and_are_told() {
+    common::on_transports(|transport| {
+        let mounts = two_mounts(transport);
+        for commands in [OF_PROCESSES, OF_OPEN_FILES] {
+            let [here, there] = two_locked_files(&mounts, &commands);
+            let refused = fcntl_lock(&there, commands.set, libc::F_RDLCK, 19..20);
+            assert_eq!(errno(refused), Some(libc::EAGAIN));
+            let told = |file: &File, kind| {
+                let told = fcntl_lock(file, commands.get, kind, 0..100).unwrap();
+                (i32::from(told.l_type), told.l_start, told.l_len)
+            };
+            assert_eq!(told(&there, libc::F_RDLCK), (libc::F_WRLCK, 10, 10));
+            assert_eq!(told(&here, libc::F_RDLCK), (libc::F_WRLCK, 20, 10));
+            fcntl_lock(&there, commands.set, libc::F_RDLCK, 20..30).unwrap();
+            assert_eq!(told(&here, libc::F_RDLCK), (libc::F_UNLCK, 0, 100), "{transport}");
+            assert_eq!(told(&here, libc::F_WRLCK), (libc::F_RDLCK, 20, 10));
+            std::thread::scope(|scope| {
+                let waiter =
+                    scope.spawn(|| fcntl_lock(&there, commands.wait, libc::F_WRLCK, 10..11));
+                fcntl_lock(&here, commands.set, libc::F_UNLCK, 10..20).unwrap();
+                waiter.join().unwrap().unwrap();
+            });
+            let refused = fcntl_lock(&here, commands.set, libc::F_RDLCK, 10..11);
+            assert_eq!(errno(refused), Some(libc::EAGAIN));
+        }
+    });
+}
+
+/// Each waits for what the other has, through a mount of its own.
+#[test]
+fn one_of_two_mounts_in_a_circle_of_fcntl_locks_is_refused() {
+    common::on_transports(|transport| {
+        let mounts = two_mounts(transport);
+        let [here, there] = two_locked_files(&mounts, &OF_PROCESSES);
+        let ask = |file: &File, wanted, own| {
+            let asked = errno(fcntl_lock(file, libc::F_SETLKW, libc::F_WRLCK, wanted));
+            fcntl_lock(file, libc::F_SETLK, libc::F_UNLCK, own).unwrap();
+            asked
+        };
+        let asked = in_time("the circle", move || {
+            let mut asked = std::thread::scope(|scope| {
+                let other = scope.spawn(|| ask(&there, 10..11, 20..30));
+                [ask(&here, 20..21, 10..20), other.join().unwrap()]
+            });
+            asked.sort();
+            asked
+        });
+        assert_eq!(asked, [None, Some(libc::EDEADLK)], "{transport}");
+    });
+}
