@@ -3,7 +3,7 @@
 // What stands here is shown to users: brackets mean what may be left out, not links.
 #![allow(rustdoc::broken_intra_doc_links)]
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -11,9 +11,14 @@ use clap::{ArgAction, Parser, Subcommand};
 use dray_client::Target;
 use dray_fabric::Address;
 
+use crate::error::EXIT_USAGE;
 use crate::serve::export::ExportPlan;
 
+mod complaint;
 mod examples;
+mod helper;
+
+pub use helper::helper_args;
 
 /// Carries file I/O from the nodes that compute to the storage that a site already has.
 #[derive(Debug, Parser)]
@@ -37,7 +42,7 @@ const LAST: usize = 500;
 const EXIT_CODES: &str = "Exit codes:
   0   done
   1   it could not be done; the message says why
-  2   wrong arguments or configuration
+  2   wrong arguments or configuration, or a configuration or key file that cannot be read
   3   no server answered at the target
   4   the server refused: unknown export, wrong key, address not allowed, incompatible version
 
@@ -238,7 +243,7 @@ pub struct UmountArgs {
 /// Show what servers and mounts of this machine are doing.
 ///
 /// Exports, clients, operations in flight, rates over a short while, buffers in use. Root sees
-/// the servers and mounts of root, others see their own mounts.
+/// the servers and mounts of everybody, others see their own mounts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples::STATUS)]
 pub struct StatusArgs {
@@ -324,14 +329,12 @@ impl std::str::FromStr for BlockSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<BlockSize, String> {
-        let bytes = crate::mount::options::parse_size(text)?;
-        let sound =
-            bytes > 0 && bytes <= dray_core::IO_MAX_BYTES as u64 && bytes.is_multiple_of(4096);
-        if sound {
-            Ok(BlockSize(bytes as usize))
-        } else {
-            Err("a multiple of 4K up to 1M".to_owned())
-        }
+        let sound = |bytes: &u64| {
+            *bytes > 0 && *bytes <= dray_core::IO_MAX_BYTES as u64 && bytes.is_multiple_of(4096)
+        };
+        let bytes = crate::mount::options::parse_size(text).ok().filter(sound);
+        let bytes = bytes.ok_or_else(|| "a size is a multiple of 4K up to 1M".to_owned())?;
+        Ok(BlockSize(bytes as usize))
     }
 }
 
@@ -379,6 +382,9 @@ pub struct MountSupervisorArgs {
     /// The program to upgrade to.
     #[arg(long)]
     pub program: PathBuf,
+    /// Where it is to be found by other commands, which read this from /proc.
+    #[arg(long)]
+    pub run_dir: Option<PathBuf>,
 }
 
 /// Of a daemon.
@@ -403,52 +409,17 @@ fn parse_boot(text: &str) -> Result<u128, String> {
     u128::from_str_radix(text, 16).map_err(|error| error.to_string())
 }
 
-/// Arguments as mount(8) passes them to its helpers: `mount.dray SPEC DIR [-sfnv] [-N NS]
-/// [-o OPTIONS] [-t TYPE]`; `mount.fuse.dray` is what it looks for by the type that
-/// /proc/mounts shows. None if we were not called so.
-pub fn helper_args() -> Option<Args> {
-    let mut words = std::env::args_os();
-    let name = words.next().map(PathBuf::from)?;
-    let mut words: Vec<OsString> = words.collect();
-    let is_helper = |word: &OsStr| word == "mount.dray" || word == "mount.fuse.dray";
-    if !is_helper(name.file_name()?) {
-        if words.first().is_none_or(|first| !is_helper(first)) {
-            return None;
-        }
-        words.remove(0);
-    }
-    // mount(8) knows 1 for wrong arguments, which clap would end with 2.
-    Some(Args::try_parse_from(translate(words)).unwrap_or_else(|error| {
+/// Those of the command line. Ends the process where they are wrong, or ask for help.
+pub fn own_args() -> Args {
+    parse(std::env::args_os().collect(), i32::from(EXIT_USAGE))
+}
+
+fn parse(words: Vec<OsString>, code_if_wrong: i32) -> Args {
+    Args::try_parse_from(&words).unwrap_or_else(|error| {
+        let error = complaint::told(error, &words);
         let _ = error.print(); // to a closed stderr there is nothing to say
-        std::process::exit(if error.use_stderr() { 1 } else { 0 })
-    }))
-}
-
-/// From the words of mount(8) to ours.
-fn translate(words: Vec<OsString>) -> Vec<OsString> {
-    let mut ours: Vec<OsString> = vec!["dray".into(), "mount".into(), "--helper".into()];
-    let mut words = words.into_iter();
-    while let Some(word) = words.next() {
-        match word.to_str() {
-            Some("-N" | "-t") => drop(words.next()),
-            Some(flags) if is_helper_flags(flags) => {
-                // Sloppiness and the mount table are no concern of ours.
-                if flags.contains('f') {
-                    ours.push("--fake".into());
-                }
-                if flags.contains('v') {
-                    ours.push("--verbose".into());
-                }
-            }
-            _ => ours.push(word),
-        }
-    }
-    ours
-}
-
-fn is_helper_flags(word: &str) -> bool {
-    let flags = word.strip_prefix('-').unwrap_or_default();
-    !flags.is_empty() && flags.chars().all(|flag| "sfnv".contains(flag))
+        std::process::exit(if error.use_stderr() { code_if_wrong } else { 0 })
+    })
 }
 
 #[cfg(test)]
@@ -459,18 +430,6 @@ mod tests {
     #[test]
     fn the_definitions_are_sound() {
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn the_words_of_mount_become_ours() {
-        let words = ["dray://h/x", "/mnt", "-sfn", "-v", "-o", "rw,nosuid", "-t", "dray"];
-        let ours = translate(words.iter().map(Into::into).collect());
-        let args = Args::try_parse_from(ours).unwrap();
-        assert_eq!(args.verbose, 1);
-        let Command::Mount(mount) = args.command else { panic!("not a mount") };
-        assert!(mount.fake && !mount.foreground);
-        assert_eq!(mount.options, ["rw,nosuid"]);
-        assert_eq!(mount.mountpoint.to_str(), Some("/mnt"));
     }
 
     #[test]
@@ -490,6 +449,7 @@ mod tests {
 
     #[test]
     fn a_directory_to_be_surveyed_is_any_bytes() {
+        use std::ffi::OsStr;
         use std::os::unix::ffi::OsStrExt;
         let dir = OsStr::from_bytes(b"/srv/\xff");
         let args = Args::try_parse_from(["dray".as_ref(), "survey".as_ref(), dir]).unwrap();

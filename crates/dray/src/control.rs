@@ -15,6 +15,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::endpoint;
 use crate::error::{Doing, Failure};
+use crate::mount::mount_table::MountEntry;
+use crate::mount::supervisor::Supervisors;
 use crate::named::{self, Named};
 use crate::paths;
 
@@ -28,6 +30,8 @@ pub enum Kind {
 }
 
 const MOUNTS: &str = "mounts";
+/// Of the files of control sockets.
+pub const EXTENSION: &str = "sock";
 
 impl Kind {
     fn dir(self) -> PathBuf {
@@ -39,14 +43,14 @@ impl Kind {
 
     /// The socket of the process that is about `path`.
     pub fn socket(self, path: &Path) -> PathBuf {
-        self.dir().join(format!("{}.sock", paths::short_name(path)))
+        self.dir().join(file_name(path))
     }
 
     /// All sockets of this kind, dead ones included.
     pub fn all(self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.dir()) else { return Vec::new() };
         let mut all: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        all.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
+        all.retain(|path| path.extension().is_some_and(|extension| extension == EXTENSION));
         all.sort();
         all
     }
@@ -66,20 +70,28 @@ impl Kind {
 
     /// Removes what a process that was killed has left of its socket.
     pub fn remove_dead(self, path: &Path) {
-        let socket = self.socket(path);
-        named::remove_if(&socket, |_| UnixStream::connect(&socket).is_err());
+        remove_dead(&self.socket(path));
     }
 }
 
-/// Where the process that serves the mount of `user` at `path` may listen: that depends on what it
-/// found in its environment.
-pub fn mount_sockets(path: &Path, user: u32) -> Vec<PathBuf> {
-    let name = format!("{}.sock", paths::short_name(path));
-    paths::run_dirs(user).iter().map(|dir| dir.join(MOUNTS).join(&name)).collect()
+fn file_name(path: &Path) -> String {
+    format!("{}.{EXTENSION}", paths::short_name(path))
+}
+
+/// Removes a socket at which nobody listens. One that cannot be tried stays.
+pub fn remove_dead(socket: &Path) {
+    named::remove_if(socket, |_| matches!(dray_fabric::somebody_listens(socket), Ok(false)));
+}
+
+/// Where the process listens that serves this mount; none if it cannot be found.
+pub fn socket_of(mount: &MountEntry, supervisors: &Supervisors) -> Option<PathBuf> {
+    let places = supervisors.whereabouts_of(mount).into_iter();
+    let mut sockets = places.map(|place| place.dir.join(MOUNTS).join(file_name(&place.at)));
+    sockets.find(|socket| belongs_to(socket, mount.user))
 }
 
 /// Whether it is a socket of this user, and not what somebody else has put there.
-pub fn belongs_to(socket: &Path, user: u32) -> bool {
+fn belongs_to(socket: &Path, user: u32) -> bool {
     let meta = std::fs::symlink_metadata(socket);
     meta.is_ok_and(|meta| meta.file_type().is_socket() && meta.uid() == user)
 }

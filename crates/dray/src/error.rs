@@ -3,7 +3,8 @@
 
 use std::fmt::Display;
 
-/// Wrong arguments or configuration.
+/// Wrong arguments or configuration: what the command line says, or a configuration or key file that
+/// it names, cannot be used as it is. Nothing has been tried.
 pub const EXIT_USAGE: u8 = 2;
 /// It could not be done.
 pub const EXIT_FAILED: u8 = 1;

@@ -29,16 +29,11 @@ mod survey;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::args::{Args, Command};
+use crate::args::Command;
 use crate::error::Failure;
 
 fn main() -> ExitCode {
-    let args = match args::helper_args() {
-        Some(helper) => helper,
-        None => Args::parse(),
-    };
+    let args = args::helper_args().unwrap_or_else(args::own_args);
     // A server tells whoever started it that it serves, and what; other commands only what
     // went wrong.
     let serves = matches!(args.command, Command::Serve(_));

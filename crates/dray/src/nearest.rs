@@ -16,10 +16,15 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 /// "; did you mean `x`?", or what there is where nothing is near.
 pub fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
-    match nearest(word, known.iter().copied()) {
-        Some(near) => format!("; did you mean `{near}`?"),
-        None => format!("; there are: {}", known.join(", ")),
+    match meant(word, known.iter().copied()) {
+        meant if meant.is_empty() => format!("; there are: {}", known.join(", ")),
+        meant => meant,
     }
+}
+
+/// The same where it has been said what there is.
+pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, known).map_or(String::new(), |near| format!("; did you mean `{near}`?"))
 }
 
 /// Levenshtein's distance, two neighbours that changed places counted as one change.
@@ -59,6 +64,7 @@ mod tests {
         assert_eq!((nearest("bg", known), nearest("or", known)), (None, Some("ro")));
         assert_eq!(nearest("", known), None);
         assert_eq!(hint("zzzzzz", known), "; there are: timeout, consistency, transport, ro");
+        assert_eq!(meant("zzzzzz", known), "");
         assert_eq!(hint("time_out", known), "; did you mean `timeout`?");
         assert_eq!(distance("ab", "ba"), 1);
         assert_eq!(distance("", "abc"), 3);

@@ -1,11 +1,15 @@
 //! Where things that belong to a running dray are kept.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Doing, Failure};
+
+const RUN_DIR: &str = "DRAY_RUN_DIR";
 
 /// Whether this is the super-user.
 pub fn is_root() -> bool {
@@ -20,21 +24,31 @@ pub fn effective_uid() -> u32 {
 /// Directory of the control sockets: `$DRAY_RUN_DIR`, else /run/dray for root, else
 /// `$XDG_RUNTIME_DIR`/dray or /tmp/dray-UID.
 pub fn run_dir() -> PathBuf {
-    if let Some(dir) = std::env::var_os("DRAY_RUN_DIR") {
-        return dir.into();
+    if let Some(dir) = std::env::var_os(RUN_DIR) {
+        return absolute(dir);
     }
     if is_root() {
         return "/run/dray".into();
     }
     match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) => Path::new(&dir).join("dray"),
+        Some(dir) => absolute(dir).join("dray"),
         None => format!("/tmp/dray-{}", effective_uid()).into(),
     }
 }
 
+/// Processes of a mount work elsewhere than where they were started.
+fn absolute(dir: OsString) -> PathBuf {
+    std::path::absolute(&dir).unwrap_or_else(|_| dir.into())
+}
+
+/// Whether whoever called says which run directory is meant.
+pub fn is_run_dir_given() -> bool {
+    std::env::var_os(RUN_DIR).is_some()
+}
+
 /// Where [`run_dir`] may be for processes of `user`, begun by whatever kind of session.
 pub fn run_dirs(user: u32) -> Vec<PathBuf> {
-    if user == effective_uid() && (user == 0 || std::env::var_os("DRAY_RUN_DIR").is_some()) {
+    if user == effective_uid() && (user == 0 || is_run_dir_given()) {
         return vec![run_dir()];
     }
     let usual = [format!("/run/user/{user}/dray"), format!("/tmp/dray-{user}")];
@@ -48,11 +62,14 @@ pub fn run_dirs(user: u32) -> Vec<PathBuf> {
 /// what is in it is believed.
 pub fn make_private(dir: &Path) -> Result<(), Failure> {
     let shown = dir.display();
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .doing(|| format!("cannot make {shown}"))?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| {
+        match error.kind() {
+            ErrorKind::AlreadyExists => Failure::new(format!(
+                "{shown} is not a directory: remove it or choose another place"
+            )),
+            _ => Failure::new(format!("cannot make {shown}: {error}")),
+        }
+    })?;
     let meta = fs::symlink_metadata(dir).doing(|| format!("cannot look at {shown}"))?;
     if !meta.is_dir() || meta.uid() != effective_uid() || meta.mode() & 0o022 != 0 {
         return Err(Failure::new(format!(

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::process::Command;
 
 use common::ports::free_port;
-use common::{Rig, is_mounted, wait_for};
+use common::{Pid, Rig, is_mounted, wait_for};
 use serde_json::Value;
 
 fn stderr(output: &std::process::Output) -> String {
@@ -184,6 +184,30 @@ fn errors_come_before_anything_is_mounted() {
     assert!(!is_mounted(&rig.path("export")));
     let output = rig.run(&["umount", at]);
     assert!(!output.status.success() && stderr(&output).contains("not a mount"));
+}
+
+/// Several found the place free at the same moment, and each of them mounted there.
+#[test]
+fn of_several_that_mount_at_one_place_at_once_one_does() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let at = rig.path("mount");
+    fs::create_dir(&at).unwrap();
+    let (target, place) = (rig.target(), at.to_str().unwrap().to_owned());
+    let mounting: Vec<Pid> =
+        (0..8).map(|_| rig.start_command(&["mount", &target, &place])).collect();
+    let mut codes: Vec<i32> =
+        mounting.into_iter().map(|one| common::exit_code(rig.end_of(one))).collect();
+    codes.sort_unstable();
+    let mut mounts = 0;
+    while common::is_mounted(&at) {
+        mounts += 1;
+        Command::new("umount").arg("-l").arg(&at).status().unwrap();
+    }
+    assert_eq!((mounts, &codes[..]), (1, &[0, 1, 1, 1, 1, 1, 1, 1][..]));
 }
 
 #[test]

@@ -188,6 +188,58 @@ fn configurations_that_make_no_sense_are_named_with_their_file() {
     }
 }
 
+/// A missing configuration ended with 1, a missing key with 2.
+#[test]
+fn files_of_the_command_line_that_cannot_be_read_are_wrong_arguments() {
+    let rig = Rig::new();
+    let none = rig.path("none");
+    let (none, key) = (none.to_str().unwrap(), format!("psk:{}", none.to_str().unwrap()));
+    let option = format!("auth={key}");
+    for args in [
+        &["serve", "--config", none][..],
+        &["serve", "--config", "/"],
+        &["serve", "--export", "a=/tmp", "--auth", &key],
+        &["mount", "dray://127.0.0.1/a", "/mnt", "-o", &option],
+        &["survey", "dray://127.0.0.1/a", "--auth", &key],
+    ] {
+        let output = rig.run(args);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(
+            said.contains("No such file") || said.contains("Is a directory"),
+            "{args:?}: {said}"
+        );
+    }
+}
+
+/// What was said did not lead on, or led astray.
+#[test]
+fn what_is_said_leads_on() {
+    let rig = Rig::new();
+    fs::write(rig.path("file"), "").unwrap();
+    let file = rig.path("file");
+    let config = rig.path("dray.toml");
+    let export = "[[export]]\nname='a'\ndir='/tmp'\nanongid=4294967295\n";
+    fs::write(&config, export).unwrap();
+    let serve = ["serve", "--export", "a=/tmp"];
+    let mount = ["mount", "dray://127.0.0.1/a", "/mnt", "-o"];
+    for (args, code, words) in [
+        (&[&serve[..], &["--state", file.to_str().unwrap()]].concat()[..], 1, "is not a directory"),
+        (&["serve", "--export", "a=/tmp,anonuid=4294967295"], 2, "below 4294967295"),
+        (&["serve", "--config", config.to_str().unwrap()], 2, "`anongid` is a number below"),
+        (&[&serve[..], &["--export", "a=/"]].concat()[..], 2, "give one of them another name"),
+        (&["survey", "/tmp", "--block", "5M"], 2, "a multiple of 4K up to 1M"),
+        (&["survey", "/tmp", "--block", "x"], 2, "a multiple of 4K up to 1M"),
+        (&[&mount[..], &["consistency=x"]].concat()[..], 2, "close-to-open or immutable\n"),
+        (&[&mount[..], &["replay=64MiB"]].concat()[..], 2, "K, M or G"),
+    ] {
+        let output = rig.run(args);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+}
+
 #[test]
 fn mount_points_that_cannot_be() {
     if common::skipped() {

@@ -46,6 +46,19 @@ fn a_survey_has_four_cuts_where_the_server_is_on_this_machine() {
     rig.umount(&at);
 }
 
+/// With few calls `null` can look slower than `full`, and nothing said that it is chance.
+#[test]
+fn a_survey_of_few_calls_says_so() {
+    let rig = Rig::new();
+    if common::skipped() {
+        return;
+    }
+    let dir = rig.path("export");
+    let args = ["survey", dir.to_str().unwrap(), "--threads", "1", "--block", "1M", "--seconds"];
+    let text = rig.demand(&[&args[..], &["0.01"]].concat());
+    assert!(text.contains("fewer than 100 calls"), "{text}");
+}
+
 /// Ctrl-C, in each cut that has something to be removed.
 #[test]
 fn a_survey_that_is_interrupted_leaves_nothing_behind() {

@@ -94,6 +94,40 @@ fn ordinary_users_mount_through_fusermount3() {
     );
 }
 
+/// Root was shown its own mounts only, and did not find what an unusual session had mounted.
+#[test]
+fn root_is_shown_the_mounts_of_users() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let anybody = || std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(rig.path("socket"), anybody()).unwrap();
+    let text = in_namespace(
+        &rig,
+        &["--mount"],
+        r#"
+        mkdir "$DIR/user" "$DIR/user/session" "$DIR/user/mnt"
+        chown -R 65534:65534 "$DIR/user"
+        mknod "$DIR/fuse" c 10 229
+        chmod 666 "$DIR/fuse"
+        mount --bind "$DIR/fuse" /dev/fuse
+        unset DRAY_RUN_DIR
+        export AT="$DIR/user/mnt"
+        trap 'umount -l "$AT" 2> /dev/null || true' EXIT
+        XDG_RUNTIME_DIR="$DIR/user/session"             setpriv --reuid 65534 --regid 65534 --clear-groups "$DRAY" mount "$TARGET" "$AT"
+        "$DRAY" status --interval 0 | grep -cF "MOUNT $AT "
+        "$DRAY" status --interval 0 "$AT" | grep -cF "MOUNT $AT "
+        "$DRAY" upgrade "$AT"
+        "$DRAY" umount "$AT"
+        "#,
+    );
+    assert_eq!(text, "1\n1\n");
+    // Unmounting has waited for their end.
+    assert!(common::processes("mount-supervisor", &rig.path("user/mnt")).is_empty());
+}
+
 #[test]
 fn a_line_of_fstab_is_enough() {
     let mut rig = Rig::new();
@@ -222,6 +256,7 @@ fn a_mount_is_found_wherever_it_can_be_reached() {
         "$DRAY" mount "$TARGET" mnt
         mount --move mnt moved
         for path in moved moved/sub far; do find_it "$path"; done
+        "$DRAY" upgrade moved
         ! "$DRAY" umount link
         ! "$DRAY" umount far
         ln -s moved there

@@ -5,6 +5,7 @@ pub(crate) mod daemon;
 pub(crate) mod metrics;
 pub(crate) mod mount_table;
 pub(crate) mod options;
+mod place;
 pub(crate) mod supervisor;
 pub(crate) mod umount;
 pub(crate) mod upgrade;
@@ -58,7 +59,7 @@ fn run_mount(args: MountArgs) -> Result<(), Failure> {
     if plan.remount {
         return remount(&args.mountpoint, &plan, args.fake);
     }
-    let at = check_mountpoint(&args.mountpoint)?;
+    let at = place::check(&args.mountpoint)?;
     if args.fake {
         return Ok(());
     }
@@ -98,34 +99,6 @@ fn remount(path: &Path, plan: &MountPlan, fake: bool) -> Result<(), Failure> {
         return Ok(());
     }
     dray_fuse::remount(&entry.at, plan.flags()).doing(what)
-}
-
-/// The mount point, absolute; a directory that is not one of our mounts already.
-fn check_mountpoint(path: &Path) -> Result<PathBuf, Failure> {
-    let shown = path.display();
-    let what = || format!("cannot mount on {shown}");
-    // Before it is looked at: its server may not answer.
-    if mount_table::follow(path).doing(what)?.mounted_there().is_some() {
-        return Err(Failure::new(format!(
-            "{shown} has a dray mount already: `dray umount {shown}` first, or choose another \
-             directory"
-        )));
-    }
-    let at = std::fs::canonicalize(path).map_err(|error| {
-        let advice = match error.raw_os_error() {
-            Some(libc::ENOENT) => "; make the directory first",
-            Some(libc::ENOTCONN) => "; another mount there is dead: `umount -l` it first",
-            _ => "",
-        };
-        Failure::new(format!("{}: {error}{advice}", what()))
-    })?;
-    if at == Path::new("/") {
-        return Err(Failure::new(format!("{}: nobody would see what is mounted there", what())));
-    }
-    match dray_fuse::mode_at(&at).doing(what)? & libc::S_IFMT {
-        libc::S_IFDIR => Ok(at),
-        _ => Err(Failure::new(format!("{}: it is not a directory", what()))),
-    }
 }
 
 /// What is to be mounted where, and how.
@@ -261,7 +234,8 @@ impl Mount {
         }
     }
 
-    /// Mounts: from here on the kernel sends requests.
+    /// Mounts: from here on the kernel sends requests. Errors: those of mount(2), or somebody else
+    /// has mounted there meanwhile.
     fn attach(&self, source: &str, read_only: bool) -> Result<OwnedFd, Failure> {
         let flags = self.plan.flags();
         let options = MountOptions {
@@ -271,6 +245,7 @@ impl Mount {
             flags: MountFlags { read_only: flags.read_only || read_only, ..flags },
         };
         let what = || format!("cannot mount on {}", self.at.display());
+        let _turn = place::turn(&self.at)?;
         dray_fuse::mount(&self.at, &options).doing(what)
     }
 

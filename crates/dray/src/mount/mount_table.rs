@@ -95,11 +95,26 @@ pub fn follow(path: &Path) -> io::Result<Followed> {
 /// None if something else is mounted in between.
 fn find_around(path: &Path) -> Option<MountEntry> {
     let table = std::fs::read(TABLE).unwrap_or_default();
+    parse_line(line_around(&table, path)?)
+}
+
+/// Whether something is mounted at `path` as soon as somebody looks at it (autofs).
+pub fn is_automount(path: &Path) -> bool {
+    let table = std::fs::read(TABLE).unwrap_or_default();
+    line_around(&table, path).and_then(kind) == Some(&b"autofs"[..])
+}
+
+/// What the table says of the file system that `path` is in.
+fn line_around<'a>(table: &'a [u8], path: &Path) -> Option<&'a [u8]> {
     let around = |line: &&[u8]| mount_point(line).is_some_and(|at| path.starts_with(at));
     let lines = table.split(|&byte| byte == b'\n').filter(around);
     // Of those at one place the last is on top.
-    let nearest = lines.max_by_key(|line| mount_point(line).map(|at| at.components().count()));
-    nearest.and_then(parse_line)
+    lines.max_by_key(|line| mount_point(line).map(|at| at.components().count()))
+}
+
+/// The type of a file system.
+fn kind(line: &[u8]) -> Option<&[u8]> {
+    line.split(|&byte| byte == b' ').skip_while(|field| *field != b"-").nth(1)
 }
 
 fn mount_point(line: &[u8]) -> Option<PathBuf> {
@@ -168,6 +183,18 @@ mod tests {
         }
         assert_eq!(follow(&base.join("loop")).unwrap().path, base.join("loop"));
         assert_eq!(follow(Path::new("/..")).unwrap().path, Path::new("/"));
+    }
+
+    #[test]
+    fn the_nearest_file_system_is_the_one_that_a_path_is_in() {
+        let table = b"1 0 8:1 / / rw - ext4 /dev/sda rw\n\
+            2 1 0:5 / /home rw - autofs systemd-1 rw\n\
+            3 1 0:6 / /data rw - autofs systemd-1 rw\n\
+            4 3 0:7 / /data rw shared:1 - fuse.dray dray://h/x rw,user_id=0\n";
+        let kind_around = |path: &str| line_around(table, Path::new(path)).and_then(kind);
+        assert_eq!(kind_around("/home"), Some(&b"autofs"[..]));
+        assert_eq!(kind_around("/data"), Some(&b"fuse.dray"[..]));
+        assert_eq!(kind_around("/homes"), Some(&b"ext4"[..]));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use dray_fuse::{Consistency, MountFlags, TransportWish};
 
 use crate::error::Failure;
 use crate::metrics_http::check_address;
-use crate::nearest::hint;
+use crate::nearest::{hint, meant};
 use crate::serve::export::split_commas;
 use crate::serve::parse_auth;
 
@@ -194,7 +194,7 @@ impl MountPlan {
             }
             "workers" => {
                 let count = needed()?.parse().ok().filter(|count| *count <= WORKERS_MAX);
-                self.workers = count.ok_or_else(|| wrong("a number up to 64"))?;
+                self.workers = count.ok_or_else(|| wrong("a number up to 64 is needed"))?;
             }
             _ if value.is_some() => return Err(unknown(option, key)),
             "remount" => self.remount = true,
@@ -251,8 +251,8 @@ fn parse_consistency(text: &str) -> Result<Consistency, String> {
         "close-to-open" => Ok(Consistency::CloseToOpen),
         "immutable" => Ok(Consistency::Immutable),
         _ => {
-            let hint = hint(text, ["strict", "close-to-open", "immutable"]);
-            Err(format!("strict, close-to-open or immutable{hint}"))
+            let meant = meant(text, ["strict", "close-to-open", "immutable"]);
+            Err(format!("it is strict, close-to-open or immutable{meant}"))
         }
     }
 }
@@ -262,13 +262,17 @@ fn parse_transport(text: &str) -> Result<TransportWish, String> {
         "auto" => Ok(TransportWish::Auto),
         "uring" => Ok(TransportWish::Uring),
         "classic" => Ok(TransportWish::Classic),
-        _ => Err(format!("auto, uring or classic{}", hint(text, ["auto", "uring", "classic"]))),
+        _ => {
+            let meant = meant(text, ["auto", "uring", "classic"]);
+            Err(format!("it is auto, uring or classic{meant}"))
+        }
     }
 }
 
 /// Bytes, with `K`, `M` or `G` for powers of 1024.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || "a size such as 64M is needed, at most 64G".to_owned();
+    let wrong =
+        || "a size such as 64M is needed (K, M or G for powers of 1024), at most 64G".to_owned();
     let upper = text.to_ascii_uppercase();
     let (digits, shift) = match upper.strip_suffix(['K', 'M', 'G']) {
         Some(digits) if upper.ends_with('K') => (digits, 10),

@@ -32,9 +32,8 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
             entry.user
         )));
     }
+    let supervisor = supervisor::find_note(&entry).and_then(|note| note.watch());
     let (at, connection) = (entry.at, entry.connection);
-    let supervisor =
-        mount_table::places_of(connection).iter().find_map(|place| supervisor::watch(&place.at));
     unmount(&at, args.lazy, &shown.to_string())?;
     // It goes on where it can also be reached at another place.
     let goes_on = || !mount_table::places_of(connection).is_empty();

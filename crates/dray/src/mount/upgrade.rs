@@ -1,12 +1,12 @@
 //! `dray upgrade`.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::args::UpgradeArgs;
 use crate::error::{Doing, Failure};
-use crate::mount::supervisor::{Told, read_note};
-use crate::{mount::mount_table, output};
+use crate::mount::mount_table::{self, MountEntry};
+use crate::mount::supervisor::{Told, find_note};
+use crate::{output, paths};
 
 /// A new daemon that does not serve within this time is no longer waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,17 +22,25 @@ pub fn run(args: &UpgradeArgs) -> Result<(), Failure> {
     let mount = mount_table::follow(mountpoint).doing(what)?.mounted_there();
     let mount = mount
         .ok_or_else(|| Failure::new(format!("{} is not a mount of dray", mountpoint.display())))?;
-    let places = mount_table::places_of(mount.connection);
-    let known = places.into_iter().map(|place| place.at).find(|at| read_note(at).is_some());
-    upgrade(&known.unwrap_or(mount.at))
+    if mount.user != paths::effective_uid() && !paths::is_root() {
+        return Err(Failure::new(format!(
+            "{}: user {} mounted it, who can upgrade it, and root",
+            what(),
+            mount.user
+        )));
+    }
+    upgrade(&mount)
 }
 
-/// All mounts whose supervisors we know: those of this user.
+/// All mounts of this user whose supervisors can be found.
 fn all() -> Result<(), Failure> {
     let mut failed = 0;
-    let ours = mount_table::list().into_iter().filter(|entry| read_note(&entry.at).is_some());
-    for entry in ours {
-        match upgrade(&entry.at) {
+    let mut ours = mount_table::list();
+    ours.retain(|entry| entry.user == paths::effective_uid());
+    ours.sort_by_key(|entry| entry.connection); // once each, in however many places it is
+    ours.dedup_by_key(|entry| entry.connection);
+    for entry in ours.into_iter().filter(|entry| find_note(entry).is_some()) {
+        match upgrade(&entry) {
             Ok(()) => output::print_line(format_args!("upgraded {}", entry.at.display()))?,
             Err(failure) => {
                 output::complain(failure.message);
@@ -47,14 +55,16 @@ fn all() -> Result<(), Failure> {
 }
 
 /// Asks the supervisor of a mount for an upgrade and waits for its outcome.
-fn upgrade(at: &Path) -> Result<(), Failure> {
-    let shown = at.display();
-    let before = read_note(at).ok_or_else(|| {
+fn upgrade(mount: &MountEntry) -> Result<(), Failure> {
+    let shown = mount.at.display();
+    let lost = || {
         Failure::new(format!(
-            "the mount on {shown} has no supervisor that could be found; was it mounted by \
-             another user, in another container, or with another $DRAY_RUN_DIR?"
+            "the mount on {shown} has no supervisor that could be found: it is in another container, \
+             or has died; unmount and mount again to have the new program"
         ))
-    })?;
+    };
+    let note = find_note(mount).ok_or_else(lost)?;
+    let before = note.read().ok_or_else(lost)?;
     let pid = i32::try_from(before.supervisor).map_err(Failure::new)?;
     // SAFETY: takes no memory.
     if unsafe { libc::kill(pid, libc::SIGHUP) } != 0 {
@@ -64,7 +74,7 @@ fn upgrade(at: &Path) -> Result<(), Failure> {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
         std::thread::sleep(LOOK_TIME);
-        match read_note(at) {
+        match note.read() {
             None => return Err(Failure::new(format!("the mount on {shown} has ended"))),
             Some(told) if told.daemons > before.daemons => {
                 while begin.elapsed() < PATIENCE_WAKING && is_waking(before.supervisor) {

@@ -9,10 +9,10 @@ use dray_fabric::Address;
 use dray_layers::faults::{Fault, When};
 use serde::Deserialize;
 
-use crate::error::{Doing, Failure};
+use crate::error::Failure;
 use crate::metrics_http::check_address;
-use crate::nearest::{hint, nearest};
-use crate::serve::export::{ExportPlan, check_threads, squash_of};
+use crate::nearest::{hint, meant};
+use crate::serve::export::{ExportPlan, check_id, check_threads, squash_of};
 
 /// The file, as written.
 #[derive(Debug, Default, Deserialize)]
@@ -105,8 +105,9 @@ impl Config {
     /// Reads a file. Errors: it cannot be read, is no TOML, or says something unknown.
     pub fn read(path: &Path) -> Result<Config, Failure> {
         let shown = path.display();
-        let text =
-            std::fs::read(path).doing(|| format!("cannot read the configuration {shown}"))?;
+        let text = std::fs::read(path).map_err(|error| {
+            Failure::usage(format!("cannot read the configuration {shown}: {error}"))
+        })?;
         let text = String::from_utf8(text);
         let text = text.map_err(|_| Failure::usage(format!("{shown}: it is not UTF-8 text")))?;
         let config = Config::parse(&text).and_then(|config| config.check().map(|()| config));
@@ -247,9 +248,12 @@ fn line_of(text: &str, skipped: usize, key: &str) -> Option<usize> {
 impl ExportTable {
     fn plan(&self) -> Result<ExportPlan, String> {
         let mut plan = ExportPlan::new(&self.name, self.dir.clone())?;
+        let of = |what: String| format!("export `{}`: {what}", self.name);
+        for (key, id) in [("anonuid", self.anonuid), ("anongid", self.anongid)] {
+            id.map_or(Ok(()), |id| check_id(key, id)).map_err(of)?;
+        }
         let uid = self.anonuid.map_or(Squash::NOBODY.0, Uid);
         let gid = self.anongid.map_or(Squash::NOBODY.1, Gid);
-        let of = |what: String| format!("export `{}`: {what}", self.name);
         plan.squash = squash_of(self.squash.as_deref().unwrap_or("root"), uid, gid).map_err(of)?;
         for text in &self.allow {
             plan.allow
@@ -260,8 +264,8 @@ impl ExportTable {
             Some("always") => Inline::Always,
             Some("never") => Inline::Never,
             Some(word) => {
-                let hint = hint(word, ["auto", "always", "never"]);
-                return Err(of(format!("inline is auto, always or never, not `{word}`{hint}")));
+                let meant = meant(word, ["auto", "always", "never"]);
+                return Err(of(format!("inline is auto, always or never, not `{word}`{meant}")));
             }
         };
         plan.read_only = self.read_only;
@@ -306,9 +310,7 @@ fn find_errno(name: &str) -> Result<Errno, String> {
     let found = (1..134).map(Errno::new).find(|errno| errno.name() == name);
     found.ok_or_else(|| {
         let names: Vec<&str> = (1..134).map(|raw| Errno::new(raw).name()).collect();
-        let near =
-            nearest(name, names).map_or(String::new(), |near| format!("; did you mean `{near}`?"));
-        format!("no error number is called `{name}`{near}")
+        format!("no error number is called `{name}`{}", meant(name, names))
     })
 }
 

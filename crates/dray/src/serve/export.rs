@@ -9,7 +9,7 @@ use dray_client::Target;
 use dray_core::{Gid, Uid};
 use dray_rpc::server::Allow;
 
-use crate::nearest::hint;
+use crate::nearest::{hint, meant};
 
 /// A directory to be served.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,6 +82,10 @@ impl ExportPlan {
             allowing = key == "allow";
             let number =
                 || value.parse::<u32>().map_err(|_| wrong(&format!("`{key}` needs a number")));
+            let id = || {
+                let id = number()?;
+                check_id(key, id).map(|()| id).map_err(|what| wrong(&what))
+            };
             if matches!(key, "ro" | "rw" | "direct") && part.contains('=') {
                 return Err(wrong(&format!("`{key}` takes no value")));
             }
@@ -91,8 +95,8 @@ impl ExportPlan {
                 "direct" => plan.direct = true,
                 "squash" => squash = value.to_owned(),
                 "allow" => plan.allow.push(value.parse().map_err(|what: String| wrong(&what))?),
-                "anonuid" => uid = Uid(number()?),
-                "anongid" => gid = Gid(number()?),
+                "anonuid" => uid = Uid(id()?),
+                "anongid" => gid = Gid(id()?),
                 "threads" => {
                     plan.threads =
                         check_threads(number()? as usize).map_err(|what| wrong(&what))?;
@@ -115,9 +119,18 @@ pub fn squash_of(word: &str, uid: Uid, gid: Gid) -> Result<Squash, String> {
         "all" => Ok(Squash::All(uid, gid)),
         "none" => Ok(Squash::None),
         _ => {
-            let hint = hint(word, ["root", "all", "none"]);
-            Err(format!("squash is root, all or none, not `{word}`{hint}"))
+            let meant = meant(word, ["root", "all", "none"]);
+            Err(format!("squash is root, all or none, not `{word}`{meant}"))
         }
+    }
+}
+
+/// That `id`, the value of `key`, can be somebody's: the last number stands for nobody in system
+/// calls, and all that such a user did would fail.
+pub fn check_id(key: &str, id: u32) -> Result<(), String> {
+    match id {
+        u32::MAX => Err(format!("`{key}` is a number below {id}, which is nobody's")),
+        _ => Ok(()),
     }
 }
 

@@ -47,7 +47,10 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
     }
     for (index, export) in exports.iter().enumerate() {
         if exports[..index].iter().any(|other| other.name == export.name) {
-            return Err(Failure::usage(format!("two exports are called `{}`", export.name)));
+            return Err(Failure::usage(format!(
+                "two exports are called `{}`: give one of them another name",
+                export.name
+            )));
         }
     }
     let mut listen = args.listen;

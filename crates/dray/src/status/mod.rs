@@ -1,5 +1,6 @@
 //! `dray status`: asks the control sockets and shows what they say.
 
+mod columns;
 pub(crate) mod report;
 pub(crate) mod status_table;
 
@@ -18,6 +19,7 @@ use crate::args::StatusArgs;
 use crate::control::{self, Kind};
 use crate::error::Failure;
 use crate::mount::mount_table::{self, MountEntry};
+use crate::mount::supervisor::Supervisors;
 use crate::{output, paths};
 
 /// Longest time over which rates are taken, seconds.
@@ -38,7 +40,7 @@ pub fn run(args: &StatusArgs) -> Result<(), Failure> {
     }
     match args.json {
         true => reports.iter().try_for_each(|(_, report)| output::print_line(report)),
-        false => output::print(status_table::render(&reports)),
+        false => output::print(status_table::render(&reports, columns::terminal())),
     }
 }
 
@@ -77,9 +79,7 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
             mount.user
         )));
     }
-    let places = mount_table::places_of(mount.connection);
-    let mut sockets = places.iter().flat_map(|place| control::mount_sockets(&place.at, mount.user));
-    if let Some(socket) = sockets.find(|socket| control::belongs_to(socket, mount.user)) {
+    if let Some(socket) = control::socket_of(mount, &Supervisors::look()) {
         return ask_one(&socket).map(|report| vec![(socket, report)]);
     }
     // Its first place is no more.
@@ -242,8 +242,30 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
 }
 
 fn everything() -> Reports {
-    let sockets = Kind::Server.all().into_iter().chain(Kind::Mount.all());
-    control::ask_all(sockets.collect(), "status").into_iter().filter_map(report_of).collect()
+    let mut sockets: Vec<PathBuf> = Kind::Server.all();
+    for socket in Kind::Mount.all().into_iter().chain(mounts_elsewhere()) {
+        if !sockets.contains(&socket) {
+            sockets.push(socket);
+        }
+    }
+    control::ask_all(sockets, "status").into_iter().filter_map(report_of).collect()
+}
+
+/// Where the mounts of this user answer, or to root those of everybody, whatever run directories
+/// they were given. Whoever names one asks for what is in that.
+fn mounts_elsewhere() -> Vec<PathBuf> {
+    if paths::is_run_dir_given() {
+        return Vec::new();
+    }
+    let mut mounts = mount_table::list();
+    mounts.retain(|mount| paths::is_root() || mount.user == paths::effective_uid());
+    mounts.sort_by_key(|mount| mount.connection); // once each, in however many places it is
+    mounts.dedup_by_key(|mount| mount.connection);
+    if mounts.is_empty() {
+        return Vec::new();
+    }
+    let supervisors = Supervisors::look();
+    mounts.iter().filter_map(|mount| control::socket_of(mount, &supervisors)).collect()
 }
 
 /// What the process behind a socket has answered; none if it is dead.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use super::columns::{Cut, Give, table};
 use crate::output::plain;
 
 /// Operations shown of each process; the rest is counted.
@@ -11,8 +12,8 @@ const OPERATIONS_SHOWN: usize = 20;
 /// Clients shown of each server, the busiest first; the rest is counted.
 const CLIENTS_SHOWN: usize = 50;
 
-/// All reports as text.
-pub fn render(reports: &[(PathBuf, Value)]) -> String {
+/// All reports as text, tables for lines of `room` letters.
+pub fn render(reports: &[(PathBuf, Value)], room: Option<usize>) -> String {
     if reports.is_empty() {
         return "no server and no mount of yours is running on this machine\n".to_owned();
     }
@@ -22,8 +23,8 @@ pub fn render(reports: &[(PathBuf, Value)]) -> String {
             out.push('\n');
         }
         match report["kind"].as_str() {
-            Some("server") => server(report, &mut out),
-            Some("mount") => mount(report, &mut out),
+            Some("server") => server(report, room, &mut out),
+            Some("mount") => mount(report, room, &mut out),
             _ => line(
                 &mut out,
                 &format!("NO ANSWER from {}: {}", text(&report["socket"]), text(&report["error"])),
@@ -33,7 +34,7 @@ pub fn render(reports: &[(PathBuf, Value)]) -> String {
     out
 }
 
-fn line(out: &mut String, text: &str) {
+pub(super) fn line(out: &mut String, text: &str) {
     out.push_str(&plain(text.trim_end()));
     out.push('\n');
 }
@@ -50,7 +51,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-fn server(report: &Value, out: &mut String) {
+fn server(report: &Value, room: Option<usize>, out: &mut String) {
     let listen: Vec<String> = list(&report["listen"]).iter().map(text).collect();
     let (pid, up) = (&report["pid"], age(&report["uptime_s"]));
     line(out, &format!("SERVER {}  pid {pid}, up {up}", listen.join(" ")));
@@ -63,12 +64,13 @@ fn server(report: &Value, out: &mut String) {
         let (name, below, dir) = (&export["name"], &export["below"], &export["dir"]);
         vec![text(name), text(below), mode.to_owned(), state, text(dir)]
     });
-    table(out, &["EXPORT", "BELOW", "MODE", "STATE", "DIRECTORY"], rows);
-    clients(report, out);
-    operations(report, "host", out);
+    let give = Give { cut: Some(Cut::Beginning("DIRECTORY")), ..Give::default() };
+    table(out, room, &["EXPORT", "BELOW", "MODE", "STATE", "DIRECTORY"], rows, give);
+    clients(report, room, out);
+    operations(report, "host", room, out);
 }
 
-fn clients(report: &Value, out: &mut String) {
+fn clients(report: &Value, room: Option<usize>, out: &mut String) {
     let mut all: Vec<&Value> = list(&report["clients"]).iter().collect();
     let busy = |client: &Value| client["rates"]["calls_per_s"].as_f64().unwrap_or(0.0);
     all.sort_by(|left, right| busy(right).total_cmp(&busy(left)));
@@ -93,7 +95,9 @@ fn clients(report: &Value, out: &mut String) {
         "CLIENT", "SESSION", "FROM", "EXPORT", "STATE", "FILES", "CALLS", "CALLS/S", "READ",
         "WRITTEN",
     ];
-    table(out, &heads, rows);
+    // A client is evicted by its host or its session.
+    let give = Give { spare: &["FROM", "FILES", "CALLS", "EXPORT"], cut: Some(Cut::End("CLIENT")) };
+    table(out, room, &heads, rows, give);
     if all.len() > CLIENTS_SHOWN {
         line(out, &format!("  and {} more clients (--json shows all)", all.len() - CLIENTS_SHOWN));
     }
@@ -113,7 +117,7 @@ fn state_of(export: &Value) -> String {
     }
 }
 
-fn mount(report: &Value, out: &mut String) {
+fn mount(report: &Value, room: Option<usize>, out: &mut String) {
     let (at, pid) = (text(&report["mountpoint"]), &report["pid"]);
     let up = age(&report["uptime_s"]);
     line(out, &format!("MOUNT {at}  of {}, pid {pid}, up {up}", text(&report["target"])));
@@ -149,7 +153,7 @@ fn mount(report: &Value, out: &mut String) {
         ),
     );
     rates(report, out);
-    operations(report, "pid", out);
+    operations(report, "pid", room, out);
 }
 
 fn rates(report: &Value, out: &mut String) {
@@ -165,7 +169,7 @@ fn rates(report: &Value, out: &mut String) {
     );
 }
 
-fn operations(report: &Value, who: &str, out: &mut String) {
+fn operations(report: &Value, who: &str, room: Option<usize>, out: &mut String) {
     let all = list(&report["operations"]);
     let rows = all.iter().take(OPERATIONS_SHOWN).map(|operation| {
         let mut row = vec![text(&operation["op"]), text(&operation["path"])];
@@ -175,38 +179,13 @@ fn operations(report: &Value, who: &str, out: &mut String) {
         row.push(age(&operation["age_s"]));
         row
     });
-    table(out, &["OPERATION", "PATH", "UID", &who.to_uppercase(), "JOB", "AGE"], rows);
+    let give = Give { cut: Some(Cut::Beginning("PATH")), ..Give::default() };
+    table(out, room, &["OPERATION", "PATH", "UID", &who.to_uppercase(), "JOB", "AGE"], rows, give);
     let left_out = report["operations_left_out"].as_u64().unwrap_or(0) as usize;
     let more = all.len().saturating_sub(OPERATIONS_SHOWN) + left_out;
     if more > 0 {
         line(out, &format!("  and {more} more operations"));
     }
-}
-
-/// Columns as wide as their widest field. Nothing if there are no rows.
-fn table(out: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<String>>) {
-    let mut lines = vec![heads.iter().map(|head| (*head).to_owned()).collect::<Vec<String>>()];
-    lines.extend(rows);
-    if lines.len() == 1 {
-        return;
-    }
-    let width = |column: usize| {
-        lines.iter().map(|row| row.get(column).map_or(0, |field| field.chars().count())).max()
-    };
-    let widths: Vec<usize> = (0..heads.len()).map(|column| width(column).unwrap_or(0)).collect();
-    for row in &lines {
-        let pad = |(field, width): (&String, &usize)| {
-            let missing = width.saturating_sub(field.chars().count());
-            printable(field) + &" ".repeat(missing)
-        };
-        let fields: Vec<String> = row.iter().zip(&widths).map(pad).collect();
-        line(out, &format!("  {}", fields.join("  ")));
-    }
-}
-
-/// Names of files and clients may contain anything; a terminal should not obey it.
-fn printable(field: &str) -> String {
-    field.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn age(value: &Value) -> String {
@@ -264,7 +243,7 @@ mod tests {
             "operations": [{ "op": "read", "path": "/srv/a", "uid": 5, "age_s": 0.5 }],
             "rates": { "operations_per_s": 2.5, "read_bytes_per_s": 2048.0 },
         });
-        let text = render(&[(PathBuf::new(), report)]);
+        let text = render(&[(PathBuf::new(), report)], None);
         for part in [
             "SERVER tcp://127.0.0.1:7440",
             "home",
@@ -287,16 +266,34 @@ mod tests {
     fn of_many_clients_the_busiest_are_shown() {
         let client = |number: usize| json!({ "host": format!("node{number}"), "rates": { "calls_per_s": number as f64 } });
         let clients: Vec<Value> = (0..CLIENTS_SHOWN + 7).map(client).collect();
-        let text = render(&[(PathBuf::new(), json!({ "kind": "server", "clients": clients }))]);
+        let text =
+            render(&[(PathBuf::new(), json!({ "kind": "server", "clients": clients }))], None);
         let busiest = text.find(&format!("node{}", CLIENTS_SHOWN + 6)).unwrap();
         assert!(busiest < text.find("node7 ").unwrap());
         assert!(!text.contains("node6 ") && text.contains("and 7 more clients"), "{text}");
     }
 
     #[test]
+    fn clients_fit_into_a_terminal_of_eighty_letters() {
+        let client = json!({
+            "host": "a-node-with-a-long-name.cluster.example.org", "session": "4c9e2f3ab7d81e60",
+            "peer": "[fd00:1234:5678::abcd]:49152", "export": "home", "open_files": 1234,
+            "calls": 123_456_789, "rates": { "calls_per_s": 10000.5 }, "read_bytes": 1e12,
+            "written_bytes": 1e12,
+        });
+        let report = json!({ "kind": "server", "listen": [], "clients": [client] });
+        let text = render(&[(PathBuf::new(), report)], Some(80));
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(
+            text.contains("a-node-with-a-l") && text.contains("  4c9e2f3ab7d81e60  "),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn nothing_at_all_is_said_in_a_sentence() {
-        assert!(render(&[]).starts_with("no server"));
-        assert!(!render(&[(PathBuf::new(), json!({}))]).is_empty());
-        assert!(!render(&[(PathBuf::new(), json!({ "kind": "mount" }))]).is_empty());
+        assert!(render(&[], None).starts_with("no server"));
+        assert!(!render(&[(PathBuf::new(), json!({}))], None).is_empty());
+        assert!(!render(&[(PathBuf::new(), json!({ "kind": "mount" }))], Some(80)).is_empty());
     }
 }

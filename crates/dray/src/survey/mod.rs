@@ -29,6 +29,11 @@ const THREADS_MAX: usize = 64;
 /// Longest time of one measurement, seconds.
 const SECONDS_MAX: f64 = 600.0;
 
+/// Of fewer calls chance says more than the cut does: a shorter path can look slower than a longer one.
+const CALLS_MIN: u64 = 100;
+const FEW: &str = "some measurements are of fewer than 100 calls, which chance may have spoiled: \
+                   more time (--seconds) makes them comparable";
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -68,7 +73,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let key = crate::serve::parse_auth(args.auth.as_deref().unwrap_or("none"))?;
     let timeout = Some(Duration::from_secs(30));
     let options = dray_client::Options { key, timeout, replay_bytes: 0, caches: false };
-    let mut survey = Survey { args, rows: Vec::new(), notes: Vec::new(), done: 0 };
+    let mut survey = Survey { args, rows: Vec::new(), notes: Vec::new(), done: 0, few: false };
     let nothing = Loopback::start()?;
     let loopback = nothing.place();
     match &subject {
@@ -130,6 +135,8 @@ struct Survey<'a> {
     rows: Vec<Value>,
     notes: Vec<&'static str>,
     done: usize,
+    /// Some of them are of too few calls.
+    few: bool,
 }
 
 impl Survey<'_> {
@@ -227,6 +234,7 @@ impl Survey<'_> {
         let outcome = load.run(place);
         interrupt::check()?; // before what it has spoiled is told
         let outcome = outcome.doing(|| format!("the cut `{cut}` failed ({name})"))?;
+        self.few |= outcome.count < CALLS_MIN;
         let row = row(cut, &load, &outcome);
         if self.args.json {
             output::print_line(&row)?;
@@ -235,8 +243,11 @@ impl Survey<'_> {
         Ok(())
     }
 
-    fn finish(&self) -> Result<(), Failure> {
+    fn finish(&mut self) -> Result<(), Failure> {
         progress("");
+        if self.few {
+            self.note(FEW);
+        }
         if self.args.json {
             self.notes.iter().for_each(|note| log::warn!("{note}"));
             return Ok(());

@@ -13,8 +13,10 @@ use dray_rt::sync::oneshot;
 use dray_rt::{DriverKind, Executor, Handle, Scope};
 
 use super::load::Place;
-use crate::control::{self, Kind};
+use crate::control;
 use crate::error::{Doing, Failure};
+use crate::mount::mount_table;
+use crate::mount::supervisor::Supervisors;
 use crate::serve::workers::Workers;
 
 /// Size of the null backend's file: nothing is ever at its end.
@@ -118,7 +120,8 @@ impl Drop for Scratch {
 
 /// The process that serves the mount at `dir`, and what is mounted, if it says so.
 pub fn mount_process(dir: &Path) -> Option<(u32, Target)> {
-    let report = control::ask(&Kind::Mount.socket(dir), "status").ok()?;
+    let socket = control::socket_of(&mount_table::find(dir)?, &Supervisors::look())?;
+    let report = control::ask(&socket, "status").ok()?;
     let pid = u32::try_from(report["pid"].as_u64()?).ok()?;
     Some((pid, report["target"].as_str()?.parse().ok()?))
 }

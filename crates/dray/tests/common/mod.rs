@@ -343,15 +343,18 @@ pub fn processes(kind: &str, at: &Path) -> Vec<i32> {
 }
 
 pub fn is_mounted(at: &Path) -> bool {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    table.lines().any(|line| line.split(' ').nth(4) == at.to_str())
+    mount_table().lines().any(|line| line.split(' ').nth(4) == at.to_str())
 }
 
 /// Whether a mount of dray is at `at`, whatever else is there, too.
 pub fn is_mounted_by_dray(at: &Path) -> bool {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let ours = |line: &str| line.contains(" - fuse.dray ") && line.split(' ').nth(4) == at.to_str();
-    table.lines().any(ours)
+    mount_table().lines().any(ours)
+}
+
+/// What this machine has mounted; others' mounts may have names that are no text.
+fn mount_table() -> String {
+    String::from_utf8_lossy(&std::fs::read("/proc/self/mountinfo").unwrap()).into_owned()
 }
 
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {

@@ -208,7 +208,17 @@ fn said_by_helper(stderr: &[u8]) -> String {
         said.trim().lines().partition(|line| line.contains("/etc/mtab"));
     match errors.is_empty() && !warnings.is_empty() {
         true => format!("{}; `ln -s /proc/self/mounts /etc/mtab`, as root", warnings.join("; ")),
-        false => errors.join("; "),
+        false => errors.join("; ") + advice(&errors),
+    }
+}
+
+/// What to do about what the helper said, where that is not plain.
+fn advice(errors: &[&str]) -> &'static str {
+    let said = |words: &str| errors.iter().any(|line| line.contains(words));
+    match (said("failed to open /dev/fuse: Permission denied"), said("user_allow_other")) {
+        (true, _) => "; its mode is 0666 on most systems: `chmod 666 /dev/fuse`, as root",
+        (_, true) => ": root may allow that there",
+        _ => "",
     }
 }
 
@@ -291,5 +301,7 @@ mod tests {
         assert_eq!(said_by_helper(format!("{missing}{refused}").as_bytes()), refused.trim());
         assert_eq!(said_by_helper(refused.as_bytes()), refused.trim());
         assert_eq!(said_by_helper(b""), "");
+        let closed = "fusermount3: failed to open /dev/fuse: Permission denied\n";
+        assert!(said_by_helper(closed.as_bytes()).contains("chmod 666 /dev/fuse"));
     }
 }

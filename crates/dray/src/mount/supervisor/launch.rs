@@ -15,6 +15,7 @@ use super::held::Held;
 use crate::args::ServedArgs;
 use crate::daemonize::Waiting;
 use crate::error::{Doing, Failure};
+use crate::paths;
 use crate::serve::export::split_commas;
 
 /// The program that this process runs, whatever has become of its file.
@@ -68,6 +69,7 @@ impl Launch {
         command.arg0("dray").arg("mount-supervisor").args(served.words());
         command.arg("--connection").arg(self.connection.to_string());
         command.arg("--program").arg(program_as_called());
+        command.arg("--run-dir").arg(paths::run_dir());
         // Verbosity is inherited, too.
         command.env("DRAY_LOG", log::max_level().as_str());
         Err(command.exec()).doing(what)

@@ -12,6 +12,7 @@ mod note;
 mod program;
 mod restarts;
 mod signals;
+mod whereabouts;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -34,7 +35,8 @@ use signals::Signals;
 pub use child::{HANDED_OVER, STOP, WAITING, WAKE, ready_word};
 pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
 pub use launch::{Launch, MountWords, OWN_PROGRAM};
-pub use note::{Told, read_note, watch};
+pub use note::{Told, find_note};
+pub use whereabouts::Supervisors;
 
 /// A daemon that is not ready and says nothing for this long is stuck, and is killed.
 const SILENT_MAX: Duration = Duration::from_secs(30);

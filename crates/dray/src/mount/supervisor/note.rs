@@ -4,11 +4,14 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::whereabouts::Supervisors;
+use crate::control;
 use crate::error::{Doing, Failure};
+use crate::mount::mount_table::MountEntry;
 use crate::named::{self, Named};
 use crate::paths;
 
@@ -37,17 +40,21 @@ pub struct Told {
     pub former_program: bool,
 }
 
-fn path_for(at: &Path) -> PathBuf {
-    paths::run_dir().join("mounts").join(format!("{}.supervisor", paths::short_name(at)))
+const EXTENSION: &str = "supervisor";
+
+fn path_for(dir: &Path, at: &Path) -> PathBuf {
+    dir.join("mounts").join(format!("{}.{EXTENSION}", paths::short_name(at)))
 }
 
 impl Note {
     /// For the mount at `at`. A supervisor that still has one there is about to end, or its mount
     /// is no longer in the tree. Errors: those of open(2), mkdir(2) and rename(2).
     pub fn open(at: &Path) -> Result<Note, Failure> {
-        let path = path_for(at);
-        paths::make_private(&paths::run_dir())?;
-        paths::make_private(&paths::run_dir().join("mounts"))?;
+        let dir = paths::run_dir();
+        let path = path_for(&dir, at);
+        paths::make_private(&dir)?;
+        paths::make_private(&dir.join("mounts"))?;
+        remove_left_behind(&dir.join("mounts")); // before there is a lock of ours: see there
         let aside = named::aside(&path);
         let what = || format!("cannot use {}", path.display());
         let mut options = OpenOptions::new();
@@ -69,53 +76,98 @@ impl Note {
     }
 }
 
-/// What the supervisor of the mount at `at` says; none if there is no such supervisor.
-pub fn read_note(at: &Path) -> Option<Told> {
-    let file = OpenOptions::new().read(true).write(true).open(path_for(at)).ok()?;
-    let supervisor = lock(&file, libc::F_GETLK).ok()??;
-    let text = io::read_to_string(&file).ok()?;
-    let mut words = text.split_ascii_whitespace();
-    Some(Told {
-        supervisor,
-        daemons: words.next()?.parse().ok()?,
-        daemon: words.next()?.parse().ok()?,
-        former_program: words.next()? == "1",
-    })
+/// Removes the notes of supervisors that were killed, and the control sockets of their daemons,
+/// unless these go on. To be called by a process that has no note: closing a file gives up the
+/// locks that a process has on it (fcntl(2)).
+fn remove_left_behind(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_left = || open(&path, paths::effective_uid()).is_some_and(|note| !is_held(&note));
+        if path.extension().is_some_and(|extension| extension == EXTENSION) && is_left() {
+            named::remove_if(&path, |_| is_left());
+            control::remove_dead(&path.with_extension(control::EXTENSION));
+        }
+    }
+}
+
+/// The note of a live supervisor.
+pub struct Found {
+    path: PathBuf,
+    user: u32,
+}
+
+/// The note of the supervisor of this mount; none if there is no such supervisor.
+pub fn find_note(mount: &MountEntry) -> Option<Found> {
+    let user = mount.user;
+    let places = Supervisors::look().whereabouts_of(mount).into_iter();
+    let mut paths = places.map(|place| path_for(&place.dir, &place.at));
+    let path = paths.find(|path| open(path, user).is_some_and(|note| is_held(&note)))?;
+    Some(Found { path, user })
+}
+
+impl Found {
+    /// What it says; none if the supervisor has ended, or no daemon has served so far.
+    pub fn read(&self) -> Option<Told> {
+        let file = open(&self.path, self.user)?;
+        let supervisor = holder(&lock(&file, libc::F_GETLK).ok()?)?;
+        let text = io::read_to_string(&file).ok()?;
+        let mut words = text.split_ascii_whitespace();
+        Some(Told {
+            supervisor,
+            daemons: words.next()?.parse().ok()?,
+            daemon: words.next()?.parse().ok()?,
+            former_program: words.next()? == "1",
+        })
+    }
+
+    /// To wait for its supervisor's end, whatever mount is there later; none if it has ended.
+    pub fn watch(&self) -> Option<Watched> {
+        open(&self.path, self.user).map(Watched)
+    }
+}
+
+/// A note of this user's, and nothing else that somebody may have put there.
+fn open(path: &Path, user: u32) -> Option<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).ok()?;
+    let meta = file.metadata().ok()?;
+    (meta.is_file() && meta.uid() == user).then_some(file)
 }
 
 /// A supervisor whose end somebody waits for.
 pub struct Watched(File);
-
-/// The supervisor of the mount at `at`, whatever mount is there later; none if there is none.
-pub fn watch(at: &Path) -> Option<Watched> {
-    let file = OpenOptions::new().read(true).write(true).open(path_for(at)).ok()?;
-    Some(Watched(file))
-}
 
 impl Watched {
     /// Waits until it has ended, up to `patience`. Whether it has.
     pub fn ends_within(&self, patience: Duration) -> bool {
         let end = Instant::now() + patience;
         loop {
-            match lock(&self.0, libc::F_GETLK) {
-                Ok(Some(_)) if Instant::now() < end => std::thread::sleep(PAUSE),
-                Ok(Some(_)) => return false,
-                Ok(None) | Err(_) => return true,
+            match is_held(&self.0) {
+                true if Instant::now() < end => std::thread::sleep(PAUSE),
+                held => return !held,
             }
         }
     }
 }
 
-/// A lock on the whole file, which ends with the process. Answers who has it, if asked.
-fn lock(file: &File, command: i32) -> io::Result<Option<u32>> {
+/// Whether a process has the lock, also one that has no number here. One that cannot be asked for
+/// is not.
+fn is_held(file: &File) -> bool {
+    let lock = lock(file, libc::F_GETLK);
+    lock.is_ok_and(|lock| lock.l_type != libc::F_UNLCK as libc::c_short)
+}
+
+/// A lock on the whole file, which ends with the process. Answers what fcntl(2) makes of it.
+fn lock(file: &File, command: i32) -> io::Result<libc::flock> {
     // SAFETY: an all-zero flock is a valid one.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as _;
     // SAFETY: the kernel reads and writes the struct, which outlives the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) } != 0 {
-        return Err(io::Error::last_os_error());
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) } {
+        0 => Ok(lock),
+        _ => Err(io::Error::last_os_error()),
     }
-    Ok(if command == libc::F_GETLK { holder(&lock) } else { None })
 }
 
 /// The process that has the lock. None if nobody has it, or one that has no number here, in

@@ -102,7 +102,10 @@ impl ServerSink {
                         "the server wants a shared key: mount with -o auth=psk:FILE, survey with \
                          --auth psk:FILE"
                     }
-                    _ => "the server has no key, but the client wants proof of one",
+                    _ => {
+                        "the server has no key, and the client wants proof of one: leave `auth` out \
+                         here, or start the server with --auth psk:FILE"
+                    }
                 },
             ));
         }
@@ -110,7 +113,11 @@ impl ServerSink {
         if !export.allows(self.connection.peer()) {
             return Err(refused(
                 Errno::EACCES,
-                format!("export `{}` is not open to {}", hello.export, self.connection.peer()),
+                format!(
+                    "export `{}` is not open to {}: its `allow` at the server says to whom",
+                    hello.export,
+                    self.connection.peer()
+                ),
             ));
         }
         Ok(export)

@@ -1,0 +1,64 @@
+//! What is wrong with a command line, in clap's words but for two things: it proposes subcommands
+//! that are no user's business, and does not say which argument is no text.
+
+use std::ffi::OsString;
+
+use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use super::Args;
+
+/// The error as users are told it; `words` are the command line.
+pub fn told(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    if let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) {
+        let shown: Vec<String> = names.iter().filter(|name| !is_hidden(name)).cloned().collect();
+        if shown.is_empty() {
+            let wrong = error.get(ContextKind::InvalidSubcommand);
+            let wrong = wrong.map_or(String::new(), |wrong| format!(" '{wrong}'"));
+            let what = format!("unrecognized subcommand{wrong}");
+            return Args::command().error(ErrorKind::InvalidSubcommand, what);
+        }
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(shown));
+    }
+    match words.iter().find(|word| word.to_str().is_none()) {
+        Some(word) if error.kind() == ErrorKind::InvalidUtf8 => {
+            let word = word.to_string_lossy();
+            let what = format!(
+                "`{word}` is not UTF-8, which only the names of directories and files may be"
+            );
+            Args::command().error(ErrorKind::InvalidUtf8, what)
+        }
+        _ => error,
+    }
+}
+
+fn is_hidden(name: &str) -> bool {
+    Args::command().find_subcommand(name).is_some_and(clap::Command::is_hide_set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::os::unix::ffi::OsStringExt;
+
+    fn told_of(words: &[&[u8]]) -> String {
+        let words: Vec<OsString> =
+            words.iter().map(|word| OsString::from_vec(word.to_vec())).collect();
+        told(Args::try_parse_from(&words).unwrap_err(), &words).to_string()
+    }
+
+    #[test]
+    fn what_is_hidden_is_not_proposed() {
+        let said = told_of(&[b"dray", b"moutn"]);
+        assert!(said.contains("'mount'") && !said.contains("mount-"), "{said}");
+        let said = told_of(&[b"dray", b"wake-moun"]);
+        assert!(said.contains("'wake-moun'") && !said.contains("wake-mount"), "{said}");
+    }
+
+    #[test]
+    fn what_is_no_text_is_named() {
+        let said = told_of(&[b"dray", b"mount", b"dray://h/x", b"/m", b"-o", b"ro,na\xffme"]);
+        assert!(said.contains("ro,na\u{fffd}me` is not UTF-8"), "{said}");
+    }
+}

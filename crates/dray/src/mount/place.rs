@@ -1,0 +1,101 @@
+//! The place of a mount: whether it can be one, and whose turn it is there.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::error::{Doing, Failure};
+use crate::mount::mount_table;
+
+/// How long one waits for others that mount at the same place, who take milliseconds. A program
+/// that has locked the directory for reasons of its own does not keep a mount away.
+const TURN_MAX: Duration = Duration::from_secs(10);
+const TURN_PAUSE: Duration = Duration::from_millis(10);
+
+/// The mount point, absolute; a directory that is not one of our mounts already.
+pub(super) fn check(path: &Path) -> Result<PathBuf, Failure> {
+    let shown = path.display();
+    let what = || format!("cannot mount on {shown}");
+    // Before it is looked at: its server may not answer.
+    if mount_table::follow(path).doing(what)?.mounted_there().is_some() {
+        return Err(taken(path));
+    }
+    let at = std::fs::canonicalize(path).map_err(|error| {
+        let advice = match error.raw_os_error() {
+            Some(libc::ENOENT) => "; make the directory first",
+            Some(libc::ENOTCONN) => "; another mount there is dead: `umount -l` it first",
+            _ => "",
+        };
+        Failure::new(format!("{}: {error}{advice}", what()))
+    })?;
+    if at == Path::new("/") {
+        return Err(Failure::new(format!("{}: nobody would see what is mounted there", what())));
+    }
+    match dray_fuse::mode_at(&at).doing(what)? & libc::S_IFMT {
+        libc::S_IFDIR => Ok(at),
+        _ => Err(Failure::new(format!("{}: it is not a directory", what()))),
+    }
+}
+
+fn taken(path: &Path) -> Failure {
+    let shown = path.display();
+    Failure::new(format!(
+        "{shown} has a dray mount already: `dray umount {shown}` first, or choose another directory"
+    ))
+}
+
+/// The right to mount at `at`, until it is dropped: of several that find the place free at the same
+/// moment only one may mount there. It is a lock on the directory itself, which is the same for
+/// every user and whatever run directory they have. Errors: there is a mount of dray by now.
+pub(super) fn turn(at: &Path) -> Result<Option<File>, Failure> {
+    // Opening an automount point would ask for the very mount that is being made. Whoever has
+    // asked the kernel for it once is not asked again.
+    let turn = if mount_table::is_automount(at) { None } else { lock(at) };
+    match mount_table::find(at) {
+        Some(_) => Err(taken(at)),
+        None => Ok(turn),
+    }
+}
+
+/// None where it cannot be had: then it goes without.
+fn lock(at: &Path) -> Option<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW);
+    let dir = options.open(at).ok()?;
+    let end = Instant::now() + TURN_MAX;
+    loop {
+        // SAFETY: no memory is passed; the descriptor is open.
+        if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Some(dir);
+        }
+        let error = std::io::Error::last_os_error();
+        if error.kind() != std::io::ErrorKind::WouldBlock || Instant::now() > end {
+            return None;
+        }
+        std::thread::sleep(TURN_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_has_the_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = turn(dir.path()).unwrap().unwrap();
+        let at = dir.path().to_owned();
+        let (tell, told) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            let has_it = turn(&at).unwrap().is_some();
+            tell.send(()).unwrap();
+            has_it
+        });
+        assert!(told.recv_timeout(Duration::from_millis(50)).is_err());
+        drop(first);
+        assert!(other.join().unwrap());
+        assert!(turn(Path::new("/nowhere/at/all")).unwrap().is_none());
+    }
+}

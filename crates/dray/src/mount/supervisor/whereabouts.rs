@@ -1,0 +1,128 @@
+//! Where the processes of a mount keep what others find them by: that depends on the environment
+//! in which it was mounted, and on where. The supervisor says both on its command line, wherever
+//! the mount has been moved since, and whoever asks.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use crate::args::{Args, Command, MountSupervisorArgs};
+use crate::mount::mount_table::{self, MountEntry};
+use crate::paths;
+
+/// One place where the processes of a mount may be found: what they listen at and their notes are
+/// in `dir`, under a name made from `at`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// The run directory.
+    pub dir: PathBuf,
+    /// Where it was mounted.
+    pub at: PathBuf,
+}
+
+/// The supervisors of this machine, as far as they can be seen from here.
+pub struct Supervisors(Vec<Seen>);
+
+struct Seen {
+    /// Whose process it is.
+    user: u32,
+    connection: u32,
+    /// None: it is of a version that does not say so.
+    dir: Option<PathBuf>,
+    at: PathBuf,
+}
+
+impl Supervisors {
+    /// Those that there are now.
+    pub fn look() -> Supervisors {
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        Supervisors(processes.filter_map(|process| seen(&process.path())).collect())
+    }
+
+    /// Where the processes of `mount` may be found, the most likely place first.
+    pub fn whereabouts_of(&self, mount: &MountEntry) -> Vec<Whereabouts> {
+        // Whatever processes of other users say of this mount is not believed.
+        let ours = |seen: &&Seen| seen.user == mount.user && seen.connection == mount.connection;
+        let usual = paths::run_dirs(mount.user);
+        let told = self.0.iter().filter(ours).flat_map(|seen| {
+            let dirs = seen.dir.clone().map_or_else(|| usual.clone(), |dir| vec![dir]);
+            dirs.into_iter().map(move |dir| Whereabouts { dir, at: seen.at.clone() })
+        });
+        // Its supervisor may be dead, or in another container.
+        let places = mount_table::places_of(mount.connection);
+        let guessed = places.iter().flat_map(|place| {
+            usual.iter().map(move |dir| Whereabouts { dir: dir.clone(), at: place.at.clone() })
+        });
+        let mut all: Vec<Whereabouts> = Vec::new();
+        for one in told.chain(guessed) {
+            if !all.contains(&one) {
+                all.push(one);
+            }
+        }
+        all
+    }
+}
+
+/// What the process at `dir` of /proc says, if it is a supervisor.
+fn seen(dir: &Path) -> Option<Seen> {
+    let pid = dir.file_name()?.to_str()?;
+    if !pid.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let line = fs::read(dir.join("cmdline")).ok()?;
+    let user = fs::metadata(dir).ok()?.uid();
+    let args = parse(&line)?;
+    Some(Seen { user, connection: args.connection, dir: args.run_dir, at: args.mount.mountpoint })
+}
+
+/// The words of a supervisor, each ended by a zero.
+fn parse(line: &[u8]) -> Option<MountSupervisorArgs> {
+    let line = line.strip_suffix(b"\0").unwrap_or(line);
+    let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+    if words.get(1) != Some(&&b"mount-supervisor"[..]) {
+        return None;
+    }
+    let words = words.into_iter().map(|word| OsString::from_vec(word.to_vec()));
+    match Args::try_parse_from(words).ok()?.command {
+        Command::MountSupervisor(args) => Some(args),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervisor_is_known_by_its_words() {
+        let words = "dray mount-supervisor --clones 2 dray://h/x /mnt/a -oro --connection 52 \
+                     --program /usr/bin/dray --run-dir /run/there ";
+        let args = parse(words.replace(' ', "\0").as_bytes()).unwrap();
+        assert_eq!((args.connection, args.mount.mountpoint.to_str()), (52, Some("/mnt/a")));
+        assert_eq!(args.run_dir, Some("/run/there".into()));
+        let former = words.replace("--run-dir /run/there ", "").replace(' ', "\0");
+        assert_eq!(parse(former.as_bytes()).unwrap().run_dir, None);
+        for other in ["", "dray\0mount-daemon\0--clones\x002\0", "sh\0mount-supervisor\0"] {
+            assert!(parse(other.as_bytes()).is_none(), "{other}");
+        }
+    }
+
+    #[test]
+    fn who_is_somebody_else_is_not_believed() {
+        let mount =
+            MountEntry { at: "/m".into(), source: "s".into(), connection: 1 << 30, user: 7 };
+        let said = |user| Seen {
+            user,
+            connection: mount.connection,
+            dir: Some("/there".into()),
+            at: "/was".into(),
+        };
+        let there = Whereabouts { dir: "/there".into(), at: "/was".into() };
+        assert_eq!(Supervisors(vec![said(8), said(7)]).whereabouts_of(&mount), [there]);
+        assert!(Supervisors(vec![said(8)]).whereabouts_of(&mount).is_empty());
+    }
+}

@@ -1,0 +1,80 @@
+//! The processes of a mount are found by whoever may ask, whatever run directory they were given;
+//! and what was killed leaves nothing for ever. Needs root.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::daemons::{gone, signal, supervisor};
+use common::{Rig, processes, wait_for};
+
+/// Runs the command with a run directory that is not the mount's.
+fn elsewhere(rig: &Rig, args: &[&str]) -> Output {
+    rig.command(args).env("DRAY_RUN_DIR", rig.path("elsewhere")).output().unwrap()
+}
+
+/// It was not found, and unmounting did not wait for its end.
+#[test]
+fn a_supervisor_is_found_from_another_run_directory() {
+    if common::skipped() {
+        return;
+    }
+    let (rig, at) = Rig::mounted("");
+    let place = at.to_str().unwrap();
+    let before = processes("mount-daemon", &at);
+    let upgraded = elsewhere(&rig, &["upgrade", place]);
+    assert!(upgraded.status.success(), "{upgraded:?}");
+    assert_ne!(processes("mount-daemon", &at), before);
+    let status = elsewhere(&rig, &["status", "--interval", "0", place]);
+    assert!(status.stdout.starts_with(b"MOUNT"), "{status:?}");
+    // It cannot end, which who waits for it says.
+    let stopped = supervisor(&at);
+    signal(stopped, libc::SIGSTOP);
+    let unmounted = elsewhere(&rig, &["umount", place]);
+    signal(stopped, libc::SIGCONT);
+    let said = String::from_utf8_lossy(&unmounted.stderr);
+    assert!(unmounted.status.success() && said.contains("what served it goes on"), "{said}");
+    gone(&at);
+}
+
+fn left_in(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// They stayed until somebody mounted at the same place again.
+#[test]
+fn what_killed_processes_have_left_is_removed_by_the_next_mount() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = Rig::mounted("");
+    let killed = [processes("mount-supervisor", &at), processes("mount-daemon", &at)].concat();
+    assert_eq!(killed.len(), 2);
+    killed.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
+    gone_from_the_tree(&at);
+    let mounts = rig.path("run/mounts");
+    let left = left_in(&mounts);
+    assert_eq!(left.len(), 2, "{left:?}");
+    let lives = rig.mount("another", "");
+    let now = left_in(&mounts);
+    assert!(now.len() == 2 && left.iter().all(|path| !now.contains(path)), "{now:?}");
+    // One that goes on without its supervisor can still be asked.
+    signal(supervisor(&lives), libc::SIGKILL);
+    wait_for("the end of the supervisor", || processes("mount-supervisor", &lives).is_empty());
+    let third = rig.mount("third", "");
+    let status = rig.demand(&["status", "--interval", "0", lives.to_str().unwrap()]);
+    assert!(status.starts_with("MOUNT"), "{status}");
+    rig.end_of_mount(&lives);
+    rig.end_of_mount(&third);
+    assert!(left_in(&mounts).is_empty(), "{:?}", left_in(&mounts));
+}
+
+fn gone_from_the_tree(at: &Path) {
+    wait_for("the end of the killed processes", || {
+        let kinds = ["mount-supervisor", "mount-daemon"];
+        kinds.iter().all(|kind| processes(kind, at).is_empty())
+    });
+    assert!(Command::new("umount").arg("-l").arg(at).status().unwrap().success());
+}
