@@ -6,13 +6,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use crate::at_once;
 use crate::endpoint;
 use crate::error::{Doing, Failure};
 use crate::mount::mount_table::MountEntry;
@@ -83,6 +82,13 @@ pub fn remove_dead(socket: &Path) {
     named::remove_if(socket, |_| matches!(dray_fabric::somebody_listens(socket), Ok(false)));
 }
 
+/// Where the processes listen that serve these mounts, as far as they can be found.
+pub fn sockets_of(mounts: Vec<MountEntry>) -> Vec<PathBuf> {
+    let supervisors = Supervisors::look();
+    let find = move |mount| socket_of(&mount, &supervisors);
+    at_once::each(PATIENCE, mounts, find).into_iter().flatten().flatten().collect()
+}
+
 /// Where the process listens that serves this mount; none if it cannot be found.
 pub fn socket_of(mount: &MountEntry, supervisors: &Supervisors) -> Option<PathBuf> {
     let places = supervisors.whereabouts_of(mount).into_iter();
@@ -98,8 +104,6 @@ fn belongs_to(socket: &Path, user: u32) -> bool {
 
 /// A process that does not answer within this time is stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Processes that are asked at the same time.
-const ASKED_AT_ONCE: usize = 64;
 /// Longest answer that is read, bytes.
 const REPLY_MAX_BYTES: usize = 64 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
@@ -141,22 +145,13 @@ fn ask_all_within(
     sockets: Vec<PathBuf>,
     question: &str,
 ) -> Vec<(PathBuf, io::Result<Value>)> {
-    let (next, answers) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let work = || {
-        while let Some(socket) = sockets.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let answer = ask_within(patience, socket, question);
-            answers.lock().unwrap_or_else(PoisonError::into_inner).push((socket.clone(), answer));
-        }
-    };
-    std::thread::scope(|scope| {
-        (1..sockets.len().min(ASKED_AT_ONCE)).for_each(|_| {
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work); // else fewer do it
-        });
-        work();
-    });
-    let mut answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
-    answers.sort_by_key(|(socket, _)| sockets.iter().position(|one| one == socket));
-    answers
+    let question = question.to_owned();
+    let ask = move |socket: PathBuf| ask_within(patience, &socket, &question);
+    // The sockets of other users may lie in file systems of theirs, which do not answer, either.
+    let answers = at_once::each(2 * patience, sockets.clone(), ask);
+    let stuck = || Err(io::ErrorKind::WouldBlock.into());
+    let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(stuck));
+    sockets.into_iter().zip(answers).collect()
 }
 
 /// The word and the rest of a question.

@@ -5,6 +5,7 @@
 //! and no kernel protocol.
 
 mod args;
+mod at_once;
 mod control;
 mod daemonize;
 mod demo;

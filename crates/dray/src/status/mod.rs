@@ -49,11 +49,14 @@ type Reports = Vec<(PathBuf, Value)>;
 
 /// The same once more. Who said nothing before is not waited for a second time.
 fn again(before: &Reports) -> Reports {
-    let ask = |(socket, old): &(PathBuf, Value)| match old["kind"].as_str() {
-        Some("stuck") => Some((socket.clone(), old.clone())),
-        _ => report_of((socket.clone(), control::ask(socket, "status"))),
-    };
-    before.iter().filter_map(ask).collect()
+    let is_stuck = |report: &Value| report["kind"].as_str() == Some("stuck");
+    let (stuck, others): (Reports, Reports) =
+        before.iter().cloned().partition(|(_, report)| is_stuck(report));
+    let sockets = others.into_iter().map(|(socket, _)| socket).collect();
+    let answers = control::ask_all(sockets, "status").into_iter().filter_map(report_of);
+    let mut all: Reports = answers.chain(stuck).collect();
+    all.sort_by_key(|(socket, _)| before.iter().position(|(one, _)| one == socket));
+    all
 }
 
 fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
@@ -261,11 +264,10 @@ fn mounts_elsewhere() -> Vec<PathBuf> {
     mounts.retain(|mount| paths::is_root() || mount.user == paths::effective_uid());
     mounts.sort_by_key(|mount| mount.connection); // once each, in however many places it is
     mounts.dedup_by_key(|mount| mount.connection);
-    if mounts.is_empty() {
-        return Vec::new();
+    match mounts.is_empty() {
+        true => Vec::new(),
+        false => control::sockets_of(mounts),
     }
-    let supervisors = Supervisors::look();
-    mounts.iter().filter_map(|mount| control::socket_of(mount, &supervisors)).collect()
 }
 
 /// What the process behind a socket has answered; none if it is dead.
