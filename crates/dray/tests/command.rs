@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 
 use common::ports::free_port;
@@ -37,6 +38,55 @@ fn what_one_mount_writes_another_reads() {
     assert_eq!(error.raw_os_error(), Some(libc::EROFS));
     rig.umount(&one);
     rig.umount(&two);
+}
+
+/// As their options say: by TCP, whose clients have addresses.
+#[test]
+fn exports_are_for_whom_and_for_what_they_are_offered() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let listen = format!("127.0.0.1:{}", free_port());
+    let export = |name: &str, options: &str| {
+        let dir = rig.path(name);
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        format!("{name}={}{options}", dir.display())
+    };
+    // 192.0.2.0/24 is nobody's (RFC 5737).
+    let elsewhere = export("elsewhere", ",allow=192.0.2.0/24,squash=none");
+    let here = export("here", ",allow=192.0.2.0/24,allow=127.0.0.0/8");
+    let fixed = export("fixed", ",ro,squash=none");
+    let listening = format!("tcp://{listen}");
+    let exports = ["--export", &*elsewhere, "--export", &*here, "--export", &*fixed];
+    rig.serve(&[&exports[..], &["--listen", &*listening]].concat());
+    let at = rig.path("by-address");
+    fs::create_dir(&at).unwrap();
+    let mount = |rig: &Rig, export: &str| {
+        rig.run(&["mount", &format!("dray://{listen}/{export}"), at.to_str().unwrap()])
+    };
+    let refused = mount(&rig, "elsewhere");
+    assert_eq!(refused.status.code(), Some(4), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("is not open to 127.0.0.1"), "{}", stderr(&refused));
+    assert!(!is_mounted(&at));
+
+    assert!(mount(&rig, "here").status.success());
+    let made = fs::write(at.join("file"), "root's").and_then(|()| fs::metadata(at.join("file")));
+    rig.umount(&at);
+    let made = made.unwrap();
+    assert_eq!((made.uid(), made.gid()), (65_534, 65_534), "root is squashed unless asked for");
+
+    assert!(mount(&rig, "fixed").status.success());
+    let written = fs::write(at.join("file"), "new");
+    rig.umount(&at);
+    assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EROFS));
+
+    // To a Unix socket come those whom its mode lets in.
+    let local = rig.mount_export("elsewhere", "local", "");
+    fs::write(local.join("file"), "root's").unwrap();
+    assert_eq!(fs::metadata(rig.path("elsewhere/file")).unwrap().uid(), 0);
+    rig.umount(&local);
 }
 
 #[test]
