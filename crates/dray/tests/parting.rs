@@ -98,6 +98,66 @@ fn processes_end_while_the_server_is_away_and_leave_no_locks() {
     });
 }
 
+/// Opens `$AT/$2-N` for each N below `$3`, says so by a file beside the mount, and waits for ever.
+const OPENER: &str = r#"
+import os, sys, time
+files = [os.open("%s/%s-%d" % (os.environ["AT"], sys.argv[2], number), os.O_RDWR | os.O_CREAT)
+    for number in range(int(sys.argv[3]))]
+open(sys.argv[1], "w").close()
+time.sleep(1000)
+"#;
+
+/// What a process had open that was killed, or others who waited, took all entries of a ring until
+/// the server came back, and no other could end. A daemon that had not met the server had nothing
+/// closed; with a limit that stayed open as long as the mount.
+#[test]
+fn closes_hold_up_nobody_while_the_server_is_away_and_are_made_when_it_is_back() {
+    on_transports(|transport| {
+        for (limit, takes_over) in [("", false), (",timeout=10", true)] {
+            let (mut rig, at) = Rig::mounted(&format!("{transport}{limit}"));
+            let what = format!("{transport}{limit} {takes_over}");
+            std::fs::write(rig.path("opener.py"), OPENER).unwrap();
+            let mut open = |name: &str, files: usize| {
+                let (script, ready) = (rig.path("opener.py"), rig.path(name));
+                let words = format!("{} {} {name} {files}", script.display(), ready.display());
+                let pid = rig.start(&format!("exec python3 {words}"), &at);
+                wait_for("the files", || ready.exists());
+                pid
+            };
+            let mut users = vec![open("many", 200)];
+            users.extend((0..8).map(|number| open(&format!("few{number}"), 1)));
+            let server = rig.signal_server(libc::SIGSTOP);
+            if takes_over {
+                let dead = daemon(&at).unwrap();
+                signal(dead, libc::SIGKILL);
+                wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != dead));
+            }
+            let waiting: Vec<Pid> = (0..40).map(|_| rig.start(r#"exec ls "$AT""#, &at)).collect();
+            std::thread::sleep(Duration::from_millis(500)); // they are on their way
+            let begin = Instant::now();
+            for user in users.into_iter().chain(waiting) {
+                user.signal(libc::SIGKILL);
+                rig.end_of(user);
+            }
+            assert!(begin.elapsed() < END_MAX, "{what}");
+            let status = |of: &str| -> serde_json::Value {
+                let told = rig.run(&["status", of, "--json", "--interval", "0"]).stdout;
+                serde_json::from_slice(&told).unwrap_or_default()
+            };
+            if !limit.is_empty() {
+                let operations = || status(at.to_str().unwrap())["operations"].clone();
+                wait_for("the limit", || operations() == serde_json::json!([]));
+            }
+            server.signal(libc::SIGCONT);
+            wait_for(&format!("the closes, {what}"), || {
+                status("data")["clients"][0]["open_files"] == 0
+            });
+            server.signal(libc::SIGKILL);
+            rig.end_of(server);
+        }
+    });
+}
+
 /// What they write waits for a server that does not read. Over a ring that is memory which the
 /// kernel gets back with the answer.
 #[test]

@@ -18,9 +18,10 @@ use crate::state::{State, header as words};
 /// How long the kernel may take to send INIT, which it does when it mounts.
 const INIT_TIME: Duration = Duration::from_secs(10);
 /// Requests that nobody waits for (read-ahead, releases) under way at a time, and how
-/// many of them count as congestion.
-const BACKGROUND_MAX: u16 = 128;
-const CONGESTED: u16 = 96;
+/// many of them count as congestion. Fewer than the entries that a ring has for requests that
+/// wait, so that those that somebody waits for find some.
+const BACKGROUND_MAX: u16 = 64;
+const CONGESTED: u16 = 48;
 /// What was read from the device for INIT must not be larger.
 const INIT_MAX_BYTES: usize = 8192 + IO_MAX_BYTES;
 

@@ -7,16 +7,22 @@
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
-use dray_rt::Ring;
 use dray_rt::sync::watch;
+use dray_rt::{Ring, sleep};
 
 use crate::front::Worker;
 use crate::state::{State, header};
 use crate::transport::area::{Area, Slot};
 use crate::transport::ring::start_entry;
+
+/// A queue whose entries all hold requests, of which none has been answered for so long, gets
+/// more of them: who waits for a server that is away must not keep others from ending, whose
+/// closes need an entry.
+const STALLED: Duration = Duration::from_millis(500);
 
 /// What the entries of a mount have in common.
 pub(crate) struct Queues {
@@ -25,6 +31,8 @@ pub(crate) struct Queues {
     pub(crate) device: Arc<OwnedFd>,
     depth: usize,
     queues: Vec<Queue>,
+    /// Entries that may still be added to queues that stand still: half of the spare ones.
+    for_stalled: AtomicUsize,
     /// The last error with which the kernel refused an entry, negative.
     refusal: AtomicI32,
     /// A predecessor's requests are under way: new ones may come.
@@ -41,6 +49,19 @@ struct Queue {
     /// Entries that the kernel has.
     taken: AtomicUsize,
     blocking: AtomicUsize,
+    /// Requests that came, and those that were answered.
+    begun: AtomicUsize,
+    answered: AtomicUsize,
+    /// Somebody looks whether it stands still.
+    watched: AtomicBool,
+}
+
+impl Queue {
+    fn has_free_entry(&self) -> bool {
+        let answered = self.answered.load(Ordering::SeqCst);
+        let busy = self.begun.load(Ordering::SeqCst).saturating_sub(answered);
+        busy < self.entries.load(Ordering::SeqCst)
+    }
 }
 
 impl Queues {
@@ -59,6 +80,7 @@ impl Queues {
             area: Arc::new(Area::open(state, cpus * depth + spares_max)?),
             device,
             depth,
+            for_stalled: AtomicUsize::new(spares_max / 2),
             refusal: AtomicI32::new(0),
             queues: (0..cpus).map(|_| Queue::default()).collect(),
             open: watch::channel(!adopted).0,
@@ -170,6 +192,51 @@ impl Queues {
 
     pub(crate) fn end_blocking(&self, cpu: u16) {
         self.queues[usize::from(cpu)].blocking.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A request has come, perhaps into the last entry.
+    pub(crate) fn begin_request(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) {
+        let queue = &self.queues[usize::from(cpu)];
+        queue.begun.fetch_add(1, Ordering::SeqCst);
+        if !queue.has_free_entry() && !queue.watched.swap(true, Ordering::SeqCst) {
+            dray_rt::spawn(self.clone().watch_queue(worker.clone(), ring.clone(), cpu));
+        }
+    }
+
+    /// It was answered.
+    pub(crate) fn end_request(&self, cpu: u16) {
+        self.queues[usize::from(cpu)].answered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Adds entries while nothing is answered, until one is free.
+    async fn watch_queue(self: Arc<Queues>, worker: Arc<Worker>, ring: Ring, cpu: u16) {
+        let queue = &self.queues[usize::from(cpu)];
+        let mut before = queue.answered.load(Ordering::SeqCst);
+        loop {
+            sleep(STALLED).await;
+            if queue.has_free_entry() {
+                queue.watched.store(false, Ordering::SeqCst);
+                // The last may have been taken meanwhile, and nobody else looks then.
+                if queue.has_free_entry() || queue.watched.swap(true, Ordering::SeqCst) {
+                    return;
+                }
+            }
+            let answered = queue.answered.load(Ordering::SeqCst);
+            if std::mem::replace(&mut before, answered) == answered {
+                self.add_for_stalled(&worker, &ring, cpu);
+            }
+        }
+    }
+
+    /// As many entries again as the queue has, as far as they can be had.
+    fn add_for_stalled(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) {
+        let one = |left: usize| left.checked_sub(1);
+        for _ in 0..self.queues[usize::from(cpu)].entries.load(Ordering::SeqCst) {
+            let had = self.for_stalled.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one);
+            if had.is_err() || !self.add_entry(worker, ring, cpu, true) {
+                return;
+            }
+        }
     }
 }
 

@@ -14,7 +14,8 @@
 //!
 //! FORGET and INTERRUPT come on /dev/fuse, where a reader stays. A lock request may block
 //! for long: as many entries are added to its queue as such requests are under way, so
-//! that the request which ends the wait finds one.
+//! that the request which ends the wait finds one. Any request does while the server is away:
+//! a queue that stands still gets more entries, too, so that others can end.
 
 use std::os::fd::{AsRawFd, RawFd};
 #[cfg(test)]
@@ -346,7 +347,9 @@ async fn serve_entry(
         }
         let Some(head) = Head::decode(entry.slot.headers()) else { return };
         let blocks = head.opcode == op::SETLKW && !entry.unlocks();
-        let answer = if blocks && !queues.begin_blocking(&worker, &ring, entry.cpu) {
+        let refused = blocks && !queues.begin_blocking(&worker, &ring, entry.cpu);
+        queues.begin_request(&worker, &ring, entry.cpu);
+        let answer = if refused {
             Err(-libc::ENOLCK)
         } else {
             let arrived = Arrived { entry: entry.clone(), payload_len: entry.payload_len() };
@@ -358,6 +361,7 @@ async fn serve_entry(
             answer
         };
         entry.answer(&ring, token, head.unique, answer).await;
+        queues.end_request(entry.cpu);
     }
 }
 
