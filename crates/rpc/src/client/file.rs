@@ -442,10 +442,11 @@ impl RemoteFile {
         link.held.closed(self.handle);
         let closed = self.ask(cx, Call::Close { handle: self.handle }).await;
         // The limit is over, say: it is closed once the server can be reached.
-        match closed.as_ref().is_err_and(|error| error.fate() != Fate::Final) {
-            true if self.session.channel()?.close(self.handle) => Ok(()),
-            _ => closed,
+        if closed.as_ref().is_err_and(|error| error.fate() != Fate::Final) {
+            link.close_later(&self.session, self.handle);
+            return Ok(());
         }
+        closed
     }
 }
 

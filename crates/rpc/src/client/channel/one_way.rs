@@ -19,13 +19,18 @@ use crate::wire::{Call, CallHead, CallersJob, NO_SLOT, NotifyHead, Wire, put_job
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
 /// 4 ms): a thread that goes on waiting for events need not program the clock for it.
 const HELD_BACK_MAX: Duration = Duration::from_millis(5);
+/// After a close found no place.
+const CLOSE_AGAIN: Duration = Duration::from_millis(500);
 
 impl Channel {
     /// Closes an open file without waiting for it. False if that cannot be kept until it
     /// is known to be done: then it must be called.
     pub(crate) fn close(self: &Arc<Channel>, handle: u64) -> bool {
         let mut state = self.lock();
-        if state.ended.is_some() || !state.one_way_allowed {
+        // Before the first connection nobody knows: what is noted by then goes as that server
+        // takes it.
+        let allowed = state.one_way_allowed || state.stats.connections == 0;
+        if state.ended.is_some() || !allowed {
             return false;
         }
         let Some(close) = self.closing.note(handle) else { return false };
@@ -41,8 +46,7 @@ impl Channel {
         true
     }
 
-    /// Closes what a call may have opened for a caller who has gone. Where that cannot be kept it
-    /// stays open as long as the session.
+    /// Closes what a call may have opened for a caller who has gone.
     pub(super) fn close_unwanted(self: &Arc<Channel>, Unwanted { handle, noted }: Unwanted) {
         if handle == 0 {
             return;
@@ -53,8 +57,24 @@ impl Channel {
             closed = closed || self.close(handle); // in that place
         }
         if !closed {
-            log::debug!("file {handle:x} stays open, unused");
+            self.close_in_time(handle);
         }
+    }
+
+    /// Closes it once there is a place for it: closes before it have to be settled. Until then
+    /// this process alone knows of it.
+    fn close_in_time(self: &Arc<Channel>, handle: u64) {
+        let Some(home) = self.lock().home.clone() else { return }; // nothing was ever opened
+        let channel = Arc::downgrade(self);
+        home.spawn(async move {
+            loop {
+                sleep(CLOSE_AGAIN).await;
+                let Some(channel) = channel.upgrade() else { return };
+                if channel.is_shut() || channel.close_noted(handle) {
+                    return channel.send_closes();
+                }
+            }
+        });
     }
 
     /// Sends the closes that wait for company.
@@ -211,7 +231,7 @@ mod tests {
     use crate::client::channel::Life;
     use crate::client::channel::deaf::Deaf;
     use crate::client::holdings::closing::Closing;
-    use crate::client::memory::SessionMemory;
+    use crate::client::memory::{CLOSES_MAX, SessionMemory};
 
     fn connected() -> (Arc<Channel>, Arc<Deaf>) {
         let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
@@ -284,6 +304,39 @@ mod tests {
             channel.up(next.clone(), (1, Life::default()), (8, 8), true);
             sleep(2 * HELD_BACK_MAX).await;
             assert_eq!((wire.sent().len(), next.sent()), (1, vec![Op::Close, Op::Close]));
+        });
+    }
+
+    /// A successor that had not met the server waited for it to close what its predecessor had
+    /// open; with a limit it then left it open for good, with its locks.
+    #[test]
+    fn a_close_before_the_first_connection_goes_out_with_it() {
+        simulate(async {
+            for one_way in [true, false] {
+                let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+                let channel = Channel::new(None, closing, Arc::default(), 1);
+                assert!(channel.close(5));
+                let wire = Arc::new(Deaf::default());
+                channel.up(wire.clone(), (1, Life::default()), (8, 8), one_way);
+                assert_eq!(wire.sent(), [Op::Close]);
+                assert_eq!(channel.close(6), one_way, "by then it is known");
+            }
+        });
+    }
+
+    /// Those for which there was no place stayed open as long as the mount.
+    #[test]
+    fn what_was_opened_for_nobody_is_closed_however_much_it_is() {
+        simulate(async {
+            let (channel, wire) = connected();
+            (1..=CLOSES_MAX as u64).for_each(|handle| assert!(channel.close(handle)));
+            assert!(!channel.close(99));
+            channel.close_unwanted(Unwanted { handle: 100, noted: None });
+            sleep(2 * CLOSE_AGAIN).await;
+            assert_eq!(wire.sent().len(), CLOSES_MAX);
+            channel.lock().closes.settle(2, &channel.closing);
+            sleep(2 * CLOSE_AGAIN).await;
+            assert_eq!(wire.sent().len(), CLOSES_MAX + 1);
         });
     }
 

@@ -91,9 +91,14 @@ impl Link {
         self.home.spawn(async move {
             let (cx, call) = (Context::system(), Call::Close { handle });
             link.part(handle).await;
-            let closed = channel.call(Ask::of(&cx, &call), |bytes| Input::whole::<()>(bytes)).await;
-            if value_of(closed).is_err_and(|error| error.fate() != Fate::Final) {
-                let _ = channel.close(handle); // where that is not to be had, the session closes it
+            while link.is_wanted() {
+                let ask = Ask::of(&cx, &call);
+                let closed = channel.call(ask, |bytes| Input::whole::<()>(bytes)).await;
+                let open = value_of(closed).is_err_and(|error| error.fate() != Fate::Final);
+                if !open || channel.is_shut() || channel.close(handle) {
+                    return;
+                }
+                sleep(BACKOFF_LAST).await; // closes before it are not settled yet
             }
         });
     }
