@@ -3,11 +3,14 @@
 
 mod common;
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use common::daemons::{daemon, signal};
 use common::load::lock;
@@ -361,4 +364,29 @@ fn the_keeper_of_deleted_files_ends_when_it_is_asked_to() {
     wait_for("the keeper", || dir.path().join("keeper.sock").exists());
     signal(keeper.id() as i32, libc::SIGTERM);
     assert_eq!(keeper.wait().unwrap().signal(), Some(libc::SIGTERM), "not by itself");
+}
+
+/// A server that was killed as it started left a keeper that started, too, and that one took the
+/// socket from the keeper of the next server: the one after that did not find the deleted files.
+#[test]
+fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keeper.sock");
+    let start = || {
+        let mut keeper = Command::new(env!("CARGO_BIN_EXE_dray"));
+        keeper.arg("keep-files").arg(dir.path()).spawn().unwrap()
+    };
+    let ended = |keeper: &mut Child| keeper.try_wait().unwrap().is_some();
+    let mut first = start();
+    let server = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+    let address = SockAddr::unix(&path).unwrap();
+    wait_for("the keeper", || server.connect(&address).is_ok());
+    let inode = fs::metadata(&path).unwrap().ino();
+    let mut second = start();
+    wait_for("the end of the second", || ended(&mut second));
+    let found = fs::metadata(&path).map(|meta| meta.ino()).ok();
+    drop(server);
+    wait_for("the end of the first", || ended(&mut first));
+    assert_eq!(found, Some(inode), "that of the first");
+    assert!(!path.exists(), "it is taken away at its end");
 }

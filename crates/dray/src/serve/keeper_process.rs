@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -21,6 +22,9 @@ use crate::{paths, signals};
 /// How long it waits for a new server while it holds something, and while it does not.
 const WAIT_HOLDING: Duration = Duration::from_secs(300);
 const WAIT_EMPTY: Duration = Duration::from_secs(3);
+/// How long it waits for the keeper before it to end. One that has a server does not.
+const TURN_MAX: Duration = Duration::from_secs(5);
+const TURN_LOOK: Duration = Duration::from_millis(10);
 /// After a server could not be heard, as where the system has no descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -32,8 +36,10 @@ pub fn run(state: &Path) -> Result<(), Failure> {
     signals::let_go(); // a machine that goes down asks everybody to end
     let path = socket_path(state);
     let doing = || format!("cannot listen on {}", path.display());
-    // The server has the state directory's lock, so nobody listens here: at most the
-    // socket of a keeper that was killed is left.
+    // A server that was killed as it started may have left one that starts, too. Of both one has
+    // the socket, or the files of the other are where the next server does not find them.
+    let Some(_turn) = turn(state).doing(doing)? else { return Ok(()) };
+    // Nobody listens here: at most the socket of a keeper that was killed is left.
     let _ = std::fs::remove_file(&path);
     let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None).doing(doing)?;
     listener.bind(&SockAddr::unix(&path).doing(doing)?).doing(doing)?;
@@ -45,6 +51,26 @@ pub fn run(state: &Path) -> Result<(), Failure> {
     }
     let _ = std::fs::remove_file(&path); // nothing is lost if it stays
     Ok(())
+}
+
+/// What one keeper of a state directory has at a time, until it is dropped; none if another one
+/// does not give it up. Errors: those of open(2) and flock(2).
+fn turn(state: &Path) -> io::Result<Option<File>> {
+    let (dir, deadline) = (File::open(state)?, Instant::now() + TURN_MAX);
+    loop {
+        // SAFETY: no memory is passed; the descriptor is open.
+        if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Ok(Some(dir));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::WouldBlock {
+            return Err(error);
+        }
+        if Instant::now() > deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(TURN_LOOK);
+    }
 }
 
 /// The next server, if one comes in time.
