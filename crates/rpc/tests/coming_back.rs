@@ -10,8 +10,8 @@ use common::forgetful::serve_forgetfully;
 use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
 use dray_backends::memory::{MemoryDisk, MemoryOptions};
 use dray_core::{
-    Buf, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner, LockRange,
-    Name, Op, OpenFile, OpenHow, Pid, Write,
+    Buf, BufMut, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner,
+    LockRange, Name, Op, OpenFile, OpenHow, Pid, SetAttr, Write,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
@@ -162,6 +162,35 @@ fn a_close_during_recovery_has_the_mounts_limit() {
         let error = closed.expect("it waits for ever").unwrap_err();
         assert_eq!(error.errno(), Errno::EHOSTDOWN);
         assert!(begin.elapsed() < limit + limit / 2, "{:?}", begin.elapsed());
+    });
+}
+
+/// What was written with O_SYNC was on media, and not kept. What was kept, of before, was made
+/// again over it: the file was cut.
+#[test]
+fn what_was_synced_as_it_was_written_outlives_what_is_made_again() {
+    simulate(5, async {
+        let (network, cx) = (Network::new(), Context::system());
+        let mut machine = Machine::new(&network);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let fs = mount(&network, "holder").await;
+        let file = open(&fs, b"f").await;
+        write(&file).await;
+        let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+        file.setattr(&cx, cut).await.unwrap();
+        let synced = Write { sync: true, ..Write::at(0) };
+        file.write(&cx, synced, Buf::from(&b"synced"[..])).await.unwrap();
+        machine.kill();
+        machine.boot += 1;
+        let server = machine.start(Loss::Unsynced, Duration::ZERO).await;
+        server.recovered().await;
+        let read = file.read(&cx, 0, BufMut::heap(10)).await.map_err(|(error, _)| error).unwrap();
+        assert_eq!(read.filled(), b"synced");
+        assert_eq!(fs.session().status().unsynced.losses, 0);
+        // Where nothing is kept it is not either.
+        file.sync(&cx, false).await.unwrap();
+        file.write(&cx, synced, Buf::from(&b"again"[..])).await.unwrap();
+        assert_eq!(fs.session().status().unsynced.kept_bytes, 0);
     });
 }
 

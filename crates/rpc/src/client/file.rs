@@ -258,7 +258,8 @@ impl OpenFile for RemoteFile {
             let call = Call::Write { handle: self.handle, how };
             let (written, made) = self.change::<u32>(cx, call, Some(from.clone())).await?;
             let written = believable(u64::from(written), from.len() as u64)? as usize;
-            if !how.sync {
+            // What is on media is kept only where older changes could be made again over it.
+            if !how.sync || self.session.link.unsynced.keeps(self.id) {
                 let at = if how.append { made.at } else { Some(how.at) };
                 self.changed(cx, made, at.map(|at| Change::Write { at }), &from[..written]);
             }

@@ -232,6 +232,11 @@ impl Unsynced {
         !overflowed && kept_bytes + cost_bytes <= free_bytes
     }
 
+    /// Whether changes of `id` are kept that would be made again after a loss of power.
+    pub(crate) fn keeps(&self, id: FileId) -> bool {
+        self.limit_bytes > 0 && self.lock().files.get(&id).is_some_and(|file| file.kept_bytes > 0)
+    }
+
     /// Notes a change of a name, as with [`Unsynced::changed`].
     pub(crate) fn named(&self, dir: FileId, name: &[u8], made: Made, expect: Expect) -> bool {
         let at = Moment::from(made);
