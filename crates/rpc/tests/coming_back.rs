@@ -11,7 +11,7 @@ use common::{client_options, connect, memory, serve_simulated, server_of, simula
 use dray_backends::memory::{MemoryDisk, MemoryOptions};
 use dray_core::{
     Buf, BufMut, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner,
-    LockRange, Name, Op, OpenFile, OpenHow, Pid, SetAttr, Write,
+    LockRange, Name, Op, OpenFile, OpenHow, Pid, RemoveKind, SetAttr, Write,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
@@ -226,6 +226,45 @@ fn locks_are_noted_until_they_are_claimed_or_given_up() {
         sleep(Duration::from_secs(1)).await;
         lock(&other, 2).await.unwrap();
     });
+}
+
+/// Whoever waits for a lock, or removes a file, must not wait for a client that has come back and
+/// said so, whenever its connection broke meanwhile.
+#[test]
+fn who_has_come_back_holds_up_nobody_though_its_word_was_lost() {
+    for step in 0..75 {
+        simulate(step, come_back_and_break(Duration::from_micros(20 * step)));
+    }
+}
+
+/// Its connection breaks so long after the server knows it again.
+async fn come_back_and_break(after: Duration) {
+    let (network, cx) = (Network::new(), Context::system());
+    let mut machine = Machine::new(&network);
+    drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+    let holder = mount(&network, "holder").await;
+    let file = open(&holder, b"f").await;
+    lock(&file, 1).await.unwrap();
+    machine.kill();
+    let server = machine.start(Loss::Nothing, Duration::ZERO).await;
+    while server.status().clients.iter().any(|client| client.away.is_some()) {
+        sleep(Duration::from_micros(10)).await;
+    }
+    sleep(after).await;
+    network.break_all("holder");
+    let other = mount(&network, "other").await;
+    let big = open(&other, b"big").await;
+    let granted = timeout(server.lease() / 2, lock(&big, 2)).await;
+    assert_eq!(granted.expect("it waits for who has claimed all"), Ok(()), "{after:?}");
+    sleep(Duration::from_secs(1)).await;
+    let free = async || other.statfs(&cx).await.unwrap().files_free;
+    let before = free().await;
+    let gone = open(&other, b"gone").await;
+    gone.close(&cx).await.unwrap();
+    let name = Name::new(b"gone").unwrap();
+    other.remove(&cx, other.info().root, name, RemoveKind::File).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(free().await, before, "{after:?}: it is kept for who has come back");
 }
 
 /// Locks of an open file description end with its last close, of which nothing but the close

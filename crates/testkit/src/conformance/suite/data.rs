@@ -169,6 +169,15 @@ pub(super) async fn ranges_are_copied(place: &Place) {
     assert_eq!(from.copy_range(&cx, 8, &*to, 0, 100).await.unwrap(), 2);
     assert_eq!(from.copy_range(&cx, 10, &*to, 0, 100).await.unwrap(), 0);
     assert_eq!(errno(from.copy_range(&cx, 0, &*from, 1, 5).await), Some(Errno::EINVAL));
+    // Ranges that share one byte, and such as touch.
+    for (at, to_at) in [(0, 4), (4, 0)] {
+        let shares = from.copy_range(&cx, at, &*from, to_at, 5).await;
+        assert_eq!(errno(shares), Some(Errno::EINVAL), "{at} to {to_at}");
+    }
+    assert_eq!(from.copy_range(&cx, 0, &*from, 5, 5).await.unwrap(), 5);
+    assert_eq!(read(&from, 0, 100).await, b"0123401234");
+    assert_eq!(from.copy_range(&cx, 7, &*from, 4, 3).await.unwrap(), 3);
+    assert_eq!(read(&from, 0, 100).await, b"0123234234");
     close(from).await;
     close(to).await;
 }
