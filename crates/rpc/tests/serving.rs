@@ -526,6 +526,16 @@ fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
         files[2].write(&cx, Write::at(9), Buf::from(&b"x"[..])).await.unwrap();
         dray_rt::sleep(Duration::from_secs(1)).await;
         assert_eq!(news(), [vec![entry.id], vec![entry.id], vec![]]);
+        // By name, too: a file that is put, and one that is cut because it was there.
+        clients[2].put(&cx, root, name("f"), 0o644, Buf::from(&b"put"[..])).await.unwrap();
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!(news(), [vec![entry.id], vec![entry.id], vec![]]);
+        let open = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
+        let cut = CreateHow { open, mode: 0o644, exclusive: false };
+        let (_, cut) = clients[2].create(&cx, root, name("f"), cut).await.unwrap();
+        cut.close(&cx).await.unwrap();
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!(news(), [vec![entry.id], vec![entry.id], vec![]]);
         drop(files.remove(0));
         dray_rt::sleep(Duration::from_secs(1)).await;
         files[1].write(&cx, Write::at(9), Buf::from(&b"x"[..])).await.unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use dray_core::{Buf, BufMut, Context, Errno, Error, FileId, Op};
+use dray_core::{Buf, BufMut, Context, Entry, Errno, Error, FileId, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
@@ -20,7 +20,7 @@ use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::{Session, Slotted, Unslotted};
 use crate::server::status::Running;
-use crate::wire::{Call, CallHead, Input, NO_SLOT, Named, Stamp};
+use crate::wire::{Call, CallHead, Input, NO_SLOT, Named, ReplyHead, Stamp};
 
 /// A call from its arrival to its answer.
 pub(super) struct CallInHand {
@@ -330,17 +330,23 @@ impl CallInHand {
         Some(self.session.export.stamps.take(file, range).await)
     }
 
-    /// The file whose data or attributes this changes, if somebody watches any.
-    fn watched_file(&self, body: &[u8]) -> Option<FileId> {
+    /// The file whose data or attributes this has changed, if somebody watches any.
+    fn watched_file(&self, body: &[u8], reply: &Reply) -> Option<FileId> {
         if self.session.export.watchers.is_empty() {
             return None;
         }
+        // What was changed by its name the answer tells; if it is new, nobody has it open.
+        let mut named = ReplyHead::results(&reply.message).map(Input);
         match Call::get(self.head.op, &mut Input(body)).ok()? {
             Call::Setattr { id, .. }
             | Call::Setxattr { id, .. }
             | Call::Removexattr { id, .. }
             | Call::Link { id, .. } => Some(id),
             Call::SetFlags { handle, .. } => self.session.file(handle).map(|file| file.id()),
+            Call::Create { how, .. } if how.open.truncates() => {
+                named.as_mut()?.get::<Entry>().ok().map(|entry| entry.id)
+            }
+            Call::Put { .. } => named.as_mut()?.get().ok(),
             call => stamps::bytes_changed(&self.session, &call, 0).map(|(file, _)| file),
         }
     }
@@ -353,7 +359,7 @@ impl CallInHand {
         let number =
             stamped.map_or_else(|| self.session.export.stamps.next(), |stamped| stamped.number);
         self.session.changed(number);
-        if let Some(file) = self.watched_file(body) {
+        if let Some(file) = self.watched_file(body, reply) {
             self.server.tell_change(&self.session, file);
         }
         if !self.session.stamps() {
