@@ -43,9 +43,10 @@ pub async fn take_over_session(
     options: &Options,
     memory: SessionMemory,
     patience: Duration,
+    replaceable: bool,
 ) -> Option<Result<Arc<Session>, ConnectError>> {
     let options = session_options(target, options);
-    Session::take_over(sockets(target), options, memory, patience).await
+    Session::take_over(sockets(target), options, memory, patience, replaceable).await
 }
 
 fn sockets(target: &Target) -> Arc<dyn Connect> {

@@ -3,7 +3,10 @@
 mod common;
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,6 +14,7 @@ use std::time::{Duration, Instant};
 use common::daemons::{daemon, gone, signal, supervisor};
 use common::load::{Kept, check_load, load};
 use common::{Rig, is_mounted, on_transports, processes, wait_for};
+use dray_rpc::wire::Refused;
 
 #[test]
 fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
@@ -61,6 +65,45 @@ fn what_was_upgraded_stays_so_over_a_death_and_a_broken_upgrade() {
         fs::write(at.join("file"), "served").unwrap();
         let supervisor = supervisor(&at);
         assert_eq!(runs(daemon(&at).unwrap()), runs(supervisor));
+        rig.end_of_mount(&at);
+    });
+}
+
+/// Takes connections and refuses all of them, as a server of a version too far away.
+fn refuses(socket: &Path) -> UnixListener {
+    let _ = fs::remove_file(socket); // a server that ended in good order has done so
+    let listener = UnixListener::bind(socket).unwrap();
+    let theirs = listener.try_clone().unwrap();
+    let message = "bring both to neighbouring releases".to_owned();
+    let refusal = Refused { errno: libc::EPROTONOSUPPORT as u16, message }.refusal();
+    std::thread::spawn(move || {
+        for mut guest in theirs.incoming().map_while(Result::ok) {
+            let _ = guest.read(&mut [0; 1024]); // its hello, or it has gone
+            let lengths = [refusal.len() as u32, 0, 0].map(u32::to_le_bytes).concat();
+            let _ = guest.write_all(&[&b"dray"[..], &lengths, &refusal].concat());
+        }
+    });
+    listener
+}
+
+/// It was upgraded, and everybody in the mount waited for a server that would not have it.
+#[test]
+fn a_program_that_the_server_refuses_is_not_upgraded_to() {
+    on_transports(|options| {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let at = rig.mount("mount", options);
+        fs::write(at.join("file"), "before").unwrap();
+        rig.end_server(libc::SIGTERM);
+        let refusing = refuses(&rig.path("socket"));
+        let refused = rig.run(&["upgrade", at.to_str().unwrap()]);
+        assert!(!refused.status.success(), "it serves without a server");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("former one goes on"));
+        // SAFETY: no memory is passed; the descriptor is open.
+        unsafe { libc::shutdown(refusing.as_raw_fd(), libc::SHUT_RDWR) };
+        fs::remove_file(rig.path("socket")).unwrap();
+        rig.serve(&[]);
+        assert_eq!(fs::read(at.join("file")).unwrap(), b"before");
         rig.end_of_mount(&at);
     });
 }

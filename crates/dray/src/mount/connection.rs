@@ -7,9 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_client::{
-    ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
-};
+use dray_client::{Options as ClientOptions, RemoteFs, Session, SessionMemory, Target};
 use dray_core::{
     Context, Errno, Error, FileId, FileSystem, Fut, LockOwner, OpenFile, OpenHow, RequestId,
 };
@@ -40,6 +38,9 @@ pub(super) struct Connection {
     pub(super) memory: NewMemory,
     /// Called before each further attempt to connect; none: there is one attempt.
     pub(super) wait: Option<Notice>,
+    /// Another program goes on with the mount if this one and the server do not understand each
+    /// other.
+    pub(super) replaceable: bool,
     /// Sees every call, where metrics are wanted.
     pub(super) calls: Option<Arc<Metrics>>,
     /// None until it has been tried.
@@ -150,9 +151,11 @@ impl Connection {
     async fn connect(&self) -> Option<Arc<Session>> {
         let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;
         let (target, options) = (&self.target, &self.options);
-        let taken_over = dray_client::take_over_session(target, options, memory, TAKE_OVER_MAX);
+        let (patience, replaceable) = (TAKE_OVER_MAX, self.replaceable);
+        let taken_over =
+            dray_client::take_over_session(target, options, memory, patience, replaceable);
         match taken_over.await {
-            // Waiting does not help: the supervisor ends such a mount.
+            // Waiting does not help: the supervisor ends such a mount, or starts another program.
             Some(outcome) => outcome.inspect_err(|error| log::error!("{target}: {error}")).ok(),
             None => self.connect_first().await,
         }
@@ -171,8 +174,8 @@ impl Connection {
             if !std::mem::replace(&mut told, true) {
                 log::error!("{}: {error}", self.target);
             }
-            // Waiting does not help: the supervisor ends such a mount.
-            if matches!(error, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
+            // As above.
+            if error.is_hopeless(self.replaceable) {
                 return None;
             }
             let wait = self.wait.as_ref()?;

@@ -20,7 +20,9 @@ use crate::daemonize;
 use crate::error::{Doing, Failure};
 use crate::mount::connection::{NewMemory, Notice};
 use crate::mount::options::MountPlan;
-use crate::mount::supervisor::{HANDED_OVER, Held, PARENT, STOP, WAITING, WAKE, ready_word, take};
+use crate::mount::supervisor::{
+    HANDED_OVER, Held, PARENT, STOP, TRIED, WAITING, WAKE, ready_word, take,
+};
 use crate::mount::{Mount, Running};
 use crate::paths;
 use crate::signals::{self, Ending};
@@ -51,7 +53,8 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     let wait = adopted.then(|| saying(&control, WAITING)).transpose().doing(what)?;
     let push = saying(&control, WAKE).doing(what)?;
     let device = Device { fd: held.device, clones: held.clones, state };
-    let running = mount.serve(device, memory_in(held.session), wait, push)?;
+    let replaceable = std::env::var_os(TRIED).is_some();
+    let running = mount.serve(device, memory_in(held.session), wait, replaceable, push)?;
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }

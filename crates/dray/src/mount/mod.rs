@@ -251,12 +251,14 @@ impl Mount {
 
     /// Serves the mount behind `device`. `memory` makes the memory of the session, once for
     /// each attempt to connect; `wait` is what to do between two attempts, none to try once;
-    /// `push` has the queues of a ring pushed by somebody else.
+    /// `replaceable`: another program goes on if this one cannot; `push` has the queues of a ring
+    /// pushed by somebody else.
     pub fn serve(
         self,
         device: Device,
         memory: NewMemory,
         wait: Option<Notice>,
+        replaceable: bool,
         push: Notice,
     ) -> Result<Running, Failure> {
         let (tell, told) = watch::channel(None);
@@ -275,6 +277,7 @@ impl Mount {
             options: self.client_options(),
             memory,
             wait,
+            replaceable,
             calls: calls.clone(),
             tell,
             told: told.clone(),

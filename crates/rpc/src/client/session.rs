@@ -74,6 +74,19 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether there is no use in trying again: we were evicted; or, if this client is
+    /// `replaceable` by one of another version, the server does not speak as it does.
+    pub fn is_hopeless(&self, replaceable: bool) -> bool {
+        match self {
+            ConnectError::Unreachable { .. } => false,
+            ConnectError::Refused { errno: Errno::ESHUTDOWN, .. } => true,
+            ConnectError::Refused { errno, .. } => {
+                replaceable && errno.raw() == libc::EPROTONOSUPPORT
+            }
+            ConnectError::Protocol(_) => replaceable,
+        }
+    }
+
     /// Somebody is there and does not take us: for want of something else than room or time.
     pub(crate) fn is_lasting(&self) -> bool {
         match self {
@@ -192,13 +205,14 @@ impl Session {
     /// Goes on with the session of a process before us, noted in `memory`, whether its server
     /// can be reached or not: calls wait for it as they do in any outage. It is tried for
     /// `patience` first, so that a server that is there is known. Errors: those of that try
-    /// with which there is no use in going on (`ESHUTDOWN`: we were evicted). None if `memory`
-    /// does not tell enough: [`Session::connect`] then.
+    /// that are hopeless ([`ConnectError::is_hopeless`]). None if `memory` does not tell enough:
+    /// [`Session::connect`] then.
     pub async fn take_over(
         connector: Arc<dyn Connect>,
         options: ClientOptions,
         memory: SessionMemory,
         patience: Duration,
+        replaceable: bool,
     ) -> Option<std::result::Result<Arc<Session>, ConnectError>> {
         let link = Arc::new(Link::new(connector, options, memory));
         let info = link.inherited_export()?;
@@ -210,7 +224,9 @@ impl Session {
         session.adopt(channel);
         // Else it is there, or it is tried again until it is.
         let tried = dray_rt::timeout(patience, told).await;
-        if let Ok(Ok(Err(error @ ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }))) = tried {
+        if let Ok(Ok(Err(error))) = tried
+            && error.is_hopeless(replaceable)
+        {
             return Some(Err(error));
         }
         if !session.link.unsynced.is_clean() && session.link.unsynced.call_tender() {

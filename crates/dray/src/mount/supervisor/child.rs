@@ -14,6 +14,9 @@ use super::launch::OWN_PROGRAM;
 
 /// Exit code of a daemon that has stopped for its successor.
 pub const HANDED_OVER: i32 = 75;
+/// In the environment of a daemon that an upgrade asked for: if it cannot serve, the former program
+/// does. No word of its command line, where other versions would not know it.
+pub const TRIED: &str = "DRAY_UPGRADE_TRIED";
 /// A word of the supervisor: stop, without ending the mount.
 pub const STOP: u8 = b's';
 /// A word of a daemon: it is not stuck, but waits for the server.
@@ -64,12 +67,21 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one. Errors: those of socketpair(2), fork(2) and exec(2).
-    pub fn start(program: &Path, words: &[OsString], held: &Held) -> io::Result<Daemon> {
+    /// Starts one, which may know that it is `tried`. Errors: those of socketpair(2), fork(2) and
+    /// exec(2).
+    pub fn start(
+        program: &Path,
+        words: &[OsString],
+        tried: bool,
+        held: &Held,
+    ) -> io::Result<Daemon> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let mut command = Command::new(program);
-        command.arg0("dray").arg("mount-daemon").args(words);
+        command.arg0("dray").arg("mount-daemon").args(words).env_remove(TRIED);
+        if tried {
+            command.env(TRIED, "1");
+        }
         let (numbers, theirs_fd) = (held.numbers(), theirs.as_raw_fd());
         // SAFETY: between fork and exec only system calls are made, on memory that was
         // allocated before. Nothing else is at these numbers, in this process neither.

@@ -32,7 +32,7 @@ use program::Programs;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
 
-pub use child::{HANDED_OVER, STOP, WAITING, WAKE, ready_word};
+pub use child::{HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
 pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
 pub use launch::{Launch, MountWords, OWN_PROGRAM};
 pub use note::{Told, find_note};
@@ -215,7 +215,8 @@ impl Supervisor {
             words.push("--successor".into());
         }
         let program = self.programs.next();
-        match Daemon::start(&program, &words, &self.held) {
+        let tried = self.programs.is_tried();
+        match Daemon::start(&program, &words, tried, &self.held) {
             Ok(daemon) => self.daemon = Some(daemon),
             Err(error) => {
                 log::error!("cannot start {}: {error}", program.display());
