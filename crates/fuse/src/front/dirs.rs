@@ -16,7 +16,7 @@ use crate::state::changes::Moment;
 use crate::state::handles::Handle;
 use crate::transport::Answer;
 
-/// Bytes of names and records asked for at a time.
+/// Bytes of names and records asked for at a time, by who reads on.
 const PAGE_BYTES: usize = 128 << 10;
 /// Kernels that ask for no more than this pass on less than they were given, if the program
 /// has less room, and ask for the rest again. Newer ones ask for what there is room for
@@ -56,6 +56,16 @@ impl Listing {
         };
         let first = if size > KERNEL_PAGE_BYTES { self.next } else { self.answered };
         (first..=self.next).rev().find(|&index| before(index) == Some(cookie))
+    }
+
+    /// How large a page to ask for at position `cookie`, for an answer of `size` bytes. Who has
+    /// gone elsewhere (seekdir) may do so again behind the next name, and then all that was read
+    /// ahead would be for nothing, each time.
+    fn page_bytes(&self, cookie: u64, size: usize) -> usize {
+        match self.from.is_none() || self.find(cookie, size).is_some() {
+            true => PAGE_BYTES,
+            false => size.clamp(KERNEL_PAGE_BYTES, PAGE_BYTES),
+        }
     }
 }
 
@@ -118,7 +128,8 @@ impl Worker {
                 _ => {
                     asked = true;
                     let read_after = self.shared.changes.now();
-                    let mut page = file.readdir(cx, cookie, PAGE_BYTES, plus).await?;
+                    let page_bytes = listing.page_bytes(cookie, list.max_bytes());
+                    let mut page = file.readdir(cx, cookie, page_bytes, plus).await?;
                     page.end |= page.is_empty();
                     *listing = Listing {
                         page,
@@ -218,4 +229,25 @@ fn nothing_known() -> Small {
 
 fn take(handle: &Handle) -> Listing {
     std::mem::take(&mut *handle.listing.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each step of a program that jumped about in a directory of 4,000 names fetched all of it.
+    #[test]
+    fn who_jumps_about_in_a_directory_has_little_read_ahead() {
+        let mut listing = Listing::default();
+        assert_eq!(listing.page_bytes(7, 280), PAGE_BYTES, "nothing is known of this reader yet");
+        for cookie in 1..=3 {
+            let id = FileId { ino: cookie, generation: 0 };
+            listing.page.push(b"name", id, None, cookie, None);
+        }
+        (listing.from, listing.next) = (Some(0), 3);
+        assert_eq!(listing.page_bytes(3, 280), PAGE_BYTES, "behind the last entry: it reads on");
+        assert_eq!(listing.page_bytes(9, 280), KERNEL_PAGE_BYTES);
+        assert_eq!(listing.page_bytes(0, 32 << 10), 32 << 10);
+        assert_eq!(listing.page_bytes(9, 1 << 20), PAGE_BYTES);
+    }
 }
