@@ -57,12 +57,20 @@ pub trait Sink: Send {
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()>;
 }
 
+/// Notices that wait for the other end of a connection, which need not read.
+pub const NOTICES_MAX: usize = 16;
+
 /// An established connection, which keeps frames whole and in order.
 pub trait Connection: Send + Sync + 'static {
     /// Sends a frame: at the end of the executor's turn if the other end keeps up; otherwise
     /// it is queued, and `data` is held until it has gone. Errors: the connection is closed,
     /// or a bound on head or data was passed.
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()>;
+
+    /// As [`Connection::send`], for what answers nothing: it is not counted as queued, and there are
+    /// [`NOTICES_MAX`] of them at most that wait for the other end. Errors: as above; `WouldBlock` if
+    /// there are as many: it was not sent.
+    fn notify(&self, head: &[u8]) -> io::Result<()>;
 
     /// Does not wait for the end of the turn with what was sent: for a sender whose executor
     /// may have no further turn. A network without turns has nothing to do.
@@ -82,7 +90,7 @@ pub trait Connection: Send + Sync + 'static {
     /// Ends the connection; `run` returns. Frames still queued are lost.
     fn close(&self);
 
-    /// Frames accepted by `send` of which the network has not taken the whole yet.
+    /// Frames accepted by [`Connection::send`] of which the network has not taken the whole yet.
     fn queued_frames(&self) -> usize;
 
     /// How far the frames have got that are on their way. One that is where it was some time

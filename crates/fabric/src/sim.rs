@@ -22,7 +22,7 @@ use dray_core::{Buf, Fut};
 use dray_rt::sync::mpsc;
 use dray_rt::{Instant, now, random_u64, sleep, sleep_until};
 
-use crate::{Connect, Connection, Peer, Sink, Unfinished};
+use crate::{Connect, Connection, NOTICES_MAX, Peer, Sink, Unfinished};
 
 pub use counts::Counts;
 use counts::{Tally, add};
@@ -221,6 +221,7 @@ struct Frame {
     number: u64,
     head: Vec<u8>,
     data: Option<Buf>,
+    is_notice: bool,
 }
 
 /// One end, as a receiver.
@@ -303,36 +304,17 @@ pub struct SimConnection {
 
 impl Connection for SimConnection {
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
-        crate::frame::Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
-        let weather = self.network.lock().weather;
-        let breaks = one_in(weather.break_one_in);
-        let delivered = !breaks || one_in(weather.deliver_then_break_one_in);
-        let delay = weather.delay_min + up_to(weather.delay_max.saturating_sub(weather.delay_min));
-        let mut ends = self.link.lock();
-        if ends[self.side].over {
-            return Err(io::Error::from_raw_os_error(libc::EPIPE));
+        self.put(head, data, false)
+    }
+
+    fn notify(&self, head: &[u8]) -> io::Result<()> {
+        let ends = self.link.lock();
+        let notices = ends[1 - self.side].frames.iter().filter(|frame| frame.is_notice).count();
+        drop(ends);
+        match notices < NOTICES_MAX {
+            true => self.put(head, None, true),
+            false => Err(io::ErrorKind::WouldBlock.into()),
         }
-        let way = &mut ends[1 - self.side];
-        let number = self.link.tally.frames.fetch_add(1, Ordering::Relaxed) + 1;
-        if way.over || way.cut {
-            self.link.tally.lost(self.side, 1);
-            return Ok(()); // nobody says that it is lost
-        }
-        if delivered {
-            let last = way.frames.back().map(|frame| frame.due);
-            let due = last.map_or(now() + delay, |last| last.max(now() + delay));
-            way.frames.push_back(Frame { due, number, head: head.to_vec(), data });
-            way.waker.take().into_iter().for_each(Waker::wake);
-        } else {
-            self.link.tally.lost(self.side, 1);
-        }
-        if breaks {
-            way.cut = true; // what comes behind it is lost with it
-            drop(ends);
-            add(&self.link.tally.breaks, 1);
-            self.break_soon(weather, delay);
-        }
-        Ok(())
     }
 
     fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
@@ -353,7 +335,8 @@ impl Connection for SimConnection {
     }
 
     fn queued_frames(&self) -> usize {
-        self.link.lock()[1 - self.side].frames.len()
+        let ends = self.link.lock();
+        ends[1 - self.side].frames.iter().filter(|frame| !frame.is_notice).count()
     }
 
     /// Nothing: frames arrive whole here, and nobody stops reading.
@@ -367,6 +350,39 @@ impl Connection for SimConnection {
 }
 
 impl SimConnection {
+    fn put(&self, head: &[u8], data: Option<Buf>, is_notice: bool) -> io::Result<()> {
+        crate::frame::Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
+        let weather = self.network.lock().weather;
+        let breaks = one_in(weather.break_one_in);
+        let delivered = !breaks || one_in(weather.deliver_then_break_one_in);
+        let delay = weather.delay_min + up_to(weather.delay_max.saturating_sub(weather.delay_min));
+        let mut ends = self.link.lock();
+        if ends[self.side].over {
+            return Err(io::Error::from_raw_os_error(libc::EPIPE));
+        }
+        let way = &mut ends[1 - self.side];
+        let number = self.link.tally.frames.fetch_add(1, Ordering::Relaxed) + 1;
+        if way.over || way.cut {
+            self.link.tally.lost(self.side, 1);
+            return Ok(()); // nobody says that it is lost
+        }
+        if delivered {
+            let last = way.frames.back().map(|frame| frame.due);
+            let due = last.map_or(now() + delay, |last| last.max(now() + delay));
+            way.frames.push_back(Frame { due, number, head: head.to_vec(), data, is_notice });
+            way.waker.take().into_iter().for_each(Waker::wake);
+        } else {
+            self.link.tally.lost(self.side, 1);
+        }
+        if breaks {
+            way.cut = true; // what comes behind it is lost with it
+            drop(ends);
+            add(&self.link.tally.breaks, 1);
+            self.break_soon(weather, delay);
+        }
+        Ok(())
+    }
+
     /// One end notices soon. It is the sender's where the other one is still to get what
     /// is under way, late: a reply that is waited for in vain, a call that comes when it
     /// has been made again.

@@ -250,6 +250,9 @@ impl Connection for BreakingConnection {
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
         self.inner.send(head, data)
     }
+    fn notify(&self, head: &[u8]) -> io::Result<()> {
+        self.inner.notify(head)
+    }
     fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
         Box::pin(async move {
             let mut sink = BreakingSink { inner: sink, to_break: &self.to_break };

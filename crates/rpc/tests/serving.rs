@@ -18,7 +18,7 @@ use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, ConnectError};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
-use dray_rt::Scope;
+use dray_rt::{Scope, spawn_join};
 
 fn name(text: &str) -> &Name {
     Name::new(text.as_bytes()).unwrap()
@@ -541,6 +541,51 @@ fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
         files[1].write(&cx, Write::at(9), Buf::from(&b"x"[..])).await.unwrap();
         dray_rt::sleep(Duration::from_secs(1)).await;
         assert_eq!(news(), [vec![], vec![entry.id], vec![]], "who has closed it is not told");
+    });
+}
+
+/// It counted as answers that the client had not read. On a slow network whoever had about as many
+/// calls under way as it may lost its connection for that, as if it had made more.
+#[test]
+fn what_a_client_is_told_takes_no_place_of_its_calls() {
+    simulate(13, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let server = server_of(memory(), ServerOptions { calls_max: 4, ..Default::default() });
+        serve_simulated(&network, "s", &server, &scope);
+        let (cx, options) = (Context::system(), ClientOptions { caches: true, ..client_options() });
+        let [writer, reader] =
+            [options.clone(), options].map(|options| connect(network.connector("s"), options));
+        let (writer, reader) = (writer.await.unwrap(), reader.await.unwrap());
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = told.clone();
+        reader.session().hear_changes_by(Box::new(move |files| tell.lock().unwrap().push(files)));
+        let root = writer.info().root;
+        let (entry, changed) = writer.create(&cx, root, name("f"), NEW).await.unwrap();
+        let read = reader.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+        let slow = Duration::from_secs(2);
+        let weather = Weather { delay_min: slow, delay_max: slow, ..Weather::default() };
+        network.set_weather(weather);
+        let writes: Vec<_> = (0..4u32)
+            .map(|at| {
+                let file = changed.clone();
+                spawn_join(async move {
+                    dray_rt::sleep(Duration::from_millis(20) * at).await;
+                    let data = Buf::from(&b"x"[..]);
+                    file.write(&Context::system(), Write::at(at.into()), data).await.unwrap()
+                })
+            })
+            .collect();
+        dray_rt::sleep(Duration::from_millis(200)).await;
+        for _ in 0..3 {
+            // What was told of these writes is under way when this comes.
+            assert!(read.getattr(&cx).await.is_ok());
+        }
+        for write in writes {
+            assert_eq!(write.await.unwrap(), 1);
+        }
+        dray_rt::sleep(Duration::from_secs(10)).await;
+        assert!(told.lock().unwrap().len() > 2, "it was told too little at once");
+        assert_eq!(network.counts().lost, 0, "a connection was ended");
     });
 }
 

@@ -30,7 +30,7 @@ pub struct StreamConnection {
     source: Source,
     peer: Peer,
     out: Mutex<Out>,
-    /// Length of `out.queue`, to be read without the lock.
+    /// Length of `out.queue` without notices, to be read without the lock.
     queued: AtomicUsize,
     incoming: Incoming,
 }
@@ -61,7 +61,7 @@ impl StreamConnection {
 
     /// What waits for the other end counts as queued, not what waits for the turn's end.
     fn note_backlog(&self, out: &Out) {
-        let backlog = if out.full { out.queue.len() } else { 0 };
+        let backlog = if out.full { out.queue.len() - out.notices } else { 0 };
         self.queued.store(backlog, Ordering::Relaxed);
     }
 
@@ -95,13 +95,13 @@ impl StreamConnection {
         Poll::Ready(Ok(()))
     }
 
-    fn try_send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
-        let prefix = Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
+    /// Sends what `push` puts into the queue. Errors: those of `push`; the connection is closed.
+    fn try_send(&self, push: impl FnOnce(&mut Out) -> io::Result<()>) -> io::Result<()> {
         let mut out = self.out();
         if out.closed {
             return Err(closed());
         }
-        out.push(prefix, head, data);
+        push(&mut out)?;
         let waits = out.may_wait() && self.source.is_here();
         if out.full || waits && out.running {
             self.note_backlog(&out);
@@ -142,7 +142,19 @@ fn closed() -> io::Error {
 
 impl Connection for StreamConnection {
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
-        self.try_send(head, data)
+        let prefix = Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
+        self.try_send(|out| {
+            out.push(prefix, head, data);
+            Ok(())
+        })
+    }
+
+    fn notify(&self, head: &[u8]) -> io::Result<()> {
+        let prefix = Prefix::of(head, 0)?;
+        self.try_send(|out| match out.push_notice(prefix, head) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        })
     }
 
     fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
@@ -182,6 +194,7 @@ impl Connection for StreamConnection {
         }
         out.closed = true;
         out.queue.clear();
+        out.notices = 0;
         out.queued_bytes = 0;
         self.queued.store(0, Ordering::Relaxed);
         let runner = out.runner.take();
@@ -223,6 +236,7 @@ mod tests {
 
     use super::queue::BATCH_BYTES;
     use super::*;
+    use crate::NOTICES_MAX;
     use crate::frame::HEAD_MAX_BYTES;
 
     /// Refuses whatever comes, with a last word.
@@ -422,6 +436,31 @@ mod tests {
             drop(theirs);
             connection.run(&mut sink).await;
             assert!(!in_use.load(Ordering::SeqCst));
+        });
+    }
+
+    /// Who did not read what it was told had the sender keep all of it.
+    #[test]
+    fn notices_that_wait_are_bounded_and_do_not_count_as_queued() {
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let (connection, mut theirs) = pair();
+            run(&connection);
+            yield_now().await;
+            connection.send(b"head", Some(Buf::from(vec![7; 1 << 20]))).unwrap();
+            assert_eq!(connection.queued_frames(), 1);
+            for _ in 0..NOTICES_MAX {
+                connection.notify(b"notice").unwrap();
+            }
+            let refused = connection.notify(b"notice").unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+            connection.send(b"last", None).unwrap();
+            assert_eq!(connection.queued_frames(), 2);
+            let mut came = Vec::new();
+            while !came.ends_with(b"last") {
+                came.extend(arrived(&mut theirs));
+                dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            connection.notify(b"notice").unwrap();
         });
     }
 

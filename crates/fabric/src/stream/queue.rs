@@ -8,6 +8,7 @@ use std::task::Waker;
 use dray_core::Buf;
 
 use super::socket::{send_parts, slice};
+use crate::NOTICES_MAX;
 use crate::frame::Prefix;
 
 /// Frames that wait for the end of a turn; with one more all go.
@@ -21,6 +22,8 @@ const SPARE_HEAD_BYTES: usize = 1024;
 #[derive(Default)]
 pub(super) struct Out {
     pub(super) queue: VecDeque<Pending>,
+    /// Of these, notices.
+    pub(super) notices: usize,
     /// Frames that went through the queue, and bytes of theirs.
     pub(super) sent_frames: u64,
     pub(super) sent_bytes: u64,
@@ -42,6 +45,7 @@ pub(super) struct Pending {
     head_done: usize,
     data: Option<Buf>,
     data_done: usize,
+    is_notice: bool,
 }
 
 impl Pending {
@@ -68,9 +72,20 @@ impl Out {
         whole.extend_from_slice(&prefix.encode());
         whole.extend_from_slice(head);
         whole.resize(prefix.body_at(), 0);
-        let pending = Pending { head: whole, head_done: 0, data, data_done: 0 };
+        let pending = Pending { head: whole, head_done: 0, data, data_done: 0, is_notice: false };
         self.queued_bytes += pending.left_bytes();
         self.queue.push_back(pending);
+    }
+
+    /// As [`Out::push`]; false if too many wait already.
+    pub(super) fn push_notice(&mut self, prefix: Prefix, head: &[u8]) -> bool {
+        if self.notices >= NOTICES_MAX {
+            return false;
+        }
+        self.push(prefix, head, None);
+        self.notices += 1;
+        self.queue.back_mut().expect("just pushed").is_notice = true;
+        true
     }
 
     /// Holds `data` no longer.
@@ -114,6 +129,7 @@ impl Out {
             bytes -= left;
             let gone = self.queue.pop_front().expect("looked at above");
             self.sent_frames += 1;
+            self.notices -= usize::from(gone.is_notice);
             if self.spare.len() < SPARE_HEADS && gone.head.capacity() <= SPARE_HEAD_BYTES {
                 self.spare.push(gone.head);
             }

@@ -261,10 +261,10 @@ impl Session {
             return Ok(()); // outside of the lock: to drop it may close a descriptor
         }
         let surplus = files.insert(handle, opened);
-        drop(files);
         if self.hears_of_changes() {
-            self.export.watchers.opened(id, self.id);
+            self.export.watchers.opened(id, self.id); // before anybody can close it
         }
+        drop(files);
         surplus.into_iter().for_each(|surplus| self.watches_no_more(&*surplus.file));
         Ok(())
     }

@@ -203,8 +203,8 @@ impl Inner {
             })
             .collect();
         for (session, connection) in concerned {
-            if connection.send(&message, None).is_ok() {
-                session.told_stable(stamp); // who is away hears of the next
+            if connection.notify(&message).is_ok() {
+                session.told_stable(stamp); // who is away, or does not read, hears of the next
             }
         }
     }

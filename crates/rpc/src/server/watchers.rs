@@ -3,9 +3,10 @@
 //! What they may believe ends at the next open or when their attributes run out, told or not: this
 //! is advice, which comes soon where it comes. What changes within [`GATHER_TIME`] is told in one
 //! message, so that a file that is written to all the time costs its readers a hundred messages a
-//! second at most. Who is away, or is told of too much at once, is not told.
+//! second at most. Who is away, or is to be told of too much at once, is not told.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +20,8 @@ use crate::wire::{CHANGED_MAX, NotifyHead, put_changed};
 
 /// How long changes are gathered before they are told.
 const GATHER_TIME: Duration = Duration::from_millis(10);
+/// Until it is tried again to tell a client that has not read what it was told before.
+const UNREAD_TIME: Duration = Duration::from_millis(100);
 
 /// Open files of an export by those sessions that want to hear of changes.
 #[derive(Default)]
@@ -109,17 +112,31 @@ impl Inner {
     }
 }
 
+/// While its client does not read, what is untold is gathered further.
 async fn tell_soon(session: Arc<Session>) {
     sleep(GATHER_TIME).await;
-    let files: Vec<FileId> = std::mem::take(&mut *session.untold.files()).into_iter().collect();
-    let Some(connection) = session.connections().into_iter().next() else { return };
-    let mut message = Vec::new();
-    NotifyHead { what: NotifyHead::CHANGED, flags: 0, tag: files.len() as u32 }
-        .put_message(&mut message);
-    put_changed(&files, &mut message);
-    if connection.send(&message, None).is_ok() {
-        connection.flush();
+    while !is_told(&session) {
+        sleep(UNREAD_TIME).await;
     }
+}
+
+/// Tells a client that is there what is untold; false if so much waits for it already that it has
+/// to be tried again.
+fn is_told(session: &Session) -> bool {
+    let mut untold = session.untold.files();
+    if let Some(connection) = session.connections().into_iter().next() {
+        let files: Vec<FileId> = untold.iter().copied().collect();
+        let mut message = Vec::new();
+        NotifyHead { what: NotifyHead::CHANGED, flags: 0, tag: files.len() as u32 }
+            .put_message(&mut message);
+        put_changed(&files, &mut message);
+        match connection.notify(&message) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            _ => connection.flush(), // a broken one ends by itself
+        }
+    }
+    untold.clear();
+    true
 }
 
 #[cfg(test)]

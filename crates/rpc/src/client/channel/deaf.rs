@@ -33,6 +33,9 @@ impl Connection for Deaf {
         self.held.lock().unwrap().extend(data);
         Ok(())
     }
+    fn notify(&self, head: &[u8]) -> io::Result<()> {
+        self.send(head, None)
+    }
     fn let_go(&self, data: &Buf) {
         self.held.lock().unwrap().retain(|held| held.as_ptr() != data.as_ptr());
     }

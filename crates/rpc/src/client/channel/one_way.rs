@@ -129,7 +129,7 @@ impl Channel {
             let head = NotifyHead { what: NotifyHead::JOBS, flags: 0, tag: question };
             head.put_message(&mut message);
             put_jobs(jobs, &mut message);
-            let _ = connection.send(&message, None); // who asked waits for a moment only
+            let _ = connection.notify(&message); // who asked waits for a moment only
             connection.flush();
         }
     }

@@ -74,7 +74,7 @@ pub(crate) fn ask(sessions: &Callers) -> Asked {
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::WHOSE, flags: 0, tag: number }.put_message(&mut message);
         put_callers(&callers, &mut message);
-        connection.send(&message, None).ok()?;
+        connection.notify(&message).ok()?;
         connection.flush();
         Some((session.id, told))
     });
