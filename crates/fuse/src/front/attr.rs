@@ -24,9 +24,8 @@ impl Worker {
                 let attr = self.getattr(cx, node, fh).await?;
                 Ok(Answer::Small(reply::statx(&attr, valid)))
             }
-            Operation::Setattr(ref args) if self.undoes_a_write(cx, args).await => {
-                let attr = self.getattr(cx, node, Some(args.fh)).await?;
-                Ok(Answer::Small(reply::attr(&attr, valid)))
+            Operation::Setattr(ref args) if self.undoes_a_write(cx, node, args).await => {
+                Err(Errno::EAGAIN.into())
             }
             Operation::Setattr(ref args) => {
                 let set = changes(args);

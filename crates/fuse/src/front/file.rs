@@ -38,6 +38,7 @@ impl Worker {
     pub(crate) async fn write(
         &self,
         cx: &Context,
+        node: u64,
         op: &Operation<'_>,
         message: &Message,
     ) -> Result<Answer> {
@@ -54,9 +55,8 @@ impl Worker {
             kill_set_id: write_flags & abi::WRITE_KILL_SUIDGID != 0,
         };
         let written = file.write(cx, how, message.data(size as usize)).await;
-        if !written.as_ref().is_ok_and(|written| *written >= size as usize) {
-            self.note_failed_write();
-        }
+        let failed = !written.as_ref().is_ok_and(|written| *written >= size as usize);
+        self.shared.failed_writes.answered((cx.pid, node), failed);
         let written = written?;
         self.shared.flights.has_written(self.index, written);
         Ok(Answer::Small(Small::new().u32(written.min(size as usize) as u32).u32(0)))

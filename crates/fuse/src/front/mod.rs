@@ -9,7 +9,7 @@ mod locks;
 mod misc;
 mod names;
 mod open;
-mod undoing;
+pub(crate) mod undoing;
 mod xattr;
 
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Worker {
             Operation::Read { fh, at, size } => {
                 self.read(cx, (node, fh), (at, size), message).await
             }
-            Operation::Write { .. } => self.write(cx, &request.op, message).await,
+            Operation::Write { .. } => self.write(cx, node, &request.op, message).await,
             Operation::Lookup { .. }
             | Operation::Readlink
             | Operation::Symlink { .. }

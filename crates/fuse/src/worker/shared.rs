@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Attr, FileId, IdMap, LockOwner, Timestamp};
 
+use crate::front::undoing::FailedWrites;
 use crate::mount::session::Session;
 use crate::options::Options;
 use crate::state::State;
@@ -33,8 +34,8 @@ pub(crate) struct Shared {
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
     pub(crate) changes: Changes,
-    /// Some write failed, which the kernel may undo.
-    pub(crate) writes_fail: AtomicBool,
+    /// What the kernel may undo.
+    pub(crate) failed_writes: FailedWrites,
     /// Somebody looks after callers.
     pub(crate) looks_after: AtomicBool,
 }
@@ -68,7 +69,7 @@ impl Shared {
             versions: Versions::default(),
             capabilities: Capabilities::default(),
             changes: Changes::default(),
-            writes_fail: AtomicBool::new(adopted), // a predecessor does not tell
+            failed_writes: FailedWrites::new(adopted),
             looks_after: AtomicBool::new(false),
         }
     }
