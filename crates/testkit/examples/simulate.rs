@@ -13,13 +13,14 @@ const USAGE: &str =
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
 --work KIND    all seeds with this kind of work; default all in turn. append, counter, names,
-               register, model, words, deleted, puts, copies, rights, interleaved, leaving;
+               register, model, words, deleted, puts, copies, rights, told, flocks,
+               limited, interleaved, leaving;
                with --power own, register, append, counter
 --power        the server's machine loses power
 --cut          the server dies all the time; with --work, leaving excepted
 --break WHAT   breaks a promise of the server: some seed must fail. reply-cache[/OP],
                intents[/OP], forgotten/OP, fence, locks, reclaim, closes, buffers, goodbyes,
-               turns, halves, ahead, custody; with --power forgotten/OP, boot, reclaim, redo,
+               turns, halves, ahead, custody, untold; with --power forgotten/OP, boot, reclaim, redo,
                redo-order, redo-gate, redo-floor; with --work leaving last-sync. OP is make,
                create, rename, write, ...
 --log          prints what clients and servers log";
@@ -38,7 +39,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 16] = [
+const SABOTAGES: [(&str, Sabotage); 17] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -55,6 +56,7 @@ const SABOTAGES: [(&str, Sabotage); 16] = [
     ("redo-gate", Sabotage::RedoGate),
     ("redo-floor", Sabotage::RedoFloor),
     ("last-sync", Sabotage::LastSync),
+    ("untold", Sabotage::Untold),
 ];
 
 /// What is called so, of an operation or as a whole.

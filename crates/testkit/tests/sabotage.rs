@@ -3,7 +3,7 @@
 use dray_core::Op;
 use dray_rpc::server::Sabotage;
 use dray_testkit::simulator::{
-    Failure, PowerKind, WorkKind, run_cut_short, run_leaving, run_of, run_power_losses_of,
+    Failure, PowerKind, WorkKind, run, run_cut_short, run_leaving, run_of, run_power_losses_of,
 };
 
 /// Some of so many seeds must show it.
@@ -181,4 +181,15 @@ fn what_is_sent_again_and_dropped_or_made_in_the_wrong_order() {
 #[test]
 fn what_was_written_last_and_is_not_synced_for_who_leaves() {
     found_out(Sabotage::LastSync, &[Run::Leaving], "");
+}
+
+#[test]
+fn changes_that_those_who_cache_are_not_told_of() {
+    found_out(Sabotage::Untold, &[Run::Of(WorkKind::Told)], "was not told");
+    // Also by the seeds of the ordinary test.
+    let kinds = WorkKind::ALL.len() as u64;
+    let told = WorkKind::ALL.iter().position(|kind| *kind == WorkKind::Told).unwrap() as u64;
+    let found =
+        (told..300).step_by(kinds as usize).any(|seed| run(seed, Some(Sabotage::Untold)).is_err());
+    assert!(found, "no seed of the smoke fails");
 }

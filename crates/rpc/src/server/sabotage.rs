@@ -45,6 +45,8 @@ pub enum Sabotage {
     Ahead,
     /// What a client changed last is not synced when it leaves.
     LastSync,
+    /// Who caches an open file is not told of a change of it, now and then.
+    Untold,
 }
 
 impl Sabotage {
@@ -61,5 +63,10 @@ impl Sabotage {
     /// Whether this call is answered and not carried out.
     pub(crate) fn forgets(of: Option<Sabotage>, op: Op) -> bool {
         of == Some(Sabotage::Forgotten(op)) && dray_rt::random_u64().is_multiple_of(8)
+    }
+
+    /// Whether this change is told to nobody.
+    pub(crate) fn leaves_untold(of: Option<Sabotage>) -> bool {
+        of == Some(Sabotage::Untold) && dray_rt::random_u64().is_multiple_of(8)
     }
 }

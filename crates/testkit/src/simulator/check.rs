@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dray_core::{FileId, FileSystem, FileType, NameBuf, OpenHow};
+use dray_core::{Errno, Error, FileId, FileSystem, FileType, NameBuf, OpenHow};
 use dray_rt::{sleep, timeout};
 
 use super::client::Client;
@@ -23,7 +23,7 @@ pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<
         sleep(LEASE * 2).await; // by then it is known that it is gone
     }
     for client in &world.clients {
-        let works = timeout(RETURN_MAX, client.fs.statfs(&client.cx())).await;
+        let works = timeout(RETURN_MAX, works(client)).await;
         works
             .map_err(|_| format!("client {} never comes back", client.number))?
             .map_err(client.failed("statfs after healing"))?;
@@ -34,7 +34,20 @@ pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<
     }
     world.work.verify(&world.clients[0]).await?;
     same_trees(&world.clients).await?;
+    world.work.clone().settled(world).await?;
     given_back(world).await
+}
+
+/// The client has its server again; one that does not wait for it asks more than once.
+async fn works(client: &Client) -> Result<(), Error> {
+    loop {
+        match client.fs.statfs(&client.cx()).await {
+            Err(error) if error.errno() == Errno::EHOSTDOWN => {
+                sleep(Duration::from_millis(10)).await;
+            }
+            answered => return answered.map(drop),
+        }
+    }
 }
 
 /// Names and what lies under them, as one client sees it.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use dray_core::{
     Context, CreateHow, Entry, Error, FileId, FileSystem, NameBuf, OpenFile, OpenHow, Pid,
@@ -56,18 +57,19 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Mounts. To be run on a [`Node`] of this name.
+    /// Mounts, keeping so many bytes, and waiting for the server for so long if not for ever. To be
+    /// run on a [`Node`] of this name.
     pub(super) async fn mount(
         network: &Network,
         name: &str,
         number: usize,
-        replay_bytes: u64,
+        (replay_bytes, timeout): (u64, Option<Duration>),
     ) -> Client {
         let (export, host) = (EXPORT.into(), name.into());
         let options = ClientOptions {
             export,
             key: None,
-            timeout: None,
+            timeout,
             host,
             replay_bytes,
             split_min_bytes: 8,
@@ -81,7 +83,7 @@ impl Client {
                 let fs = RemoteFs::new(session);
                 return Client { number, fs, requests: Arc::new(AtomicU64::new(1)) };
             }
-            dray_rt::sleep(std::time::Duration::from_millis(20)).await;
+            dray_rt::sleep(Duration::from_millis(20)).await;
         }
     }
 

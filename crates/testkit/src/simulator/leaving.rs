@@ -20,7 +20,8 @@ pub fn run_leaving(seed: u64, sabotage: Option<Sabotage>) -> Result<(), Failure>
 
 async fn mount(network: &Network, name: &'static str) -> Outcome<Client> {
     let (node, net) = (Node::new(network, name.into()), network.clone());
-    let mounted = node.run(async move { Client::mount(&net, name, 0, 1 << 20).await }).await;
+    let mounted =
+        node.run(async move { Client::mount(&net, name, 0, (1 << 20, None)).await }).await;
     mounted.map_err(|_| "the client died".to_owned())
 }
 

@@ -167,6 +167,11 @@ impl Machine {
         self.life().repeated + now
     }
 
+    /// The server, if it runs.
+    pub(super) fn server(&self) -> Option<Server> {
+        self.life().server.clone()
+    }
+
     pub(super) fn status(&self) -> ServerStatus {
         self.life().server.as_ref().map(Server::status).unwrap_or_default()
     }

@@ -145,7 +145,7 @@ async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
     let work = plan.kind.work(plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
     for number in 0..plan.clients {
-        world.add_client(number).await?;
+        world.add_client(number, plan).await?;
     }
     world.work.prepare(&world.clients[0]).await?;
     let crashed = torment::during(&world, plan).await?;
@@ -170,13 +170,13 @@ impl World {
         format!("no progress in an hour: {status:?} {locks} locks {clients:?}")
     }
 
-    async fn add_client(&mut self, number: usize) -> Outcome<()> {
+    async fn add_client(&mut self, number: usize, plan: &Plan) -> Outcome<()> {
+        let how = (REPLAY_BYTES, plan.kind.limit());
         let name = format!("client{number}");
         let node = Node::new(&self.network, name.clone());
         let network = self.network.clone();
-        let mounted = node
-            .run(async move { Client::mount(&network, &name, number, REPLAY_BYTES).await })
-            .await;
+        let mounted =
+            node.run(async move { Client::mount(&network, &name, number, how).await }).await;
         self.nodes.push(node);
         self.clients.push(mounted.map_err(|_| "a client died while it mounted")?);
         Ok(())

@@ -31,7 +31,7 @@ async fn simulate() -> Outcome<()> {
     machine.start().await;
     let node = Node::new(&network, "client0".into());
     let net = network.clone();
-    let client = node.run(async move { Client::mount(&net, "client0", 0, 0).await }).await;
+    let client = node.run(async move { Client::mount(&net, "client0", 0, (0, None)).await }).await;
     let client = client.map_err(|_| "the client died")?;
     let mut synced = Vec::new();
     for loss in 0..LOSSES {
@@ -197,8 +197,8 @@ async fn mount_all(plan: &Plan, network: &Network) -> Outcome<(Vec<Node>, Vec<Cl
     for number in 0..plan.clients {
         let name = format!("client{number}");
         let (node, net) = (Node::new(network, name.clone()), network.clone());
-        let replay_bytes = plan.replay_bytes;
-        let mount = async move { Client::mount(&net, &name, number, replay_bytes).await };
+        let how = (plan.replay_bytes, None);
+        let mount = async move { Client::mount(&net, &name, number, how).await };
         clients.push(node.run(mount).await.map_err(|_| "a client died")?);
         nodes.push(node);
     }

@@ -7,12 +7,17 @@ use dray_rt::sync::watch;
 use dray_rt::{random_u64, sleep, timeout};
 
 use super::machine::SERVER;
-use super::work::Kind;
+use super::work::{Kind, told};
 use super::{Outcome, TIME_MAX, World};
 
 /// Deaths of the server in one run: where locks are claimed again after each, a server
 /// that dies all the time lets nobody get anywhere.
 const DEATHS_MAX: u64 = 60;
+
+/// Mean time between looks at the server.
+const LOOK_EVERY: Duration = Duration::from_millis(30);
+/// Longest that a look may take: twice as long as clients are waited for.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// What a seed stands for.
 #[derive(Clone, Debug)]
@@ -76,8 +81,12 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
         torments.push(dray_rt::spawn_join(kill_servers(world, plan, every, stopped.clone())));
     }
     if let Some(every) = plan.cut_every {
-        torments.push(dray_rt::spawn_join(cut_networks(world, plan, every, stopped)));
+        torments.push(dray_rt::spawn_join(cut_networks(world, plan, every, stopped.clone())));
     }
+    let looks = match plan.kind {
+        Kind::Told => Some(dray_rt::spawn_join(look(world, stopped))),
+        _ => None,
+    };
     let mut crashed = None;
     if let Some(after) = plan.crash_after.filter(|_| world.work.bears_crashes()) {
         sleep(after).await;
@@ -98,6 +107,9 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
     let _ = stop.send(true); // nobody may be left to be stopped
     for torment in torments {
         torment.await.map_err(|_| "a torment died")?;
+    }
+    if let Some(looks) = looks {
+        outcome = outcome.and(looks.await.map_err(|_| "who looked at the server died")?);
     }
     world.network.set_weather(Weather::default());
     outcome.map(|()| crashed)
@@ -143,6 +155,30 @@ fn cut_networks(
             sleep(millis(0, 1500)).await;
             network.partition(&whom, false);
         }
+    }
+}
+
+/// Looks at the server again and again, as `dray status` does: it asks clients for the jobs of
+/// their callers, of whom some never answer.
+fn look(
+    world: &World,
+    stopped: watch::Receiver<bool>,
+) -> impl Future<Output = Outcome<()>> + use<> {
+    let machine = world.machine.clone();
+    async move {
+        while go_on(&stopped, LOOK_EVERY).await {
+            let Some(server) = machine.server() else { continue };
+            let looked = timeout(LOOK_MAX, server.status_with_paths()).await;
+            let status = looked.map_err(|_| "a look at the server takes too long")?;
+            for operation in status.operations {
+                let client = status.clients.iter().find(|one| one.session == operation.session);
+                let (Some(client), Some(job)) = (client, operation.job) else { continue };
+                if job != told::job_on(&client.host) {
+                    return Err(format!("a call of {} belongs to {job}", client.host));
+                }
+            }
+        }
+        Ok(())
     }
 }
 

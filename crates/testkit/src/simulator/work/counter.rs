@@ -1,6 +1,8 @@
 //! Several clients count in one file, under a lock: no two have the lock at once, and no
-//! count is lost.
+//! count is lost. With flocks some only look, under a shared one, and some give theirs back by
+//! closing the file.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,14 +19,17 @@ use crate::simulator::client::{Client, File};
 /// Counts of each client.
 const COUNTS: u64 = 12;
 
-#[derive(Default)]
 pub(super) struct Counter {
+    /// The two families of lock do not see each other: all take the same.
+    family: LockFamily,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     holder: Option<usize>,
+    /// Who has a shared lock.
+    readers: BTreeSet<usize>,
     acknowledged: u64,
     /// Counts of clients that crashed before they were told.
     uncertain: u64,
@@ -42,18 +47,39 @@ fn locking(family: LockFamily, kind: LockKind, client: &Client) -> Lock {
 }
 
 impl Counter {
+    /// With locks of this family.
+    pub(super) fn under(family: LockFamily) -> Counter {
+        Counter { family, state: Mutex::default() }
+    }
+
+    /// Looks at the file under a shared lock.
+    async fn look(&self, client: &Client, file: &File) -> Outcome<()> {
+        {
+            let mut state = lock(&self.state);
+            if let Some(other) = state.holder {
+                return Err(format!("{other} and {} have the lock at once", client.number));
+            }
+            state.readers.insert(client.number);
+        }
+        let before = read(client, file).await?;
+        think().await;
+        let after = read(client, file).await?;
+        lock(&self.state).readers.remove(&client.number);
+        match before == after {
+            true => Ok(()),
+            false => Err(format!("{before} became {after} under a shared lock")),
+        }
+    }
+
     async fn count(&self, client: &Client, file: &File) -> Outcome<()> {
         {
             let mut state = lock(&self.state);
-            if let Some(other) = state.holder.replace(client.number) {
+            let reader = state.readers.first().copied();
+            if let Some(other) = state.holder.replace(client.number).or(reader) {
                 return Err(format!("{other} and {} have the lock at once", client.number));
             }
         }
-        let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
-        let read = read.map_err(|(error, _)| client.failed("read")(error))?;
-        let mut bytes = [0; 8];
-        bytes[..read.len()].copy_from_slice(read.filled());
-        let next = u64::from_le_bytes(bytes) + 1;
+        let next = read(client, file).await? + 1;
         think().await;
         lock(&self.state).writing.push(client.number);
         let bytes = Buf::from(&next.to_le_bytes()[..]);
@@ -85,9 +111,20 @@ impl Counter {
     }
 }
 
+async fn read(client: &Client, file: &File) -> Outcome<u64> {
+    let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
+    let read = read.map_err(|(error, _)| client.failed("read")(error))?;
+    let mut bytes = [0; 8];
+    bytes[..read.len()].copy_from_slice(read.filled());
+    Ok(u64::from_le_bytes(bytes))
+}
+
 impl Work for Counter {
     fn name(&self) -> &'static str {
-        "counter"
+        match self.family {
+            LockFamily::Posix => "counter",
+            LockFamily::Flock => "flocks",
+        }
     }
 
     fn bears_crashes(&self) -> bool {
@@ -96,21 +133,27 @@ impl Work for Counter {
 
     fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
-            let file = client.open(client.root(), "counter", libc::O_RDWR).await?;
-            let mut counted = 0;
-            // The two kinds of lock do not see each other: all take the same.
-            let family = LockFamily::Posix;
+            let mut file = client.open(client.root(), "counter", libc::O_RDWR).await?;
+            let (mut counted, flocks) = (0, self.family == LockFamily::Flock);
             while counted < COUNTS {
-                let wanted = locking(family, LockKind::Exclusive, client);
+                let shared = flocks && pick(3) == 0;
+                let kind = if shared { LockKind::Shared } else { LockKind::Exclusive };
+                let wanted = locking(self.family, kind, client);
                 if self.take(client, &file, wanted).await? {
-                    self.count(client, &file).await?;
-                    counted += 1;
+                    match shared {
+                        true => self.look(client, &file).await?,
+                        false => self.count(client, &file).await?,
+                    }
+                    counted += u64::from(!shared);
                     let failed = client.failed("unlock");
-                    if pick(4) == 0 {
-                        file.flush(&client.cx(), wanted.owner).await.map_err(failed)?;
-                    } else {
+                    if pick(4) > 0 {
                         let unlock = Lock { kind: LockKind::Unlock, ..wanted };
                         file.lock(&client.cx(), unlock, false).await.map_err(failed)?;
+                    } else if flocks {
+                        file.close(&client.cx()).await.map_err(failed)?;
+                        file = client.open(client.root(), "counter", libc::O_RDWR).await?;
+                    } else {
+                        file.flush(&client.cx(), wanted.owner).await.map_err(failed)?;
                     }
                 }
                 think().await;
@@ -124,18 +167,15 @@ impl Work for Counter {
         if state.holder == Some(number) {
             state.holder = None;
         }
+        state.readers.remove(&number);
         state.uncertain += state.writing.iter().filter(|other| **other == number).count() as u64;
     }
 
     fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), "counter", libc::O_RDONLY).await?;
-            let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
-            let read = read.map_err(|(error, _)| client.failed("read")(error))?;
+            let found = read(client, &file).await?;
             file.close(&client.cx()).await.map_err(client.failed("close"))?;
-            let mut bytes = [0; 8];
-            bytes[..read.len()].copy_from_slice(read.filled());
-            let found = u64::from_le_bytes(bytes);
             let state = lock(&self.state);
             let most = state.acknowledged + state.uncertain;
             if (state.acknowledged..=most).contains(&found) {

@@ -12,17 +12,18 @@ mod own;
 mod puts;
 mod register;
 mod rights;
+pub(super) mod told;
 mod words;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::Fut;
+use dray_core::{Fut, LockFamily};
 use dray_rt::{random_u64, sleep};
 
-use super::Outcome;
 use super::client::Client;
 use super::machine::Machine;
+use super::{Outcome, World};
 
 /// Something that several clients do at once.
 pub(super) trait Work: Send + Sync + 'static {
@@ -45,7 +46,15 @@ pub(super) trait Work: Send + Sync + 'static {
 
     /// After the last fault: says what is wrong.
     fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>>;
+
+    /// After that, with everybody: what can be seen in calm alone.
+    fn settled<'a>(&'a self, _world: &'a mut World) -> Fut<'a, Outcome<()>> {
+        Box::pin(async { Ok(()) })
+    }
 }
+
+/// How long clients wait, where they do not wait for ever: less than most faults last.
+const LIMIT: Duration = Duration::from_millis(300);
 
 /// Kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +63,8 @@ pub enum Kind {
     Append,
     /// Counting under a lock.
     Counter,
+    /// Counting and looking under flocks.
+    Flocks,
     /// Changes of names, each by whoever may.
     Names,
     /// Writes and reads of one value.
@@ -70,13 +81,17 @@ pub enum Kind {
     Copies,
     /// A right that one client gives and takes, and openings by the others.
     Rights,
+    /// Changes of files that others have open, and what these are told of them.
+    Told,
+    /// Appends, writes, cuts and reads of one file by clients that wait for a while only.
+    Limited,
     /// One generated sequence through all clients in turn.
     Interleaved,
 }
 
 impl Kind {
     /// Those that seeds choose from.
-    pub const ALL: [Kind; 10] = [
+    pub const ALL: [Kind; 13] = [
         Kind::Append,
         Kind::Counter,
         Kind::Names,
@@ -87,21 +102,32 @@ impl Kind {
         Kind::Puts,
         Kind::Copies,
         Kind::Rights,
+        Kind::Told,
+        Kind::Flocks,
+        Kind::Limited,
     ];
+
+    /// How long clients wait for a server that is away; none: for ever.
+    pub(super) fn limit(self) -> Option<Duration> {
+        (self == Kind::Limited).then_some(LIMIT)
+    }
 
     /// The work for so many clients.
     pub(super) fn work(self, clients: usize) -> Arc<dyn Work> {
         match self {
             Kind::Append => Arc::new(append::Append::default()),
-            Kind::Counter => Arc::new(counter::Counter::default()),
+            Kind::Counter => Arc::new(counter::Counter::under(LockFamily::Posix)),
+            Kind::Flocks => Arc::new(counter::Counter::under(LockFamily::Flock)),
             Kind::Names => Arc::new(names::Names::new(clients)),
             Kind::Register => Arc::new(register::Register::default()),
             Kind::Model => Arc::new(model::Disjoint::new(clients)),
             Kind::Words => Arc::new(words::Words::default()),
+            Kind::Limited => Arc::new(words::Words::limited()),
             Kind::Deleted => Arc::new(deleted::Deleted::default()),
             Kind::Puts => Arc::new(puts::Puts::default()),
             Kind::Copies => Arc::new(copies::Copies::default()),
             Kind::Rights => Arc::new(rights::Rights::default()),
+            Kind::Told => Arc::new(told::Told::default()),
             Kind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
         }
     }
@@ -132,7 +158,7 @@ impl PowerKind {
             PowerKind::Own => Arc::new(own::Own::new(kept)),
             PowerKind::Register => Arc::new(register::Register::without_power(machine.clone())),
             PowerKind::Append => Arc::new(append::Append::default()),
-            PowerKind::Counter => Arc::new(counter::Counter::default()),
+            PowerKind::Counter => Arc::new(counter::Counter::under(LockFamily::Posix)),
         }
     }
 }

@@ -39,7 +39,7 @@ impl Own {
     async fn step(&self, client: &Client, known: &mut Known) -> Outcome<()> {
         let cx = client.cx();
         let size = known.content.len() as u64;
-        match pick(10) {
+        match pick(12) {
             0..4 => {
                 let (at, len) = (pick(SIZE_MAX - WRITE_MAX), 1 + pick(WRITE_MAX));
                 let bytes = vec![pick(256) as u8; len as usize];
@@ -77,8 +77,28 @@ impl Own {
                 lock(&self.made).push((client.number, text));
                 self.allow(closed, client)?;
             }
+            9 => self.begin_anew(client, known).await?,
             _ => self.look(client, known).await?,
         }
+        Ok(())
+    }
+
+    /// Cuts the file by opening it, by its name or without.
+    async fn begin_anew(&self, client: &Client, known: &mut Known) -> Outcome<()> {
+        let closed = known.file.close(&client.cx()).await;
+        let flags = libc::O_RDWR | libc::O_TRUNC;
+        known.file = match pick(2) {
+            0 => client.open(client.root(), &own(client), flags).await?,
+            _ => {
+                let (cx, id) = (client.cx(), known.file.id());
+                let opened = client.fs.open(&cx, id, OpenHow::new(flags)).await;
+                opened.map_err(client.failed("cut by opening"))?
+            }
+        };
+        if self.allow(closed, client)? && self.kept {
+            return Err(format!("client {} lost what it had kept", client.number));
+        }
+        known.content.clear();
         Ok(())
     }
 
@@ -105,8 +125,20 @@ impl Own {
                 return Err(format!("client {} lost what it had kept", client.number));
             }
             self.learn(client, known).await?;
+            self.told_once(client, known).await?;
         }
         Ok(())
+    }
+
+    /// After a loss was told: another sync tells nothing, unless more was lost.
+    async fn told_once(&self, client: &Client, known: &Known) -> Outcome<()> {
+        let losses = || client.fs.session().status().unsynced.losses;
+        let before = losses();
+        let again = known.file.sync(&client.cx(), false).await;
+        match self.allow(again, client)? {
+            true if losses() == before => Err(format!("{} is told a loss twice", own(client))),
+            _ => Ok(()),
+        }
     }
 
     async fn learn(&self, client: &Client, known: &mut Known) -> Outcome<()> {

@@ -1,12 +1,14 @@
 //! Several clients append to one file, write into it, cut it and read it: some order of
 //! what they did explains everything that they saw.
 
-use dray_core::{Buf, BufMut, FileSystem, Fut, OpenHow, SetAttr, Write};
+use std::time::Duration;
+
+use dray_core::{Buf, BufMut, CreateHow, Errno, Error, FileSystem, Fut, OpenHow, SetAttr, Write};
 
 use super::noted::Noted;
-use super::{Work, pick, think};
-use crate::simulator::Outcome;
-use crate::simulator::client::{Client, File};
+use super::{LIMIT, Work, pick, think};
+use crate::simulator::client::{Client, File, name};
+use crate::simulator::{Outcome, World};
 
 /// Operations of each client.
 const OPERATIONS: u64 = 24;
@@ -27,7 +29,13 @@ enum Deed {
 #[derive(Default)]
 pub(super) struct Words {
     noted: Noted<Deed>,
+    /// Clients do not wait for a server that is away: what became of their calls they do not know.
+    limited: bool,
 }
+
+/// Calls of one client that may fail because the server is away: each of them may have been
+/// carried out or not, and what could have happened has to be looked through.
+const LATE_MAX: u64 = 3;
 
 fn apply(words: &[u64], deed: &Deed) -> Option<Vec<u64>> {
     let mut words = words.to_vec();
@@ -44,8 +52,25 @@ fn apply(words: &[u64], deed: &Deed) -> Option<Vec<u64>> {
     Some(words)
 }
 
+/// Longest that a client needs to find a server that is back.
+const BACK_WITHIN: Duration = Duration::from_secs(5);
+
 impl Words {
-    async fn step(&self, client: &Client, file: &File, number: u64) -> Outcome<()> {
+    /// With clients that wait for a while only.
+    pub(super) fn limited() -> Words {
+        Words { limited: true, ..Words::default() }
+    }
+
+    /// True if it went well, and false if it came too late, where that may be.
+    fn in_time(&self, client: &Client, done: Result<(), Error>) -> Outcome<bool> {
+        match done {
+            Ok(()) => Ok(true),
+            Err(error) if self.limited && error.errno() == Errno::EHOSTDOWN => Ok(false),
+            Err(error) => Err(client.failed("change or read the words")(error)),
+        }
+    }
+
+    async fn step(&self, client: &Client, file: &File, number: u64) -> Outcome<bool> {
         let (cx, word) = (client.cx(), (client.number as u64 + 1) << 32 | number);
         let bytes = Buf::from(&word.to_le_bytes()[..]);
         let done = match pick(8) {
@@ -76,26 +101,66 @@ impl Words {
             }
             _ => return self.read(client, file).await,
         };
-        done.map_err(client.failed("change the words"))
+        self.in_time(client, done)
     }
 
-    async fn read(&self, client: &Client, file: &File) -> Outcome<()> {
+    /// False if it came too late.
+    async fn read(&self, client: &Client, file: &File) -> Outcome<bool> {
         let from = self.noted.tick();
         let read = file.read(&client.cx(), 0, BufMut::heap(4096)).await;
-        let read = read.map_err(|(error, _)| client.failed("read")(error))?;
+        let read = match read {
+            Ok(read) => read,
+            Err((error, _)) => return self.in_time(client, Err(error)),
+        };
         let (words, rest) = read.filled().as_chunks::<8>();
         if !rest.is_empty() {
             return Err(format!("half a word: the file has {} bytes", read.len()));
         }
         let words = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
         self.noted.found(from, Deed::Read(words));
-        Ok(())
+        Ok(true)
+    }
+
+    /// Opens the file; whoever does not wait tries again.
+    async fn open(&self, client: &Client) -> Outcome<File> {
+        let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: false };
+        loop {
+            match client.fs.create(&client.cx(), client.root(), &name("words"), how).await {
+                Ok((_, file)) => return Ok(file),
+                Err(error) => _ = self.in_time(client, Err(error))?,
+            }
+            think().await; // while the server is away it fails at once
+        }
+    }
+
+    /// A client that is cut off is told so in time, and goes on when it is not.
+    async fn away(&self, world: &World) -> Outcome<()> {
+        let client = &world.clients[0];
+        let host = format!("client{}", client.number);
+        let file = self.open(client).await?;
+        world.network.partition(&host, true);
+        let begin = dray_rt::now();
+        let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
+        let took = begin.elapsed();
+        let told = read.is_err_and(|(error, _)| error.errno() == Errno::EHOSTDOWN);
+        world.network.partition(&host, false);
+        if !told || took > LIMIT * 2 {
+            return Err(format!("without a server a read ends after {took:?}, late: {told}"));
+        }
+        let begin = dray_rt::now();
+        while !self.read(client, &file).await? {
+            if begin.elapsed() > BACK_WITHIN {
+                return Err("the server is back, and the client is not".into());
+            }
+            think().await;
+        }
+        file.close(&client.cx()).await.map_err(client.failed("close"))
     }
 }
 
 impl Work for Words {
     fn name(&self) -> &'static str {
-        "words"
+        if self.limited { "limited" } else { "words" }
     }
 
     fn bears_crashes(&self) -> bool {
@@ -111,12 +176,16 @@ impl Work for Words {
 
     fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
-            let file = client.open(client.root(), "words", libc::O_RDWR).await?;
+            let (file, mut late) = (self.open(client).await?, 0);
             for number in 0..OPERATIONS {
-                self.step(client, &file, number).await?;
+                late += u64::from(!self.step(client, &file, number).await?);
+                if late >= LATE_MAX {
+                    break;
+                }
                 think().await;
             }
-            file.close(&client.cx()).await.map_err(client.failed("close"))
+            let closed = file.close(&client.cx()).await;
+            self.in_time(client, closed).map(drop)
         })
     }
 
@@ -128,6 +197,15 @@ impl Work for Words {
             self.read(client, &file).await?;
             file.close(&client.cx()).await.map_err(client.failed("close"))?;
             self.noted.is_explained(Vec::new(), |words, deed| apply(words, deed))
+        })
+    }
+
+    fn settled<'a>(&'a self, world: &'a mut World) -> Fut<'a, Outcome<()>> {
+        Box::pin(async move {
+            match self.limited {
+                true => self.away(world).await,
+                false => Ok(()),
+            }
         })
     }
 }

@@ -1,0 +1,105 @@
+//! What ends the calm, once: a server that dies, with its machine or alone, or a client that is
+//! away for a while, or for so long that its session ends. Afterwards everybody has open again
+//! what he had.
+
+use std::time::Duration;
+
+use dray_core::FileSystem;
+use dray_rt::{random_u64, sleep};
+
+use super::{TOLD_WITHIN, Told, lock, pick};
+use crate::simulator::client::Client;
+use crate::simulator::machine::LEASE;
+use crate::simulator::{Outcome, World};
+
+/// Longest that everybody needs to have open again what he had.
+const BACK_WITHIN: Duration = Duration::from_secs(60);
+
+impl Told {
+    pub(super) async fn upheaval(&self, world: &World) -> Outcome<()> {
+        let whom = &world.clients[pick(world.clients.len() as u64) as usize];
+        let host = format!("client{}", whom.number);
+        match pick(5) {
+            0 => {
+                world.machine.kill();
+                world.machine.start().await;
+            }
+            power @ (1 | 2) => {
+                self.sync(&world.clients).await?;
+                world.machine.lose_power(random_u64(), power == 2);
+                world.machine.start().await;
+            }
+            away => {
+                let lease = if away == 3 { LEASE * 2 } else { Duration::ZERO };
+                world.network.partition(&host, true);
+                sleep(lease + Duration::from_millis(pick(300))).await;
+                world.network.partition(&host, false);
+            }
+        }
+        self.everybody_is_back(world).await
+    }
+
+    /// What is lost with the machine's power is another matter.
+    async fn sync(&self, clients: &[Client]) -> Outcome<()> {
+        for client in clients {
+            client.fs.sync_all(&client.cx()).await.map_err(client.failed("sync"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the server has as many files of each client as that has open.
+    async fn everybody_is_back(&self, world: &World) -> Outcome<()> {
+        let begin = dray_rt::now();
+        loop {
+            let status = world.machine.status();
+            let back = |client: &Client| {
+                let host = format!("client{}", client.number);
+                let mut sessions = status.clients.iter().filter(|one| one.host == host);
+                let open = lock(&self.0).open.get(&client.number).map_or(0, Vec::len);
+                sessions.any(|one| one.away.is_none() && one.files == open)
+            };
+            match world.clients.iter().find(|client| !back(client)) {
+                None => break,
+                Some(client) if begin.elapsed() > BACK_WITHIN => {
+                    let number = client.number;
+                    return Err(format!(
+                        "client {number} has its files not open again: {status:?}"
+                    ));
+                }
+                Some(_) => sleep(Duration::from_millis(50)).await,
+            }
+        }
+        sleep(TOLD_WITHIN).await;
+        Ok(())
+    }
+
+    /// The administrator has a client go: what it had is given back at once, and the others notice
+    /// nothing.
+    pub(super) async fn evict_one(&self, world: &mut World) -> Outcome<()> {
+        let at = pick(world.clients.len() as u64) as usize;
+        let client = world.clients.remove(at);
+        let node = world.nodes.remove(at);
+        let host = format!("client{}", client.number);
+        let session = |world: &World| {
+            let clients = world.machine.status().clients;
+            clients.into_iter().find(|one| one.host == host).map(|one| one.session)
+        };
+        let (server, evicted) = (world.machine.server(), session(world));
+        let (Some(server), Some(evicted)) = (server, evicted) else {
+            return Err(format!("client {} has no session to be ended", client.number));
+        };
+        server.evict(evicted).await;
+        if session(world).is_some() {
+            return Err(format!("client {} was evicted, and has a session", client.number));
+        }
+        lock(&self.0).open.remove(&client.number);
+        node.crash();
+        self.everybody_is_back(world).await
+    }
+
+    /// Who has nothing open is told nothing.
+    pub(super) async fn calm_without_files(&self, clients: &[Client]) -> Outcome<()> {
+        sleep(TOLD_WITHIN).await;
+        self.round(clients).await
+    }
+}
