@@ -56,12 +56,12 @@ step_unit() {
 # A test program that hangs is ended, and named, while the others still run.
 test_program_limit=600
 
-# run_test_programs ARGUMENT...: those that cargo test takes with these arguments. More at a time
-# than there are CPUs, since they wait for half of their time.
+# run_test_programs ARGUMENT...: those that cargo test takes with these arguments. As many at a time
+# as there are CPUs: they wait for half of their time.
 run_test_programs() {
     local made
     made=$(cargo test "$@" --locked --no-run --message-format=json-render-diagnostics) || return
-    python3 script/lib/test_programs.py $(($(nproc) + 1)) \
+    python3 script/lib/test_programs.py "$(nproc)" \
         "$root/script/lib/limited.sh" "$test_program_limit" <<<"$made"
 }
 

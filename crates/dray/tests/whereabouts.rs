@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::daemons::{gone, signal, supervisor};
+use common::daemons::{gone, has_ended, signal, supervisor};
 use common::{Rig, processes, wait_for};
 
 /// Runs the command with a run directory that is not the mount's.
@@ -53,7 +53,8 @@ fn what_killed_processes_have_left_is_removed_by_the_next_mount() {
     let killed = [processes("mount-supervisor", &at), processes("mount-daemon", &at)].concat();
     assert_eq!(killed.len(), 2);
     killed.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
-    gone_from_the_tree(&at);
+    wait_for("the end of the killed processes", || killed.iter().all(|pid| has_ended(*pid)));
+    assert!(Command::new("umount").arg("-l").arg(&at).status().unwrap().success());
     let mounts = rig.path("run/mounts");
     let left = left_in(&mounts);
     assert_eq!(left.len(), 2, "{left:?}");
@@ -61,20 +62,13 @@ fn what_killed_processes_have_left_is_removed_by_the_next_mount() {
     let now = left_in(&mounts);
     assert!(now.len() == 2 && left.iter().all(|path| !now.contains(path)), "{now:?}");
     // One that goes on without its supervisor can still be asked.
-    signal(supervisor(&lives), libc::SIGKILL);
-    wait_for("the end of the supervisor", || processes("mount-supervisor", &lives).is_empty());
+    let killed = supervisor(&lives);
+    signal(killed, libc::SIGKILL);
+    wait_for("the end of the supervisor", || has_ended(killed));
     let third = rig.mount("third", "");
     let status = rig.demand(&["status", "--interval", "0", lives.to_str().unwrap()]);
     assert!(status.starts_with("MOUNT"), "{status}");
     rig.end_of_mount(&lives);
     rig.end_of_mount(&third);
     assert!(left_in(&mounts).is_empty(), "{:?}", left_in(&mounts));
-}
-
-fn gone_from_the_tree(at: &Path) {
-    wait_for("the end of the killed processes", || {
-        let kinds = ["mount-supervisor", "mount-daemon"];
-        kinds.iter().all(|kind| processes(kind, at).is_empty())
-    });
-    assert!(Command::new("umount").arg("-l").arg(at).status().unwrap().success());
 }

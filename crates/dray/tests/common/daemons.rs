@@ -41,6 +41,13 @@ pub fn signal(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
+/// Whether it has ended and given up what it had: locks outlive the command line by a moment.
+pub fn has_ended(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind its name, which may hold anything: a zombie has nothing any more.
+    stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))
+}
+
 pub fn gone(at: &Path) {
     wait_for("the end of the processes", || {
         processes("mount-daemon", at).is_empty() && processes("mount-supervisor", at).is_empty()

@@ -45,17 +45,16 @@ impl Supervisors {
 
     /// Where the processes of `mount` may be found, the most likely place first.
     pub fn whereabouts_of(&self, mount: &MountEntry) -> Vec<Whereabouts> {
-        // Whatever processes of other users say of this mount is not believed.
-        let ours = |seen: &&Seen| seen.user == mount.user && seen.connection == mount.connection;
+        let mut places = vec![mount.at.clone()];
+        places.extend(mount_table::places_of(mount.connection).into_iter().map(|place| place.at));
         let usual = paths::run_dirs(mount.user);
-        let told = self.0.iter().filter(ours).flat_map(|seen| {
+        let told = self.of(mount, &places).into_iter().flat_map(|seen| {
             let dirs = seen.dir.clone().map_or_else(|| usual.clone(), |dir| vec![dir]);
             dirs.into_iter().map(move |dir| Whereabouts { dir, at: seen.at.clone() })
         });
         // Its supervisor may be dead, or in another container.
-        let places = mount_table::places_of(mount.connection);
-        let guessed = places.iter().flat_map(|place| {
-            usual.iter().map(move |dir| Whereabouts { dir: dir.clone(), at: place.at.clone() })
+        let guessed = places.iter().flat_map(|at| {
+            usual.iter().map(move |dir| Whereabouts { dir: dir.clone(), at: at.clone() })
         });
         let mut all: Vec<Whereabouts> = Vec::new();
         for one in told.chain(guessed) {
@@ -64,6 +63,18 @@ impl Supervisors {
             }
         }
         all
+    }
+
+    /// Those that may be of `mount`, which is at `places`. The number of a connection alone does not
+    /// tell: the kernel gives that of one that has ended to the next one, while the supervisor of
+    /// the former may live on. So who says that it mounted at another place is asked only where
+    /// nobody says that it mounted here: then the mount was moved.
+    fn of(&self, mount: &MountEntry, places: &[PathBuf]) -> Vec<&Seen> {
+        // Whatever processes of other users say of this mount is not believed.
+        let ours = |seen: &&Seen| seen.user == mount.user && seen.connection == mount.connection;
+        let (here, elsewhere): (Vec<&Seen>, Vec<&Seen>) =
+            self.0.iter().filter(ours).partition(|seen| places.contains(&seen.at));
+        if here.is_empty() { elsewhere } else { here }
     }
 }
 
@@ -111,18 +122,28 @@ mod tests {
         }
     }
 
-    #[test]
-    fn who_is_somebody_else_is_not_believed() {
+    fn said(user: u32, at: &str) -> Seen {
+        let dir = Some(Path::new("/there").join(at.trim_start_matches('/')));
+        Seen { user, connection: 1 << 30, dir, at: at.into() }
+    }
+
+    fn found(all: Vec<Seen>) -> Vec<PathBuf> {
         let mount =
             MountEntry { at: "/m".into(), source: "s".into(), connection: 1 << 30, user: 7 };
-        let said = |user| Seen {
-            user,
-            connection: mount.connection,
-            dir: Some("/there".into()),
-            at: "/was".into(),
-        };
-        let there = Whereabouts { dir: "/there".into(), at: "/was".into() };
-        assert_eq!(Supervisors(vec![said(8), said(7)]).whereabouts_of(&mount), [there]);
-        assert!(Supervisors(vec![said(8)]).whereabouts_of(&mount).is_empty());
+        let whereabouts = Supervisors(all).whereabouts_of(&mount).into_iter();
+        whereabouts.map(|one| one.dir).filter(|dir| dir.starts_with("/there")).collect()
+    }
+
+    #[test]
+    fn who_is_somebody_else_is_not_believed() {
+        assert_eq!(found(vec![said(8, "/was"), said(7, "/was")]), [Path::new("/there/was")]);
+        assert!(found(vec![said(8, "/m")]).is_empty());
+    }
+
+    /// `dray upgrade` sent its signal to the supervisor of a mount that had just ended, because the
+    /// next one had got the number of its connection.
+    #[test]
+    fn whose_number_was_given_to_another_mount_is_not_taken_for_its_supervisor() {
+        assert_eq!(found(vec![said(7, "/was"), said(7, "/m")]), [Path::new("/there/m")]);
     }
 }
