@@ -12,6 +12,7 @@ mod demo;
 mod endpoint;
 mod error;
 mod evict;
+mod flock;
 mod interrupt;
 mod logger;
 mod manual;

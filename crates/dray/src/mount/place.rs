@@ -1,18 +1,17 @@
 //! The place of a mount: whether it can be one, and whose turn it is there.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{Doing, Failure};
+use crate::flock::lock_within;
 use crate::mount::mount_table;
 
 /// How long one waits for others that mount at the same place, who take milliseconds. A program
 /// that has locked the directory for reasons of its own does not keep a mount away.
 const TURN_MAX: Duration = Duration::from_secs(10);
-const TURN_PAUSE: Duration = Duration::from_millis(10);
 
 /// The mount point, absolute; a directory that is not one of our mounts already.
 pub(super) fn check(path: &Path) -> Result<PathBuf, Failure> {
@@ -64,18 +63,7 @@ fn lock(at: &Path) -> Option<File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW);
     let dir = options.open(at).ok()?;
-    let end = Instant::now() + TURN_MAX;
-    loop {
-        // SAFETY: no memory is passed; the descriptor is open.
-        if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-            return Some(dir);
-        }
-        let error = std::io::Error::last_os_error();
-        if error.kind() != std::io::ErrorKind::WouldBlock || Instant::now() > end {
-            return None;
-        }
-        std::thread::sleep(TURN_PAUSE);
-    }
+    lock_within(&dir, TURN_MAX).is_ok_and(|has_it| has_it).then_some(dir)
 }
 
 #[cfg(test)]

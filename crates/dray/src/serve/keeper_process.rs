@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::error::{Doing, Failure};
+use crate::flock::lock_within;
 use crate::serve::keeper::{
     Key, OP_END, OP_HELD, OP_HOLD, OP_RELEASE, held_max, message, message_key, receive, send,
     socket_path,
@@ -24,7 +25,6 @@ const WAIT_HOLDING: Duration = Duration::from_secs(300);
 const WAIT_EMPTY: Duration = Duration::from_secs(3);
 /// How long it waits for the keeper before it to end. One that has a server does not.
 const TURN_MAX: Duration = Duration::from_secs(5);
-const TURN_LOOK: Duration = Duration::from_millis(10);
 /// After a server could not be heard, as where the system has no descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -56,21 +56,8 @@ pub fn run(state: &Path) -> Result<(), Failure> {
 /// What one keeper of a state directory has at a time, until it is dropped; none if another one
 /// does not give it up. Errors: those of open(2) and flock(2).
 fn turn(state: &Path) -> io::Result<Option<File>> {
-    let (dir, deadline) = (File::open(state)?, Instant::now() + TURN_MAX);
-    loop {
-        // SAFETY: no memory is passed; the descriptor is open.
-        if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-            return Ok(Some(dir));
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::WouldBlock {
-            return Err(error);
-        }
-        if Instant::now() > deadline {
-            return Ok(None);
-        }
-        std::thread::sleep(TURN_LOOK);
-    }
+    let dir = File::open(state)?;
+    Ok(lock_within(&dir, TURN_MAX)?.then_some(dir))
 }
 
 /// The next server, if one comes in time.
