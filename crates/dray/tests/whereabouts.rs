@@ -50,17 +50,21 @@ fn what_killed_processes_have_left_is_removed_by_the_next_mount() {
         return;
     }
     let (mut rig, at) = Rig::mounted("");
+    let mounts = rig.path("run/mounts");
+    // A daemon listens a moment after it has the mount.
+    wait_for("what both processes are found by", || left_in(&mounts).len() == 2);
     let killed = [processes("mount-supervisor", &at), processes("mount-daemon", &at)].concat();
     assert_eq!(killed.len(), 2);
     killed.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
     wait_for("the end of the killed processes", || killed.iter().all(|pid| has_ended(*pid)));
     assert!(Command::new("umount").arg("-l").arg(&at).status().unwrap().success());
-    let mounts = rig.path("run/mounts");
     let left = left_in(&mounts);
     assert_eq!(left.len(), 2, "{left:?}");
     let lives = rig.mount("another", "");
-    let now = left_in(&mounts);
-    assert!(now.len() == 2 && left.iter().all(|path| !now.contains(path)), "{now:?}");
+    wait_for("what is left of the first, and that of the second", || {
+        let now = left_in(&mounts);
+        now.len() == 2 && left.iter().all(|path| !now.contains(path))
+    });
     // One that goes on without its supervisor can still be asked.
     let killed = supervisor(&lives);
     signal(killed, libc::SIGKILL);
