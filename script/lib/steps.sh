@@ -40,15 +40,17 @@ with_rings() {
     [ ! -w "$switch" ] || echo Y >"$switch" || true
 }
 
-# Unit, integration and model tests, and the simulator's smoke. Tests that need a mounted
-# dray are the step `mounts`.
+# The test programs that compute most: they run optimised, in the step `simulator`.
+simulations=(sabotage simulator stacks)
+
+# Unit, integration and model tests. Tests that need a mounted dray are the step `mounts`.
 step_unit() {
     need e2fsprogs acl attr fuse3 iproute2 python3 ||
         echo "e2fsprogs, acl, attr, fuse3, iproute2 or python3 are missing: tests may fail"
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
     with_rings
     local failed=
-    run_test_programs --workspace || failed=yes
+    run_test_programs "$(IFS=,; echo "${simulations[*]}")" test --workspace --no-run || failed=yes
     cargo test --workspace --locked --doc
     [ -z "$failed" ]
 }
@@ -56,19 +58,24 @@ step_unit() {
 # A test program that hangs is ended, and named, while the others still run.
 test_program_limit=600
 
-# run_test_programs ARGUMENT...: those that cargo test takes with these arguments. As many at a time
-# as there are CPUs: they wait for half of their time.
+# run_test_programs WITHOUT COMMAND ARGUMENT...: those that cargo makes with this command and these
+# arguments, but for those named in WITHOUT. As many at a time as there are CPUs: they wait for half
+# of their time.
 run_test_programs() {
-    local made
-    made=$(cargo test "$@" --locked --no-run --message-format=json-render-diagnostics) || return
-    python3 script/lib/test_programs.py "$(nproc)" \
+    local without=$1 made
+    shift
+    made=$(cargo "$@" --locked --message-format=json-render-diagnostics) || return
+    python3 script/lib/test_programs.py "$(nproc)" "$without" \
         "$root/script/lib/limited.sh" "$test_program_limit" <<<"$made"
 }
 
-# The binary that the suites mount, and the programs that they run. Compiled once, then kept
-# in target/.
+# The binary that the suites mount and the simulations, which have most crates in common, and so are
+# made by one command: with other features those would be compiled again.
+optimised=(build --profile ci -p dray -p dray-testkit --bin dray "${simulations[@]/#/--test=}")
+
+# What later steps run. Compiled once, then kept in target/.
 step_build() {
-    cargo build --profile ci --locked -p dray
+    cargo "${optimised[@]}" --locked
     install_tool pjdfstest 0.2.2
     install_tool fsx 0.3.2
 }
@@ -97,10 +104,13 @@ step_guest() {
         skip_step "no emulator, or no kernel $guest_series of Debian, within $guest_made_within s"
 }
 
+# The simulator's smoke, a server that breaks its promises, and the model sequences through stacks.
+step_simulator() { run_test_programs "" "${optimised[@]}"; }
+
 # Generated sequences through real mounts, on both transports.
 step_mounts() {
     with_rings
-    DRAY_BINARY=$DRAY run_test_programs --workspace --test mounts
+    DRAY_BINARY=$DRAY run_test_programs "" test --workspace --test mounts --no-run
 }
 
 step_fuzz() { script/fuzz --smoke; }
