@@ -22,7 +22,8 @@ pub type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///   below decides permissions.
 /// - Each call is atomic with respect to every other call on the same file system.
 /// - There are no default bodies: a new operation forces a decision everywhere.
-/// - An operation on a [`FileId`] whose file is gone answers `ESTALE`; an operation
+/// - An operation on a [`FileId`] whose file is gone answers `ESTALE`, but for a moment to whoever
+///   has just looked it up, if the file system can go on with it for him; an operation
 ///   that the file system below does not have answers `EOPNOTSUPP`.
 /// - A future must be polled to its end: give up by [`Context::cancel`], not by dropping.
 pub trait FileSystem: Send + Sync + 'static {

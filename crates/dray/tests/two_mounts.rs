@@ -5,7 +5,7 @@ mod common;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -373,6 +373,44 @@ fn a_directory_that_another_mount_moved_is_renamed_and_replaced() {
             fs::remove_dir(one.join("dir").join(&victim)).unwrap();
         }
     }
+}
+
+/// What one's path has led to is there for a moment when another mount gives the name to another
+/// file: stat(2), chmod(2), truncate(2) and open(2) of it failed with ESTALE.
+#[test]
+fn what_a_path_led_to_is_used_though_another_mount_replaces_it() {
+    if common::skipped() {
+        return;
+    }
+    common::on_transports(|transport| {
+        let (_rig, one, other) = two_mounts(&format!("consistency=strict,{transport}"));
+        // The moment may have passed where the machine is busy: then again.
+        let used = (0..100).any(|_| {
+            fs::write(one.join("file"), "old").unwrap();
+            fs::write(one.join("new"), "new").unwrap();
+            let mut look = OpenOptions::new();
+            let found =
+                look.read(true).custom_flags(libc::O_PATH).open(other.join("file")).unwrap();
+            fs::rename(one.join("new"), one.join("file")).unwrap();
+            let path = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+            let used = use_old(&path, &found);
+            assert_eq!(fs::read(other.join("file")).unwrap(), b"new");
+            match used {
+                Ok(data) => data == "ol",
+                Err(error) if error.raw_os_error() == Some(libc::ESTALE) => false,
+                Err(error) => panic!("{error}"),
+            }
+        });
+        assert!(used, "it was never there");
+    });
+}
+
+/// What calls by path do once they have found the file.
+fn use_old(path: &Path, found: &File) -> std::io::Result<String> {
+    found.metadata()?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    OpenOptions::new().write(true).open(path)?.set_len(2)?;
+    fs::read_to_string(path)
 }
 
 /// Who works in a directory that others move goes on in it.

@@ -48,7 +48,7 @@ impl Core {
         if want.0 & !7 != 0 {
             return Err(Errno::EINVAL.into());
         }
-        let node = self.node(id)?;
+        let node = self.node_for(caller, id)?;
         if want.0 & libc::W_OK as u32 != 0
             && matches!(node.kind, FileType::Regular | FileType::Directory | FileType::Symlink)
         {
@@ -61,13 +61,13 @@ impl Core {
     }
 
     pub(crate) fn get_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        let node = self.node(id)?;
+        let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
         guarded(caller, name, || Ok(sys::get_xattr(node.fd(), &c_name)?))
     }
 
     pub(crate) fn list_xattr(&self, caller: &Caller, id: FileId) -> Result<Vec<u8>> {
-        let node = self.node(id)?;
+        let node = self.node_for(caller, id)?;
         // Names of trusted attributes are listed to whoever may read them.
         guarded(caller, b"trusted.", || Ok(sys::list_xattr(node.fd())?))
     }
@@ -85,7 +85,7 @@ impl Core {
         if value.len() > dray_core::XATTR_MAX_BYTES {
             return Err(Errno::E2BIG.into());
         }
-        let node = self.node(id)?;
+        let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
         let set = guarded(caller, name, || Ok(sys::set_xattr(node.fd(), &c_name, value, how)?));
         self.changed(id, node.fd());
@@ -94,7 +94,7 @@ impl Core {
 
     pub(crate) fn remove_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> Result<()> {
         self.writable()?;
-        let node = self.node(id)?;
+        let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
         let remove = || Ok(sys::remove_xattr(node.fd(), &c_name)?);
         if name == CAPABILITY && !caller.who.is_root() {

@@ -2,14 +2,15 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dray_core::{
     Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result,
 };
-use dray_rt::Pool;
+use dray_rt::{Instant, Pool};
 
 use super::below::Below;
+use super::departed::{Asker, Departed};
 use super::files::Files;
 use super::handle::Codec;
 use super::mounted::MountsBelow;
@@ -40,6 +41,7 @@ pub(crate) struct Core {
     pub(crate) root: Arc<Node>,
     pub(crate) ids: Ids,
     pub(crate) nodes: NodeCache,
+    pub(super) departed: Departed,
     pub(crate) files: Arc<Files>,
     pub(crate) locks: LockTable,
     pub(crate) below: Below,
@@ -61,6 +63,9 @@ pub(crate) struct Caller {
     pub(crate) who: Arc<Identity>,
     /// Only what makes files has to do with it; for the rest it costs a system call.
     umask: Option<u32>,
+    pub(super) asker: Asker,
+    /// It is the server itself who asks.
+    pub(super) internal: bool,
 }
 
 impl Core {
@@ -98,6 +103,7 @@ impl Core {
                 or(options.inode_cache_max, (descriptors / 4).min(4096)),
                 options.inode_idle_secs,
             ),
+            departed: Departed::default(),
             files: Files::new(
                 (or(options.open_descriptors_max, descriptors / 2).max(1), descriptors),
                 options.open_files_max,
@@ -139,7 +145,8 @@ impl Core {
         // open, is not done as a client.
         let who = if cx.internal { cx.who.clone() } else { self.options.squash.map(&cx.who) };
         let makes = matches!(op, Op::Make | Op::Create | Op::Tmpfile);
-        Caller { who, umask: makes.then_some(cx.umask) }
+        let (asker, internal) = (Asker::of(cx), cx.internal);
+        Caller { who, umask: makes.then_some(cx.umask), asker, internal }
     }
 
     /// `EROFS` where changes are refused.
@@ -188,14 +195,32 @@ impl Core {
         Box::pin(async move {
             cx.check()?;
             let caller = self.caller(cx, op);
-            if inline && let Some(result) = self.now(&caller, |core| work(core, &caller, false)) {
+            let done =
+                if inline { self.now(&caller, |core| work(core, &caller, false)) } else { None };
+            if let Some(result) = done {
+                self.tend_departed();
                 return result.map_err(|error| error.during(op));
             }
             let core = self.clone();
             let done = self.pool.run(move || core.now(&caller, |core| work(core, &caller, true)));
             let result = done.await.map_err(|_| busy())?.unwrap_or_else(|| Err(busy()));
+            self.tend_departed();
             result.map_err(|error| error.during(op))
         })
+    }
+
+    /// Sees to it that what has been removed and is kept for a moment is let go after that.
+    fn tend_departed(self: &Arc<Core>) {
+        if !self.departed.is_to_be_tended() {
+            return;
+        }
+        let tending = Tending(Arc::downgrade(self));
+        dray_rt::spawn(async move {
+            while let Some(end) = tending.next_end() {
+                dray_rt::sleep_until(end).await;
+                tending.trim();
+            }
+        });
     }
 
     /// Becomes the caller and does `work` on this thread.
@@ -227,6 +252,39 @@ impl Core {
             |stripe: usize| self.directories[stripe].lock().unwrap_or_else(PoisonError::into_inner);
         let held = lock(first.min(second));
         (held, (first != second).then(|| lock(first.max(second))))
+    }
+}
+
+/// Whoever lets go what has been removed. Dropped with its executor, it leaves that to the next.
+struct Tending(Weak<Core>);
+
+impl Tending {
+    /// When there is something to do next; none if nobody has to stay for that.
+    fn next_end(&self) -> Option<Instant> {
+        let core = self.0.upgrade()?;
+        loop {
+            if let Some(end) = core.departed.next_end() {
+                return Some(end);
+            }
+            core.departed.is_left();
+            if !core.departed.is_to_be_tended() {
+                return None;
+            }
+        }
+    }
+
+    fn trim(&self) {
+        if let Some(core) = self.0.upgrade() {
+            core.watched.mark(|| core.departed.trim());
+        }
+    }
+}
+
+impl Drop for Tending {
+    fn drop(&mut self) {
+        if let Some(core) = self.0.upgrade() {
+            core.departed.is_left();
+        }
     }
 }
 
@@ -286,6 +344,7 @@ fn busy() -> Error {
 impl Caller {
     /// A caller for tests of what needs no export.
     pub(crate) fn of(who: Identity) -> Caller {
-        Caller { who: Arc::new(who), umask: None }
+        let cx = Context::system();
+        Caller { who: Arc::new(who), umask: None, asker: Asker::of(&cx), internal: cx.internal }
     }
 }

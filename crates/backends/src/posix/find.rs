@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use dray_core::{Attr, Entry, Errno, Error, FileId, FileType, Name, Result};
 
-use super::core::{Core, Ids};
+use super::core::{Caller, Core, Ids};
 use super::handle::Codec;
 use super::nodes::Node;
 use super::paths::PathTable;
 use super::sys::Stat;
 use super::{cred, sys};
+
+/// Looks at a name before one is content with what may have lost it meanwhile.
+const LOOKS_MAX: usize = 4;
 
 /// Deepest place that the path table follows (`PATH_MAX` over two bytes a component).
 const DEPTH_MAX: usize = 2048;
@@ -28,6 +31,16 @@ impl Core {
         match &self.ids {
             Ids::Native(codec) => self.node_by_handle(codec, id),
             Ids::Table(table) => self.node_by_place(table, id),
+        }
+    }
+
+    /// As [`Core::node`], and what has just been removed, if the caller had looked it up.
+    pub(crate) fn node_for(&self, caller: &Caller, id: FileId) -> Result<Arc<Node>> {
+        match self.node(id) {
+            Err(error) if error.errno() == Errno::ESTALE => {
+                self.departed.find(id, caller.asker).ok_or(error)
+            }
+            node => node,
         }
     }
 
@@ -159,7 +172,12 @@ impl Core {
 
     /// As [`Core::find`], where what has the name is at hand already, which spares opening
     /// it; none where it is not. Errors: `ENOENT`.
-    pub(crate) fn find_at_hand(&self, dir: &Node, name: &Name) -> Result<Option<Entry>> {
+    pub(crate) fn find_at_hand(
+        &self,
+        caller: &Caller,
+        dir: &Node,
+        name: &Name,
+    ) -> Result<Option<Entry>> {
         let Ids::Native(codec) = &self.ids else { return Ok(None) };
         if self.has_mounts_below() {
             return Ok(None);
@@ -175,7 +193,19 @@ impl Core {
         let Some(node) = codec.encode(&handle).and_then(|id| self.nodes.get(id)) else {
             return Ok(None);
         };
-        Ok(Some(Entry { id: node.id, attr: sys::stat(node.fd())?.attr }))
+        let entry = Entry { id: node.id, attr: sys::stat(node.fd())?.attr };
+        Ok(self.was_looked_up(caller, &node).then_some(entry))
+    }
+
+    /// Finds `name` in `dir` as the caller, who goes on by its id.
+    pub(crate) fn find_for(&self, caller: &Caller, dir: &Node, name: &Name) -> Result<Entry> {
+        for _ in 0..LOOKS_MAX {
+            let (entry, node) = self.find(dir, name)?;
+            if self.was_looked_up(caller, &node) {
+                return Ok(entry);
+            }
+        }
+        Ok(self.find(dir, name)?.0)
     }
 
     /// Finds `name` in `dir` as the caller, and keeps what it found at hand.
@@ -250,14 +280,32 @@ impl Core {
     }
 
     /// Attributes through an id; `ESTALE` for an inode that is only still there because we
-    /// hold it.
-    pub(crate) fn attr(&self, node: &Node) -> Result<Attr> {
+    /// hold it, and not for this caller.
+    pub(crate) fn attr(&self, caller: &Caller, id: FileId) -> Result<Attr> {
+        let node = self.node_for(caller, id)?;
         let attr = sys::stat(node.fd())?.attr;
-        if attr.nlink == 0 && !self.files.in_use(node.id) {
-            self.nodes.forget(node.id);
+        let is_there = attr.nlink > 0
+            || self.files.in_use(id)
+            || node.lookers().has(caller.asker, dray_rt::now());
+        if !is_there {
+            if !node.lookers().is_gone() {
+                self.has_left(caller, &node);
+            }
             return Err(stale());
         }
         Ok(attr)
+    }
+
+    /// `node` has lost a name, perhaps its last: the cache must not keep it.
+    pub(crate) fn has_left(&self, caller: &Caller, node: &Arc<Node>) {
+        // Whoever looks for it finds it in one of both.
+        self.departed.add(node, caller.asker);
+        self.nodes.forget(node.id);
+    }
+
+    /// Notes that the caller has looked `node` up. False if it has lost a name since.
+    fn was_looked_up(&self, caller: &Caller, node: &Node) -> bool {
+        caller.internal || node.lookers().add(caller.asker, dray_rt::now())
     }
 }
 

@@ -10,6 +10,7 @@ mod below;
 mod core;
 mod cred;
 mod data;
+mod departed;
 mod descriptor;
 mod files;
 mod find;
@@ -143,7 +144,7 @@ impl FileSystem for PosixFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         let name = name.to_owned();
-        self.core.run(cx, Op::Lookup, move |core, _| core.lookup(dir, &name))
+        self.core.run(cx, Op::Lookup, move |core, caller| core.lookup(caller, dir, &name))
     }
 
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
@@ -151,12 +152,12 @@ impl FileSystem for PosixFs {
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
-        self.core.run(cx, Op::Getattr, move |core, _| core.attr(&*core.node(id)?))
+        self.core.run(cx, Op::Getattr, move |core, caller| core.attr(caller, id))
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
         self.core.run_patient(cx, Op::Setattr, self.core.inline, move |core, caller, may_block| {
-            match core.node(id) {
+            match core.node_for(caller, id) {
                 Ok(node) => core.set_attr(caller, id, &Target::Path(node.fd()), set, may_block),
                 Err(error) => Some(Err(error)),
             }
@@ -164,8 +165,8 @@ impl FileSystem for PosixFs {
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        self.core.run(cx, Op::Readlink, move |core, _| {
-            let node = core.node(id)?;
+        self.core.run(cx, Op::Readlink, move |core, caller| {
+            let node = core.node_for(caller, id)?;
             match node.kind {
                 dray_core::FileType::Symlink => Ok(sys::read_link(node.fd())?),
                 _ => Err(dray_core::Errno::EINVAL.into()),
@@ -192,7 +193,7 @@ impl FileSystem for PosixFs {
         kind: RemoveKind,
     ) -> Fut<'a, Result<()>> {
         let name = name.to_owned();
-        self.core.run(cx, Op::Remove, move |core, _| core.remove(dir, &name, kind))
+        self.core.run(cx, Op::Remove, move |core, caller| core.remove(caller, dir, &name, kind))
     }
 
     fn rename<'a>(
@@ -203,8 +204,9 @@ impl FileSystem for PosixFs {
         how: RenameHow,
     ) -> Fut<'a, Result<()>> {
         let (from, to) = ((from.0, from.1.to_owned()), (to.0, to.1.to_owned()));
-        self.core
-            .run(cx, Op::Rename, move |core, _| core.rename((from.0, &from.1), (to.0, &to.1), how))
+        self.core.run(cx, Op::Rename, move |core, caller| {
+            core.rename(caller, (from.0, &from.1), (to.0, &to.1), how)
+        })
     }
 
     fn link<'a>(

@@ -38,18 +38,18 @@ impl From<Make<'_>> for Making {
 }
 
 impl Core {
-    pub(crate) fn lookup(&self, dir: FileId, name: &Name) -> Result<Entry> {
+    pub(crate) fn lookup(&self, caller: &Caller, dir: FileId, name: &Name) -> Result<Entry> {
         let dir = self.directory(dir)?;
         // A descriptor for what goes at once would be made to be closed.
-        if dir.expects_removal()
+        if dir.expects_removal(caller.asker)
             && let Some(entry) = self.glance(dir.id, dir.fd(), name)
             && entry.attr.file_type() == FileType::Regular
         {
             return Ok(entry);
         }
-        match self.find_at_hand(&dir, name)? {
+        match self.find_at_hand(caller, &dir, name)? {
             Some(entry) => Ok(entry),
-            None => Ok(self.find(&dir, name)?.0),
+            None => self.find_for(caller, &dir, name),
         }
     }
 
@@ -113,15 +113,22 @@ impl Core {
         Ok(self.find(&dir, name)?.0)
     }
 
-    pub(crate) fn remove(&self, dir: FileId, name: &Name, kind: RemoveKind) -> Result<()> {
+    pub(crate) fn remove(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &Name,
+        kind: RemoveKind,
+    ) -> Result<()> {
         self.writable()?;
         let dir = self.directory(dir)?;
         let _one_at_a_time = self.lock_directory(dir.id);
         self.files.before_removal();
         let _no_parking = self.files.removing();
-        self.before_removal(&dir, name)?;
+        let known = self.before_removal(&dir, name)?;
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
-        dir.removed_from();
+        self.after_removal(caller, known);
+        dir.removed_from(caller.asker);
         if let Ids::Table(table) = &self.ids {
             table.removed(dir.id, name);
         }
@@ -130,9 +137,10 @@ impl Core {
 
     /// What has this name may be about to go: our cache must not keep it, and files open on
     /// it must. To be called under [`super::files::Files::removing`]. Errors: `ENFILE` if
-    /// there are too many such files; what is open must not be lost.
-    fn before_removal(&self, dir: &Node, name: &Name) -> Result<()> {
-        let Some(id) = self.id_at(dir, name) else { return Ok(()) };
+    /// there are too many such files; what is open must not be lost. Answers what the cache keeps
+    /// still.
+    fn before_removal(&self, dir: &Node, name: &Name) -> Result<Option<Arc<Node>>> {
+        let Some(id) = self.id_at(dir, name) else { return Ok(None) };
         if let Some(inode) = self.files.needs_pin(id) {
             match sys::open_path(dir.fd(), name) {
                 Ok(fd) if has_other_names(fd.as_fd()) => {}
@@ -149,12 +157,26 @@ impl Core {
         {
             self.files.keep(&inode, fd.as_fd());
         }
-        self.nodes.forget(id);
-        Ok(())
+        if !self.below.is_local() {
+            // A network file system keeps what is held under another name, for all to see.
+            self.nodes.forget(id);
+        }
+        Ok(self.nodes.get(id))
+    }
+
+    /// What was `known` has lost its name.
+    fn after_removal(&self, caller: &Caller, known: Option<Arc<Node>>) {
+        let Some(node) = known else { return };
+        self.has_left(caller, &node);
+        // Somebody may have opened it since we looked.
+        if let Some(inode) = self.files.needs_keeping(node.id) {
+            self.files.keep(&inode, node.fd());
+        }
     }
 
     pub(crate) fn rename(
         &self,
+        caller: &Caller,
         from: (FileId, &Name),
         to: (FileId, &Name),
         how: RenameHow,
@@ -164,9 +186,10 @@ impl Core {
         let _one_at_a_time = self.lock_directories(old.id, new.id);
         self.files.before_removal();
         let _no_parking = self.files.removing();
-        if how == RenameHow::Replace {
-            self.before_removal(&new, to.1)?;
-        }
+        let replaced = match how {
+            RenameHow::Replace => self.before_removal(&new, to.1)?,
+            RenameHow::NoReplace | RenameHow::Exchange => None,
+        };
         let flags = match how {
             RenameHow::Replace => 0,
             RenameHow::NoReplace => libc::RENAME_NOREPLACE,
@@ -174,6 +197,7 @@ impl Core {
         };
         let moved = [(&old, from.1), (&new, to.1)].map(|(dir, name)| self.known_at(dir, name));
         sys::rename((old.fd(), from.1), (new.fd(), to.1), flags)?;
+        self.after_removal(caller, replaced);
         if let Ids::Table(table) = &self.ids {
             table.renamed((old.id, from.1), (new.id, to.1), how == RenameHow::Exchange);
         }
@@ -230,7 +254,7 @@ impl Core {
             Some(inode) => Some(inode.ranges.take(0, u64::MAX, true, may_block)?),
             None => None,
         };
-        Some(self.node(id).and_then(|node| self.open_found(caller, &node, how)))
+        Some(self.node_for(caller, id).and_then(|node| self.open_found(caller, &node, how)))
     }
 
     fn open_found(&self, caller: &Caller, node: &Node, how: OpenHow) -> Result<Arc<FileState>> {
@@ -241,6 +265,9 @@ impl Core {
             _ => return Err(Error::new(Errno::ENXIO).because("opened at the client itself")),
         }
         self.files.admit()?;
+        if node.lookers().is_gone() {
+            self.files.admit_pin()?;
+        }
         if how.truncates() && how.kill_set_id {
             attrs::clear_set_id(self, node.fd(), caller)?;
         }
@@ -248,7 +275,24 @@ impl Core {
         if how.writes() || how.truncates() {
             self.changed(node.id, node.fd());
         }
-        Ok(self.files.opened(node.id, node.kind == FileType::Directory, how.flags, flags, fd))
+        let directory = node.kind == FileType::Directory;
+        let file = self.files.opened(node.id, directory, how.flags, flags, fd);
+        // In this order: whoever removes it looks for those who have it open last.
+        if node.lookers().is_gone() {
+            self.hold_nameless(&file, node.fd())?;
+        }
+        Ok(file)
+    }
+
+    /// `file` has no name by which it could be found again.
+    fn hold_nameless(&self, file: &FileState, fd: BorrowedFd<'_>) -> Result<()> {
+        if self.files.is_crowded() {
+            file.inode.pin(sys::reopen(self.proc_fd(), fd, libc::O_PATH)?);
+        }
+        if self.files.needs_keeping(file.inode.id).is_some() {
+            self.files.keep(&file.inode, fd);
+        }
+        Ok(())
     }
 
     /// Opens what was found, and says with which flags.
@@ -353,17 +397,10 @@ impl Core {
         let exclusive = if how.exclusive { libc::O_EXCL } else { 0 };
         let fd = sys::open_unnamed(dir.fd(), flags | exclusive, how.mode & 0o7777)?;
         let entry = self.identify(None, fd.as_fd())?;
-        let crowded = self.files.is_crowded();
-        let pin = crowded.then(|| sys::reopen(self.proc_fd(), fd.as_fd(), libc::O_PATH));
         let file = self.files.opened(entry.id, false, how.open.flags, flags, fd);
-        if let Some(pin) = pin {
-            file.inode.pin(pin?);
-        }
-        if self.files.needs_keeping(entry.id).is_some()
-            && let Ok(fd) = file.fd(self)
-        {
-            self.files.keep(&file.inode, fd.as_fd());
-        }
+        let fd = file.fd(self)?;
+        self.hold_nameless(&file, fd.as_fd())?;
+        drop(fd);
         Ok((entry, file))
     }
 }

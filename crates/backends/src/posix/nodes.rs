@@ -1,10 +1,12 @@
 //! Cached `O_PATH` descriptors of inodes used lately.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{FileId, FileType, IdMap};
+
+use super::departed::{Asker, Lookers};
 
 /// An inode and a descriptor by which it can be named, but not read or written.
 pub(crate) struct Node {
@@ -12,28 +14,43 @@ pub(crate) struct Node {
     pub(crate) kind: FileType,
     fd: OwnedFd,
     /// Lookups in this directory that are expected to be followed by the removal of what they
-    /// find: a program is removing one file after the other.
-    passing: AtomicU8,
+    /// find: a program is removing one file after the other. How many, in the lowest bits, and
+    /// whose.
+    passing: AtomicU64,
+    /// Who has just looked it up by a name.
+    lookers: Mutex<Lookers>,
 }
 
 /// Lookups that a removal makes expect another: that of the client's kernel, and the server's
 /// own before it removes.
-const LOOKS_BEFORE_REMOVAL: u8 = 2;
+const LOOKS_BEFORE_REMOVAL: u64 = 2;
+
+/// The bits that count them.
+const LOOKS_MASK: u64 = 3;
 
 impl Node {
     pub(crate) fn new(id: FileId, kind: FileType, fd: OwnedFd) -> Node {
-        Node { id, kind, fd, passing: AtomicU8::new(0) }
+        Node { id, kind, fd, passing: AtomicU64::new(0), lookers: Mutex::default() }
     }
 
-    /// Something in this directory has been removed.
-    pub(crate) fn removed_from(&self) {
-        self.passing.store(LOOKS_BEFORE_REMOVAL, Ordering::Relaxed);
+    /// Something in this directory has been removed by `asker`.
+    pub(crate) fn removed_from(&self, asker: Asker) {
+        let whose = asker.mixed() & !LOOKS_MASK;
+        self.passing.store(whose | LOOKS_BEFORE_REMOVAL, Ordering::Relaxed);
     }
 
-    /// Whether what is looked up now is probably about to be removed.
-    pub(crate) fn expects_removal(&self) -> bool {
-        let next = |left: u8| left.checked_sub(1);
+    /// Whether what `asker` looks up now is probably about to be removed by it.
+    pub(crate) fn expects_removal(&self, asker: Asker) -> bool {
+        let whose = asker.mixed() & !LOOKS_MASK;
+        let next = |passing: u64| {
+            let expected = passing & LOOKS_MASK != 0 && passing & !LOOKS_MASK == whose;
+            expected.then(|| passing - 1)
+        };
         self.passing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+    }
+
+    pub(crate) fn lookers(&self) -> MutexGuard<'_, Lookers> {
+        self.lookers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -103,7 +120,10 @@ impl NodeCache {
         let node = Arc::new(node);
         let slot = Slot { node: node.clone(), used_secs: now_secs(), used_since_hand: false };
         let _closed_after_the_lock = match shard.index.get(&id).copied() {
-            Some(at) => shard.slots.get_mut(at).map(|old| std::mem::replace(old, slot)),
+            Some(at) => shard.slots.get_mut(at).map(|old| {
+                slot.node.lookers().take_over(&old.node.lookers());
+                std::mem::replace(old, slot)
+            }),
             None => shard.put(id, slot, self.shard_max),
         };
         drop(shard);
@@ -207,10 +227,10 @@ impl Shard {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn node(ino: u64) -> Node {
+    pub(crate) fn node(ino: u64) -> Node {
         let fd = std::fs::File::open("/dev/null").unwrap().into();
         Node::new(FileId { ino, generation: 1 }, FileType::Regular, fd)
     }

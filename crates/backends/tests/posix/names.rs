@@ -209,3 +209,94 @@ fn a_parent_is_found_and_the_root_is_its_own() {
         assert_eq!(kit.fs.parent(cx, kit.root).await.unwrap().id, kit.root);
     });
 }
+
+/// Somebody of another process of the same client.
+fn neighbour(cx: &Context) -> Context {
+    Context { pid: Pid(cx.pid.0 + 1), ..cx.clone() }
+}
+
+/// Between a lookup and what it was for the name was given to another file, and whoever had asked
+/// for it got ESTALE: at the second time within a system call so did the program.
+#[test]
+fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
+    on_each(&Kind::ALL, async |kit| {
+        let replacer = &kit.root_user;
+        let (reader, stranger) =
+            (neighbour(replacer), Context { node: NodeId(9), ..replacer.clone() });
+        let dir = kit.common("d").await;
+        let symlink = |target| Make::Symlink { target };
+        // The moment may have passed where the machine is busy: then again.
+        for n in 0.. {
+            assert!(n < 100, "it is never there");
+            kit.file(replacer, dir, "file", 0o644, b"old").await;
+            kit.fs.make(replacer, dir, name("link"), symlink(b"old")).await.unwrap();
+            kit.file(replacer, dir, "new file", 0o644, b"new").await;
+            kit.fs.make(replacer, dir, name("new link"), symlink(b"new")).await.unwrap();
+            let file = kit.lookup(&reader, dir, "file").await.unwrap().id;
+            let link = kit.lookup(&reader, dir, "link").await.unwrap().id;
+            for what in ["file", "link"] {
+                kit.lookup(replacer, dir, what).await.unwrap();
+                let from = (dir, &*format!("new {what}"));
+                kit.rename(replacer, from, (dir, what), RenameHow::Replace).await.unwrap();
+            }
+            let seen = use_replaced(kit, &reader, (file, link)).await;
+            for other in [replacer, &stranger] {
+                assert_eq!(errno(kit.fs.getattr(other, file).await), Errno::ESTALE);
+                let opened = kit.fs.open(other, file, OpenHow::READ_WRITE).await;
+                assert_eq!(errno(opened), Errno::ESTALE, "who has not looked it up");
+            }
+            for what in ["file", "link"] {
+                kit.unlink(replacer, dir, what).await.unwrap();
+            }
+            match seen {
+                Ok(()) => break,
+                Err(error) => assert_eq!(error.errno(), Errno::ESTALE),
+            }
+        }
+    });
+}
+
+/// What a system call does with what its path led to.
+async fn use_replaced(kit: &Kit, cx: &Context, (file, link): (FileId, FileId)) -> Result<()> {
+    assert_eq!(kit.fs.readlink(cx, link).await?, b"old");
+    assert_eq!(kit.fs.getattr(cx, file).await?.nlink, 0);
+    kit.fs.access(cx, file, Access(libc::R_OK as u32)).await?;
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    assert_eq!(kit.fs.setattr(cx, file, mode).await?.mode & 0o7777, 0o600);
+    kit.fs.setxattr(cx, file, b"user.x", b"y", XattrSet::Any).await?;
+    assert_eq!(kit.fs.getxattr(cx, file, b"user.x").await?, b"y");
+    let size = SetAttr { size: Some(2), ..SetAttr::default() };
+    kit.fs.setattr(cx, file, size).await?;
+    let open = kit.fs.open(cx, file, OpenHow::READ_WRITE).await?;
+    assert_eq!(get(cx, &*open, 0, 10).await.unwrap(), b"ol");
+    // Open, it stays for good, as any other that was removed.
+    dray_rt::sleep(std::time::Duration::from_millis(600)).await;
+    assert_eq!(kit.fs.getattr(cx, file).await?.size, 2);
+    assert_eq!(get(cx, &*open, 0, 10).await.unwrap(), b"ol");
+    open.close(cx).await
+}
+
+/// It is kept for a moment only, and not at all for who removed it.
+#[test]
+fn the_space_of_what_was_looked_up_and_removed_is_soon_free() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };
+    on(&disk, plain(), async |kit| {
+        let cx = &kit.root_user;
+        let free = async || kit.fs.statfs(cx).await.unwrap().blocks_free;
+        let empty = free().await;
+        for looked_by in [cx.clone(), neighbour(cx)] {
+            kit.file(cx, kit.root, "large", 0o644, &vec![1; 1 << 20]).await;
+            kit.lookup(&looked_by, kit.root, "large").await.unwrap();
+            kit.unlink(cx, kit.root, "large").await.unwrap();
+            if looked_by.pid == cx.pid {
+                assert_eq!(free().await, empty, "nobody else had looked");
+            }
+            let soon = async {
+                while free().await != empty {
+                    dray_rt::sleep(std::time::Duration::from_millis(10)).await;
+                }
+            };
+            dray_rt::timeout(std::time::Duration::from_secs(60), soon).await.expect("it is kept");
+        }
+    });
+}

@@ -61,6 +61,32 @@ fn what_was_deleted_and_is_kept_has_attributes_before_it_is_opened_again() {
     }
 }
 
+/// Between its lookup and its opening it lost its name, so that no removal will have it kept.
+#[test]
+fn what_is_opened_after_its_removal_is_kept_over_the_server_s_death() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };
+    let keeper = Arc::new(Holding::default());
+    let options = PosixOptions { keeper: Some(keeper.clone()), ..plain() };
+    on(&disk, options, async |kit| {
+        let (cx, reader) = (&kit.root_user, user(1000, 1000, &[]));
+        let reader = Context { pid: Pid(2), ..reader };
+        // The moment may have passed where the machine is busy: then again.
+        for n in 0.. {
+            assert!(n < 100, "it is never there");
+            let id = kit.file(cx, kit.root, "f", 0o644, b"data").await;
+            kit.lookup(&reader, kit.root, "f").await.unwrap();
+            kit.unlink(cx, kit.root, "f").await.unwrap();
+            assert!(!keeper.holds(UUID, id));
+            let Ok(file) = kit.fs.open(&reader, id, OpenHow::new(libc::O_RDONLY)).await else {
+                continue;
+            };
+            assert!(keeper.holds(UUID, id));
+            assert_eq!(get(&reader, &*file, 0, 10).await.unwrap(), b"data");
+            break;
+        }
+    });
+}
+
 #[test]
 fn twenty_thousand_open_files_on_a_hundred_descriptors() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 256) else { return };
