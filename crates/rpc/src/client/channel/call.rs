@@ -7,13 +7,14 @@ use std::time::Duration;
 use dray_core::{Buf, BufMut, Context, Errno, Error, Result};
 use dray_rt::{Instant, now, timeout};
 
+use super::silence::Mark;
 use super::tags::Class;
 use super::waiting::{CallGuard, Place};
 use super::{Channel, Life, Phase, State};
 use crate::client::file::RemoteFile;
 use crate::client::link::Standing;
 use crate::client::slots::Slot;
-use crate::wire::{Call, CallHead, Input, ReplyHead, Stamp, Ticket};
+use crate::wire::{Call, CallHead, Input, Malformed, ReplyHead, Stamp, Ticket};
 
 /// Everything about one call but its result's type.
 pub(crate) struct Ask<'a> {
@@ -87,6 +88,17 @@ pub(crate) struct Made {
     pub(crate) ticket: Option<Ticket>,
 }
 
+/// A call that was answered, or for which nobody waits any more.
+struct Waited {
+    tag: u32,
+    /// If it was not answered in time: what had been heard when it was sent, and how long
+    /// it may take.
+    late: Option<(Mark, Duration)>,
+}
+
+/// Takes what it wants from the body of an answer.
+type Decode<'a> = &'a mut dyn FnMut(&[u8]) -> std::result::Result<(), Malformed>;
+
 /// What the server says of a call.
 pub(crate) enum Failure {
     /// It failed.
@@ -101,8 +113,20 @@ impl Channel {
     pub(crate) async fn call<T>(
         &self,
         ask: Ask<'_>,
-        decode: impl FnOnce(&[u8]) -> std::result::Result<T, crate::wire::Malformed>,
+        decode: impl Fn(&[u8]) -> std::result::Result<T, Malformed>,
     ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
+        let waited = self.wait(ask).await?;
+        let mut value = None;
+        let (made, data) = self.finish(waited, &mut |body| {
+            value = Some(decode(body)?);
+            Ok(())
+        })?;
+        Ok(Answer { value: value.expect("decoded, or it failed"), data, made })
+    }
+
+    /// Sends a call and waits for what comes of it. All of a call that its result's type has no
+    /// part in is here and in [`Channel::finish`], so that it is compiled once.
+    async fn wait(&self, ask: Ask<'_>) -> std::result::Result<Waited, (Failure, Option<BufMut>)> {
         let cx = ask.cx;
         let began = self.timeout.map(|limit| (limit, ask.began.unwrap_or_else(now)));
         let lock = match ask.call {
@@ -130,11 +154,7 @@ impl Channel {
             }
         };
         guard.end();
-        let outcome = self.finish(tag, late, decode);
-        if let Some((mark, limit)) = mark.filter(|_| late) {
-            self.end_if_silent(mark, limit);
-        }
-        outcome
+        Ok(Waited { tag, late: mark.filter(|_| late) })
     }
 
     /// Sends the call once there is a tag for it. Tags of calls that nobody answers are not
@@ -184,13 +204,26 @@ impl Channel {
         state.calls[tag as usize].changing = changing;
     }
 
-    /// What came of the call; `late`: its time is up.
-    fn finish<T>(
+    /// What came of the call; `decode` is given the body of its answer.
+    fn finish(
+        &self,
+        waited: Waited,
+        decode: Decode<'_>,
+    ) -> std::result::Result<(Made, Option<BufMut>), (Failure, Option<BufMut>)> {
+        let outcome = self.take_answer(waited.tag, waited.late.is_some(), decode);
+        if let Some((mark, limit)) = waited.late {
+            self.end_if_silent(mark, limit);
+        }
+        outcome
+    }
+
+    /// Gives the tag back, too, unless an answer may still come. `late`: its time is up.
+    fn take_answer(
         &self,
         tag: u32,
         late: bool,
-        decode: impl FnOnce(&[u8]) -> std::result::Result<T, crate::wire::Malformed>,
-    ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
+        decode: Decode<'_>,
+    ) -> std::result::Result<(Made, Option<BufMut>), (Failure, Option<BufMut>)> {
         let mut state = self.lock();
         let Some(pending) = state.calls.get_mut(tag as usize) else {
             return Err((Failure::Error(Error::unknown(Errno::EIO)), None));
@@ -219,17 +252,17 @@ impl Channel {
         state.close_failed(tag, &self.closing);
         state.release(tag);
         match outcome {
-            Ok((value, made)) => Ok(Answer { value, data: into, made }),
+            Ok(made) => Ok((made, into)),
             Err(failure) => Err((failure, into)),
         }
     }
 }
 
-fn read_reply<T>(
+fn read_reply(
     message: &[u8],
     life: Life,
-    decode: impl FnOnce(&[u8]) -> std::result::Result<T, crate::wire::Malformed>,
-) -> std::result::Result<(T, Made), Failure> {
+    decode: Decode<'_>,
+) -> std::result::Result<Made, Failure> {
     let mut input = Input(message);
     let malformed = |_| Failure::Error(Error::unknown(Errno::EPROTO).because("malformed answer"));
     let head = ReplyHead::get_message(&mut input).map_err(malformed)?;
@@ -247,7 +280,8 @@ fn read_reply<T>(
     if head.flags & ReplyHead::TICKET != 0 {
         made.ticket = Some(input.get().map_err(malformed)?);
     }
-    decode(input.0).map(|value| (value, made)).map_err(malformed)
+    decode(input.0).map_err(malformed)?;
+    Ok(made)
 }
 
 /// For callers that have no buffer to lose.
