@@ -51,8 +51,6 @@ fn what_killed_processes_have_left_is_removed_by_the_next_mount() {
     }
     let (mut rig, at) = Rig::mounted("");
     let mounts = rig.path("run/mounts");
-    // A daemon listens a moment after it has the mount.
-    wait_for("what both processes are found by", || left_in(&mounts).len() == 2);
     let killed = [processes("mount-supervisor", &at), processes("mount-daemon", &at)].concat();
     assert_eq!(killed.len(), 2);
     killed.iter().for_each(|pid| signal(*pid, libc::SIGKILL));

@@ -65,10 +65,12 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
         log::log!(level, "{}: the classic transport is used: {why}", at.display());
     }
     let ring = stats.transport == Transport::Uring;
-    tell(&control, ready_word(ring, can_resend(&running)));
+    let ready = ready_word(ring, can_resend(&running));
     let supervised = Arc::new(AtomicBool::new(true));
     let (heard, at_ending) = (supervised.clone(), at.clone());
     running.wait(async move {
+        // Whoever waited for this mount, or for its upgrade, may ask for its status now.
+        tell(&control, ready);
         dray_rt::spawn(heed_signals(at_ending, supervised));
         if let Err(error) = heed_supervisor(control).await {
             heard.store(false, Ordering::Relaxed);

@@ -384,7 +384,8 @@ impl Running {
         Reporter::clone(&self.reporter)
     }
 
-    /// Serves until it is unmounted. `beside` runs on the executor that waits.
+    /// Serves until it is unmounted. `beside` runs on the executor that waits, from when `dray status`
+    /// is answered.
     pub fn wait(self, beside: impl Future<Output = ()> + Send + 'static) -> Result<(), Failure> {
         let report = self.report();
         let Running { mount, mounted, session, calls, reporter: _reporter } = self;
