@@ -4,10 +4,14 @@
 mod common;
 
 use std::fs::{self, OpenOptions};
+use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -276,6 +280,81 @@ fn readers_past_the_page_cache_are_killed_while_the_server_is_away() {
         server.signal(libc::SIGKILL);
         rig.end_of(server);
     }
+}
+
+/// Passes on what clients of `socket` and a server at `behind` say; of what the server says to each
+/// client the beginning only, until it `goes_on`.
+struct Stalling {
+    stalled: AtomicBool,
+    goes_on: AtomicBool,
+}
+
+impl Stalling {
+    const BEGINNING_BYTES: usize = 300_000;
+
+    fn between(socket: &Path, behind: &Path) -> Arc<Stalling> {
+        let between = Arc::new(Stalling { stalled: false.into(), goes_on: false.into() });
+        let (listener, behind) = (UnixListener::bind(socket).unwrap(), behind.to_owned());
+        let passing = between.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (mut client, mut server) =
+                    (client.unwrap(), UnixStream::connect(&behind).unwrap());
+                let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    to.shutdown(std::net::Shutdown::Both)
+                });
+                let passing = passing.clone();
+                std::thread::spawn(move || passing.answers(&mut server, &mut client));
+            }
+        });
+        between
+    }
+
+    fn answers(&self, server: &mut UnixStream, client: &mut UnixStream) -> std::io::Result<()> {
+        let (mut passed, mut bytes) = (0, vec![0; 1 << 16]);
+        loop {
+            let count = server.read(&mut bytes)?;
+            if count == 0 {
+                return client.shutdown(std::net::Shutdown::Both);
+            }
+            client.write_all(&bytes[..count])?;
+            passed += count;
+            while passed > Stalling::BEGINNING_BYTES && !self.goes_on.load(Ordering::SeqCst) {
+                self.stalled.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+/// What had come of the answer lay in the payload of an entry of the ring, which waited for the rest.
+#[test]
+fn readers_are_killed_while_the_server_stands_still_in_the_middle_of_its_answer() {
+    on_transports(|transport| {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        std::fs::write(rig.path("export/file"), vec![7; 1 << 20]).unwrap();
+        let (socket, behind) = (rig.path("socket"), rig.path("behind"));
+        std::fs::rename(&socket, &behind).unwrap();
+        let between = Stalling::between(&socket, &behind);
+        let at = rig.mount("mount", transport);
+        let script = r#"exec dd if="$AT/file" of=/dev/null bs=1M iflag=direct 2>/dev/null"#;
+        let reader = rig.start(script, &at);
+        wait_for("a part of the answer", || between.stalled.load(Ordering::SeqCst));
+        std::thread::sleep(Duration::from_millis(300)); // it is received
+        reader.signal(libc::SIGKILL);
+        let begin = Instant::now();
+        while begin.elapsed() < END_MAX && !reader.is_over() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let over = reader.is_over();
+        between.goes_on.store(true, Ordering::SeqCst);
+        assert!(over, "{transport}: it cannot be killed");
+        rig.end_of(reader);
+        assert!(std::fs::read(at.join("file")).unwrap() == vec![7; 1 << 20], "{transport}");
+    });
 }
 
 /// Nobody sees there whether a signal kills its receiver: some seconds after it the wait ends, and

@@ -46,6 +46,14 @@ pub trait Sink: Send {
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>>;
 
+    /// Whether somebody waits for the data behind this head, for which [`Sink::poll_place`] gave
+    /// memory. Else that memory is let go, and what comes of them goes nowhere. It is asked while
+    /// they come; who gives up what is awaited wakes what `cx` was there.
+    fn is_awaited(&self, head: &[u8]) -> bool {
+        let _ = head;
+        true
+    }
+
     /// Whether the data behind this head are for a file of this machine: where there are many
     /// they may stay in pages of the kernel then ([`dray_core::Pages`]).
     fn is_for_a_file(&self, head: &[u8]) -> bool {

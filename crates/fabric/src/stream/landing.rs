@@ -18,6 +18,8 @@ pub(super) struct Landing {
     pages: Option<Arriving>,
     /// The pages were too small to stay.
     pub(super) in_small_pieces: bool,
+    /// Nobody waits for them: the memory is our own.
+    nowhere: bool,
 }
 
 /// What came of one call.
@@ -34,7 +36,7 @@ impl Landing {
     /// Nothing yet of `data_bytes` bytes; `memory` is empty. `stays`: they may stay in pages.
     pub(super) fn new(memory: BufMut, data_bytes: usize, stays: bool) -> Landing {
         let pages = if stays && data_bytes >= PAGES_FROM_BYTES { Arriving::new() } else { None };
-        Landing { memory, pages, in_small_pieces: false }
+        Landing { memory, pages, in_small_pieces: false, nowhere: false }
     }
 
     /// Bytes here.
@@ -52,6 +54,16 @@ impl Landing {
         if self.pages.is_none() {
             self.memory.put(bytes);
         }
+    }
+
+    /// Lets the memory for these `data_bytes` bytes go if nobody waits for them any more.
+    pub(super) fn let_go_unless(&mut self, awaited: impl FnOnce() -> bool, data_bytes: usize) {
+        if self.nowhere || awaited() {
+            return;
+        }
+        let mut nowhere = BufMut::heap(data_bytes);
+        nowhere.put(self.memory.filled());
+        (self.memory, self.nowhere) = (nowhere, true);
     }
 
     /// Takes more off the stream: `missing` bytes, and perhaps what is behind them.

@@ -113,7 +113,8 @@ impl Receiver {
             let limit = if self.bulk { SCRATCH_BULK_BYTES } else { SCRATCH_BYTES };
             let scratch = &mut scratch[..limit];
             let read = match &mut self.state {
-                State::Data { data_bytes, into, .. } => {
+                State::Data { head, data_bytes, into } => {
+                    into.let_go_unless(|| sink.is_awaited(head), *data_bytes);
                     let missing = *data_bytes - into.len();
                     let read = into.poll_read(cx, source, missing, scratch)?;
                     let Poll::Ready(read) = read else { return Poll::Pending };

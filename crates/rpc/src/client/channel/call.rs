@@ -235,7 +235,7 @@ impl Channel {
             Phase::Failed(errno) => Err(Failure::Error(Error::unknown(errno))),
             // Interrupted, or too late: the answer may still come, and finds nobody.
             Phase::Free | Phase::Asked | Phase::Abandoned => {
-                pending.phase = Phase::Abandoned;
+                pending.abandon();
                 if pending.opens != 0 {
                     pending.noted = self.closing.note_unwanted(pending.opens);
                 }

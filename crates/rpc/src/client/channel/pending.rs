@@ -19,6 +19,8 @@ pub(super) struct Pending {
     pub(super) identity: Option<Arc<Identity>>,
     pub(super) data: Option<Buf>,
     pub(super) into: Option<BufMut>,
+    /// Who receives into that, which it has meanwhile.
+    pub(super) receiver: Option<Waker>,
     pub(super) reply: Vec<u8>,
     /// Who answered.
     pub(super) answerer: Life,
@@ -72,6 +74,12 @@ impl Pending {
     /// What is to be closed once its answer has come, or never will.
     pub(super) fn take_unwanted(&mut self) -> Unwanted {
         Unwanted { handle: self.opens, noted: self.noted.take() }
+    }
+
+    /// Its caller has gone. Whoever receives its answer lets the caller's memory go.
+    pub(super) fn abandon(&mut self) {
+        self.phase = Phase::Abandoned;
+        self.receiver.take().into_iter().for_each(Waker::wake);
     }
 
     /// Whether it is a change that a session now lost may have carried out, or one in a
@@ -137,6 +145,7 @@ impl State {
         pending.identity = Some(ask.cx.who.clone());
         pending.data = ask.data;
         pending.into = ask.into;
+        pending.receiver = None;
         pending.number = self.sent;
         pending.slot = ask.slot.map(|(slot, _)| slot);
         pending.session = 0;
@@ -212,6 +221,7 @@ impl State {
         pending.phase = Phase::Free;
         pending.data = None;
         pending.into = None;
+        pending.receiver = None;
         pending.waker = None;
         pending.changing = None;
         if let Some(class) = pending.class.take() {
@@ -246,6 +256,7 @@ impl State {
 mod tests {
     use std::ptr::NonNull;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context as TaskContext, Poll};
 
     use dray_core::{Context, Memory, Write};
     use dray_fabric::Sink;
@@ -298,6 +309,53 @@ mod tests {
             assert!(writing.await.unwrap());
             assert!(free.load(Ordering::SeqCst));
         });
+    }
+
+    /// The server had stopped in the middle of its answer: a killed process could not end, because
+    /// the payload of its ring's entry was kept for the rest.
+    #[test]
+    fn what_comes_for_nobody_holds_nobody_s_memory() {
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let channel = Channel::new(None, closing, Arc::default(), 0);
+            channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
+            let free = Arc::new(AtomicBool::new(false));
+            let memory = NonNull::from(vec![0u8; 4].leak()).cast();
+            // SAFETY: the bytes are there for ever, and nobody else uses them.
+            let into = unsafe { BufMut::over(memory, 4, Arc::new(Lent(free.clone()))) };
+            let cancel = Arc::new(dray_core::Cancel::default());
+            let (caller, of_caller) = (channel.clone(), cancel.clone());
+            let reading = spawn_join(async move {
+                let cx = Context { cancel: Some(of_caller), ..Context::system() };
+                let call = Call::Read { handle: 1, at: 0, len_bytes: 4 };
+                let ask = Ask { into: Some(into), ..Ask::of(&cx, &call) };
+                caller.call(ask, |bytes| Input::whole::<()>(bytes)).await.is_ok()
+            });
+            yield_now().await;
+            let mut answer = Vec::new();
+            ReplyHead::success(0).put_message(&mut answer);
+            let (mut receiver, woken) = (Receiver(channel.clone()), Arc::new(Woken::default()));
+            let waker = Waker::from(woken.clone());
+            let placed = receiver.poll_place(&mut TaskContext::from_waker(&waker), &answer, 4);
+            let Poll::Ready(Ok(landing)) = placed else { panic!("there is memory") };
+            assert!(receiver.is_awaited(&answer) && !woken.0.load(Ordering::SeqCst));
+            cancel.set();
+            assert!(!reading.await.unwrap());
+            assert!(woken.0.load(Ordering::SeqCst) && !receiver.is_awaited(&answer));
+            drop(landing); // as the network does
+            assert!(free.load(Ordering::SeqCst));
+            receiver.frame(&answer, Some(BufMut::heap(4))).unwrap();
+            assert_eq!(channel.stats().in_flight, 0);
+        });
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Woken>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
     }
 
     /// The session went with the power of the server's machine. A write is made again in the next

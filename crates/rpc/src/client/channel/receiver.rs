@@ -16,7 +16,7 @@ pub(crate) struct Receiver(pub(crate) Arc<Channel>);
 impl Sink for Receiver {
     fn poll_place(
         &mut self,
-        _: &mut TaskContext<'_>,
+        cx: &mut TaskContext<'_>,
         head: &[u8],
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>> {
@@ -27,7 +27,10 @@ impl Sink for Receiver {
         let mut state = self.0.lock();
         let pending = state.calls.get_mut(tag as usize);
         let into = pending.and_then(|pending| match pending.phase {
-            Phase::Asked => pending.into.take(),
+            Phase::Asked => {
+                pending.receiver = Some(cx.waker().clone());
+                pending.into.take()
+            }
             _ => None,
         });
         match into {
@@ -36,6 +39,12 @@ impl Sink for Receiver {
             None => Poll::Ready(Ok(BufMut::heap(data_bytes))),
             Some(_) => Poll::Ready(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
         }
+    }
+
+    fn is_awaited(&self, head: &[u8]) -> bool {
+        let Ok(tag) = peek_tag(head) else { return false };
+        let state = self.0.lock();
+        state.calls.get(tag as usize).is_some_and(|pending| pending.phase == Phase::Asked)
     }
 
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
@@ -60,7 +69,7 @@ impl Sink for Receiver {
                 pending.reply.clear();
                 pending.reply.extend_from_slice(head);
                 if data.is_some() {
-                    pending.into = data;
+                    (pending.into, pending.receiver) = (data, None);
                 }
                 pending.phase = Phase::Answered;
                 pending.answerer = life;

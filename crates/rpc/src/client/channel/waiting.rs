@@ -136,7 +136,7 @@ impl Drop for CallGuard<'_> {
         let pending = &mut state.calls[self.tag as usize];
         match pending.phase {
             Phase::Asked => {
-                pending.phase = Phase::Abandoned;
+                pending.abandon();
                 pending.waker = None;
                 pending.data = None;
                 pending.into = None;

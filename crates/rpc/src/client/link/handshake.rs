@@ -287,6 +287,10 @@ impl Sink for LinkSink {
         self.receiver.poll_place(cx, head, data_bytes)
     }
 
+    fn is_awaited(&self, head: &[u8]) -> bool {
+        self.receiver.is_awaited(head)
+    }
+
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
         let step = match self.stage {
             Stage::Serving => return self.serving(head, data),
