@@ -97,12 +97,13 @@ impl Core {
         let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
         let remove = || Ok(sys::remove_xattr(node.fd(), &c_name)?);
-        if name == CAPABILITY && !caller.who.is_root() {
+        let removed = if name == CAPABILITY && !caller.who.is_root() {
             may_drop_capability(caller, node.fd())?;
-            return cred::as_root(|| cred::with_xattr_rights(remove))??;
-        }
-        refuse_foreign(caller, name)?;
-        let removed = guarded(caller, name, remove);
+            cred::as_root(|| cred::with_xattr_rights(remove))??
+        } else {
+            refuse_foreign(caller, name)?;
+            guarded(caller, name, remove)
+        };
         self.changed(id, node.fd());
         removed
     }

@@ -38,6 +38,11 @@ impl Below {
         self.magic == TMPFS
     }
 
+    /// Whether what is changed is copied first.
+    pub(crate) fn is_overlay(&self) -> bool {
+        self.magic == OVERLAY
+    }
+
     /// What whoever runs a server has to know of it, each a sentence without its end.
     pub(crate) fn caveats(&self, lasting_handles: bool) -> Vec<String> {
         let kind = &self.kind;

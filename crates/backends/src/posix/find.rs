@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use dray_core::{Attr, Entry, Errno, Error, FileId, FileType, Name, Result};
+use dray_core::{Attr, Entry, Errno, Error, FileId, FileType, Name, Result, Timestamp};
 
 use super::core::{Caller, Core, Ids};
 use super::handle::Codec;
@@ -116,7 +116,7 @@ impl Core {
             };
             let Ok(fd) = cred::as_root(|| sys::open_path(dir.fd(), name))? else { continue };
             let attr = sys::stat(fd.as_fd())?.attr;
-            if known.is(&attr) {
+            if known.is(&self.lasting(attr)) {
                 return Ok(self.nodes.insert(Node::new(id, attr.file_type(), fd)));
             }
         }
@@ -148,7 +148,7 @@ impl Core {
                 let stat = sys::stat(fd)?;
                 self.same_mount(&stat)?;
                 let id = match place {
-                    Some((dir, name)) => table.seen(dir, name, &stat.attr),
+                    Some((dir, name)) => table.seen(dir, name, &self.lasting(stat.attr)),
                     None => table.unnamed(&stat.attr),
                 };
                 Ok(Entry { id, attr: stat.attr })
@@ -243,7 +243,8 @@ impl Core {
                 let fd = sys::open_path(fd, name).ok()?;
                 let stat = sys::stat(fd.as_fd()).ok()?;
                 self.same_mount(&stat).ok()?;
-                Some(Entry { id: table.seen(dir, name, &stat.attr), attr: stat.attr })
+                let id = table.seen(dir, name, &self.lasting(stat.attr));
+                Some(Entry { id, attr: stat.attr })
             }
         }
     }
@@ -266,7 +267,7 @@ impl Core {
         let id = table.at(dir.id, name)?;
         let fd = sys::open_path(dir.fd(), name).ok()?;
         let attr = sys::stat(fd.as_fd()).ok()?.attr;
-        table.find(id)?.is(&attr).then_some((id, fd))
+        table.find(id)?.is(&self.lasting(attr)).then_some((id, fd))
     }
 
     /// To be called after a change of the inode with this id: an overlay copies what is changed,
@@ -275,7 +276,19 @@ impl Core {
         if let Ids::Table(table) = &self.ids
             && let Ok(stat) = sys::stat(fd)
         {
-            table.changed(id, &stat.attr);
+            table.changed(id, &self.lasting(stat.attr));
+        }
+    }
+
+    /// What of these attributes stays as it is, for the path table. An overlay copies a directory,
+    /// and all above it, with the first change of what is in it: there the time of its birth tells
+    /// nothing.
+    fn lasting(&self, attr: Attr) -> Attr {
+        match attr.file_type() {
+            FileType::Directory if self.below.is_overlay() => {
+                Attr { btime: Timestamp::default(), ..attr }
+            }
+            _ => attr,
         }
     }
 

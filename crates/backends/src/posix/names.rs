@@ -126,11 +126,16 @@ impl Core {
         self.files.before_removal();
         let _no_parking = self.files.removing();
         let known = self.before_removal(&dir, name)?;
+        // An overlay copies what has further names, for the number of these.
+        let copied = self.below.is_overlay().then(|| self.known_at(&dir, name)).flatten();
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
         self.after_removal(caller, known);
         dir.removed_from(caller.asker);
         if let Ids::Table(table) = &self.ids {
             table.removed(dir.id, name);
+        }
+        if let Some((id, fd)) = copied {
+            self.changed(id, fd.as_fd());
         }
         Ok(())
     }

@@ -195,7 +195,10 @@ impl OpenFile for PosixFile {
         let file = self.state.clone();
         self.core.run(cx, Op::SetFlags, move |core, _| {
             core.writable()?;
-            Ok(sys::set_flags(file.fd(core)?.as_fd(), flags)?)
+            let fd = file.fd(core)?;
+            let set = sys::set_flags(fd.as_fd(), flags);
+            core.changed(file.inode.id, fd.as_fd());
+            Ok(set?)
         })
     }
 

@@ -19,6 +19,8 @@ pub enum Kind {
     Btrfs,
     /// tmpfs below an overlay without handles: the path table.
     Overlay,
+    /// The same, and what it copies of a file that has several names has all of them.
+    OverlayOfLinks,
 }
 
 impl Kind {
@@ -80,7 +82,8 @@ impl Disk {
             // The least that their mkfs takes.
             Kind::Xfs => disk.mount_image(mib.max(300), &["mkfs.xfs", "-q"]),
             Kind::Btrfs => disk.mount_image(mib.max(128), &["mkfs.btrfs", "-q"]),
-            Kind::Overlay => disk.mount_overlay(mib),
+            Kind::Overlay => disk.mount_overlay(mib, "index=off"),
+            Kind::OverlayOfLinks => disk.mount_overlay(mib, "index=on"),
         };
         if !mounted {
             eprintln!("left out: {kind:?} cannot be mounted here");
@@ -112,7 +115,7 @@ impl Disk {
         run(mkfs[0], &[&mkfs[1..], &[&image]].concat()) && self.mount(&["-o", "loop", &image])
     }
 
-    fn mount_overlay(&mut self, mib: usize) -> bool {
+    fn mount_overlay(&mut self, mib: usize, index: &str) -> bool {
         let below = self.base.join("below");
         std::fs::create_dir(&below).unwrap();
         let size = format!("size={mib}m");
@@ -123,7 +126,8 @@ impl Disk {
             std::fs::create_dir(below.join(part)).unwrap();
         }
         let below = below.to_str().unwrap();
-        let options = format!("lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work");
+        let upper = format!("upperdir={below}/upper,workdir={below}/work");
+        let options = format!("lowerdir={below}/lower,{upper},{index}");
         self.mount(&["-t", "overlay", "-o", &options, "overlay"])
     }
 

@@ -1,10 +1,16 @@
 //! Ids: stable over rename and restart, never another file's.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::rig::*;
 use dray_backends::posix::{PosixOptions, as_server};
 use dray_core::*;
+
+/// `FS_NODUMP_FL` of linux/fs.h.
+const NO_DUMP: u32 = 0x40;
+/// After this time whatever is copied is of another birth than its copy, by the kernel's clock.
+const OLDER: Duration = Duration::from_millis(20);
 
 #[test]
 fn ids_survive_renames_and_a_restart_of_the_server() {
@@ -90,14 +96,16 @@ fn the_path_table_follows_directories_that_move() {
 #[test]
 fn a_file_that_an_overlay_copies_keeps_its_id() {
     let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
-    for file in ["opened", "cut", "chmod", "xattr", "linked", "moved"] {
+    for file in ["opened", "cut", "chmod", "xattr", "flags", "linked", "moved"] {
         std::fs::write(disk.lower().join(file), file).unwrap();
     }
+    std::thread::sleep(OLDER);
     let options = PosixOptions { inode_cache_max: 8, ..plain() };
     on(&disk, options, async |kit| {
         let (cx, root) = (&kit.root_user, kit.root);
         let id = async |name: &str| kit.lookup(cx, root, name).await.unwrap().id;
         let before = [id("opened").await, id("cut").await, id("chmod").await, id("xattr").await];
+        let flagged = id("flags").await;
         let moved = [id("linked").await, id("moved").await];
         let close = async |file: Arc<dyn OpenFile>| file.close(cx).await.unwrap();
         close(kit.fs.open(cx, before[0], OpenHow::READ_WRITE).await.unwrap()).await;
@@ -109,6 +117,11 @@ fn a_file_that_an_overlay_copies_keeps_its_id() {
         if let Err(error) = set.await {
             assert_eq!(error.errno(), Errno::ENOTSUP, "not every file system has them");
         }
+        let file = kit.fs.open(cx, flagged, OpenHow::READ).await.unwrap();
+        if let Err(error) = file.set_flags(cx, NO_DUMP).await {
+            assert_eq!(error.errno(), Errno::ENOTTY, "nor these");
+        }
+        close(file).await;
         kit.fs.link(cx, moved[0], root, name("further")).await.unwrap();
         kit.rename(cx, (root, "moved"), (root, "there"), RenameHow::Replace).await.unwrap();
         // So that nothing of them is at hand.
@@ -116,8 +129,69 @@ fn a_file_that_an_overlay_copies_keeps_its_id() {
             kit.file(cx, root, &format!("other{number}"), 0o644, b"").await;
         }
         let after = [id("opened").await, id("cut").await, id("chmod").await, id("xattr").await];
-        assert_eq!(after, before);
+        assert_eq!((after, id("flags").await), (before, flagged));
         assert_eq!([id("further").await, id("there").await], moved);
+    });
+}
+
+/// One of several names is removed, and the file is copied because it has one less.
+#[test]
+fn a_file_that_an_overlay_copies_for_want_of_a_name_keeps_its_id() {
+    let Some(disk) = Disk::new(Kind::OverlayOfLinks, 16) else { return };
+    std::fs::write(disk.lower().join("file"), "").unwrap();
+    for link in ["removed", "kept"] {
+        std::fs::hard_link(disk.lower().join("file"), disk.lower().join(link)).unwrap();
+    }
+    std::thread::sleep(OLDER);
+    on(&disk, plain(), async |kit| {
+        let (cx, root) = (&kit.root_user, kit.root);
+        let before = kit.lookup(cx, root, "file").await.unwrap().id;
+        for link in ["removed", "kept"] {
+            assert_eq!(kit.lookup(cx, root, link).await.unwrap().id, before);
+        }
+        kit.unlink(cx, root, "removed").await.unwrap();
+        for link in ["file", "kept"] {
+            assert_eq!(kit.lookup(cx, root, link).await.unwrap().id, before);
+        }
+    });
+}
+
+/// The first change of what is in a directory copies it, and all above it. Processes that worked
+/// there had ESTALE from when the server had let go of its descriptors.
+#[test]
+fn a_directory_that_an_overlay_copies_keeps_its_id() {
+    let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
+    for dir in ["new/in", "below/in", "gone/in", "moved/in"] {
+        std::fs::create_dir_all(disk.lower().join(dir)).unwrap();
+        std::fs::write(disk.lower().join(dir).join("file"), "").unwrap();
+    }
+    std::thread::sleep(OLDER);
+    on(&disk, PosixOptions { inode_cache_max: 8, ..plain() }, async |kit| {
+        let cx = &kit.root_user;
+        let ids = async |dir: &str| {
+            let above = kit.lookup(cx, kit.root, dir).await.unwrap().id;
+            (above, kit.lookup(cx, above, "in").await.unwrap().id)
+        };
+        let all = ["new", "below", "gone", "moved"];
+        let [new, below, gone, moved] =
+            [ids(all[0]).await, ids(all[1]).await, ids(all[2]).await, ids(all[3]).await];
+        kit.file(cx, new.1, "f", 0o600, b"").await;
+        let file = kit.lookup(cx, below.1, "file").await.unwrap().id;
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        kit.fs.setattr(cx, file, mode).await.unwrap();
+        kit.unlink(cx, gone.1, "file").await.unwrap();
+        let to = (moved.1, "there");
+        kit.rename(cx, (moved.1, "file"), to, RenameHow::Replace).await.unwrap();
+        for number in 0..100 {
+            kit.file(cx, kit.root, &format!("other{number}"), 0o644, b"").await;
+        }
+        // At hand is none of them; some are looked up again before they are used, some are not.
+        kit.lookup(cx, new.1, "f").await.unwrap();
+        kit.lookup(cx, gone.1, "file").await.unwrap_err();
+        for (dir, before) in all.into_iter().zip([new, below, gone, moved]) {
+            assert_eq!(ids(dir).await, before, "{dir}");
+        }
+        kit.fs.getattr(cx, file).await.unwrap();
     });
 }
 
