@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, signal, supervisor, wait_for_daemon};
 use common::hangs::waits_for_a_lock;
-use common::load::{Kept, Load, check_load, load, lock};
+use common::load::{Kept, Load, check_load, load, lock, overwrite};
 use common::{Rig, on_transports, wait_for};
 
 /// Time over which daemons are killed, and how often at least: on a slow machine that takes longer.
@@ -63,7 +63,10 @@ fn applications_notice_no_death_of_the_daemon() {
     ] {
         let (mut rig, at) = Rig::mounted(options);
         let kept = Kept::new(&at);
-        let load = load(&at);
+        let mut load = load(&at);
+        // Over a ring the first use of an entry's memory may fail: see ADR 0001, at its end.
+        let large = if options.starts_with("transport=classic") { 2 } else { 0 };
+        (0..large).for_each(|one| load.add(overwrite(at.join(format!("large{one}"))).unwrap()));
         let kills = kill_for_a_while(&at, &load);
         let turns = load.end();
         eprintln!("{options}: {kills} kills, turns {turns:?}");

@@ -88,6 +88,17 @@ pub fn read_back(path: PathBuf, content: Vec<u8>) -> impl FnMut(u64) -> io::Resu
     }
 }
 
+/// Requests as large as they may be, which take the kernel a while to copy.
+pub fn overwrite(path: PathBuf) -> io::Result<impl FnMut(u64) -> io::Result<()>> {
+    let file = OpenOptions::new().create(true).truncate(true).write(true).open(path)?;
+    let mut block = vec![0; 1 << 20];
+    Ok(move |turn| {
+        block.fill(turn as u8);
+        let written = file.write_at(&block, 0)?;
+        if written == block.len() { Ok(()) } else { Err(io::Error::other("a short write")) }
+    })
+}
+
 pub fn lock(file: &File, kind: i32, command: i32) -> io::Result<()> {
     // SAFETY: an all-zero flock is valid, and outlives the call.
     let done = unsafe {

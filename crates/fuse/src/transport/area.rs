@@ -141,17 +141,28 @@ impl Area {
         let next = |taken| (taken < self.slots as u64).then_some(taken + 1);
         let index = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
         let slot = self.slot(index as usize);
-        slot.prepare(self.room_bytes);
+        slot.prepare(self.room_bytes, 0);
         slot.word(CPU_AT).store(u64::from(cpu) + 1, Ordering::Release);
         Some(slot)
     }
 
     /// The slots that a predecessor had used for the queue of `cpu`.
     pub(crate) fn adopted(&self, cpu: u16) -> impl Iterator<Item = Slot> {
-        let slots = (0..self.adopted).map(|index| self.slot(index));
-        slots
-            .filter(move |slot| slot.cpu() == Some(cpu))
-            .inspect(|slot| slot.prepare(self.room_bytes))
+        let slots = (0..self.adopted).map(|index| (index, self.slot(index)));
+        slots.filter(move |(_, slot)| slot.cpu() == Some(cpu)).map(|(index, slot)| {
+            slot.prepare(self.room_bytes, self.used_bytes(index));
+            slot
+        })
+    }
+
+    /// How much of the payload of a slot has been used, so that there is memory for it.
+    fn used_bytes(&self, index: usize) -> usize {
+        let payloads = State::ring_at() + self.slots * PAGE_BYTES;
+        let start = (payloads + index * self.room_bytes) as libc::off_t;
+        let memory = self.state.region.fd().as_raw_fd();
+        // SAFETY: numbers only. Nobody goes by the position of this descriptor.
+        let end = unsafe { libc::lseek(memory, start, libc::SEEK_HOLE) };
+        usize::try_from(end - start).map_or(0, |used| used.min(self.room_bytes))
     }
 }
 
@@ -187,17 +198,19 @@ impl Slot {
         unsafe { self.page.add(IOVEC_AT).as_ptr() as u64 }
     }
 
-    fn prepare(&self, room_bytes: usize) {
+    /// `used_bytes`: of the payload, by a predecessor.
+    fn prepare(&self, room_bytes: usize, used_bytes: usize) {
         let vectors = [
             libc::iovec { iov_base: self.page.as_ptr().cast(), iov_len: HEADERS_BYTES },
             libc::iovec { iov_base: self.payload.as_ptr().cast(), iov_len: room_bytes },
         ];
         // SAFETY: within the page, and aligned; the range of madvise is mapped, and is not
-        // changed by it. What the kernel writes to should be there: it gives up a request
-        // that needs memory while this process is being killed.
+        // changed by it. What the kernel writes to should be there, and mapped in this process: it
+        // gives up a request for which it has to see to that while the process is being killed.
         unsafe {
             self.page.add(IOVEC_AT).cast::<[libc::iovec; 2]>().write(vectors);
-            libc::madvise(self.payload.as_ptr().cast(), PAGE_BYTES, libc::MADV_POPULATE_WRITE);
+            let mapped_bytes = used_bytes.max(PAGE_BYTES);
+            libc::madvise(self.payload.as_ptr().cast(), mapped_bytes, libc::MADV_POPULATE_WRITE);
         }
     }
 
@@ -318,6 +331,34 @@ mod tests {
         assert_eq!(bytes(&slot, 6), b"a name");
         assert_eq!((area.adopted(0).count(), area.adopted(1).count()), (1, 1));
         assert!(area.take(0).is_some() && area.take(0).is_none());
+    }
+
+    /// Pages of memory from `at` on that this process has mapped.
+    fn mapped_pages(at: *mut u8, pages: usize) -> usize {
+        use std::os::unix::fs::FileExt;
+        let map = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let is_mapped = |page: usize| {
+            let mut word = [0; 8];
+            map.read_exact_at(&mut word, ((at as usize / PAGE_BYTES + page) * 8) as u64).unwrap();
+            u64::from_ne_bytes(word) >> 63 == 1
+        };
+        (0..pages).filter(|page| is_mapped(*page)).count()
+    }
+
+    /// Large WRITEs failed with EINTR where a successor was killed as the kernel copied them: to
+    /// memory of a predecessor that it had not mapped so far.
+    #[test]
+    fn a_successor_has_mapped_what_was_used() {
+        let state = State::create().unwrap();
+        let area = Area::open(&state, 3).unwrap();
+        let slots = [0; 3].map(|cpu| area.take(cpu).unwrap());
+        slots[0].fill(&[7; 300_000]);
+        slots[2].fill(&[7; PAYLOAD_BYTES]);
+        drop(area);
+        let area = Area::open(&state, 3).unwrap();
+        let pages = ROOM_BYTES / PAGE_BYTES;
+        let mapped = area.adopted(0).map(|slot| mapped_pages(slot.payload.as_ptr(), pages));
+        assert_eq!(mapped.collect::<Vec<_>>(), [74, 1, PAYLOAD_BYTES / PAGE_BYTES]);
     }
 
     /// The memory of a predecessor whose entries had less room.

@@ -5,6 +5,9 @@
 //! one copy each, and one look at the page tables, instead of two.
 //!
 //! What was given back last is used next: it is what the processor's cache has.
+//!
+//! What the kernel is to write a request to has its memory before it does. Of a process that is being
+//! killed it takes none any more, and the request fails with EIO, whose caller should notice nothing.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -25,6 +28,8 @@ const PAGES: usize = IO_MAX_BYTES / PAGE_BYTES + 2;
 const PAGE_BYTES: usize = 4096;
 /// Where a message begins.
 const MESSAGE_AT: usize = PAGE_BYTES - WRITE_HEAD_BYTES;
+/// Pages for what comes beside a ring, unless it is a long list of FORGETs.
+const SMALL_PAGES: usize = 2;
 /// Buffers kept while they are not in use.
 const SPARE_MAX: usize = 8;
 /// The memory of buffers that have not been used for this long is given back to the system.
@@ -39,15 +44,28 @@ type Pages = Box<[MaybeUninit<Page>]>;
 /// The buffers of one reader of /dev/fuse.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    spare: Mutex<Vec<Pages>>,
+    spare: Mutex<Vec<Spare>>,
+    /// No WRITE comes this way.
+    small_only: bool,
     /// Buffers taken so far.
     taken: AtomicU64,
     /// Somebody waits for them to rest.
     tended: AtomicBool,
 }
 
+/// A buffer that is not in use.
+struct Spare {
+    pages: Pages,
+    has_memory: bool,
+}
+
 impl Buffers {
-    fn spare(&self) -> MutexGuard<'_, Vec<Pages>> {
+    /// For a reader beside a ring, to whom no WRITE comes.
+    pub(crate) fn small() -> Buffers {
+        Buffers { small_only: true, ..Buffers::default() }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<Spare>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -55,9 +73,10 @@ impl Buffers {
     pub(crate) fn take(self: &Arc<Buffers>) -> Buffer {
         self.taken.fetch_add(1, Ordering::Relaxed);
         let spare = self.spare().pop();
-        // The system gives memory for it when it is written.
-        let pages = spare.unwrap_or_else(|| Box::new_uninit_slice(PAGES));
-        Buffer { pages, filled_bytes: 0, home: self.clone() }
+        // The system gives memory for a new one when it is written.
+        let new = || Spare { pages: Box::new_uninit_slice(PAGES), has_memory: false };
+        let Spare { pages, has_memory } = spare.unwrap_or_else(new);
+        Buffer { pages, has_memory, filled_bytes: 0, home: self.clone() }
     }
 }
 
@@ -70,10 +89,11 @@ impl Buffers {
     /// Gives the memory of buffers that are not in use back to the system. They stay.
     fn trim(&self) {
         self.taken.store(0, Ordering::Relaxed);
-        for pages in self.spare().iter_mut() {
+        for Spare { pages, has_memory } in self.spare().iter_mut() {
             let len_bytes = size_of_val(&**pages);
             // SAFETY: whole pages, ours alone, whose content nobody relies on.
             unsafe { libc::madvise(pages.as_mut_ptr().cast(), len_bytes, libc::MADV_DONTNEED) };
+            *has_memory = false;
         }
     }
 }
@@ -100,6 +120,8 @@ pub(crate) async fn tend(buffers: Weak<Buffers>) {
 /// A buffer in use.
 pub(crate) struct Buffer {
     pages: Pages,
+    /// As much of it as a request may take.
+    has_memory: bool,
     /// Bytes of the message in it.
     filled_bytes: usize,
     home: Arc<Buffers>,
@@ -112,7 +134,7 @@ impl Drop for Buffer {
         let pages = std::mem::take(&mut self.pages);
         let mut spare = self.home.spare();
         if spare.len() < SPARE_MAX {
-            spare.push(pages);
+            spare.push(Spare { pages, has_memory: self.has_memory });
         }
     }
 }
@@ -128,14 +150,28 @@ impl Buffer {
     pub(crate) fn warm(&mut self) {
         let mut spare = self.home.spare();
         if let Some(warmer) = spare.pop() {
-            let cold = std::mem::replace(&mut self.pages, warmer);
-            spare.insert(0, cold);
+            let pages = std::mem::replace(&mut self.pages, warmer.pages);
+            let has_memory = std::mem::replace(&mut self.has_memory, warmer.has_memory);
+            spare.insert(0, Spare { pages, has_memory });
         }
         self.filled_bytes = 0;
     }
 
+    /// Has the system give it memory, if it did not do so before. One that cannot (before Linux
+    /// 5.14) does not send the requests of a dead process again, either.
+    fn have_memory(&mut self) {
+        if std::mem::replace(&mut self.has_memory, true) {
+            return;
+        }
+        let pages = if self.home.small_only { SMALL_PAGES } else { PAGES };
+        let (start, len_bytes) = (self.at(0).as_ptr(), pages * PAGE_BYTES);
+        // SAFETY: whole pages, ours alone; nothing in them is changed.
+        unsafe { libc::madvise(start.cast(), len_bytes, libc::MADV_POPULATE_WRITE) };
+    }
+
     /// Reads one message from /dev/fuse. Errors: those of read(2).
     pub(crate) fn read(&mut self, fd: RawFd) -> io::Result<usize> {
+        self.have_memory();
         self.filled_bytes = 0;
         let room_bytes = PAGES * PAGE_BYTES - MESSAGE_AT;
         // SAFETY: the kernel writes at most that many bytes, which lie within the pages.
@@ -207,6 +243,25 @@ mod tests {
             unsafe { libc::mincore(at.as_ptr().cast(), PAGES * PAGE_BYTES, pages.as_mut_ptr()) };
         assert_eq!(result, 0);
         pages.iter().filter(|page| **page & 1 != 0).count()
+    }
+
+    /// Large WRITEs failed with EIO where the daemon was killed as the kernel copied them: to memory
+    /// that had never been used, or had been given back.
+    #[test]
+    fn what_the_kernel_writes_to_has_its_memory_before() {
+        let buffers = Arc::new(Buffers::default());
+        let (mut first, mut second) = (buffers.take(), buffers.take());
+        message(&mut first, 1);
+        assert_eq!(resident_pages(first.at(0)), PAGES);
+        drop(first);
+        buffers.trim();
+        second.warm();
+        assert_eq!(resident_pages(second.at(0)), 0);
+        message(&mut second, 1);
+        assert_eq!(resident_pages(second.at(0)), PAGES);
+        let mut beside_ring = Arc::new(Buffers::small()).take();
+        message(&mut beside_ring, 1);
+        assert_eq!(resident_pages(beside_ring.at(0)), SMALL_PAGES);
     }
 
     #[test]

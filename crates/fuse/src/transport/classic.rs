@@ -103,7 +103,7 @@ pub(crate) async fn run(
     let since = attendance.is_some().then(now);
     let line = Arc::new(Line { device, since, answered_ns: AtomicU64::new(0) });
     let device = &line.device;
-    let buffers = Arc::new(Buffers::default());
+    let buffers = Arc::new(if beside_ring { Buffers::small() } else { Buffers::default() });
     let mut buffer = buffers.take();
     let (mut reads, mut writes) = (0u64, false);
     let mut in_a_row = 0u64;
