@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -335,6 +335,73 @@ fn crashes_are_bounded() {
         let refused = file.write_all_at(b"no more", 0).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::ENOTCONN));
     });
+}
+
+/// A process, and those that it starts, which can be kept from starting more.
+struct Confined(PathBuf);
+
+impl Confined {
+    /// None, which is said, where there is no such control group.
+    fn new(pid: i32) -> Option<Confined> {
+        let name = format!("dray-test-{pid}");
+        for controller in ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"] {
+            let group = Path::new(controller).join(&name);
+            if fs::create_dir(&group).is_err() {
+                continue;
+            }
+            let confined = Confined(group);
+            let entered = fs::write(confined.0.join("cgroup.procs"), pid.to_string());
+            if entered.is_ok() && confined.0.join("pids.max").exists() {
+                return Some(confined);
+            }
+        }
+        eprintln!("left out: no control group for the number of processes is to be had");
+        None
+    }
+
+    fn limit(&self, max: &str) {
+        fs::write(self.0.join("pids.max"), max).unwrap();
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        let parent = self.0.parent().unwrap().join("cgroup.procs");
+        for pid in fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write(&parent, pid); // it may have ended
+        }
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// A supervisor that could start no process for a second gave the mount up. And one that could start
+/// no thread left in the tree what it had given up.
+#[test]
+fn a_mount_outlives_a_shortage_of_processes_and_leaves_nothing_if_it_does_not() {
+    if common::skipped() {
+        return;
+    }
+    let (_rig, at) = Rig::mounted("transport=classic");
+    let Some(processes) = Confined::new(supervisor(&at)) else { return };
+    let file = File::create(at.join("file")).unwrap();
+    let next = |before: i32| {
+        wait_for("the next daemon", || daemon(&at).is_some_and(|pid| pid != before));
+        file.write_all_at(b"still there", 0).unwrap();
+        daemon(&at).expect("a daemon")
+    };
+    let first = daemon(&at).expect("a daemon");
+    processes.limit("1");
+    signal(first, libc::SIGKILL);
+    std::thread::sleep(Duration::from_secs(2)); // to be found out
+    processes.limit("max");
+    let mut pid = next(first);
+    for _crash in 1..5 {
+        signal(pid, libc::SIGABRT);
+        pid = next(pid);
+    }
+    processes.limit("1");
+    signal(pid, libc::SIGABRT);
+    gone(&at);
 }
 
 #[test]

@@ -220,7 +220,7 @@ impl Supervisor {
             Ok(daemon) => self.daemon = Some(daemon),
             Err(error) => {
                 log::error!("cannot start {}: {error}", program.display());
-                return self.after(Death::Failed, EXIT_FAILED);
+                return self.after(Death::of_unborn(&error), EXIT_FAILED);
             }
         }
         None
@@ -350,13 +350,12 @@ impl Supervisor {
         }
         let why = match end {
             Ok(End::Unmounted) => {
-                self.remove_mount("had been aborted");
+                self.remove_mount();
                 self.remove_files();
                 return Ok(());
             }
             Ok(End::NeverServed(code)) => {
-                self.abort();
-                self.remove_mount("");
+                self.end_mount();
                 self.remove_files();
                 std::process::exit(i32::from(code));
             }
@@ -365,8 +364,7 @@ impl Supervisor {
         };
         let message = format!("the mount on {} is ended: {why}", self.at().display());
         log::error!("{message}");
-        self.abort();
-        self.remove_mount("");
+        self.end_mount();
         self.remove_files();
         Err(Failure::new(message))
     }
@@ -406,19 +404,34 @@ impl Supervisor {
         self.connection_ended() && !dray_fuse::is_aborted(self.at(), ABORTED_ANSWERS_MAX)
     }
 
-    /// Takes the mount out of the tree if it is still there. `why`: for the log, if it
-    /// should not have been.
-    fn remove_mount(&self, why: &str) {
-        let at = self.at();
-        let here = mount_table::find(at).map(|found| found.connection);
-        if here != Some(self.args.connection) || self.number_is_another_s() {
-            return;
+    /// Whether what is mounted at our place has the number of our connection.
+    fn is_in_tree(&self) -> bool {
+        let here = mount_table::find(self.at()).map(|found| found.connection);
+        here == Some(self.args.connection)
+    }
+
+    /// Aborts the mount and takes it out of the tree.
+    fn end_mount(&self) {
+        // As long as it lives its number is nobody else's, and nobody has to be asked.
+        let ours = self.is_in_tree() && !self.connection_ended();
+        self.abort();
+        match ours {
+            true => self.unmount_lazily(),
+            false => self.remove_mount(),
         }
-        if !why.is_empty() {
-            log::warn!("the mount on {} {why}", at.display());
+    }
+
+    /// Takes the mount out of the tree if it is still there.
+    fn remove_mount(&self) {
+        if self.is_in_tree() && !self.number_is_another_s() {
+            log::warn!("the mount on {} had been aborted", self.at().display());
+            self.unmount_lazily();
         }
-        if let Err(error) = dray_fuse::unmount(at, true) {
-            log::error!("cannot unmount {}: {error}", at.display());
+    }
+
+    fn unmount_lazily(&self) {
+        if let Err(error) = dray_fuse::unmount(self.at(), true) {
+            log::error!("cannot unmount {}: {error}", self.at().display());
         }
     }
 }

@@ -1,6 +1,7 @@
 //! When a daemon that died is started again, and when that is given up.
 
 use std::collections::VecDeque;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// Deaths are counted over this time.
@@ -11,7 +12,8 @@ pub const FAILURES_MAX: usize = 5;
 /// Daemons that are killed from outside within [`PERIOD`], likewise. Much more is borne,
 /// since each of them may have served well; it bounds a machine that is out of memory.
 pub const KILLS_MAX: usize = 500;
-/// Daemons in a row that were killed before they were ready, likewise.
+/// Daemons in a row that were killed before they were ready, or that could not be started, likewise:
+/// half a minute.
 pub const UNREADY_MAX: u32 = 20;
 /// Wait after the second daemon in a row that did not get ready; doubled each time. The
 /// first is followed at once.
@@ -25,6 +27,18 @@ pub enum Death {
     Killed,
     /// By any other signal or with an error.
     Failed,
+    /// It never lived: the machine was short of processes, memory or descriptors, which may pass.
+    Unborn,
+}
+
+impl Death {
+    /// Of a daemon that `error` kept from being started.
+    pub fn of_unborn(error: &io::Error) -> Death {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => Death::Unborn,
+            _ => Death::Failed,
+        }
+    }
 }
 
 /// What follows a death.
@@ -52,20 +66,23 @@ impl Restarts {
 
     /// A daemon died; [`Restarts::ready`] has been called for it if it ever served.
     pub fn died(&mut self, now: Instant, death: Death) -> Next {
-        let (deaths, max, why) = match death {
-            Death::Failed => (&mut self.failures, FAILURES_MAX, "it failed too often"),
-            Death::Killed => (&mut self.kills, KILLS_MAX, "it was killed too often"),
+        let counted = match death {
+            Death::Failed => Some((&mut self.failures, FAILURES_MAX, "it failed too often")),
+            Death::Killed => Some((&mut self.kills, KILLS_MAX, "it was killed too often")),
+            Death::Unborn => None,
         };
-        deaths.push_back(now);
-        while deaths.front().is_some_and(|first| now.duration_since(*first) > PERIOD) {
-            deaths.pop_front();
-        }
-        if deaths.len() >= max {
-            return Next::GiveUp(why);
+        if let Some((deaths, max, why)) = counted {
+            deaths.push_back(now);
+            while deaths.front().is_some_and(|first| now.duration_since(*first) > PERIOD) {
+                deaths.pop_front();
+            }
+            if deaths.len() >= max {
+                return Next::GiveUp(why);
+            }
         }
         self.unready += 1; // none has been ready since: that sets it to zero
         if self.unready > UNREADY_MAX {
-            return Next::GiveUp("it was killed before it could serve, again and again");
+            return Next::GiveUp("no daemon came to serve, again and again");
         }
         let doublings = self.unready.checked_sub(2);
         let wait = doublings.map_or(Duration::ZERO, |n| BACKOFF_FIRST * 2u32.pow(n.min(10)));
@@ -116,5 +133,16 @@ mod tests {
         assert_eq!(waits.len(), UNREADY_MAX as usize);
         assert_eq!(waits[..3], [Duration::ZERO, BACKOFF_FIRST, BACKOFF_FIRST * 2]);
         assert_eq!(waits.last(), Some(&BACKOFF_LAST));
+    }
+
+    /// Five tries within a second ended the mount.
+    #[test]
+    fn what_the_machine_is_short_of_may_come_back() {
+        let mut restarts = Restarts::default();
+        let (now, mut waited) = (Instant::now(), Duration::ZERO);
+        while let Next::Restart(wait) = restarts.died(now + waited, Death::Unborn) {
+            waited += wait;
+        }
+        assert!(waited > PERIOD / 2 && waited < PERIOD, "{waited:?}");
     }
 }
