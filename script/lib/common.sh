@@ -37,6 +37,23 @@ may_root() { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }
 # the same time take turns.
 lists_are_fresh=
 packages_lock=/var/cache/apt
+# How often it is tried, every 5 s, while another program has apt's locks: a fresh machine looks for
+# upgrades by itself.
+lock_tries=60
+
+# apt_get ARGUMENT...: what it says is in `said`. Run level 1 keeps services (postgres) from being
+# started by their installation.
+apt_get() {
+    local try
+    for try in $(seq "$lock_tries"); do
+        said=$(as_root flock "$packages_lock" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+            LC_ALL=C apt-get -qq "$@" 2>&1) && return 0
+        grep -q 'Could not get lock' <<<"$said" || return 1
+        [ "$try" != 1 ] || say "waiting for another apt: $(grep -m 1 -o 'held by.*' <<<"$said")"
+        sleep 5
+    done
+    return 1
+}
 
 # need PACKAGE...: installs the Debian packages that are missing, quietly. False if that
 # cannot be done here; the caller then says what it leaves out.
@@ -49,13 +66,9 @@ need() {
     [ ${#missing[@]} = 0 ] && return 0
     may_root && command -v apt-get >/dev/null || return 1
     say "installing ${missing[*]}"
-    if [ -z "$lists_are_fresh" ]; then
-        as_root flock "$packages_lock" apt-get update -qq >/dev/null 2>&1
-        lists_are_fresh=yes
-    fi
-    # Run level 1 keeps services (postgres) from being started by their installation.
-    said=$(as_root flock "$packages_lock" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" 2>&1) && return 0
+    [ -n "$lists_are_fresh" ] || apt_get update || true
+    lists_are_fresh=yes
+    apt_get install -y --no-install-recommends "${missing[@]}" && return 0
     say "apt-get cannot install ${missing[*]}:"
     grep -E '^(E|dpkg):' <<<"$said" | tail -n 3 >&2
     return 1

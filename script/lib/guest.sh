@@ -35,13 +35,14 @@ elsewhere() {
         'Origin: Debian' | grep -v security | head -n 1)
     [ -n "$mirror" ] || return 1
     mkdir -p "$1"/lists/partial "$1"/cache/archives/partial
-    for release in bullseye bookworm-backports trixie trixie-backports; do
+    for release in bullseye bookworm bookworm-backports trixie trixie-backports; do
         echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main"
     done >"$1/sources.list"
     apt=(-o "Dir::Etc::SourceList=$1/sources.list" -o Dir::Etc::SourceParts=/dev/null
         -o "Dir::State::Lists=$1/lists" -o "Dir::Cache=$1/cache" -o APT::Sandbox::User=root
         -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false)
-    apt-get "${apt[@]}" -qq update 2>/dev/null
+    # A release that has moved to the archive is a failure of this, and the others are there.
+    apt-get "${apt[@]}" -qq update 2>/dev/null || true
 }
 
 # guest_packages SERIES DIR: the packages of a kernel series, or those that were put into the

@@ -100,6 +100,7 @@ remember() { echo "$1 $(start_time "$1")" >>"$scratch/pids"; }
 # store MIB: an ext4 at $scratch/store, in memory, with the directories `export` (served) and
 # `bare` (for comparison).
 store() {
+    need e2fsprogs || true
     mkdir -p "$scratch/memory" "$scratch/store"
     mount -t tmpfs -o "size=$(($1 + $1 / 8 + 16))m" dray-test "$scratch/memory"
     truncate -s "$1M" "$scratch/memory/image"

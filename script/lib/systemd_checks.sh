@@ -27,7 +27,12 @@ wait_until() {
 }
 
 nothing_runs() { ! systemctl is-active dray && ! systemctl is-enabled dray; }
-is_quiet() { [ -z "$(systemd-analyze verify /lib/systemd/system/dray.service 2>&1)" ]; }
+is_quiet() {
+    local said
+    said=$(systemd-analyze verify /lib/systemd/system/dray.service 2>&1)
+    echo "$said"
+    [ -z "$said" ]
+}
 
 configure() {
     cat >/etc/dray/dray.toml <<END

@@ -4,6 +4,7 @@
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}
+need git || say "git is missing"
 begin failure
 store 300
 serve

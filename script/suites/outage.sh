@@ -28,6 +28,7 @@ share=$scratch/share disk=$scratch/disk
 mkdir "$share" "$scratch/store"
 cp "$DRAY" "$share/dray"
 truncate -s 200M "$disk"
+need e2fsprogs || true
 mkfs.ext4 -q -F -m 0 "$disk"
 mount -o loop "$disk" "$scratch/store"
 mkdir "$scratch/store/export" "$scratch/store/state"
