@@ -17,6 +17,8 @@ const TIMES: u64 = 50;
 /// What others on the machine ask of a mount point is a round trip or two, whose answer the kernel
 /// may go on with, which is as many fewer.
 const ASKING: u64 = 2;
+/// How often it is tried to be let alone.
+const TRIES: u64 = 20;
 /// Openings of which nearly all are done by the lookup, unless the machine is busy with others' work.
 const OPENINGS: u64 = 20;
 /// Names in the large directory, and what a kernel is told of each: `fuse_direntplus`
@@ -47,7 +49,21 @@ impl Counted<'_> {
         ["made", "used", "given_up"].map(|which| opened[which].as_u64().unwrap())
     }
 
+    /// As [`Self::each`], of what asks less because the kernel keeps what it was told: that is
+    /// dropped when memory is short or somebody says so (drop_caches), and asked for again. So it
+    /// is counted until the kernel was let alone.
+    fn each_kept(&self, work: impl Fn(&Path)) -> u64 {
+        for _ in 1..TRIES {
+            let most = self.of(&work) + ASKING;
+            if most % TIMES <= 2 * ASKING {
+                return most / TIMES;
+            }
+        }
+        self.each(work)
+    }
+
     /// Round trips of `work`, which does what is counted [`TIMES`] times, for each.
+    #[track_caller]
     fn each(&self, work: impl FnOnce(&Path)) -> u64 {
         let made = self.of(work);
         let most = made + ASKING;
@@ -167,11 +183,11 @@ fn close_to_open_stats_cached_names_for_nothing_and_opens_them_in_one_round_trip
     on_each_transport("close-to-open", |mount| {
         let known = mount.at.join("known");
         stat(&known);
-        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| stat(&known))), 0);
-        assert_eq!(mount.each(|_| open_close(&known, TIMES)), 1);
+        assert_eq!(mount.each_kept(|_| (0..TIMES).for_each(|_| stat(&known))), 0);
+        assert_eq!(mount.each_kept(|_| open_close(&known, TIMES)), 1);
         let deep = mount.at.join("a/b/c/deep");
         stat(&deep);
-        assert_eq!(mount.each(|_| open_close(&deep, TIMES)), 1);
+        assert_eq!(mount.each_kept(|_| open_close(&deep, TIMES)), 1);
     });
 }
 
@@ -193,7 +209,7 @@ fn close_to_open_reads_what_was_read_for_nothing() {
         let read = |file: &File| file.read_exact_at(&mut vec![0; 1 << 20], 0).unwrap();
         read(&File::open(&path).unwrap()); // sees the last write, and fills the cache
         let file = File::open(&path).unwrap();
-        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| read(&file))), 0);
+        assert_eq!(mount.each_kept(|_| (0..TIMES).for_each(|_| read(&file))), 0);
     });
 }
 
@@ -224,10 +240,10 @@ fn immutable_asks_for_names_attributes_listings_and_pages_once() {
         list();
         list();
         read();
-        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| look())), 0);
-        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| read())), 0);
-        assert_eq!(mount.each(|_| open_close(&dir.join("file"), TIMES)), 1);
-        assert_eq!(mount.each(|_| (0..TIMES).for_each(|_| list())), 1, "the opening");
+        assert_eq!(mount.each_kept(|_| (0..TIMES).for_each(|_| look())), 0);
+        assert_eq!(mount.each_kept(|_| (0..TIMES).for_each(|_| read())), 0);
+        assert_eq!(mount.each_kept(|_| open_close(&dir.join("file"), TIMES)), 1);
+        assert_eq!(mount.each_kept(|_| (0..TIMES).for_each(|_| list())), 1, "the opening");
         drop(file);
         rig.umount(&at);
     });

@@ -31,6 +31,16 @@ const LEAVE_OTHERS_MOUNTS: &str = r#"
     done
 "#;
 
+/// The device may be closed to users on machines where nobody needed it. And where tests work devices
+/// may be forbidden, as in Debian 13's /tmp, so that it is on a file system of its own.
+const OPEN_DEVICE: &str = r#"
+    mkdir "$DIR/dev"
+    mount -t tmpfs dev "$DIR/dev"
+    mknod "$DIR/dev/fuse" c 10 229
+    chmod 666 "$DIR/dev/fuse"
+    mount --bind "$DIR/dev/fuse" /dev/fuse
+"#;
+
 /// One test at a time: a namespace has a copy of another one's automount point, too, and whoever
 /// comes across that waits for ever.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -65,16 +75,9 @@ fn ordinary_users_mount_through_fusermount3() {
     let anybody = || std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(rig.path("socket"), anybody()).unwrap();
     fs::set_permissions(rig.path("export"), anybody()).unwrap();
-    // The device may be closed to users on machines where nobody needed it.
-    let text = in_namespace(
-        &rig,
-        &["--mount"],
-        r#"
+    let script = r#"
         mkdir "$DIR/user" "$DIR/user/run" "$DIR/user/mnt"
         chown -R 65534:65534 "$DIR/user"
-        mknod "$DIR/fuse" c 10 229
-        chmod 666 "$DIR/fuse"
-        mount --bind "$DIR/fuse" /dev/fuse
         export DRAY_RUN_DIR="$DIR/user/run" AT="$DIR/user/mnt"
         exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -euc '
             "$DRAY" mount "$TARGET" "$AT"
@@ -84,8 +87,8 @@ fn ordinary_users_mount_through_fusermount3() {
             stat -c %u "$AT/file"
             "$DRAY" umount "$AT"
         '
-        "#,
-    );
+    "#;
+    let text = in_namespace(&rig, &["--mount"], &format!("{OPEN_DEVICE}{script}"));
     assert!(text.contains("MOUNT") && text.ends_with("65534\n"), "{text}");
     assert_eq!(fs::read(rig.path("export/file")).unwrap(), b"mine\n");
     assert_eq!(
@@ -104,25 +107,20 @@ fn root_is_shown_the_mounts_of_users() {
     rig.serve(&[]);
     let anybody = || std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(rig.path("socket"), anybody()).unwrap();
-    let text = in_namespace(
-        &rig,
-        &["--mount"],
-        r#"
+    let script = r#"
         mkdir "$DIR/user" "$DIR/user/session" "$DIR/user/mnt"
         chown -R 65534:65534 "$DIR/user"
-        mknod "$DIR/fuse" c 10 229
-        chmod 666 "$DIR/fuse"
-        mount --bind "$DIR/fuse" /dev/fuse
         unset DRAY_RUN_DIR
         export AT="$DIR/user/mnt"
         trap 'umount -l "$AT" 2> /dev/null || true' EXIT
-        XDG_RUNTIME_DIR="$DIR/user/session"             setpriv --reuid 65534 --regid 65534 --clear-groups "$DRAY" mount "$TARGET" "$AT"
+        XDG_RUNTIME_DIR="$DIR/user/session" \
+            setpriv --reuid 65534 --regid 65534 --clear-groups "$DRAY" mount "$TARGET" "$AT"
         "$DRAY" status --interval 0 | grep -cF "MOUNT $AT "
         "$DRAY" status --interval 0 "$AT" | grep -cF "MOUNT $AT "
         "$DRAY" upgrade "$AT"
         "$DRAY" umount "$AT"
-        "#,
-    );
+    "#;
+    let text = in_namespace(&rig, &["--mount"], &format!("{OPEN_DEVICE}{script}"));
     assert_eq!(text, "1\n1\n");
     // Unmounting has waited for their end.
     assert!(common::processes("mount-supervisor", &rig.path("user/mnt")).is_empty());
