@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
-use common::Rig;
+use common::{Rig, wait_for};
 
 /// The server asked what is mounted there what it is like: its own client, who waited for it. The
 /// export stood still until that mount was aborted.
@@ -94,8 +94,9 @@ fn what_is_open_through_an_exported_mount_outlives_the_server_above() {
     fs::create_dir_all(top.join("dir/deep")).unwrap();
     let path = top.join("dir/deep/file");
     let file = File::options().read(true).append(true).create(true).open(&path).unwrap();
-    let script = "cd $AT/dir/deep && while ! [ -e go ]; do sleep 0.1; done; echo here >came";
+    let script = "cd $AT/dir/deep && touch there && while ! [ -e go ]; do sleep 0.1; done && echo here >came";
     let worker = stacked.above.start(script, &top);
+    wait_for("who works there", || top.join("dir/deep/there").exists());
     (&file).write_all(b"before").unwrap();
     fs::rename(top.join("dir"), top.join("moved")).unwrap();
     stacked.above.end_server(libc::SIGKILL);
