@@ -6,7 +6,7 @@ mod common;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -80,47 +80,6 @@ fn limit_holds_over_the_daemons_death(transport: &str) {
     drop(file);
     rig.umount(&brief);
     rig.umount(&patient);
-}
-
-/// Each successor ended at once, and after some of them the mount: programs went on in the directory
-/// below.
-#[test]
-fn a_key_that_cannot_be_read_now_is_waited_for() {
-    on_transports(|transport| {
-        let mut rig = Rig::new();
-        let [key, servers] = ["key", "servers_key"].map(|name| rig.path(name));
-        let make = |path: &Path, content: &str| {
-            fs::write(path, content).unwrap();
-            fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
-        };
-        [&key, &servers].iter().for_each(|path| make(path, "known to both sides"));
-        let auth = format!("psk:{}", servers.display());
-        rig.serve(&["--auth", &auth]);
-        let at = rig.mount("mount", &format!("{transport},auth=psk:{}", key.display()));
-        let place = at.to_str().unwrap().to_owned();
-        let file = File::create_new(at.join("file")).unwrap();
-        file.write_all_at(b"before", 0).unwrap();
-
-        fs::remove_file(&key).unwrap();
-        kill_daemon(&at);
-        let reader = rig.start("exec grep before $AT/file", &at);
-        // As long as several daemons in a row would take to fail.
-        std::thread::sleep(Duration::from_secs(3));
-        assert!(!reader.is_over());
-        make(&key, "known to both sides");
-        assert!(rig.end_of(reader).success());
-
-        // Both have another one: who is upgraded takes it up, and nothing is lost.
-        rig.end_server(libc::SIGTERM);
-        [&key, &servers].iter().for_each(|path| make(path, "another one of both"));
-        rig.serve(&["--auth", &auth]);
-        rig.demand(&["upgrade", &place]);
-        let mut content = [0; 6];
-        file.read_exact_at(&mut content, 0).unwrap();
-        assert_eq!(&content, b"before");
-        drop(file);
-        rig.end_of_mount(&at);
-    });
 }
 
 /// The process's own fcntl lock on the whole file.

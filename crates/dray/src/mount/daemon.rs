@@ -9,9 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use dray_client::{Key, SessionMemory};
+use dray_client::SessionMemory;
 use dray_fuse::proto::abi;
 use dray_fuse::{Device, State, Transport, TransportWish};
 use dray_rt::{Interest, Source};
@@ -26,11 +25,7 @@ use crate::mount::supervisor::{
 };
 use crate::mount::{Mount, Running};
 use crate::paths;
-use crate::serve::parse_auth;
 use crate::signals::{self, Ending};
-
-/// Between two attempts to read a key.
-const KEY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Serves the mount until it ends, or until the supervisor asks for a stop.
 pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
@@ -44,6 +39,9 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
         daemonize::leave_terminal()?;
     }
     let at = args.mount.mountpoint;
+    let plan = MountPlan::parse(&args.mount.options)?;
+    let wants_ring = plan.transport == TransportWish::Uring;
+    let mount = Mount { target: args.mount.target, at: at.clone(), plan };
     let state = State::adopt(held.state).doing(what)?;
     let adopted = state.initialised();
     // Before anything is read, so that what a daemon before us had read comes first, and
@@ -51,17 +49,11 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     if adopted && let Err(error) = dray_fuse::resend(held.device.as_fd()) {
         log::warn!("{}: the kernel cannot send requests again: {error}", at.display());
     }
-    let replaceable = std::env::var_os(TRIED).is_some();
-    let plan = match args.successor && !replaceable {
-        true => MountPlan::parse_with(&args.mount.options, &mut |auth| key(auth, &at, &control)),
-        false => MountPlan::parse(&args.mount.options),
-    }?;
-    let wants_ring = plan.transport == TransportWish::Uring;
-    let mount = Mount { target: args.mount.target, at: at.clone(), plan };
     // While the server is away the supervisor is to know that nothing is stuck here.
     let wait = adopted.then(|| saying(&control, WAITING)).transpose().doing(what)?;
     let push = saying(&control, WAKE).doing(what)?;
     let device = Device { fd: held.device, clones: held.clones, state };
+    let replaceable = std::env::var_os(TRIED).is_some();
     let running = mount.serve(device, memory_in(held.session), wait, replaceable, push)?;
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
@@ -102,24 +94,6 @@ pub fn drop_outdated() -> Result<(), Failure> {
     signals::name_process(c"dray-outdated");
     dray_fuse::drop_outdated(io::stdout().as_fd(), io::stdin())
         .doing(|| "cannot hear what is to be dropped".to_owned())
-}
-
-/// The key of a mount that has served. The file may be gone by now, or just be replaced: programs
-/// wait until it can be read, for without a mount they would go on in the directory below. Errors:
-/// the supervisor is gone.
-fn key(auth: &str, at: &Path, mut control: &UnixStream) -> Result<Option<Key>, Failure> {
-    let mut told = false;
-    loop {
-        match parse_auth(auth) {
-            Err(failure) if !std::mem::replace(&mut told, true) => {
-                log::error!("{}: {}; trying again until it works", at.display(), failure.message);
-            }
-            Err(_) => {}
-            read => return read,
-        }
-        control.write_all(&[WAITING]).doing(|| "nobody supervises this mount".into())?;
-        std::thread::sleep(KEY_PAUSE);
-    }
 }
 
 fn can_resend(running: &Running) -> bool {
