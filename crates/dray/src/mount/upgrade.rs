@@ -76,7 +76,7 @@ fn upgrade(mount: &MountEntry) -> Result<(), Failure> {
         std::thread::sleep(LOOK_TIME);
         match note.read() {
             None => return Err(Failure::new(format!("the mount on {shown} has ended"))),
-            Some(told) if told.daemons > before.daemons => {
+            Some(told) if told.answers_since(&before) => {
                 while begin.elapsed() < PATIENCE_WAKING && is_waking(before.supervisor) {
                     std::thread::sleep(LOOK_TIME);
                 }

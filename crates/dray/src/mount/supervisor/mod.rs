@@ -248,7 +248,7 @@ impl Supervisor {
         }
         self.programs.serves(pid);
         if let Some(note) = &mut self.note {
-            note.tell(pid, self.programs.is_former());
+            note.tell(pid, self.programs.is_former(), self.programs.heeded());
         }
         match self.waiting.take() {
             Some(waiting) => waiting.ready().map_err(|failure| io::Error::other(failure.message)),

@@ -38,6 +38,20 @@ pub struct Told {
     pub daemon: u32,
     /// What it runs is not what the mount was to be upgraded to last, if it ever was.
     pub former_program: bool,
+    /// Upgrades that were asked for before it was started; none: the supervisor is of a version that
+    /// does not say so.
+    pub heeded: Option<u64>,
+}
+
+impl Told {
+    /// Whether it says what has become of an upgrade that was asked for when the note said `before`.
+    /// A daemon that was started earlier may become ready behind that.
+    pub fn answers_since(&self, before: &Told) -> bool {
+        match (self.heeded, before.heeded) {
+            (Some(now), Some(then)) => now > then,
+            _ => self.daemons > before.daemons,
+        }
+    }
 }
 
 const EXTENSION: &str = "supervisor";
@@ -65,11 +79,13 @@ impl Note {
         Ok(Note { file, name, daemons: 0 })
     }
 
-    /// Another daemon serves.
-    pub fn tell(&mut self, pid: u32, former_program: bool) {
+    /// Another daemon serves, with a program that is a former one or not, started behind so many
+    /// requests to upgrade.
+    pub fn tell(&mut self, pid: u32, former_program: bool, heeded: u64) {
         self.daemons += 1;
         // Of a fixed length, so that a reader never sees the end of an older line.
-        let line = format!("{:20} {pid:10} {}\n", self.daemons, u8::from(former_program));
+        let former = u8::from(former_program);
+        let line = format!("{:20} {pid:10} {former} {heeded:20}\n", self.daemons);
         if let Err(error) = self.file.write_all_at(line.as_bytes(), 0) {
             log::warn!("cannot write {}: {error}", self.name.path().display());
         }
@@ -117,6 +133,7 @@ impl Found {
             daemons: words.next()?.parse().ok()?,
             daemon: words.next()?.parse().ok()?,
             former_program: words.next()? == "1",
+            heeded: words.next().and_then(|word| word.parse().ok()),
         })
     }
 

@@ -22,17 +22,23 @@ pub struct Programs {
     upgraded: Option<File>,
     /// What serves is not what was wanted last.
     former: bool,
+    /// Upgrades that were asked for.
+    asked: u64,
+    /// Those that had been when what is executed was started.
+    heeded: u64,
 }
 
 impl Programs {
     /// Of a mount that begins; `given` is what upgrades execute.
     pub fn new(given: PathBuf) -> Programs {
-        Programs { given, wanted: false, tried: false, upgraded: None, former: true }
+        let (wanted, tried) = (false, false);
+        Programs { given, wanted, tried, upgraded: None, former: true, asked: 0, heeded: 0 }
     }
 
     /// What to execute now, a path that is good in this process and in a child that it forks.
     pub fn next(&mut self) -> PathBuf {
         self.tried = std::mem::take(&mut self.wanted);
+        self.heeded = self.asked;
         match &self.upgraded {
             _ if self.tried => self.given.clone(),
             Some(file) => format!("/proc/self/fd/{}", file.as_raw_fd()).into(),
@@ -43,6 +49,12 @@ impl Programs {
     /// What is installed is to be executed next.
     pub fn upgrade(&mut self) {
         self.wanted = true;
+        self.asked += 1;
+    }
+
+    /// Upgrades asked for before what is executed was started: it is their outcome, or will be.
+    pub fn heeded(&self) -> u64 {
+        self.heeded
     }
 
     /// Whether what serves is not what was asked for with the last upgrade.
