@@ -108,7 +108,8 @@ fn a_program_that_the_server_refuses_is_not_upgraded_to() {
 }
 fn upgrade(options: &str) {
     let mut rig = Rig::new();
-    rig.serve(&[]);
+    let log = rig.path("log");
+    rig.serve_logging(&log);
     let program = rig.path("dray");
     rig.copy_program(Path::new(env!("CARGO_BIN_EXE_dray")), &program);
     let at = rig.mount_with(&program, "mount", options);
@@ -120,7 +121,6 @@ fn upgrade(options: &str) {
         fs::remove_file(&program).unwrap();
         rig.copy_program(Path::new(env!("CARGO_BIN_EXE_dray")), &program);
         rig.demand(&["upgrade", &place]);
-        assert!(processes("wake-mount", &at).is_empty(), "it could not be unmounted now");
         let after = daemon(&at).unwrap();
         assert_ne!(before, after);
         assert_eq!(fs::read_link(format!("/proc/{after}/exe")).unwrap(), program);
@@ -132,9 +132,17 @@ fn upgrade(options: &str) {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("former one goes on"));
     let turns = load.end();
     check_load(&at, &turns);
+    fs::remove_file(&program).unwrap();
+    rig.copy_program(Path::new(env!("CARGO_BIN_EXE_dray")), &program);
+    rig.demand(&["upgrade", &place]);
+    // Under load a daemon may have its queues set going at any time.
+    assert!(processes("wake-mount", &at).is_empty(), "it could not be unmounted now");
     kept.check(&at);
     drop(kept);
     rig.end_of_mount(&at);
+    // What comes on another connection once more has not failed.
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(!said.contains("closing a file failed"), "{said}");
 }
 
 /// What a supervisor that stands still has been sent, it reads at once when it goes on: that its

@@ -13,7 +13,8 @@ use crate::wire::{CallHead, ReplyHead};
 impl CallInHand {
     pub(super) fn answer(&self, route: &Route, mut reply: Reply) {
         if self.one_way() {
-            if let Some(error) = reply.error() {
+            // Given up with its connection: it is asked for again, by another one.
+            if let Some(error) = reply.error().filter(|error| error.errno() != Errno::EINTR) {
                 let host = &self.session.host;
                 self.session
                     .failed_closes
