@@ -128,6 +128,7 @@ impl Core {
         let known = self.before_removal(&dir, name)?;
         // An overlay copies what has further names, for the number of these.
         let copied = self.below.is_overlay().then(|| self.known_at(&dir, name)).flatten();
+        let _copying = self.copying([copied.as_ref().map(|(id, _)| *id), None]);
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
         self.after_removal(caller, known);
         dir.removed_from(caller.asker);
@@ -201,6 +202,7 @@ impl Core {
             RenameHow::Exchange => libc::RENAME_EXCHANGE,
         };
         let moved = [(&old, from.1), (&new, to.1)].map(|(dir, name)| self.known_at(dir, name));
+        let _copying = self.copying(moved.each_ref().map(|at| at.as_ref().map(|(id, _)| *id)));
         sys::rename((old.fd(), from.1), (new.fd(), to.1), flags)?;
         self.after_removal(caller, replaced);
         if let Ids::Table(table) = &self.ids {
@@ -217,6 +219,7 @@ impl Core {
         let node = self.node(id)?;
         let dir = self.directory(dir)?;
         let _one_at_a_time = self.lock_directory(dir.id);
+        let _copying = self.copying([Some(id), None]);
         sys::link(self.proc_fd(), node.fd(), dir.fd(), name)?;
         if let Ids::Table(table) = &self.ids {
             table.linked(id, dir.id, name);
@@ -273,6 +276,8 @@ impl Core {
         if node.lookers().is_gone() {
             self.files.admit_pin()?;
         }
+        let changes = (how.writes() || how.truncates()) && !how.executes();
+        let copying = self.copying([Some(node.id).filter(|_| changes), None]);
         if how.truncates() && how.kill_set_id {
             attrs::clear_set_id(self, node.fd(), caller)?;
         }
@@ -280,6 +285,7 @@ impl Core {
         if how.writes() || how.truncates() {
             self.changed(node.id, node.fd());
         }
+        drop(copying);
         let directory = node.kind == FileType::Directory;
         let file = self.files.opened(node.id, directory, how.flags, flags, fd);
         // In this order: whoever removes it looks for those who have it open last.

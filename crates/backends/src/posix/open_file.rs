@@ -196,6 +196,7 @@ impl OpenFile for PosixFile {
         self.core.run(cx, Op::SetFlags, move |core, _| {
             core.writable()?;
             let fd = file.fd(core)?;
+            let _copying = core.copying([Some(file.inode.id), None]);
             let set = sys::set_flags(fd.as_fd(), flags);
             core.changed(file.inode.id, fd.as_fd());
             Ok(set?)
