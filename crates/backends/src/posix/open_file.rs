@@ -114,7 +114,8 @@ impl OpenFile for PosixFile {
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
         self.core.run_patient(cx, Op::Setattr, self.core.inline, move |core, caller, may_block| {
-            match file.fd(core) {
+            let fd = if set.size.is_some() { file.fd_to_change(core) } else { file.fd(core) };
+            match fd {
                 Ok(fd) => {
                     let target = Target::Open(fd.as_fd());
                     let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
