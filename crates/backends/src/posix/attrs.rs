@@ -39,6 +39,7 @@ impl Core {
             }
             _ => None,
         };
+        let _copying = self.copying([Some(id), None]);
         let attr = self.writable().and_then(|()| apply(self, caller, target, set));
         self.changed(id, target.fd());
         Some(attr)
@@ -87,6 +88,7 @@ impl Core {
         }
         let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
+        let _copying = self.copying([Some(id), None]);
         let set = guarded(caller, name, || Ok(sys::set_xattr(node.fd(), &c_name, value, how)?));
         self.changed(id, node.fd());
         set
@@ -97,6 +99,7 @@ impl Core {
         let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
         let remove = || Ok(sys::remove_xattr(node.fd(), &c_name)?);
+        let _copying = self.copying([Some(id), None]);
         let removed = if name == CAPABILITY && !caller.who.is_root() {
             may_drop_capability(caller, node.fd())?;
             cred::as_root(|| cred::with_xattr_rights(remove))??

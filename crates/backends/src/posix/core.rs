@@ -10,6 +10,7 @@ use dray_core::{
 use dray_rt::{Instant, Pool};
 
 use super::below::Below;
+use super::copies::Copies;
 use super::departed::{Asker, Departed};
 use super::files::Files;
 use super::handle::Codec;
@@ -42,6 +43,8 @@ pub(crate) struct Core {
     pub(crate) ids: Ids,
     pub(crate) nodes: NodeCache,
     pub(super) departed: Departed,
+    /// None where nothing is copied to be changed.
+    pub(super) copies: Option<Box<Copies>>,
     pub(crate) files: Arc<Files>,
     pub(crate) locks: LockTable,
     pub(crate) below: Below,
@@ -104,6 +107,7 @@ impl Core {
                 options.inode_idle_secs,
             ),
             departed: Departed::default(),
+            copies: below.is_overlay().then(Box::default),
             files: Files::new(
                 (or(options.open_descriptors_max, descriptors / 2).max(1), descriptors),
                 options.open_files_max,

@@ -40,7 +40,7 @@ pub(crate) fn read(
     into: &mut BufMut,
     may_block: bool,
 ) -> Option<Result<()>> {
-    let fd = match file.fd(core) {
+    let fd = match file.fd_to_read(core) {
         Ok(fd) => fd,
         Err(error) => return Some(Err(error)),
     };
@@ -107,7 +107,7 @@ pub(crate) fn write(
     if file.appends_only() && !how.append {
         return Some(Err(Error::new(Errno::EPERM).because("the file takes appends only")));
     }
-    let fd = match file.fd(core) {
+    let fd = match file.fd_to_change(core) {
         Ok(fd) => fd,
         Err(error) => return Some(Err(error)),
     };
@@ -206,7 +206,7 @@ fn all_of(len_bytes: usize, mut write: impl FnMut(usize) -> sys::Sys<usize>) -> 
 /// fallocate(2).
 pub(crate) fn allocate(core: &Core, file: &FileState, what: Allocate) -> Result<()> {
     core.writable()?;
-    let fd = file.fd(core)?;
+    let fd = file.fd_to_change(core)?;
     let shifts = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
     let len_bytes = if what.flags & shifts == 0 { what.len_bytes } else { u64::MAX };
     let _range = file.inode.ranges.take(what.at, len_bytes, true, true);
@@ -238,7 +238,7 @@ pub(crate) fn copy_range(
 ) -> Result<u64> {
     core.writable()?;
     let len_bytes = len_bytes.min(COPY_MAX_BYTES);
-    let (source, target) = (from.0.fd(core)?, to.0.fd(core)?);
+    let (source, target) = (from.0.fd_to_read(core)?, to.0.fd_to_change(core)?);
     let same = from.0.inode.id == to.0.inode.id;
     let len_bytes =
         if same { len_bytes.min(bytes_behind(source.as_fd(), from.1)?) } else { len_bytes };

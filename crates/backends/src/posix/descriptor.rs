@@ -1,8 +1,8 @@
 //! An open file and its descriptor, which it may have to do without while nobody uses it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dray_core::{Errno, Error, LockOwner, NodeId, Result};
 
@@ -17,6 +17,9 @@ pub(crate) struct FileState {
     pub(crate) directory: bool,
     /// Flags to open it again with: access mode and what else lasts.
     flags: i32,
+    /// Its descriptor is for reading alone, though the file is open for more: the file system below
+    /// took no changes when the descriptor was opened.
+    unchanging: AtomicBool,
     /// Opened with `O_SYNC`, not merely `O_DSYNC`: times are to be on media too.
     pub(crate) syncs_all: bool,
     slot: Mutex<Slot>,
@@ -38,6 +41,40 @@ enum Slot {
     Parked,
     /// Closed by the client.
     Closed,
+}
+
+/// A descriptor just opened.
+pub(crate) struct Opened {
+    pub(crate) fd: OwnedFd,
+    /// Those that it was to be opened with.
+    pub(crate) flags: i32,
+    /// It is for reading alone, whatever they say.
+    pub(crate) unchanging: bool,
+}
+
+impl Opened {
+    /// As it was asked for.
+    pub(crate) fn new(fd: OwnedFd, flags: i32) -> Opened {
+        Opened { fd, flags, unchanging: false }
+    }
+
+    /// What a client has had open is opened again by `open`, for reading alone where the file system
+    /// below takes no changes any more: then it goes on to be read, and its changes fail.
+    pub(crate) fn again(
+        core: &Core,
+        flags: i32,
+        open: impl Fn(i32) -> Result<OwnedFd>,
+    ) -> Result<Opened> {
+        let changes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let opened = if changes { core.writable().and_then(|()| open(flags)) } else { open(flags) };
+        match opened {
+            Err(error) if changes && error.errno() == Errno::EROFS => {
+                let fd = open(flags & !(libc::O_ACCMODE | libc::O_APPEND))?;
+                Ok(Opened { fd, flags, unchanging: true })
+            }
+            opened => Ok(Opened::new(opened?, flags)),
+        }
+    }
 }
 
 /// What came of taking a descriptor away.
@@ -63,13 +100,14 @@ impl FileState {
         files: Arc<Files>,
         inode: Arc<OpenInode>,
         directory: bool,
-        (asked, flags): (i32, i32),
-        fd: OwnedFd,
+        (asked, opened): (i32, Opened),
     ) -> Arc<FileState> {
+        let Opened { fd, flags, unchanging } = opened;
         Arc::new_cyclic(|me| FileState {
             inode,
             directory,
             flags: flags & LASTING,
+            unchanging: AtomicBool::new(unchanging),
             syncs_all: asked & libc::O_SYNC == libc::O_SYNC,
             slot: Mutex::new(Slot::Open(Arc::new(fd))),
             write_back: WriteBack::default(),
@@ -112,15 +150,39 @@ impl FileState {
             Slot::Parked => {}
         }
         core.files.make_room();
-        let fd = Arc::new(self.open_again(core)?);
-        self.write_back.reopened(&self.inode.failures);
-        *slot = Slot::Open(fd.clone());
+        let fd = self.open_again(core, &mut slot)?;
         // While nobody else gets at it: whoever closes or parks it takes it off the count.
         core.files.descriptors.fetch_add(1, Ordering::Relaxed);
         drop(slot);
         self.used.store(true, Ordering::Relaxed);
         core.files.enter_ring(self.me.clone());
         Ok(fd)
+    }
+
+    /// Its descriptor for what changes the file. Errors: as [`FileState::fd`]; `EROFS` if the file
+    /// system below takes no changes.
+    pub(crate) fn fd_to_change(&self, core: &Core) -> Result<Arc<OwnedFd>> {
+        let mut slot = lock(&self.slot);
+        if matches!(*slot, Slot::Open(_)) && self.unchanging.load(Ordering::Acquire) {
+            // It may take changes again by now.
+            self.write_back.parked(&self.inode.failures);
+            self.open_again(core, &mut slot)?;
+        }
+        drop(slot);
+        let fd = self.fd(core)?;
+        if self.unchanging.load(Ordering::Acquire) { Err(Errno::EROFS.into()) } else { Ok(fd) }
+    }
+
+    /// Its descriptor for reading. Errors: as [`FileState::fd`]; `EBADF` if it is open for something
+    /// else only, and has a descriptor for reading for want of another.
+    pub(crate) fn fd_to_read(&self, core: &Core) -> Result<Arc<OwnedFd>> {
+        let fd = self.fd(core)?;
+        let reads = matches!(self.flags & libc::O_ACCMODE, libc::O_RDONLY | libc::O_RDWR);
+        if reads || !self.unchanging.load(Ordering::Acquire) {
+            Ok(fd)
+        } else {
+            Err(Errno::EBADF.into())
+        }
     }
 
     /// Something was written through it.
@@ -141,15 +203,26 @@ impl FileState {
         Ok(self.write_back.sync(&self.inode.failures, sync)?)
     }
 
-    fn open_again(&self, core: &Core) -> Result<OwnedFd> {
+    /// Opens it again, as the server.
+    fn open_again(&self, core: &Core, slot: &mut MutexGuard<'_, Slot>) -> Result<Arc<OwnedFd>> {
+        let open = |fd: BorrowedFd<'_>| {
+            Opened::again(core, self.flags, |flags| {
+                Ok(cred::as_root(|| sys::reopen(core.proc_fd(), fd, flags))??)
+            })
+        };
         let pin = lock(&self.inode.pin);
-        if let Some(pin) = &*pin {
-            let opened = cred::as_root(|| sys::reopen(core.proc_fd(), pin.as_fd(), self.flags))?;
-            return Ok(opened?);
-        }
-        drop(pin);
-        let node = core.node(self.inode.id)?;
-        Ok(cred::as_root(|| sys::reopen(core.proc_fd(), node.fd(), self.flags))??)
+        let opened = match &*pin {
+            Some(pin) => open(pin.as_fd())?,
+            None => {
+                drop(pin);
+                open(core.node(self.inode.id)?.fd())?
+            }
+        };
+        self.unchanging.store(opened.unchanging, Ordering::Release);
+        self.write_back.reopened(&self.inode.failures);
+        let fd = Arc::new(opened.fd);
+        **slot = Slot::Open(fd.clone());
+        Ok(fd)
     }
 
     /// Takes its descriptor away, if it can do without.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, We
 
 use dray_core::{Errno, Error, FileId, FsUuid, IdMap, Result};
 
-use super::descriptor::{FileState, Parking};
+use super::descriptor::{FileState, Opened, Parking};
 use super::guard::Ranges;
 use super::options::Keeper;
 use super::sys;
@@ -109,17 +109,16 @@ impl Files {
         self.make_room();
     }
 
-    /// Registers a file just opened with `flags`; the client `asked` for more.
+    /// Registers a file just opened; the client `asked` for more flags than it was opened with.
     pub(crate) fn opened(
         self: &Arc<Files>,
         id: FileId,
         directory: bool,
         asked: i32,
-        flags: i32,
-        fd: OwnedFd,
+        opened: Opened,
     ) -> Arc<FileState> {
         let inode = self.inode(id);
-        let file = FileState::new(self.clone(), inode, directory, (asked, flags), fd);
+        let file = FileState::new(self.clone(), inode, directory, (asked, opened));
         self.files.fetch_add(1, Ordering::Relaxed);
         self.descriptors.fetch_add(1, Ordering::Relaxed);
         self.enter_ring(Arc::downgrade(&file));

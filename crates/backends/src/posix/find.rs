@@ -116,7 +116,7 @@ impl Core {
             };
             let Ok(fd) = cred::as_root(|| sys::open_path(dir.fd(), name))? else { continue };
             let attr = sys::stat(fd.as_fd())?.attr;
-            if known.is(&self.lasting(attr)) {
+            if known.is(&self.lasting(attr)) || self.is_copy(table, id, fd.as_fd())? {
                 return Ok(self.nodes.insert(Node::new(id, attr.file_type(), fd)));
             }
         }
@@ -147,11 +147,10 @@ impl Core {
             Ids::Table(table) => {
                 let stat = sys::stat(fd)?;
                 self.same_mount(&stat)?;
-                let id = match place {
-                    Some((dir, name)) => table.seen(dir, name, &self.lasting(stat.attr)),
-                    None => table.unnamed(&stat.attr),
-                };
-                Ok(Entry { id, attr: stat.attr })
+                match place {
+                    Some((dir, name)) => self.seen(table, (dir, name), fd, stat.attr),
+                    None => Ok(Entry { id: table.unnamed(&stat.attr), attr: stat.attr }),
+                }
             }
         }
     }
@@ -243,10 +242,33 @@ impl Core {
                 let fd = sys::open_path(fd, name).ok()?;
                 let stat = sys::stat(fd.as_fd()).ok()?;
                 self.same_mount(&stat).ok()?;
-                let id = table.seen(dir, name, &self.lasting(stat.attr));
-                Some(Entry { id, attr: stat.attr })
+                self.seen(table, (dir, name), fd.as_fd(), stat.attr).ok()
             }
         }
+    }
+
+    /// The id of what was found at a place, and what it looks like.
+    fn seen(
+        &self,
+        table: &PathTable,
+        (dir, name): (FileId, &Name),
+        fd: BorrowedFd<'_>,
+        attr: Attr,
+    ) -> Result<Entry> {
+        let looks_other = |id| table.find(id).is_some_and(|known| !known.is(&self.lasting(attr)));
+        let other =
+            table.at(dir, name).filter(|_| self.copies.is_some()).filter(|id| looks_other(*id));
+        // Perhaps it is being copied, or was since it was looked at.
+        let _none = other.and_then(|id| self.none_copying(id));
+        let attr = if other.is_some() { sys::stat(fd)?.attr } else { attr };
+        Ok(Entry { id: table.seen(dir, name, &self.lasting(attr)), attr })
+    }
+
+    /// Whether what looked like another inode than `id` is what an overlay has made of it.
+    fn is_copy(&self, table: &PathTable, id: FileId, fd: BorrowedFd<'_>) -> Result<bool> {
+        let Some(_none) = self.none_copying(id) else { return Ok(false) };
+        let attr = self.lasting(sys::stat(fd)?.attr);
+        Ok(table.find(id).is_some_and(|known| known.is(&attr)))
     }
 
     /// The id at `name` in `dir`, if it can be told cheaply.
@@ -270,8 +292,8 @@ impl Core {
         table.find(id)?.is(&self.lasting(attr)).then_some((id, fd))
     }
 
-    /// To be called after a change of the inode with this id: an overlay copies what is changed,
-    /// and the copy has another time of birth, perhaps another number.
+    /// To be called after a change of the inode with this id, under [`Core::copying`]: an overlay
+    /// copies what is changed, and the copy has another time of birth, perhaps another number.
     pub(crate) fn changed(&self, id: FileId, fd: BorrowedFd<'_>) {
         if let Ids::Table(table) = &self.ids
             && let Ok(stat) = sys::stat(fd)

@@ -7,6 +7,7 @@
 
 mod attrs;
 mod below;
+mod copies;
 mod core;
 mod cred;
 mod data;

@@ -9,7 +9,7 @@ use dray_core::{
 };
 
 use super::core::{Caller, Core, Ids};
-use super::descriptor::FileState;
+use super::descriptor::{FileState, Opened};
 use super::find::stale;
 use super::nodes::Node;
 use super::{attrs, sys};
@@ -128,6 +128,7 @@ impl Core {
         let known = self.before_removal(&dir, name)?;
         // An overlay copies what has further names, for the number of these.
         let copied = self.below.is_overlay().then(|| self.known_at(&dir, name)).flatten();
+        let _copying = self.copying([copied.as_ref().map(|(id, _)| *id), None]);
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
         self.after_removal(caller, known);
         dir.removed_from(caller.asker);
@@ -201,6 +202,7 @@ impl Core {
             RenameHow::Exchange => libc::RENAME_EXCHANGE,
         };
         let moved = [(&old, from.1), (&new, to.1)].map(|(dir, name)| self.known_at(dir, name));
+        let _copying = self.copying(moved.each_ref().map(|at| at.as_ref().map(|(id, _)| *id)));
         sys::rename((old.fd(), from.1), (new.fd(), to.1), flags)?;
         self.after_removal(caller, replaced);
         if let Ids::Table(table) = &self.ids {
@@ -217,6 +219,7 @@ impl Core {
         let node = self.node(id)?;
         let dir = self.directory(dir)?;
         let _one_at_a_time = self.lock_directory(dir.id);
+        let _copying = self.copying([Some(id), None]);
         sys::link(self.proc_fd(), node.fd(), dir.fd(), name)?;
         if let Ids::Table(table) = &self.ids {
             table.linked(id, dir.id, name);
@@ -226,11 +229,12 @@ impl Core {
     }
 
     /// The flags for open(2), from what a client may ask for.
-    fn open_flags(&self, how: OpenHow) -> Result<i32> {
+    fn open_flags(&self, caller: Option<&Caller>, how: OpenHow) -> Result<i32> {
         // Both bits of the access mode take the right to read and to write, and give neither:
         // such a file is for ioctl(2) alone.
         let changes = how.flags & libc::O_ACCMODE != libc::O_RDONLY;
-        if changes || how.truncates() {
+        let again = caller.is_some_and(|caller| opens_again(caller, how));
+        if (changes || how.truncates()) && !again {
             self.writable()?;
         }
         let mut passed = libc::O_ACCMODE | libc::O_TRUNC | libc::O_DIRECTORY | libc::O_NOATIME;
@@ -263,7 +267,7 @@ impl Core {
     }
 
     fn open_found(&self, caller: &Caller, node: &Node, how: OpenHow) -> Result<Arc<FileState>> {
-        let flags = self.open_flags(how)?;
+        let flags = self.open_flags(Some(caller), how)?;
         match node.kind {
             FileType::Regular | FileType::Directory => {}
             FileType::Symlink => return Err(Errno::ELOOP.into()),
@@ -273,15 +277,18 @@ impl Core {
         if node.lookers().is_gone() {
             self.files.admit_pin()?;
         }
+        let changes = (how.writes() || how.truncates()) && !how.executes();
+        let copying = self.copying([Some(node.id).filter(|_| changes), None]);
         if how.truncates() && how.kill_set_id {
             attrs::clear_set_id(self, node.fd(), caller)?;
         }
-        let (fd, flags) = self.reopen_for(caller, node, how, flags)?;
+        let opened = self.reopen_for(caller, node, how, flags)?;
         if how.writes() || how.truncates() {
             self.changed(node.id, node.fd());
         }
+        drop(copying);
         let directory = node.kind == FileType::Directory;
-        let file = self.files.opened(node.id, directory, how.flags, flags, fd);
+        let file = self.files.opened(node.id, directory, how.flags, opened);
         // In this order: whoever removes it looks for those who have it open last.
         if node.lookers().is_gone() {
             self.hold_nameless(&file, node.fd())?;
@@ -300,28 +307,25 @@ impl Core {
         Ok(())
     }
 
-    /// Opens what was found, and says with which flags.
-    fn reopen_for(
-        &self,
-        caller: &Caller,
-        node: &Node,
-        how: OpenHow,
-        flags: i32,
-    ) -> Result<(OwnedFd, i32)> {
+    /// Opens what was found.
+    fn reopen_for(&self, caller: &Caller, node: &Node, how: OpenHow, flags: i32) -> Result<Opened> {
         let reopen = |flags: i32| sys::reopen(self.proc_fd(), node.fd(), flags);
         if how.executes() && node.kind == FileType::Regular {
             // A program may be run by those who cannot read it, and the client's kernel, which
             // runs it, must read it (NFS does the same: NFSD_MAY_READ_IF_EXEC, fs/nfsd/vfs.h).
             self.check_access(caller, node.id, Access(libc::X_OK as u32))?;
-            return Ok((super::cred::as_root(|| reopen(flags))??, flags));
+            return Ok(Opened::new(super::cred::as_root(|| reopen(flags))??, flags));
         }
-        match reopen(flags) {
+        let open = |flags: i32| match opens_again(caller, how) {
+            true => Opened::again(self, flags, |flags| Ok(reopen(flags)?)),
+            false => Ok(Opened::new(reopen(flags)?, flags)),
+        };
+        match open(flags) {
             // A file that takes appends only (chattr +a) wants to hear that they are.
-            Err(Errno::EPERM) if how.appends() => {
-                let flags = flags | libc::O_APPEND;
-                Ok((reopen(flags)?, flags))
+            Err(error) if error.errno() == Errno::EPERM && how.appends() => {
+                open(flags | libc::O_APPEND)
             }
-            fd => Ok((fd?, flags)),
+            opened => opened,
         }
     }
 
@@ -338,7 +342,7 @@ impl Core {
         if how.open.directory() {
             return Err(Error::new(Errno::EINVAL).because("O_CREAT makes no directories"));
         }
-        let flags = self.open_flags(how.open)?;
+        let flags = self.open_flags(None, how.open)?;
         let dir = self.directory(dir)?;
         let _one_at_a_time = self.lock_directory(dir.id);
         for _ in 0..CREATE_TRIES {
@@ -347,7 +351,8 @@ impl Core {
                 match sys::open_new(dir.fd(), name, flags & !libc::O_TRUNC, how.mode & 0o7777) {
                     Ok(fd) => {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
-                        let file = self.files.opened(entry.id, false, how.open.flags, flags, fd);
+                        let opened = Opened::new(fd, flags);
+                        let file = self.files.opened(entry.id, false, how.open.flags, opened);
                         return Ok(Some((entry, file)));
                     }
                     Err(Errno::EEXIST) if !how.exclusive => {}
@@ -395,19 +400,26 @@ impl Core {
         if !how.open.writes() {
             return Err(Error::new(Errno::EINVAL).because("O_TMPFILE is for writing"));
         }
-        let flags = self.open_flags(how.open)? & !(libc::O_TRUNC | libc::O_DIRECTORY);
+        let flags = self.open_flags(None, how.open)? & !(libc::O_TRUNC | libc::O_DIRECTORY);
         let dir = self.directory(dir)?;
         self.files.admit()?;
         self.files.admit_pin()?;
         let exclusive = if how.exclusive { libc::O_EXCL } else { 0 };
         let fd = sys::open_unnamed(dir.fd(), flags | exclusive, how.mode & 0o7777)?;
         let entry = self.identify(None, fd.as_fd())?;
-        let file = self.files.opened(entry.id, false, how.open.flags, flags, fd);
+        let opened = Opened::new(fd, flags);
+        let file = self.files.opened(entry.id, false, how.open.flags, opened);
         let fd = file.fd(self)?;
         self.hold_nameless(&file, fd.as_fd())?;
         drop(fd);
         Ok((entry, file))
     }
+}
+
+/// Whether the server itself opens what a client had open before: the file system below may take no
+/// changes by now, and what was opened to be changed can be read all the same.
+fn opens_again(caller: &Caller, how: OpenHow) -> bool {
+    caller.internal && !how.truncates() && !how.executes()
 }
 
 /// A directory within an export has its parent on the same mount, unless it has been moved away

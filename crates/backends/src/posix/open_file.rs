@@ -114,7 +114,8 @@ impl OpenFile for PosixFile {
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
         self.core.run_patient(cx, Op::Setattr, self.core.inline, move |core, caller, may_block| {
-            match file.fd(core) {
+            let fd = if set.size.is_some() { file.fd_to_change(core) } else { file.fd(core) };
+            match fd {
                 Ok(fd) => {
                     let target = Target::Open(fd.as_fd());
                     let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
@@ -196,6 +197,7 @@ impl OpenFile for PosixFile {
         self.core.run(cx, Op::SetFlags, move |core, _| {
             core.writable()?;
             let fd = file.fd(core)?;
+            let _copying = core.copying([Some(file.inode.id), None]);
             let set = sys::set_flags(fd.as_fd(), flags);
             core.changed(file.inode.id, fd.as_fd());
             Ok(set?)

@@ -353,3 +353,76 @@ fn locks_end_with_flush_and_close() {
         assert!(kit.fs.locks().is_empty());
     });
 }
+
+/// The server's own doing, as when it opens again what clients had open.
+fn server() -> Context {
+    Context { internal: true, ..Context::system() }
+}
+
+/// What was open for reading and writing, or for writing alone, and a file that takes appends only.
+const WAYS: [i32; 3] = [libc::O_RDWR, libc::O_WRONLY, libc::O_RDWR | libc::O_APPEND];
+
+async fn is_read_and_not_changed(kit: &Kit, id: FileId, file: &dyn OpenFile, how: i32) {
+    let cx = &kit.root_user;
+    let read = get(cx, file, 0, 10).await;
+    match how & libc::O_ACCMODE {
+        libc::O_WRONLY => assert_eq!(errno(read), Errno::EBADF, "it never was open for that"),
+        _ => assert_eq!(read.unwrap(), b"content"),
+    }
+    assert_eq!(file.getattr(cx).await.unwrap().size, 7);
+    file.sync(cx, false).await.unwrap();
+    let append = how & libc::O_APPEND != 0;
+    let write = Write { append, ..Write::at(0) };
+    assert_eq!(errno(file.write(cx, write, Buf::from(&b"x"[..])).await), Errno::EROFS);
+    let cut = SetAttr { size: Some(1), ..SetAttr::default() };
+    assert_eq!(errno(file.setattr(cx, cut).await), Errno::EROFS);
+    let more = Allocate { flags: 0, at: 0, len_bytes: 100 };
+    assert_eq!(errno(file.allocate(cx, more).await), Errno::EROFS);
+    let from = kit.fs.open(cx, id, OpenHow::READ).await.unwrap();
+    let copied = from.copy_range(cx, 0, file, 0, 3).await;
+    assert_eq!(errno(copied), Errno::EROFS);
+    assert_eq!(errno(kit.fs.open(cx, id, OpenHow::new(how)).await), Errno::EROFS, "it is new");
+}
+
+/// After a restart of the server reading a file failed with EROFS, because it had been open for
+/// writing, too, and the file system below had become read-only meanwhile.
+#[test]
+fn what_was_open_for_more_is_read_where_nothing_can_be_changed_any_more() {
+    for kind in [Kind::Ext4, Kind::Xfs, Kind::Tmpfs] {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        let made = Mutex::new(None);
+        on(&disk, plain(), async |kit| {
+            let id = kit.file(&kit.root_user, kit.root, "f", 0o640, b"content").await;
+            *made.lock().unwrap() = Some(id);
+        });
+        let id = made.lock().unwrap().unwrap();
+        assert!(disk.remount("ro"));
+        on(&disk, plain(), async |kit| {
+            let cx = &kit.root_user;
+            for how in WAYS {
+                let file = kit.fs.open(&server(), id, OpenHow::new(how)).await.unwrap();
+                is_read_and_not_changed(kit, id, &*file, how).await;
+                // As an open file on one machine goes on once the file system does.
+                assert!(disk.remount("rw"));
+                let append = how & libc::O_APPEND != 0;
+                let write = Write { append, ..Write::at(0) };
+                file.write(cx, write, Buf::from(&b"C"[..])).await.unwrap();
+                let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+                file.setattr(cx, cut).await.unwrap();
+                file.write(cx, Write { append, ..Write::at(0) }, Buf::from(&b"content"[..]))
+                    .await
+                    .unwrap();
+                file.close(cx).await.unwrap();
+                drop(file);
+                assert!(disk.remount("ro"), "something is open for writing");
+            }
+        });
+        assert!(disk.remount("rw"));
+        on(&disk, PosixOptions { read_only: true, ..plain() }, async |kit| {
+            for how in WAYS {
+                let file = kit.fs.open(&server(), id, OpenHow::new(how)).await.unwrap();
+                is_read_and_not_changed(kit, id, &*file, how).await;
+            }
+        });
+    }
+}

@@ -205,6 +205,12 @@ impl Disk {
             && run("btrfs", &["qgroup", "limit", &bytes.to_string(), "0/5", at])
     }
 
+    /// Lets the file system take no changes (`ro`), or take them again (`rw`); whether it did.
+    pub fn remount(&self, how: &str) -> bool {
+        posix::release().unwrap();
+        run("mount", &["-o", &format!("remount,{how}"), self.path.to_str().unwrap()])
+    }
+
     /// Drops what the kernel caches, so that inodes are read anew.
     pub fn drop_caches(&self) {
         posix::release().unwrap();

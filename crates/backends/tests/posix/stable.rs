@@ -134,6 +134,65 @@ fn a_file_that_an_overlay_copies_keeps_its_id() {
     });
 }
 
+/// While it was being copied, and that had not been noted, a lookup took the copy for another file.
+#[test]
+fn a_file_that_an_overlay_copies_keeps_its_id_for_who_looks_meanwhile() {
+    const FILES: usize = 3000;
+    let Some(disk) = Disk::new(Kind::Overlay, 64) else { return };
+    for number in 0..FILES {
+        std::fs::write(disk.lower().join(format!("f{number}")), "").unwrap();
+    }
+    std::thread::sleep(OLDER);
+    let fs = export(&disk.path, plain());
+    let (cx, root) = (user(0, 0, &[]), fs.info().root);
+    let at = |number: usize| NameBuf::new(format!("f{number}").as_bytes()).unwrap();
+    let ids: Vec<FileId> = block_on(async {
+        let mut ids = Vec::new();
+        for number in 0..FILES {
+            ids.push(fs.lookup(&cx, root, &at(number)).await.unwrap().id);
+        }
+        ids
+    });
+    let turn = std::sync::atomic::AtomicUsize::new(0);
+    let others = std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            block_on(async {
+                let (mut others, mut number) = (0, 0);
+                while number < FILES {
+                    let entry = fs.lookup(&cx, root, &at(number)).await;
+                    others += usize::from(entry.map(|entry| entry.id).ok() != Some(ids[number]));
+                    number = number.max(turn.load(std::sync::atomic::Ordering::Relaxed));
+                }
+                others
+            })
+        });
+        block_on(async {
+            for (number, id) in ids.iter().enumerate() {
+                match number % 3 {
+                    0 => {
+                        let file = fs.open(&cx, *id, OpenHow::READ_WRITE).await.unwrap();
+                        file.close(&cx).await.unwrap();
+                    }
+                    1 => {
+                        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+                        fs.setattr(&cx, *id, mode).await.unwrap();
+                    }
+                    _ => _ = fs.link(&cx, *id, root, name(&format!("l{number}"))).await.unwrap(),
+                }
+                turn.store(number + 1, std::sync::atomic::Ordering::Relaxed);
+            }
+        });
+        looks.join().unwrap()
+    });
+    assert_eq!(others, 0, "looks that found another file");
+    block_on(async {
+        for (number, id) in ids.iter().enumerate() {
+            assert_eq!(fs.lookup(&cx, root, &at(number)).await.unwrap().id, *id, "{number}");
+            fs.getattr(&cx, *id).await.unwrap();
+        }
+    });
+}
+
 /// One of several names is removed, and the file is copied because it has one less.
 #[test]
 fn a_file_that_an_overlay_copies_for_want_of_a_name_keeps_its_id() {

@@ -9,6 +9,7 @@ mod locks;
 mod misc;
 mod names;
 mod open;
+pub(crate) mod removed;
 pub(crate) mod undoing;
 mod xattr;
 
@@ -67,6 +68,7 @@ impl Worker {
         let mut cx = self.context(&request);
         cx.cancel = Some(cancel);
         let result = self.dispatch(&mut cx, &request, message).await;
+        let result = result.map_err(|error| self.told(&request, error));
         self.note_changes(&request);
         let signalled = cx.check().is_err();
         drop(cx); // its flag is for the next request

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Attr, FileId, IdMap, LockOwner, Timestamp};
 
+use crate::front::removed::Removed;
 use crate::front::undoing::FailedWrites;
 use crate::mount::session::Session;
 use crate::options::Options;
@@ -36,6 +37,7 @@ pub(crate) struct Shared {
     pub(crate) changes: Changes,
     /// What the kernel may undo.
     pub(crate) failed_writes: FailedWrites,
+    pub(crate) removed: Removed,
     /// Somebody looks after callers.
     pub(crate) looks_after: AtomicBool,
 }
@@ -70,6 +72,7 @@ impl Shared {
             capabilities: Capabilities::default(),
             changes: Changes::default(),
             failed_writes: FailedWrites::new(adopted),
+            removed: Removed::default(),
             looks_after: AtomicBool::new(false),
         }
     }

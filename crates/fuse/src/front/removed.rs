@@ -1,0 +1,112 @@
+//! Names in directories that others have removed, for whoever still works there.
+//!
+//! The server answers ESTALE for such a directory, and the kernel looks the path up again, which is
+//! what serves a path best: somebody may have made another directory of that name. But whoever has the
+//! directory itself, as its working directory or by a descriptor, comes back to it; Linux would have
+//! said ENOENT at once. So at the second time within a call that is what is answered.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use dray_core::{Errno, Error, Pid};
+use dray_rt::{Instant, now};
+
+use crate::front::Worker;
+use crate::proto::{Operation, Request};
+use crate::worker::caller::{Call, call_of};
+
+/// How long it is remembered that a thread found a directory gone: the kernel comes back at once.
+const AGAIN_WITHIN: Duration = Duration::from_secs(1);
+/// Threads and directories remembered; of more the oldest are forgotten.
+const REMEMBERED_MAX: usize = 256;
+
+/// System calls that make a name. They look the name up before they make it, and do not look the path
+/// up again if that finds the directory gone (`filename_create` in fs/namei.c).
+const MAKING: [i64; 9] = [
+    libc::SYS_mkdir,
+    libc::SYS_mkdirat,
+    libc::SYS_mknod,
+    libc::SYS_mknodat,
+    libc::SYS_symlink,
+    libc::SYS_symlinkat,
+    libc::SYS_link,
+    libc::SYS_linkat,
+    libc::SYS_bind,
+];
+
+/// Who has found which directory gone.
+#[derive(Default)]
+pub(crate) struct Removed(Mutex<VecDeque<((Pid, u64), Instant)>>);
+
+impl Removed {
+    /// A thread has found a directory gone. Whether it had just found so before.
+    fn again(&self, who: (Pid, u64)) -> bool {
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = now();
+        found.retain(|(_, until)| *until > now);
+        let again = found.iter().any(|(one, _)| *one == who);
+        if !again {
+            let surplus = (found.len() + 1).saturating_sub(REMEMBERED_MAX);
+            found.drain(..surplus);
+            found.push_back((who, now + AGAIN_WITHIN));
+        }
+        again
+    }
+}
+
+impl Worker {
+    /// What is answered where `request` has failed with `error`.
+    pub(super) fn told(&self, request: &Request<'_>, error: Error) -> Error {
+        let (pid, node) = (request.head.pid, request.head.node);
+        if error.errno() != Errno::ESTALE || !names(&request.op) || pid == Pid(0) {
+            return error;
+        }
+        let looks = matches!(request.op, Operation::Lookup { .. });
+        if looks && matches!(call_of(pid), Call::Waits(call) if MAKING.contains(&call)) {
+            // What it makes next finds the directory gone, and has the path looked up again.
+            return Errno::ENOENT.into();
+        }
+        if self.shared.removed.again((pid, node)) { Errno::ENOENT.into() } else { error }
+    }
+}
+
+/// Whether the operation is about names in a directory. (A file that is to have a further one and has
+/// lost its last is ENOENT on Linux, too.)
+fn names(op: &Operation<'_>) -> bool {
+    matches!(
+        op,
+        Operation::Lookup { .. }
+            | Operation::Symlink { .. }
+            | Operation::Mknod { .. }
+            | Operation::Mkdir { .. }
+            | Operation::Unlink { .. }
+            | Operation::Rmdir { .. }
+            | Operation::Rename { .. }
+            | Operation::Link { .. }
+            | Operation::Create { .. }
+            | Operation::Tmpfile { .. }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_remembered_for_a_moment_who_found_what() {
+        dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap().block_on(
+            async {
+                let removed = Removed::default();
+                let who = (Pid(1), 7);
+                assert!(!removed.again(who) && removed.again(who) && removed.again(who));
+                assert!(!removed.again((Pid(2), 7)) && !removed.again((Pid(1), 8)));
+                dray_rt::sleep(AGAIN_WITHIN).await;
+                assert!(!removed.again(who));
+                (0..REMEMBERED_MAX as u64).for_each(|node| _ = removed.again((Pid(3), node)));
+                assert!(!removed.again(who), "the oldest was forgotten");
+                assert_eq!(removed.0.lock().unwrap().len(), REMEMBERED_MAX);
+            },
+        );
+    }
+}
