@@ -135,6 +135,32 @@ async fn forgotten_on_two_connections() {
     write(&file).await;
 }
 
+/// Whoever only looked was told that nobody had the lock, before its holder had come back for it.
+#[test]
+fn who_looks_for_a_lock_after_a_restart_is_told_of_one_that_is_yet_to_be_claimed() {
+    simulate(6, async {
+        let network = Network::new();
+        let mut machine = Machine::new(&network);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let (holder, other) = (mount(&network, "holder").await, mount(&network, "other").await);
+        let (held, looked_at) = (open(&holder, b"f").await, open(&other, b"f").await);
+        lock(&held, 1).await.unwrap();
+        machine.kill();
+        network.partition("holder", true);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let looking = dray_rt::spawn_join(async move {
+            let (family, kind, range) = (LockFamily::Posix, LockKind::Shared, LockRange::ALL);
+            let wanted = Lock { family, kind, range, owner: LockOwner(2), pid: Pid(2) };
+            looked_at.test_lock(&Context::system(), wanted).await.unwrap()
+        });
+        sleep(Duration::from_secs(5)).await;
+        network.partition("holder", false);
+        let found = looking.await.unwrap().expect("somebody has it");
+        assert_eq!(found.kind, LockKind::Exclusive);
+        write(&held).await;
+    });
+}
+
 /// It waited for what was being sent again to be over, however long the server was away.
 #[test]
 fn a_close_during_recovery_has_the_mounts_limit() {

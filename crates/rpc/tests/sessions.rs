@@ -14,11 +14,13 @@ use common::{
     server_with, simulate,
 };
 use dray_core::{
-    Context, CreateHow, Errno, FileSystem, Gid, Identity, Lock, LockFamily, LockKind, LockOwner,
-    LockRange, Name, Op, OpenHow, Pid, SetAttr, XattrSet,
+    Buf, Context, CreateHow, Errno, FileSystem, Gid, Identity, Lock, LockFamily, LockKind,
+    LockOwner, LockRange, Name, Op, OpenFile, OpenHow, Pid, SetAttr, XattrSet,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Sockets};
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::client::ClientOptions;
 use dray_rpc::server::{Export, Journal, MemoryJournal, Server, ServerOptions};
@@ -314,6 +316,54 @@ fn an_evicted_client_stays_out_until_it_begins_anew() {
             assert_eq!(server.status().clients.len(), 1);
         });
     }
+}
+
+/// A write of somebody who was evicted was made when others had the lock under which it had been
+/// asked for: whoever evicts a client that misbehaves, to let another one do its work, had both.
+#[test]
+fn nothing_of_an_evicted_client_is_done_under_the_lock_that_others_have() {
+    simulate(12, async {
+        let network = Network::new();
+        network.set_weather(as_on_tcp());
+        let delay = Duration::from_secs(3);
+        let slow = Fault { op: Some(Op::Write), when: When::Nth(1), delay, error: None };
+        let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
+        let export = Export::new("data", Arc::new(fs), Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let open = async |name: &str| {
+            let fs = connect(network.connector_from(name, "s"), client_options()).await.unwrap();
+            let (cx, how) = (Context::system(), CreateHow { exclusive: false, ..NEW });
+            let name = Name::new(b"f").unwrap();
+            let (_, file) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
+            (fs, file)
+        };
+        let take = async |file: &Arc<dyn OpenFile>, owner: u64| {
+            let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
+            let (range, owner) = (LockRange::ALL, LockOwner(owner));
+            let lock = Lock { family, kind, range, owner, pid: Pid(1) };
+            file.lock(&Context::system(), lock, true).await.unwrap();
+        };
+        let (evicted, file) = open("evicted").await;
+        take(&file, 1).await;
+        let session = server.status().clients[0].session;
+        let writing = dray_rt::spawn_join(async move {
+            file.write(&Context::system(), dray_core::Write::at(0), Buf::from(&b"late"[..])).await
+        });
+        dray_rt::sleep(delay / 3).await;
+        let (_other, file) = open("other").await;
+        let (evicts, begin) = (server.clone(), dray_rt::now());
+        dray_rt::spawn(async move { _ = evicts.evict(session).await });
+        take(&file, 2).await;
+        let size = async || file.getattr(&Context::system()).await.unwrap().size;
+        let found = size().await;
+        dray_rt::sleep(2 * delay).await;
+        assert_eq!(size().await, found, "written when another one had the lock");
+        assert!(begin.elapsed() < 4 * delay, "it is held up for no longer than that");
+        assert!(writing.await.unwrap().is_err());
+        drop(evicted);
+    });
 }
 
 /// It was let in again by the next server, as one whose lease had run out.

@@ -15,7 +15,7 @@ use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_layers::metrics::Metrics;
-use dray_rpc::client::RemoteFs;
+use dray_rpc::client::{ClientOptions, RemoteFs};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep};
 
@@ -152,6 +152,46 @@ fn one_client_s_sync_is_everybody_s() {
         let ops = counts.snapshot().ops;
         let syncs = ops.iter().find(|one| one.op == Op::SyncAll).map_or(0, |one| one.count);
         assert!(syncs >= TIME.as_secs() / 30 && syncs < 3 * TIME.as_secs() / 20, "{syncs} syncs");
+    });
+}
+
+/// Each of many whose room ran out all the time had everything synced for itself: the server's disks
+/// did nothing else.
+#[test]
+fn syncs_that_many_want_leave_the_disks_time() {
+    const CLIENTS: usize = 20;
+    const TIME: Duration = Duration::from_secs(60);
+    const SYNC: Duration = Duration::from_millis(100);
+    const ROOM_BYTES: usize = 64 << 10;
+    simulate(5, async {
+        let (network, scope, counts) = (Network::new(), Scope::new(), Arc::new(Metrics::new()));
+        let slow = Fault { op: Some(Op::SyncAll), when: When::Always, delay: SYNC, error: None };
+        let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
+        let fs = Observed::new(Arc::new(fs), counts.clone());
+        let export = Export::new("data", Arc::new(fs), Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        serve_simulated(&network, "s", &server, &scope);
+        let mut clients = Vec::new();
+        for number in 0..CLIENTS {
+            let options = ClientOptions { replay_bytes: ROOM_BYTES as u64, ..client_options() };
+            let fs = connect(network.connector("s"), options).await.unwrap();
+            clients.push(dray_rt::spawn_join(async move {
+                let (file, begin) = (written(&fs, &format!("file{number}")).await, dray_rt::now());
+                while begin.elapsed() < TIME {
+                    sleep(Duration::from_millis(40)).await;
+                    let data = Buf::from(vec![7; ROOM_BYTES / 32]);
+                    file.write(&Context::system(), Write::at(0), data).await.unwrap();
+                }
+            }));
+        }
+        for client in clients {
+            client.await.unwrap();
+        }
+        let ops = counts.snapshot().ops;
+        let syncs = ops.iter().find(|one| one.op == Op::SyncAll).map_or(0, |one| one.count);
+        let all_the_time = (TIME.as_millis() / SYNC.as_millis()) as u64;
+        assert!((20..all_the_time / 2).contains(&syncs), "{syncs} of {all_the_time}");
     });
 }
 

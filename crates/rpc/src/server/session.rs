@@ -53,6 +53,8 @@ pub(crate) struct Session {
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     ended: AtomicBool,
+    /// Changes that are being carried out, and whether there are to be others.
+    carried: AtomicU64,
     /// Features of the protocol that its client knows.
     features: AtomicU64,
     /// As it is counted among those of its address; unknown until it has come back.
@@ -120,6 +122,7 @@ impl Session {
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             ended: AtomicBool::new(false),
+            carried: AtomicU64::new(0),
             features: AtomicU64::new(0),
             resident: Mutex::default(),
             changed_at: AtomicU64::new(0),
@@ -367,6 +370,7 @@ impl Session {
     /// Nothing comes from its client any more: waits are cancelled, connections closed.
     pub(crate) fn cut_off(&self) {
         self.ended.store(true, Ordering::SeqCst);
+        self.carries_no_more();
         let (waits, connections) = {
             let mut state = self.state();
             (std::mem::take(&mut state.waits), std::mem::take(&mut state.connections))
@@ -378,8 +382,9 @@ impl Session {
     }
 
     /// Gives everything back after [`Session::cut_off`]: files are closed and with them
-    /// their locks.
+    /// their locks. Waits for changes that the file system below has been given.
     pub(crate) async fn end(&self) {
+        self.carried_out().await;
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
         let cx = Context { node: self.holder(), ..Context::system() };
         for (handle, Opened { file, .. }) in files {

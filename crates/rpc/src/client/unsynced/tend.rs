@@ -102,8 +102,21 @@ async fn tend(session: Weak<Session>) {
         }
         let pause;
         (pause, not_for_data) = pace.after(begin.elapsed(), unsynced.is_all_kept());
+        let link = Arc::downgrade(&session.link);
         drop(session);
-        dray_rt::sleep(pause).await;
+        rest(&link, pause).await;
+    }
+}
+
+/// Asks for no sync until so long after the last one, whoever had asked for that: those whose room
+/// runs out at the same time would have the server's disks sync for each of them in turn, without
+/// an end. What others have had synced makes room here, too.
+async fn rest(link: &Weak<Link>, pause: Duration) {
+    let mut rest = pause;
+    while !rest.is_zero() {
+        dray_rt::sleep(rest).await;
+        let Some(link) = link.upgrade() else { return };
+        rest = link.unsynced.is_young_for(pause);
     }
 }
 

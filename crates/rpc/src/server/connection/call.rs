@@ -228,15 +228,21 @@ impl CallInHand {
         };
         let version = call.and_then(|call| self.version_of_half(call));
         let standing = Standing { plan: plan.as_mut(), amend };
+        let changes = op.writes() && !matches!(op, Op::Lock | Op::Close) || stamped.is_some();
+        // Behind all waits: what its client had may be somebody else's by now.
+        let carried = if changes { session.carry() } else { None };
+        if changes && carried.is_none() {
+            return Executed::only(Reply::failure(&self.cx.cancelled()));
+        }
         let reply = execute::execute(server, session, &self.cx, op, body, data, standing);
         let mut reply = reply.await;
+        drop(carried);
         let amended_at = match amend {
             Some(Amend::AppendAt(at)) => Some(at),
             _ => None,
         };
         let at = amended_at.or(plan.as_ref().and_then(|plan| plan.append_at));
-        let changes = op.writes() && !matches!(op, Op::Lock | Op::Close | Op::Redo);
-        if changes || stamped.is_some() {
+        if changes && op != Op::Redo {
             self.stamp(&mut reply, stamped.as_ref(), body, at);
         }
         if let (Some(version), Some(call)) = (version, call) {

@@ -61,7 +61,7 @@ pub(super) async fn run(
             note_and_lock(server, session, cx, handle, (lock, wait, reclaim)).await?
         }
         Call::TestLock { handle, lock } => {
-            Reply::success(&file(handle)?.test_lock(cx, lock).await?)
+            Reply::success(&test_lock(session, cx, &*file(handle)?, lock).await?)
         }
         Call::GetFlags { handle } => Reply::success(&file(handle)?.get_flags(cx).await?),
         Call::SetFlags { handle, flags } => {
@@ -213,6 +213,22 @@ async fn lock_file(
     let result = file.lock(cx, lock, wait).await;
     session.wait_ends(cx.request.0);
     Ok(Reply::success(&result?))
+}
+
+/// That nobody has a lock is known only when nobody can come back any more for one that the server's
+/// last life gave out.
+async fn test_lock(
+    session: &Session,
+    cx: &Context,
+    file: &dyn OpenFile,
+    lock: Lock,
+) -> Result<Option<Lock>> {
+    let found = file.test_lock(cx, lock).await?;
+    if found.is_some() {
+        return Ok(found);
+    }
+    session.export.grace.wait(cx).await?;
+    file.test_lock(cx, lock).await
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Changes of a session while they are under way, so that what came by a connection that is gone
 //! does not undo what its client asked for on the next one.
 
+use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use super::Session;
@@ -16,6 +17,21 @@ pub(crate) struct Slotted<'a> {
     session: &'a Session,
     /// The number of the file that it opens.
     opens: Option<u64>,
+}
+
+/// In [`Session::carried`]: the session is over.
+const OVER: u64 = 1 << 63;
+
+/// A change while it is carried out: before its end nothing is given back of what its session had.
+pub(crate) struct Carried<'a>(&'a Session);
+
+impl Drop for Carried<'_> {
+    fn drop(&mut self) {
+        if self.0.carried.fetch_sub(1, Ordering::SeqCst) == OVER + 1 {
+            let waiting = std::mem::take(&mut self.0.state().waiting);
+            waiting.into_iter().for_each(Waker::wake);
+        }
+    }
 }
 
 impl Drop for Slotted<'_> {
@@ -50,6 +66,33 @@ impl Drop for Unslotted<'_> {
 }
 
 impl Session {
+    /// Begins to carry out a change. None: the session is over, and others may have its locks.
+    pub(crate) fn carry(&self) -> Option<Carried<'_>> {
+        let before = self.carried.fetch_add(1, Ordering::SeqCst);
+        let carried = Carried(self);
+        (before & OVER == 0).then_some(carried)
+    }
+
+    /// No change is carried out any more that has not been begun. Ends when those that have are
+    /// over: of a client that was evicted nothing is to come behind what others do under the locks
+    /// that it had.
+    pub(super) async fn carried_out(&self) {
+        std::future::poll_fn(|task| {
+            let mut state = self.state();
+            if self.carried.load(Ordering::SeqCst) == OVER {
+                return Poll::Ready(());
+            }
+            state.waiting.push(task.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// See [`Session::carried_out`].
+    pub(super) fn carries_no_more(&self) {
+        self.carried.fetch_or(OVER, Ordering::SeqCst);
+    }
+
     /// Waits until no call in no slot, such as an unlock, is under way from a connection
     /// that is gone: its client has asked again on this one, and what comes after must not
     /// be undone by the first. Ends with the answer. None: this connection is gone itself, and
