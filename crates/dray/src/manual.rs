@@ -54,6 +54,8 @@ fn write_page(dir: &Path, name: &str, command: Command) -> Result<(), Failure> {
     let source = concat!("dray ", env!("CARGO_PKG_VERSION"));
     page_of.source(source).render(&mut page).doing(doing)?;
     let page = String::from_utf8_lossy(&page);
+    // No date: an argument that is empty is left out, and those behind it move up.
+    let page = page.replacen(" 1  \"", " 1 \"\" \"", 1);
     // clap_mangen leaves out the values of options there.
     let mut page = with_section(&page, "SYNOPSIS", "SYNOPSIS", &synopsis(&command));
     if let Some((title, body)) = tail(&command) {
@@ -62,12 +64,14 @@ fn write_page(dir: &Path, name: &str, command: Command) -> Result<(), Failure> {
     std::fs::write(&path, with_lists_as_they_are(&page)).doing(doing)
 }
 
-/// `page` with lines that begin with blanks left alone: those of the options' lists.
+/// `page` with lines that begin with blanks left alone: those of the options' lists. What is left
+/// alone anyway (examples) stays so.
 fn with_lists_as_they_are(page: &str) -> String {
     let mut text = String::with_capacity(page.len());
-    let mut in_list = false;
+    let (mut in_list, mut left_alone) = (false, false);
     for line in page.lines() {
-        if line.starts_with("  ") != in_list {
+        left_alone = line == ".nf" || left_alone && line != ".fi";
+        if (line.starts_with("  ") && !left_alone) != in_list {
             in_list = !in_list;
             text.push_str(if in_list { ".nf\n" } else { ".fi\n" });
         }
@@ -189,6 +193,12 @@ mod tests {
         assert!(synopsis.is_some_and(|text| text.contains("NAME=DIR")), "{serve}");
         assert!(serve.contains(".SH \"EXAMPLES\"") && !serve.contains(".SH EXTRA"), "{serve}");
         assert!(serve.contains(".nf\n  ro  "), "{serve}");
+        // A line that goes on had ended the examples, and those behind it were filled.
+        let examples = serve.split(".SH ").find(|section| section.starts_with("\"EXAMPLES\""));
+        let ends = examples.map_or(0, |text| text.matches(".fi\n").count());
+        assert_eq!(ends, 1, "{serve}");
+        // Where the date was missing the version was taken for it.
+        assert!(serve.contains(".TH DRAY-SERVE 1 \"\" \"dray"), "{serve}");
         let dray = std::fs::read_to_string(dir.path().join("dray.1")).unwrap();
         assert!(dray.contains(".SH \"EXIT STATUS\""), "{dray}");
         // Every page that another one names is there.

@@ -1,16 +1,30 @@
 //! Finds what was probably meant.
 
-/// The known word nearest to `word`, if it is near: about a third of its letters apart, and
-/// not all of them.
+/// What is called so in one place, and so in another: as an option, and as a key of the file.
+const SAME: [(&str, &str); 3] = [("ro", "read_only"), ("read_only", "ro"), ("readonly", "ro")];
+/// So many letters of a longer word stand for it.
+const BEGINNING_MIN: usize = 3;
+
+/// The known word nearest to `word`, if it is near: another name for it, about a third of its
+/// letters apart and not all of them, or the only one or shortest that begins so.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let known: Vec<&str> = known.into_iter().collect();
+    let same = |other: &&str| SAME.contains(&(word, *other));
+    if let Some(other) = known.iter().copied().find(same) {
+        return Some(other);
+    }
     let letters = word.chars().count();
     let limit = (letters.max(3) / 3 + 1).min(letters.saturating_sub(1));
-    known
-        .into_iter()
-        .map(|candidate| (distance(word, candidate), candidate))
-        .filter(|(distance, _)| *distance <= limit)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
+    let lower = word.to_lowercase();
+    let near = |candidate: &&'a str| {
+        let apart = distance(&lower, &candidate.to_lowercase());
+        (apart <= limit).then_some((apart, *candidate))
+    };
+    if let Some((_, near)) = known.iter().filter_map(near).min_by_key(|(apart, _)| *apart) {
+        return Some(near);
+    }
+    let begins_so = |candidate: &&str| letters >= BEGINNING_MIN && candidate.starts_with(&lower);
+    known.into_iter().filter(begins_so).min_by_key(|candidate| candidate.len())
 }
 
 /// "; did you mean `x`?", or what there is where nothing is near.
@@ -68,5 +82,18 @@ mod tests {
         assert_eq!(hint("time_out", known), "; did you mean `timeout`?");
         assert_eq!(distance("ab", "ba"), 1);
         assert_eq!(distance("", "abc"), 3);
+    }
+
+    /// All that there is was listed instead.
+    #[test]
+    fn capitals_beginnings_and_other_names_are_recognised() {
+        let keys = ["listen", "buffers_mib", "clients_max", "clients_of_one_address_max"];
+        assert_eq!(nearest("LISTEN", keys), Some("listen"));
+        assert_eq!(nearest("buffers", keys), Some("buffers_mib"));
+        assert_eq!(nearest("clients", keys), Some("clients_max"));
+        assert_eq!(nearest("cl", keys), None);
+        assert_eq!(nearest("ro", ["name", "read_only"]), Some("read_only"));
+        assert_eq!(nearest("read_only", ["rw", "ro"]), Some("ro"));
+        assert_eq!(nearest("enospc", ["EIO", "ENOSPC"]), Some("ENOSPC"));
     }
 }

@@ -119,6 +119,9 @@ impl Config {
         self.addresses()?;
         self.lease()?;
         self.buffers()?;
+        if self.state.as_deref() == Some(Path::new("")) {
+            return Err("state is empty: name a directory, or leave it out".to_owned());
+        }
         let metrics = self.metrics.as_deref().map_or(Ok(()), check_address);
         metrics.map_err(|what| format!("metrics: {what}"))?;
         for (key, value) in [
@@ -202,9 +205,15 @@ impl Config {
 
 /// What is wrong with a file, without the names that types have in Rust.
 fn in_plain_words(error: toml::de::Error) -> String {
-    let number = "a whole number from 0 on";
-    let words = [("a sequence", "a list in brackets"), ("a boolean", "true or false")];
-    let numbers = ["u64", "u32", "usize"].map(|kind| (kind, number));
+    let words = [
+        ("a sequence", "a list in brackets"),
+        ("a boolean", "true or false"),
+        ("path string", "a path in quotes"),
+        ("struct ExportTable", "a table [[export]]"),
+        ("struct FaultTable", "a table [[fault]]"),
+        ("u32", "a whole number from 0 to 4294967295"),
+    ];
+    let numbers = ["u64", "usize"].map(|kind| (kind, "a whole number from 0 on"));
     words.iter().chain(&numbers).fold(error.to_string(), |text, (rust, plain)| {
         text.replace(&format!("expected {rust}"), &format!("expected {plain}"))
     })
@@ -222,9 +231,23 @@ fn check_keys(
     let Some(key) = table.keys().find(|key| !known.contains(&key.as_str())) else {
         return Ok(());
     };
-    let hint = hint(key, known.iter().copied());
+    let hint = match place_of(key) {
+        Some(place) => format!("; it belongs {place}"),
+        None => hint(key, known.iter().copied()),
+    };
     let line = line_of(text, head, key).map_or(String::new(), |line| format!("line {line}: "));
     Err(format!("{line}unknown key `{key}` in {place}{hint}"))
+}
+
+/// Where a key is known that stands where it is not: in TOML what follows a table's head is the
+/// table's, though it was meant for the whole.
+fn place_of(key: &str) -> Option<&'static str> {
+    match key {
+        key if KEYS.contains(&key) => Some("further up, before the first table in brackets"),
+        key if EXPORT_KEYS.contains(&key) => Some("below a line [[export]]"),
+        key if FAULT_KEYS.contains(&key) => Some("below a line [[fault]]"),
+        _ => None,
+    }
 }
 
 /// The line, counted from 0, of the table of this number that is written as `head`.
@@ -247,6 +270,10 @@ fn line_of(text: &str, skipped: usize, key: &str) -> Option<usize> {
 
 impl ExportTable {
     fn plan(&self) -> Result<ExportPlan, String> {
+        if self.name.is_empty() {
+            let dir = self.dir.display();
+            return Err(format!("the [[export]] of `{dir}` has no name, as in name = \"home\""));
+        }
         let mut plan = ExportPlan::new(&self.name, self.dir.clone())?;
         let of = |what: String| format!("export `{}`: {what}", self.name);
         for (key, id) in [("anonuid", self.anonuid), ("anongid", self.anongid)] {
@@ -351,6 +378,18 @@ mod tests {
             ),
             ("auth = 'none'\n[[export]]\nauth = 'none'\n", "line 3: unknown key `auth`"),
             ("zzzzzz = 1\n", "unknown key `zzzzzz` in the top level; there are: listen, auth"),
+            (
+                "[[export]]\nlisten = []\n",
+                "line 2: unknown key `listen` in [[export]]; it belongs further up",
+            ),
+            (
+                "name = 'a'\n",
+                "unknown key `name` in the top level; it belongs below a line [[export]]",
+            ),
+            ("[[export]]\nop = 'a'\n", "it belongs below a line [[fault]]"),
+            ("[[export]]\nro = true\n", "did you mean `read_only`?"),
+            ("Listen = []\n", "did you mean `listen`?"),
+            ("buffers = 1\n", "did you mean `buffers_mib`?"),
             ("[export]\nname = \"a\"\n", "line 1: each export is a table [[export]]"),
         ] {
             let error = Config::parse(text).unwrap_err();
@@ -364,6 +403,7 @@ mod tests {
         assert!(exports("[[export]]\nname='a'\ndir='/x'\nsquash='x'\n").contains("root, all"));
         assert!(exports("[[export]]\nname='a'\ndir='/x'\nallow=['x']\n").contains("`x`"));
         assert!(exports("[[export]]\nname='a'\n").contains("no directory"));
+        assert!(exports("[[export]]\ndir='/x'\n").contains("of `/x` has no name"));
         assert!(exports("[[export]]\nname='a'\ndir='/x'\ninline='x'\n").contains("inline"));
         for (text, words) in [
             ("threads = 'many'\n", "expected a whole number from 0 on"),
@@ -372,6 +412,9 @@ mod tests {
             ("listen = 'tcp://0.0.0.0'\n", "line 1"),
             ("listen = 'tcp://0.0.0.0'\n", "expected a list in brackets"),
             ("[[export]\n", "line 1"),
+            ("export = ['a']\n", "expected a table [[export]]"),
+            ("state = 1\n", "expected a path in quotes"),
+            ("[[export]]\nanonuid = 5000000000\n", "from 0 to 4294967295"),
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
@@ -381,6 +424,7 @@ mod tests {
         assert!(error.contains("did you mean `write`?"), "{error}");
         for (text, words) in [
             ("lease_s = 0\n", "1 to 86400"),
+            ("state = ''\n", "state is empty"),
             ("buffers_mib = 1\n", "8 to 1048576"),
             ("clients_max = 0\n", "nobody"),
             ("clients_of_one_address_max = 0\n", "nobody"),
