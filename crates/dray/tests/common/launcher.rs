@@ -33,6 +33,25 @@ impl Pid {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
         stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.starts_with(" Z"))
     }
+
+    /// What it is, and where in the kernel its threads are, for whoever waits for it in vain.
+    pub fn whereabouts(self) -> String {
+        let dir = format!("/proc/{}", self.0);
+        let read = |path: &str| {
+            String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).replace('\0', " ")
+        };
+        let mut told = format!("{} ({})", self.0, read(&format!("{dir}/cmdline")));
+        for thread in std::fs::read_dir(format!("{dir}/task")).into_iter().flatten().flatten() {
+            let thread = thread.path();
+            for file in ["stat", "syscall", "stack"] {
+                told.push_str(&format!(
+                    "\n{file}: {}",
+                    read(&format!("{}/{file}", thread.display()))
+                ));
+            }
+        }
+        told
+    }
 }
 
 impl Launcher {
