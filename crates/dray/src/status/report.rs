@@ -187,6 +187,7 @@ impl MountReport {
                 "connections": up,
                 "sessions_lost": session.lost,
                 "evicted": session.evicted,
+                "error": session.trouble,
                 "calls": session.channels.iter().map(|channel| channel.calls).sum::<u64>(),
                 "closes_one_way": session.channels.iter().map(|one| one.one_way).sum::<u64>(),
                 "opened_at_lookup": {
