@@ -17,6 +17,9 @@ pub const HANDED_OVER: i32 = 75;
 /// In the environment of a daemon that an upgrade asked for: if it cannot serve, the former program
 /// does. No word of its command line, where other versions would not know it.
 pub const TRIED: &str = "DRAY_UPGRADE_TRIED";
+/// In the environment of a daemon: the kernel's number of its connection, by which it finds the
+/// mount wherever that is by then. No word of its command line, as above.
+pub const CONNECTION: &str = "DRAY_MOUNT_CONNECTION";
 /// A word of the supervisor: stop, without ending the mount.
 pub const STOP: u8 = b's';
 /// A word of a daemon: it is not stuck, but waits for the server.
@@ -67,11 +70,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one, which may know that it is `tried`. Errors: those of socketpair(2), fork(2) and
-    /// exec(2).
+    /// Starts one of this connection, which may know that it is `tried`. Errors: those of
+    /// socketpair(2), fork(2) and exec(2).
     pub fn start(
         program: &Path,
         words: &[OsString],
+        connection: u32,
         tried: bool,
         held: &Held,
     ) -> io::Result<Daemon> {
@@ -79,6 +83,7 @@ impl Daemon {
         ours.set_nonblocking(true)?;
         let mut command = Command::new(program);
         command.arg0("dray").arg("mount-daemon").args(words).env_remove(TRIED);
+        command.env(CONNECTION, connection.to_string());
         if tried {
             command.env(TRIED, "1");
         }
