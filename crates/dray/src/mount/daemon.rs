@@ -22,7 +22,8 @@ use crate::mount::connection::{NewMemory, Notice};
 use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{
-    CONNECTION, HANDED_OVER, Held, PARENT, STOP, TRIED, WAITING, WAKE, ready_word, take,
+    CONNECTION, HANDED_OVER, Held, KeptKey, PARENT, STOP, TRIED, WAITING, WAKE, key_of, ready_word,
+    take,
 };
 use crate::mount::{Mount, Running};
 use crate::paths;
@@ -41,7 +42,9 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     }
     let at = args.mount.mountpoint;
     let known = Known { at: at.clone(), connection: told_connection() };
-    let plan = MountPlan::parse(&args.mount.options)?;
+    let kept = held.key.map(KeptKey::over);
+    let mut key = |auth: &str| key_of(auth, kept.as_ref(), &known);
+    let plan = MountPlan::parse_with(&args.mount.options, &mut key)?;
     let wants_ring = plan.transport == TransportWish::Uring;
     let mount = Mount { target: args.mount.target, known: known.clone(), plan };
     let state = State::adopt(held.state).doing(what)?;

@@ -160,7 +160,8 @@ impl Mount {
         };
         let (target, at) = (self.target, self.known.at);
         let words = MountWords { target, at, options, workers, foreground };
-        Launch { device, connection: entry.connection, words }.exec(waiting).map(drop)
+        let launch = Launch { device, connection: entry.connection, key: self.plan.key, words };
+        launch.exec(waiting).map(drop)
     }
 
     fn client_options(&self) -> ClientOptions {

@@ -7,6 +7,7 @@
 mod child;
 mod connection;
 mod held;
+mod kept_key;
 mod launch;
 mod note;
 mod program;
@@ -34,6 +35,7 @@ use signals::Signals;
 
 pub use child::{CONNECTION, HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
 pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
+pub use kept_key::{KeptKey, key_of};
 pub use launch::{Launch, MountWords, OWN_PROGRAM};
 pub use note::{Told, find_note};
 pub use whereabouts::Supervisors;
