@@ -273,6 +273,25 @@ fn a_mount_outlives_a_shortage_of_processes_and_leaves_nothing_if_it_does_not() 
     gone(&at);
 }
 
+/// One that could be started and got no thread counted as a failure: five tries within a second ended
+/// the mount.
+#[test]
+fn a_mount_outlives_a_shortage_of_threads() {
+    on_transports(|options| {
+        let (mut rig, at) = Rig::mounted(options);
+        let Some(processes) = Confined::new(supervisor(&at)) else { return };
+        let file = File::create(at.join("file")).unwrap();
+        let first = daemon(&at).expect("a daemon");
+        processes.limit("2"); // the supervisor, and one that has no thread but its first
+        signal(first, libc::SIGKILL);
+        std::thread::sleep(Duration::from_secs(3)); // to be found out
+        processes.limit("max");
+        file.write_all_at(b"still there", 0).unwrap();
+        drop((file, processes));
+        rig.end_of_mount(&at);
+    });
+}
+
 #[test]
 fn signals_to_the_supervisor_unmount_unless_it_is_busy() {
     if common::skipped() {

@@ -17,7 +17,7 @@ use dray_rt::{Interest, Source};
 
 use crate::args::MountDaemonArgs;
 use crate::daemonize;
-use crate::error::{Doing, Failure};
+use crate::error::{Beginning, Doing, Failure};
 use crate::mount::connection::{NewMemory, Notice};
 use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
@@ -31,6 +31,17 @@ use crate::signals::{self, Ending};
 
 /// Serves the mount until it ends, or until the supervisor asks for a stop.
 pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
+    // Nobody is there any more who reads what the command says in the end.
+    let unheard = args.successor && !args.mount.foreground;
+    let at = args.mount.mountpoint.clone();
+    serve(args).inspect_err(|failure| {
+        if unheard {
+            log::error!("the daemon of {} ends: {}", at.display(), failure.message);
+        }
+    })
+}
+
+fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     signals::name_process(c"dray-mount");
     signals::hold();
     paths::raise_file_limit();
@@ -47,7 +58,7 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     let plan = MountPlan::parse_with(&args.mount.options, &mut key)?;
     let wants_ring = plan.transport == TransportWish::Uring;
     let mount = Mount { target: args.mount.target, known: known.clone(), plan };
-    let state = State::adopt(held.state).doing(what)?;
+    let state = State::adopt(held.state).beginning(what)?;
     let adopted = state.initialised();
     // Before anything is read, so that what a daemon before us had read comes first, and
     // finds its replay slots untouched. Until it is read, the death of its caller ends it.
@@ -55,8 +66,8 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
         log::warn!("{}: the kernel cannot send requests again: {error}", at.display());
     }
     // While the server is away the supervisor is to know that nothing is stuck here.
-    let wait = adopted.then(|| saying(&control, WAITING)).transpose().doing(what)?;
-    let push = saying(&control, WAKE).doing(what)?;
+    let wait = adopted.then(|| saying(&control, WAITING)).transpose().beginning(what)?;
+    let push = saying(&control, WAKE).beginning(what)?;
     let device = Device { fd: held.device, clones: held.clones, state };
     let replaceable = std::env::var_os(TRIED).is_some();
     let running = mount.serve(device, memory_in(held.session), wait, replaceable, push)?;

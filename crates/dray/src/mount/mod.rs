@@ -33,7 +33,7 @@ use crate::args::MountArgs;
 use crate::control::{self, Kind};
 use crate::daemonize::{self, Waiting};
 use crate::endpoint::{self, Answer};
-use crate::error::{Doing, Failure};
+use crate::error::{Beginning, Doing, Failure};
 use crate::mount::connection::{Attached, Connection, NewMemory, Notice};
 use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
@@ -274,7 +274,7 @@ impl Mount {
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
         let host = Arc::new(Attached::new(told.clone(), calls.clone(), push));
         let options = FuseOptions {
-            node: memory().doing(what)?.node(),
+            node: memory().beginning(what)?.node(),
             workers: device.clones.len(),
             host,
             ..self.fuse_options()
@@ -294,7 +294,7 @@ impl Mount {
             Box::pin(async move { connection.for_worker(index).await })
         });
         let mounted = Mounted::start(per_thread, device, options)
-            .doing(|| format!("cannot serve the mount on {}", self.known.at.display()))?;
+            .beginning(|| format!("cannot serve the mount on {}", self.known.at.display()))?;
         let session = told.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
@@ -399,9 +399,9 @@ impl Running {
         let waiter = std::thread::Builder::new().name("dray-wait".into()).spawn(move || {
             let _ = end.send(mounted.wait()); // we wait for it until the end
         });
-        waiter.doing(|| "cannot start a thread".into())?;
+        waiter.beginning(|| "cannot start a thread".into())?;
         let executor = Executor::new(DriverKind::Epoll);
-        let mut executor = executor.doing(|| "cannot start the executor".into())?;
+        let mut executor = executor.beginning(|| "cannot start the executor".into())?;
         let result = executor.block_on(async {
             // A mount whose status cannot be asked for is still a mount.
             let control = listen_for_control(&mount, report.clone());

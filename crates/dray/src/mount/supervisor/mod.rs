@@ -47,6 +47,9 @@ const ABORTED_ANSWERS_MAX: Duration = Duration::from_secs(2);
 /// A daemon that was asked to stop and does not is killed, which comes to the same.
 const STOP_MAX: Duration = Duration::from_secs(5);
 
+/// Nothing has to be done sooner unless something happens.
+const REST_MAX: Duration = Duration::from_secs(3600);
+
 /// How it ended.
 enum End {
     /// The mount is gone.
@@ -144,7 +147,10 @@ impl Supervisor {
         {
             return Ok(Some(end));
         }
-        let due = self.due(now);
+        if self.waking.again_at().is_some_and(|at| now >= at) {
+            self.wake();
+        }
+        let due = self.due(now).min(self.waking.again_at().unwrap_or(now + REST_MAX));
         let (signalled, spoken, gone) = self.wait(due.saturating_duration_since(now))?;
         if gone {
             return Ok(Some(End::Unmounted));
@@ -195,7 +201,7 @@ impl Supervisor {
             Some(daemon) => match (daemon.stopping, daemon.stage) {
                 (Some(since), _) => since + STOP_MAX,
                 (None, Stage::Starting) => daemon.heard_at + SILENT_MAX,
-                (None, _) => now + Duration::from_secs(3600),
+                (None, _) => now + REST_MAX,
             },
         }
     }
@@ -334,9 +340,11 @@ impl Supervisor {
         if self.served.is_some() {
             log::warn!("the daemon of {at} ended ({status}); requests wait for another one");
         }
-        let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(libc::SIGKILL);
-        let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(EXIT_FAILED);
-        self.after(if killed { Death::Killed } else { Death::Failed }, code)
+        let death = Death::of(status);
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        // What is short is for us alone.
+        let code = code.filter(|_| death == Death::Failed).unwrap_or(EXIT_FAILED);
+        self.after(death, code)
     }
 
     /// What follows a death; `code` is what the first daemon's is told as.
