@@ -22,9 +22,9 @@ use crate::paths;
 /// Which kind of process listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `dray serve`; named after its state directory.
+    /// `dray serve`; called by the short name of its state directory.
     Server,
-    /// `dray mount`; named after its mount point.
+    /// `dray mount`; called as [`paths::mount_name`] says.
     Mount,
 }
 
@@ -40,9 +40,9 @@ impl Kind {
         })
     }
 
-    /// The socket of the process that is about `path`.
-    pub fn socket(self, path: &Path) -> PathBuf {
-        self.dir().join(file_name(path))
+    /// The socket of the process that is called so.
+    pub fn socket(self, name: &str) -> PathBuf {
+        self.dir().join(file_name(name))
     }
 
     /// All sockets of this kind, dead ones included.
@@ -54,12 +54,12 @@ impl Kind {
         all
     }
 
-    /// Listens as the process that is about `path`. One that still listens there is about to
+    /// Listens as the process that is called so. One that still listens there is about to
     /// end, or its mount is no longer in the tree.
-    pub fn listen(self, path: &Path) -> Result<(OwnedFd, Named), Failure> {
+    pub fn listen(self, name: &str) -> Result<(OwnedFd, Named), Failure> {
         paths::make_private(&paths::run_dir())?;
         paths::make_private(&self.dir())?;
-        let socket = self.socket(path);
+        let socket = self.socket(name);
         let aside = named::aside(&socket);
         let doing = || format!("cannot listen on the control socket {}", socket.display());
         let listener = endpoint::listen_unix(&aside).doing(doing)?;
@@ -68,13 +68,13 @@ impl Kind {
     }
 
     /// Removes what a process that was killed has left of its socket.
-    pub fn remove_dead(self, path: &Path) {
-        remove_dead(&self.socket(path));
+    pub fn remove_dead(self, name: &str) {
+        remove_dead(&self.socket(name));
     }
 }
 
-fn file_name(path: &Path) -> String {
-    format!("{}.{EXTENSION}", paths::short_name(path))
+fn file_name(name: &str) -> String {
+    format!("{name}.{EXTENSION}")
 }
 
 /// Removes a socket at which nobody listens. One that cannot be tried stays.
@@ -92,7 +92,7 @@ pub fn sockets_of(mounts: Vec<MountEntry>) -> Vec<PathBuf> {
 /// Where the process listens that serves this mount; none if it cannot be found.
 pub fn socket_of(mount: &MountEntry, supervisors: &Supervisors) -> Option<PathBuf> {
     let places = supervisors.whereabouts_of(mount).into_iter();
-    let mut sockets = places.map(|place| place.dir.join(MOUNTS).join(file_name(&place.at)));
+    let mut sockets = places.map(|place| place.dir.join(MOUNTS).join(file_name(&place.name)));
     sockets.find(|socket| belongs_to(socket, mount.user))
 }
 

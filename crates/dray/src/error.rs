@@ -2,6 +2,7 @@
 //! what to do next; and an exit code.
 
 use std::fmt::Display;
+use std::io;
 
 /// Wrong arguments or configuration: what the command line says, or a configuration or key file that
 /// it names, cannot be used as it is. Nothing has been tried.
@@ -12,6 +13,10 @@ pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_UNREACHABLE: u8 = 3;
 /// The server refused.
 pub const EXIT_REFUSED: u8 = 4;
+/// Of a mount's daemon: it could not begin, since the machine is short of something that may come
+/// back. No number of another meaning here or in a shell; supervisors of earlier versions take it for
+/// any failure.
+pub const EXIT_SHORT: u8 = 76;
 /// mount(8)'s codes for wrong arguments and for a failed mount.
 const MOUNT_EXIT_USAGE: u8 = 1;
 const MOUNT_EXIT_FAILED: u8 = 32;
@@ -63,6 +68,27 @@ impl From<dray_client::ConnectError> for Failure {
             _ => EXIT_REFUSED,
         };
         Failure { code, message: error.to_string() }
+    }
+}
+
+/// Whether the machine is short of processes, threads, memory or descriptors, which may pass.
+pub fn is_shortage(error: &io::Error) -> bool {
+    let passing = [libc::EAGAIN, libc::ENOMEM, libc::EMFILE, libc::ENFILE];
+    error.raw_os_error().is_some_and(|raw| passing.contains(&raw))
+}
+
+/// The same as [`Doing`] for what a daemon begins with: a shortage has an exit code of its own.
+pub trait Beginning<T> {
+    /// With the sentence `what`, to which the system's own words are added.
+    fn beginning(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
+}
+
+impl<T> Beginning<T> for io::Result<T> {
+    fn beginning(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
+        self.map_err(|error| {
+            let code = if is_shortage(&error) { EXIT_SHORT } else { EXIT_FAILED };
+            Failure { code, message: format!("{}: {error}", what()) }
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::args::EvictArgs;
 use crate::control::{self, Kind};
 use crate::error::{Doing, Failure};
-use crate::output;
+use crate::{output, paths};
 
 /// Asks the server to end the client's sessions.
 pub fn run(args: &EvictArgs) -> Result<(), Failure> {
@@ -34,5 +34,5 @@ pub fn run(args: &EvictArgs) -> Result<(), Failure> {
 fn sockets(args: &EvictArgs) -> Result<Vec<PathBuf>, Failure> {
     let Some(state) = &args.state else { return Ok(Kind::Server.all()) };
     let state = std::fs::canonicalize(state).doing(|| format!("{}", state.display()))?;
-    Ok(vec![Kind::Server.socket(&state)])
+    Ok(vec![Kind::Server.socket(&paths::short_name(&state))])
 }

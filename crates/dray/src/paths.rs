@@ -98,6 +98,16 @@ pub fn short_name(path: &Path) -> String {
     format!("{hash:016x}")
 }
 
+/// A short name for the mount that was made at `at`, the same in every process. Where it has been
+/// moved since, another one may be made at that place: then the kernel's number of the connection
+/// tells them apart. Versions that did not know that went without.
+pub fn mount_name(at: &Path, connection: Option<u32>) -> String {
+    match connection {
+        Some(number) => format!("{}-{number}", short_name(at)),
+        None => short_name(at),
+    }
+}
+
 /// Allows as many open files as the system's hard limit does; answers how many that are.
 pub fn raise_file_limit() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

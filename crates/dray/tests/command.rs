@@ -177,6 +177,41 @@ fn a_server_that_returns_is_gone_on_with() {
     rig.umount(&at);
 }
 
+/// It was said to be away, and nothing of what was wrong.
+#[test]
+fn the_status_says_why_a_server_does_not_take_a_mount() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let key = |name: &str, content: &str| {
+        fs::write(rig.path(name), content).unwrap();
+        fs::set_permissions(rig.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+        format!("psk:{}", rig.path(name).display())
+    };
+    let (ours, other) = (key("ours", "0123456789abcdef"), key("other", "fedcba9876543210"));
+    rig.serve(&["--auth", &ours]);
+    let at = rig.mount("mount", &format!("auth={ours}"));
+    let place = at.to_str().unwrap();
+    let error = || status(&rig, place)[0]["server"]["error"].clone();
+    assert_eq!(error(), Value::Null);
+    rig.end_server(libc::SIGTERM);
+    let says = |rig: &Rig, what: &str| {
+        let error = status(rig, place)[0]["server"]["error"].clone();
+        error.as_str().is_some_and(|error| error.contains(what))
+    };
+    wait_for("nobody to be there", || says(&rig, "is `dray serve` running there?"));
+    rig.serve(&["--auth", &other]);
+    wait_for("the other key to be noticed", || says(&rig, "compare the key files"));
+    let text = rig.demand(&["status", "--interval", "0", place]);
+    assert!(text.contains("AWAY") && text.contains("compare the key files"), "{text}");
+    rig.end_server(libc::SIGTERM);
+    rig.serve(&["--auth", &ours]);
+    wait_for("the end of it", || status(&rig, place)[0]["server"]["error"].is_null());
+    assert_eq!(status(&rig, place)[0]["server"]["connected"], true);
+    rig.umount(&at);
+}
+
 /// The mount was looked at to find out whether it is a socket.
 #[test]
 fn a_mount_whose_server_is_away_tells_its_status() {

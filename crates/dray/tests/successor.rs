@@ -6,7 +6,7 @@ mod common;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,50 @@ fn limit_holds_over_the_daemons_death(transport: &str) {
     drop(file);
     rig.umount(&brief);
     rig.umount(&patient);
+}
+
+/// Each successor ended at once, and after some of them the mount: programs went on in the directory
+/// below.
+#[test]
+fn a_key_whose_file_is_gone_is_known_to_the_next_daemon() {
+    on_transports(|transport| {
+        let mut rig = Rig::new();
+        let [key, servers] = ["key", "servers_key"].map(|name| rig.path(name));
+        let make = |content: &str| {
+            for path in [&key, &servers] {
+                fs::write(path, content).unwrap();
+                fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+            }
+        };
+        make("known to both sides");
+        let auth = format!("psk:{}", servers.display());
+        rig.serve(&["--auth", &auth]);
+        let at = rig.mount("mount", &format!("{transport},auth=psk:{}", key.display()));
+        let place = at.to_str().unwrap().to_owned();
+        let file = File::create_new(at.join("file")).unwrap();
+        file.write_all_at(b"before", 0).unwrap();
+        fs::remove_file(&key).unwrap();
+        // More of them than may fail.
+        for _ in 0..5 {
+            kill_daemon(&at);
+            assert_eq!(fs::read(at.join("file")).unwrap(), b"before");
+        }
+        rig.demand(&["upgrade", &place]);
+
+        // Both have another one: who is upgraded takes it up, and so does who comes after that.
+        rig.end_server(libc::SIGTERM);
+        make("another one of both");
+        rig.serve(&["--auth", &auth]);
+        rig.demand(&["upgrade", &place]);
+        assert_eq!(fs::read(at.join("file")).unwrap(), b"before");
+        fs::remove_file(&key).unwrap();
+        kill_daemon(&at);
+        let mut content = [0; 6];
+        file.read_exact_at(&mut content, 0).unwrap();
+        assert_eq!(&content, b"before");
+        drop(file);
+        rig.end_of_mount(&at);
+    });
 }
 
 /// The process's own fcntl lock on the whole file.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::daemons::{daemon, gone, signal, supervisor};
+use common::daemons::{daemon, gone, signal, supervisor, wait_for_connections};
 use common::{Rig, is_mounted, on_transports, processes, wait_for};
 
 /// The former supervisor may not have ended when the next one begins, or lives on behind a lazy
@@ -168,21 +168,18 @@ fn a_mount_whose_daemons_all_fail_is_ended() {
     if common::skipped() {
         return;
     }
-    let mut rig = Rig::new();
-    let key = rig.path("key");
-    fs::write(&key, "0123456789abcdef0123456789abcdef\n").unwrap();
-    fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let auth = format!("psk:{}", key.display());
-    rig.serve(&["--auth", &auth]);
-    let at = rig.mount("mount", &format!("auth={auth}"));
+    let (rig, at) = Rig::mounted("");
     let mut blocked = std::process::Command::new("sh");
     let script = "flock -x 9; exec flock -x \"$0\" true";
     let mut blocked = blocked.args(["-c", &format!("exec 9>\"$0\"; {script}")]);
     blocked = blocked.arg(at.join("lock"));
     let mut blocked = blocked.spawn().unwrap();
     wait_for("the lock file", || at.join("lock").exists());
-    // No daemon can start without the key.
-    fs::remove_file(&key).unwrap();
+    // No daemon can go on with a session that makes no sense. The number is that of held.rs; with
+    // each connection the first word is written anew.
+    wait_for_connections(&rig, &at);
+    let session = format!("/proc/{}/fd/102", supervisor(&at));
+    File::options().write(true).open(session).unwrap().write_all_at(b"nonsense", 0).unwrap();
     signal(daemon(&at).unwrap(), libc::SIGKILL);
     gone(&at);
     let _ = blocked.kill(); // it may have ended with an error
@@ -274,6 +271,25 @@ fn a_mount_outlives_a_shortage_of_processes_and_leaves_nothing_if_it_does_not() 
     processes.limit("1");
     signal(pid, libc::SIGABRT);
     gone(&at);
+}
+
+/// One that could be started and got no thread counted as a failure: five tries within a second ended
+/// the mount.
+#[test]
+fn a_mount_outlives_a_shortage_of_threads() {
+    on_transports(|options| {
+        let (mut rig, at) = Rig::mounted(options);
+        let Some(processes) = Confined::new(supervisor(&at)) else { return };
+        let file = File::create(at.join("file")).unwrap();
+        let first = daemon(&at).expect("a daemon");
+        processes.limit("2"); // the supervisor, and one that has no thread but its first
+        signal(first, libc::SIGKILL);
+        std::thread::sleep(Duration::from_secs(3)); // to be found out
+        processes.limit("max");
+        file.write_all_at(b"still there", 0).unwrap();
+        drop((file, processes));
+        rig.end_of_mount(&at);
+    });
 }
 
 #[test]

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::daemons::{gone, has_ended, signal, supervisor};
-use common::{Rig, processes, wait_for};
+use common::{Rig, is_mounted, on_transports, processes, wait_for};
+use serde_json::Value;
 
 /// Runs the command with a run directory that is not the mount's.
 fn elsewhere(rig: &Rig, args: &[&str]) -> Output {
@@ -37,6 +38,65 @@ fn a_supervisor_is_found_from_another_run_directory() {
     let said = String::from_utf8_lossy(&unmounted.stderr);
     assert!(unmounted.status.success() && said.contains("what served it goes on"), "{said}");
     gone(&at);
+}
+
+fn status(rig: &Rig, at: &Path) -> Value {
+    let text = rig.demand(&["status", at.to_str().unwrap(), "--json", "--interval", "0"]);
+    serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}"))
+}
+
+/// Process of the daemon of the mount at `at`, which says that it is there.
+fn daemon_at(rig: &Rig, at: &Path) -> i32 {
+    let status = status(rig, at);
+    assert_eq!(status["mountpoint"], *at.to_str().unwrap());
+    status["pid"].as_i64().unwrap() as i32
+}
+
+/// Ends the daemon at `at`, and waits for the next one.
+fn end_daemon(rig: &Rig, at: &Path, with: i32) {
+    let before = daemon_at(rig, at);
+    signal(before, with);
+    fs::write(at.join("file"), "served").unwrap();
+    let place = at.to_str().unwrap();
+    wait_for("the next daemon", || rig.run(&["status", place]).status.success());
+    assert_ne!(daemon_at(rig, at), before);
+}
+
+/// It was called by its former place, it stayed in the tree when it was ended, what was asked of it
+/// was asked of the next mount there, and the queues of its ring were not set going.
+#[test]
+fn a_mount_is_known_where_it_has_been_moved_to() {
+    on_transports(|options| {
+        for is_given_up in [false, true] {
+            let mut rig = Rig::new();
+            rig.serve(&[]);
+            fs::create_dir(rig.path("before")).unwrap();
+            let was = rig.mount("before/mount", options);
+            let ours = supervisor(&was);
+            fs::rename(rig.path("before"), rig.path("after")).unwrap();
+            let at = rig.moved_to("after/mount");
+            let place = at.to_str().unwrap();
+            daemon_at(&rig, &at);
+            assert!(!rig.run(&["status", was.to_str().unwrap()]).status.success());
+            // Another one takes its place.
+            fs::create_dir(rig.path("before")).unwrap();
+            rig.mount("before/mount", options);
+            let (first, other) = (daemon_at(&rig, &at), daemon_at(&rig, &was));
+            rig.demand(&["upgrade", place]);
+            assert_ne!(daemon_at(&rig, &at), first);
+            end_daemon(&rig, &at, libc::SIGKILL);
+            if is_given_up {
+                (1..5).for_each(|_crash| end_daemon(&rig, &at, libc::SIGABRT));
+                signal(daemon_at(&rig, &at), libc::SIGABRT);
+            } else {
+                rig.umount(&at);
+            }
+            wait_for("the end of the supervisor", || has_ended(ours));
+            assert!(!is_mounted(&at));
+            assert_eq!(daemon_at(&rig, &was), other, "another one has suffered");
+            rig.end_of_mount(&was);
+        }
+    });
 }
 
 fn left_in(dir: &Path) -> Vec<PathBuf> {

@@ -71,6 +71,11 @@ impl Key {
         Ok(Key(bytes.to_vec()))
     }
 
+    /// The key itself, to be handed to another process of the same mount.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// The secret of a session, as a key.
     pub fn of_session(secret: &[u8; 16]) -> Key {
         Key(secret.to_vec())

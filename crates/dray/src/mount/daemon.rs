@@ -6,7 +6,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,11 +17,13 @@ use dray_rt::{Interest, Source};
 
 use crate::args::MountDaemonArgs;
 use crate::daemonize;
-use crate::error::{Doing, Failure};
+use crate::error::{Beginning, Doing, Failure};
 use crate::mount::connection::{NewMemory, Notice};
+use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{
-    HANDED_OVER, Held, PARENT, STOP, TRIED, WAITING, WAKE, ready_word, take,
+    CONNECTION, HANDED_OVER, Held, KeptKey, PARENT, STOP, TRIED, WAITING, WAKE, key_of, ready_word,
+    take,
 };
 use crate::mount::{Mount, Running};
 use crate::paths;
@@ -29,6 +31,17 @@ use crate::signals::{self, Ending};
 
 /// Serves the mount until it ends, or until the supervisor asks for a stop.
 pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
+    // Nobody is there any more who reads what the command says in the end.
+    let unheard = args.successor && !args.mount.foreground;
+    let at = args.mount.mountpoint.clone();
+    serve(args).inspect_err(|failure| {
+        if unheard {
+            log::error!("the daemon of {} ends: {}", at.display(), failure.message);
+        }
+    })
+}
+
+fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     signals::name_process(c"dray-mount");
     signals::hold();
     paths::raise_file_limit();
@@ -39,10 +52,13 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
         daemonize::leave_terminal()?;
     }
     let at = args.mount.mountpoint;
-    let plan = MountPlan::parse(&args.mount.options)?;
+    let known = Known { at: at.clone(), connection: told_connection() };
+    let kept = held.key.map(KeptKey::over);
+    let mut key = |auth: &str| key_of(auth, kept.as_ref(), &known);
+    let plan = MountPlan::parse_with(&args.mount.options, &mut key)?;
     let wants_ring = plan.transport == TransportWish::Uring;
-    let mount = Mount { target: args.mount.target, at: at.clone(), plan };
-    let state = State::adopt(held.state).doing(what)?;
+    let mount = Mount { target: args.mount.target, known: known.clone(), plan };
+    let state = State::adopt(held.state).beginning(what)?;
     let adopted = state.initialised();
     // Before anything is read, so that what a daemon before us had read comes first, and
     // finds its replay slots untouched. Until it is read, the death of its caller ends it.
@@ -50,8 +66,8 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
         log::warn!("{}: the kernel cannot send requests again: {error}", at.display());
     }
     // While the server is away the supervisor is to know that nothing is stuck here.
-    let wait = adopted.then(|| saying(&control, WAITING)).transpose().doing(what)?;
-    let push = saying(&control, WAKE).doing(what)?;
+    let wait = adopted.then(|| saying(&control, WAITING)).transpose().beginning(what)?;
+    let push = saying(&control, WAKE).beginning(what)?;
     let device = Device { fd: held.device, clones: held.clones, state };
     let replaceable = std::env::var_os(TRIED).is_some();
     let running = mount.serve(device, memory_in(held.session), wait, replaceable, push)?;
@@ -67,8 +83,9 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
     let ring = stats.transport == Transport::Uring;
     let ready = ready_word(ring, can_resend(&running));
     let supervised = Arc::new(AtomicBool::new(true));
-    let (heard, at_ending) = (supervised.clone(), at.clone());
-    running.wait(async move {
+    let (heard, at_ending) = (supervised.clone(), known.clone());
+    let until_the_end = supervised.clone();
+    let result = running.wait(&until_the_end, async move {
         // Whoever waited for this mount, or for its upgrade, may ask for its status now.
         tell(&control, ready);
         dray_rt::spawn(heed_signals(at_ending, supervised));
@@ -80,7 +97,17 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
                 at.display()
             );
         }
-    })
+    });
+    // With a supervisor another daemon follows, or the mount is ended by that.
+    if result.is_err() && !until_the_end.load(Ordering::Relaxed) {
+        unmount(&known);
+    }
+    result
+}
+
+/// The connection that the supervisor has told; none by one of a version that did not.
+fn told_connection() -> Option<u32> {
+    std::env::var(CONNECTION).ok()?.parse().ok()
 }
 
 /// Sets the queues of a ring going again, in a process that holds nothing of the mount.
@@ -137,21 +164,23 @@ async fn heed_supervisor(control: UnixStream) -> io::Result<()> {
 
 /// Signals are for the supervisor, which gets them, too, where they are sent to a group of
 /// processes. Without it one that asks for an end unmounts.
-async fn heed_signals(at: PathBuf, supervised: Arc<AtomicBool>) {
+async fn heed_signals(known: Known, supervised: Arc<AtomicBool>) {
     let ending = match Ending::new() {
         Ok(ending) => ending,
         Err(error) => return log::error!("cannot wait for signals: {error}"),
     };
     while ending.wait().await.is_ok() {
         if !supervised.load(Ordering::Relaxed) {
-            unmount(&at);
+            unmount(&known);
         }
     }
 }
 
-fn unmount(at: &Path) {
-    log::info!("unmounting {}", at.display());
-    if let Err(error) = dray_fuse::unmount(at, true) {
-        log::error!("cannot unmount {}: {error}", at.display());
+fn unmount(known: &Known) {
+    let Some(place) = known.place() else { return };
+    let at = place.at.display();
+    log::info!("unmounting {at}");
+    if let Err(error) = dray_fuse::unmount(&place.at, true) {
+        log::error!("cannot unmount {at}: {error}");
     }
 }

@@ -15,7 +15,7 @@ use crate::status::report::MountReport;
 pub fn text(report: &MountReport, calls: &Arc<Metrics>) -> String {
     let labels = format!(
         "mountpoint=\"{}\",target=\"{}\"",
-        label_value(&report.mountpoint),
+        label_value(&report.mountpoint()),
         label_value(&report.target)
     );
     let mut seen = PrometheusText::new("dray_mount");

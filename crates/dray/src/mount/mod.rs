@@ -12,8 +12,9 @@ pub(crate) mod upgrade;
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dray_client::{
@@ -32,8 +33,9 @@ use crate::args::MountArgs;
 use crate::control::{self, Kind};
 use crate::daemonize::{self, Waiting};
 use crate::endpoint::{self, Answer};
-use crate::error::{Doing, Failure};
+use crate::error::{Beginning, Doing, Failure};
 use crate::mount::connection::{Attached, Connection, NewMemory, Notice};
+use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{Launch, MountWords};
 use crate::named::Named;
@@ -83,7 +85,8 @@ fn run_mount(args: MountArgs) -> Result<(), Failure> {
             limit.as_secs()
         );
     }
-    let mount = Mount { target: args.target.target, at, plan };
+    let known = Known { at, connection: None };
+    let mount = Mount { target: args.target.target, known, plan };
     mount.start(&args.target.text, args.options, args.foreground, waiting)
 }
 
@@ -104,7 +107,7 @@ fn remount(path: &Path, plan: &MountPlan, fake: bool) -> Result<(), Failure> {
 /// What is to be mounted where, and how.
 pub struct Mount {
     pub target: Target,
-    pub at: PathBuf,
+    pub known: Known,
     pub plan: MountPlan,
 }
 
@@ -136,7 +139,7 @@ impl Mount {
         if !foreground {
             daemonize::leave_session();
         }
-        let at = self.at.clone();
+        let at = self.known.at.clone();
         self.supervise(device, options, foreground, waiting).inspect_err(|_| {
             let _ = dray_fuse::unmount(&at, true); // the failure that counts is the first
         })
@@ -149,14 +152,16 @@ impl Mount {
         foreground: bool,
         waiting: Waiting,
     ) -> Result<(), Failure> {
-        let entry = mount_table::find(&self.at);
+        let entry = mount_table::find(&self.known.at);
         let entry = entry.ok_or_else(|| Failure::new("the mount is gone already"))?;
         let workers = match self.plan.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
             workers => workers,
         };
-        let words = MountWords { target: self.target, at: self.at, options, workers, foreground };
-        Launch { device, connection: entry.connection, words }.exec(waiting).map(drop)
+        let (target, at) = (self.target, self.known.at);
+        let words = MountWords { target, at, options, workers, foreground };
+        let launch = Launch { device, connection: entry.connection, key: self.plan.key, words };
+        launch.exec(waiting).map(drop)
     }
 
     fn client_options(&self) -> ClientOptions {
@@ -172,7 +177,8 @@ impl Mount {
     /// is mounted. One that cannot be reached is tried again for as long as `retry` says.
     /// Answers whether the export is read only.
     fn try_server(&self) -> Result<bool, Failure> {
-        let mut executor = new_executor()?;
+        let mut executor =
+            Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
         executor.block_on(async {
             let (begin, mut told) = (dray_rt::now(), false);
             loop {
@@ -244,9 +250,10 @@ impl Mount {
             allow_other: self.plan.allow_other.unwrap_or(paths::is_root()),
             flags: MountFlags { read_only: flags.read_only || read_only, ..flags },
         };
-        let what = || format!("cannot mount on {}", self.at.display());
-        let _turn = place::turn(&self.at)?;
-        dray_fuse::mount(&self.at, &options).doing(what)
+        let at = &self.known.at;
+        let what = || format!("cannot mount on {}", at.display());
+        let _turn = place::turn(at)?;
+        dray_fuse::mount(at, &options).doing(what)
     }
 
     /// Serves the mount behind `device`. `memory` makes the memory of the session, once for
@@ -267,7 +274,7 @@ impl Mount {
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
         let host = Arc::new(Attached::new(told.clone(), calls.clone(), push));
         let options = FuseOptions {
-            node: memory().doing(what)?.node(),
+            node: memory().beginning(what)?.node(),
             workers: device.clones.len(),
             host,
             ..self.fuse_options()
@@ -287,7 +294,7 @@ impl Mount {
             Box::pin(async move { connection.for_worker(index).await })
         });
         let mounted = Mounted::start(per_thread, device, options)
-            .doing(|| format!("cannot serve the mount on {}", self.at.display()))?;
+            .beginning(|| format!("cannot serve the mount on {}", self.known.at.display()))?;
         let session = told.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
@@ -320,13 +327,9 @@ impl Mount {
     }
 }
 
-fn new_executor() -> Result<Executor, Failure> {
-    Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())
-}
-
 /// Answers `dray status` until the answer is dropped.
 fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<Named, Failure> {
-    let (socket, file) = Kind::Mount.listen(&mount.at)?;
+    let (socket, file) = Kind::Mount.listen(&mount.known.name())?;
     let answer: Answer = Arc::new(move |question| {
         let report = report.clone();
         Box::pin(async move {
@@ -368,8 +371,7 @@ async fn serve_metrics(address: String, report: Arc<MountReport>, calls: Arc<Met
 impl Running {
     fn report(&self) -> Arc<MountReport> {
         Arc::new(MountReport {
-            mountpoint: self.mount.at.display().to_string(),
-            connection: mount_table::find(&self.mount.at).map(|entry| entry.connection),
+            known: self.mount.known.clone(),
             target: self.mount.target.to_string(),
             consistency: self.mount.plan.consistency,
             timeout: self.mount.plan.timeout,
@@ -385,16 +387,22 @@ impl Running {
     }
 
     /// Serves until it is unmounted. `beside` runs on the executor that waits, from when `dray status`
-    /// is answered.
-    pub fn wait(self, beside: impl Future<Output = ()> + Send + 'static) -> Result<(), Failure> {
+    /// is answered. While it is `supervised` another process goes on where this one fails.
+    pub fn wait(
+        self,
+        supervised: &AtomicBool,
+        beside: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), Failure> {
         let report = self.report();
         let Running { mount, mounted, session, calls, reporter: _reporter } = self;
         let (end, ended) = oneshot::channel();
         let waiter = std::thread::Builder::new().name("dray-wait".into()).spawn(move || {
             let _ = end.send(mounted.wait()); // we wait for it until the end
         });
-        waiter.doing(|| "cannot start a thread".into())?;
-        let result = new_executor()?.block_on(async {
+        waiter.beginning(|| "cannot start a thread".into())?;
+        let executor = Executor::new(DriverKind::Epoll);
+        let mut executor = executor.beginning(|| "cannot start the executor".into())?;
+        let result = executor.block_on(async {
             // A mount whose status cannot be asked for is still a mount.
             let control = listen_for_control(&mount, report.clone());
             let _control = control.inspect_err(|failure| log::warn!("{}", failure.message));
@@ -403,12 +411,11 @@ impl Running {
             }
             dray_rt::spawn(beside);
             let ended = ended.await.map_err(|_| Failure::new("a thread of the mount died"))?;
-            ended.doing(|| format!("the mount on {} ended", mount.at.display()))
+            ended.doing(|| format!("the mount on {} ended", mount.known.at.display()))
         });
-        if result.is_err() && mount_table::find(&mount.at).is_some() {
-            let _ = dray_fuse::unmount(&mount.at, true); // nobody will ever answer there again
+        if result.is_ok() || !supervised.load(Ordering::Relaxed) {
+            session.goodbye();
         }
-        session.goodbye();
         result
     }
 }

@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use crate::paths;
+
 const TABLE: &str = "/proc/self/mountinfo";
 /// Our type of file system.
 const TYPE: &[u8] = b"fuse.dray";
@@ -40,6 +42,40 @@ pub fn places_of(connection: u32) -> Vec<MountEntry> {
     let mut all = list();
     all.retain(|entry| entry.connection == connection);
     all
+}
+
+/// A mount, wherever it is by now: it, or a directory above it, may have been moved.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Where it was made.
+    pub at: PathBuf,
+    /// The kernel's number of the connection; none: we were not told.
+    pub connection: Option<u32>,
+}
+
+impl Known {
+    /// Where it is. To be asked of a mount that lives: the kernel gives the number of a connection
+    /// that has ended to the next one.
+    pub fn place(&self) -> Option<MountEntry> {
+        let Some(connection) = self.connection else { return find(&self.at) };
+        let all = places_of(connection);
+        all.iter().rfind(|entry| entry.at == self.at).or(all.first()).cloned()
+    }
+
+    /// The same for whoever asks it for something: where it was, if it is nowhere to be seen.
+    pub fn now_at(&self) -> PathBuf {
+        self.place().map_or_else(|| self.at.clone(), |place| place.at)
+    }
+
+    /// By which its processes are found.
+    pub fn name(&self) -> String {
+        paths::mount_name(&self.at, self.connection)
+    }
+}
+
+/// Whether nothing else is mounted over this mount.
+pub fn is_on_top(mount: &MountEntry) -> bool {
+    find_around(&mount.at).as_ref() == Some(mount)
 }
 
 /// A path with its links followed as far as to a mount of dray, of which nothing is looked at: its

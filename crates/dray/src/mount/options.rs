@@ -136,16 +136,25 @@ const REPLAY_MAX_BYTES: u64 = 64 << 30;
 /// Most threads of a mount.
 const WORKERS_MAX: usize = 64;
 
+/// From the value of `auth=` to the key.
+pub type ReadKey<'a> = dyn FnMut(&str) -> Result<Option<Key>, Failure> + 'a;
+
 impl MountPlan {
     /// From the lists behind `-o`.
     pub fn parse(lists: &[String]) -> Result<MountPlan, Failure> {
+        MountPlan::parse_with(lists, &mut parse_auth)
+    }
+
+    /// The same; `auth` answers the key that the value of `auth=` stands for.
+    pub fn parse_with(lists: &[String], auth: &mut ReadKey<'_>) -> Result<MountPlan, Failure> {
         let mut plan = MountPlan::default();
         let mut options: Vec<String> = lists.iter().flat_map(|list| split_commas(list)).collect();
         if options.iter().any(|option| option == "remount") {
             let key = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
             options.retain(|option| !SHOWN_BY_THE_KERNEL.contains(&key(option).as_str()));
         }
-        options.iter().filter(|option| !option.is_empty()).try_for_each(|one| plan.set(one))?;
+        let mut options = options.iter().filter(|option| !option.is_empty());
+        options.try_for_each(|one| plan.set(one, auth))?;
         Ok(plan)
     }
 
@@ -159,7 +168,7 @@ impl MountPlan {
         }
     }
 
-    fn set(&mut self, option: &str) -> Result<(), Failure> {
+    fn set(&mut self, option: &str, auth: &mut ReadKey<'_>) -> Result<(), Failure> {
         let (key, value) = match option.split_once('=') {
             Some((key, value)) => (key, Some(value)),
             None => (option, None),
@@ -186,7 +195,7 @@ impl MountPlan {
                 self.transport = parse_transport(needed()?).map_err(|what| wrong(&what))?
             }
             "replay" => self.replay_bytes = parse_size(needed()?).map_err(|what| wrong(&what))?,
-            "auth" => self.key = parse_auth(needed()?)?,
+            "auth" => self.key = auth(needed()?)?,
             "retry" => self.retry = parse_seconds(needed()?).map_err(|what| wrong(&what))?,
             "metrics" => {
                 check_address(needed()?).map_err(|what| wrong(&what))?;

@@ -358,7 +358,7 @@ fn listen_for_control(
 ) -> Result<Named, Failure> {
     let state = std::fs::canonicalize(&plan.state)
         .doing(|| format!("cannot look at {}", plan.state.display()))?;
-    let (socket, file) = Kind::Server.listen(&state)?;
+    let (socket, file) = Kind::Server.listen(&paths::short_name(&state))?;
     let report = report.clone();
     let answer: Answer = Arc::new(move |question| {
         let report = report.clone();

@@ -90,7 +90,10 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
     reports.retain(|(_, report)| report["connection"] == mount.connection);
     match reports.is_empty() {
         false => Ok(reports),
-        true => ask_one(&Kind::Mount.socket(&mount.at)).map(|_| Vec::new()),
+        true => {
+            let name = paths::mount_name(&mount.at, Some(mount.connection));
+            ask_one(&Kind::Mount.socket(&name)).map(|_| Vec::new())
+        }
     }
 }
 

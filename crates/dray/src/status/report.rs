@@ -10,6 +10,7 @@ use dray_rpc::server::{Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
+use crate::mount::mount_table::Known;
 use crate::serve::exported::Exported;
 
 /// What is said of a server beside what it says itself.
@@ -139,9 +140,7 @@ fn clients(status: &ServerStatus) -> Vec<Value> {
 
 /// What is said of a mount.
 pub struct MountReport {
-    pub mountpoint: String,
-    /// The kernel's number of the connection; none if it was mounted elsewhere meanwhile.
-    pub connection: Option<u32>,
+    pub known: Known,
     pub target: String,
     pub consistency: Consistency,
     pub timeout: Option<Duration>,
@@ -151,14 +150,20 @@ pub struct MountReport {
 }
 
 impl MountReport {
+    /// Where it is now.
+    pub fn mountpoint(&self) -> String {
+        self.known.now_at().display().to_string()
+    }
+
     /// The whole status.
     pub fn json(&self) -> Value {
+        let mountpoint = self.mountpoint();
         let stats = self.reporter.stats();
         let session = self.session.status();
         let counts: serde_json::Map<String, Value> =
             stats.counts.iter().map(|(op, count)| ((*op).to_owned(), json!(count))).collect();
         let jobs = self.reporter.jobs();
-        let operation = |one| self.operation(one, &jobs);
+        let operation = |one| operation(one, &jobs, &mountpoint);
         let operations: Vec<Value> = stats.in_flight.iter().map(operation).collect();
         let up = session.channels.iter().filter(|channel| channel.up).count();
         json!({
@@ -166,8 +171,8 @@ impl MountReport {
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "uptime_s": seconds(self.since.elapsed()),
-            "mountpoint": self.mountpoint,
-            "connection": self.connection,
+            "mountpoint": mountpoint,
+            "connection": self.known.connection,
             "target": self.target,
             "consistency": consistency_name(self.consistency),
             "timeout_s": self.timeout.map(seconds),
@@ -187,6 +192,7 @@ impl MountReport {
                 "connections": up,
                 "sessions_lost": session.lost,
                 "evicted": session.evicted,
+                "error": session.trouble,
                 "calls": session.channels.iter().map(|channel| channel.calls).sum::<u64>(),
                 "closes_one_way": session.channels.iter().map(|one| one.one_way).sum::<u64>(),
                 "opened_at_lookup": {
@@ -207,22 +213,22 @@ impl MountReport {
             "operations": operations,
         })
     }
+}
 
-    fn operation(&self, operation: &InFlight, jobs: &JobsOf) -> Value {
-        let below = operation.path.as_ref().map(|path| String::from_utf8_lossy(path));
-        let path = below.map(|below| match &*below {
-            "/" => self.mountpoint.clone(),
-            below => format!("{}{below}", self.mountpoint),
-        });
-        json!({
-            "op": operation.op,
-            "path": path.unwrap_or_else(|| format!("node {}", operation.node)),
-            "uid": operation.uid.0,
-            "pid": operation.pid.0,
-            "job": jobs.get(&operation.pid),
-            "age_s": seconds(operation.age),
-        })
-    }
+fn operation(operation: &InFlight, jobs: &JobsOf, mountpoint: &str) -> Value {
+    let below = operation.path.as_ref().map(|path| String::from_utf8_lossy(path));
+    let path = below.map(|below| match &*below {
+        "/" => mountpoint.to_owned(),
+        below => format!("{mountpoint}{below}"),
+    });
+    json!({
+        "op": operation.op,
+        "path": path.unwrap_or_else(|| format!("node {}", operation.node)),
+        "uid": operation.uid.0,
+        "pid": operation.pid.0,
+        "job": jobs.get(&operation.pid),
+        "age_s": seconds(operation.age),
+    })
 }
 
 /// What may not be on media at the server, and what was lost with its power.

@@ -152,6 +152,9 @@ fn mount(report: &Value, room: Option<usize>, out: &mut String) {
             server["calls_in_flight"],
         ),
     );
+    if let Some(why) = server["error"].as_str() {
+        line(out, &format!("  {why}"));
+    }
     rates(report, out);
     operations(report, "pid", room, out);
 }
@@ -286,6 +289,17 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(
             text.contains("a-node-with-a-l") && text.contains("  4c9e2f3ab7d81e60  "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_mount_without_its_server_says_why() {
+        let server = json!({ "connected": false, "error": "HOST: compare the key files" });
+        let text =
+            render(&[(PathBuf::new(), json!({ "kind": "mount", "server": server }))], Some(80));
+        assert!(
+            text.contains("AWAY") && text.contains("\n  HOST: compare the key files\n"),
             "{text}"
         );
     }

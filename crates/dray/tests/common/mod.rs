@@ -272,6 +272,13 @@ impl Rig {
         at
     }
 
+    /// A mount has been moved there.
+    pub fn moved_to(&mut self, name: &str) -> PathBuf {
+        let at = self.path(name);
+        self.mounts.push(at.clone());
+        at
+    }
+
     /// Mounts from a pid namespace of its own: the mount's daemon sees no caller. Answers what ends
     /// with the mount.
     pub fn mount_unseeing(&mut self, name: &str, options: &str) -> (PathBuf, Pid) {

@@ -161,6 +161,8 @@ pub struct SessionStatus {
     pub lost: u64,
     /// The server's administrator has ended it: it does not come back.
     pub evicted: bool,
+    /// Why the last try to connect failed; none if one has gone well since.
+    pub trouble: Option<String>,
     /// Its connections.
     pub channels: Vec<ChannelStats>,
     /// What may not be on media at the server.
@@ -320,6 +322,7 @@ impl Session {
             session: known.session,
             lost: known.lost,
             evicted: self.link.is_evicted(),
+            trouble: self.link.trouble(),
             channels: channels.iter().map(|channel| channel.stats()).collect(),
             unsynced: self.link.unsynced.status(),
             ahead: self.link.ahead.stats(),

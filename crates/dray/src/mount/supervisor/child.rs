@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::held::{Held, PARENT, pass_on, place_at};
 use super::launch::OWN_PROGRAM;
@@ -17,6 +17,9 @@ pub const HANDED_OVER: i32 = 75;
 /// In the environment of a daemon that an upgrade asked for: if it cannot serve, the former program
 /// does. No word of its command line, where other versions would not know it.
 pub const TRIED: &str = "DRAY_UPGRADE_TRIED";
+/// In the environment of a daemon: the kernel's number of its connection, by which it finds the
+/// mount wherever that is by then. No word of its command line, as above.
+pub const CONNECTION: &str = "DRAY_MOUNT_CONNECTION";
 /// A word of the supervisor: stop, without ending the mount.
 pub const STOP: u8 = b's';
 /// A word of a daemon: it is not stuck, but waits for the server.
@@ -67,11 +70,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one, which may know that it is `tried`. Errors: those of socketpair(2), fork(2) and
-    /// exec(2).
+    /// Starts one of this connection, which may know that it is `tried`. Errors: those of
+    /// socketpair(2), fork(2) and exec(2).
     pub fn start(
         program: &Path,
         words: &[OsString],
+        connection: u32,
         tried: bool,
         held: &Held,
     ) -> io::Result<Daemon> {
@@ -79,6 +83,7 @@ impl Daemon {
         ours.set_nonblocking(true)?;
         let mut command = Command::new(program);
         command.arg0("dray").arg("mount-daemon").args(words).env_remove(TRIED);
+        command.env(CONNECTION, connection.to_string());
         if tried {
             command.env(TRIED, "1");
         }
@@ -184,26 +189,62 @@ impl Unmounting {
 /// `dray wake-mount`, in processes of their own: each waits for answers of the mount, and
 /// does not get them if its daemon dies, until another one has been woken.
 #[derive(Default)]
-pub struct Waking(Vec<Child>);
+pub struct Waking {
+    children: Vec<Child>,
+    /// When to try again what could not be done.
+    again_at: Option<Instant>,
+    /// Tries in vain, one after the other.
+    failed: u32,
+}
+
+/// A machine that is short of processes or threads is tried again for half a minute.
+const WAKE_TRIES_MAX: u32 = 30;
+const WAKE_PAUSE: Duration = Duration::from_secs(1);
 
 impl Waking {
     /// Starts another one; those before it are ended as far as they can be. Errors: those of
     /// fork(2) and exec(2).
     pub fn start(&mut self, at: &Path) -> io::Result<()> {
         self.reap();
-        for child in &mut self.0 {
+        self.again_at = None;
+        for child in &mut self.children {
             let _ = child.kill(); // what the mount has taken up ends with its answer
         }
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("dray").arg("wake-mount").arg(at);
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        self.0.push(quiet.spawn()?);
+        let child = quiet.spawn().inspect_err(|_| self.failed())?;
+        self.children.push(child);
         Ok(())
     }
 
-    /// Forgets those that have ended.
+    /// Forgets those that have ended. One that could not ask on every CPU is followed by another.
     pub fn reap(&mut self) {
-        self.0.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        let (mut done, mut failed) = (false, false);
+        self.children.retain_mut(|child| match child.try_wait() {
+            Ok(None) => true,
+            Ok(Some(status)) => {
+                done |= status.success();
+                failed |= status.code().is_some_and(|code| code != 0);
+                false
+            }
+            Err(_) => false,
+        });
+        if done {
+            (self.again_at, self.failed) = (None, 0);
+        } else if failed {
+            self.failed();
+        }
+    }
+
+    /// When another one is to be started, if so.
+    pub fn again_at(&self) -> Option<Instant> {
+        self.again_at
+    }
+
+    fn failed(&mut self) {
+        self.failed += 1;
+        self.again_at = (self.failed < WAKE_TRIES_MAX).then(|| Instant::now() + WAKE_PAUSE);
     }
 }
 

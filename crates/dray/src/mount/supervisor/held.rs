@@ -13,6 +13,8 @@ const SESSION: RawFd = 102;
 /// To whoever started the process: a supervisor tells the command in the foreground how
 /// it went, a daemon talks to its supervisor.
 pub const PARENT: RawFd = 103;
+/// Memory with the mount's key, where it has one.
+const KEY: RawFd = 104;
 /// The first of the clones of the device.
 const CLONES: RawFd = 110;
 /// Descriptors are moved behind here before they are placed, so that none is in the way.
@@ -33,6 +35,9 @@ pub struct Held {
     pub session: OwnedFd,
     /// Clones of the device, one for each worker.
     pub clones: Vec<OwnedFd>,
+    /// Memory of [`KeptKey`](super::KeptKey); none where the mount has no key, or was made by a
+    /// version that did not keep it.
+    pub key: Option<OwnedFd>,
 }
 
 impl Held {
@@ -51,6 +56,9 @@ impl Held {
         ];
         if let Some(parent) = parent {
             places.push((move_aside(parent)?, PARENT));
+        }
+        if let Some(key) = self.key {
+            places.push((move_aside(key)?, KEY));
         }
         for (clone, number) in self.clones.into_iter().zip(CLONES..) {
             places.push((move_aside(clone)?, number));
@@ -74,7 +82,8 @@ impl Held {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let clones = (CLONES..).take(clones).map(take).collect::<io::Result<_>>()?;
-        Ok(Held { device: take(DEVICE)?, state: take(STATE)?, session: take(SESSION)?, clones })
+        let [device, state, session] = [take(DEVICE)?, take(STATE)?, take(SESSION)?];
+        Ok(Held { device, state, session, clones, key: take(KEY).ok() })
     }
 
     /// Makes clones until there are `count`, each at the number where [`Held::take`] looks for
@@ -89,7 +98,8 @@ impl Held {
 
     /// Numbers of all of them.
     pub fn numbers(&self) -> Vec<RawFd> {
-        let all = [&self.device, &self.state, &self.session].into_iter().chain(&self.clones);
+        let all = [&self.device, &self.state, &self.session].into_iter();
+        let all = all.chain(&self.clones).chain(&self.key);
         all.map(AsRawFd::as_raw_fd).collect()
     }
 }
@@ -150,7 +160,8 @@ mod tests {
     /// A supervisor lives on over upgrades of its daemon, and over upgrades back.
     #[test]
     fn programs_of_two_versions_find_what_is_handed_over() {
-        assert_eq!([DEVICE, STATE, SESSION, PARENT, CLONES, ASIDE], [100, 101, 102, 103, 110, 200]);
+        let numbers = [DEVICE, STATE, SESSION, PARENT, KEY, CLONES, ASIDE];
+        assert_eq!(numbers, [100, 101, 102, 103, 104, 110, 200]);
     }
 
     /// Clones that were made anew had any number, and no successor found them.

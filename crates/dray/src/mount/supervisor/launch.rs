@@ -8,10 +8,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use dray_client::{SessionMemory, Target};
+use dray_client::{Key, SessionMemory, Target};
 use dray_fuse::State;
 
 use super::held::Held;
+use super::kept_key::KeptKey;
 use crate::args::ServedArgs;
 use crate::daemonize::Waiting;
 use crate::error::{Doing, Failure};
@@ -27,6 +28,8 @@ pub struct Launch {
     pub device: OwnedFd,
     /// The kernel's number of the connection.
     pub connection: u32,
+    /// The mount's key, if it has one.
+    pub key: Option<Key>,
     /// What the daemons are told.
     pub words: MountWords,
 }
@@ -56,6 +59,7 @@ impl Launch {
         let clone = |_| dray_fuse::clone_device(self.device.as_fd());
         let clones = (0..self.words.workers).map(clone).collect::<io::Result<_>>().doing(what)?;
         let state = state.fd().try_clone_to_owned().doing(what)?;
+        let key = self.key.as_ref().map(KeptKey::create).transpose().doing(what)?;
         let served = ServedArgs {
             target: self.words.target,
             mountpoint: self.words.at,
@@ -63,7 +67,7 @@ impl Launch {
             clones: self.words.workers,
             foreground: self.words.foreground,
         };
-        let held = Held { device: self.device, state, session, clones };
+        let held = Held { device: self.device, state, session, clones, key };
         held.place(waiting.into_fd()).doing(what)?;
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("dray").arg("mount-supervisor").args(served.words());

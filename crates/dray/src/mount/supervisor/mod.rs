@@ -7,6 +7,7 @@
 mod child;
 mod connection;
 mod held;
+mod kept_key;
 mod launch;
 mod note;
 mod program;
@@ -24,7 +25,7 @@ use crate::args::MountSupervisorArgs;
 use crate::control::Kind;
 use crate::daemonize::Waiting;
 use crate::error::{Doing, EXIT_FAILED, Failure};
-use crate::mount::mount_table;
+use crate::mount::mount_table::{self, Known, MountEntry};
 
 use child::{Daemon, Stage, Unmounting, Waking};
 use note::Note;
@@ -32,8 +33,9 @@ use program::Programs;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
 
-pub use child::{HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
+pub use child::{CONNECTION, HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
 pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
+pub use kept_key::{KeptKey, key_of};
 pub use launch::{Launch, MountWords, OWN_PROGRAM};
 pub use note::{Told, find_note};
 pub use whereabouts::Supervisors;
@@ -44,6 +46,9 @@ const SILENT_MAX: Duration = Duration::from_secs(30);
 const ABORTED_ANSWERS_MAX: Duration = Duration::from_secs(2);
 /// A daemon that was asked to stop and does not is killed, which comes to the same.
 const STOP_MAX: Duration = Duration::from_secs(5);
+
+/// Nothing has to be done sooner unless something happens.
+const REST_MAX: Duration = Duration::from_secs(3600);
 
 /// How it ended.
 enum End {
@@ -57,6 +62,10 @@ enum End {
 
 struct Supervisor {
     args: MountSupervisorArgs,
+    /// The mount, wherever it is.
+    known: Known,
+    /// As the kernel lists it; none if it was gone at once.
+    listed: Option<MountEntry>,
     held: Held,
     /// The command in the foreground, until the first daemon is ready.
     waiting: Option<Waiting>,
@@ -82,10 +91,13 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         true => None,
         false => Some(take(PARENT).doing(what)?),
     };
-    let note = Note::open(&args.mount.mountpoint).inspect_err(|error| {
+    let known = Known { at: args.mount.mountpoint.clone(), connection: Some(args.connection) };
+    let note = Note::open(&known.name()).inspect_err(|error| {
         log::warn!("`dray upgrade` will not find this mount: {}", error.message)
     });
     let mut supervisor = Supervisor {
+        listed: known.place(),
+        known,
         held,
         waiting: Some(parent.map_or_else(Waiting::nobody, Waiting::over)),
         signals: Signals::new().doing(what)?,
@@ -104,8 +116,18 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
 }
 
 impl Supervisor {
+    /// Where it was mounted, as it is called in the log.
     fn at(&self) -> &Path {
-        &self.args.mount.mountpoint
+        &self.known.at
+    }
+
+    /// Where it is now. Of a connection that has ended it may be where another one is that got its
+    /// number.
+    fn place(&self) -> Option<MountEntry> {
+        let place = self.known.place()?;
+        let is_ours =
+            |listed: &MountEntry| (&listed.source, listed.user) == (&place.source, place.user);
+        self.listed.as_ref().is_none_or(is_ours).then_some(place)
     }
 
     fn until_end(&mut self) -> io::Result<End> {
@@ -125,7 +147,10 @@ impl Supervisor {
         {
             return Ok(Some(end));
         }
-        let due = self.due(now);
+        if self.waking.again_at().is_some_and(|at| now >= at) {
+            self.wake();
+        }
+        let due = self.due(now).min(self.waking.again_at().unwrap_or(now + REST_MAX));
         let (signalled, spoken, gone) = self.wait(due.saturating_duration_since(now))?;
         if gone {
             return Ok(Some(End::Unmounted));
@@ -176,7 +201,7 @@ impl Supervisor {
             Some(daemon) => match (daemon.stopping, daemon.stage) {
                 (Some(since), _) => since + STOP_MAX,
                 (None, Stage::Starting) => daemon.heard_at + SILENT_MAX,
-                (None, _) => now + Duration::from_secs(3600),
+                (None, _) => now + REST_MAX,
             },
         }
     }
@@ -216,7 +241,7 @@ impl Supervisor {
         }
         let program = self.programs.next();
         let tried = self.programs.is_tried();
-        match Daemon::start(&program, &words, tried, &self.held) {
+        match Daemon::start(&program, &words, self.args.connection, tried, &self.held) {
             Ok(daemon) => self.daemon = Some(daemon),
             Err(error) => {
                 log::error!("cannot start {}: {error}", program.display());
@@ -258,7 +283,7 @@ impl Supervisor {
 
     /// Has requests served that wait in queues of a ring while there are entries.
     fn wake(&mut self) {
-        if let Err(error) = self.waking.start(&self.args.mount.mountpoint) {
+        if let Err(error) = self.waking.start(&self.known.now_at()) {
             log::error!("cannot wake {}: {error}", self.at().display());
         }
     }
@@ -285,14 +310,13 @@ impl Supervisor {
             return;
         }
         let at = self.at().display();
-        let places = mount_table::places_of(self.args.connection);
-        let Some(place) = places.first() else {
+        let Some(place) = self.place() else {
             // Taken out of the tree while it was in use, or there in another namespace only: no
             // unmounting reaches it.
             log::warn!("the mount on {at} is gone, and still in use: that is ended");
             return self.abort();
         };
-        log::info!("unmounting {at}");
+        log::info!("unmounting {}", place.at.display());
         self.unmounting = Unmounting::start(&place.at)
             .inspect_err(|error| log::error!("cannot unmount {at}: {error}"))
             .ok();
@@ -316,9 +340,11 @@ impl Supervisor {
         if self.served.is_some() {
             log::warn!("the daemon of {at} ended ({status}); requests wait for another one");
         }
-        let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(libc::SIGKILL);
-        let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(EXIT_FAILED);
-        self.after(if killed { Death::Killed } else { Death::Failed }, code)
+        let death = Death::of(status);
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        // What is short is for us alone.
+        let code = code.filter(|_| death == Death::Failed).unwrap_or(EXIT_FAILED);
+        self.after(death, code)
     }
 
     /// What follows a death; `code` is what the first daemon's is told as.
@@ -362,7 +388,7 @@ impl Supervisor {
             Ok(End::GaveUp(why)) => why.to_owned(),
             Err(failure) => failure.message,
         };
-        let message = format!("the mount on {} is ended: {why}", self.at().display());
+        let message = format!("the mount on {} is ended: {why}", self.known.now_at().display());
         log::error!("{message}");
         self.end_mount();
         self.remove_files();
@@ -372,7 +398,7 @@ impl Supervisor {
     /// Whatever was to be found by other commands.
     fn remove_files(&mut self) {
         self.note = None;
-        Kind::Mount.remove_dead(self.at()); // a daemon that was killed has left its own
+        Kind::Mount.remove_dead(&self.known.name()); // a daemon that was killed has left its own
     }
 
     /// Every request fails, so that nobody waits for a daemon that will never be. Where the
@@ -397,41 +423,39 @@ impl Supervisor {
         fds[0].revents & libc::POLLERR != 0
     }
 
-    /// Whether our connection has ended and left its number to another one: whoever mounts at
-    /// the same place right after an unmounting gets the same number, as a rule. What else is
-    /// there has been aborted.
-    fn number_is_another_s(&self) -> bool {
-        self.connection_ended() && !dray_fuse::is_aborted(self.at(), ABORTED_ANSWERS_MAX)
-    }
-
-    /// Whether what is mounted at our place has the number of our connection.
-    fn is_in_tree(&self) -> bool {
-        let here = mount_table::find(self.at()).map(|found| found.connection);
-        here == Some(self.args.connection)
+    /// Whether our connection has ended and left its number to what is at `place`: whoever mounts
+    /// right after an unmounting gets the same number, as a rule. What else is there has been
+    /// aborted.
+    fn number_is_another_s(&self, place: &MountEntry) -> bool {
+        self.connection_ended() && !dray_fuse::is_aborted(&place.at, ABORTED_ANSWERS_MAX)
     }
 
     /// Aborts the mount and takes it out of the tree.
     fn end_mount(&self) {
         // As long as it lives its number is nobody else's, and nobody has to be asked.
-        let ours = self.is_in_tree() && !self.connection_ended();
+        let ours = self.place().filter(|_| !self.connection_ended());
         self.abort();
         match ours {
-            true => self.unmount_lazily(),
-            false => self.remove_mount(),
+            Some(place) => unmount_lazily(&place),
+            None => self.remove_mount(),
         }
     }
 
     /// Takes the mount out of the tree if it is still there.
     fn remove_mount(&self) {
-        if self.is_in_tree() && !self.number_is_another_s() {
-            log::warn!("the mount on {} had been aborted", self.at().display());
-            self.unmount_lazily();
+        if let Some(place) = self.place().filter(|place| !self.number_is_another_s(place)) {
+            log::warn!("the mount on {} had been aborted", place.at.display());
+            unmount_lazily(&place);
         }
     }
+}
 
-    fn unmount_lazily(&self) {
-        if let Err(error) = dray_fuse::unmount(self.at(), true) {
-            log::error!("cannot unmount {}: {error}", self.at().display());
-        }
+fn unmount_lazily(place: &MountEntry) {
+    let at = place.at.display();
+    if !mount_table::is_on_top(place) {
+        return log::error!("cannot unmount {at}: something else is mounted over it");
+    }
+    if let Err(error) = dray_fuse::unmount(&place.at, true) {
+        log::error!("cannot unmount {at}: {error}");
     }
 }

@@ -1,6 +1,7 @@
 //! What a supervisor leaves for `dray upgrade` to find: a file named after the mount point,
 //! locked as long as the supervisor lives, with what serves at the moment.
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -56,16 +57,16 @@ impl Told {
 
 const EXTENSION: &str = "supervisor";
 
-fn path_for(dir: &Path, at: &Path) -> PathBuf {
-    dir.join("mounts").join(format!("{}.{EXTENSION}", paths::short_name(at)))
+fn path_for(dir: &Path, name: &str) -> PathBuf {
+    dir.join("mounts").join(format!("{name}.{EXTENSION}"))
 }
 
 impl Note {
-    /// For the mount at `at`. A supervisor that still has one there is about to end, or its mount
-    /// is no longer in the tree. Errors: those of open(2), mkdir(2) and rename(2).
-    pub fn open(at: &Path) -> Result<Note, Failure> {
+    /// For the mount that is called so. A supervisor that still has one there is about to end, or
+    /// its mount is no longer in the tree. Errors: those of open(2), mkdir(2) and rename(2).
+    pub fn open(name: &str) -> Result<Note, Failure> {
         let dir = paths::run_dir();
-        let path = path_for(&dir, at);
+        let path = path_for(&dir, name);
         paths::make_private(&dir)?;
         paths::make_private(&dir.join("mounts"))?;
         remove_left_behind(&dir.join("mounts")); // before there is a lock of ours: see there
@@ -92,16 +93,17 @@ impl Note {
     }
 }
 
-/// Removes the notes of supervisors that were killed, and the control sockets of their daemons,
-/// unless these go on. To be called by a process that has no note: closing a file gives up the
-/// locks that a process has on it (fcntl(2)).
+/// Removes the notes of supervisors and the control sockets of daemons that were killed. To be called
+/// by a process that has no note: closing a file gives up the locks that a process has on it
+/// (fcntl(2)).
 fn remove_left_behind(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         let is_left = || open(&path, paths::effective_uid()).is_some_and(|note| !is_held(&note));
-        if path.extension().is_some_and(|extension| extension == EXTENSION) && is_left() {
-            named::remove_if(&path, |_| is_left());
-            control::remove_dead(&path.with_extension(control::EXTENSION));
+        match path.extension().and_then(OsStr::to_str) {
+            Some(EXTENSION) if is_left() => named::remove_if(&path, |_| is_left()),
+            Some(control::EXTENSION) => control::remove_dead(&path),
+            _ => {}
         }
     }
 }
@@ -116,7 +118,7 @@ pub struct Found {
 pub fn find_note(mount: &MountEntry) -> Option<Found> {
     let user = mount.user;
     let places = Supervisors::look().whereabouts_of(mount).into_iter();
-    let mut paths = places.map(|place| path_for(&place.dir, &place.at));
+    let mut paths = places.map(|place| path_for(&place.dir, &place.name));
     let path = paths.find(|path| open(path, user).is_some_and(|note| is_held(&note)))?;
     Some(Found { path, user })
 }

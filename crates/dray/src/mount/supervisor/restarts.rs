@@ -2,7 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
+
+use crate::error::{EXIT_SHORT, is_shortage};
 
 /// Deaths are counted over this time.
 pub const PERIOD: Duration = Duration::from_secs(60);
@@ -12,8 +16,8 @@ pub const FAILURES_MAX: usize = 5;
 /// Daemons that are killed from outside within [`PERIOD`], likewise. Much more is borne,
 /// since each of them may have served well; it bounds a machine that is out of memory.
 pub const KILLS_MAX: usize = 500;
-/// Daemons in a row that were killed before they were ready, or that could not be started, likewise:
-/// half a minute.
+/// Daemons in a row that were killed before they were ready, or that the machine had no room for,
+/// likewise: half a minute.
 pub const UNREADY_MAX: u32 = 20;
 /// Wait after the second daemon in a row that did not get ready; doubled each time. The
 /// first is followed at once.
@@ -27,15 +31,22 @@ pub enum Death {
     Killed,
     /// By any other signal or with an error.
     Failed,
-    /// It never lived: the machine was short of processes, memory or descriptors, which may pass.
+    /// It never lived, or not for long: the machine was short of processes, threads, memory or
+    /// descriptors, which may pass.
     Unborn,
 }
 
 impl Death {
     /// Of a daemon that `error` kept from being started.
     pub fn of_unborn(error: &io::Error) -> Death {
-        match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => Death::Unborn,
+        if is_shortage(error) { Death::Unborn } else { Death::Failed }
+    }
+
+    /// Of one that ended so.
+    pub fn of(status: ExitStatus) -> Death {
+        match (status.signal(), status.code()) {
+            (Some(libc::SIGKILL), _) => Death::Killed,
+            (_, Some(code)) if code == i32::from(EXIT_SHORT) => Death::Unborn,
             _ => Death::Failed,
         }
     }
@@ -133,6 +144,18 @@ mod tests {
         assert_eq!(waits.len(), UNREADY_MAX as usize);
         assert_eq!(waits[..3], [Duration::ZERO, BACKOFF_FIRST, BACKOFF_FIRST * 2]);
         assert_eq!(waits.last(), Some(&BACKOFF_LAST));
+    }
+
+    #[test]
+    fn a_daemon_without_room_to_begin_is_no_failure() {
+        for (status, death) in [
+            (libc::SIGKILL, Death::Killed),
+            (libc::SIGABRT, Death::Failed),
+            (1 << 8, Death::Failed),
+            (76 << 8, Death::Unborn), // as other versions write and read it
+        ] {
+            assert_eq!(Death::of(ExitStatus::from_raw(status)), death);
+        }
     }
 
     /// Five tries within a second ended the mount.

@@ -14,14 +14,13 @@ use crate::args::{Args, Command, MountSupervisorArgs};
 use crate::mount::mount_table::{self, MountEntry};
 use crate::paths;
 
-/// One place where the processes of a mount may be found: what they listen at and their notes are
-/// in `dir`, under a name made from `at`.
+/// One place where the processes of a mount may be found: what they listen at and their notes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whereabouts {
     /// The run directory.
     pub dir: PathBuf,
-    /// Where it was mounted.
-    pub at: PathBuf,
+    /// What they are called in it.
+    pub name: String,
 }
 
 /// The supervisors of this machine, as far as they can be seen from here.
@@ -30,6 +29,8 @@ pub struct Supervisors(Vec<Seen>);
 struct Seen {
     /// Whose process it is.
     user: u32,
+    /// When it was started, in ticks of the kernel.
+    began: u64,
     connection: u32,
     /// None: it is of a version that does not say so.
     dir: Option<PathBuf>,
@@ -50,31 +51,42 @@ impl Supervisors {
         let usual = paths::run_dirs(mount.user);
         let told = self.of(mount, &places).into_iter().flat_map(|seen| {
             let dirs = seen.dir.clone().map_or_else(|| usual.clone(), |dir| vec![dir]);
-            dirs.into_iter().map(move |dir| Whereabouts { dir, at: seen.at.clone() })
+            dirs.into_iter().map(move |dir| (dir, seen.at.clone()))
         });
         // Its supervisor may be dead, or in another container.
-        let guessed = places.iter().flat_map(|at| {
-            usual.iter().map(move |dir| Whereabouts { dir: dir.clone(), at: at.clone() })
-        });
-        let mut all: Vec<Whereabouts> = Vec::new();
+        let guessed =
+            places.iter().flat_map(|at| usual.iter().map(move |dir| (dir.clone(), at.clone())));
+        let mut all: Vec<(PathBuf, PathBuf)> = Vec::new();
         for one in told.chain(guessed) {
             if !all.contains(&one) {
                 all.push(one);
             }
         }
-        all
+        // One of a version that knew no numbers may be called as another mount was called once.
+        let called = |connection: Option<u32>| {
+            let name = move |(dir, at): &(PathBuf, PathBuf)| {
+                let name = paths::mount_name(at, connection);
+                Whereabouts { dir: dir.clone(), name }
+            };
+            all.iter().map(name)
+        };
+        called(Some(mount.connection)).chain(called(None)).collect()
     }
 
     /// Those that may be of `mount`, which is at `places`. The number of a connection alone does not
     /// tell: the kernel gives that of one that has ended to the next one, while the supervisor of
     /// the former may live on. So who says that it mounted at another place is asked only where
-    /// nobody says that it mounted here: then the mount was moved.
+    /// nobody says that it mounted here: then the mount was moved, and whoever was started last has
+    /// the number now.
     fn of(&self, mount: &MountEntry, places: &[PathBuf]) -> Vec<&Seen> {
         // Whatever processes of other users say of this mount is not believed.
         let ours = |seen: &&Seen| seen.user == mount.user && seen.connection == mount.connection;
         let (here, elsewhere): (Vec<&Seen>, Vec<&Seen>) =
             self.0.iter().filter(ours).partition(|seen| places.contains(&seen.at));
-        if here.is_empty() { elsewhere } else { here }
+        match here.is_empty() {
+            true => elsewhere.into_iter().max_by_key(|seen| seen.began).into_iter().collect(),
+            false => here,
+        }
     }
 }
 
@@ -87,7 +99,17 @@ fn seen(dir: &Path) -> Option<Seen> {
     let line = fs::read(dir.join("cmdline")).ok()?;
     let user = fs::metadata(dir).ok()?.uid();
     let args = parse(&line)?;
-    Some(Seen { user, connection: args.connection, dir: args.run_dir, at: args.mount.mountpoint })
+    let began = began(&fs::read(dir.join("stat")).ok()?)?;
+    let (connection, at) = (args.connection, args.mount.mountpoint);
+    Some(Seen { user, began, connection, dir: args.run_dir, at })
+}
+
+/// When a process was started, from its stat (proc(5), field 22). Its name in parentheses may hold
+/// anything; field 3 is the first behind it.
+fn began(stat: &[u8]) -> Option<u64> {
+    let behind_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
+    let text = std::str::from_utf8(&stat[behind_name..]).ok()?;
+    text.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
 }
 
 /// The words of a supervisor, each ended by a zero.
@@ -124,20 +146,43 @@ mod tests {
 
     fn said(user: u32, at: &str) -> Seen {
         let dir = Some(Path::new("/there").join(at.trim_start_matches('/')));
-        Seen { user, connection: 1 << 30, dir, at: at.into() }
+        Seen { user, began: 0, connection: 1 << 30, dir, at: at.into() }
     }
 
     fn found(all: Vec<Seen>) -> Vec<PathBuf> {
         let mount =
             MountEntry { at: "/m".into(), source: "s".into(), connection: 1 << 30, user: 7 };
         let whereabouts = Supervisors(all).whereabouts_of(&mount).into_iter();
-        whereabouts.map(|one| one.dir).filter(|dir| dir.starts_with("/there")).collect()
+        let mut dirs: Vec<PathBuf> =
+            whereabouts.map(|one| one.dir).filter(|dir| dir.starts_with("/there")).collect();
+        dirs.dedup(); // one with the number, and one without
+        dirs
+    }
+
+    /// What had been moved away from `/m` was taken for what was mounted there afterwards.
+    #[test]
+    fn who_is_called_by_the_number_is_found_before_who_is_not() {
+        let mount =
+            MountEntry { at: "/m".into(), source: "s".into(), connection: 1 << 30, user: 0 };
+        let names = Supervisors(Vec::new()).whereabouts_of(&mount).into_iter().map(|one| one.name);
+        let expected = [Some(1 << 30), None].map(|number| paths::mount_name(&mount.at, number));
+        assert_eq!(names.collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn who_is_somebody_else_is_not_believed() {
         assert_eq!(found(vec![said(8, "/was"), said(7, "/was")]), [Path::new("/there/was")]);
         assert!(found(vec![said(8, "/m")]).is_empty());
+    }
+
+    /// The same of a mount that was moved away from where it was mounted.
+    #[test]
+    fn of_supervisors_that_say_the_same_number_the_last_one_has_it() {
+        let begun = |began, at| Seen { began, ..said(7, at) };
+        let seen = vec![begun(5, "/before"), begun(9, "/now"), begun(7, "/between")];
+        assert_eq!(found(seen), [Path::new("/there/now")]);
+        assert!(began(&fs::read("/proc/self/stat").unwrap()).is_some_and(|ticks| ticks > 0));
+        assert_eq!(began(b"7 (cut) short"), None);
     }
 
     /// `dray upgrade` sent its signal to the supervisor of a mount that had just ended, because the

@@ -151,6 +151,7 @@ impl Link {
         if !self.is_wanted() {
             return;
         }
+        self.outage.failed_for(error);
         let is_news = if refused { self.outage.refused() } else { self.outage.failed() };
         if is_news {
             log::warn!("{error}; trying again until it works");

@@ -192,7 +192,7 @@ impl LinkSink {
         self.number = welcome.connection;
         self.stage = Stage::Serving;
         self.settled = None;
-        self.link.say_back(self.link.outage.back(key_of(&self.channel)));
+        self.link.say_back(self.link.outage.welcomed(key_of(&self.channel)));
         self.link.reached.notify_waiters();
         let epoch = self.link.unsynced.epoch();
         let life = Life { epoch, standing: Standing::of(&welcome) };

@@ -126,6 +126,11 @@ impl Link {
         !self.leaving.load(Ordering::Relaxed) && !self.is_evicted()
     }
 
+    /// Why the last try to connect failed; none if one has gone well since.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.outage.why()
+    }
+
     /// Whether the server's administrator has ended the session for good.
     pub(crate) fn is_evicted(&self) -> bool {
         self.evicted.load(Ordering::Relaxed)

@@ -30,6 +30,8 @@ struct State {
     /// The same of a server that is there and does not take us.
     refused: bool,
     refusal_told: Option<Instant>,
+    /// Why the last try to connect failed, if none has gone well since.
+    why: Option<String>,
 }
 
 impl Outage {
@@ -73,9 +75,25 @@ impl Outage {
         true
     }
 
+    /// Notes why a try to connect failed.
+    pub(crate) fn failed_for(&self, why: &str) {
+        self.lock().why = Some(why.to_owned());
+    }
+
+    /// Why the last try to connect failed; none if one has gone well since.
+    pub(crate) fn why(&self) -> Option<String> {
+        self.lock().why.clone()
+    }
+
+    /// The server has welcomed a channel. As [`Outage::back`].
+    pub(crate) fn welcomed(&self, channel: usize) -> Option<Duration> {
+        self.lock().why = None;
+        self.back(channel)
+    }
+
     /// A channel has a connection. How long the outage was, if this is its end and it is to
     /// be told.
-    pub(crate) fn back(&self, channel: usize) -> Option<Duration> {
+    fn back(&self, channel: usize) -> Option<Duration> {
         let mut state = self.lock();
         state.down.remove(&channel);
         if !state.down.is_empty() {
@@ -126,6 +144,22 @@ mod tests {
             assert!(outage.back(1).is_none() && outage.ended(4).is_some());
             dray_rt::sleep(QUIET).await;
             assert!(outage.lost(1) && outage.ended(4).is_none());
+        });
+    }
+
+    /// `dray status` said that the server was away, and nothing of what was wrong with it.
+    #[test]
+    fn why_a_server_cannot_be_had_is_known_until_it_can() {
+        let mut executor =
+            dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
+        executor.block_on(async {
+            let outage = Outage::default();
+            assert!(outage.lost(1) && !outage.lost(2) && outage.why().is_none());
+            ["nobody is there", "another key"].iter().for_each(|why| outage.failed_for(why));
+            assert_eq!(outage.ended(2), None);
+            assert_eq!(outage.why().as_deref(), Some("another key"));
+            assert!(outage.welcomed(1).is_some());
+            assert_eq!(outage.why(), None);
         });
     }
 
