@@ -384,25 +384,42 @@ fn what_a_path_led_to_is_used_though_another_mount_replaces_it() {
     }
     common::on_transports(|transport| {
         let (_rig, one, other) = two_mounts(&format!("consistency=strict,{transport}"));
-        // The moment may have passed where the machine is busy: then again.
-        let used = (0..100).any(|_| {
-            fs::write(one.join("file"), "old").unwrap();
-            fs::write(one.join("new"), "new").unwrap();
-            let mut look = OpenOptions::new();
-            let found =
-                look.read(true).custom_flags(libc::O_PATH).open(other.join("file")).unwrap();
-            fs::rename(one.join("new"), one.join("file")).unwrap();
-            let path = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
-            let used = use_old(&path, &found);
-            assert_eq!(fs::read(other.join("file")).unwrap(), b"new");
-            match used {
-                Ok(data) => data == "ol",
-                Err(error) if error.raw_os_error() == Some(libc::ESTALE) => false,
-                Err(error) => panic!("{error}"),
-            }
-        });
-        assert!(used, "it was never there");
+        used_though_replaced(&one, &other);
     });
+}
+
+/// There, too, a program goes on with what its path has led to. What it looks up once the name has
+/// run out is the new one.
+#[test]
+fn what_a_path_led_to_under_close_to_open_is_used_though_another_mount_replaces_it() {
+    if common::skipped() {
+        return;
+    }
+    common::on_transports(|transport| {
+        let (_rig, one, other) = two_mounts(&format!("consistency=close-to-open,{transport}"));
+        used_though_replaced(&one, &other);
+    });
+}
+
+fn used_though_replaced(one: &Path, other: &Path) {
+    // The moment may have passed where the machine is busy: then again.
+    let used = (0..100).any(|round| {
+        let name = format!("file{round}");
+        fs::write(one.join(&name), "old").unwrap();
+        fs::write(one.join("new"), "new").unwrap();
+        let mut look = OpenOptions::new();
+        let found = look.read(true).custom_flags(libc::O_PATH).open(other.join(&name)).unwrap();
+        fs::rename(one.join("new"), one.join(&name)).unwrap();
+        let path = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+        let used = use_old(&path, &found);
+        common::wait_for("the new file", || fs::read(other.join(&name)).unwrap() == b"new");
+        match used {
+            Ok(data) => data == "ol",
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => false,
+            Err(error) => panic!("{error}"),
+        }
+    });
+    assert!(used, "it was never there");
 }
 
 /// What calls by path do once they have found the file.
