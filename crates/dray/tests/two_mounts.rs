@@ -488,3 +488,70 @@ fn flags_of_an_inode_are_set_through_a_mount() {
     flags(&there, Some(before)).unwrap();
     fs::remove_file(one.join("file")).unwrap();
 }
+
+/// `struct fsxattr` of linux/fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Xflags {
+    flags: u32,
+    extent_bytes: u32,
+    extents: u32,
+    project: u32,
+    cow_extent_bytes: u32,
+    padding: [u8; 8],
+}
+
+fn xflags(file: &File, set: Option<Xflags>) -> std::io::Result<Xflags> {
+    const GET: libc::c_ulong = 0x801c_581f;
+    const SET: libc::c_ulong = 0x401c_5820;
+    let mut value = set.unwrap_or_default();
+    let request = if set.is_some() { SET } else { GET };
+    // SAFETY: the kernel reads or writes a struct of this layout.
+    match unsafe { libc::ioctl(file.as_raw_fd(), request, &mut value) } {
+        0 => Ok(value),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Setting one failed with ENOTTY, and whatever there was looked like none.
+#[test]
+fn projects_are_set_through_a_mount() {
+    if common::skipped() {
+        return;
+    }
+    common::on_transports(|transport| {
+        let (rig, one, other) = two_mounts(&format!("consistency=strict,{transport}"));
+        fs::write(one.join("file"), "text").unwrap();
+        fs::create_dir(one.join("dir")).unwrap();
+        for name in ["file", "dir"] {
+            let below = File::open(rig.path("export").join(name)).unwrap();
+            let Ok(before) = xflags(&below, None) else {
+                return eprintln!("left out: the file system below has no such flags");
+            };
+            let [here, there] = [&one, &other].map(|mount| File::open(mount.join(name)).unwrap());
+            assert_eq!(xflags(&here, None).unwrap(), before);
+            const NODUMP: u32 = 0x80;
+            let marked = Xflags { flags: before.flags | NODUMP, ..before };
+            if xflags(&below, Some(marked)).and_then(|_| xflags(&below, Some(before))).is_err() {
+                return eprintln!("left out: the file system below does not let them be set");
+            }
+            xflags(&here, Some(marked)).unwrap();
+            assert_eq!(xflags(&below, None).unwrap(), marked, "{name}");
+            let project = Xflags { project: 42, ..before };
+            match xflags(&below, Some(project)).and_then(|_| xflags(&below, Some(before))) {
+                Ok(_) => {
+                    xflags(&here, Some(project)).unwrap();
+                    assert_eq!(xflags(&there, None).unwrap(), project, "{name}");
+                    assert_eq!(xflags(&below, None).unwrap(), project, "{name}");
+                }
+                Err(error) => {
+                    eprintln!("left out: the file system below has no projects");
+                    let refused = xflags(&here, Some(project)).unwrap_err();
+                    assert_eq!(refused.raw_os_error(), error.raw_os_error());
+                }
+            }
+            xflags(&there, Some(before)).unwrap();
+            assert_eq!(xflags(&below, None).unwrap(), before, "{name}");
+        }
+    });
+}
