@@ -7,7 +7,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, Errno, Error,
     FileId, FileSystem, FileType, FsInfo, FsUuid, Fut, Io, Lock, LockOwner, Make, Name, OpenFile,
-    OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet,
+    OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet, Xflags,
 };
 
 const ROOT: FileId = FileId { ino: 1, generation: 1 };
@@ -307,6 +307,14 @@ impl OpenFile for NullFile {
     }
 
     fn set_flags<'a>(&'a self, _: &'a Context, _: u32) -> Fut<'a, Result<()>> {
+        ready(Err(Errno::ENOTTY.into()))
+    }
+
+    fn get_xflags<'a>(&'a self, _: &'a Context) -> Fut<'a, Result<Xflags>> {
+        ready(Err(Errno::ENOTTY.into()))
+    }
+
+    fn set_xflags<'a>(&'a self, _: &'a Context, _: Xflags) -> Fut<'a, Result<()>> {
         ready(Err(Errno::ENOTTY.into()))
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
     FsInfo, Io, Lock, LockOwner, Make, Name, OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr,
-    Statfs, Write, XattrSet,
+    Statfs, Write, XattrSet, Xflags,
 };
 
 /// A boxed future: stacks are put together at run time. `Send`, so that a task
@@ -229,6 +229,12 @@ pub trait OpenFile: Send + Sync + 'static {
 
     /// `FS_IOC_SETFLAGS`.
     fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>>;
+
+    /// `FS_IOC_FSGETXATTR`; `ENOTTY` where the file system below has none of that.
+    fn get_xflags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Xflags>>;
+
+    /// `FS_IOC_FSSETXATTR`.
+    fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>>;
 
     /// The last descriptor was closed: gives everything back, flock locks included.
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>>;

@@ -210,3 +210,18 @@ pub struct FsInfo {
     /// Changes are refused with `EROFS`.
     pub read_only: bool,
 }
+
+/// Flags of an inode and what belongs to them: `struct fsxattr` (linux/fs.h), ioctl_xfs_fsgetxattr(2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Xflags {
+    /// The `FS_XFLAG_*` bits.
+    pub flags: u32,
+    /// Extents are to be this long, in bytes; 0: as long as the file system likes.
+    pub extent_bytes: u32,
+    /// Extents that there are. Only told.
+    pub extents: u32,
+    /// The project whose quota it counts for.
+    pub project: u32,
+    /// As `extent_bytes`, for what is copied on write.
+    pub cow_extent_bytes: u32,
+}

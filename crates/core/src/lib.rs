@@ -29,7 +29,7 @@ pub use fs::{FileSystem, Fut, OpenFile};
 pub use hash::{IdHash, IdMap};
 pub use how::{
     Access, Allocate, AtOpen, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,
-    XattrSet,
+    XattrSet, Xflags,
 };
 pub use id::{FileId, FsUuid, Gid, LockOwner, NodeId, Pid, RequestId, Uid};
 pub use lock::{Lock, LockFamily, LockKind, LockRange};

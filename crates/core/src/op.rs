@@ -67,6 +67,8 @@ ops! {
     Reopen "reopen" false,
     Declare "declare" false,
     LookupOpen "lookup_open" false,
+    GetXflags "get_xflags" false,
+    SetXflags "set_xflags" true,
 }
 
 impl Op {

@@ -397,6 +397,49 @@ fn a_full_state_directory_refuses_new_clients_and_keeps_the_old() {
     rig.end_server(libc::SIGTERM);
 }
 
+/// btrfs writes each page to a new place, and has none for it once it is full: the next change ended
+/// the server by SIGBUS, and each server after it.
+#[test]
+fn a_full_btrfs_under_the_state_ends_no_server() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (image, state) = (rig.path("image"), rig.path("state"));
+    File::create(&image).unwrap().set_len(128 << 20).unwrap();
+    let made = std::process::Command::new("mkfs.btrfs").arg("-q").arg(&image).output();
+    if !made.is_ok_and(|made| made.status.success()) {
+        return eprintln!("left out: no mkfs.btrfs");
+    }
+    fs::create_dir_all(&state).unwrap();
+    let disk = Disk { image: image.to_str().unwrap(), at: &state };
+    let mut mount = std::process::Command::new("mount");
+    if !mount.args(["-o", "loop", disk.image]).arg(disk.at).output().unwrap().status.success() {
+        return eprintln!("left out: no btrfs here");
+    }
+    rig.serve(&[]);
+    let at = rig.mount("mount", "timeout=30");
+    let make = |round: usize| {
+        for number in 0..100 {
+            fs::create_dir(at.join(format!("dir{round}-{number}"))).unwrap();
+        }
+        output_of("sync", &["-f", disk.at.to_str().unwrap()]);
+    };
+    make(0);
+    for number in 0..10 {
+        let path = state.join(format!("filler{number}"));
+        let mut filler = File::create(path).unwrap();
+        for bytes in [1 << 20, 4096] {
+            while filler.write_all(&vec![number; bytes]).is_ok() {}
+        }
+        output_of("sync", &["-f", disk.at.to_str().unwrap()]);
+    }
+    (1..5).for_each(make);
+    rig.umount(&at);
+    assert!(rig.end_server(libc::SIGTERM).success());
+    disk.unmount();
+}
+
 /// Runs a program and answers what it printed.
 fn output_of(program: &str, args: &[&str]) -> String {
     let output = std::process::Command::new(program).args(args).output().unwrap();

@@ -384,25 +384,42 @@ fn what_a_path_led_to_is_used_though_another_mount_replaces_it() {
     }
     common::on_transports(|transport| {
         let (_rig, one, other) = two_mounts(&format!("consistency=strict,{transport}"));
-        // The moment may have passed where the machine is busy: then again.
-        let used = (0..100).any(|_| {
-            fs::write(one.join("file"), "old").unwrap();
-            fs::write(one.join("new"), "new").unwrap();
-            let mut look = OpenOptions::new();
-            let found =
-                look.read(true).custom_flags(libc::O_PATH).open(other.join("file")).unwrap();
-            fs::rename(one.join("new"), one.join("file")).unwrap();
-            let path = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
-            let used = use_old(&path, &found);
-            assert_eq!(fs::read(other.join("file")).unwrap(), b"new");
-            match used {
-                Ok(data) => data == "ol",
-                Err(error) if error.raw_os_error() == Some(libc::ESTALE) => false,
-                Err(error) => panic!("{error}"),
-            }
-        });
-        assert!(used, "it was never there");
+        used_though_replaced(&one, &other);
     });
+}
+
+/// There, too, a program goes on with what its path has led to. What it looks up once the name has
+/// run out is the new one.
+#[test]
+fn what_a_path_led_to_under_close_to_open_is_used_though_another_mount_replaces_it() {
+    if common::skipped() {
+        return;
+    }
+    common::on_transports(|transport| {
+        let (_rig, one, other) = two_mounts(&format!("consistency=close-to-open,{transport}"));
+        used_though_replaced(&one, &other);
+    });
+}
+
+fn used_though_replaced(one: &Path, other: &Path) {
+    // The moment may have passed where the machine is busy: then again.
+    let used = (0..100).any(|round| {
+        let name = format!("file{round}");
+        fs::write(one.join(&name), "old").unwrap();
+        fs::write(one.join("new"), "new").unwrap();
+        let mut look = OpenOptions::new();
+        let found = look.read(true).custom_flags(libc::O_PATH).open(other.join(&name)).unwrap();
+        fs::rename(one.join("new"), one.join(&name)).unwrap();
+        let path = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+        let used = use_old(&path, &found);
+        common::wait_for("the new file", || fs::read(other.join(&name)).unwrap() == b"new");
+        match used {
+            Ok(data) => data == "ol",
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => false,
+            Err(error) => panic!("{error}"),
+        }
+    });
+    assert!(used, "it was never there");
 }
 
 /// What calls by path do once they have found the file.
@@ -470,4 +487,71 @@ fn flags_of_an_inode_are_set_through_a_mount() {
     assert_eq!(error.raw_os_error(), Some(libc::EPERM));
     flags(&there, Some(before)).unwrap();
     fs::remove_file(one.join("file")).unwrap();
+}
+
+/// `struct fsxattr` of linux/fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Xflags {
+    flags: u32,
+    extent_bytes: u32,
+    extents: u32,
+    project: u32,
+    cow_extent_bytes: u32,
+    padding: [u8; 8],
+}
+
+fn xflags(file: &File, set: Option<Xflags>) -> std::io::Result<Xflags> {
+    const GET: libc::c_ulong = 0x801c_581f;
+    const SET: libc::c_ulong = 0x401c_5820;
+    let mut value = set.unwrap_or_default();
+    let request = if set.is_some() { SET } else { GET };
+    // SAFETY: the kernel reads or writes a struct of this layout.
+    match unsafe { libc::ioctl(file.as_raw_fd(), request, &mut value) } {
+        0 => Ok(value),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Setting one failed with ENOTTY, and whatever there was looked like none.
+#[test]
+fn projects_are_set_through_a_mount() {
+    if common::skipped() {
+        return;
+    }
+    common::on_transports(|transport| {
+        let (rig, one, other) = two_mounts(&format!("consistency=strict,{transport}"));
+        fs::write(one.join("file"), "text").unwrap();
+        fs::create_dir(one.join("dir")).unwrap();
+        for name in ["file", "dir"] {
+            let below = File::open(rig.path("export").join(name)).unwrap();
+            let Ok(before) = xflags(&below, None) else {
+                return eprintln!("left out: the file system below has no such flags");
+            };
+            let [here, there] = [&one, &other].map(|mount| File::open(mount.join(name)).unwrap());
+            assert_eq!(xflags(&here, None).unwrap(), before);
+            const NODUMP: u32 = 0x80;
+            let marked = Xflags { flags: before.flags | NODUMP, ..before };
+            if xflags(&below, Some(marked)).and_then(|_| xflags(&below, Some(before))).is_err() {
+                return eprintln!("left out: the file system below does not let them be set");
+            }
+            xflags(&here, Some(marked)).unwrap();
+            assert_eq!(xflags(&below, None).unwrap(), marked, "{name}");
+            let project = Xflags { project: 42, ..before };
+            match xflags(&below, Some(project)).and_then(|_| xflags(&below, Some(before))) {
+                Ok(_) => {
+                    xflags(&here, Some(project)).unwrap();
+                    assert_eq!(xflags(&there, None).unwrap(), project, "{name}");
+                    assert_eq!(xflags(&below, None).unwrap(), project, "{name}");
+                }
+                Err(error) => {
+                    eprintln!("left out: the file system below has no projects");
+                    let refused = xflags(&here, Some(project)).unwrap_err();
+                    assert_eq!(refused.raw_os_error(), error.raw_os_error());
+                }
+            }
+            xflags(&there, Some(before)).unwrap();
+            assert_eq!(xflags(&below, None).unwrap(), before, "{name}");
+        }
+    });
 }

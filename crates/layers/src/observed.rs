@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
     FileSystem, FsInfo, Fut, Io, Lock, LockOwner, Make, Name, Op, OpenFile, OpenHow, RemoveKind,
-    RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet,
+    RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet, Xflags,
 };
 
 use crate::observe::{Admit, Call, Observer, Outcome};
@@ -374,6 +374,14 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
 
     fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
         watch!(self, cx, self.call(Op::SetFlags), self.inner.set_flags(cx, flags))
+    }
+
+    fn get_xflags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Xflags>> {
+        watch!(self, cx, self.call(Op::GetXflags), self.inner.get_xflags(cx))
+    }
+
+    fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>> {
+        watch!(self, cx, self.call(Op::SetXflags), self.inner.set_xflags(cx, set))
     }
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {

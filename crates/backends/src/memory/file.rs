@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
-    LockFamily, LockKind, LockOwner, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+    LockFamily, LockKind, LockOwner, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
 };
 
 use super::store::Store;
@@ -242,6 +242,15 @@ impl OpenFile for MemoryFile {
 
     fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
         answer(self.with_change(|store| store.set_flags(cx, self.id.ino, flags)))
+    }
+
+    /// It has none, but for those of [`OpenFile::get_flags`].
+    fn get_xflags<'a>(&'a self, _: &'a Context) -> Fut<'a, Result<Xflags>> {
+        answer(Err(Errno::ENOTTY.into()))
+    }
+
+    fn set_xflags<'a>(&'a self, _: &'a Context, _: Xflags) -> Fut<'a, Result<()>> {
+        answer(Err(Errno::ENOTTY.into()))
     }
 
     fn close<'a>(&'a self, _cx: &'a Context) -> Fut<'a, Result<()>> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
-    LockFamily, LockKind, LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write,
+    LockFamily, LockKind, LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write, Xflags,
 };
 
 use super::attrs::Target;
@@ -199,6 +199,24 @@ impl OpenFile for PosixFile {
             let fd = file.fd(core)?;
             let _copying = core.copying([Some(file.inode.id), None]);
             let set = sys::set_flags(fd.as_fd(), flags);
+            core.changed(file.inode.id, fd.as_fd());
+            Ok(set?)
+        })
+    }
+
+    fn get_xflags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Xflags>> {
+        let file = self.state.clone();
+        self.core
+            .run(cx, Op::GetXflags, move |core, _| Ok(sys::get_xflags(file.fd(core)?.as_fd())?))
+    }
+
+    fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>> {
+        let file = self.state.clone();
+        self.core.run(cx, Op::SetXflags, move |core, _| {
+            core.writable()?;
+            let fd = file.fd(core)?;
+            let _copying = core.copying([Some(file.inode.id), None]);
+            let set = sys::set_xflags(fd.as_fd(), set);
             core.changed(file.inode.id, fd.as_fd());
             Ok(set?)
         })

@@ -231,6 +231,29 @@ fn flags_of_an_inode() {
     });
 }
 
+#[test]
+fn a_file_counts_for_a_project() {
+    on_each(&[Kind::Xfs], async |kit| {
+        let (ann, bob) = (user(1000, 1000, &[]), user(1001, 1001, &[]));
+        let dir = kit.common("d").await;
+        let (_, file) = kit.create(&ann, dir, "f", 0o644).await.unwrap();
+        let before = file.get_xflags(&ann).await.unwrap();
+        assert_eq!(before.project, 0);
+        file.set_xflags(&ann, Xflags { project: 42, ..before }).await.unwrap();
+        assert_eq!(file.get_xflags(&bob).await.unwrap().project, 42);
+        let theirs = file.set_xflags(&bob, Xflags { project: 43, ..before }).await;
+        assert_eq!(errno(theirs), Errno::EPERM);
+        const INHERITED: u32 = 0x200;
+        let root = kit.fs.open(&kit.root_user, dir, OpenHow::DIRECTORY).await.unwrap();
+        let set = Xflags { flags: INHERITED, project: 7, ..Xflags::default() };
+        root.set_xflags(&kit.root_user, set).await.unwrap();
+        let (_, heir) = kit.create(&ann, dir, "heir", 0o644).await.unwrap();
+        assert_eq!(heir.get_xflags(&ann).await.unwrap().project, 7);
+        let foreign = kit.fs.link(&ann, file.id(), dir, name("g")).await;
+        assert_eq!(errno(foreign), Errno::EXDEV, "of another project");
+    });
+}
+
 /// Runs `work` on this many threads, each with an executor of its own.
 fn on_threads(count: u8, work: impl AsyncFn(u8) + Send + Sync) {
     std::thread::scope(|scope| {

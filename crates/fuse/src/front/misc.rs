@@ -1,9 +1,9 @@
 //! What is left: statfs, ioctl, and the rest of the file operations.
 
-use dray_core::{Context, Errno, Result};
+use dray_core::{Context, Errno, Error, Result, Xflags};
 
 use crate::front::Worker;
-use crate::proto::wire::Small;
+use crate::proto::wire::{Fields, Small};
 use crate::proto::{Operation, reply};
 use crate::transport::Answer;
 
@@ -11,10 +11,11 @@ use crate::transport::Answer;
 const GET_FLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
 const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 
-/// `FS_IOC_FSGETXATTR`, which the kernel asks before it sets flags (`vfs_fileattr_set` in
-/// fs/file_attr.c).
+/// `FS_IOC_FSGETXATTR`, which the kernel also asks before it sets flags (`vfs_fileattr_set` in
+/// fs/file_attr.c), and `FS_IOC_FSSETXATTR`.
 const GET_XFLAGS: u32 = 0x801c_581f;
-/// Bytes of its `struct fsxattr`: flags, five fields that only xfs and ext4 have, padding.
+const SET_XFLAGS: u32 = 0x401c_5820;
+/// Bytes of their `struct fsxattr`: five fields and padding.
 const FSXATTR_BYTES: usize = 28;
 /// Flags of an inode and what they are in `fsx_xflags` (linux/fs.h).
 const XFLAGS: [(u32, u32); 7] = [
@@ -32,7 +33,47 @@ fn xflags_of(flags: u32) -> u32 {
     set.fold(0, |xflags, (_, xflag)| xflags | xflag)
 }
 
+fn put_xflags(out: Small, xflags: Xflags) -> Small {
+    let Xflags { flags, extent_bytes, extents, project, cow_extent_bytes } = xflags;
+    let fields = [flags, extent_bytes, extents, project, cow_extent_bytes];
+    let out = fields.into_iter().fold(out, Small::u32);
+    out.zeros(FSXATTR_BYTES - size_of_val(&fields))
+}
+
+/// None if they are cut short.
+fn take_xflags(data: &[u8]) -> Option<Xflags> {
+    let mut fields = Fields(data.get(..FSXATTR_BYTES)?);
+    Some(Xflags {
+        flags: fields.u32()?,
+        extent_bytes: fields.u32()?,
+        extents: fields.u32()?,
+        project: fields.u32()?,
+        cow_extent_bytes: fields.u32()?,
+    })
+}
+
+/// A file system or a server that knows nothing of such flags has no such ioctl.
+fn not_here(error: Error) -> Error {
+    if is_not_here(&error) { Errno::ENOTTY.into() } else { error }
+}
+
+fn is_not_here(error: &Error) -> bool {
+    matches!(error.errno(), Errno::ENOTTY | Errno::ENOSYS)
+}
+
 impl Worker {
+    /// Where there are none, those that the flags of the inode are in their terms.
+    async fn xflags(&self, cx: &Context, fh: u64) -> Result<Xflags> {
+        let file = self.file(cx, fh).await?;
+        match file.get_xflags(cx).await {
+            Err(error) if is_not_here(&error) => {
+                let flags = xflags_of(file.get_flags(cx).await?);
+                Ok(Xflags { flags, ..Xflags::default() })
+            }
+            got => got,
+        }
+    }
+
     pub(crate) async fn misc(&self, cx: &Context, op: &Operation<'_>) -> Result<Answer> {
         match *op {
             Operation::Statfs => Ok(Answer::Small(reply::statfs(&self.fs.statfs(cx).await?))),
@@ -56,9 +97,13 @@ impl Worker {
                 if (out_size as usize) < FSXATTR_BYTES {
                     return Err(Errno::EINVAL.into());
                 }
-                let xflags = xflags_of(self.file(cx, fh).await?.get_flags(cx).await?);
-                let out = Small::new().zeros(16).u32(xflags);
-                Ok(Answer::Small(out.zeros(FSXATTR_BYTES - size_of::<u32>())))
+                let xflags = self.xflags(cx, fh).await?;
+                Ok(Answer::Small(put_xflags(Small::new().zeros(16), xflags)))
+            }
+            Operation::Ioctl { fh, cmd: SET_XFLAGS, data, .. } => {
+                let set = take_xflags(data).ok_or(Errno::EINVAL)?;
+                self.file(cx, fh).await?.set_xflags(cx, set).await.map_err(not_here)?;
+                Ok(Answer::Small(Small::new().zeros(16)))
             }
             Operation::Ioctl { .. } => Err(Errno::ENOTTY.into()),
             _ => self.file_misc(cx, op).await,

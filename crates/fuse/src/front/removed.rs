@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Errno, Error, Pid};
+use dray_core::{Errno, Error, FileId, Pid};
 use dray_rt::{Instant, now};
 
 use crate::front::Worker;
@@ -37,11 +37,11 @@ const MAKING: [i64; 9] = [
 
 /// Who has found which directory gone.
 #[derive(Default)]
-pub(crate) struct Removed(Mutex<VecDeque<((Pid, u64), Instant)>>);
+pub(crate) struct Removed(Mutex<VecDeque<((Pid, FileId), Instant)>>);
 
 impl Removed {
     /// A thread has found a directory gone. Whether it had just found so before.
-    fn again(&self, who: (Pid, u64)) -> bool {
+    fn again(&self, who: (Pid, FileId)) -> bool {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = now();
         found.retain(|(_, until)| *until > now);
@@ -67,7 +67,9 @@ impl Worker {
             // What it makes next finds the directory gone, and has the path looked up again.
             return Errno::ENOENT.into();
         }
-        if self.shared.removed.again((pid, node)) { Errno::ENOENT.into() } else { error }
+        // By its id: numbers of nodes are used again.
+        let again = self.id(node).is_ok_and(|dir| self.shared.removed.again((pid, dir)));
+        if again { Errno::ENOENT.into() } else { error }
     }
 }
 
@@ -98,12 +100,13 @@ mod tests {
         dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap().block_on(
             async {
                 let removed = Removed::default();
-                let who = (Pid(1), 7);
+                let dir = |ino| FileId { ino, generation: 1 };
+                let who = (Pid(1), dir(7));
                 assert!(!removed.again(who) && removed.again(who) && removed.again(who));
-                assert!(!removed.again((Pid(2), 7)) && !removed.again((Pid(1), 8)));
+                assert!(!removed.again((Pid(2), dir(7))) && !removed.again((Pid(1), dir(8))));
                 dray_rt::sleep(AGAIN_WITHIN).await;
                 assert!(!removed.again(who));
-                (0..REMEMBERED_MAX as u64).for_each(|node| _ = removed.again((Pid(3), node)));
+                (0..REMEMBERED_MAX as u64).for_each(|ino| _ = removed.again((Pid(3), dir(ino))));
                 assert!(!removed.again(who), "the oldest was forgotten");
                 assert_eq!(removed.0.lock().unwrap().len(), REMEMBERED_MAX);
             },

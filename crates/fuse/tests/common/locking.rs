@@ -187,6 +187,8 @@ impl OpenFile for LockingFile {
         seek(at: u64, what: Seek) -> Result<u64>;
         get_flags() -> Result<u32>;
         set_flags(flags: u32) -> Result<()>;
+        get_xflags() -> Result<Xflags>;
+        set_xflags(set: Xflags) -> Result<()>;
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, Fate, FileId, Fut, Io,
-    Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write,
+    Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
 };
 use dray_rt::timeout;
 
@@ -51,6 +51,11 @@ impl RemoteFile {
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
         let writer = Writer::default();
         RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
+    }
+
+    /// Errors: `ENOTTY` if the server does not know calls about extended flags.
+    fn knows_xflags(&self) -> Result<()> {
+        if self.session.link.known().xflags { Ok(()) } else { Err(Errno::ENOTTY.into()) }
     }
 
     /// It was opened in `standing`. Where another life of the server has been met before that
@@ -382,6 +387,23 @@ impl OpenFile for RemoteFile {
     fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let call = Call::SetFlags { handle: self.handle, flags };
+            let ((), made) = self.change(cx, call, None).await?;
+            self.changed(cx, made, None, &[]);
+            Ok(())
+        })
+    }
+
+    fn get_xflags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Xflags>> {
+        Box::pin(async move {
+            self.knows_xflags()?;
+            self.ask(cx, Call::GetXflags { handle: self.handle }).await
+        })
+    }
+
+    fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            self.knows_xflags()?;
+            let call = Call::SetXflags { handle: self.handle, set };
             let ((), made) = self.change(cx, call, None).await?;
             self.changed(cx, made, None, &[]);
             Ok(())

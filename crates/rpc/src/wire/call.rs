@@ -2,7 +2,7 @@
 
 use dray_core::{
     Access, Allocate, CreateHow, FileId, Lock, LockOwner, Op, OpenHow, RemoveKind, RenameHow, Seek,
-    SetAttr, Write, XattrSet,
+    SetAttr, Write, XattrSet, Xflags,
 };
 
 use crate::wire::codec::{Input, Malformed, Wire};
@@ -109,6 +109,9 @@ calls! {
     /// nothing stands in the way ([`FEATURE_LOOKUP_OPEN`](crate::wire::FEATURE_LOOKUP_OPEN)).
     /// The answer says whether it is open; if not, it is no error.
     LookupOpen { dir: FileId, name: Bytes<'a>, how: OpenHow, handle: u64 },
+    /// [`FEATURE_XFLAGS`](crate::wire::FEATURE_XFLAGS), as the next.
+    GetXflags { handle: u64 },
+    SetXflags { handle: u64, set: Xflags },
 }
 
 /// A file that a call names.
@@ -133,7 +136,9 @@ impl Call<'_> {
             Call::Setxattr { id, name, .. } | Call::Removexattr { id, name } => {
                 labels(name).then_some(Named::Id(id))
             }
-            Call::SetFlags { handle, .. } => Some(Named::Handle(handle)),
+            Call::SetFlags { handle, .. } | Call::SetXflags { handle, .. } => {
+                Some(Named::Handle(handle))
+            }
             _ => None,
         }
     }

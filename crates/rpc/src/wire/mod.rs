@@ -52,6 +52,8 @@ pub const FEATURE_JOBS: u64 = 32;
 /// Feature: the client caches what it has open, and wants to hear of changes by others
 /// ([`NotifyHead::CHANGED`]). One that does not cache is not woken for them.
 pub const FEATURE_CHANGES: u64 = 64;
+/// Feature: `get_xflags` and `set_xflags` are understood.
+pub const FEATURE_XFLAGS: u64 = 128;
 /// All features that this version knows.
 pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
@@ -59,7 +61,8 @@ pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_LOOKUP_OPEN
     | FEATURE_HALVES
     | FEATURE_JOBS
-    | FEATURE_CHANGES;
+    | FEATURE_CHANGES
+    | FEATURE_XFLAGS;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -4,7 +4,7 @@ use dray_core::{
     Access, Allocate, AtOpen, Attr, CreateHow, DirPage, Entry, FileId, FileType, FsInfo, FsUuid,
     Gid, Identity, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid,
     RemoveKind, RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet, Timestamp, Uid, Write,
-    XattrSet,
+    XattrSet, Xflags,
 };
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_fields, wire_numbers};
@@ -60,6 +60,7 @@ wire_fields!(AtOpen { attr, no_capability });
 wire_fields!(CreateHow { open, mode, exclusive });
 wire_fields!(Write { at, append, sync, kill_set_id });
 wire_fields!(Allocate { flags, at, len_bytes });
+wire_fields!(Xflags { flags, extent_bytes, extents, project, cow_extent_bytes });
 wire_fields!(LockRange { start, end });
 wire_fields!(Lock { family, kind, range, owner, pid });
 wire_fields!(FsInfo { uuid, root, kind, read_only });

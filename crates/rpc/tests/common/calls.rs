@@ -3,6 +3,7 @@
 use dray_core::{
     Access, Allocate, CreateHow, FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, Op,
     OpenHow, Pid, RemoveKind, RenameHow, Seek, SetAttr, TimeSet, Timestamp, Write, XattrSet,
+    Xflags,
 };
 use dray_rpc::wire::{Call, Change, Ticket};
 
@@ -71,6 +72,8 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
         Op::TestLock => Call::TestLock { handle, lock: lock(chance) },
         Op::GetFlags => Call::GetFlags { handle },
         Op::SetFlags => Call::SetFlags { handle, flags: 0 },
+        Op::GetXflags => Call::GetXflags { handle },
+        Op::SetXflags => Call::SetXflags { handle, set: Xflags::default() },
         Op::Close => Call::Close { handle },
         Op::Put => Call::Put { dir, name, mode: chance.next() as u32 },
         Op::SyncAll => Call::SyncAll {},

@@ -6,13 +6,13 @@ use dray_core::{
     Access, Allocate, AtOpen, Attr, CreateHow, DirPage, Entry, Errno, Error, FileId, FileType,
     FsInfo, FsUuid, Gid, Identity, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, Op,
     OpenHow, Pid, RemoveKind, RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet, Timestamp, Uid,
-    Write, XattrSet,
+    Write, XattrSet, Xflags,
 };
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
-    Auth, Call, CallHead, Challenge, Change, FEATURES, Floor, Hello, Input, NotifyHead, Proof,
-    Refused, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers,
-    get_changed, get_floors, get_jobs, put_callers, put_changed, put_floor, put_jobs,
+    Auth, Call, CallHead, Challenge, Change, Floor, Hello, Input, NotifyHead, Proof, Refused,
+    ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers, get_changed,
+    get_floors, get_jobs, put_callers, put_changed, put_floor, put_jobs,
 };
 
 use crate::common::raw::{frame, identity_of};
@@ -22,6 +22,8 @@ const FILE: FileId = FileId { ino: 0x0102_0304_0506_0708, generation: 0x1112_131
 const OTHER: FileId = FileId { ino: 5, generation: 6 };
 const HANDLE: u64 = 0x2122_2324_2526_2728;
 const NAME: &[u8] = b"name";
+/// Features that were known when the first lines were written; further ones are further bits.
+const KNOWN: u64 = 0x7f;
 
 fn protocol() -> Written {
     assert_eq!((VERSION_MIN, VERSION_MAX), (1, 1), "a version has a file of its own");
@@ -36,7 +38,7 @@ fn hello() -> Hello {
     Hello {
         version_min: 1,
         version_max: 1,
-        features: FEATURES,
+        features: KNOWN,
         auth: Auth::Psk,
         nonce: [7; 32],
         export: "data".into(),
@@ -139,7 +141,13 @@ fn calls() -> Vec<Call<'static>> {
         Call::Reopen { id, how: open, handle, ticket: ticket() },
         Call::Declare { instance: 1, floor: 3, ticket: ticket(), floors: &[], last: true },
         Call::LookupOpen { dir, name, how: open, handle },
+        Call::GetXflags { handle },
+        Call::SetXflags { handle, set: xflags() },
     ]
+}
+
+fn xflags() -> Xflags {
+    Xflags { flags: 1, extent_bytes: 2, extents: 3, project: 4, cow_extent_bytes: 5 }
 }
 
 fn head(op: Op) -> CallHead {
@@ -192,7 +200,7 @@ fn handshakes(written: &mut Written) {
     let then = written.same("hello", &hello().message());
     assert_eq!(Hello::from_message(&then), Ok(hello()));
     assert_eq!(Hello::versions(&then), Ok((1, 1)));
-    let challenge = Challenge { version: 1, features: FEATURES, nonce: [8; 32], proof: [9; 32] };
+    let challenge = Challenge { version: 1, features: KNOWN, nonce: [8; 32], proof: [9; 32] };
     let then = written.same("challenge", &challenge.message());
     assert_eq!(Challenge::from_message(&then), Ok(challenge));
     let proof = Proof { proof: [1; 32], session: 2, session_proof: [3; 32], replaces: 4 };

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use dray_core::{Allocate, Errno};
+use dray_core::{Allocate, Errno, Xflags};
 
 use super::{Sys, call};
 
@@ -129,5 +129,38 @@ pub(crate) fn set_flags(fd: BorrowedFd<'_>, flags: u32) -> Sys<()> {
     let flags = [flags, 0];
     // SAFETY: the kernel reads an int, for which there is room.
     call(|| unsafe { libc::ioctl(fd.as_raw_fd(), libc::FS_IOC_SETFLAGS, flags.as_ptr()) })?;
+    Ok(())
+}
+
+/// `struct fsxattr` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct FsXattr {
+    flags: u32,
+    extent_bytes: u32,
+    extents: u32,
+    project: u32,
+    cow_extent_bytes: u32,
+    _padding: [u8; 8],
+}
+
+const FS_IOC_FSGETXATTR: libc::Ioctl = 0x801c_581f;
+const FS_IOC_FSSETXATTR: libc::Ioctl = 0x401c_5820;
+
+/// `FS_IOC_FSGETXATTR`.
+pub(crate) fn get_xflags(fd: BorrowedFd<'_>) -> Sys<Xflags> {
+    let mut got = FsXattr::default();
+    // SAFETY: the kernel fills in a struct of this layout, which outlives the call.
+    call(|| unsafe { libc::ioctl(fd.as_raw_fd(), FS_IOC_FSGETXATTR, &raw mut got) })?;
+    let FsXattr { flags, extent_bytes, extents, project, cow_extent_bytes, .. } = got;
+    Ok(Xflags { flags, extent_bytes, extents, project, cow_extent_bytes })
+}
+
+/// `FS_IOC_FSSETXATTR`.
+pub(crate) fn set_xflags(fd: BorrowedFd<'_>, set: Xflags) -> Sys<()> {
+    let Xflags { flags, extent_bytes, extents, project, cow_extent_bytes } = set;
+    let set = FsXattr { flags, extent_bytes, extents, project, cow_extent_bytes, _padding: [0; 8] };
+    // SAFETY: the kernel reads a struct of this layout, which outlives the call.
+    call(|| unsafe { libc::ioctl(fd.as_raw_fd(), FS_IOC_FSSETXATTR, &raw const set) })?;
     Ok(())
 }

@@ -3,7 +3,8 @@
 use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
-    FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS, Welcome,
+    FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS,
+    FEATURE_XFLAGS, Welcome,
 };
 
 /// What opening at a lookup takes.
@@ -23,6 +24,8 @@ pub(crate) struct Known {
     pub(crate) opens_ahead: bool,
     /// Whether it tells the versions of halves of reads.
     pub(crate) halves: bool,
+    /// Whether it knows calls about extended flags.
+    pub(crate) xflags: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -93,6 +96,7 @@ impl Link {
         known.tickets = features & FEATURE_TICKETS != 0;
         known.opens_ahead = features & AHEAD == AHEAD;
         known.halves = features & FEATURE_HALVES != 0;
+        known.xflags = features & FEATURE_XFLAGS != 0;
         self.met.send_replace(true);
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);

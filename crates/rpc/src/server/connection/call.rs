@@ -291,8 +291,8 @@ impl CallInHand {
 
     /// The note of a change of rights.
     fn changing(&self, body: &[u8]) -> Option<Changing<'_>> {
-        let may =
-            matches!(self.head.op, Op::Setattr | Op::Setxattr | Op::Removexattr | Op::SetFlags);
+        use Op::*;
+        let may = matches!(self.head.op, Setattr | Setxattr | Removexattr | SetFlags | SetXflags);
         if !may || self.server.options.sabotage == Some(Sabotage::Ahead) {
             return None;
         }
@@ -348,7 +348,9 @@ impl CallInHand {
             | Call::Setxattr { id, .. }
             | Call::Removexattr { id, .. }
             | Call::Link { id, .. } => Some(id),
-            Call::SetFlags { handle, .. } => self.session.file(handle).map(|file| file.id()),
+            Call::SetFlags { handle, .. } | Call::SetXflags { handle, .. } => {
+                self.session.file(handle).map(|file| file.id())
+            }
             Call::Create { how, .. } if how.open.truncates() => {
                 named.as_mut()?.get::<Entry>().ok().map(|entry| entry.id)
             }

@@ -90,7 +90,9 @@ fn repeatable(session: &Session, call: &Call<'_>, data_bytes: usize) -> Option<(
         Call::Write { handle, how } if !how.append => {
             (id(handle)?, Span::bytes(how.at, data_bytes as u64))
         }
-        Call::Allocate { handle, .. } | Call::SetFlags { handle, .. } => (id(handle)?, Span::ALL),
+        Call::Allocate { handle, .. }
+        | Call::SetFlags { handle, .. }
+        | Call::SetXflags { handle, .. } => (id(handle)?, Span::ALL),
         Call::Setattr { id, .. } | Call::Open { id, .. } => (*id, Span::ALL),
         _ => return None,
     })

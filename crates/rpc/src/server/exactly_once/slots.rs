@@ -22,10 +22,10 @@ pub(crate) fn holds(op: Op) -> bool {
     use Op::*;
     match op {
         Setattr | Make | Remove | Rename | Link | Open | Create | Tmpfile | Setxattr
-        | Removexattr | Write | Allocate | CopyRange | SetFlags | Put => true,
+        | Removexattr | Write | Allocate | CopyRange | SetFlags | SetXflags | Put => true,
         Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
-        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | Close | SyncAll
-        | Recover | Redo | Reopen | Declare | LookupOpen => false,
+        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | GetXflags | Close
+        | SyncAll | Recover | Redo | Reopen | Declare | LookupOpen => false,
     }
 }
 

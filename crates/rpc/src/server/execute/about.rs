@@ -21,6 +21,8 @@ fn handles(call: &Call<'_>) -> impl Iterator<Item = u64> + use<> {
         | Call::Lock { handle, .. }
         | Call::TestLock { handle, .. }
         | Call::GetFlags { handle }
+        | Call::GetXflags { handle }
+        | Call::SetXflags { handle, .. }
         | Call::Redo { handle, .. }
         | Call::SetFlags { handle, .. } => [Some(handle), None],
         _ => [None, None],

@@ -67,6 +67,10 @@ pub(super) async fn run(
         Call::SetFlags { handle, flags } => {
             Reply::success(&file(handle)?.set_flags(cx, flags).await?)
         }
+        Call::GetXflags { handle } => Reply::success(&file(handle)?.get_xflags(cx).await?),
+        Call::SetXflags { handle, set } => {
+            Reply::success(&file(handle)?.set_xflags(cx, set).await?)
+        }
         _ => unreachable!("called for calls on an open file alone"),
     })
 }

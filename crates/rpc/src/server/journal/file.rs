@@ -82,6 +82,7 @@ impl Journal for FileJournal {
         let file =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
         let bytes = HEADER_BYTES + slots as usize * SLOT_BYTES;
+        write_in_place(&file);
         let map = reserve(&file, bytes).and_then(|()| Map::new(&file));
         let map = map.inspect_err(|_| _ = fs::remove_file(&path))?;
         map.write(RECORD_AT, &record);
@@ -238,6 +239,22 @@ fn reserve(file: &File, bytes: usize) -> io::Result<()> {
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Has btrfs write what is changed to where it was, as others do: else it takes another block for each
+/// page that is changed, and that a disk that is full has none is SIGBUS, too. To be called while the
+/// file is empty.
+fn write_in_place(file: &File) {
+    const NO_COPY: libc::c_long = 0x0080_0000; // FS_NOCOW_FL
+    let mut flags: libc::c_long = 0;
+    // SAFETY: the kernel reads and writes an int, for which there is room. Where there are no such
+    // flags they are not needed.
+    unsafe {
+        if libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS, &raw mut flags) == 0 {
+            flags |= NO_COPY;
+            libc::ioctl(file.as_raw_fd(), libc::FS_IOC_SETFLAGS, &raw const flags);
+        }
     }
 }
 
