@@ -229,14 +229,34 @@ fn what_is_said_leads_on() {
         (&["serve", "--config", config.to_str().unwrap()], 2, "`anongid` is a number below"),
         (&[&serve[..], &["--export", "a=/"]].concat()[..], 2, "give one of them another name"),
         (&["survey", "/tmp", "--block", "5M"], 2, "a multiple of 4K up to 1M"),
-        (&["survey", "/tmp", "--block", "x"], 2, "a multiple of 4K up to 1M"),
-        (&[&mount[..], &["consistency=x"]].concat()[..], 2, "close-to-open or immutable\n"),
-        (&[&mount[..], &["replay=64MiB"]].concat()[..], 2, "K, M or G"),
     ] {
         let output = rig.run(args);
         let said = said(&output);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
         assert!(said.contains(words), "{args:?}: {said}");
+    }
+}
+
+/// Only names were compared: locks were not shared, and nobody was told.
+#[test]
+fn directories_that_two_exports_share_are_told_whatever_they_are_called() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (dir, link, log) = (rig.path("export"), rig.path("link"), rig.path("log"));
+    fs::create_dir(dir.join("within")).unwrap();
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    let again = format!("again={}", link.display());
+    let within = format!("within={}", link.join("within").display());
+    let round = format!("round={}/within/..", dir.display());
+    let exports = ["--export", &again, "--export", &within, "--export", &round];
+    rig.serve_logging(&log, &exports);
+    let said = fs::read_to_string(&log).unwrap();
+    for two in
+        ["`data` and `again`", "`data` and `within`", "`again` and `within`", "`data` and `round`"]
+    {
+        assert!(said.contains(&format!("exports {two} have files in common")), "{two}: {said}");
     }
 }
 
@@ -303,7 +323,7 @@ fn an_export_whose_directory_is_gone_is_told_of_at_both_ends() {
     }
     let mut rig = Rig::new();
     let (log, place) = (rig.path("log"), rig.path("at"));
-    rig.serve_logging(&log);
+    rig.serve_logging(&log, &[]);
     fs::create_dir(&place).unwrap();
     fs::rename(rig.path("export"), rig.path("moved")).unwrap();
     let target = rig.target();
