@@ -229,6 +229,12 @@ fn what_is_said_leads_on() {
         (&["serve", "--config", config.to_str().unwrap()], 2, "`anongid` is a number below"),
         (&[&serve[..], &["--export", "a=/"]].concat()[..], 2, "give one of them another name"),
         (&["survey", "/tmp", "--block", "5M"], 2, "a multiple of 4K up to 1M"),
+        // A directory that is missing is 1, wherever.
+        (&["survey", "/nowhere/at/all"], 1, "No such file or directory (os error 2); name a"),
+        (&["survey", file.to_str().unwrap()], 1, "it is not a directory"),
+        (&["survey", "/tmp", "--block", "x"], 2, "a multiple of 4K up to 1M"),
+        (&[&mount[..], &["consistency=x"]].concat()[..], 2, "close-to-open or immutable\n"),
+        (&[&mount[..], &["replay=64MiB"]].concat()[..], 2, "K, M or G"),
     ] {
         let output = rig.run(args);
         let said = said(&output);
