@@ -232,6 +232,7 @@ fn what_is_said_leads_on() {
         // A directory that is missing is 1, wherever.
         (&["survey", "/nowhere/at/all"], 1, "No such file or directory (os error 2); name a"),
         (&["survey", file.to_str().unwrap()], 1, "it is not a directory"),
+        (&["evict", "x", "--state", "/nowhere"], 1, "cannot find the state directory /nowhere"),
         (&["survey", "/tmp", "--block", "x"], 2, "a multiple of 4K up to 1M"),
         (&[&mount[..], &["consistency=x"]].concat()[..], 2, "close-to-open or immutable\n"),
         (&[&mount[..], &["replay=64MiB"]].concat()[..], 2, "K, M or G"),
@@ -241,6 +242,15 @@ fn what_is_said_leads_on() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
         assert!(said.contains(words), "{args:?}: {said}");
     }
+}
+
+#[test]
+fn a_level_of_logging_that_is_none_is_named() {
+    let rig = Rig::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dray"));
+    command.arg("status").env("DRAY_RUN_DIR", rig.path("run")).env("DRAY_LOG", "verbose");
+    let said = said(&command.output().unwrap());
+    assert!(said.contains("DRAY_LOG=`verbose` is none of error, warn"), "{said}");
 }
 
 /// Only names were compared: locks were not shared, and nobody was told.
