@@ -33,6 +33,9 @@ pub fn run(args: &EvictArgs) -> Result<(), Failure> {
 
 fn sockets(args: &EvictArgs) -> Result<Vec<PathBuf>, Failure> {
     let Some(state) = &args.state else { return Ok(Kind::Server.all()) };
-    let state = std::fs::canonicalize(state).doing(|| format!("{}", state.display()))?;
+    let state = std::fs::canonicalize(state).doing(|| {
+        let shown = state.display();
+        format!("cannot find the state directory {shown} (`dray status` shows that of each server)")
+    })?;
     Ok(vec![Kind::Server.socket(&paths::short_name(&state))])
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::error::{Doing, Failure};
-use crate::signals;
+use crate::{output, signals};
 
 /// The first signal that came; 0: none.
 static CAME: AtomicI32 = AtomicI32::new(0);
@@ -21,6 +21,7 @@ pub fn watch() -> Result<(), Failure> {
                 // SAFETY: ends the process; nothing is run after it.
                 unsafe { libc::_exit(128 + signal) };
             }
+            output::complain("cleaning up; a second signal ends it at once, as it is");
         }
     });
     thread.map(drop).doing(|| "cannot start a thread".into())

@@ -70,9 +70,13 @@ pub fn start(verbose: u8, quiet: bool) {
         (_, 2) => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
-    let named = std::env::var("DRAY_LOG").ok().and_then(|name| name.parse().ok());
+    let wish = std::env::var("DRAY_LOG").ok().filter(|name| !name.is_empty());
+    let named = wish.as_deref().and_then(|name| name.parse().ok());
     if log::set_logger(&LOGGER).is_ok() {
         log::set_max_level(named.unwrap_or(chosen));
+    }
+    if let (Some(wish), None) = (wish, named) {
+        log::warn!("DRAY_LOG=`{wish}` is none of error, warn, info, debug, trace: not heeded");
     }
 }
 

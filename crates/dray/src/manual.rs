@@ -33,7 +33,8 @@ fn shown(command: &Command) -> Command {
 
 /// Writes a page for the command and one for each subcommand into `dir`.
 pub fn man(dir: &Path) -> Result<(), Failure> {
-    std::fs::create_dir_all(dir).doing(|| format!("cannot make {}", dir.display()))?;
+    std::fs::create_dir_all(dir)
+        .doing(|| format!("cannot make the directory {}", dir.display()))?;
     // Which has no page.
     let mut command = Args::command().disable_help_subcommand(true);
     command.build();

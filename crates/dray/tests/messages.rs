@@ -229,6 +229,10 @@ fn what_is_said_leads_on() {
         (&["serve", "--config", config.to_str().unwrap()], 2, "`anongid` is a number below"),
         (&[&serve[..], &["--export", "a=/"]].concat()[..], 2, "give one of them another name"),
         (&["survey", "/tmp", "--block", "5M"], 2, "a multiple of 4K up to 1M"),
+        // A directory that is missing is 1, wherever.
+        (&["survey", "/nowhere/at/all"], 1, "No such file or directory (os error 2); name a"),
+        (&["survey", file.to_str().unwrap()], 1, "it is not a directory"),
+        (&["evict", "x", "--state", "/nowhere"], 1, "cannot find the state directory /nowhere"),
         (&["survey", "/tmp", "--block", "x"], 2, "a multiple of 4K up to 1M"),
         (&[&mount[..], &["consistency=x"]].concat()[..], 2, "close-to-open or immutable\n"),
         (&[&mount[..], &["replay=64MiB"]].concat()[..], 2, "K, M or G"),
@@ -237,6 +241,38 @@ fn what_is_said_leads_on() {
         let said = said(&output);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
         assert!(said.contains(words), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_level_of_logging_that_is_none_is_named() {
+    let rig = Rig::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dray"));
+    command.arg("status").env("DRAY_RUN_DIR", rig.path("run")).env("DRAY_LOG", "verbose");
+    let said = said(&command.output().unwrap());
+    assert!(said.contains("DRAY_LOG=`verbose` is none of error, warn"), "{said}");
+}
+
+/// Only names were compared: locks were not shared, and nobody was told.
+#[test]
+fn directories_that_two_exports_share_are_told_whatever_they_are_called() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (dir, link, log) = (rig.path("export"), rig.path("link"), rig.path("log"));
+    fs::create_dir(dir.join("within")).unwrap();
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    let again = format!("again={}", link.display());
+    let within = format!("within={}", link.join("within").display());
+    let round = format!("round={}/within/..", dir.display());
+    let exports = ["--export", &again, "--export", &within, "--export", &round];
+    rig.serve_logging(&log, &exports);
+    let said = fs::read_to_string(&log).unwrap();
+    for two in
+        ["`data` and `again`", "`data` and `within`", "`again` and `within`", "`data` and `round`"]
+    {
+        assert!(said.contains(&format!("exports {two} have files in common")), "{two}: {said}");
     }
 }
 
@@ -303,7 +339,7 @@ fn an_export_whose_directory_is_gone_is_told_of_at_both_ends() {
     }
     let mut rig = Rig::new();
     let (log, place) = (rig.path("log"), rig.path("at"));
-    rig.serve_logging(&log);
+    rig.serve_logging(&log, &[]);
     fs::create_dir(&place).unwrap();
     fs::rename(rig.path("export"), rig.path("moved")).unwrap();
     let target = rig.target();

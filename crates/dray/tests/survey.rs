@@ -85,3 +85,35 @@ fn a_survey_that_is_interrupted_leaves_nothing_behind() {
         assert!(!base.exists() && !is_mounted(&base.join("mount")), "{cut}");
     }
 }
+
+/// What had been measured was thrown away, and nothing said what to do.
+#[test]
+fn a_survey_that_cannot_go_on_shows_what_it_has_and_says_what_to_do() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let fixed = format!("fixed={},ro,squash=none", rig.path("export").display());
+    rig.serve(&["--export", &fixed]);
+    let fixed = rig.target().replace("export=data", "export=fixed");
+    let small = rig.path("small");
+    fs::create_dir(&small).unwrap();
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=1m", "none"]).arg(&small);
+    assert!(mount.status().unwrap().success());
+    let survey = |what: &str| {
+        let args = ["survey", what, "--seconds", "0.01", "--threads", "1", "--block", "4K"];
+        let output = rig.run(&args);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let outcomes = [survey(small.to_str().unwrap()), survey(&fixed)];
+    assert!(fs::read_dir(&small).unwrap().next().is_none());
+    assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
+    let advice = ["32 MiB are needed for each thread", "as the directory at the server"];
+    for ((code, shown, said), advice) in outcomes.into_iter().zip(advice) {
+        assert_eq!(code, Some(1), "{said}");
+        assert!(shown.contains("transport ping") && shown.contains("null      write"), "{shown}");
+        assert!(said.contains(advice), "{said}");
+    }
+}

@@ -8,7 +8,7 @@ pub const SERVE: &str = "Examples:
   dray serve --export home=/srv/home,allow=10.0.0.0/8 --export sw=/opt/sw,ro \\
       --listen tcp://0.0.0.0 --auth psk:/etc/dray/key
 
-  # as packaging/dray.toml.example explains
+  # as the comments in that file explain
   dray serve --config /etc/dray/dray.toml";
 
 pub const MOUNT: &str = "Examples:

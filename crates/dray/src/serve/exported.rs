@@ -1,6 +1,6 @@
 //! An export as it stands: being opened, or open.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -23,6 +23,9 @@ pub struct Exported {
     named: String,
     /// The same without links, known once its file system has answered.
     dir: OnceLock<String>,
+    /// As above, and as bytes.
+    path: OnceLock<PathBuf>,
+    named_path: PathBuf,
     fs: OnceLock<Arc<PosixFs>>,
     begun: Instant,
     open: AtomicBool,
@@ -47,6 +50,8 @@ impl Exported {
             metrics: Arc::new(Metrics::new()),
             named: plan.dir.display().to_string(),
             dir: OnceLock::new(),
+            path: OnceLock::new(),
+            named_path: plan.dir.clone(),
             fs: OnceLock::new(),
             begun: dray_rt::now(),
             open: AtomicBool::new(false),
@@ -57,6 +62,11 @@ impl Exported {
     /// Its directory.
     pub fn dir(&self) -> &str {
         self.dir.get().unwrap_or(&self.named)
+    }
+
+    /// The same for comparing. One that has not answered yet goes by the name that it was given.
+    pub fn path(&self) -> &Path {
+        self.path.get().unwrap_or(&self.named_path)
     }
 
     fn trouble(&self) -> MutexGuard<'_, Option<String>> {
@@ -75,6 +85,7 @@ impl Exported {
     pub fn answered(&self, dir: &Path, fs: Arc<PosixFs>) {
         *self.trouble() = None;
         let _ = self.dir.set(dir.display().to_string()); // it is opened once
+        let _ = self.path.set(dir.to_owned());
         let _ = self.fs.set(fs);
     }
 

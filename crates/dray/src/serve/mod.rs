@@ -74,7 +74,6 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let plan = plan::plan(args)?;
     let mut options = plan::server_options(&plan)?;
     plan::warn_of_openness(&plan);
-    plan::warn_of_sharing(&plan.exports);
     let limit = paths::raise_file_limit();
     descriptors::warn_of_few(limit);
     let descriptors = Descriptors::divide(limit, plan.exports.len());
@@ -87,6 +86,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> = plan.exports.iter().map(|plan| Arc::new(Exported::new(plan))).collect();
     opening::open_all(openings(&plan, &exports, &server, (&state, &keeper, descriptors), loss)?)?;
+    plan::warn_of_sharing(&exports); // whose directories are known without links now
     let workers = Arc::new(Workers::new(&names, plan.threads));
     let serving = Serving { plan, server, exports, workers, state, keeper };
     let mut executor =

@@ -1,6 +1,7 @@
 //! What a server is told, by the command line and by its configuration.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use dray_fabric::{Address, BufferPool};
 use dray_rpc::auth::Key;
@@ -11,6 +12,7 @@ use crate::error::Failure;
 use crate::paths;
 use crate::serve::config::Config;
 use crate::serve::export::ExportPlan;
+use crate::serve::exported::Exported;
 use crate::serve::state::boot_id;
 
 /// Where a server listens that was not told: this machine alone can get there.
@@ -138,10 +140,10 @@ pub fn warn_of_openness(plan: &ServePlan) {
 }
 
 /// Says so where files can be had through two exports.
-pub fn warn_of_sharing(exports: &[ExportPlan]) {
+pub fn warn_of_sharing(exports: &[Arc<Exported>]) {
     for (index, one) in exports.iter().enumerate() {
-        let shares = |other: &&ExportPlan| {
-            one.dir.starts_with(&other.dir) || other.dir.starts_with(&one.dir)
+        let shares = |other: &&Arc<Exported>| {
+            one.path().starts_with(other.path()) || other.path().starts_with(one.path())
         };
         for other in exports[..index].iter().filter(shares) {
             log::warn!(

@@ -1,6 +1,7 @@
 //! Loads: threads that do the same thing over and over for a while, each waiting for the
 //! answer before the next.
 
+use std::fmt;
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -48,7 +49,7 @@ pub struct Outcome {
     samples_ns: Vec<u32>,
 }
 
-type Error = Box<dyn std::error::Error + Send + Sync>;
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 impl Outcome {
     /// The latency that a share of the calls did not exceed, microseconds.
@@ -66,47 +67,43 @@ impl Load {
             Place::Path(_, others) | Place::Remote(_, _, others) => others,
             Place::Local(_) => &[],
         };
-        // Everybody prepares, then all begin at once, and we note the time.
-        let (ready, go) =
-            (Arc::new(Barrier::new(self.threads + 1)), Arc::new(Barrier::new(self.threads + 1)));
+        // Everybody prepares, then all begin at once, and we note the time; when all have ended we
+        // note it again. Only then is cleaned up, which is not part of it.
+        let mut gates = Gates::new(self.threads + 1);
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)
                 .map(|index| {
-                    let gates = Gates { ready: ready.clone(), go: go.clone() };
+                    let gates = gates.clone();
                     scope.spawn(move || self.run_thread(place, index, gates))
                 })
                 .collect();
-            ready.wait();
+            gates.pass(READY);
             let (begin, cpu_before) = (Instant::now(), cpu::used(others));
-            go.wait();
-            let mut outcome = Outcome {
-                count: 0,
-                elapsed: self.duration,
-                cpu: Duration::ZERO,
-                samples_ns: Vec::new(),
-            };
+            gates.pass(END);
+            let (elapsed, cpu_after) = (begin.elapsed(), cpu::used(others));
+            let cpu = cpu_after.saturating_sub(cpu_before);
+            let mut outcome = Outcome { count: 0, elapsed, cpu, samples_ns: Vec::new() };
             for thread in threads {
                 let tally = thread.join().map_err(|_| "a thread of the load died")??;
                 outcome.count += tally.count;
                 outcome.samples_ns.extend(tally.samples_ns);
-                if outcome.cpu.is_zero() {
-                    // Others may still clean up, which is not part of it.
-                    outcome.cpu = cpu::used(others).saturating_sub(cpu_before);
-                    outcome.elapsed = begin.elapsed().min(self.duration * 2);
-                }
             }
             outcome.samples_ns.sort_unstable();
             Ok(outcome)
         })
     }
 
-    fn run_thread(&self, place: &Place, index: usize, gates: Gates) -> Result<Tally, Error> {
-        let mut gates = Some(gates);
-        let result = match place {
+    fn run_thread(&self, place: &Place, index: usize, mut gates: Gates) -> Result<Tally, Error> {
+        match place {
             Place::Path(dir, _) => self.run_path(dir, index, &mut gates),
             Place::Local(fs) => {
                 let client = Client::over(fs.clone());
-                block_on(self.run_client(&client, index, &mut gates))
+                let result = block_on(self.run_client(&client, index, &mut gates));
+                // Who made the directory removes it with what is in it.
+                result.map_err(|error| match error.downcast::<LeftBehind>() {
+                    Ok(left) => left.why,
+                    Err(error) => error,
+                })
             }
             Place::Remote(target, options, _) => block_on(async {
                 let client = Client::connect(target, options).await?;
@@ -114,19 +111,14 @@ impl Load {
                 client.goodbye();
                 result
             }),
-        };
-        // The others must not wait for one that failed before it began.
-        if let Some(gates) = gates {
-            gates.pass();
         }
-        result
     }
 
     async fn run_client(
         &self,
         client: &Client,
         index: usize,
-        gates: &mut Option<Gates>,
+        gates: &mut Gates,
     ) -> Result<Tally, Error> {
         if self.work == Work::Ping {
             let mut tally = Tally::begin(gates, self.duration);
@@ -134,24 +126,32 @@ impl Load {
                 client.statfs().await?;
                 tally.did_one();
             }
+            gates.pass(END);
             return Ok(tally);
         }
         let name = file_name(index);
         let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: false };
         let (cx, root) = (client.context(), client.fs().info().root);
-        let name = dray_core::Name::new(name.as_bytes())?;
-        let (_, file) = client.fs().create(&cx, root, name, how).await?;
+        let as_name = dray_core::Name::new(name.as_bytes())?;
+        let (_, file) = client.fs().create(&cx, root, as_name, how).await?;
         let result = self.run_file(client, &*file, gates).await;
-        file.close(&cx).await?;
-        client.fs().remove(&cx, root, name, RemoveKind::File).await?;
-        result
+        gates.pass(END);
+        let closed = file.close(&cx).await;
+        let removed = client.fs().remove(&cx, root, as_name, RemoveKind::File).await;
+        let is_left = removed.is_err();
+        let done = result.and_then(|tally| {
+            closed?;
+            removed?;
+            Ok(tally)
+        });
+        done.map_err(|why| if is_left { LeftBehind { why }.into() } else { why })
     }
 
     async fn run_file(
         &self,
         client: &Client,
         file: &dyn OpenFile,
-        gates: &mut Option<Gates>,
+        gates: &mut Gates,
     ) -> Result<Tally, Error> {
         let cx = client.context();
         let filling = Buf::from(vec![0xa5; dray_core::IO_MAX_BYTES]);
@@ -179,21 +179,17 @@ impl Load {
         Ok(tally)
     }
 
-    fn run_path(
-        &self,
-        dir: &Path,
-        index: usize,
-        gates: &mut Option<Gates>,
-    ) -> Result<Tally, Error> {
+    fn run_path(&self, dir: &Path, index: usize, gates: &mut Gates) -> Result<Tally, Error> {
         let path = dir.join(file_name(index));
         let result = self.run_system_calls(&path, gates);
+        gates.pass(END);
         let removed = std::fs::remove_file(&path);
         let tally = result?;
         removed?;
         Ok(tally)
     }
 
-    fn run_system_calls(&self, path: &Path, gates: &mut Option<Gates>) -> Result<Tally, Error> {
+    fn run_system_calls(&self, path: &Path, gates: &mut Gates) -> Result<Tally, Error> {
         // O_DIRECT: what the kernel has cached is not what is to be measured.
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true).mode(0o600);
@@ -227,19 +223,65 @@ fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error>
 }
 
 fn file_name(index: usize) -> String {
-    format!(".dray-survey-{}-{index}", std::process::id())
+    format!("{}{index}", file_names())
 }
 
-/// Two gates that all threads of a load pass together.
+/// How the names of all files begin.
+fn file_names() -> String {
+    format!(".dray-survey-{}-", std::process::id())
+}
+
+/// A load failed, and what it wrote could not be removed, either.
+#[derive(Debug)]
+pub struct LeftBehind {
+    pub why: Error,
+}
+
+impl fmt::Display for LeftBehind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (why, names) = (&self.why, file_names());
+        write!(f, "{why}; {names}* are left behind at the top of the export: remove them there")
+    }
+}
+
+impl std::error::Error for LeftBehind {}
+
+/// How many gates are passed: by who has prepared, who begins, who has done its work.
+const READY: usize = 1;
+const BEGIN: usize = 2;
+const END: usize = 3;
+
+/// Gates that all threads of a load, and who started them, pass together. Who has failed passes
+/// them all when this is dropped: the others must not wait for it.
 struct Gates {
-    ready: Arc<Barrier>,
-    go: Arc<Barrier>,
+    all: [Arc<Barrier>; END],
+    passed: usize,
 }
 
 impl Gates {
-    fn pass(self) {
-        self.ready.wait();
-        self.go.wait();
+    fn new(threads: usize) -> Gates {
+        Gates { all: std::array::from_fn(|_| Arc::new(Barrier::new(threads))), passed: 0 }
+    }
+
+    /// Passes those that are left of the first `count`.
+    fn pass(&mut self, count: usize) {
+        while self.passed < count.min(END) {
+            self.all[self.passed].wait();
+            self.passed += 1;
+        }
+    }
+}
+
+impl Clone for Gates {
+    /// For one more thread, before any of them.
+    fn clone(&self) -> Gates {
+        Gates { all: self.all.clone(), passed: 0 }
+    }
+}
+
+impl Drop for Gates {
+    fn drop(&mut self) {
+        self.pass(END);
     }
 }
 
@@ -252,10 +294,8 @@ struct Tally {
 }
 
 impl Tally {
-    fn begin(gates: &mut Option<Gates>, duration: Duration) -> Tally {
-        if let Some(gates) = gates.take() {
-            gates.pass();
-        }
+    fn begin(gates: &mut Gates, duration: Duration) -> Tally {
+        gates.pass(BEGIN);
         let now = Instant::now();
         Tally { count: 0, samples_ns: Vec::new(), last: now, end: now + duration }
     }
@@ -299,7 +339,9 @@ impl Offsets {
 mod tests {
     use super::*;
     use dray_backends::null::NullFs;
-    use dray_core::FsUuid;
+    use dray_core::{Errno, FsUuid, Op};
+    use dray_layers::Observed;
+    use dray_layers::faults::{Fault, Faults, When};
 
     #[test]
     fn loads_count_what_they_do() {
@@ -319,6 +361,48 @@ mod tests {
         let duration = Duration::from_millis(5);
         let load = Load { work: Work::Read, threads: 3, block_bytes: 4096, duration };
         assert!(load.run(&place).is_err());
+    }
+
+    /// What the first thread cleaned up was counted, and of what took longer than twice its time
+    /// the rest was not.
+    #[test]
+    fn the_time_is_that_of_the_work() {
+        let held_up = |op: Op, delay: Duration| {
+            let faults = vec![Fault { op: Some(op), when: When::Always, delay, error: None }];
+            let fs = NullFs::new(FsUuid(1), 1 << 40);
+            Place::Local(Arc::new(Observed::new(fs, Arc::new(Faults::new(faults)))))
+        };
+        let delay = Duration::from_millis(500);
+        let duration = Duration::from_millis(10);
+        let load = Load { work: Work::Read, threads: 2, block_bytes: 4096, duration };
+        let begin = Instant::now();
+        let outcome = load.run(&held_up(Op::Remove, delay)).unwrap();
+        assert!(begin.elapsed() >= outcome.elapsed + delay, "{:?}", outcome.elapsed);
+        let outcome = load.run(&held_up(Op::Read, delay)).unwrap();
+        assert!(outcome.elapsed >= delay && outcome.count == 2, "{:?}", outcome.elapsed);
+    }
+
+    /// "remove: Host is down" was all that was said where the server went away.
+    #[test]
+    fn what_cannot_be_removed_is_told_behind_what_went_wrong() {
+        let fails = |op, errno| Fault {
+            op: Some(op),
+            when: When::Always,
+            delay: Duration::ZERO,
+            error: Some(errno),
+        };
+        let plan = vec![fails(Op::Read, Errno::EIO), fails(Op::Remove, Errno::EHOSTDOWN)];
+        let fs = NullFs::new(FsUuid(1), 1 << 40);
+        let fs: Arc<dyn FileSystem> = Arc::new(Observed::new(fs, Arc::new(Faults::new(plan))));
+        let duration = Duration::from_millis(1);
+        let load = Load { work: Work::Read, threads: 1, block_bytes: 4096, duration };
+        let client = Client::over(fs.clone());
+        let mut gates = Gates::new(1);
+        let told = block_on(load.run_client(&client, 0, &mut gates)).err().unwrap().to_string();
+        assert!(told.contains("EIO") && told.contains(&file_names()), "{told}");
+        assert!(told.contains("left behind"), "{told}");
+        let told = load.run(&Place::Local(fs)).err().unwrap().to_string();
+        assert!(told.contains("EIO") && !told.contains("left behind"), "{told}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use dray_core::{FileSystem, FsUuid};
 use dray_rt::{DriverKind, Executor};
 use serde_json::{Value, json};
 
-use self::load::{Load, Outcome, Place};
+use self::load::{LeftBehind, Load, Outcome, Place};
 use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{Doing, Failure};
@@ -76,12 +76,13 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let mut survey = Survey { args, rows: Vec::new(), notes: Vec::new(), done: 0, few: false };
     let nothing = Loopback::start()?;
     let loopback = nothing.place();
-    match &subject {
-        Subject::Remote(target) => survey.target(target, options, &loopback)?,
-        Subject::Dir(dir) => survey.dir(dir, &loopback)?,
-        Subject::Mount { at, dir } => survey.mount(at, dir, &loopback)?,
-    }
-    survey.finish()
+    let outcome = match &subject {
+        Subject::Remote(target) => survey.target(target, options, &loopback),
+        Subject::Dir(dir) => survey.dir(dir, &loopback),
+        Subject::Mount { at, dir } => survey.mount(at, dir, &loopback),
+    };
+    // What was measured is shown also where the rest could not be.
+    survey.finish().and(outcome)
 }
 
 fn check(args: &SurveyArgs) -> Result<(), Failure> {
@@ -102,10 +103,14 @@ fn subject(target: &Path) -> Result<Subject, Failure> {
     let followed = mount_table::follow(target);
     let followed = followed.doing(|| format!("cannot survey {shown}"))?;
     let dir = followed.path;
-    if !dir.is_dir() {
-        return Err(Failure::usage(format!(
-            "{shown} is neither a directory nor a target such as dray://HOST/NAME"
-        )));
+    let meta = std::fs::metadata(&dir).map_err(|error| {
+        Failure::new(format!(
+            "cannot survey {shown}: {error}; name a directory, or a target such as dray://HOST/NAME"
+        ))
+    })?;
+    if !meta.is_dir() {
+        let what = "it is not a directory; name the directory that it is in";
+        return Err(Failure::new(format!("cannot survey {shown}: {what}")));
     }
     Ok(match followed.mount {
         Some(mount) => Subject::Mount { at: mount.at, dir },
@@ -233,7 +238,10 @@ impl Survey<'_> {
         let load = Load { work, threads, block_bytes, duration };
         let outcome = load.run(place);
         interrupt::check()?; // before what it has spoiled is told
-        let outcome = outcome.doing(|| format!("the cut `{cut}` failed ({name})"))?;
+        let outcome = outcome.map_err(|error| {
+            let advice = advice(errno_of(&error));
+            Failure::new(format!("the cut `{cut}` failed ({name}): {error}{advice}"))
+        })?;
         self.few |= outcome.count < CALLS_MIN;
         let row = row(cut, &load, &outcome);
         if self.args.json {
@@ -245,6 +253,9 @@ impl Survey<'_> {
 
     fn finish(&mut self) -> Result<(), Failure> {
         progress("");
+        if self.rows.is_empty() {
+            return Ok(());
+        }
         if self.few {
             self.note(FEW);
         }
@@ -254,6 +265,31 @@ impl Survey<'_> {
         }
         output::print(table::render(&self.rows))?;
         self.notes.iter().try_for_each(output::print_line)
+    }
+}
+
+fn errno_of(error: &load::Error) -> Option<i32> {
+    let error = error.downcast_ref::<LeftBehind>().map_or(error, |left| &left.why);
+    let ours = error.downcast_ref::<dray_core::Error>().map(|error| error.errno().raw());
+    ours.or_else(|| error.downcast_ref::<std::io::Error>()?.raw_os_error())
+}
+
+/// What to do about an error, if there is anything.
+fn advice(errno: Option<i32>) -> &'static str {
+    match errno {
+        Some(libc::ENOSPC | libc::EDQUOT) => {
+            "; 32 MiB are needed for each thread: make room, or take fewer --threads"
+        }
+        Some(libc::EROFS) => {
+            "; files are written and read: survey what can be written to, as the directory at the \
+             server"
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            "; you may not write there (of an export root may not, either, unless it says \
+             squash=none): survey a directory where you may, or the directory at the server"
+        }
+        Some(libc::EHOSTDOWN) => "; the server went away meanwhile",
+        _ => "",
     }
 }
 

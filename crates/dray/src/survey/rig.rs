@@ -101,7 +101,10 @@ pub struct Scratch(PathBuf);
 impl Scratch {
     pub fn new(dir: &Path) -> Result<Scratch, Failure> {
         let path = dir.join(format!(".dray-survey-{}", std::process::id()));
-        std::fs::create_dir(&path).doing(|| format!("cannot write to {}", dir.display()))?;
+        std::fs::create_dir(&path).map_err(|error| {
+            let advice = super::advice(error.raw_os_error());
+            Failure::new(format!("cannot write to {}: {error}{advice}", dir.display()))
+        })?;
         Ok(Scratch(path))
     }
 

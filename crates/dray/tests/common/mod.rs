@@ -118,8 +118,8 @@ impl Rig {
     }
 
     /// The same; what it says goes to a file.
-    pub fn serve_logging(&mut self, log: &Path) {
-        let server = self.server_command(&[]);
+    pub fn serve_logging(&mut self, log: &Path, more: &[&str]) {
+        let server = self.server_command(more);
         self.start_server(&server, Some(log));
     }
 
