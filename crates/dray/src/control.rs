@@ -71,6 +71,11 @@ impl Kind {
     pub fn remove_dead(self, name: &str) {
         remove_dead(&self.socket(name));
     }
+
+    /// The same of all of this kind.
+    pub fn remove_all_dead(self) {
+        self.all().iter().for_each(|socket| remove_dead(socket));
+    }
 }
 
 fn file_name(name: &str) -> String {

@@ -45,6 +45,42 @@ fn what_nobody_can_come_back_for_is_not_kept() {
     common::wait_for("the end of the keeper", || !keeper.exists());
 }
 
+/// They stayed there for ever where no server came back for the same state directory.
+#[test]
+fn control_sockets_of_servers_that_were_killed_go_with_the_next_start() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let sockets = |rig: &Rig| {
+        let entries = fs::read_dir(rig.path("run/servers")).unwrap().flatten();
+        entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "sock")).count()
+    };
+    let start = |rig: &mut Rig, name: &str| {
+        let path = |what: &str| rig.path(&format!("{what}-{name}")).display().to_string();
+        let (export, socket, state) = (rig.path("export"), path("socket"), path("state"));
+        let (export, listen) = (format!("data={}", export.display()), format!("unix://{socket}"));
+        let words = ["serve", "--export", &export, "--listen", &listen, "--state", &state];
+        let server = rig.start_command(&words);
+        common::wait_for("a server", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+        server
+    };
+    let killed = start(&mut rig, "killed");
+    common::wait_for("its control socket", || sockets(&rig) == 2);
+    killed.signal(libc::SIGKILL);
+    rig.end_of(killed);
+    assert_eq!(sockets(&rig), 2);
+    let next = start(&mut rig, "next");
+    // Its own, and that of the one that lives.
+    common::wait_for("the removal", || sockets(&rig) == 2);
+    let status = rig.demand(&["status", "--json", "--interval", "0"]);
+    assert_eq!(status.lines().count(), 2, "{status}");
+    next.signal(libc::SIGTERM);
+    assert!(rig.end_of(next).success());
+    assert_eq!(sockets(&rig), 1);
+}
+
 #[test]
 fn deleted_files_that_are_open_outlive_the_server() {
     if !common::skipped() {

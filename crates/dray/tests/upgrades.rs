@@ -109,7 +109,7 @@ fn a_program_that_the_server_refuses_is_not_upgraded_to() {
 fn upgrade(options: &str) {
     let mut rig = Rig::new();
     let log = rig.path("log");
-    rig.serve_logging(&log);
+    rig.serve_logging(&log, &[]);
     let program = rig.path("dray");
     rig.copy_program(Path::new(env!("CARGO_BIN_EXE_dray")), &program);
     let at = rig.mount_with(&program, "mount", options);

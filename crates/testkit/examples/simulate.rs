@@ -20,7 +20,7 @@ const USAGE: &str =
 --cut          the server dies all the time; with --work, leaving excepted
 --break WHAT   breaks a promise of the server: some seed must fail. reply-cache[/OP],
                intents[/OP], forgotten/OP, fence, locks, reclaim, closes, buffers, goodbyes,
-               turns, halves, ahead, custody, untold; with --power forgotten/OP, boot, reclaim, redo,
+               turns, halves, ahead, custody, untold, evictions; with --power forgotten/OP, boot, reclaim, redo,
                redo-order, redo-gate, redo-floor; with --work leaving last-sync. OP is make,
                create, rename, write, ...
 --log          prints what clients and servers log";
@@ -39,7 +39,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 17] = [
+const SABOTAGES: [(&str, Sabotage); 18] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -57,6 +57,7 @@ const SABOTAGES: [(&str, Sabotage); 17] = [
     ("redo-floor", Sabotage::RedoFloor),
     ("last-sync", Sabotage::LastSync),
     ("untold", Sabotage::Untold),
+    ("evictions", Sabotage::Evictions),
 ];
 
 /// What is called so, of an operation or as a whole.
@@ -143,6 +144,30 @@ fn run(wanted: &Wanted, seed: u64) -> Result<Faults, Failure> {
     ran.map(|report| report.faults)
 }
 
+/// So many runs of all kinds must have seen every fault that there is for them.
+const ENOUGH_RUNS: u64 = 500;
+
+/// Faults that never were, and should have been: what they would have shown has not been tried.
+fn never(wanted: &Wanted, runs: u64, faults: &Faults) -> Vec<&'static str> {
+    if runs < ENOUGH_RUNS || wanted.work.is_some() || wanted.sabotage.is_some() {
+        return Vec::new();
+    }
+    let elsewhere: &[&str] = match wanted.power {
+        true => POWER_WITHOUT,
+        false => &["losses of power"],
+    };
+    let missing = |(what, count): &(&'static str, u64)| *count == 0 && !elsewhere.contains(what);
+    faults.each().into_iter().filter(missing).map(|(what, _)| what).collect()
+}
+
+/// What runs with losses of power leave to the others.
+const POWER_WITHOUT: &[&str] = &[
+    "partitions",
+    "evictions of clients",
+    "messages delayed over the end of their connection",
+    "messages reordered",
+];
+
 /// The options that repeat a run.
 fn again(wanted: &Wanted) -> String {
     let mut text = String::new();
@@ -206,5 +231,9 @@ fn main() -> ExitCode {
         println!("{count:>12} {what}");
     }
     println!("{runs} runs in {} s, {failures} failed", begin.elapsed().as_secs());
-    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let never = never(&wanted, runs, &faults);
+    if !never.is_empty() {
+        println!("never in all of them: {}", never.join(", "));
+    }
+    if failures == 0 && never.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -184,6 +184,11 @@ fn what_was_written_last_and_is_not_synced_for_who_leaves() {
 }
 
 #[test]
+fn who_was_evicted_and_is_let_in_again() {
+    found_out(Sabotage::Evictions, &[Run::Of(WorkKind::Told)], "was evicted");
+}
+
+#[test]
 fn changes_that_those_who_cache_are_not_told_of() {
     found_out(Sabotage::Untold, &[Run::Of(WorkKind::Told)], "was not told");
     // Also by the seeds of the ordinary test.

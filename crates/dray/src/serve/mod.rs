@@ -358,6 +358,7 @@ fn listen_for_control(
 ) -> Result<Named, Failure> {
     let state = std::fs::canonicalize(&plan.state)
         .doing(|| format!("cannot look at {}", plan.state.display()))?;
+    Kind::Server.remove_all_dead();
     let (socket, file) = Kind::Server.listen(&paths::short_name(&state))?;
     let report = report.clone();
     let answer: Answer = Arc::new(move |question| {

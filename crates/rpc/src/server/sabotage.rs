@@ -47,6 +47,8 @@ pub enum Sabotage {
     LastSync,
     /// Who caches an open file is not told of a change of it, now and then.
     Untold,
+    /// Who was evicted is let in again.
+    Evictions,
 }
 
 impl Sabotage {

@@ -15,6 +15,8 @@ pub struct Faults {
     pub power_losses: u64,
     /// Clients that crashed.
     pub client_crashes: u64,
+    /// Clients that the administrator had go.
+    pub evictions: u64,
     /// Changes that reached a server more than once, by a death of it, a lost reply, or late.
     pub duplicates: u64,
     /// What the network did.
@@ -22,14 +24,24 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Those of a site so far.
-    pub(super) fn of(machine: &Machine, network: Counts, client_crashes: u64) -> Faults {
-        let (deaths, power_losses) = (machine.deaths(), machine.power_losses());
-        Faults { deaths, power_losses, client_crashes, duplicates: machine.repeated(), network }
+    /// Those of a site so far, of whose clients so many crashed, and so many were evicted.
+    pub(super) fn of(
+        machine: &Machine,
+        network: Counts,
+        (client_crashes, evictions): (u64, u64),
+    ) -> Faults {
+        Faults {
+            deaths: machine.deaths(),
+            power_losses: machine.power_losses(),
+            client_crashes,
+            evictions,
+            duplicates: machine.repeated(),
+            network,
+        }
     }
 
     /// Each kind, in the words of a network's textbook: dropped, delayed, duplicated, reordered.
-    pub fn each(&self) -> [(&'static str, u64); 10] {
+    pub fn each(&self) -> [(&'static str, u64); 11] {
         [
             ("messages dropped", self.network.lost),
             ("messages delayed over the end of their connection", self.network.late),
@@ -41,6 +53,7 @@ impl Faults {
             ("deaths of the server", self.deaths),
             ("losses of power", self.power_losses),
             ("crashes of clients", self.client_crashes),
+            ("evictions of clients", self.evictions),
         ]
     }
 }
@@ -50,6 +63,7 @@ impl AddAssign for Faults {
         self.deaths += more.deaths;
         self.power_losses += more.power_losses;
         self.client_crashes += more.client_crashes;
+        self.evictions += more.evictions;
         self.duplicates += more.duplicates;
         let (sum, more) = (&mut self.network, more.network);
         sum.frames += more.frames;

@@ -8,6 +8,7 @@
 
 mod check;
 mod client;
+mod eviction;
 mod faults;
 mod history;
 mod leaving;
@@ -149,8 +150,9 @@ async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
     }
     world.work.prepare(&world.clients[0]).await?;
     let crashed = torment::during(&world, plan).await?;
-    let crashes = u64::from(crashed.is_some());
-    let faults = Faults::of(&world.machine, world.network.counts(), crashes);
+    let gone = u64::from(crashed.is_some());
+    let (evictions, crashes) = if plan.evicts() { (gone, 0) } else { (0, gone) };
+    let faults = Faults::of(&world.machine, world.network.counts(), (crashes, evictions));
     check::after(&mut world, crashed).await?;
     Ok(Report {
         work: world.work.name(),

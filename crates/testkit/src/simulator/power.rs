@@ -179,7 +179,7 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
         done.map_err(|_| "a client's task died")??;
     }
     network.set_weather(Weather::default());
-    let faults = Faults::of(&machine, network.counts(), crashed as u64);
+    let faults = Faults::of(&machine, network.counts(), (crashed as u64, 0));
     for client in clients.iter().skip(crashed) {
         verify(&*work, client).await?;
     }

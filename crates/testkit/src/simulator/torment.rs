@@ -8,7 +8,7 @@ use dray_rt::{random_u64, sleep, timeout};
 
 use super::machine::SERVER;
 use super::work::{Kind, told};
-use super::{Outcome, TIME_MAX, World};
+use super::{Outcome, TIME_MAX, World, eviction};
 
 /// Deaths of the server in one run: where locks are claimed again after each, a server
 /// that dies all the time lets nobody get anywhere.
@@ -33,6 +33,8 @@ pub(super) struct Plan {
     pub(super) cut_every: Option<Duration>,
     /// When a client crashes.
     pub(super) crash_after: Option<Duration>,
+    /// It does not crash then: the administrator has it go. See [`Plan::evicts`].
+    pub(super) evict: bool,
 }
 
 fn below(bound: u64) -> u64 {
@@ -55,7 +57,7 @@ impl Plan {
             delay_max: Duration::from_micros(20 + below(1000)),
             ..Weather::default()
         };
-        Plan {
+        let mut plan = Plan {
             kind: Kind::ALL[(seed % Kind::ALL.len() as u64) as usize],
             clients: 2 + below(3) as usize,
             slow: (below(3) == 0).then(|| (1 + below(10), millis(1, 30))),
@@ -63,11 +65,24 @@ impl Plan {
             kill_every: (below(3) > 0).then(|| millis(2, 60)),
             cut_every: (below(4) == 0).then(|| millis(20, 300)),
             crash_after: (below(4) == 0).then(|| millis(1, 100)),
+            // Not drawn: seeds that once showed a fault show it still.
+            evict: seed % 3 == 1,
+        };
+        if plan.evict && plan.crash_after.is_some() {
+            (plan.kill_every, plan.cut_every) = (None, None);
         }
+        plan
+    }
+
+    /// Whether somebody is evicted: only where nobody else lets a client in again that is cut off
+    /// for that.
+    pub(super) fn evicts(&self) -> bool {
+        self.evict && self.kill_every.is_none() && self.cut_every.is_none()
     }
 }
 
-/// Lets the clients work while everything goes wrong, then heals. Answers who crashed.
+/// Lets the clients work while everything goes wrong, then heals. Answers who crashed, or was
+/// evicted.
 pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>> {
     world.network.set_weather(plan.weather);
     let works = world.nodes.iter().zip(&world.clients).map(|(node, client)| {
@@ -87,16 +102,17 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
         Kind::Told => Some(dray_rt::spawn_join(look(world, stopped))),
         _ => None,
     };
-    let mut crashed = None;
+    let (mut crashed, mut outcome) = (None, Ok(()));
     if let Some(after) = plan.crash_after.filter(|_| world.work.bears_crashes()) {
         sleep(after).await;
         let whom = below(plan.clients as u64) as usize;
+        match works[whom].take() {
+            Some(work) if plan.evicts() => outcome = eviction::of(world, plan, whom, work).await,
+            _ => world.work.crashed(whom),
+        }
         world.nodes[whom].crash();
-        world.work.crashed(whom);
-        works[whom] = None;
         crashed = Some(whom);
     }
-    let mut outcome = Ok(());
     for work in works.into_iter().flatten() {
         let done = match timeout(TIME_MAX, work).await {
             Ok(done) => done.unwrap_or_else(|_| Err("a client's task died".into())),

@@ -5,12 +5,13 @@
 use std::time::Duration;
 
 use dray_core::FileSystem;
+use dray_fabric::sim::Weather;
 use dray_rt::{random_u64, sleep};
 
 use super::{TOLD_WITHIN, Told, lock, pick};
 use crate::simulator::client::Client;
 use crate::simulator::machine::LEASE;
-use crate::simulator::{Outcome, World};
+use crate::simulator::{Outcome, World, eviction};
 
 /// Longest that everybody needs to have open again what he had.
 const BACK_WITHIN: Duration = Duration::from_secs(60);
@@ -73,25 +74,21 @@ impl Told {
         Ok(())
     }
 
-    /// The administrator has a client go: what it had is given back at once, and the others notice
-    /// nothing.
+    /// The administrator has a client go: what it had is given back at once, it hears of that, and
+    /// the others notice nothing.
     pub(super) async fn evict_one(&self, world: &mut World) -> Outcome<()> {
         let at = pick(world.clients.len() as u64) as usize;
         let client = world.clients.remove(at);
         let node = world.nodes.remove(at);
-        let host = format!("client{}", client.number);
-        let session = |world: &World| {
-            let clients = world.machine.status().clients;
-            clients.into_iter().find(|one| one.host == host).map(|one| one.session)
-        };
-        let (server, evicted) = (world.machine.server(), session(world));
-        let (Some(server), Some(evicted)) = (server, evicted) else {
-            return Err(format!("client {} has no session to be ended", client.number));
-        };
-        server.evict(evicted).await;
-        if session(world).is_some() {
-            return Err(format!("client {} was evicted, and has a session", client.number));
-        }
+        let host = eviction::host_of(&client);
+        world.network.set_weather(eviction::as_on_tcp(Weather::default()));
+        // One that is away hears of it when it comes back.
+        let away = pick(2) == 0;
+        world.network.partition(&host, away);
+        eviction::evict(world, &client).await?;
+        world.network.partition(&host, false);
+        eviction::hears(&client).await?;
+        world.network.set_weather(Weather::default());
         lock(&self.0).open.remove(&client.number);
         node.crash();
         self.everybody_is_back(world).await
