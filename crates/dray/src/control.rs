@@ -87,11 +87,11 @@ pub fn remove_dead(socket: &Path) {
     named::remove_if(socket, |_| matches!(dray_fabric::somebody_listens(socket), Ok(false)));
 }
 
-/// Where the processes listen that serve these mounts, as far as they can be found.
-pub fn sockets_of(mounts: Vec<MountEntry>) -> Vec<PathBuf> {
+/// Where the process listens that serves each of these mounts; none if it cannot be found.
+pub fn sockets_of(mounts: Vec<MountEntry>) -> Vec<Option<PathBuf>> {
     let supervisors = Supervisors::look();
     let find = move |mount| socket_of(&mount, &supervisors);
-    at_once::each(PATIENCE, mounts, find).into_iter().flatten().flatten().collect()
+    at_once::each(PATIENCE, mounts, find).into_iter().map(Option::flatten).collect()
 }
 
 /// Where the process listens that serves this mount; none if it cannot be found.

@@ -26,6 +26,11 @@ impl Named {
         &self.path
     }
 
+    /// Whether it still has its name.
+    pub fn is_there(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode)
+    }
+
     /// Gives the name `path` to what was made at `made`, whoever had it. Errors: those of
     /// rename(2) and flock(2); then nothing is left at `made`.
     pub fn take(made: &Path, path: PathBuf) -> io::Result<Named> {
@@ -82,6 +87,7 @@ mod tests {
         let first = Named::take(&aside(&path), path.clone()).unwrap();
         fs::write(&other, "second").unwrap();
         let second = Named::take(&other, path.clone()).unwrap();
+        assert!(second.is_there() && !first.is_there());
         drop(first);
         assert_eq!(fs::read(&path).unwrap(), b"second");
         drop(second);

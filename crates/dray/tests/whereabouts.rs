@@ -103,6 +103,54 @@ fn left_in(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
+/// It was said to be dead, or in another container, and could not be found until it ended.
+#[test]
+fn a_supervisor_whose_run_directory_was_removed_is_found_again() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = Rig::mounted("");
+    let place = at.to_str().unwrap().to_owned();
+    fs::remove_dir_all(rig.path("run")).unwrap();
+    let refused = rig.run(&["upgrade", &place]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let ours = supervisor(&at);
+    assert!(!refused.status.success() && said.contains(&format!("kill -HUP {ours}`")), "{said}");
+    signal(ours, libc::SIGHUP);
+    wait_for("it to be found", || rig.run(&["upgrade", &place]).status.success());
+    let status = rig.demand(&["status", "--interval", "0", &place]);
+    assert!(status.starts_with("MOUNT"), "{status}");
+    rig.end_of_mount(&at);
+    assert!(left_in(&rig.path("run/mounts")).is_empty());
+}
+
+/// Nothing was said of it, or that a socket did not answer.
+#[test]
+fn a_mount_whose_processes_have_died_is_shown_as_that() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = Rig::mounted("");
+    let place = at.to_str().unwrap().to_owned();
+    for process in [processes("mount-supervisor", &at), processes("mount-daemon", &at)].concat() {
+        signal(process, libc::SIGKILL);
+        wait_for("its end", || has_ended(process));
+    }
+    // Of the whole machine, whatever else there is.
+    let mut all = rig.command(&["status", "--interval", "0"]);
+    let shown = all.env_remove("DRAY_RUN_DIR").output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let said = rig.run(&["status", &place]);
+    assert_eq!(said.status.code(), Some(1));
+    let advice = format!("`dray umount --lazy {place}`");
+    assert!(
+        shown.contains(&format!("NO ANSWER from {place}")) && shown.contains(&advice),
+        "{shown}"
+    );
+    assert!(String::from_utf8_lossy(&said.stderr).contains(&advice), "{said:?}");
+    rig.umount(&at);
+}
+
 /// They stayed until somebody mounted at the same place again.
 #[test]
 fn what_killed_processes_have_left_is_removed_by_the_next_mount() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::args::UpgradeArgs;
 use crate::error::{Doing, Failure};
 use crate::mount::mount_table::{self, MountEntry};
-use crate::mount::supervisor::{Told, find_note};
+use crate::mount::supervisor::{Supervisors, Told, find_note};
 use crate::{output, paths};
 
 /// A new daemon that does not serve within this time is no longer waited for.
@@ -57,11 +57,15 @@ fn all() -> Result<(), Failure> {
 /// Asks the supervisor of a mount for an upgrade and waits for its outcome.
 fn upgrade(mount: &MountEntry) -> Result<(), Failure> {
     let shown = mount.at.display();
-    let lost = || {
-        Failure::new(format!(
+    let lost = || match Supervisors::look().process_of(mount) {
+        Some(process) => Failure::new(format!(
+            "the supervisor of the mount on {shown} is not to be found in its run directory: \
+             `kill -HUP {process}` has it upgrade, and be found again where that can be written to"
+        )),
+        None => Failure::new(format!(
             "the mount on {shown} has no supervisor that could be found: it is in another container, \
              or has died; unmount and mount again to have the new program"
-        ))
+        )),
     };
     let note = find_note(mount).ok_or_else(lost)?;
     let before = note.read().ok_or_else(lost)?;

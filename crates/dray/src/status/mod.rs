@@ -82,18 +82,39 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
             mount.user
         )));
     }
-    if let Some(socket) = control::socket_of(mount, &Supervisors::look()) {
-        return ask_one(&socket).map(|report| vec![(socket, report)]);
+    let supervisors = Supervisors::look();
+    if let Some(socket) = control::socket_of(mount, &supervisors) {
+        match control::ask(&socket, "status") {
+            Ok(report) => return Ok(vec![(socket, report)]),
+            Err(error) if left_behind(&error) => {}
+            Err(error) => return Err(no_answer(&socket, &error)),
+        }
     }
     // Its first place is no more.
     let mut reports = everything();
-    reports.retain(|(_, report)| report["connection"] == mount.connection);
+    let is_its = |report: &Value| report["connection"] == mount.connection;
+    reports.retain(|(_, report)| report["kind"] == "mount" && is_its(report));
     match reports.is_empty() {
         false => Ok(reports),
         true => {
-            let name = paths::mount_name(&mount.at, Some(mount.connection));
-            ask_one(&Kind::Mount.socket(&name)).map(|_| Vec::new())
+            let (at, why) = (mount.at.display(), unserved(mount, &supervisors));
+            Err(Failure::new(format!("no answer from the mount on {at}: {why}")))
         }
+    }
+}
+
+/// Why nobody answers for a mount that there is.
+fn unserved(mount: &MountEntry, supervisors: &Supervisors) -> String {
+    match supervisors.process_of(mount) {
+        Some(pid) => format!(
+            "its daemon has ended, and its supervisor (process {pid}) starts another one; the log \
+             says why if none comes up"
+        ),
+        None => format!(
+            "what served it has died, or is in another container; `dray umount --lazy {}` takes it \
+             out of the tree",
+            mount.at.display()
+        ),
     }
 }
 
@@ -249,17 +270,43 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
 
 fn everything() -> Reports {
     let mut sockets: Vec<PathBuf> = Kind::Server.all();
-    for socket in Kind::Mount.all().into_iter().chain(mounts_elsewhere()) {
+    let mounts = mounts_elsewhere();
+    let found = mounts.iter().filter_map(|(_, socket)| socket.clone());
+    for socket in Kind::Mount.all().into_iter().chain(found) {
         if !sockets.contains(&socket) {
             sockets.push(socket);
         }
     }
-    control::ask_all(sockets, "status").into_iter().filter_map(report_of).collect()
+    let asked = control::ask_all(sockets, "status").into_iter();
+    let mut reports: Reports = asked.filter_map(report_of).collect();
+    let answers = |mount: &MountEntry, at: &Option<PathBuf>| {
+        reports.iter().any(|(socket, report)| {
+            at.as_ref() == Some(socket) || report["connection"] == mount.connection
+        })
+    };
+    let dead: Vec<MountEntry> = mounts
+        .into_iter()
+        .filter(|(mount, socket)| !answers(mount, socket))
+        .map(|(mount, _)| mount)
+        .collect();
+    if !dead.is_empty() {
+        let supervisors = Supervisors::look();
+        reports.extend(dead.into_iter().map(|mount| {
+            let report = json!({
+                "kind": "stuck",
+                "mountpoint": mount.at.display().to_string(),
+                "connection": mount.connection,
+                "error": unserved(&mount, &supervisors),
+            });
+            (mount.at, report)
+        }));
+    }
+    reports
 }
 
-/// Where the mounts of this user answer, or to root those of everybody, whatever run directories
-/// they were given. Whoever names one asks for what is in that.
-fn mounts_elsewhere() -> Vec<PathBuf> {
+/// The mounts of this user, or for root those of everybody, and where they answer, whatever run
+/// directories they were given. Whoever names one asks for what is in that.
+fn mounts_elsewhere() -> Vec<(MountEntry, Option<PathBuf>)> {
     if paths::is_run_dir_given() {
         return Vec::new();
     }
@@ -269,7 +316,7 @@ fn mounts_elsewhere() -> Vec<PathBuf> {
     mounts.dedup_by_key(|mount| mount.connection);
     match mounts.is_empty() {
         true => Vec::new(),
-        false => control::sockets_of(mounts),
+        false => mounts.clone().into_iter().zip(control::sockets_of(mounts)).collect(),
     }
 }
 
@@ -293,13 +340,15 @@ fn left_behind(error: &std::io::Error) -> bool {
 }
 
 fn ask_one(socket: &Path) -> Result<Value, Failure> {
-    control::ask(socket, "status").map_err(|error| {
-        Failure::new(format!(
-            "no answer from {}: {}; the process behind it may be dead, stuck, or another user's",
-            socket.display(),
-            reason(&error)
-        ))
-    })
+    control::ask(socket, "status").map_err(|error| no_answer(socket, &error))
+}
+
+fn no_answer(socket: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!(
+        "no answer from {}: {}; the process behind it may be dead, stuck, or another user's",
+        socket.display(),
+        reason(error)
+    ))
 }
 
 fn reason(error: &std::io::Error) -> String {

@@ -25,10 +25,11 @@ pub fn render(reports: &[(PathBuf, Value)], room: Option<usize>) -> String {
         match report["kind"].as_str() {
             Some("server") => server(report, room, &mut out),
             Some("mount") => mount(report, room, &mut out),
-            _ => line(
-                &mut out,
-                &format!("NO ANSWER from {}: {}", text(&report["socket"]), text(&report["error"])),
-            ),
+            _ => {
+                let from = if report["socket"].is_null() { "mountpoint" } else { "socket" };
+                let (from, why) = (text(&report[from]), text(&report["error"]));
+                line(&mut out, &format!("NO ANSWER from {from}: {why}"));
+            }
         }
     }
     out

@@ -272,6 +272,10 @@ impl Supervisor {
             self.held.clones.clear();
         }
         self.programs.serves(pid);
+        if self.note.as_ref().is_none_or(|note| !note.is_there()) {
+            self.note = None;
+            self.note = Note::open(&self.known.name()).ok(); // why not was said at first
+        }
         if let Some(note) = &mut self.note {
             note.tell(pid, self.programs.is_former(), self.programs.heeded());
         }

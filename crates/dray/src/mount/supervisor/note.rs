@@ -80,6 +80,11 @@ impl Note {
         Ok(Note { file, name, daemons: 0 })
     }
 
+    /// Whether it is to be found: somebody may have removed it.
+    pub fn is_there(&self) -> bool {
+        self.name.is_there()
+    }
+
     /// Another daemon serves, with a program that is a former one or not, started behind so many
     /// requests to upgrade.
     pub fn tell(&mut self, pid: u32, former_program: bool, heeded: u64) {

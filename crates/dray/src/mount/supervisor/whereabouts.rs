@@ -27,6 +27,7 @@ pub struct Whereabouts {
 pub struct Supervisors(Vec<Seen>);
 
 struct Seen {
+    pid: u32,
     /// Whose process it is.
     user: u32,
     /// When it was started, in ticks of the kernel.
@@ -73,6 +74,12 @@ impl Supervisors {
         called(Some(mount.connection)).chain(called(None)).collect()
     }
 
+    /// The process that supervises `mount`; none if it is not to be seen from here.
+    pub fn process_of(&self, mount: &MountEntry) -> Option<u32> {
+        let places = [mount.at.clone()];
+        self.of(mount, &places).into_iter().max_by_key(|seen| seen.began).map(|seen| seen.pid)
+    }
+
     /// Those that may be of `mount`, which is at `places`. The number of a connection alone does not
     /// tell: the kernel gives that of one that has ended to the next one, while the supervisor of
     /// the former may live on. So who says that it mounted at another place is asked only where
@@ -92,16 +99,13 @@ impl Supervisors {
 
 /// What the process at `dir` of /proc says, if it is a supervisor.
 fn seen(dir: &Path) -> Option<Seen> {
-    let pid = dir.file_name()?.to_str()?;
-    if !pid.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
+    let pid = dir.file_name()?.to_str()?.parse().ok()?; // not all are processes
     let line = fs::read(dir.join("cmdline")).ok()?;
     let user = fs::metadata(dir).ok()?.uid();
     let args = parse(&line)?;
     let began = began(&fs::read(dir.join("stat")).ok()?)?;
     let (connection, at) = (args.connection, args.mount.mountpoint);
-    Some(Seen { user, began, connection, dir: args.run_dir, at })
+    Some(Seen { pid, user, began, connection, dir: args.run_dir, at })
 }
 
 /// When a process was started, from its stat (proc(5), field 22). Its name in parentheses may hold
@@ -146,7 +150,7 @@ mod tests {
 
     fn said(user: u32, at: &str) -> Seen {
         let dir = Some(Path::new("/there").join(at.trim_start_matches('/')));
-        Seen { user, began: 0, connection: 1 << 30, dir, at: at.into() }
+        Seen { pid: 1, user, began: 0, connection: 1 << 30, dir, at: at.into() }
     }
 
     fn found(all: Vec<Seen>) -> Vec<PathBuf> {
