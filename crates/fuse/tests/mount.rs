@@ -280,6 +280,34 @@ fn fsync_is_asked_of_the_file_system() {
     }
 }
 
+/// The flags of the open file say so, or those of the call.
+#[test]
+fn what_is_to_be_on_media_is_written_so() {
+    for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
+        on_both(consistency, |mount| {
+            let path = mount.path("file");
+            for (flags, synced) in
+                [(0, false), (libc::O_DSYNC, true), (libc::O_SYNC, true), (libc::O_APPEND, false)]
+            {
+                let mut how = OpenOptions::new();
+                let how = how.write(true).create(true).custom_flags(flags);
+                how.open(&path).unwrap().write_all(b"x").unwrap();
+                let writes = std::mem::take(&mut *mount.locks.synced_writes.lock().unwrap());
+                assert_eq!(writes, [synced], "{flags:#x}");
+            }
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            for (flags, synced) in [(0, false), (libc::RWF_DSYNC, true), (libc::RWF_SYNC, true)] {
+                let part = libc::iovec { iov_base: b"y".as_ptr().cast_mut().cast(), iov_len: 1 };
+                // SAFETY: the kernel reads the one byte.
+                let wrote = unsafe { libc::pwritev2(file.as_raw_fd(), &part, 1, 0, flags) };
+                assert_eq!(checked(wrote as _).unwrap(), 1);
+                let writes = std::mem::take(&mut *mount.locks.synced_writes.lock().unwrap());
+                assert_eq!(writes, [synced], "{flags:#x} of the call");
+            }
+        });
+    }
+}
+
 #[test]
 fn holes_allocation_copies_and_unnamed_files_work() {
     on_both(Consistency::Strict, |mount| {

@@ -152,6 +152,28 @@ fn an_error_of_the_disk_is_told_once_through_each_open_file_whatever_its_descrip
     });
 }
 
+/// `O_SYNC` and `O_DSYNC`: what does not reach the disk is an error of the write itself.
+#[test]
+fn a_write_that_is_to_be_on_the_disk_fails_where_the_disk_does() {
+    for (flag, append) in [(libc::O_SYNC, false), (libc::O_DSYNC, false), (libc::O_DSYNC, true)] {
+        let Some(disk) = Disk::fragile() else { return };
+        on(&disk, plain(), async |kit| {
+            let cx = &kit.root_user;
+            let how = CreateHow { open: OpenHow::new(libc::O_RDWR | flag), ..create_how(0o600) };
+            let (_, file) = kit.fs.create(cx, kit.root, name("f"), how).await.unwrap();
+            disk.break_down();
+            let write = async |sync: bool| {
+                let how = Write { append, sync, ..Write::at(0) };
+                file.write(cx, how, Buf::from(&[1; 65_536][..])).await
+            };
+            assert_eq!(write(false).await.unwrap(), 65_536, "it is in memory");
+            let error = errno(write(true).await);
+            assert!(matches!(error, Errno::EIO | Errno::ENOSPC), "{error}, {flag:#x}, {append}");
+            disk.mend();
+        });
+    }
+}
+
 /// As many as descriptors can be spared for; then a removal is refused, and nothing is lost.
 #[test]
 fn more_deleted_files_than_descriptors_are_refused_and_none_is_lost() {

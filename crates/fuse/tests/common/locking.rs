@@ -26,6 +26,8 @@ pub struct Table {
     pub flushes: AtomicUsize,
     /// Calls of sync so far: whether of the data only.
     pub syncs: Mutex<Vec<bool>>,
+    /// Writes that were to be on media (`O_SYNC`), and those that were not.
+    pub synced_writes: Mutex<Vec<bool>>,
 }
 
 impl Table {
@@ -179,7 +181,6 @@ impl OpenFile for LockingFile {
     }
 
     pass_on! {
-        write(how: Write, from: Buf) -> Result<usize>;
         readdir(cookie: u64, max_bytes: usize, plus: bool) -> Result<DirPage>;
         getattr() -> Result<Attr>;
         setattr(set: SetAttr) -> Result<Attr>;
@@ -189,6 +190,11 @@ impl OpenFile for LockingFile {
         set_flags(flags: u32) -> Result<()>;
         get_xflags() -> Result<Xflags>;
         set_xflags(set: Xflags) -> Result<()>;
+    }
+
+    fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
+        self.table.synced_writes.lock().unwrap().push(how.sync);
+        self.inner.write(cx, how, from)
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
