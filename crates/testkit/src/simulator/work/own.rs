@@ -124,16 +124,17 @@ impl Own {
             if self.kept {
                 return Err(format!("client {} lost what it had kept", client.number));
             }
+            // Before anything is waited for: more may be lost meanwhile.
+            let losses = client.fs.session().status().unsynced.losses;
             self.learn(client, known).await?;
-            self.told_once(client, known).await?;
+            self.told_once(client, known, losses).await?;
         }
         Ok(())
     }
 
-    /// After a loss was told: another sync tells nothing, unless more was lost.
-    async fn told_once(&self, client: &Client, known: &Known) -> Outcome<()> {
+    /// After a loss was told: another sync tells nothing, unless more was lost than `before`.
+    async fn told_once(&self, client: &Client, known: &Known, before: u64) -> Outcome<()> {
         let losses = || client.fs.session().status().unsynced.losses;
-        let before = losses();
         let again = known.file.sync(&client.cx(), false).await;
         match self.allow(again, client)? {
             true if losses() == before => Err(format!("{} is told a loss twice", own(client))),
