@@ -61,7 +61,7 @@ impl Outcome {
 }
 
 impl Load {
-    /// Runs it. Errors: the first one of any thread.
+    /// Runs it. Errors: one of a thread.
     pub fn run(&self, place: &Place) -> Result<Outcome, Error> {
         let others: &[u32] = match place {
             Place::Path(_, others) | Place::Remote(_, _, others) => others,
@@ -83,10 +83,18 @@ impl Load {
             let (elapsed, cpu_after) = (begin.elapsed(), cpu::used(others));
             let cpu = cpu_after.saturating_sub(cpu_before);
             let mut outcome = Outcome { count: 0, elapsed, cpu, samples_ns: Vec::new() };
+            let mut failed = Vec::new();
             for thread in threads {
-                let tally = thread.join().map_err(|_| "a thread of the load died")??;
-                outcome.count += tally.count;
-                outcome.samples_ns.extend(tally.samples_ns);
+                match thread.join().map_err(|_| "a thread of the load died")? {
+                    Ok(tally) => {
+                        outcome.count += tally.count;
+                        outcome.samples_ns.extend(tally.samples_ns);
+                    }
+                    Err(error) => failed.push(error),
+                }
+            }
+            if let Some(error) = to_be_told(failed) {
+                return Err(error);
             }
             outcome.samples_ns.sort_unstable();
             Ok(outcome)
@@ -246,6 +254,12 @@ impl fmt::Display for LeftBehind {
 
 impl std::error::Error for LeftBehind {}
 
+/// Of what went wrong in the threads: what somebody has to do something about, else the first.
+fn to_be_told(mut failed: Vec<Error>) -> Option<Error> {
+    let left = failed.iter().position(|error| error.is::<LeftBehind>()).unwrap_or(0);
+    (!failed.is_empty()).then(|| failed.swap_remove(left))
+}
+
 /// How many gates are passed: by who has prepared, who begins, who has done its work.
 const READY: usize = 1;
 const BEGIN: usize = 2;
@@ -403,6 +417,12 @@ mod tests {
         assert!(told.contains("left behind"), "{told}");
         let told = load.run(&Place::Local(fs)).err().unwrap().to_string();
         assert!(told.contains("EIO") && !told.contains("left behind"), "{told}");
+        // One thread could not come back, and another one had written: only the former was told.
+        let left = || LeftBehind { why: "gone".into() }.into();
+        let told = to_be_told(vec!["cannot connect".into(), left()]).unwrap();
+        assert!(told.is::<LeftBehind>());
+        assert_eq!(to_be_told(vec!["a".into(), "b".into()]).unwrap().to_string(), "a");
+        assert!(to_be_told(Vec::new()).is_none());
     }
 
     #[test]
