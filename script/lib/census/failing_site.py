@@ -120,7 +120,8 @@ class Site:
         subprocess.check_call([self.dray, "upgrade", self.mounts[number]])
 
     def status(self):
-        words = [self.dray, "status", "test", "--json", "--interval", "0"]
+        state = os.path.join(self.scratch, "census-state")  # others may serve a `test`, too
+        words = [self.dray, "status", state, "--json", "--interval", "0"]
         return json.loads(subprocess.check_output(words))
 
     def some_mounts(self):
