@@ -228,10 +228,11 @@ impl Queues {
         }
     }
 
-    /// As many entries again as the queue has, as far as they can be had.
+    /// As many entries as a queue begins with, as far as they can be had: what one has and does not
+    /// need others want.
     fn add_for_stalled(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) {
         let one = |left: usize| left.checked_sub(1);
-        for _ in 0..self.queues[usize::from(cpu)].entries.load(Ordering::SeqCst) {
+        for _ in 0..self.depth {
             let had = self.for_stalled.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one);
             if had.is_err() || !self.add_entry(worker, ring, cpu, true) {
                 return;
