@@ -162,13 +162,14 @@ impl FileState {
     /// Its descriptor for what changes the file. Errors: as [`FileState::fd`]; `EROFS` if the file
     /// system below takes no changes.
     pub(crate) fn fd_to_change(&self, core: &Core) -> Result<Arc<OwnedFd>> {
-        let mut slot = lock(&self.slot);
-        if matches!(*slot, Slot::Open(_)) && self.unchanging.load(Ordering::Acquire) {
-            // It may take changes again by now.
-            self.write_back.parked(&self.inode.failures);
-            self.open_again(core, &mut slot)?;
+        if self.unchanging.load(Ordering::Acquire) {
+            let mut slot = lock(&self.slot);
+            if matches!(*slot, Slot::Open(_)) && self.unchanging.load(Ordering::Acquire) {
+                // It may take changes again by now.
+                self.write_back.parked(&self.inode.failures);
+                self.open_again(core, &mut slot)?;
+            }
         }
-        drop(slot);
         let fd = self.fd(core)?;
         if self.unchanging.load(Ordering::Acquire) { Err(Errno::EROFS.into()) } else { Ok(fd) }
     }

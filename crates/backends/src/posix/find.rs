@@ -255,13 +255,19 @@ impl Core {
         fd: BorrowedFd<'_>,
         attr: Attr,
     ) -> Result<Entry> {
-        let looks_other = |id| table.find(id).is_some_and(|known| !known.is(&self.lasting(attr)));
-        let other =
-            table.at(dir, name).filter(|_| self.copies.is_some()).filter(|id| looks_other(*id));
-        // Perhaps it is being copied, or was since it was looked at.
-        let _none = other.and_then(|id| self.none_copying(id));
-        let attr = if other.is_some() { sys::stat(fd)?.attr } else { attr };
-        Ok(Entry { id: table.seen(dir, name, &self.lasting(attr)), attr })
+        let lasting = self.lasting(attr);
+        let there = self.copies.as_ref().and_then(|_| table.known_there(dir, name, &lasting));
+        match there {
+            // Not to be asked once more: it may be copied meanwhile, and look otherwise.
+            Some((id, true)) => Ok(Entry { id, attr }),
+            // Perhaps it is being copied, or was since it was looked at.
+            Some((id, false)) => {
+                let _none = self.none_copying(id);
+                let attr = sys::stat(fd)?.attr;
+                Ok(Entry { id: table.seen(dir, name, &self.lasting(attr)), attr })
+            }
+            None => Ok(Entry { id: table.seen(dir, name, &lasting), attr }),
+        }
     }
 
     /// Whether what looked like another inode than `id` is what an overlay has made of it.

@@ -134,6 +134,20 @@ impl PathTable {
         id
     }
 
+    /// What is known to be at a place: its id, and whether it looks like this.
+    pub(crate) fn known_there(
+        &self,
+        dir: FileId,
+        name: &Name,
+        attr: &Attr,
+    ) -> Option<(FileId, bool)> {
+        let mut state = self.lock();
+        let id = state.by_place.get(&(dir, name.to_owned())).copied()?;
+        let known = state.by_id.get_mut(&id)?;
+        known.used = true;
+        Some((id, known.is(attr)))
+    }
+
     /// The id of a file that has no name yet.
     pub(crate) fn unnamed(&self, attr: &Attr) -> FileId {
         let mut state = self.lock();
