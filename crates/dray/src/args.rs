@@ -90,6 +90,12 @@ pub enum Command {
         /// Where it is.
         mountpoint: PathBuf,
     },
+    /// Has the entries of a mount's ring come together; started by its supervisor.
+    #[command(hide = true)]
+    GatherEntries {
+        /// Where it is.
+        mountpoint: PathBuf,
+    },
     /// Has the kernel drop what other clients have changed; started by a mount's daemon.
     #[command(hide = true)]
     DropOutdated,

@@ -67,6 +67,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::MountSupervisor(args) => mount::supervisor::run(args),
         Command::MountDaemon(args) => mount::daemon::run(args),
         Command::WakeMount { mountpoint } => mount::daemon::wake(&mountpoint),
+        Command::GatherEntries { mountpoint } => mount::daemon::gather(&mountpoint),
         Command::DropOutdated => mount::daemon::drop_outdated(),
     }
 }

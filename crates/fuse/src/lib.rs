@@ -15,6 +15,7 @@ mod worker;
 
 pub use mount::choice::NoRing;
 pub use mount::device::{clone_device, open_device};
+pub use mount::gather::gather_entries;
 pub use mount::session::{Session, request_time_max};
 pub use mount::wake::{is_aborted, wake_queues};
 pub use mount::{MountFlags, MountOptions, mode_at, mount, remount, unmount};

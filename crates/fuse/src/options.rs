@@ -163,6 +163,10 @@ pub trait Host: Send + Sync + 'static {
     /// process.
     fn wake_queues(&self) {}
 
+    /// The mount rests, and the payloads of its ring's entries have taken much memory:
+    /// [`gather_entries`](crate::gather_entries) is to be called, in another process.
+    fn gather_entries(&self) {}
+
     /// Starts another process, which calls [`drop_outdated`](crate::drop_outdated) with `device` and
     /// what is written to the pipe that is returned, and ends with that. Errors: it cannot be
     /// started; then what others have changed is seen at the next open, or when attributes run out.

@@ -51,19 +51,31 @@ pub(super) struct Connection {
 /// Says something to somebody else.
 pub type Notice = Box<dyn Fn() + Send + Sync>;
 
+/// What a daemon asks its supervisor for.
+pub struct Wishes {
+    /// To have the queues of a ring pushed.
+    pub push: Notice,
+    /// To have the entries of a ring come together.
+    pub gather: Notice,
+}
+
 /// A daemon's surroundings: its supervisor, and a server at which files are still open that
 /// a daemon before it opened.
 pub(super) struct Attached {
     session: ToldSession,
     calls: Option<Arc<Metrics>>,
-    push: Notice,
+    wishes: Wishes,
     /// The process that has the kernel drop what others have changed, once there was one.
     dropping: Mutex<Option<Child>>,
 }
 
 impl Attached {
-    pub(super) fn new(session: ToldSession, calls: Option<Arc<Metrics>>, push: Notice) -> Attached {
-        Attached { session, calls, push, dropping: Mutex::default() }
+    pub(super) fn new(
+        session: ToldSession,
+        calls: Option<Arc<Metrics>>,
+        wishes: Wishes,
+    ) -> Attached {
+        Attached { session, calls, wishes, dropping: Mutex::default() }
     }
 }
 
@@ -102,7 +114,11 @@ impl Host for Attached {
     }
 
     fn wake_queues(&self) {
-        (self.push)();
+        (self.wishes.push)();
+    }
+
+    fn gather_entries(&self) {
+        (self.wishes.gather)();
     }
 
     fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<PipeWriter> {

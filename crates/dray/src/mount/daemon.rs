@@ -18,12 +18,12 @@ use dray_rt::{Interest, Source};
 use crate::args::MountDaemonArgs;
 use crate::daemonize;
 use crate::error::{Beginning, Doing, Failure};
-use crate::mount::connection::{NewMemory, Notice};
+use crate::mount::connection::{NewMemory, Notice, Wishes};
 use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{
-    CONNECTION, HANDED_OVER, Held, KeptKey, PARENT, STOP, TRIED, WAITING, WAKE, key_of, ready_word,
-    take,
+    CONNECTION, GATHER, HANDED_OVER, Held, KeptKey, PARENT, STOP, TRIED, WAITING, WAKE, key_of,
+    ready_word, take,
 };
 use crate::mount::{Mount, Running};
 use crate::paths;
@@ -67,10 +67,13 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     }
     // While the server is away the supervisor is to know that nothing is stuck here.
     let wait = adopted.then(|| saying(&control, WAITING)).transpose().beginning(what)?;
-    let push = saying(&control, WAKE).beginning(what)?;
+    let wishes = Wishes {
+        push: saying(&control, WAKE).beginning(what)?,
+        gather: saying(&control, GATHER).beginning(what)?,
+    };
     let device = Device { fd: held.device, clones: held.clones, state };
     let replaceable = std::env::var_os(TRIED).is_some();
-    let running = mount.serve(device, memory_in(held.session), wait, replaceable, push)?;
+    let running = mount.serve(device, memory_in(held.session), wait, replaceable, wishes)?;
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }
@@ -113,6 +116,12 @@ fn told_connection() -> Option<u32> {
 /// Sets the queues of a ring going again, in a process that holds nothing of the mount.
 pub fn wake(at: &Path) -> Result<(), Failure> {
     dray_fuse::wake_queues(at).doing(|| format!("cannot wake the queues of {}", at.display()))
+}
+
+/// Has the entries of a ring come together, in a process that holds nothing of the mount.
+pub fn gather(at: &Path) -> Result<(), Failure> {
+    dray_fuse::gather_entries(at)
+        .doing(|| format!("cannot bring the entries of {} together", at.display()))
 }
 
 /// Has the kernel drop what others have changed, for a daemon that must not wait for that: it writes

@@ -34,7 +34,7 @@ use crate::control::{self, Kind};
 use crate::daemonize::{self, Waiting};
 use crate::endpoint::{self, Answer};
 use crate::error::{Beginning, Doing, Failure};
-use crate::mount::connection::{Attached, Connection, NewMemory, Notice};
+use crate::mount::connection::{Attached, Connection, NewMemory, Notice, Wishes};
 use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{Launch, MountWords};
@@ -258,21 +258,21 @@ impl Mount {
 
     /// Serves the mount behind `device`. `memory` makes the memory of the session, once for
     /// each attempt to connect; `wait` is what to do between two attempts, none to try once;
-    /// `replaceable`: another program goes on if this one cannot; `push` has the queues of a ring
-    /// pushed by somebody else.
+    /// `replaceable`: another program goes on if this one cannot; `wishes` are for what others have
+    /// to do.
     pub fn serve(
         self,
         device: Device,
         memory: NewMemory,
         wait: Option<Notice>,
         replaceable: bool,
-        push: Notice,
+        wishes: Wishes,
     ) -> Result<Running, Failure> {
         let (tell, told) = watch::channel(None);
         let what = || "cannot use the memory of the session".to_owned();
         // Whoever wants no metrics does not pay for them.
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
-        let host = Arc::new(Attached::new(told.clone(), calls.clone(), push));
+        let host = Arc::new(Attached::new(told.clone(), calls.clone(), wishes));
         let options = FuseOptions {
             node: memory().beginning(what)?.node(),
             workers: device.clones.len(),

@@ -178,6 +178,11 @@ impl Rig {
         self.launcher.get_mut().wait(server)
     }
 
+    /// The server, which goes on being the rig's: for signals that do not end it.
+    pub fn server(&self) -> Pid {
+        self.server.unwrap()
+    }
+
     /// Sends the server a signal; whoever asks waits for its end.
     pub fn signal_server(&mut self, signal: i32) -> Pid {
         let server = self.server.take().unwrap();

@@ -4,7 +4,7 @@
 use dray_core::{Context, Errno, Error, FileId, Result, XattrSet};
 
 use crate::front::{Worker, invalid};
-use crate::mount::wake;
+use crate::mount::{gather, wake};
 use crate::proto::Operation;
 use crate::proto::wire::Small;
 use crate::state::capabilities;
@@ -19,7 +19,9 @@ impl Worker {
     ) -> Result<Answer> {
         let id = self.id(node)?;
         match *op {
-            Operation::Getxattr { name, .. } if name == wake::ATTRIBUTE => {
+            Operation::Getxattr { name, .. }
+                if [wake::ATTRIBUTE, gather::ATTRIBUTE].contains(&name) =>
+            {
                 Err(Errno::ENODATA.into())
             }
             Operation::Getxattr { name, size } if name == capabilities::NAME => {

@@ -6,7 +6,7 @@
 //! waits. That once is not enough: the entry may get a request that blocks, a lock that is
 //! waited for, and the unlocking may wait in the queue behind it.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::worker::cpus;
 /// What is asked for: an attribute that no file has, which the front end knows by itself, so
 /// that no server has to be there.
 pub(crate) const ATTRIBUTE: &[u8] = b"system.dray.wake";
-const ATTRIBUTE_C: &std::ffi::CStr = c"system.dray.wake";
+const ATTRIBUTE_C: &CStr = c"system.dray.wake";
 /// Questions on each CPU: one more than requests that can block without being refused.
 const ROUNDS: usize = RING_SPARES_MAX + 1;
 
@@ -30,16 +30,16 @@ const ROUNDS: usize = RING_SPARES_MAX + 1;
 /// For a process that has nothing else to do and is no daemon: it waits as any application
 /// does. Errors: those of reading the list of CPUs and of starting threads.
 pub fn wake_queues(at: &Path) -> io::Result<()> {
-    let path = CString::new(at.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let asking = Asking::new(at, ATTRIBUTE_C)?;
     let cpus = possible_cpus()?;
     std::thread::scope(|scope| {
         for cpu in 0..cpus {
-            let path = &path;
+            let asking = &asking;
             std::thread::Builder::new().spawn_scoped(scope, move || {
                 // Where we may not run, what waits is served behind the next request from
                 // there.
                 if cpus::pin_to(cpu).is_ok() {
-                    (0..ROUNDS).all(|_| ask(path));
+                    (0..ROUNDS).all(|_| is_there(asking));
                 }
             })?;
         }
@@ -50,27 +50,41 @@ pub fn wake_queues(at: &Path) -> io::Result<()> {
 /// Whether the connection of the mount at `at` has been aborted, so that nobody will ever serve
 /// it. A mount that does not answer within `patience` has not: then an answer comes at once.
 pub fn is_aborted(at: &Path, patience: Duration) -> bool {
-    let Ok(path) = CString::new(at.as_os_str().as_bytes()) else { return false };
+    let Ok(asking) = Asking::new(at, ATTRIBUTE_C) else { return false };
     let (tell, told) = channel();
     // Whoever serves the mount may stand still: the thread that asks is not waited for.
     let asking = std::thread::Builder::new().spawn(move || {
-        let _ = tell.send(error_of_asking(&path)); // in vain if it took too long
+        let _ = tell.send(ask(&asking).err().and_then(|error| error.raw_os_error())); // in vain if it took too long
     });
     let aborted = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED), Some(libc::EIO)];
     asking.is_ok() && told.recv_timeout(patience).is_ok_and(|error| aborted.contains(&error))
 }
 
-/// Asks once. False if the mount is not there any more.
-fn ask(path: &CString) -> bool {
-    matches!(error_of_asking(path), None | Some(libc::ENODATA))
+/// A question that the front end answers by itself: how long an attribute of a mount is.
+pub(super) struct Asking {
+    path: CString,
+    attribute: &'static CStr,
 }
 
-/// The answer to a question that the front end answers by itself.
-fn error_of_asking(path: &CString) -> Option<i32> {
+impl Asking {
+    /// Errors: `InvalidInput` for a path with a NUL in it.
+    pub(super) fn new(at: &Path, attribute: &'static CStr) -> io::Result<Asking> {
+        let path = CString::new(at.as_os_str().as_bytes());
+        Ok(Asking { path: path.map_err(|_| io::ErrorKind::InvalidInput)?, attribute })
+    }
+}
+
+/// Asks once. False if the mount is not there any more.
+fn is_there(asking: &Asking) -> bool {
+    ask(asking).err().is_none_or(|error| error.raw_os_error() == Some(libc::ENODATA))
+}
+
+/// The answer. Errors: those of getxattr(2).
+pub(super) fn ask(asking: &Asking) -> io::Result<usize> {
+    let (path, name) = (asking.path.as_ptr(), asking.attribute.as_ptr());
     // SAFETY: both are C strings that outlive the call; no memory is written, as the size is 0.
-    let result =
-        unsafe { libc::getxattr(path.as_ptr(), ATTRIBUTE_C.as_ptr(), std::ptr::null_mut(), 0) };
-    if result < 0 { io::Error::last_os_error().raw_os_error() } else { None }
+    let length = unsafe { libc::getxattr(path, name, std::ptr::null_mut(), 0) };
+    usize::try_from(length).map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::mount::pages::PAGES_MAX;
 use crate::state::{State, header};
 
 /// Bytes of an entry's header page.
-const PAGE_BYTES: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// Bytes of a payload: the largest READ or WRITE.
 pub(crate) const PAYLOAD_BYTES: usize = IO_MAX_BYTES;
 /// Bytes of memory for the payload of an entry: the kernel wants room for all pages that a request
@@ -146,13 +146,28 @@ impl Area {
         Some(slot)
     }
 
-    /// The slots that a predecessor had used for the queue of `cpu`.
-    pub(crate) fn adopted(&self, cpu: u16) -> impl Iterator<Item = Slot> {
+    /// The slots that a predecessor had used for the queue of `cpu`, and how many bytes of each
+    /// one's payload have memory.
+    pub(crate) fn adopted(&self, cpu: u16) -> impl Iterator<Item = (Slot, usize)> {
         let slots = (0..self.adopted).map(|index| (index, self.slot(index)));
         slots.filter(move |(_, slot)| slot.cpu() == Some(cpu)).map(|(index, slot)| {
-            slot.prepare(self.room_bytes, self.used_bytes(index));
-            slot
+            let used_bytes = self.used_bytes(index);
+            slot.prepare(self.room_bytes, used_bytes);
+            (slot, used_bytes)
         })
+    }
+
+    /// Gives the memory of a payload back, but for its first page: what is there is lost. The
+    /// slot holds a request, so that the kernel puts nothing into it meanwhile. Errors: those of
+    /// madvise(2).
+    pub(crate) fn give_back(&self, slot: &Slot) -> io::Result<()> {
+        let len_bytes = self.room_bytes - PAGE_BYTES;
+        // SAFETY: whole pages within the mapping; those who use the slot own what is in them.
+        let done = unsafe {
+            let rest = slot.payload.add(PAGE_BYTES);
+            libc::madvise(rest.as_ptr().cast(), len_bytes, libc::MADV_REMOVE)
+        };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// How much of the payload of a slot has been used, so that there is memory for it.
@@ -326,9 +341,9 @@ mod tests {
         drop(area);
         let area = Area::open(&state, 7).unwrap();
         assert_eq!((area.start, area.slots), (start, 3));
-        let slot = area.adopted(1).next().unwrap();
+        let (slot, used_bytes) = area.adopted(1).next().unwrap();
         assert_eq!(&slot.headers()[..8], b"the head");
-        assert_eq!(bytes(&slot, 6), b"a name");
+        assert_eq!((bytes(&slot, 6), used_bytes), (b"a name".to_vec(), PAGE_BYTES));
         assert_eq!((area.adopted(0).count(), area.adopted(1).count()), (1, 1));
         assert!(area.take(0).is_some() && area.take(0).is_none());
     }
@@ -357,8 +372,28 @@ mod tests {
         drop(area);
         let area = Area::open(&state, 3).unwrap();
         let pages = ROOM_BYTES / PAGE_BYTES;
-        let mapped = area.adopted(0).map(|slot| mapped_pages(slot.payload.as_ptr(), pages));
+        let mapped = area.adopted(0).map(|(slot, _)| mapped_pages(slot.payload.as_ptr(), pages));
         assert_eq!(mapped.collect::<Vec<_>>(), [74, 1, PAYLOAD_BYTES / PAGE_BYTES]);
+    }
+
+    #[test]
+    fn memory_is_given_back_but_for_the_first_page_of_that_payload() {
+        let state = State::create().unwrap();
+        let area = Area::open(&state, 3).unwrap();
+        let slots = [0; 3].map(|cpu| area.take(cpu).unwrap());
+        slots.iter().for_each(|slot| _ = slot.fill(&[7; PAYLOAD_BYTES]));
+        area.give_back(&slots[1]).unwrap();
+        let pages = ROOM_BYTES / PAGE_BYTES;
+        let mapped = slots.map(|slot| mapped_pages(slot.payload.as_ptr(), pages));
+        assert_eq!(mapped, [PAYLOAD_BYTES / PAGE_BYTES, 1, PAYLOAD_BYTES / PAGE_BYTES]);
+        assert_eq!(
+            [0, 1, 2].map(|index| area.used_bytes(index)),
+            [PAYLOAD_BYTES, PAGE_BYTES, PAYLOAD_BYTES]
+        );
+        assert_eq!(
+            bytes(&slots[1], PAYLOAD_BYTES),
+            [&[7; 4096][..], &[0; PAYLOAD_BYTES - 4096]].concat()
+        );
     }
 
     /// The memory of a predecessor whose entries had less room.

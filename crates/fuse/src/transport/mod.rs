@@ -5,6 +5,7 @@ pub(crate) mod attendance;
 mod buffers;
 pub(crate) mod classic;
 mod lookout;
+mod payloads;
 pub(crate) mod queues;
 pub(crate) mod ring;
 

@@ -17,6 +17,7 @@ use dray_rt::{Ring, sleep};
 use crate::front::Worker;
 use crate::state::{State, header};
 use crate::transport::area::{Area, Slot};
+use crate::transport::payloads::{Gathering, Payloads};
 use crate::transport::ring::start_entry;
 
 /// A queue whose entries all hold requests, of which none has been answered for so long, gets
@@ -29,6 +30,7 @@ pub(crate) struct Queues {
     state: State,
     pub(crate) area: Arc<Area>,
     pub(crate) device: Arc<OwnedFd>,
+    pub(crate) payloads: Arc<Payloads>,
     depth: usize,
     queues: Vec<Queue>,
     /// Entries that may still be added to queues that stand still: half of the spare ones.
@@ -54,13 +56,19 @@ struct Queue {
     answered: AtomicUsize,
     /// Somebody looks whether it stands still.
     watched: AtomicBool,
+    /// Its entries come together for a moment when the mount rests.
+    gathering: Gathering,
 }
 
 impl Queue {
     fn has_free_entry(&self) -> bool {
+        self.free_entries() > 0
+    }
+
+    fn free_entries(&self) -> usize {
         let answered = self.answered.load(Ordering::SeqCst);
         let busy = self.begun.load(Ordering::SeqCst).saturating_sub(answered);
-        busy < self.entries.load(Ordering::SeqCst)
+        self.entries.load(Ordering::SeqCst).saturating_sub(busy)
     }
 }
 
@@ -79,6 +87,7 @@ impl Queues {
             state: state.clone(),
             area: Arc::new(Area::open(state, cpus * depth + spares_max)?),
             device,
+            payloads: Arc::default(),
             depth,
             for_stalled: AtomicUsize::new(spares_max / 2),
             refusal: AtomicI32::new(0),
@@ -98,7 +107,7 @@ impl Queues {
     /// predecessor had read first. New requests come when they are [opened](Queues::open).
     pub(crate) fn serve(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpus: &[u16]) {
         for &cpu in cpus {
-            let adopted: Vec<Slot> = self.area.adopted(cpu).collect();
+            let adopted: Vec<(Slot, usize)> = self.area.adopted(cpu).collect();
             // All are counted before the first request asks whether there are enough.
             let entries = &self.queues[usize::from(cpu)].entries;
             entries.store(adopted.len(), Ordering::Release);
@@ -145,6 +154,19 @@ impl Queues {
         lock(&self.settling).clone()
     }
 
+    /// Entries of this queue that hold no request.
+    pub(crate) fn free_entries(&self, cpu: u16) -> usize {
+        self.queues[usize::from(cpu)].free_entries()
+    }
+
+    pub(crate) fn gathering(&self, cpu: u16) -> &Gathering {
+        &self.queues[usize::from(cpu)].gathering
+    }
+
+    pub(crate) fn gatherings(&self) -> impl Iterator<Item = &Gathering> {
+        self.queues.iter().map(|queue| &queue.gathering)
+    }
+
     /// The kernel has an entry of this queue.
     pub(crate) fn taken(&self, cpu: u16) {
         self.queues[usize::from(cpu)].taken.fetch_add(1, Ordering::AcqRel);
@@ -165,7 +187,7 @@ impl Queues {
         cpu: u16,
         spare: bool,
     ) -> bool {
-        let Some(slot) = self.area.take(cpu) else { return false };
+        let Some(slot) = self.area.take(cpu).map(|slot| (slot, 0)) else { return false };
         self.queues[usize::from(cpu)].entries.fetch_add(1, Ordering::AcqRel);
         start_entry(self, worker, ring, (cpu, slot), spare);
         true

@@ -30,10 +30,13 @@ use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
 
 use crate::front::Worker;
+use crate::mount::gather;
 use crate::proto::Head;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
+use crate::proto::wire::Small;
 use crate::transport::area::{Area, OVERWRITTEN_MAX, PAYLOAD_BYTES, Slot};
+use crate::transport::payloads::{Part, Used};
 use crate::transport::queues::Queues;
 use crate::transport::{Answer, Message};
 
@@ -54,8 +57,9 @@ pub(crate) struct Entry {
     slot: Slot,
     device: RawFd,
     mail: Mutex<Mail>,
+    used: Used,
     /// Keeps the memory in place.
-    _area: Arc<Area>,
+    area: Arc<Area>,
 }
 
 // SAFETY: the memory of the slot belongs to the kernel between a commit and its
@@ -234,6 +238,7 @@ impl Entry {
         if let Some(answer) = &elsewhere {
             len = self.slot.fill(answer.bytes());
         }
+        self.used.takes(len);
         self.slot.put(0, &header(unique, error, len));
         self.slot.put(PAYLOAD_SIZE_AT, &(len as u32).to_ne_bytes());
         self.slot.answered(request);
@@ -282,6 +287,11 @@ impl Arrived {
         unsafe { std::slice::from_raw_parts(start, self.payload_len) }
     }
 
+    /// Whether it is one of the questions that are to hold all entries at once.
+    fn asks_to_gather(&self, head: &Head) -> bool {
+        head.opcode == op::GETXATTR && self.payload().strip_suffix(b"\0") == Some(gather::ATTRIBUTE)
+    }
+
     /// The first `size` bytes of the payload, shared from now on.
     pub(crate) fn data(&self, size: usize) -> Buf {
         let size = size.min(self.payload_len);
@@ -296,6 +306,7 @@ impl Arrived {
             return BufMut::heap(size); // it is in use
         }
         let size = size.min(PAYLOAD_BYTES);
+        self.entry.used.takes(size);
         // SAFETY: in place while the area lives; the request has no bytes in it, and
         // nobody else uses it before the lease is dropped.
         unsafe { BufMut::over(self.entry.slot.payload, size, self.lend()) }
@@ -312,7 +323,7 @@ pub(crate) fn start_entry(
     queues: &Arc<Queues>,
     worker: &Arc<Worker>,
     ring: &Ring,
-    (cpu, slot): (u16, Slot),
+    (cpu, (slot, used_bytes)): (u16, (Slot, usize)),
     spare: bool,
 ) {
     let entry = Arc::new(Entry {
@@ -320,7 +331,8 @@ pub(crate) fn start_entry(
         slot,
         device: queues.device.as_raw_fd(),
         mail: Mutex::default(),
-        _area: queues.area.clone(),
+        used: queues.payloads.of_entry(used_bytes),
+        area: queues.area.clone(),
     });
     let token = ring.attach(entry.clone());
     let serving = serve_entry(queues.clone(), worker.clone(), ring.clone(), (entry, token), spare);
@@ -346,13 +358,20 @@ async fn serve_entry(
             return; // the connection has ended, or the kernel wants no ring
         }
         let Some(head) = Head::decode(entry.slot.headers()) else { return };
+        let arrived = Arrived { entry: entry.clone(), payload_len: entry.payload_len() };
+        if arrived.asks_to_gather(&head) {
+            let answer = gathered(&queues, &entry).await;
+            drop(arrived);
+            entry.answer(&ring, token, head.unique, answer).await;
+            continue;
+        }
+        entry.used.takes(arrived.payload_len);
         let blocks = head.opcode == op::SETLKW && !entry.unlocks();
         let refused = blocks && !queues.begin_blocking(&worker, &ring, entry.cpu);
         queues.begin_request(&worker, &ring, entry.cpu);
         let answer = if refused {
             Err(-libc::ENOLCK)
         } else {
-            let arrived = Arrived { entry: entry.clone(), payload_len: entry.payload_len() };
             let message = Message::Ring(arrived);
             let answer = worker.serve(&message).await;
             if blocks {
@@ -362,6 +381,23 @@ async fn serve_entry(
         };
         entry.answer(&ring, token, head.unique, answer).await;
         queues.end_request(entry.cpu);
+        queues.tend_payloads(&worker);
+    }
+}
+
+/// Answers a question for which the entries of a queue come together, when they have done so,
+/// and gives the memory of this one back.
+async fn gathered(queues: &Arc<Queues>, entry: &Entry) -> Result<Answer, i32> {
+    match queues.gather(entry.cpu) {
+        Part::None => Err(-libc::ENODATA),
+        Part::First(wanted) => Ok(Answer::Small(Small::new().u32(wanted as u32).u32(0))),
+        Part::Waits { gives, mut end } => {
+            if gives && entry.area.give_back(&entry.slot).is_ok() {
+                entry.used.given_back();
+            }
+            let _ = end.changed().await; // the sender is the queue's
+            Err(-libc::ENODATA)
+        }
     }
 }
 

@@ -26,6 +26,9 @@ pub const STOP: u8 = b's';
 pub const WAITING: u8 = b'w';
 /// A word of a daemon that serves: the queues of its ring need a push.
 pub const WAKE: u8 = b'k';
+/// A word of a daemon that serves: the entries of its ring should come together, so that their
+/// memory can be given back.
+pub const GATHER: u8 = b'g';
 /// Words of a daemon that serves.
 const READY: u8 = b'r';
 const READY_WITHOUT_RESEND: u8 = b'o';
@@ -65,6 +68,8 @@ pub struct Daemon {
     pub heard_at: Instant,
     /// It asked for a push of its queues.
     pub wants_push: bool,
+    /// It asked for its entries to come together.
+    pub wants_gathering: bool,
     /// When it was asked to stop.
     pub stopping: Option<Instant>,
 }
@@ -99,8 +104,9 @@ impl Daemon {
         let child = command.spawn()?;
         let control = Some(ours);
         let stage = Stage::Starting;
-        let (heard_at, wants_push, stopping) = (Instant::now(), false, None);
-        Ok(Daemon { child, control, stage, heard_at, wants_push, stopping })
+        let (heard_at, stopping) = (Instant::now(), None);
+        let (wants_push, wants_gathering) = (false, false);
+        Ok(Daemon { child, control, stage, heard_at, wants_push, wants_gathering, stopping })
     }
 
     /// Its process.
@@ -132,6 +138,7 @@ impl Daemon {
                 READY_WITHOUT_RESEND => self.stage = Stage::ServingWithoutResend,
                 READY_ON_RING => self.stage = Stage::ServingRing,
                 WAKE => self.wants_push = true,
+                GATHER => self.wants_gathering = true,
                 _ => {}
             }
         }
@@ -186,10 +193,11 @@ impl Unmounting {
     }
 }
 
-/// `dray wake-mount`, in processes of their own: each waits for answers of the mount, and
-/// does not get them if its daemon dies, until another one has been woken.
-#[derive(Default)]
-pub struct Waking {
+/// A command that asks the mount, `dray wake-mount` or `dray gather-entries`, in processes of their
+/// own: each waits for answers of the mount, and does not get them if its daemon dies, until another
+/// one has been woken.
+pub struct Asking {
+    command: &'static str,
     children: Vec<Child>,
     /// When to try again what could not be done.
     again_at: Option<Instant>,
@@ -201,7 +209,12 @@ pub struct Waking {
 const WAKE_TRIES_MAX: u32 = 30;
 const WAKE_PAUSE: Duration = Duration::from_secs(1);
 
-impl Waking {
+impl Asking {
+    /// By this command, which takes the place of the mount.
+    pub fn by(command: &'static str) -> Asking {
+        Asking { command, children: Vec::new(), again_at: None, failed: 0 }
+    }
+
     /// Starts another one; those before it are ended as far as they can be. Errors: those of
     /// fork(2) and exec(2).
     pub fn start(&mut self, at: &Path) -> io::Result<()> {
@@ -211,7 +224,7 @@ impl Waking {
             let _ = child.kill(); // what the mount has taken up ends with its answer
         }
         let mut command = Command::new(OWN_PROGRAM);
-        command.arg0("dray").arg("wake-mount").arg(at);
+        command.arg0("dray").arg(self.command).arg(at);
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = quiet.spawn().inspect_err(|_| self.failed())?;
         self.children.push(child);
@@ -257,6 +270,7 @@ mod tests {
     fn processes_of_two_versions_understand_each_other() {
         let ready = [(true, true), (false, true), (false, false)]
             .map(|(ring, resend)| ready_word(ring, resend));
-        assert_eq!((ready, [STOP, WAITING, WAKE], HANDED_OVER), (*b"uro", *b"swk", 75));
+        let words = [STOP, WAITING, WAKE, GATHER];
+        assert_eq!((ready, words, HANDED_OVER), (*b"uro", *b"swkg", 75));
     }
 }

@@ -27,13 +27,13 @@ use crate::daemonize::Waiting;
 use crate::error::{Doing, EXIT_FAILED, Failure};
 use crate::mount::mount_table::{self, Known, MountEntry};
 
-use child::{Daemon, Stage, Unmounting, Waking};
+use child::{Asking, Daemon, Stage, Unmounting};
 use note::Note;
 use program::Programs;
 use restarts::{Death, Next, Restarts};
 use signals::Signals;
 
-pub use child::{CONNECTION, HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
+pub use child::{CONNECTION, GATHER, HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
 pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
 pub use kept_key::{KeptKey, key_of};
 pub use launch::{Launch, MountWords, OWN_PROGRAM};
@@ -78,7 +78,8 @@ struct Supervisor {
     /// What is known since a daemon was ready for the first time.
     served: Option<Stage>,
     unmounting: Option<Unmounting>,
-    waking: Waking,
+    waking: Asking,
+    gathering: Asking,
     note: Option<Note>,
 }
 
@@ -107,7 +108,8 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         programs: Programs::new(args.program.clone()),
         served: None,
         unmounting: None,
-        waking: Waking::default(),
+        waking: Asking::by("wake-mount"),
+        gathering: Asking::by("gather-entries"),
         note: note.ok(),
         args,
     };
@@ -158,11 +160,15 @@ impl Supervisor {
         if spoken && let Some(daemon) = &mut self.daemon {
             let ready = daemon.hear();
             let push = std::mem::take(&mut daemon.wants_push);
+            let gather = std::mem::take(&mut daemon.wants_gathering);
             if ready {
                 self.ready()?;
             }
             if push {
                 self.wake();
+            }
+            if gather {
+                self.gather();
             }
         }
         if signalled {
@@ -170,6 +176,7 @@ impl Supervisor {
                 self.signalled(signal);
             }
             self.waking.reap();
+            self.gathering.reap();
         }
         if let Some(unmounting) = &mut self.unmounting
             && unmounting.is_over()
@@ -289,6 +296,13 @@ impl Supervisor {
     fn wake(&mut self) {
         if let Err(error) = self.waking.start(&self.known.now_at()) {
             log::error!("cannot wake {}: {error}", self.at().display());
+        }
+    }
+
+    /// Has the entries of a ring come together. A daemon that this did not help asks again.
+    fn gather(&mut self) {
+        if let Err(error) = self.gathering.start(&self.known.now_at()) {
+            log::debug!("cannot gather the entries of {}: {error}", self.at().display());
         }
     }
 
