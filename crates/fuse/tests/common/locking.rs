@@ -14,7 +14,7 @@ use dray_core::*;
 pub struct Table {
     held: Mutex<Vec<(FileId, Lock)>>,
     changed: dray_rt::sync::Notify,
-    /// Reads wait until they are cancelled.
+    /// Reads wait until this is taken back, or they are cancelled.
     pub stalled: AtomicBool,
     /// Flushes are answered late: when this is taken back.
     pub flushes_held: AtomicBool,
@@ -206,14 +206,11 @@ impl OpenFile for LockingFile {
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
         Box::pin(async move {
-            if self.table.stalled.load(Ordering::SeqCst) {
-                let cancel = cx.cancel.clone().unwrap();
-                std::future::poll_fn(|task| match cancel.poll_set(task) {
-                    true => std::task::Poll::Ready(()),
-                    false => std::task::Poll::Pending,
-                })
-                .await;
-                return Err((Errno::EINTR.into(), into));
+            while self.table.stalled.load(Ordering::SeqCst) {
+                if cx.check().is_err() {
+                    return Err((Errno::EINTR.into(), into));
+                }
+                dray_rt::sleep(std::time::Duration::from_millis(1)).await;
             }
             self.inner.read(cx, at, into).await
         })
