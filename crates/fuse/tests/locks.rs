@@ -103,6 +103,23 @@ fn closing_releases_a_flock() {
     });
 }
 
+/// The kernel has the same name for both, where the second is at the address of the first: the
+/// close of that, which the kernel does not wait for, took the lock of this one away.
+#[test]
+fn a_flock_belongs_to_its_open_file_and_not_to_the_next_one() {
+    on_both(|mount| {
+        let mut owners = std::collections::BTreeSet::new();
+        for round in 1..=200 {
+            let holder = open(mount);
+            flock(&holder, libc::LOCK_EX).unwrap();
+            owners.extend(mount.locks.owners());
+            drop(holder);
+            eventually("the lock is released", || mount.locks.count() == 0);
+            assert_eq!(owners.len(), round, "one was called as another before it");
+        }
+    });
+}
+
 #[test]
 fn a_signal_ends_the_wait_for_a_lock() {
     catch_signal();
@@ -118,6 +135,32 @@ fn a_signal_ends_the_wait_for_a_lock() {
         // It hears of the end before the request is put away.
         eventually("the request is over", || waiting(mount) == 0);
         assert_eq!(mount.locks.count(), 1);
+    });
+}
+
+/// It failed with EINTR, although flock(2) waits for nothing there, and the lock was given back
+/// later: to whoever had taken it again by then, another process could have it, too.
+#[test]
+fn a_signal_does_not_disturb_who_gives_a_lock_back() {
+    catch_signal();
+    on_both(|mount| {
+        let holder = open(mount);
+        flock(&holder, libc::LOCK_EX).unwrap();
+        mount.locks.unlocks_held.store(true, Ordering::SeqCst);
+        let (send, receive) = std::sync::mpsc::channel();
+        let unlocking = std::thread::spawn(move || {
+            // SAFETY: no memory is passed.
+            send.send(unsafe { libc::pthread_self() }).unwrap();
+            flock(&holder, libc::LOCK_UN)
+        });
+        let thread = receive.recv().unwrap();
+        eventually("the request is under way", || waiting(mount) == 1);
+        // SAFETY: the thread has not been joined.
+        unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+        std::thread::sleep(Duration::from_millis(300)); // for the request to be ended in, if it is
+        mount.locks.unlocks_held.store(false, Ordering::SeqCst);
+        unlocking.join().unwrap().unwrap();
+        assert_eq!(mount.locks.count(), 0);
     });
 }
 

@@ -9,8 +9,8 @@ use common::{
     client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of, simulate,
 };
 use dray_core::{
-    Buf, BufMut, Cancel, Context, CreateHow, Errno, Fate, FileSystem, Lock, LockFamily, LockKind,
-    LockOwner, LockRange, Make, Name, Op, OpenHow, Pid, RemoveKind, Write, XattrSet,
+    Buf, BufMut, Cancel, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind,
+    LockOwner, LockRange, Make, Name, OpenHow, Pid, RemoveKind, Write, XattrSet,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connection, Sockets};
@@ -18,7 +18,7 @@ use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, ConnectError};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
-use dray_rt::{Scope, spawn_join};
+use dray_rt::Scope;
 
 fn name(text: &str) -> &Name {
     Name::new(text.as_bytes()).unwrap()
@@ -181,130 +181,6 @@ fn a_server_that_stays_away_fails_calls_after_the_limit_and_serves_when_it_is_ba
     });
 }
 
-#[test]
-fn a_client_that_stays_away_loses_its_session_and_opens_its_files_again() {
-    simulate(4, async {
-        let network = Network::new();
-        let server = server_of(memory(), ServerOptions::default());
-        serve_simulated(&network, "s", &server, &Scope::new());
-        let fs = connect(network.connector("s"), client_options()).await.unwrap();
-        let cx = Context::system();
-        let (_, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
-        network.partition("s", true);
-        dray_rt::sleep(Duration::from_secs(100)).await;
-        assert!(server.status().clients.is_empty());
-        network.partition("s", false);
-        file.write(&cx, Write::at(0), Buf::from(&b"again"[..])).await.unwrap();
-        assert_eq!(server.status().clients.len(), 1);
-        assert_eq!(fs.session().status().lost, 1);
-    });
-}
-
-/// Its change was being made when the connection went, and the session with it: to make it
-/// again would be wrong, and so would the error of trying.
-#[test]
-fn what_a_lost_session_had_under_way_ends_with_an_error_and_happened_once() {
-    // In which the call gets through and its answer does not.
-    simulate(9, async {
-        let network = Network::new();
-        let delay = Duration::from_millis(10);
-        let slow = Fault { op: Some(Op::Make), when: When::Always, delay, error: None };
-        let below = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
-        let export = Export::new("data", Arc::new(below), Vec::new());
-        let journal = Arc::new(MemoryJournal::default());
-        let server = Server::new(ServerOptions::default(), vec![export], journal);
-        serve_simulated(&network, "s", &server, &Scope::new());
-        let fs = connect(network.connector("s"), client_options()).await.unwrap();
-        let (cx, root) = (Context::system(), fs.info().root);
-        let (there, at) = (fs.clone(), Context::system());
-        let made = dray_rt::spawn_join(async move {
-            there.make(&at, root, name("d"), Make::Directory { mode: 0o755 }).await
-        });
-        dray_rt::sleep(delay / 2).await;
-        assert_eq!(server.status().operations.len(), 1);
-        network.partition("s", true);
-        let (there, at) = (fs.clone(), Context::system());
-        let unsent = dray_rt::spawn_join(async move {
-            there.make(&at, root, name("later"), Make::Directory { mode: 0o755 }).await
-        });
-        dray_rt::sleep(Duration::from_secs(100)).await;
-        assert!(server.status().clients.is_empty());
-        network.partition("s", false);
-        let error = made.await.unwrap().unwrap_err();
-        assert_eq!((error.errno(), error.fate()), (Errno::EIO, Fate::Unknown));
-        unsent.await.unwrap().unwrap();
-        fs.lookup(&cx, root, name("d")).await.unwrap();
-        fs.remove(&cx, root, name("d"), RemoveKind::Directory).await.unwrap();
-    });
-}
-
-#[test]
-fn a_session_begun_anew_with_fewer_slots_goes_on() {
-    simulate(8, async {
-        let (network, fs) = (Network::new(), memory());
-        let life = Scope::new();
-        let server = server_of(fs.clone(), ServerOptions::default());
-        serve_simulated(&network, "s", &server, &life);
-        let client = connect(network.connector("s"), client_options()).await.unwrap();
-        let (cx, root) = (Context::system(), client.info().root);
-        let make = async |round: &str| {
-            for number in 0..20 {
-                let (name, what) = (format!("{round}-{number}"), Make::Directory { mode: 0o755 });
-                let name = dray_core::NameBuf::new(name.as_bytes()).unwrap();
-                client.make(&cx, root, &name, what).await.unwrap();
-            }
-        };
-        make("before").await;
-        life.kill();
-        network.break_all("s");
-        let server = server_of(fs, ServerOptions { slots: 2, ..ServerOptions::default() });
-        serve_simulated(&network, "s", &server, &Scope::new());
-        dray_rt::sleep(Duration::from_secs(1)).await; // what is sent before it notices is lost
-        make("after").await;
-        assert_eq!(client.session().status().lost, 1);
-    });
-}
-
-/// More of them wait for the server than it has slots in its next life: each is made, or ends
-/// with an error as one whose fate nobody knows; the server is never asked for a slot that it
-/// has not.
-#[test]
-fn what_waits_for_a_slot_that_is_gone_is_made_or_ends_with_an_error() {
-    simulate(10, async {
-        let (network, fs) = (Network::new(), memory());
-        let life = Scope::new();
-        serve_simulated(&network, "s", &server_of(fs.clone(), ServerOptions::default()), &life);
-        let client = connect(network.connector("s"), client_options()).await.unwrap();
-        let (cx, root) = (Context::system(), client.info().root);
-        network.partition("s", true);
-        life.kill();
-        dray_rt::sleep(Duration::from_secs(1)).await; // it has noticed
-        let make = |number: usize| {
-            let client = client.clone();
-            dray_rt::spawn_join(async move {
-                let name = dray_core::NameBuf::new(format!("d{number}").as_bytes()).unwrap();
-                let (cx, what) = (Context::system(), Make::Directory { mode: 0o755 });
-                client.make(&cx, root, &name, what).await.map_err(|error| error.errno())
-            })
-        };
-        let making: Vec<_> = (0..8).map(make).collect();
-        dray_rt::sleep(Duration::from_secs(1)).await;
-        let server = server_of(fs, ServerOptions { slots: 2, ..ServerOptions::default() });
-        serve_simulated(&network, "s", &server, &Scope::new());
-        network.partition("s", false);
-        let mut made = 0;
-        for (number, one) in making.into_iter().enumerate() {
-            let outcome = one.await.unwrap();
-            let name = dray_core::NameBuf::new(format!("d{number}").as_bytes()).unwrap();
-            let there = client.lookup(&cx, root, &name).await.is_ok();
-            assert_eq!(outcome.is_ok(), there, "{number}: {outcome:?}");
-            assert!(outcome.is_ok() || outcome == Err(Errno::EIO), "{number}: {outcome:?}");
-            made += usize::from(there);
-        }
-        assert!(made >= 2, "only {made} were made");
-    });
-}
-
 /// The answer that granted it was lost, and its waiter gave up before the server was back.
 #[test]
 fn a_lock_that_nobody_knows_of_is_given_back() {
@@ -345,33 +221,6 @@ fn a_lock_that_nobody_knows_of_is_given_back() {
         assert!(below.locks().is_empty());
         file.lock(&cx, lock(LockKind::Exclusive, 2), true).await.unwrap();
         file.close(&cx).await.unwrap();
-    });
-}
-
-#[test]
-fn an_evicted_client_gives_everything_back() {
-    simulate(5, async {
-        let (network, below) = (Network::new(), memory());
-        let server = server_of(below.clone(), ServerOptions::default());
-        serve_simulated(&network, "s", &server, &Scope::new());
-        let fs = connect(network.connector("s"), client_options()).await.unwrap();
-        let (cx, root) = (Context::system(), fs.info().root);
-        let (entry, file) = fs.create(&cx, root, name("f"), NEW).await.unwrap();
-        for family in [LockFamily::Posix, LockFamily::Flock] {
-            let (kind, owner) = (LockKind::Exclusive, LockOwner(3));
-            let lock = Lock { family, kind, range: LockRange::ALL, owner, pid: Pid(1) };
-            file.lock(&cx, lock, false).await.unwrap();
-        }
-        fs.remove(&cx, root, name("f"), RemoveKind::File).await.unwrap();
-        assert_eq!(below.locks().len(), 2);
-        below.getattr(&cx, entry.id).await.unwrap();
-        let session = server.status().clients[0].session;
-        assert!(server.evict(session).await);
-        assert!(!server.evict(session).await);
-        assert!(server.status().clients.is_empty());
-        assert!(below.locks().is_empty(), "{:?}", below.locks().len());
-        let gone = below.getattr(&cx, entry.id).await.unwrap_err();
-        assert_eq!(gone.errno(), Errno::ESTALE, "it was removed, and nobody has it open");
     });
 }
 
@@ -433,159 +282,6 @@ fn a_connection_that_has_gone_is_not_kept_by_its_calls() {
         let all = served.lock().unwrap().clone();
         assert!(all.len() > 3);
         assert_eq!(all.iter().filter(|one| one.upgrade().is_some()).count(), 1);
-    });
-}
-
-/// A server whose making of names takes `delay`, so that it can be looked at meanwhile.
-fn slow_server(delay: Duration) -> Server {
-    let slow = Fault { op: Some(Op::Make), when: When::Always, delay, error: None };
-    let below = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
-    let export = Export::new("data", Arc::new(below), Vec::new());
-    Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()))
-}
-
-/// With each call jobs would cost every caller a look at its environment: they were to be switched
-/// on, and nobody knew.
-#[test]
-fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
-    simulate(11, async {
-        let (network, scope) = (Network::new(), Scope::new());
-        let server = slow_server(Duration::from_secs(60));
-        serve_simulated(&network, "s", &server, &scope);
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        for (pid, name_of_dir) in [(77, "told"), (78, "never told"), (79, "unknown")] {
-            let fs = connect(network.connector("s"), client_options()).await.unwrap();
-            let asked = asked.clone();
-            let find: dray_rpc::client::FindJobs = Box::new(move |callers, tell| {
-                asked.lock().unwrap().extend(callers.clone());
-                match callers[..] {
-                    [Pid(77)] => tell(vec![(Pid(77), "4711".into()), (Pid(78), "forged".into())]),
-                    _ => std::mem::forget(tell),
-                }
-            });
-            if pid != 79 {
-                fs.session().find_jobs_by(find);
-            }
-            let cx = Context { pid: Pid(pid), ..Context::system() };
-            dray_rt::spawn(async move {
-                let what = Make::Directory { mode: 0o755 };
-                fs.make(&cx, fs.info().root, name(name_of_dir), what).await.unwrap();
-            });
-        }
-        dray_rt::sleep(Duration::from_secs(1)).await;
-        assert_eq!(*asked.lock().unwrap(), [], "nobody had looked");
-        let begin = dray_rt::now();
-        let status = server.status_with_paths().await;
-        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
-        let mut jobs: Vec<_> =
-            status.operations.iter().map(|one| (one.pid, one.job.as_deref())).collect();
-        jobs.sort_unstable();
-        assert_eq!(jobs, [(Pid(77), Some("4711")), (Pid(78), None), (Pid(79), None)]);
-        asked.lock().unwrap().sort_unstable();
-        assert_eq!(*asked.lock().unwrap(), [Pid(77), Pid(78)]);
-    });
-}
-
-/// Nobody else is woken for it.
-#[test]
-fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
-    simulate(12, async {
-        let (network, scope) = (Network::new(), Scope::new());
-        let server = server_of(memory(), ServerOptions::default());
-        serve_simulated(&network, "s", &server, &scope);
-        let (cx, mut clients, mut heard) = (Context::system(), Vec::new(), Vec::new());
-        for caches in [true, true, false] {
-            let options = ClientOptions { caches, ..client_options() };
-            let fs = connect(network.connector("s"), options).await.unwrap();
-            let told = Arc::new(Mutex::new(Vec::new()));
-            let tell = told.clone();
-            fs.session().hear_changes_by(Box::new(move |files| tell.lock().unwrap().extend(files)));
-            clients.push(fs);
-            heard.push(told);
-        }
-        let news = || -> Vec<_> {
-            heard.iter().map(|told| std::mem::take(&mut *told.lock().unwrap())).collect()
-        };
-        let root = clients[0].info().root;
-        let (entry, file) = clients[0].create(&cx, root, name("f"), NEW).await.unwrap();
-        let (_, other) = clients[1].create(&cx, root, name("other"), NEW).await.unwrap();
-        let mut files = vec![file];
-        for fs in &clients[1..] {
-            files.push(fs.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap());
-        }
-        for at in 0..5 {
-            files[1].write(&cx, Write::at(at), Buf::from(&b"x"[..])).await.unwrap();
-            other.write(&cx, Write::at(at), Buf::from(&b"x"[..])).await.unwrap();
-        }
-        dray_rt::sleep(Duration::from_secs(1)).await;
-        assert_eq!(
-            news(),
-            [vec![entry.id], vec![], vec![]],
-            "the first alone has it open and caches"
-        );
-        files[2].write(&cx, Write::at(9), Buf::from(&b"x"[..])).await.unwrap();
-        dray_rt::sleep(Duration::from_secs(1)).await;
-        assert_eq!(news(), [vec![entry.id], vec![entry.id], vec![]]);
-        // By name, too: a file that is put, and one that is cut because it was there.
-        clients[2].put(&cx, root, name("f"), 0o644, Buf::from(&b"put"[..])).await.unwrap();
-        dray_rt::sleep(Duration::from_secs(1)).await;
-        assert_eq!(news(), [vec![entry.id], vec![entry.id], vec![]]);
-        let open = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
-        let cut = CreateHow { open, mode: 0o644, exclusive: false };
-        let (_, cut) = clients[2].create(&cx, root, name("f"), cut).await.unwrap();
-        cut.close(&cx).await.unwrap();
-        dray_rt::sleep(Duration::from_secs(1)).await;
-        assert_eq!(news(), [vec![entry.id], vec![entry.id], vec![]]);
-        drop(files.remove(0));
-        dray_rt::sleep(Duration::from_secs(1)).await;
-        files[1].write(&cx, Write::at(9), Buf::from(&b"x"[..])).await.unwrap();
-        dray_rt::sleep(Duration::from_secs(1)).await;
-        assert_eq!(news(), [vec![], vec![entry.id], vec![]], "who has closed it is not told");
-    });
-}
-
-/// It counted as answers that the client had not read. On a slow network whoever had about as many
-/// calls under way as it may lost its connection for that, as if it had made more.
-#[test]
-fn what_a_client_is_told_takes_no_place_of_its_calls() {
-    simulate(13, async {
-        let (network, scope) = (Network::new(), Scope::new());
-        let server = server_of(memory(), ServerOptions { calls_max: 4, ..Default::default() });
-        serve_simulated(&network, "s", &server, &scope);
-        let (cx, options) = (Context::system(), ClientOptions { caches: true, ..client_options() });
-        let [writer, reader] =
-            [options.clone(), options].map(|options| connect(network.connector("s"), options));
-        let (writer, reader) = (writer.await.unwrap(), reader.await.unwrap());
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let tell = told.clone();
-        reader.session().hear_changes_by(Box::new(move |files| tell.lock().unwrap().push(files)));
-        let root = writer.info().root;
-        let (entry, changed) = writer.create(&cx, root, name("f"), NEW).await.unwrap();
-        let read = reader.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
-        let slow = Duration::from_secs(2);
-        let weather = Weather { delay_min: slow, delay_max: slow, ..Weather::default() };
-        network.set_weather(weather);
-        let writes: Vec<_> = (0..4u32)
-            .map(|at| {
-                let file = changed.clone();
-                spawn_join(async move {
-                    dray_rt::sleep(Duration::from_millis(20) * at).await;
-                    let data = Buf::from(&b"x"[..]);
-                    file.write(&Context::system(), Write::at(at.into()), data).await.unwrap()
-                })
-            })
-            .collect();
-        dray_rt::sleep(Duration::from_millis(200)).await;
-        for _ in 0..3 {
-            // What was told of these writes is under way when this comes.
-            assert!(read.getattr(&cx).await.is_ok());
-        }
-        for write in writes {
-            assert_eq!(write.await.unwrap(), 1);
-        }
-        dray_rt::sleep(Duration::from_secs(10)).await;
-        assert!(told.lock().unwrap().len() > 2, "it was told too little at once");
-        assert_eq!(network.counts().lost, 0, "a connection was ended");
     });
 }
 

@@ -14,13 +14,11 @@ use common::{
     server_with, simulate,
 };
 use dray_core::{
-    Buf, Context, CreateHow, Errno, FileSystem, Gid, Identity, Lock, LockFamily, LockKind,
-    LockOwner, LockRange, Name, Op, OpenFile, OpenHow, Pid, SetAttr, XattrSet,
+    Context, CreateHow, Errno, FileSystem, Gid, Identity, Lock, LockFamily, LockKind, LockOwner,
+    LockRange, Name, Op, OpenHow, Pid, SetAttr, XattrSet,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Sockets};
-use dray_layers::Observed;
-use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::client::ClientOptions;
 use dray_rpc::server::{Export, Journal, MemoryJournal, Server, ServerOptions};
@@ -283,119 +281,6 @@ fn without_a_proof_of_the_key_there_is_no_session() {
         })
         .await;
         assert!(server.status().clients.len() <= 1);
-    });
-}
-
-/// Whether it is there when it happens or comes back later: it does not begin anew.
-#[test]
-fn an_evicted_client_stays_out_until_it_begins_anew() {
-    for away in [false, true] {
-        simulate(7, async {
-            let network = Network::new();
-            network.set_weather(as_on_tcp());
-            let server = server_of(memory(), ServerOptions::default());
-            serve_simulated(&network, "s", &server, &Scope::new());
-            let fs = connect(network.connector("s"), client_options()).await.unwrap();
-            let cx = Context::system();
-            let name = Name::new(b"f").unwrap();
-            let (_, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
-            network.partition("s", away);
-            assert!(server.evict(server.status().clients[0].session).await);
-            network.partition("s", false);
-            dray_rt::sleep(Duration::from_secs(5)).await;
-            assert!(server.status().clients.is_empty());
-            let errors = [
-                fs.statfs(&cx).await.err(),
-                file.getattr(&cx).await.err(),
-                file.close(&cx).await.err(),
-            ];
-            let errnos = errors.map(|error| error.map(|error| error.errno()));
-            assert_eq!(errnos, [Some(Errno::ESHUTDOWN); 3], "away: {away}");
-            let anew = connect(network.connector("s"), client_options()).await.unwrap();
-            anew.statfs(&cx).await.unwrap();
-            assert_eq!(server.status().clients.len(), 1);
-        });
-    }
-}
-
-/// A write of somebody who was evicted was made when others had the lock under which it had been
-/// asked for: whoever evicts a client that misbehaves, to let another one do its work, had both.
-#[test]
-fn nothing_of_an_evicted_client_is_done_under_the_lock_that_others_have() {
-    simulate(12, async {
-        let network = Network::new();
-        network.set_weather(as_on_tcp());
-        let delay = Duration::from_secs(3);
-        let slow = Fault { op: Some(Op::Write), when: When::Nth(1), delay, error: None };
-        let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
-        let export = Export::new("data", Arc::new(fs), Vec::new());
-        let journal = Arc::new(MemoryJournal::default());
-        let server = Server::new(ServerOptions::default(), vec![export], journal);
-        serve_simulated(&network, "s", &server, &Scope::new());
-        let open = async |name: &str| {
-            let fs = connect(network.connector_from(name, "s"), client_options()).await.unwrap();
-            let (cx, how) = (Context::system(), CreateHow { exclusive: false, ..NEW });
-            let name = Name::new(b"f").unwrap();
-            let (_, file) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
-            (fs, file)
-        };
-        let take = async |file: &Arc<dyn OpenFile>, owner: u64| {
-            let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
-            let (range, owner) = (LockRange::ALL, LockOwner(owner));
-            let lock = Lock { family, kind, range, owner, pid: Pid(1) };
-            file.lock(&Context::system(), lock, true).await.unwrap();
-        };
-        let (evicted, file) = open("evicted").await;
-        take(&file, 1).await;
-        let session = server.status().clients[0].session;
-        let writing = dray_rt::spawn_join(async move {
-            file.write(&Context::system(), dray_core::Write::at(0), Buf::from(&b"late"[..])).await
-        });
-        dray_rt::sleep(delay / 3).await;
-        let (_other, file) = open("other").await;
-        let (evicts, begin) = (server.clone(), dray_rt::now());
-        dray_rt::spawn(async move { _ = evicts.evict(session).await });
-        take(&file, 2).await;
-        let size = async || file.getattr(&Context::system()).await.unwrap().size;
-        let found = size().await;
-        dray_rt::sleep(2 * delay).await;
-        assert_eq!(size().await, found, "written when another one had the lock");
-        assert!(begin.elapsed() < 4 * delay, "it is held up for no longer than that");
-        assert!(writing.await.unwrap().is_err());
-        drop(evicted);
-    });
-}
-
-/// It was let in again by the next server, as one whose lease had run out.
-#[test]
-fn an_evicted_client_stays_out_over_restarts_of_the_server() {
-    simulate(9, async {
-        let (network, files, journal) = (Network::new(), memory(), MemoryJournal::default());
-        network.set_weather(as_on_tcp());
-        let mut life = Scope::new();
-        let serve = |life: &Scope| {
-            let server = server_with(files.clone(), ServerOptions::default(), journal.clone());
-            serve_simulated(&network, "s", &server, life);
-            server
-        };
-        let server = serve(&life);
-        let fs = connect(network.connector("s"), client_options()).await.unwrap();
-        let cx = Context::system();
-        fs.statfs(&cx).await.unwrap();
-        network.partition("s", true);
-        assert!(server.evict(server.status().clients[0].session).await);
-        for _ in 0..2 {
-            life.kill();
-            network.break_all("s");
-            life = Scope::new();
-            let next = serve(&life);
-            next.restore(dray_rpc::server::Loss::Nothing).await;
-        }
-        network.partition("s", false);
-        dray_rt::sleep(Duration::from_secs(5)).await;
-        assert_eq!(fs.statfs(&cx).await.unwrap_err().errno(), Errno::ESHUTDOWN);
-        let anew = connect(network.connector("s"), client_options()).await.unwrap();
-        anew.statfs(&cx).await.unwrap();
     });
 }
 

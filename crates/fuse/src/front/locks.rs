@@ -20,7 +20,10 @@ impl Worker {
         args: LockArgs,
         wait: bool,
     ) -> Result<Answer> {
-        let lock = wanted(&args)?;
+        let mut lock = wanted(&args)?;
+        if lock.family == LockFamily::Flock {
+            lock.owner = self.shared.handles.flock_owner(args.fh, args.owner);
+        }
         let wait = wait && lock.kind != LockKind::Unlock;
         if wait {
             cx.check()?; // signalled before it arrived

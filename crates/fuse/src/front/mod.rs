@@ -60,9 +60,8 @@ impl Worker {
             Operation::Destroy => return Ok(Answer::Empty),
             _ => {}
         }
-        let waits = matches!(request.op, Operation::Setlk { wait: true, .. });
         let (ticket, cancel, overtaken) =
-            self.shared.flights.begin(self.index, request.head, waits);
+            self.shared.flights.begin(self.index, request.head, request.waits_for_a_lock());
         self.heed(overtaken);
         self.look_after_callers();
         let mut cx = self.context(&request);

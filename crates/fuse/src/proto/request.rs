@@ -261,6 +261,17 @@ pub struct Request<'a> {
     pub group: Option<Gid>,
 }
 
+impl Request<'_> {
+    /// Whether it is one for a lock that may have to be waited for, which any signal ends. Giving a
+    /// lock back comes the same way, and waits for nobody.
+    pub(crate) fn waits_for_a_lock(&self) -> bool {
+        match self.op {
+            Operation::Setlk { lock, wait } => wait && lock.kind != libc::F_UNLCK as u32,
+            _ => false,
+        }
+    }
+}
+
 /// What the kernel offers in INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InitArgs {

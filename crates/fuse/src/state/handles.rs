@@ -7,7 +7,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Context, Errno, Error, FileId, FileSystem, IdMap, OpenFile, RequestId, Result};
+use dray_core::{
+    Context, Errno, Error, FileId, FileSystem, IdMap, LockOwner, OpenFile, RequestId, Result,
+};
 
 use crate::front::dirs::Listing;
 use crate::options::Host;
@@ -204,6 +206,15 @@ impl Handles {
         Ok(handle)
     }
 
+    /// Whose a flock is that the kernel asks for through `fh` in the name of `owner`: the open
+    /// file's. The kernel's name is the address of that, which the next open file may have before
+    /// the close of this one has come, and that close would end the other's lock. Where a
+    /// predecessor took locks by that name, it stays so, since some of them may be held.
+    pub(crate) fn flock_owner(&self, fh: u64, owner: u64) -> LockOwner {
+        let by_handle = self.state.region.load(header::FLOCKS) != 0;
+        LockOwner(if by_handle { fh } else { owner })
+    }
+
     /// Open files and directories.
     pub(crate) fn count(&self) -> usize {
         let live = self.lock();
@@ -251,6 +262,15 @@ mod tests {
         let unknown = |fh| handles.find(fh).err().map(|error| error.errno());
         assert_eq!((unknown(first), unknown(second)), (Some(Errno::EBADF), None));
         assert!(handles.remove(first).is_err() && handles.find(second).is_ok());
+    }
+
+    #[test]
+    fn flocks_belong_to_handles_unless_a_predecessor_saw_it_otherwise() {
+        let state = State::create().unwrap();
+        assert_eq!(Handles::new(state.clone()).flock_owner(7, 9), LockOwner(7));
+        assert_eq!(Handles::new(state.clone()).flock_owner(7, 9), LockOwner(7));
+        state.region.store(header::FLOCKS, 0);
+        assert_eq!(Handles::new(state).flock_owner(7, 9), LockOwner(9));
     }
 
     #[test]

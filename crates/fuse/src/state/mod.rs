@@ -53,6 +53,8 @@ pub(crate) mod header {
     pub(crate) const RING_READY: usize = 80;
     /// Bytes of memory for the payload of an entry; 0: as before there was this word.
     pub(crate) const RING_ROOM: usize = 88;
+    /// Not 0 if flocks belong to handles ([`crate::state::handles::Handles::flock_owner`]).
+    pub(crate) const FLOCKS: usize = 96;
 }
 
 fn refused(why: String) -> io::Error {
@@ -72,6 +74,7 @@ impl State {
     pub fn create() -> io::Result<State> {
         let state = State::map(memfd(c"dray-fuse-state", Self::len_bytes())?)?;
         state.region.store(header::VERSION, VERSION);
+        state.region.store(header::FLOCKS, 1);
         state.region.store(header::MAGIC, MAGIC);
         Ok(state)
     }
@@ -186,6 +189,7 @@ mod tests {
             NO_RING,
             RING_READY,
             RING_ROOM,
+            FLOCKS,
         ];
         assert_eq!(words, std::array::from_fn(|index| 8 * index));
         assert_eq!((State::node_at(1), State::handle_at(0)), (4128, 2_147_487_744));

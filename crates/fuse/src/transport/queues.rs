@@ -250,16 +250,17 @@ impl Queues {
         }
     }
 
-    /// As many entries as a queue begins with, as far as they can be had: what one has and does not
-    /// need others want.
     fn add_for_stalled(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpu: u16) {
-        let one = |left: usize| left.checked_sub(1);
-        for _ in 0..self.depth {
-            let had = self.for_stalled.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one);
-            if had.is_err() || !self.add_entry(worker, ring, cpu, true) {
-                return;
-            }
-        }
+        let added = (0..self.share()).take_while(|_| self.add_entry(worker, ring, cpu, true));
+        added.for_each(drop);
+    }
+
+    /// How many entries a queue gets that stands still: as many as one begins with, as far as they
+    /// can be had. However many it has, it gets no more: others want what it does not need.
+    fn share(&self) -> usize {
+        let without = |left: usize| Some(left.saturating_sub(self.depth));
+        let left = self.for_stalled.fetch_update(Ordering::SeqCst, Ordering::SeqCst, without);
+        left.map_or(0, |left| left.min(self.depth))
     }
 }
 
@@ -276,4 +277,24 @@ pub(crate) fn possible_cpus() -> io::Result<usize> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_queue_that_stands_still_gets_does_not_grow_with_what_it_has() {
+        let device = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let state = State::create().unwrap();
+        let queues = Queues::new(device, &state, (2, 8, 2 * 28), false).unwrap();
+        let given: Vec<usize> = (0..6)
+            .map(|_| {
+                let share = queues.share();
+                queues.queues[0].entries.fetch_add(share, Ordering::SeqCst);
+                share
+            })
+            .collect();
+        assert_eq!(given, [8, 8, 8, 4, 0, 0]);
+    }
 }

@@ -14,10 +14,12 @@ use dray_core::*;
 pub struct Table {
     held: Mutex<Vec<(FileId, Lock)>>,
     changed: dray_rt::sync::Notify,
-    /// Reads wait until they are cancelled.
+    /// Reads wait until this is taken back, or they are cancelled.
     pub stalled: AtomicBool,
     /// Flushes are answered late: when this is taken back.
     pub flushes_held: AtomicBool,
+    /// Locks are given back late: when this is taken back, or not at all if that is cancelled.
+    pub unlocks_held: AtomicBool,
     /// While this is locked, reading the attribute `user.gate` holds the worker's thread up.
     pub gate: Mutex<()>,
     /// So many files have been replaced between their lookup and their opening.
@@ -33,6 +35,11 @@ pub struct Table {
 impl Table {
     pub fn count(&self) -> usize {
         self.held.lock().unwrap().len()
+    }
+
+    /// Who holds the locks.
+    pub fn owners(&self) -> Vec<LockOwner> {
+        self.held.lock().unwrap().iter().map(|(_, lock)| lock.owner).collect()
     }
 
     fn conflict(&self, id: FileId, lock: &Lock) -> Option<Lock> {
@@ -199,14 +206,11 @@ impl OpenFile for LockingFile {
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
         Box::pin(async move {
-            if self.table.stalled.load(Ordering::SeqCst) {
-                let cancel = cx.cancel.clone().unwrap();
-                std::future::poll_fn(|task| match cancel.poll_set(task) {
-                    true => std::task::Poll::Ready(()),
-                    false => std::task::Poll::Pending,
-                })
-                .await;
-                return Err((Errno::EINTR.into(), into));
+            while self.table.stalled.load(Ordering::SeqCst) {
+                if cx.check().is_err() {
+                    return Err((Errno::EINTR.into(), into));
+                }
+                dray_rt::sleep(std::time::Duration::from_millis(1)).await;
             }
             self.inner.read(cx, at, into).await
         })
@@ -245,6 +249,10 @@ impl OpenFile for LockingFile {
 
     fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            while lock.kind == LockKind::Unlock && self.table.unlocks_held.load(Ordering::SeqCst) {
+                cx.check()?;
+                dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            }
             loop {
                 let changed = self.table.changed.notified();
                 let mut changed = std::pin::pin!(changed);

@@ -68,6 +68,15 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Mounts; none, with the reason printed, where this machine cannot.
 pub fn mounted(transport: Transport, consistency: Consistency) -> Option<TestMount> {
+    mounted_with_spares(transport, consistency, 4)
+}
+
+/// The same with so many spare entries in its ring, of whose queues each begins with two.
+pub fn mounted_with_spares(
+    transport: Transport,
+    consistency: Consistency,
+    ring_spares_max: usize,
+) -> Option<TestMount> {
     // SAFETY: no memory is passed.
     if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
         eprintln!("skipped: mounting needs root and /dev/fuse");
@@ -95,7 +104,7 @@ pub fn mounted(transport: Transport, consistency: Consistency) -> Option<TestMou
         transport: wish,
         consistency,
         ring_depth: 2,
-        ring_spares_max: 4,
+        ring_spares_max,
         ..Options::default()
     };
     let mount_options = MountOptions {

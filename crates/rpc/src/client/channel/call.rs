@@ -249,8 +249,14 @@ impl Channel {
             }
         };
         state.let_go(tag);
-        state.close_failed(tag, &self.closing);
+        let unwanted = state.opened_in_vain(tag);
         state.release(tag);
+        drop(state);
+        if unwanted.handle != 0
+            && let Some(channel) = self.me.upgrade()
+        {
+            channel.close_unwanted(unwanted);
+        }
         match outcome {
             Ok(made) => Ok((made, into)),
             Err(failure) => Err((failure, into)),

@@ -227,7 +227,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use dray_core::{Context, Op};
+    use dray_core::{Context, FileId, Op, OpenHow};
     use dray_rt::{DriverKind, Executor, spawn};
 
     use super::*;
@@ -340,6 +340,43 @@ mod tests {
             sleep(2 * CLOSE_AGAIN).await;
             assert_eq!(wire.sent(), [Op::Close; CLOSES_MAX + 1], "one of them by a call");
         });
+    }
+
+    /// Those that failed because the server was away stayed open for as long as the mount where
+    /// there was no place, or where it came back before their callers had heard of that.
+    #[test]
+    fn what_failed_and_may_have_been_opened_is_closed_however_much_there_is_to_close() {
+        const LIMIT: Duration = Duration::from_secs(2);
+        for (closes, back_first) in [(0, false), (0, true), (CLOSES_MAX, false)] {
+            simulate(async {
+                let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+                let channel = Channel::new(Some(LIMIT), closing, Arc::default(), 0);
+                channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
+                let (asks, cx) = (channel.clone(), Context::system());
+                let opening = dray_rt::spawn_join(async move {
+                    let (id, how) = (FileId { ino: 1, generation: 1 }, OpenHow::READ);
+                    let call = Call::Open { id, how, handle: 100, again: false };
+                    asks.call(Ask::of(&cx, &call), |_| Ok(())).await.is_ok()
+                });
+                dray_rt::yield_now().await;
+                (1..=closes as u64).for_each(|handle| assert!(channel.close(handle)));
+                channel.down();
+                while !channel.expire() {
+                    sleep(LIMIT / 4).await;
+                }
+                let wire = Arc::new(Deaf::default());
+                let back = || channel.up(wire.clone(), (1, Life::default()), (8, 8), true);
+                if back_first {
+                    back();
+                }
+                assert!(!opening.await.unwrap());
+                if !back_first {
+                    back();
+                }
+                sleep(2 * CLOSE_AGAIN).await;
+                assert_eq!(wire.sent(), vec![Op::Close; closes + 1], "{back_first}");
+            });
+        }
     }
 
     /// The last user of a file may be a thread without an executor.

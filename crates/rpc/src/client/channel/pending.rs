@@ -8,7 +8,7 @@ use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
 use super::tags::Class;
 use super::{Ask, Life, State};
 use crate::client::ahead::Changing;
-use crate::client::holdings::closing::{Close, Closing};
+use crate::client::holdings::closing::Close;
 use crate::wire::{Call, CallHead, Input, NO_SLOT};
 
 /// A call under way; its vectors are kept for the next call with the same tag.
@@ -206,14 +206,13 @@ impl State {
         }
     }
 
-    /// A call that may have opened a file has failed because the server is away: its answer comes
-    /// no more, and with the next connection the file is closed.
-    pub(super) fn close_failed(&mut self, tag: u32, closing: &Closing) {
+    /// What a call may have opened that has failed because the server is away, or was until just
+    /// now: its answer comes no more.
+    pub(super) fn opened_in_vain(&self, tag: u32) -> Unwanted {
         let pending = &self.calls[tag as usize];
-        let (failed, sent) = (matches!(pending.phase, Phase::Failed(_)), pending.session != 0);
-        if failed && sent && pending.opens != 0 && self.connection.is_none() {
-            closing.note(pending.opens).into_iter().for_each(|close| self.close(close));
-        }
+        let failed = pending.phase == Phase::Failed(Errno::EHOSTDOWN);
+        let sent = pending.session != 0;
+        Unwanted { handle: if failed && sent { pending.opens } else { 0 }, noted: None }
     }
 
     pub(super) fn release(&mut self, tag: u32) {
@@ -265,6 +264,7 @@ mod tests {
     use super::*;
     use crate::client::channel::deaf::Deaf;
     use crate::client::channel::{Channel, Receiver};
+    use crate::client::holdings::closing::Closing;
     use crate::client::memory::SessionMemory;
     use crate::wire::{ReplyHead, Wire};
 

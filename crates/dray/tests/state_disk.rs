@@ -1,0 +1,131 @@
+//! Servers whose state directory is on a disk that fails them: the real command, real mounts. Needs
+//! root.
+
+mod common;
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use common::{Rig, wait_for};
+
+/// btrfs writes each page to a new place, and has none for it once it is full: the next change ended
+/// the server by SIGBUS, and each server after it.
+#[test]
+fn a_full_btrfs_under_the_state_ends_no_server() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (image, state) = (rig.path("image"), rig.path("state"));
+    File::create(&image).unwrap().set_len(128 << 20).unwrap();
+    let made = std::process::Command::new("mkfs.btrfs").arg("-q").arg(&image).output();
+    if !made.is_ok_and(|made| made.status.success()) {
+        return eprintln!("left out: no mkfs.btrfs");
+    }
+    fs::create_dir_all(&state).unwrap();
+    let disk = Disk { image: image.to_str().unwrap(), at: &state };
+    let mut mount = std::process::Command::new("mount");
+    if !mount.args(["-o", "loop", disk.image]).arg(disk.at).output().unwrap().status.success() {
+        return eprintln!("left out: no btrfs here");
+    }
+    rig.serve(&[]);
+    let at = rig.mount("mount", "timeout=30");
+    let make = |round: usize| {
+        for number in 0..100 {
+            fs::create_dir(at.join(format!("dir{round}-{number}"))).unwrap();
+        }
+        output_of("sync", &["-f", disk.at.to_str().unwrap()]);
+    };
+    make(0);
+    for number in 0..10 {
+        let path = state.join(format!("filler{number}"));
+        let mut filler = File::create(path).unwrap();
+        for bytes in [1 << 20, 4096] {
+            while filler.write_all(&vec![number; bytes]).is_ok() {}
+        }
+        output_of("sync", &["-f", disk.at.to_str().unwrap()]);
+    }
+    (1..5).for_each(make);
+    rig.umount(&at);
+    assert!(rig.end_server(libc::SIGTERM).success());
+    disk.unmount();
+}
+
+/// Runs a program and answers what it printed.
+fn output_of(program: &str, args: &[&str]) -> String {
+    let output = std::process::Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+/// An ext2 in a file, so that it can be said where a block of it is; unmounted at the end.
+struct Disk<'a> {
+    image: &'a str,
+    at: &'a Path,
+}
+
+impl Disk<'_> {
+    fn mount(&self) {
+        output_of("mount", &["-o", "loop", self.image, self.at.to_str().unwrap()]);
+    }
+
+    fn unmount(&self) {
+        let at = c_path(self.at);
+        // SAFETY: the path outlives the call.
+        wait_for("the state to be let go", || unsafe { libc::umount2(at.as_ptr(), 0) } == 0);
+    }
+
+    /// Has blocks of a file, all but the first twelve, be where there is no disk.
+    fn damage(&self, path: &str) {
+        const BLOCK_BYTES: u64 = 1024;
+        let known = output_of("debugfs", &["-R", &format!("stat {path}"), self.image]);
+        let (_, rest) = known.split_once("(IND):").unwrap();
+        let block: u64 = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
+        let image = File::options().write(true).open(self.image).unwrap();
+        let nowhere = 0x7fff_ffffu32.to_le_bytes().repeat(64);
+        std::os::unix::fs::FileExt::write_all_at(&image, &nowhere, block * BLOCK_BYTES).unwrap();
+    }
+}
+
+impl Drop for Disk<'_> {
+    fn drop(&mut self) {
+        let at = c_path(self.at);
+        // SAFETY: the path outlives the call. What is not mounted stays so.
+        unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+/// Reading it where it was mapped ended the server (SIGBUS), at each start.
+#[test]
+fn a_session_that_the_disk_cannot_read_is_begun_anew() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (image, state) = (rig.path("image"), rig.path("state"));
+    File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    let disk = Disk { image: image.to_str().unwrap(), at: &state };
+    output_of("mke2fs", &["-q", "-t", "ext2", "-b", "1024", disk.image]);
+    disk.mount();
+    rig.serve(&[]);
+    let at = rig.mount("mount", "");
+    rig.end_server(libc::SIGKILL);
+    // Not kept: it would hold the directory open.
+    let name = fs::read_dir(state.join("sessions")).unwrap().next().unwrap().unwrap().file_name();
+    let session = format!("/sessions/{}", name.to_str().unwrap());
+    disk.unmount();
+    disk.damage(&session);
+    disk.mount();
+    rig.serve(&[]);
+    fs::create_dir(at.join("dir")).unwrap();
+    rig.umount(&at);
+    rig.end_server(libc::SIGTERM);
+    disk.unmount();
+}
