@@ -381,3 +381,36 @@ fn an_automount_point_is_mounted_on_without_being_looked_at() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(mounted && unmounted);
 }
+
+/// Where the repository is, with its scripts.
+const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).output();
+    found.is_ok_and(|output| output.status.success())
+}
+
+/// Directories in /run/dray stayed, though it was said that nothing does.
+#[test]
+fn the_demonstration_of_the_repository_leaves_nothing_behind() {
+    if common::skipped() {
+        return;
+    }
+    if let Some(missing) = ["make", "cc", "python3"].into_iter().find(|program| !has(program)) {
+        return eprintln!("skipped: there is no {missing}");
+    }
+    let rig = Rig::new();
+    let script = format!(
+        r#"
+        mount -t tmpfs run /run
+        mkdir "$DIR/target" "$DIR/target/release" "$DIR/demo"
+        ln -s "$DRAY" "$DIR/target/release/dray"
+        unset DRAY_RUN_DIR
+        export DEMO_BUILT=yes CARGO_TARGET_DIR="$DIR/target" DEMO_DIR="$DIR/demo"
+        "{REPOSITORY}/script/demo" --size 32
+        find /run "$DIR/demo" -mindepth 1 -printf 'left: %p\n'
+    "#
+    );
+    let text = in_namespace(&rig, &["--mount"], &script);
+    assert!(text.contains("The demo is done") && !text.contains("left: "), "{text}");
+}
