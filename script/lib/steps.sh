@@ -46,8 +46,8 @@ simulations=(sabotage simulator stacks)
 
 # Unit, integration and model tests. Tests that need a mounted dray are the step `mounts`.
 step_unit() {
-    need e2fsprogs acl attr fuse3 iproute2 python3 ||
-        echo "e2fsprogs, acl, attr, fuse3, iproute2 or python3 are missing: tests may fail"
+    need e2fsprogs acl attr fuse3 iproute2 python3 make binutils ||
+        echo "e2fsprogs, acl, attr, fuse3, iproute2, python3, make or binutils are missing: tests may fail"
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
     with_rings
     local failed=

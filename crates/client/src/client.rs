@@ -28,7 +28,10 @@ pub async fn connect(target: &str, options: &Options) -> std::result::Result<Cli
 
 /// A client of one export. Its calls are made in the name of this process. Cheap to clone.
 ///
-/// To be used by tasks of the executor on which it was connected.
+/// To be used by tasks of the executor on which it was connected. Errors of its calls by path: those
+/// of path_resolution(7), `ENAMETOOLONG` for a name of more than 255 bytes, and what the file system
+/// at the server says of the call itself; `EHOSTDOWN` when the server has been away for longer than
+/// [`Options::timeout`].
 #[derive(Clone)]
 pub struct Client {
     fs: Arc<dyn FileSystem>,
@@ -38,7 +41,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to `target`.
+    /// Connects to `target`, once. Errors: nobody answers, or the server refuses.
     pub async fn connect(
         target: &Target,
         options: &Options,

@@ -82,7 +82,30 @@ pub fn start(verbose: u8, quiet: bool) {
 
 /// From here on lines go to syslog: stderr is about to be closed.
 pub fn to_syslog() {
-    let _ = LOGGER.syslog.set(Syslog::new(Path::new("/dev/log"))); // first wins
+    to_syslog_at(Path::new("/dev/log"));
+}
+
+fn to_syslog_at(path: &Path) {
+    let first = LOGGER.syslog.set(Syslog::new(path)).is_ok();
+    if first {
+        log_panics();
+    }
+}
+
+/// A fault in dray is told in the log before the process ends by it: what the standard library says
+/// of it goes to stderr alone.
+fn log_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        let (name, payload) = (thread.name().unwrap_or("without a name"), panic.payload());
+        let words = payload.downcast_ref::<&str>().copied();
+        let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let words = words.unwrap_or("without words");
+        log::error!("a fault in dray, please report it: thread {name}, {place}: {words}");
+        usual(panic);
+    }));
 }
 
 /// Priority of syslog(3): facility daemon for syslog, none for the journal.
@@ -146,5 +169,30 @@ mod tests {
             }
             std::fs::remove_file(&at).unwrap();
         }
+    }
+
+    /// Of a mount in the background only the number of the signal was told that had ended it.
+    #[test]
+    fn a_fault_in_the_background_is_told_to_syslog() {
+        const AT: &str = "DRAY_TEST_SYSLOG";
+        if let Some(at) = std::env::var_os(AT) {
+            // The process that is started below: hooks and loggers are a whole process's.
+            log::set_logger(&LOGGER).unwrap();
+            log::set_max_level(LevelFilter::Warn);
+            to_syslog_at(Path::new(&at));
+            panic!("all {} are gone", 7);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("log");
+        let listener = UnixDatagram::bind(&at).unwrap();
+        listener.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let test = "logger::tests::a_fault_in_the_background_is_told_to_syslog";
+        let output = child.args(["--exact", test]).env(AT, &at).output().unwrap();
+        assert!(!output.status.success());
+        let mut heard = [0; 1024];
+        let len = listener.recv(&mut heard).unwrap();
+        let heard = String::from_utf8_lossy(&heard[..len]).into_owned();
+        assert!(heard.contains("logger.rs:") && heard.contains("all 7 are gone"), "{heard}");
     }
 }

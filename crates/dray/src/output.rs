@@ -22,7 +22,12 @@ pub fn print_line(text: impl Display) -> Result<(), Failure> {
 
 /// Says on stderr what went wrong; if nobody hears it, there is nobody to tell.
 pub fn complain(text: impl Display) {
-    let _ = writeln!(std::io::stderr(), "dray: {text}");
+    let _ = writeln!(std::io::stderr(), "dray: {}", plain_lines(&text.to_string()));
+}
+
+/// As [`plain`], for text of several lines.
+fn plain_lines(text: &str) -> String {
+    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
 }
 
 /// Text as it can be shown: what a terminal or a log would obey is spelled out. Names of
@@ -41,6 +46,12 @@ pub fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Messages name places that other users have chosen, such as those of their mounts.
+    #[test]
+    fn nothing_that_is_complained_of_is_obeyed() {
+        assert_eq!(plain_lines("no\u{1b}[2J\n  ^ here\r"), "no\\u{1b}[2J\n  ^ here\\r");
+    }
 
     #[test]
     fn nothing_shown_is_obeyed() {

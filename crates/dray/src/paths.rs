@@ -30,10 +30,14 @@ pub fn run_dir() -> PathBuf {
     if is_root() {
         return "/run/dray".into();
     }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) => absolute(dir).join("dray"),
-        None => format!("/tmp/dray-{}", effective_uid()).into(),
-    }
+    users_run_dir(std::env::var_os("XDG_RUNTIME_DIR"), effective_uid())
+}
+
+/// That of an ordinary user. A relative or empty `$XDG_RUNTIME_DIR` is none (XDG Base Directory
+/// Specification): it would be another one in each directory.
+fn users_run_dir(runtime: Option<OsString>, uid: u32) -> PathBuf {
+    let runtime = runtime.map(PathBuf::from).filter(|dir| dir.is_absolute());
+    runtime.map_or_else(|| format!("/tmp/dray-{uid}").into(), |dir| dir.join("dray"))
 }
 
 /// Processes of a mount work elsewhere than where they were started.
@@ -121,4 +125,22 @@ pub fn raise_file_limit() -> usize {
         }
     }
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With an empty one sockets were put below wherever `dray mount` was called.
+    #[test]
+    fn a_runtime_directory_that_is_none_is_not_used() {
+        for (runtime, expected) in [
+            (None, "/tmp/dray-7"),
+            (Some(""), "/tmp/dray-7"),
+            (Some("run"), "/tmp/dray-7"),
+            (Some("/run/user/7"), "/run/user/7/dray"),
+        ] {
+            assert_eq!(users_run_dir(runtime.map(OsString::from), 7), Path::new(expected));
+        }
+    }
 }

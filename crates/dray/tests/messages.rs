@@ -47,6 +47,19 @@ fn addresses_that_cannot_be_listened_at() {
     assert_eq!(fs::read(rig.path("file")).unwrap(), b"mine");
 }
 
+/// Where dray.toml.example has it: only systemd had made that directory before.
+#[test]
+fn a_socket_beside_the_control_sockets_needs_no_directory_to_be_made() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    fs::remove_dir(rig.path("run")).unwrap();
+    rig.serve(&["--listen", &format!("unix://{}", rig.path("run/serve.sock").display())]);
+    assert!(std::os::unix::net::UnixStream::connect(rig.path("run/serve.sock")).is_ok());
+    assert!(rig.end_server(libc::SIGTERM).success());
+}
+
 #[test]
 fn who_listens_twice_is_told_that_it_is_the_same_server() {
     if common::skipped() {

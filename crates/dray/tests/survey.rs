@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 
 use common::{Rig, is_mounted, wait_for};
 use serde_json::Value;
@@ -116,4 +117,60 @@ fn a_survey_that_cannot_go_on_shows_what_it_has_and_says_what_to_do() {
         assert!(shown.contains("transport ping") && shown.contains("null      write"), "{shown}");
         assert!(said.contains(advice), "{said}");
     }
+}
+
+/// The first cut that could not be made hid those behind it, and the words were those of a failure.
+#[test]
+fn a_survey_makes_the_cuts_that_can_be_made_and_names_the_others() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = Rig::mounted("");
+    let fixed = format!("fixed={},ro,squash=none", rig.path("export").display());
+    rig.end_server(libc::SIGTERM);
+    rig.serve(&["--export", &fixed]);
+    let fixed = rig.target().replace("export=data", "export=fixed");
+    let short = ["--seconds", "0.01", "--threads", "1", "--block", "4K", "--json"];
+    let cuts = |output: &std::process::Output| -> BTreeSet<String> {
+        let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+        let row = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+        lines.lines().map(|line| row(line)["cut"].as_str().unwrap().to_owned()).collect()
+    };
+    let check = |output: &std::process::Output, made: &[&str], missing: &[(&str, &str)]| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let made: BTreeSet<String> = made.iter().map(|cut| (*cut).to_owned()).collect();
+        assert_eq!(cuts(output), made, "{said}");
+        assert_eq!(said.matches("is missing: ").count(), missing.len(), "{said}");
+        for (cut, why) in missing {
+            let head = format!("the cut `{cut}` is missing: ");
+            let line = said.lines().find(|line| line.contains(&head));
+            assert!(line.is_some_and(|line| line.contains(why)), "{cut}: {said}");
+        }
+    };
+    let survey = |what: &str| rig.run(&[&["survey", what][..], &short].concat());
+    // What cannot be written to through its server only.
+    let output = survey(&fixed);
+    check(&output, &["transport", "null", "backend"], &[("full", "at the server")]);
+    // A user's, of a directory that is another's.
+    let program = rig.path("dray");
+    rig.copy_program(env!("CARGO_BIN_EXE_dray").as_ref(), &program);
+    fs::set_permissions(rig.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let (dir, program) = (rig.path("export"), program.to_str().unwrap());
+    let words = [&["survey", dir.to_str().unwrap()][..], &short].concat();
+    let output = rig.run_as(65_534, &[], program, &words);
+    check(&output, &["transport", "null"], &[("backend", "may not write"), ("full", "root")]);
+    // What the server has open is not what is at that place now, as in its container.
+    let mount = |words: &[&str]| {
+        assert!(
+            std::process::Command::new("mount").args(words).arg(&dir).status().unwrap().success()
+        )
+    };
+    mount(&["--bind", dir.to_str().unwrap()]);
+    mount(&["-o", "remount,ro,bind"]);
+    let output = survey(at.to_str().unwrap());
+    assert!(std::process::Command::new("umount").arg(&dir).status().unwrap().success());
+    check(&output, &["transport", "null", "full"], &[("backend", "cannot write to")]);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "what was written is removed");
+    rig.umount(&at);
 }

@@ -381,3 +381,73 @@ fn an_automount_point_is_mounted_on_without_being_looked_at() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(mounted && unmounted);
 }
+
+/// Where the repository is, with its scripts.
+const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", "command -v \"$0\"", program]).output();
+    found.is_ok_and(|output| output.status.success())
+}
+
+/// Directories in /run/dray stayed, though it was said that nothing does.
+#[test]
+fn the_demonstration_of_the_repository_leaves_nothing_behind() {
+    if common::skipped() {
+        return;
+    }
+    if let Some(missing) = ["make", "cc", "python3"].into_iter().find(|program| !has(program)) {
+        return eprintln!("skipped: there is no {missing}");
+    }
+    let rig = Rig::new();
+    let script = format!(
+        r#"
+        mount -t tmpfs run /run
+        mkdir "$DIR/target" "$DIR/target/release" "$DIR/demo"
+        ln -s "$DRAY" "$DIR/target/release/dray"
+        unset DRAY_RUN_DIR
+        export DEMO_BUILT=yes CARGO_TARGET_DIR="$DIR/target" DEMO_DIR="$DIR/demo"
+        "{REPOSITORY}/script/demo" --size 32
+        find /run "$DIR/demo" -mindepth 1 -printf 'left: %p\n'
+    "#
+    );
+    let text = in_namespace(&rig, &["--mount"], &script);
+    assert!(text.contains("The demo is done") && !text.contains("left: "), "{text}");
+}
+
+/// Five sixths of what was installed were lines of source for debuggers.
+#[test]
+fn packages_hold_the_program_and_apart_from_it_what_debuggers_want() {
+    if let Some(missing) = ["dpkg-deb", "objcopy"].into_iter().find(|program| !has(program)) {
+        return eprintln!("skipped: there is no {missing}");
+    }
+    let rig = Rig::new();
+    let (into, program) = (rig.path("packages"), env!("CARGO_BIN_EXE_dray"));
+    let unpacked = |name: &str| {
+        let files = fs::read_dir(&into).unwrap().flatten().map(|entry| entry.path());
+        let ours = |path: &std::path::PathBuf| {
+            path.file_name().unwrap().to_str().unwrap().starts_with(&format!("{name}_"))
+        };
+        let file = files.into_iter().find(ours).unwrap();
+        let at = rig.path(name);
+        let mut unpack = Command::new("dpkg-deb");
+        assert!(unpack.arg("--extract").arg(file).arg(&at).status().unwrap().success());
+        at
+    };
+    let mut package = Command::new(format!("{REPOSITORY}/script/package"));
+    package.args(["--binary", program]).arg(&into).env("DPKG_DEB_COMPRESSOR_TYPE", "none");
+    let output = package.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (installed, symbols) = (unpacked("dray").join("usr/bin/dray"), unpacked("dray-dbgsym"));
+    let read = |path: &std::path::Path, what: &str| {
+        let output = Command::new("readelf").arg(what).arg("-W").arg(path).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let sections = read(&installed, "-S");
+    assert!(!sections.contains(".debug_line") && sections.contains(".symtab"), "{sections}");
+    assert!(Command::new(&installed).arg("--version").status().unwrap().success());
+    let id = read(&installed, "-n").split("Build ID: ").nth(1).unwrap().trim().to_owned();
+    let (head, rest) = id.split_at(2);
+    let debug = symbols.join(format!("usr/lib/debug/.build-id/{head}/{rest}.debug"));
+    assert!(read(&debug, "-S").contains(".debug_line"), "{}", debug.display());
+}

@@ -24,7 +24,7 @@ pub fn random_bytes(into: &mut [u8]) {
     }
 }
 
-/// A random number.
+/// A random number, from where [`random_bytes`] has it.
 pub fn random_u64() -> u64 {
     let mut bytes = [0; 8];
     random_bytes(&mut bytes);

@@ -50,7 +50,7 @@ fn all() -> Result<(), Failure> {
     }
     match failed {
         0 => Ok(()),
-        _ => Err(Failure::new(format!("{failed} mount(s) go on with the former program"))),
+        _ => Err(Failure::new(format!("{failed} mount(s) were not upgraded"))),
     }
 }
 

@@ -107,8 +107,8 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
 fn unserved(mount: &MountEntry, supervisors: &Supervisors) -> String {
     match supervisors.process_of(mount) {
         Some(pid) => format!(
-            "its daemon has ended, and its supervisor (process {pid}) starts another one; the log \
-             says why if none comes up"
+            "its daemon has ended, and its supervisor (process {pid}) starts another one, or it \
+             cannot be asked, since it could not write to its run directory; the log says why"
         ),
         None => format!(
             "what served it has died, or is in another container; `dray umount --lazy {}` takes it \

@@ -22,7 +22,7 @@ use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{Doing, Failure};
 use crate::sandbox::Sandbox;
-use crate::{interrupt, mount::mount_table, output, status};
+use crate::{interrupt, mount::mount_table, output, paths, status};
 
 /// Most threads of a load.
 const THREADS_MAX: usize = 64;
@@ -33,6 +33,9 @@ const SECONDS_MAX: f64 = 600.0;
 const CALLS_MIN: u64 = 100;
 const FEW: &str = "some measurements are of fewer than 100 calls, which chance may have spoiled: \
                    more time (--seconds) makes them comparable";
+
+const NEEDS_ROOT: &str = "a server and a mount of its own take root: survey it as root, or survey \
+                          a directory in a mount that you may write to";
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +76,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let key = crate::serve::parse_auth(args.auth.as_deref().unwrap_or("none"))?;
     let timeout = Some(Duration::from_secs(30));
     let options = dray_client::Options { key, timeout, replay_bytes: 0, caches: false };
-    let mut survey = Survey { args, rows: Vec::new(), notes: Vec::new(), done: 0, few: false };
+    let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;
     let loopback = nothing.place();
     let outcome = match &subject {
@@ -82,7 +85,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
         Subject::Mount { at, dir } => survey.mount(at, dir, &loopback),
     };
     // What was measured is shown also where the rest could not be.
-    survey.finish().and(outcome)
+    survey.finish().and(outcome).and_then(|()| survey.missing())
 }
 
 fn check(args: &SurveyArgs) -> Result<(), Failure> {
@@ -139,12 +142,19 @@ struct Survey<'a> {
     args: &'a SurveyArgs,
     rows: Vec<Value>,
     notes: Vec<&'static str>,
+    /// Why cuts could not be made.
+    missing: Vec<String>,
     done: usize,
     /// Some of them are of too few calls.
     few: bool,
 }
 
-impl Survey<'_> {
+impl<'a> Survey<'a> {
+    fn new(args: &'a SurveyArgs) -> Survey<'a> {
+        let (rows, notes, missing) = (Vec::new(), Vec::new(), Vec::new());
+        Survey { args, rows, notes, missing, done: 0, few: false }
+    }
+
     fn target(
         &mut self,
         target: &Target,
@@ -169,9 +179,17 @@ impl Survey<'_> {
         self.pings("transport", loopback)?;
         self.blocks("null", loopback)?;
         self.backend(Some(dir))?;
-        let scratch = Scratch::new(dir)?;
-        let mut sandbox = Sandbox::serve("survey", scratch.path())?;
-        let place = Place::Path(sandbox.mount("mount", "")?, sandbox.processes());
+        if !paths::is_root() {
+            self.miss("full", NEEDS_ROOT);
+            return Ok(());
+        }
+        let scratch = Scratch::new(dir);
+        let Some(scratch) = self.able("full", scratch)? else { return Ok(()) };
+        let sandbox = Sandbox::serve("survey", scratch.path());
+        let Some(mut sandbox) = self.able("full", sandbox)? else { return Ok(()) };
+        let mounted = sandbox.mount("mount", "");
+        let Some(at) = self.able("full", mounted)? else { return Ok(()) };
+        let place = Place::Path(at, sandbox.processes());
         self.blocks("full", &place)
     }
 
@@ -185,7 +203,8 @@ impl Survey<'_> {
         if server.is_none() {
             self.note("full: CPU without the server's, which this command cannot see");
         }
-        let scratch = Scratch::new(dir)?;
+        let scratch = Scratch::new(dir);
+        let Some(scratch) = self.able("full", scratch)? else { return Ok(()) };
         let place = Place::Path(scratch.path().to_owned(), pids.into_iter().flatten().collect());
         self.blocks("full", &place)
     }
@@ -196,8 +215,33 @@ impl Survey<'_> {
             self.note("backend: not reachable from here; run `dray survey DIR` at the server");
             return Ok(());
         };
-        let scratch = Scratch::new(dir)?;
-        self.blocks("backend", &Place::Local(open_backend(scratch.path())?))
+        let scratch = Scratch::new(dir);
+        let Some(scratch) = self.able("backend", scratch)? else { return Ok(()) };
+        let opened = open_backend(scratch.path());
+        let Some(fs) = self.able("backend", opened)? else { return Ok(()) };
+        self.blocks("backend", &Place::Local(fs))
+    }
+
+    /// What a cut needs. None: it cannot be had, which is noted, and the other cuts are made all the
+    /// same.
+    fn able<T>(&mut self, cut: &str, needed: Result<T, Failure>) -> Result<Option<T>, Failure> {
+        interrupt::check()?; // before what it has spoiled is told
+        let needed = needed.map_err(|failure| self.miss(cut, &failure.message));
+        Ok(needed.ok())
+    }
+
+    /// A cut cannot be made, or not all of it.
+    fn miss(&mut self, cut: &str, why: &str) {
+        let begun = self.rows.iter().any(|row| row["cut"] == cut);
+        let state = if begun { "incomplete" } else { "missing" };
+        self.missing.push(format!("the cut `{cut}` is {state}: {why}"));
+    }
+
+    /// A failure if cuts could not be made, behind what was measured.
+    fn missing(&mut self) -> Result<(), Failure> {
+        let Some(last) = self.missing.pop() else { return Ok(()) };
+        self.missing.iter().for_each(output::complain);
+        Err(Failure::new(last))
     }
 
     fn note(&mut self, text: &'static str) {
@@ -206,7 +250,9 @@ impl Survey<'_> {
 
     fn pings(&mut self, cut: &str, place: &Place) -> Result<(), Failure> {
         for &threads in &self.args.threads {
-            self.measure(cut, place, Work::Ping, threads, 0)?;
+            if !self.measure(cut, place, Work::Ping, threads, 0)? {
+                break;
+            }
         }
         Ok(())
     }
@@ -215,13 +261,16 @@ impl Survey<'_> {
         for work in [Work::Read, Work::Write] {
             for block in &self.args.block {
                 for &threads in &self.args.threads {
-                    self.measure(cut, place, work, threads, block.0)?;
+                    if !self.measure(cut, place, work, threads, block.0)? {
+                        return Ok(());
+                    }
                 }
             }
         }
         Ok(())
     }
 
+    /// Whether it could be measured, and the cut goes on.
     fn measure(
         &mut self,
         cut: &str,
@@ -229,26 +278,25 @@ impl Survey<'_> {
         work: Work,
         threads: usize,
         block_bytes: usize,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         interrupt::check()?;
         self.done += 1;
         let name = work.name();
         progress(&format!("{:3}  {cut}: {name} {block_bytes} bytes, {threads} threads", self.done));
         let duration = Duration::from_secs_f64(self.args.seconds);
         let load = Load { work, threads, block_bytes, duration };
-        let outcome = load.run(place);
-        interrupt::check()?; // before what it has spoiled is told
-        let outcome = outcome.map_err(|error| {
+        let outcome = load.run(place).map_err(|error| {
             let advice = advice(errno_of(&error));
-            Failure::new(format!("the cut `{cut}` failed ({name}): {error}{advice}"))
-        })?;
+            Failure::new(format!("{name}: {error}{advice}"))
+        });
+        let Some(outcome) = self.able(cut, outcome)? else { return Ok(false) };
         self.few |= outcome.count < CALLS_MIN;
         let row = row(cut, &load, &outcome);
         if self.args.json {
             output::print_line(&row)?;
         }
         self.rows.push(row);
-        Ok(())
+        Ok(true)
     }
 
     fn finish(&mut self) -> Result<(), Failure> {

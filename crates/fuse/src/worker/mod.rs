@@ -136,7 +136,7 @@ impl Mounted {
         Ok(Mounted { reporter, threads, start })
     }
 
-    /// Serves the same file system object on every worker.
+    /// Serves the same file system object on every worker. Errors: those of [`Mounted::start`].
     pub fn start_with(
         fs: Arc<dyn FileSystem>,
         device: Device,

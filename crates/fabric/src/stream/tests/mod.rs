@@ -1,0 +1,204 @@
+//! What is sent, when and in which order; what is received, and whose turn it is.
+
+mod memory;
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use dray_core::BufMut;
+use dray_rt::{DriverKind, Executor, spawn, yield_now};
+
+use super::queue::BATCH_BYTES;
+use super::*;
+use crate::NOTICES_MAX;
+use crate::frame::HEAD_MAX_BYTES;
+
+/// Refuses whatever comes, with a last word.
+struct Refusing(Arc<StreamConnection>);
+
+impl Sink for Refusing {
+    fn poll_place(
+        &mut self,
+        _: &mut Context<'_>,
+        _: &[u8],
+        bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        Poll::Ready(Ok(BufMut::heap(bytes)))
+    }
+
+    fn frame(&mut self, _: &[u8], _: Option<BufMut>) -> io::Result<()> {
+        self.0.send(b"refused", None)?;
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+}
+
+fn pair() -> (Arc<StreamConnection>, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    (Arc::new(StreamConnection::new(ours.into(), Peer::Local).unwrap()), theirs)
+}
+
+fn arrived(socket: &mut UnixStream) -> Vec<u8> {
+    let mut bytes = vec![0; 4 * HEAD_MAX_BYTES + (1 << 20)];
+    let count = socket.read(&mut bytes).unwrap_or(0);
+    bytes.truncate(count);
+    bytes
+}
+
+fn frame(head: &[u8]) -> Vec<u8> {
+    [&Prefix { head_bytes: head.len(), data_bytes: 0 }.encode()[..], head].concat()
+}
+
+fn run(connection: &Arc<StreamConnection>) {
+    let connection = connection.clone();
+    spawn(async move {
+        let mut sink = Refusing(connection.clone());
+        connection.run(&mut sink).await;
+    });
+}
+
+#[test]
+fn what_is_sent_in_one_turn_goes_out_together_and_in_order() {
+    Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+        let (connection, mut theirs) = pair();
+        connection.send(b"before the runner", None).unwrap();
+        assert_eq!(arrived(&mut theirs), frame(b"before the runner"));
+        run(&connection);
+        yield_now().await;
+        connection.send(b"one", None).unwrap();
+        connection.send(b"two", None).unwrap();
+        assert_eq!(arrived(&mut theirs), b"", "not before the end of the turn");
+        yield_now().await;
+        assert_eq!(arrived(&mut theirs), [frame(b"one"), frame(b"two")].concat());
+    });
+}
+
+#[test]
+fn what_is_large_or_comes_from_elsewhere_waits_for_nothing() {
+    Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+        let (connection, mut theirs) = pair();
+        run(&connection);
+        yield_now().await;
+        connection.send(b"waits", None).unwrap();
+        connection.send(b"does not", Some(Buf::from(vec![7; BATCH_BYTES]))).unwrap();
+        let came = arrived(&mut theirs);
+        assert!(came.starts_with(&frame(b"waits")) && came.len() > BATCH_BYTES);
+        let other = connection.clone();
+        std::thread::spawn(move || other.send(b"elsewhere", None).unwrap()).join().unwrap();
+        assert_eq!(arrived(&mut theirs), frame(b"elsewhere"));
+        connection.send(b"flushed", None).unwrap();
+        connection.flush();
+        assert_eq!(arrived(&mut theirs), frame(b"flushed"));
+    });
+}
+
+#[test]
+fn a_last_word_is_heard_before_the_end() {
+    Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+        let (connection, mut theirs) = pair();
+        run(&connection);
+        std::io::Write::write_all(&mut theirs, &frame(b"hello")).unwrap();
+        while !connection.out().closed {
+            dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        assert_eq!(arrived(&mut theirs), frame(b"refused"));
+    });
+}
+
+/// Takes its time for each frame.
+struct Slow(Arc<Mutex<Vec<&'static str>>>);
+
+impl Sink for Slow {
+    fn poll_place(
+        &mut self,
+        _: &mut Context<'_>,
+        _: &[u8],
+        bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        Poll::Ready(Ok(BufMut::heap(bytes)))
+    }
+
+    fn frame(&mut self, _: &[u8], _: Option<BufMut>) -> io::Result<()> {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        self.0.lock().unwrap().push("frame");
+        Ok(())
+    }
+}
+
+/// Whatever had arrived of one connection was worked off before anybody else had a turn.
+#[test]
+fn one_connection_leaves_others_their_turn() {
+    const FRAMES: usize = 20;
+    Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+        let (connection, mut theirs) = pair();
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let mut sink = Slow(events.clone());
+        std::io::Write::write_all(&mut theirs, &frame(b"work").repeat(FRAMES)).unwrap();
+        let runner = connection.clone();
+        spawn(async move { drop(runner.run(&mut sink).await) });
+        let handled = || events.lock().unwrap().iter().filter(|it| **it == "frame").count();
+        while handled() < FRAMES {
+            yield_now().await;
+            events.lock().unwrap().push("other");
+        }
+        let events = events.lock().unwrap();
+        let longest = events.split(|event| *event == "other").map(<[_]>::len).max();
+        assert!(longest <= Some(2), "{events:?}");
+        drop(theirs);
+    });
+}
+
+/// Who did not read what it was told had the sender keep all of it.
+#[test]
+fn notices_that_wait_are_bounded_and_do_not_count_as_queued() {
+    Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+        let (connection, mut theirs) = pair();
+        run(&connection);
+        yield_now().await;
+        connection.send(b"head", Some(Buf::from(vec![7; 1 << 20]))).unwrap();
+        assert_eq!(connection.queued_frames(), 1);
+        for _ in 0..NOTICES_MAX {
+            connection.notify(b"notice").unwrap();
+        }
+        let refused = connection.notify(b"notice").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        connection.send(b"last", None).unwrap();
+        assert_eq!(connection.queued_frames(), 2);
+        let mut came = Vec::new();
+        while !came.ends_with(b"last") {
+            came.extend(arrived(&mut theirs));
+            dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        connection.notify(b"notice").unwrap();
+    });
+}
+
+/// A slow reader gets everything, once it reads.
+#[test]
+fn what_the_socket_does_not_take_goes_when_it_does() {
+    Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+        let (connection, mut theirs) = pair();
+        run(&connection);
+        yield_now().await;
+        let mut expected = Vec::new();
+        for number in 0u32..40 {
+            let data = vec![number as u8; 60_000];
+            let head = number.to_le_bytes();
+            connection.send(&head, Some(Buf::from(data.clone()))).unwrap();
+            let prefix = Prefix { head_bytes: 4, data_bytes: data.len() };
+            let mut front = [&prefix.encode()[..], &head].concat();
+            front.resize(prefix.body_at(), 0);
+            expected.extend([front, data].concat());
+        }
+        assert!(connection.queued_frames() > 0, "the socket took all of it");
+        let mut came = Vec::new();
+        while came.len() < expected.len() {
+            came.extend(arrived(&mut theirs));
+            dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        assert!(came == expected);
+        assert_eq!(connection.queued_frames(), 0);
+    });
+}
