@@ -44,6 +44,30 @@ fn a_directory_that_another_mount_moved_is_renamed_and_replaced() {
     }
 }
 
+/// The kernel had what is in such a directory in its former place still, and could not give it another one.
+#[test]
+fn what_is_in_a_directory_that_another_mount_moved_is_renamed_and_replaced() {
+    if common::skipped() {
+        return;
+    }
+    for transport in ["transport=classic", "transport=uring"] {
+        let (_rig, one, other) = two_mounts(transport);
+        fs::write(one.join("file"), "").unwrap();
+        for round in 0..10 {
+            fs::create_dir_all(one.join("dir/below")).unwrap();
+            assert!(one.join("dir/below").is_dir());
+            fs::rename(other.join("dir"), other.join("moved")).unwrap();
+            let (file, below) = (one.join("file"), one.join("moved/below"));
+            let error = fs::rename(&file, &below).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EISDIR), "{transport}, {round}");
+            fs::rename(other.join("moved"), other.join("again")).unwrap();
+            fs::rename(one.join("again/below"), one.join("again/new")).unwrap();
+            assert!(other.join("again/new").is_dir() && !other.join("again/below").exists());
+            fs::remove_dir_all(one.join("again")).unwrap();
+        }
+    }
+}
+
 /// What one's path has led to is there for a moment when another mount gives the name to another
 /// file: stat(2), chmod(2), truncate(2) and open(2) of it failed with ESTALE.
 #[test]
