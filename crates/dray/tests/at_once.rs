@@ -9,15 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::Rig;
 use common::hangs::in_time;
-
-fn two_mounts(options: &str) -> (Rig, PathBuf, PathBuf) {
-    let mut rig = Rig::new();
-    rig.serve(&[]);
-    let [one, other] = ["one", "other"].map(|name| rig.mount(name, options));
-    (rig, one, other)
-}
+use common::{Rig, two_mounts};
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()

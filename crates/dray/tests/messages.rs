@@ -6,6 +6,7 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::ports::free_port;
@@ -266,6 +267,25 @@ fn a_level_of_logging_that_is_none_is_named() {
     assert!(said.contains("DRAY_LOG=`verbose` is none of error, warn"), "{said}");
 }
 
+/// A directory that is mounted at a second place.
+struct Bound(PathBuf);
+
+impl Bound {
+    fn new(dir: &Path, at: &Path) -> Bound {
+        fs::create_dir_all(dir).unwrap();
+        fs::create_dir(at).unwrap();
+        let status = Command::new("mount").arg("--bind").args([dir, at]).status().unwrap();
+        assert!(status.success());
+        Bound(at.to_owned())
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
 /// Only names were compared: locks were not shared, and nobody was told.
 #[test]
 fn directories_that_two_exports_share_are_told_whatever_they_are_called() {
@@ -279,11 +299,21 @@ fn directories_that_two_exports_share_are_told_whatever_they_are_called() {
     let again = format!("again={}", link.display());
     let within = format!("within={}", link.join("within").display());
     let round = format!("round={}/within/..", dir.display());
-    let exports = ["--export", &again, "--export", &within, "--export", &round];
+    // Another mount of the directory above what `within` is, and one of nothing that is exported.
+    let (bound, apart) = (rig.path("bound"), rig.path("apart"));
+    let _bound = Bound::new(&dir, &bound);
+    let _apart = Bound::new(&rig.path("state-of-nobody"), &apart);
+    let (bound, apart) =
+        (format!("bound={}", bound.display()), format!("apart={}", apart.display()));
+    let mut exports = vec!["--export", &again, "--export", &within, "--export", &round];
+    exports.extend(["--export", &bound, "--export", &apart]);
     rig.serve_logging(&log, &exports);
     let said = fs::read_to_string(&log).unwrap();
+    assert!(!said.contains("`apart`"), "{said}");
     for two in
         ["`data` and `again`", "`data` and `within`", "`again` and `within`", "`data` and `round`"]
+            .into_iter()
+            .chain(["`data` and `bound`", "`within` and `bound`"])
     {
         assert!(said.contains(&format!("exports {two} have files in common")), "{two}: {said}");
     }

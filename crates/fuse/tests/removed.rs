@@ -7,7 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use common::{TestMount, mounted};
@@ -93,6 +93,38 @@ fn in_a_directory_that_others_have_removed_there_is_nothing() {
             }
         });
     }
+}
+
+/// As long as somebody has it open, what is asked of the directory itself is answered as on Linux, to
+/// whoever has it as its working directory, too.
+#[test]
+fn a_directory_that_is_open_is_there_after_its_removal() {
+    on_both(Consistency::Strict, |mount| {
+        for by_another in [false, true] {
+            fs::create_dir(mount.path("dir")).unwrap();
+            let dir = fs::File::open(mount.path("dir")).unwrap();
+            let mut open = OpenOptions::new();
+            let path = open.read(true).custom_flags(libc::O_PATH).open(mount.path("dir")).unwrap();
+            match by_another {
+                true => removed_by_another(mount, "dir"),
+                false => fs::remove_dir(mount.path("dir")).unwrap(),
+            }
+            // What was looked up is there for a moment anyway (`departed` in backends).
+            std::thread::sleep(std::time::Duration::from_millis(600));
+            for one in [&dir, &path] {
+                let seen = one.metadata().unwrap();
+                assert!(seen.is_dir() && seen.nlink() == 0, "{by_another}");
+                let again = format!("/proc/self/fd/{}", one.as_raw_fd());
+                assert_eq!(fs::read_dir(&again).unwrap().count(), 0, "{by_another}");
+                // SAFETY: a C string that outlives the call; nothing that was opened is used.
+                let x = unsafe { libc::openat(one.as_raw_fd(), c"x".as_ptr(), libc::O_RDONLY) };
+                assert_eq!(errno(checked(x.into())), libc::ENOENT, "{by_another}");
+            }
+            dir.set_permissions(fs::Permissions::from_mode(0o711)).unwrap();
+            assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o711);
+            dir.sync_all().unwrap();
+        }
+    });
 }
 
 /// A path leads to what has its name now, and what others removed is in nobody's way.

@@ -213,11 +213,44 @@ fn what_was_synced_as_it_was_written_outlives_what_is_made_again() {
         let read = file.read(&cx, 0, BufMut::heap(10)).await.map_err(|(error, _)| error).unwrap();
         assert_eq!(read.filled(), b"synced");
         assert_eq!(fs.session().status().unsynced.losses, 0);
-        // Where nothing is kept it is not either.
-        file.sync(&cx, false).await.unwrap();
-        file.write(&cx, synced, Buf::from(&b"again"[..])).await.unwrap();
-        assert_eq!(fs.session().status().unsynced.kept_bytes, 0);
     });
+}
+
+/// What another client had kept, of before, was made again over it.
+#[test]
+fn what_was_synced_as_it_was_written_outlives_what_others_make_again() {
+    for comes_back_first in ["writer", "other"] {
+        simulate(7, async move {
+            let (network, cx) = (Network::new(), Context::system());
+            let mut machine = Machine::new(&network);
+            drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+            let (writer, other) = (mount(&network, "writer").await, mount(&network, "other").await);
+            let (written, kept) = (open(&writer, b"f").await, open(&other, b"f").await);
+            written.sync(&cx, false).await.unwrap();
+            write(&kept).await;
+            let synced = Write { sync: true, ..Write::at(0) };
+            written.write(&cx, synced, Buf::from(&b"synced"[..])).await.unwrap();
+            let later = Write::at(5);
+            kept.write(&cx, later, Buf::from(&b"later"[..])).await.unwrap();
+            machine.kill();
+            machine.boot += 1;
+            network.partition("writer", true);
+            network.partition("other", true);
+            let server = machine.start(Loss::Unsynced, Duration::ZERO).await;
+            network.partition(comes_back_first, false);
+            sleep(Duration::from_secs(2)).await;
+            network.partition("writer", false);
+            network.partition("other", false);
+            server.recovered().await;
+            let read = kept.read(&cx, 0, BufMut::heap(20)).await.map_err(|(error, _)| error);
+            assert_eq!(read.unwrap().filled(), b"syncelater");
+            for fs in [&writer, &other] {
+                assert_eq!(fs.session().status().unsynced.losses, 0);
+                fs.sync_all(&cx).await.unwrap();
+                assert_eq!(fs.session().status().unsynced.kept_bytes, 0);
+            }
+        });
+    }
 }
 
 /// The close of another file cleared what the journal said of locks while they were still

@@ -134,6 +134,38 @@ fn find_around(path: &Path) -> Option<MountEntry> {
     parse_line(line_around(&table, path)?)
 }
 
+/// A directory as its file system knows it, wherever that is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Below {
+    /// `MAJOR:MINOR` of its device.
+    device: Vec<u8>,
+    /// From the root of that file system on.
+    path: PathBuf,
+}
+
+impl Below {
+    /// Whether one of both is in the other, or they are the same.
+    pub fn meets(&self, other: &Below) -> bool {
+        let within = self.path.starts_with(&other.path) || other.path.starts_with(&self.path);
+        self.device == other.device && within
+    }
+}
+
+/// What `paths`, absolute and without links, are below, going by names alone; none of what is
+/// mounted nowhere.
+pub fn below(paths: &[&Path]) -> Vec<Option<Below>> {
+    let table = std::fs::read(TABLE).unwrap_or_default();
+    paths.iter().map(|path| below_by(&table, path)).collect()
+}
+
+fn below_by(table: &[u8], path: &Path) -> Option<Below> {
+    let line = line_around(table, path)?;
+    let field = |number| line.split(|&byte| byte == b' ').nth(number);
+    let root = PathBuf::from(OsString::from_vec(unescape(field(3)?)));
+    let rest = path.strip_prefix(mount_point(line)?).ok()?;
+    Some(Below { device: field(2)?.to_vec(), path: root.join(rest) })
+}
+
 /// Whether something is mounted at `path` as soon as somebody looks at it (autofs).
 pub fn is_automount(path: &Path) -> bool {
     let table = std::fs::read(TABLE).unwrap_or_default();
@@ -231,6 +263,24 @@ mod tests {
         assert_eq!(kind_around("/home"), Some(&b"autofs"[..]));
         assert_eq!(kind_around("/data"), Some(&b"fuse.dray"[..]));
         assert_eq!(kind_around("/homes"), Some(&b"ext4"[..]));
+    }
+
+    #[test]
+    fn a_directory_is_the_same_wherever_it_is_mounted() {
+        let table = b"1 0 8:1 / / rw - ext4 /dev/sda rw\n\
+            2 1 8:1 /srv/a\\040b /bound rw - ext4 /dev/sda rw\n\
+            3 1 8:2 / /disk rw - xfs /dev/sdb rw\n\
+            4 1 8:2 /srv /srv/x rw - xfs /dev/sdb rw\n";
+        let meet = |one: &str, two: &str| {
+            let [one, two] = [one, two].map(|path| below_by(table, Path::new(path)).unwrap());
+            assert_eq!(one.meets(&two), two.meets(&one));
+            one.meets(&two)
+        };
+        assert!(meet("/bound", "/srv/a b") && meet("/bound/c", "/srv/a b") && meet("/bound", "/"));
+        assert!(meet("/srv/x/y", "/disk/srv/y") && meet("/srv/x", "/disk"));
+        assert!(!meet("/bound", "/srv/a") && !meet("/bound/c", "/srv/a b/d"));
+        assert!(!meet("/srv/x", "/srv"), "another file system is mounted there");
+        assert_eq!(below_by(b"", Path::new("/")), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use dray_rpc::server::ServerOptions;
 
 use crate::args::ServeArgs;
 use crate::error::Failure;
+use crate::mount::mount_table::{self, Below};
 use crate::paths;
 use crate::serve::config::Config;
 use crate::serve::export::ExportPlan;
@@ -139,13 +140,20 @@ pub fn warn_of_openness(plan: &ServePlan) {
     }
 }
 
-/// Says so where files can be had through two exports.
+/// Says so where files can be had through two exports, be it by a second mount of their directory.
 pub fn warn_of_sharing(exports: &[Arc<Exported>]) {
+    let paths: Vec<&Path> = exports.iter().map(|export| export.path()).collect();
+    let below = mount_table::below(&paths);
     for (index, one) in exports.iter().enumerate() {
-        let shares = |other: &&Arc<Exported>| {
-            one.path().starts_with(other.path()) || other.path().starts_with(one.path())
+        let shares = |other: usize| {
+            let within = |one: usize, other: usize| paths[one].starts_with(paths[other]);
+            let meet = |(one, other): (&Below, &Below)| one.meets(other);
+            within(index, other)
+                || within(other, index)
+                || below[index].as_ref().zip(below[other].as_ref()).is_some_and(meet)
         };
-        for other in exports[..index].iter().filter(shares) {
+        for other in (0..index).filter(|&other| shares(other)) {
+            let other = &exports[other];
             log::warn!(
                 "exports `{}` and `{}` have files in common: locks taken through one do not hold in \
                  the other; let clients that change the same files use one of them",

@@ -328,6 +328,16 @@ impl Drop for Rig {
     }
 }
 
+/// A server and two mounts of it; other users can get there.
+pub fn two_mounts(options: &str) -> (Rig, PathBuf, PathBuf) {
+    use std::os::unix::fs::PermissionsExt;
+    let mut rig = Rig::new();
+    std::fs::set_permissions(rig.path("."), std::fs::Permissions::from_mode(0o755)).unwrap();
+    rig.serve(&[]);
+    let [one, other] = ["one", "other"].map(|name| rig.mount(name, options));
+    (rig, one, other)
+}
+
 /// What the launcher's shell says of an end: a process that ends with 128 and a number looks
 /// to it like one that the signal of that number has ended.
 pub fn exit_code(status: std::process::ExitStatus) -> i32 {

@@ -20,7 +20,7 @@ impl Worker {
     ) -> Result<Answer> {
         let id = self.id(node)?;
         match *op {
-            Operation::Lookup { name } => self.lookup(cx, id, name).await,
+            Operation::Lookup { name } => self.lookup(cx, (node, id), name).await,
             Operation::Readlink => Ok(Answer::Bytes(self.fs.readlink(cx, id).await?)),
             Operation::Symlink { name, target } => {
                 self.make(cx, id, name, Make::Symlink { target }).await
@@ -29,7 +29,8 @@ impl Worker {
                 self.make(cx, id, name, Make::Node { mode, rdev }).await
             }
             Operation::Mkdir { name, mode, .. } => {
-                self.make(cx, id, name, Make::Directory { mode }).await
+                let entry = self.fs.make(cx, id, name, Make::Directory { mode }).await?;
+                self.directory_answer(&entry, (node, id), name, || false)
             }
             Operation::Unlink { name } => self.remove(cx, id, name, RemoveKind::File).await,
             Operation::Rmdir { name } => self.remove(cx, id, name, RemoveKind::Directory).await,
@@ -40,9 +41,9 @@ impl Worker {
                     libc::RENAME_EXCHANGE => RenameHow::Exchange,
                     _ => return Err(invalid("a flag of renameat2 that is not served")),
                 };
-                let to_dir = self.id(to_dir)?;
-                self.fs.rename(cx, (id, name), (to_dir, to_name), how).await?;
-                self.shared.nodes.renamed((id, name), (to_dir, to_name), how);
+                let to_id = self.id(to_dir)?;
+                self.fs.rename(cx, (id, name), (to_id, to_name), how).await?;
+                self.shared.nodes.renamed((node, name), (to_dir, to_name), how);
                 Ok(Answer::Empty)
             }
             Operation::Link { node, name } => {
@@ -53,12 +54,15 @@ impl Worker {
         }
     }
 
-    async fn lookup(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Answer> {
+    async fn lookup(
+        &self,
+        cx: &Context,
+        (node, dir): (u64, FileId),
+        name: &Name,
+    ) -> Result<Answer> {
         match self.fs.lookup(cx, dir, name).await {
             Ok(entry) if entry.attr.file_type() == FileType::Directory => {
-                let apart = || renames(cx.pid);
-                let node = self.shared.nodes.remember_directory(entry.id, (dir, name), apart)?;
-                Ok(Answer::Small(reply::entry(node, &entry, self.validity())))
+                self.directory_answer(&entry, (node, dir), name, || renames(cx.pid))
             }
             Ok(entry) if !self.may_be_opened(cx, &entry).await? => self.barred_answer(entry),
             Ok(entry) => self.entry_answer(&entry, (dir, name)),
@@ -121,17 +125,26 @@ impl Worker {
         Ok(Answer::Empty)
     }
 
+    /// As [`Worker::entry_answer`], of a directory; `apart` as with `Nodes::remember_directory`.
+    fn directory_answer(
+        &self,
+        entry: &Entry,
+        (parent, dir): (u64, FileId),
+        name: &Name,
+        apart: impl FnOnce() -> bool,
+    ) -> Result<Answer> {
+        let nodes = &self.shared.nodes;
+        let node = nodes.remember_directory(entry.id, (dir, name), parent, apart)?;
+        Ok(Answer::Small(reply::entry(node, entry, self.validity())))
+    }
+
     fn entry_answer(&self, entry: &Entry, place: (FileId, &Name)) -> Result<Answer> {
         self.entry(entry, Some(place)).map(Answer::Small)
     }
 
-    /// Tells the kernel of a file: from now on it counts until it is forgotten.
+    /// Tells the kernel of a file that is no directory: from now on it counts until it is forgotten.
     pub(crate) fn entry(&self, entry: &Entry, place: Option<(FileId, &Name)>) -> Result<Small> {
-        let nodes = &self.shared.nodes;
-        let node = match place.filter(|_| entry.attr.file_type() == FileType::Directory) {
-            Some(place) => nodes.remember_directory(entry.id, place, || false)?,
-            None => nodes.remember(entry.id, place)?,
-        };
+        let node = self.shared.nodes.remember(entry.id, place)?;
         Ok(reply::entry(node, entry, self.validity()))
     }
 

@@ -7,7 +7,7 @@
 //! own for the directory, which has no place yet. The old node is another name for it until
 //! the kernel looks at its old place and drops it.
 
-use dray_core::{FileId, IdMap, Name, Pid, RenameHow};
+use dray_core::{IdMap, Name, Pid, RenameHow};
 
 /// Where the kernel has each directory that it knows, by slot of the node table, and the way
 /// back.
@@ -17,22 +17,24 @@ pub(crate) struct Directories {
     slots: IdMap<Place, u64>,
 }
 
-type Place = (FileId, Box<[u8]>);
+/// The kernel's number of the directory that it is in, which tells an old node of that from the one at its
+/// new place, and its name.
+type Place = (u64, Box<[u8]>);
 
-fn place_of((dir, name): (FileId, &Name)) -> Place {
+fn place_of((dir, name): (u64, &Name)) -> Place {
     (dir, name.as_bytes().into())
 }
 
 impl Directories {
     /// Whether the kernel has the directory of `slot`, and not at `place`.
-    pub(crate) fn is_elsewhere(&self, slot: u64, (dir, name): (FileId, &Name)) -> bool {
+    pub(crate) fn is_elsewhere(&self, slot: u64, (dir, name): (u64, &Name)) -> bool {
         self.places
             .get(&slot)
             .is_some_and(|(at, called)| (*at, &**called) != (dir, name.as_bytes()))
     }
 
     /// The kernel is told of it at `place`.
-    pub(crate) fn seen(&mut self, slot: u64, place: (FileId, &Name)) {
+    pub(crate) fn seen(&mut self, slot: u64, place: (u64, &Name)) {
         if self.places.contains_key(&slot) && !self.is_elsewhere(slot, place) {
             return;
         }
@@ -48,7 +50,7 @@ impl Directories {
     }
 
     /// The kernel has renamed what was at `from`, as far as that is a directory.
-    pub(crate) fn renamed(&mut self, from: (FileId, &Name), to: (FileId, &Name), how: RenameHow) {
+    pub(crate) fn renamed(&mut self, from: (u64, &Name), to: (u64, &Name), how: RenameHow) {
         let (from, to) = (place_of(from), place_of(to));
         let moved = self.slots.get(&from).copied();
         let other = self.slots.get(&to).copied();
@@ -89,10 +91,10 @@ pub(crate) fn renames(pid: Pid) -> bool {
 mod tests {
     use super::*;
 
-    const ROOT: FileId = FileId { ino: 2, generation: 0 };
-    const DIR: FileId = FileId { ino: 3, generation: 0 };
+    const ROOT: u64 = 1;
+    const DIR: u64 = 3;
 
-    fn at(dir: FileId, name: &str) -> (FileId, &Name) {
+    fn at(dir: u64, name: &str) -> (u64, &Name) {
         (dir, Name::new(name.as_bytes()).unwrap())
     }
 

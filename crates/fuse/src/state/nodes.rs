@@ -131,14 +131,16 @@ impl Nodes {
         self.add(index, id, place)
     }
 
-    /// The same for a directory. If the kernel has it at another place, `apart` says whether
-    /// it is to get a node of its own for this one.
+    /// The same for a directory, found in the node `parent`. If the kernel has it at another place,
+    /// `apart` says whether it is to get a node of its own for this one.
     pub(crate) fn remember_directory(
         &self,
         id: FileId,
-        place: (FileId, &Name),
+        (dir, name): (FileId, &Name),
+        parent: u64,
         apart: impl FnOnce() -> bool,
     ) -> Result<NodeRef> {
+        let (seen, place) = ((dir, name), (parent, name));
         let mut index = self.lock();
         let known = index.slots.get(&id).copied();
         let mut own = false;
@@ -148,8 +150,8 @@ impl Nodes {
             index = self.lock();
         }
         let node = match own {
-            true => self.add(&mut index, id, Some(place))?,
-            false => self.remember_in(&mut index, id, Some(place))?,
+            true => self.add(&mut index, id, Some(seen))?,
+            false => self.remember_in(&mut index, id, Some(seen))?,
         };
         index.directories.seen(node.node - ROOT_NODE, place);
         Ok(node)
@@ -164,7 +166,7 @@ impl Nodes {
     }
 
     /// The kernel has renamed something.
-    pub(crate) fn renamed(&self, from: (FileId, &Name), to: (FileId, &Name), how: RenameHow) {
+    pub(crate) fn renamed(&self, from: (u64, &Name), to: (u64, &Name), how: RenameHow) {
         self.lock().directories.renamed(from, to, how);
     }
 
@@ -298,20 +300,30 @@ mod tests {
     #[test]
     fn a_directory_can_have_a_node_of_its_own_where_it_was_moved_to() {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);
-        let at = |name: &'static str| (ROOT, Name::new(name.as_bytes()).unwrap());
-        let old = nodes.remember_directory(id(7), at("a"), || panic!("it is new")).unwrap();
-        let same = nodes.remember_directory(id(7), at("a"), || panic!("it is there")).unwrap();
+        let name = |name: &'static str| Name::new(name.as_bytes()).unwrap();
+        let seen = |at: &'static str, apart: &dyn Fn() -> bool| {
+            nodes.remember_directory(id(7), (ROOT, name(at)), ROOT_NODE, apart).unwrap()
+        };
+        let old = seen("a", &|| panic!("it is new"));
+        let same = seen("a", &|| panic!("it is there"));
         assert_eq!(old, same);
-        let new = nodes.remember_directory(id(7), at("b"), || true).unwrap();
+        let new = seen("b", &|| true);
         assert_ne!(old.node, new.node);
         assert_eq!([old, new].map(|node| nodes.id(node.node).unwrap()), [id(7); 2]);
         assert_eq!(nodes.find(id(7)), Some(new.node));
         nodes.forget(old.node, 2, || ());
         assert_eq!(nodes.find(id(7)), Some(new.node));
-        let moved = nodes.remember_directory(id(7), at("c"), || false).unwrap();
+        let moved = seen("c", &|| false);
         assert_eq!(moved, new);
-        nodes.renamed(at("c"), at("d"), RenameHow::Replace);
-        nodes.remember_directory(id(7), at("d"), || panic!("we moved it")).unwrap();
+        nodes.renamed((ROOT_NODE, name("c")), (ROOT_NODE, name("d")), RenameHow::Replace);
+        seen("d", &|| panic!("we moved it"));
+        // What is in it was seen in its old node, and comes to the new one with it.
+        let below = |parent, apart| {
+            nodes.remember_directory(id(8), (id(7), name("e")), parent, || apart).unwrap().node
+        };
+        let child = below(70, false);
+        assert_eq!(below(70, true), child);
+        assert_ne!(below(71, true), child);
     }
 
     #[test]

@@ -96,9 +96,21 @@ impl RemoteFile {
 
     /// Notes a change of this file that was made through it.
     pub(crate) fn changed(&self, cx: &Context, made: Made, change: Option<Change>, data: &[u8]) {
+        self.written(cx, made, (change, data), false);
+    }
+
+    /// As above; `on_media`: it was synced as it was made.
+    fn written(
+        &self,
+        cx: &Context,
+        made: Made,
+        (change, data): (Option<Change>, &[u8]),
+        on_media: bool,
+    ) {
         let (file, who) = (self.id, &cx.who);
         let made = Made { ticket: made.ticket.or_else(|| self.ticket()), ..made };
-        self.session.changed(Changed { file, made, change, data, who }, Some(&self.writer));
+        let changed = Changed { file, made, change, data, who, on_media };
+        self.session.changed(changed, Some(&self.writer));
     }
 
     /// Fails if something that was written through it is lost, once for each loss.
@@ -263,11 +275,9 @@ impl OpenFile for RemoteFile {
             let call = Call::Write { handle: self.handle, how };
             let (written, made) = self.change::<u32>(cx, call, Some(from.clone())).await?;
             let written = believable(u64::from(written), from.len() as u64)? as usize;
-            // What is on media is kept only where older changes could be made again over it.
-            if !how.sync || self.session.link.unsynced.keeps(self.id) {
-                let at = if how.append { made.at } else { Some(how.at) };
-                self.changed(cx, made, at.map(|at| Change::Write { at }), &from[..written]);
-            }
+            let at = if how.append { made.at } else { Some(how.at) };
+            let change = at.map(|at| Change::Write { at });
+            self.written(cx, made, (change, &from[..written]), how.sync);
             Ok(written)
         })
     }

@@ -67,7 +67,8 @@ impl RemoteFs {
         for (change, data) in
             [(Change::Size { size: 0 }, &[][..]), (Change::Write { at: 0 }, &data[..])]
         {
-            let changed = Changed { file: id, made, change: Some(change), data, who };
+            let changed =
+                Changed { file: id, made, change: Some(change), data, who, on_media: false };
             self.session.changed(changed, None);
         }
         Ok(())
@@ -193,7 +194,8 @@ impl RemoteFs {
     /// Notes a change of what has no content, or none that can be made again.
     fn changed(&self, cx: &Context, file: FileId, made: Made, change: Option<Change>) {
         let who = &cx.who;
-        self.session.changed(Changed { file, made, change, data: &[], who }, None);
+        let changed = Changed { file, made, change, data: &[], who, on_media: false };
+        self.session.changed(changed, None);
     }
 }
 

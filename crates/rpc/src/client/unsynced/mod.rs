@@ -118,6 +118,9 @@ pub(crate) struct Changed<'a> {
     pub(crate) change: Option<Change>,
     pub(crate) data: &'a [u8],
     pub(crate) who: &'a Arc<Identity>,
+    /// It was synced as it was made. It is kept all the same: what others have kept of before would be
+    /// made again over it.
+    pub(crate) on_media: bool,
 }
 
 /// What an open file has to do with losses.
@@ -158,12 +161,18 @@ impl Unsynced {
     /// if somebody has to be found who asks for syncs.
     pub(crate) fn changed(&self, new: Changed<'_>, writer: Option<&Writer>) -> bool {
         let (id, at, bytes) = (new.file, Moment::from(new.made), new.data.len() as u64);
+        if new.on_media && self.limit_bytes == 0 {
+            return false;
+        }
         let fate = self.fate(&new);
         let mut state = self.lock();
         let state = &mut *state;
         state.stamps.newest = state.stamps.newest.max(at.stamp);
         let room = state.files.len() < FILES_MAX || state.files.contains_key(&id);
         if !room && writer.is_none_or(|writer| !writer.wrote.load(Ordering::Relaxed)) {
+            if new.on_media {
+                return false;
+            }
             state.beyond = Some(at);
             return state.tender.call(false, true);
         }
@@ -179,9 +188,16 @@ impl Unsynced {
             Fate::Keep(change, copied) => {
                 for (change, data) in pieces(change, copied) {
                     let who = new.who.clone();
-                    let Moment { stamp, epoch } = at;
+                    let (Moment { stamp, epoch }, on_media) = (at, new.on_media);
                     state.kept_bytes +=
-                        file.keep(Kept { stamp, epoch, change, data, who, sent: 0 });
+                        file.keep(Kept { stamp, epoch, change, data, who, on_media, sent: 0 });
+                }
+            }
+            // Of what is on media nothing is lost, unless something older would be made again over it.
+            Fate::Note | Fate::Overflow if new.on_media => {
+                state.kept_bytes -= file.forget_on_media();
+                if file.kept_bytes > 0 {
+                    file.note(at, bytes, true);
                 }
             }
             Fate::Note => file.note(at, bytes, false),
@@ -230,11 +246,6 @@ impl Unsynced {
             None => (0, false),
         };
         !overflowed && kept_bytes + cost_bytes <= free_bytes
-    }
-
-    /// Whether changes of `id` are kept that would be made again after a loss of power.
-    pub(crate) fn keeps(&self, id: FileId) -> bool {
-        self.limit_bytes > 0 && self.lock().files.get(&id).is_some_and(|file| file.kept_bytes > 0)
     }
 
     /// Notes a change of a name, as with [`Unsynced::changed`].

@@ -19,6 +19,8 @@ pub(crate) struct Kept {
     pub(crate) change: Change,
     pub(crate) data: Option<Buf>,
     pub(crate) who: Arc<Identity>,
+    /// It was synced as it was made.
+    pub(super) on_media: bool,
     /// The last recovery in which it was sent.
     pub(super) sent: u64,
 }
@@ -90,6 +92,18 @@ impl OfFile {
         if self.unkept.is_some_and(|at| at.stamp <= upto) {
             (self.unkept, self.unkept_bytes, self.overflowed) = (None, 0, false);
         }
+        freed_bytes
+    }
+
+    /// Forgets what was synced as it was made, since a later change of that kind is not kept, over which
+    /// it must not be made again; answers how many bytes that frees.
+    pub(super) fn forget_on_media(&mut self) -> u64 {
+        let mut freed_bytes = 0;
+        self.changes.retain(|kept| {
+            freed_bytes += if kept.on_media { kept.cost_bytes() } else { 0 };
+            !kept.on_media
+        });
+        self.kept_bytes -= freed_bytes;
         freed_bytes
     }
 

@@ -12,7 +12,8 @@ fn file(ino: u64) -> FileId {
 fn write(unsynced: &Unsynced, ino: u64, stamp: u64, data: &[u8]) {
     let (made, who) = (Made { stamp, ..Made::default() }, Identity::system());
     let change = Some(Change::Write { at: stamp << 20 });
-    unsynced.changed(Changed { file: file(ino), made, change, data, who: &who }, None);
+    let changed = Changed { file: file(ino), made, change, data, who: &who, on_media: false };
+    unsynced.changed(changed, None);
 }
 
 #[test]
@@ -39,6 +40,41 @@ fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
     assert_eq!(unsynced.status().unkept_bytes, 0);
 }
 
+/// It would be made again over a later one that was not kept, or be told as lost though it is there.
+#[test]
+fn what_is_on_media_is_kept_while_there_is_room_and_never_told_as_lost() {
+    let (unsynced, who) = (Unsynced::new(LIMIT_BYTES, false), Identity::system());
+    let (data, writer) = (vec![1; 1 << 20], Writer::default());
+    let write = |stamp, on_media| {
+        let (made, change) = (Made { stamp, ..Made::default() }, Some(Change::Write { at: 0 }));
+        let changed = Changed { file: file(1), made, change, data: &data, who: &who, on_media };
+        unsynced.changed(changed, Some(&writer));
+        unsynced.status()
+    };
+    assert!(write(1, true).kept_bytes > 1 << 20);
+    let room = (2..100).find(|stamp| write(*stamp, true).kept_bytes == 0);
+    assert!(room.is_some(), "with the first for which there is no room its elders go");
+    assert_eq!(unsynced.status().unkept_bytes, 0);
+    assert!(write(100, true).kept_bytes > 0, "there is room again");
+    assert!(write(101, false).kept_bytes > 2 << 20);
+    let noted = (102..200).find(|stamp| write(*stamp, true).unkept_bytes > 0);
+    assert!(noted.is_some(), "what was not on media would be made again over it");
+    assert!(!unsynced.is_all_kept());
+    unsynced.stable(200, None, true);
+    assert!(write(201, true).unkept_bytes == 0 && unsynced.is_all_kept());
+    unsynced.power_lost();
+    unsynced.recovery_begins();
+    let (index, kept) = unsynced.next_to_send(file(1), 0).expect("it is sent again");
+    unsynced.sent(file(1), index, &kept);
+    unsynced.recovery_ends(None);
+    assert_eq!(unsynced.status().losses, 0);
+    let none = Unsynced::new(0, false);
+    let (made, change) = (Made { stamp: 1, ..Made::default() }, Some(Change::Write { at: 0 }));
+    let (file, on_media) = (file(1), true);
+    none.changed(Changed { file, made, change, data: b"x", who: &who, on_media }, Some(&writer));
+    assert!(none.is_clean());
+}
+
 /// Each open file through which it was written hears of it: at fsync once, at close until then.
 #[test]
 fn what_was_lost_is_told_through_each_file_that_it_was_written_through() {
@@ -46,7 +82,8 @@ fn what_was_lost_is_told_through_each_file_that_it_was_written_through() {
     let writers = [Writer::default(), Writer::default()];
     for (stamp, writer) in (1..).zip(&writers) {
         let (made, change) = (Made { stamp, ..Made::default() }, Some(Change::Write { at: 0 }));
-        let changed = Changed { file: file(1), made, change, data: b"x", who: &who };
+        let changed =
+            Changed { file: file(1), made, change, data: b"x", who: &who, on_media: false };
         unsynced.changed(changed, Some(writer));
     }
     let owed =
