@@ -356,6 +356,33 @@ fn locks_of_a_closed_file_are_not_claimed_again() {
     });
 }
 
+/// The kernel calls the owner of a lock of an open file description by an address, which the next
+/// open file may have before the close of the former one has come. That close ended the lock of both.
+#[test]
+fn a_lock_outlives_the_close_of_a_former_file_whose_owner_had_the_same_name() {
+    simulate(5, async {
+        let (network, cx) = (Network::new(), Context::system());
+        let mut machine = Machine::new(&network);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let fs = mount(&network, "holder").await;
+        let (former, next) = (open(&fs, b"f").await, open(&fs, b"f").await);
+        lock(&former, 1).await.unwrap();
+        lock(&next, 1).await.unwrap();
+        former.close(&cx).await.unwrap();
+        sleep(Duration::from_secs(1)).await; // nobody waits for the close
+        let other = open(&mount(&network, "other").await, b"f").await;
+        assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
+        machine.kill();
+        let server = machine.start(Loss::Nothing, Duration::ZERO).await;
+        sleep(Duration::from_secs(1)).await;
+        server.recovered().await;
+        assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
+        next.close(&cx).await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(lock(&other, 2).await, Ok(()));
+    });
+}
+
 /// The mount's limit once counted for the claims, too: locks were lost that the server was about
 /// to give back. Who waits for that is told in time.
 #[test]

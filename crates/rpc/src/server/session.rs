@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use dray_core::{Cancel, Context, Error, IdMap, LockOwner, NodeId, OpenFile};
+use dray_core::{Cancel, Context, Error, IdMap, NodeId, OpenFile};
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
@@ -91,9 +91,8 @@ struct State {
     unslotted: BTreeMap<u64, u32>,
     /// Calls in slots that open a file, under way by the number that it will have.
     opening: BTreeMap<u64, u32>,
-    /// Owners of fcntl locks by the open file through which they were taken: unlike those
-    /// of flock they do not end with the file.
-    owners: BTreeSet<(u64, LockOwner)>,
+    /// Owners of fcntl locks: unlike those of flock they do not end with the file.
+    owners: locks::Owners,
     /// Open files through which flock locks were taken.
     flocks: BTreeSet<u64>,
     /// Its client may come for locks that it had in an earlier life of the server.

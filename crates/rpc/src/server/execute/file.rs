@@ -175,13 +175,13 @@ async fn note_and_lock(
     }
     // Before: a session that ends meanwhile has to know.
     if lock.kind != LockKind::Unlock {
-        session.note_lock(handle, &lock)?;
+        session.note_lock((handle, file.id()), &lock)?;
     }
     let reply = lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?;
     if lock.kind == LockKind::Unlock {
         return Ok(reply);
     }
-    session.note_lock(handle, &lock)?; // a close may have come in between
+    session.note_lock((handle, file.id()), &lock)?; // a close may have come in between
     if session.is_ended() {
         // Its files may have been closed before: nobody else would give it back.
         file.lock(cx, Lock { kind: LockKind::Unlock, ..lock }, false).await?;

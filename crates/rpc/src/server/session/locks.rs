@@ -1,35 +1,73 @@
 //! What a session knows of its locks: whose end with a close, and whether a later life of the
 //! server has to wait for its client to claim them.
 
-use dray_core::{Context, Errno, Error, Lock, LockFamily, LockOwner, OpenFile};
+use std::collections::{BTreeMap, BTreeSet};
+
+use dray_core::{Context, Errno, Error, FileId, Lock, LockFamily, LockOwner, OpenFile};
 
 use super::{Session, State};
 
 /// Owners of fcntl locks that one mount may have.
 const OWNERS_MAX: usize = 1 << 20;
 
+/// Owners of fcntl locks, by the open file through which they were taken, and the way back.
+#[derive(Default)]
+pub(super) struct Owners {
+    by_handle: BTreeMap<(u64, LockOwner), FileId>,
+    by_owner: BTreeSet<(LockOwner, FileId, u64)>,
+}
+
+impl Owners {
+    fn insert(&mut self, (handle, file): (u64, FileId), owner: LockOwner) {
+        self.by_handle.insert((handle, owner), file);
+        self.by_owner.insert((owner, file, handle));
+    }
+
+    fn remove(&mut self, handle: u64, owner: LockOwner) {
+        if let Some(file) = self.by_handle.remove(&(handle, owner)) {
+            self.by_owner.remove(&(owner, file, handle));
+        }
+    }
+
+    /// Those with locks through `handle`.
+    fn of(&self, handle: u64) -> Vec<LockOwner> {
+        let all = (handle, LockOwner(0))..=(handle, LockOwner(u64::MAX));
+        self.by_handle.range(all).map(|(&(_, owner), _)| owner).collect()
+    }
+
+    /// Whether `owner` has locks of `file` through any open file.
+    fn has(&self, owner: LockOwner, file: FileId) -> bool {
+        self.by_owner.range((owner, file, 0)..=(owner, file, u64::MAX)).next().is_some()
+    }
+}
+
 impl Session {
     /// A lock is about to be had through this open file. The journal notes it, so that a
     /// later server waits for this client. Errors: `ENOLCK`.
-    pub(crate) fn note_lock(&self, handle: u64, lock: &Lock) -> dray_core::Result<()> {
+    pub(crate) fn note_lock(
+        &self,
+        (handle, file): (u64, FileId),
+        lock: &Lock,
+    ) -> dray_core::Result<()> {
         let mut state = self.state();
-        if state.owners.len() >= OWNERS_MAX && !state.owners.contains(&(handle, lock.owner)) {
+        let by_handle = &state.owners.by_handle;
+        if by_handle.len() >= OWNERS_MAX && !by_handle.contains_key(&(handle, lock.owner)) {
             return Err(Error::new(Errno::ENOLCK).because("the client has as many as it may"));
         }
-        if state.owners.is_empty() && state.flocks.is_empty() {
+        if by_handle.is_empty() && state.flocks.is_empty() {
             self.slots.set_locks(true);
         }
         match lock.family {
-            LockFamily::Posix => state.owners.insert((handle, lock.owner)),
-            LockFamily::Flock => state.flocks.insert(handle),
-        };
+            LockFamily::Posix => state.owners.insert((handle, file), lock.owner),
+            LockFamily::Flock => _ = state.flocks.insert(handle),
+        }
         Ok(())
     }
 
     /// `owner` no longer has an fcntl lock through this open file.
     pub(crate) fn forget_owner(&self, handle: u64, owner: LockOwner) {
         let mut state = self.state();
-        state.owners.remove(&(handle, owner));
+        state.owners.remove(handle, owner);
         self.settle_locks(&state);
     }
 
@@ -52,29 +90,33 @@ impl Session {
         if state.claims {
             return;
         }
-        if state.owners.is_empty() && state.flocks.is_empty() && self.slots.had_locks() {
+        let none = state.owners.by_handle.is_empty() && state.flocks.is_empty();
+        if none && self.slots.had_locks() {
             self.slots.set_locks(false);
         }
     }
 
-    /// Closes an open file and ends the fcntl locks that were taken through it.
+    /// Closes an open file and ends the fcntl locks that were taken through it: those of the open file
+    /// description, since those of processes have ended with their flush. The kernel's name for such an
+    /// owner is an address, which the next open file may have before the close of this one comes:
+    /// what that one has locked stays.
     pub(crate) async fn close_file(
         &self,
         cx: &Context,
         handle: u64,
         file: &dyn OpenFile,
     ) -> dray_core::Result<()> {
-        let owners: Vec<_> = {
-            let state = self.state();
-            let all = (handle, LockOwner(0))..=(handle, LockOwner(u64::MAX));
-            state.owners.range(all).copied().collect()
+        let ended: Vec<LockOwner> = {
+            let mut state = self.state();
+            let owners = state.owners.of(handle);
+            owners.iter().for_each(|owner| state.owners.remove(handle, *owner));
+            owners.into_iter().filter(|owner| !state.owners.has(*owner, file.id())).collect()
         };
-        for (_, owner) in &owners {
-            let _ = file.flush(cx, *owner).await; // an error shows at the close as well
+        for owner in ended {
+            let _ = file.flush(cx, owner).await; // an error shows at the close as well
         }
         let closed = file.close(cx).await;
         let mut state = self.state();
-        owners.iter().for_each(|owner| _ = state.owners.remove(owner));
         state.flocks.remove(&handle);
         self.settle_locks(&state);
         closed
