@@ -104,8 +104,10 @@ def check_together(said, mount):
     race = both(said, "race")
     for what in ("made", "removed"):
         lists = [side[what] for side in race]
+        # One that is always ahead of the other does it alone.
+        either = set(lists[0]) | set(lists[1])
         twice = set(lists[0]) & set(lists[1])
-        neither = set(range(max(map(max, lists)))) - set(lists[0]) - set(lists[1])
+        neither = set(range(max(either, default=1))) - either
         if twice or neither:
             wrong.append(f"race: {what} by both {sorted(twice)}, by nobody {sorted(neither)}")
     with open(os.path.join(mount, "append/log"), "rb") as log:
