@@ -260,6 +260,10 @@ mod tests {
         message(&mut second, 1);
         assert_eq!(resident_pages(second.at(0)), PAGES);
         let mut beside_ring = Arc::new(Buffers::small()).take();
+        // What other tests have used and freed may be in it.
+        let (start, len_bytes) = (beside_ring.at(0).as_ptr().cast(), PAGES * PAGE_BYTES);
+        // SAFETY: whole pages, the buffer's alone, with nothing in them so far.
+        unsafe { libc::madvise(start, len_bytes, libc::MADV_DONTNEED) };
         message(&mut beside_ring, 1);
         assert_eq!(resident_pages(beside_ring.at(0)), SMALL_PAGES);
     }
