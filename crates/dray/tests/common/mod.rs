@@ -9,6 +9,7 @@ pub mod load;
 pub mod ports;
 
 use std::cell::RefCell;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub struct Rig {
     dir: tempfile::TempDir,
     launcher: RefCell<Launcher>,
     server: Option<Pid>,
+    /// Where a server says that it is ready, as systemd has it (sd_notify(3)).
+    ready: UnixDatagram,
     mounts: Vec<PathBuf>,
 }
 
@@ -66,7 +69,9 @@ impl Rig {
         for name in ["export", "state", "run", "said"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
-        Rig { dir, launcher, server: None, mounts: Vec::new() }
+        let ready = UnixDatagram::bind(dir.path().join("ready")).unwrap();
+        ready.set_nonblocking(true).unwrap();
+        Rig { dir, launcher, server: None, ready, mounts: Vec::new() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -128,7 +133,7 @@ impl Rig {
         let server = self.server_command(more);
         let mut limited = Command::new("sh");
         limited.arg("-c").arg(format!("ulimit -n {count}; exec \"$@\"")).arg("sh");
-        limited.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn");
+        limited.envs(server.get_envs().filter_map(|(name, value)| Some((name, value?))));
         limited.arg(server.get_program()).args(server.get_args());
         self.start_server(&limited, None);
     }
@@ -150,7 +155,7 @@ impl Rig {
             set += &format!(",+{}", name.trim_start_matches("CAP_").to_lowercase());
         }
         let mut limited = Command::new("setpriv");
-        limited.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn").arg(set);
+        limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).arg(set);
         limited.arg(command.get_program()).args(command.get_args());
         limited
     }
@@ -161,14 +166,23 @@ impl Rig {
         let state = self.path("state");
         let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
         let mut command = self.command(&args);
-        command.arg(state).args(more);
+        command.env("NOTIFY_SOCKET", self.path("ready")).arg(state).args(more);
         command
     }
 
     fn start_server(&mut self, command: &Command, log: Option<&Path>) {
+        self.is_ready(); // what a former server has said
         self.server = Some(self.launcher.get_mut().start(command, None, log));
-        let socket = self.path("socket");
-        wait_for("the server", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+        wait_for("the server", || self.is_ready());
+    }
+
+    /// Whether a server has said so since this was asked before: it listens wherever it is to.
+    fn is_ready(&self) -> bool {
+        let (mut said, mut ready) = ([0; 4096], false);
+        while let Ok(length) = self.ready.recv(&mut said) {
+            ready |= said[..length].starts_with(b"READY=1");
+        }
+        ready
     }
 
     /// Sends the server a signal and waits for its end.
