@@ -6,15 +6,17 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
+use common::{client_options, connect, memory, serve_simulated, simulate};
 use dray_backends::memory::MemoryFs;
 use dray_core::{
     Cancel, Context, CreateHow, FileSystem, Lock, LockFamily, LockKind, LockOwner, LockRange, Name,
-    OpenFile, OpenHow, Pid,
+    Op, OpenFile, OpenHow, Pid,
 };
 use dray_fabric::sim::{Network, Weather};
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, RemoteFs};
-use dray_rpc::server::{Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep};
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
@@ -45,8 +47,16 @@ struct Site {
 
 impl Site {
     async fn new(timeout: Option<Duration>) -> Site {
+        Site::slow(timeout, Vec::new()).await
+    }
+
+    /// Whose server is held up by `faults`.
+    async fn slow(timeout: Option<Duration>, faults: Vec<Fault>) -> Site {
         let (network, below, scope) = (Network::new(), memory(), Scope::new());
-        let server = server_of(below.clone(), ServerOptions::default());
+        let fs = Observed::new(Arc::new(below.clone()), Arc::new(Faults::new(faults)));
+        let export = Export::new("data", Arc::new(fs), Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
         serve_simulated(&network, "s", &server, &scope);
         let options = ClientOptions { timeout, ..client_options() };
         let fs = connect(network.connector("s"), options).await.unwrap();
@@ -183,4 +193,38 @@ fn what_is_given_back_is_not_taken_from_the_next_owner_of_that_name() {
             assert_eq!(site.below.locks().len(), 1, "{seed}");
         });
     }
+}
+
+/// The call of this number about locks takes the server its time.
+fn slow_lock(number: u64) -> Vec<Fault> {
+    let (op, when, delay) = (Some(Op::Lock), When::Nth(number), Duration::from_secs(5));
+    vec![Fault { op, when, delay, error: None }]
+}
+
+/// It was given back before the server had granted it, and then nobody gave it back.
+#[test]
+fn a_try_for_a_lock_that_the_server_comes_to_late_leaves_none() {
+    for family in [LockFamily::Posix, LockFamily::Flock] {
+        simulate(50, async {
+            let site = Site::slow(None, slow_lock(1)).await;
+            let asked = lock_of(family, LockKind::Exclusive, 1);
+            site.file.lock(&killed_soon(), asked, false).await.unwrap_err();
+            assert!(site.below.locks().is_empty());
+            sleep(Duration::from_secs(10)).await;
+            assert!(site.below.locks().is_empty(), "{family:?}");
+        });
+    }
+}
+
+/// An unlock that the server came to late took away what its owner had locked after it.
+#[test]
+fn what_is_locked_after_an_unlock_that_was_given_up_is_held() {
+    simulate(51, async {
+        let (site, cx) = (Site::slow(None, slow_lock(2)).await, Context::system());
+        site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
+        site.file.lock(&killed_soon(), posix(LockKind::Unlock, 1), false).await.unwrap_err();
+        site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(site.below.locks().len(), 1);
+    });
 }

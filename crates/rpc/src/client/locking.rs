@@ -42,7 +42,7 @@ impl RemoteFile {
                 _ => error.fate() == Fate::Unknown,
             };
             if asked.as_ref().is_err_and(in_doubt) {
-                link.undo_lock(&self.session, handle, (self.id, lock));
+                link.undo_lock(self.session.channel()?, handle, (self.id, lock));
             }
             let had = asked.as_ref().is_err_and(|error| error.errno() == Errno::EAGAIN);
             if had && wait && place.is_none() {
@@ -72,7 +72,7 @@ impl RemoteFile {
         if asked.is_err() {
             let (family, kind) = (LockFamily::Posix, LockKind::Unlock);
             let lock = Lock { family, kind, range: LockRange::ALL, owner, pid: cx.pid };
-            link.undo_lock(&self.session, self.handle, (self.id, lock));
+            link.undo_lock(self.session.channel()?, self.handle, (self.id, lock));
         }
         asked
     }
@@ -92,4 +92,62 @@ async fn pause(cx: &Context, time: Duration) -> Result<()> {
         Poll::Pending => over.as_mut().poll(task).map(Ok),
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use dray_core::{Cancel, FileId, Op, OpenHow, Pid};
+    use dray_rt::{DriverKind, Executor, spawn_join, yield_now};
+
+    use super::*;
+    use crate::client::channel::Life;
+    use crate::client::channel::deaf::Deaf;
+    use crate::client::session::tests::session;
+
+    /// It was undone on the connection of the thread that had made the first one. The server, where
+    /// each has a thread of its own, could come to that before it came to the lock.
+    #[test]
+    fn what_is_given_up_on_one_connection_is_not_undone_on_another() {
+        let simulation = || Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+        simulation().block_on(async {
+            let (session, life) = (session(), Life::default());
+            let wires = [(); 3].map(|()| Arc::new(Deaf::default()));
+            let [here, there, after] = &wires;
+            let channel = session.link.new_channel();
+            channel.up(here.clone(), (0, life), (8, 8), true);
+            session.adopt(channel);
+            let (give, take) = mpsc::channel();
+            let (of_thread, wire) = (session.clone(), there.clone());
+            let thread = std::thread::spawn(move || {
+                simulation().block_on(async {
+                    let channel = of_thread.link.new_channel();
+                    channel.up(wire, (0, life), (8, 8), true);
+                    of_thread.adopt(channel.clone());
+                    let (id, how) = (FileId { ino: 1, generation: 1 }, OpenHow::READ_WRITE);
+                    let file = RemoteFile::new(of_thread, id, 5, how, (None, None));
+                    let cancel = Arc::new(Cancel::default());
+                    let cx = Context { cancel: Some(cancel.clone()), ..Context::system() };
+                    let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
+                    let range = LockRange::ALL;
+                    let lock = Lock { family, kind, range, owner: LockOwner(1), pid: Pid(1) };
+                    let asking =
+                        spawn_join(async move { file.take_lock(&cx, lock, false).await.is_err() });
+                    yield_now().await;
+                    cancel.set();
+                    assert!(asking.await.unwrap());
+                    give.send(channel).unwrap();
+                });
+            });
+            let channel = take.recv().unwrap();
+            thread.join().unwrap();
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(wires.each_ref().map(|wire| wire.sent().len()), [0, 1, 0]);
+            // Another takes the place of that connection: what came by it is over.
+            channel.up(after.clone(), (0, life), (8, 8), true);
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!((here.sent(), after.sent()), (vec![], vec![Op::Lock]));
+        });
+    }
 }

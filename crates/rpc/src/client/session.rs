@@ -342,7 +342,7 @@ impl Session {
         surplus.into_iter().for_each(|one| self.link.close_surplus(self, one));
     }
 
-    fn adopt(self: &Arc<Session>, channel: Arc<Channel>) {
+    pub(crate) fn adopt(self: &Arc<Session>, channel: Arc<Channel>) {
         self.channels.write().unwrap_or_else(PoisonError::into_inner).push(channel.clone());
         HERE.with_borrow_mut(|here| {
             here.retain(|(_, channel)| !channel.is_shut()); // sessions that ended elsewhere
@@ -381,7 +381,7 @@ impl Drop for Session {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::mpsc;
 
     use dray_core::{FsUuid, Fut};
@@ -401,7 +401,8 @@ mod tests {
         }
     }
 
-    fn session() -> Arc<Session> {
+    /// One without connections.
+    pub(crate) fn session() -> Arc<Session> {
         let options = ClientOptions {
             export: "data".into(),
             key: None,

@@ -10,17 +10,17 @@ use crate::wire::{CallHead, Input};
 
 /// Notes which calls are sent, holds what goes with them, and answers nothing.
 #[derive(Default)]
-pub(super) struct Deaf {
+pub(crate) struct Deaf {
     calls: Mutex<Vec<Op>>,
     held: Mutex<Vec<Buf>>,
 }
 
 impl Deaf {
-    pub(super) fn sent(&self) -> Vec<Op> {
+    pub(crate) fn sent(&self) -> Vec<Op> {
         self.calls.lock().unwrap().clone()
     }
 
-    pub(super) fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.held.lock().unwrap().len()
     }
 }

@@ -103,6 +103,7 @@ impl Channel {
             connection.close();
         }
         state.link.take().into_iter().for_each(Waker::wake);
+        state.unsettled.drain(..).for_each(Waker::wake);
     }
 
     /// Whether it was shut.

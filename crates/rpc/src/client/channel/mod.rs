@@ -2,7 +2,7 @@
 
 mod call;
 #[cfg(test)]
-mod deaf;
+pub(crate) mod deaf;
 mod identities;
 mod life;
 mod one_way;
@@ -82,6 +82,8 @@ struct State {
     stats: ChannelStats,
     /// Wakes the link's task when the channel is shut.
     link: Option<Waker>,
+    /// Who waits for the ends of calls about locks whose callers have gone.
+    unsettled: Vec<Waker>,
 }
 
 /// Counters of one channel.
@@ -156,6 +158,7 @@ impl Channel {
                 one_way: Vec::new(),
                 stats: ChannelStats::default(),
                 link: None,
+                unsettled: Vec::new(),
             }),
         })
     }

@@ -33,7 +33,9 @@ pub(super) struct Pending {
     pub(super) closes: u64,
     /// The file that it may have opened, to be closed if nobody waits for its answer; 0: none.
     pub(super) opens: u64,
-    /// The same, noted for a later process, once its caller has gone.
+    /// The open file whose locks it takes or gives back; 0: it has to do with none.
+    pub(super) locks: u64,
+    /// What it may have opened, noted for a later process, once its caller has gone.
     pub(super) noted: Option<Close>,
     /// It changes rights, until its tag is free again.
     pub(super) changing: Option<Changing>,
@@ -159,6 +161,10 @@ impl State {
             | Call::Tmpfile { handle, .. } => *handle,
             _ => 0,
         };
+        pending.locks = match ask.call {
+            Call::Lock { handle, .. } | Call::Flush { handle, .. } => *handle,
+            _ => 0,
+        };
         pending.waker = None;
         self.send(tag);
     }
@@ -223,6 +229,10 @@ impl State {
         pending.receiver = None;
         pending.waker = None;
         pending.changing = None;
+        if std::mem::take(&mut pending.locks) != 0 {
+            self.unsettled.drain(..).for_each(Waker::wake);
+        }
+        let pending = &mut self.calls[tag as usize];
         if let Some(class) = pending.class.take() {
             self.tags.give_back(tag, class);
         }

@@ -1,5 +1,6 @@
 //! Waits: for a tag, for an answer, and their ends where the caller gives up.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
@@ -9,6 +10,7 @@ use dray_core::Context;
 use dray_fabric::Connection;
 use dray_rt::{Sleep, sleep};
 
+use super::pending::Pending;
 use super::tags::Class;
 use super::{Channel, Phase};
 use crate::wire::NotifyHead;
@@ -42,6 +44,24 @@ impl Channel {
     pub(crate) fn begin_lock_wait(self: Arc<Channel>) -> Option<LockWait> {
         let begins = self.lock().tags.lock_wait_begins();
         begins.then(|| LockWait(self))
+    }
+}
+
+impl Channel {
+    /// Waits until nothing about locks through `handle` is under way whose caller has gone. Then the
+    /// server has answered it, or never begins it: another connection has taken the place of the one
+    /// that it was sent on.
+    pub(crate) async fn locks_settled(&self, handle: u64) {
+        poll_fn(|task| {
+            let mut state = self.lock();
+            let left = |call: &Pending| call.locks == handle && call.phase == Phase::Abandoned;
+            if state.ended.is_some() || !state.calls.iter().any(left) {
+                return Poll::Ready(());
+            }
+            state.unsettled.push(task.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 }
 

@@ -14,18 +14,21 @@ use crate::client::session::Session;
 use crate::wire::{Call, Input};
 
 impl Link {
-    /// Somebody left who waited for a lock, or gave one up, and the server may have heard of
-    /// it or not. Once it can be asked, their owner has what is known here.
+    /// Somebody left who waited for a lock, or gave one up, on `channel`, and the server may have
+    /// heard of it or not. Once it can be asked, their owner has what is known here. It is asked
+    /// on the same channel, when it has done with what they had asked for: that could come later
+    /// than what is asked on another one, and a lock can be held up where an unlock passes it.
     pub(crate) fn undo_lock(
         self: &Arc<Link>,
-        session: &Arc<Session>,
+        channel: Arc<Channel>,
         handle: u64,
         (id, lock): (FileId, Lock),
     ) {
         self.held.undo(handle, id);
-        let (link, session) = (self.clone(), Arc::downgrade(session));
+        let link = self.clone();
         self.home.spawn(async move {
-            while let Some(channel) = session.upgrade().and_then(|session| session.channel().ok()) {
+            loop {
+                channel.locks_settled(handle).await;
                 match link.hold_only_known(&channel, handle, (id, lock)).await {
                     Err(error) if error.errno() == Errno::EHOSTDOWN => sleep(BACKOFF_LAST).await,
                     _ => break, // also where the server lost everything
