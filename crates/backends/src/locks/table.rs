@@ -141,7 +141,9 @@ impl LockTable {
                 state.held.set(file, owner, Lock { kind: LockKind::Unlock, ..lock });
             }
         }
-        if !state.bars(file, owner, &lock, wait) {
+        // Who has just had one comes before those who wait, as on Linux: it would be its owner
+        // that waits for them, and they would be given what is his to give back.
+        if !state.bars(file, owner, &lock, wait && !gave_back) {
             state.held.set(file, owner, lock);
             self.settle(state, file);
             return Ok(None);

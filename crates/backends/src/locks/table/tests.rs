@@ -137,11 +137,28 @@ fn two_that_upgrade_are_a_cycle_for_fcntl_and_none_for_flock() {
 
         let first = waits(&table, 1, FILE, flock(1, LockKind::Exclusive));
         settle().await;
-        let second = waits(&table, 2, FILE, flock(2, LockKind::Exclusive));
-        settle().await;
+        // The first has none any more, and the second nobody in its way.
+        table.lock(&cx(2), FILE, flock(2, LockKind::Exclusive), true).await.unwrap();
+        table.release(FILE, LockFamily::Flock, Owner { node: NodeId(2), owner: LockOwner(2) });
         first.await.unwrap().unwrap();
-        table.release(FILE, LockFamily::Flock, Owner { node: NodeId(1), owner: LockOwner(1) });
-        second.await.unwrap().unwrap();
+    });
+}
+
+/// Linux gives the old lock back and takes the new one in one step, past those that wait. Here the
+/// lock went to who waited for it, and its former owner waited behind: its unlock found nothing.
+#[test]
+fn whoever_changes_the_kind_of_a_flock_has_it_before_those_who_wait() {
+    use LockKind::{Exclusive, Shared, Unlock};
+    run(async |table: Arc<LockTable>| {
+        for (kind, next) in [(Exclusive, Shared), (Shared, Exclusive)] {
+            table.lock(&cx(1), FILE, flock(1, kind), true).await.unwrap();
+            let waiting = waits(&table, 2, FILE, flock(2, Exclusive));
+            settle().await;
+            table.lock(&cx(1), FILE, flock(1, next), true).await.unwrap();
+            table.lock(&cx(1), FILE, flock(1, Unlock), false).await.unwrap();
+            waiting.await.unwrap().unwrap();
+            table.lock(&cx(2), FILE, flock(2, Unlock), false).await.unwrap();
+        }
     });
 }
 
