@@ -87,6 +87,12 @@ async fn lock(file: &Arc<dyn OpenFile>, owner: u64) -> Result<(), Errno> {
     file.lock(&Context::system(), lock, false).await.map_err(|error| error.errno())
 }
 
+async fn flock(file: &Arc<dyn OpenFile>, kind: LockKind) -> Result<(), Errno> {
+    let (family, range, owner) = (LockFamily::Flock, LockRange::ALL, LockOwner(1));
+    let lock = Lock { family, kind, range, owner, pid: Pid(1) };
+    file.lock(&Context::system(), lock, false).await.map_err(|error| error.errno())
+}
+
 async fn write(file: &Arc<dyn OpenFile>) {
     let (cx, bytes) = (Context::system(), Buf::from(&b"mine"[..]));
     file.write(&cx, Write::at(0), bytes).await.unwrap();
@@ -446,5 +452,24 @@ fn a_close_of_what_is_never_opened_again_has_the_mounts_limit() {
             let closed = timeout(limit * 4, file.close(&cx)).await;
             let _ = closed.expect("it waits too long"); // an error or not: it is closed later
         }
+    });
+}
+
+/// Whoever is refused another kind of flock has none any more, as on Linux. The mount claimed the
+/// former one at the next server, and nobody gave it back before the file was closed.
+#[test]
+fn a_flock_that_went_with_a_refused_change_is_not_claimed_again() {
+    simulate(9, async {
+        let network = Network::new();
+        let mut machine = Machine::new(&network);
+        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        let (one, other) = (mount(&network, "one").await, mount(&network, "other").await);
+        let (refused, held) = (open(&one, b"f").await, open(&other, b"f").await);
+        flock(&refused, LockKind::Shared).await.unwrap();
+        flock(&held, LockKind::Shared).await.unwrap();
+        assert_eq!(flock(&refused, LockKind::Exclusive).await, Err(Errno::EAGAIN));
+        machine.lose_everything();
+        drop(machine.start(Loss::SessionsToo, Duration::ZERO).await);
+        flock(&held, LockKind::Exclusive).await.unwrap();
     });
 }

@@ -36,6 +36,12 @@ impl RemoteFile {
             let place = if wait { self.place_to_wait()? } else { None };
             let call = Call::Lock { handle, lock, wait: place.is_some(), reclaim: false };
             let asked = self.send::<()>(cx, &call, None, (None, None)).await;
+            // Who is refused another kind of flock, or gives up waiting for it, has none any more: the
+            // former one went first.
+            let refused = |error: &Error| matches!(error.errno(), Errno::EAGAIN | Errno::EINTR);
+            if lock.family == LockFamily::Flock && asked.as_ref().is_err_and(refused) {
+                link.held.given_up(self.id, Lock { kind: LockKind::Unlock, ..lock });
+            }
             // Granted, perhaps, to nobody; or still had by whoever wanted to be rid of it.
             let in_doubt = |error: &Error| match lock.kind {
                 LockKind::Unlock => true,
