@@ -15,6 +15,8 @@ pub struct Launcher {
     shell: Child,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
+    /// What was started and not waited for.
+    running: Vec<Pid>,
 }
 
 /// A process started by the launcher.
@@ -32,6 +34,12 @@ impl Pid {
     pub fn is_over(self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
         stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.starts_with(" Z"))
+    }
+
+    /// Who started it; none, if it is gone.
+    fn parent(self) -> Option<i32> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0)).ok()?;
+        stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
     }
 
     /// What it is, and where in the kernel its threads are, for whoever waits for it in vain.
@@ -64,7 +72,7 @@ impl Launcher {
             .unwrap();
         let orders = shell.stdin.take().unwrap();
         let answers = BufReader::new(shell.stdout.take().unwrap());
-        Launcher { shell, orders, answers }
+        Launcher { shell, orders, answers, running: Vec::new() }
     }
 
     /// Starts a program; its output goes to a file, or nowhere. Its errors go to a file, or where
@@ -82,10 +90,13 @@ impl Launcher {
             order += &format!(" 2>{}", quoted(errors.as_os_str()));
         }
         order += " & echo $!";
-        Pid(self.ask(&order))
+        let pid = Pid(self.ask(&order));
+        self.running.push(pid);
+        pid
     }
 
     pub fn wait(&mut self, pid: Pid) -> ExitStatus {
+        self.running.retain(|other| *other != pid);
         let code = self.ask(&format!("wait {}; echo $?", pid.0));
         // A shell says 128 and the signal's number for a process that a signal ended.
         ExitStatus::from_raw(if code > 128 { code - 128 } else { code << 8 })
@@ -98,6 +109,17 @@ impl Launcher {
         let status = self.wait(pid);
         let [stdout, stderr] = [output, errors].map(|path| std::fs::read(path).unwrap());
         Output { status, stdout, stderr }
+    }
+
+    /// Kills what was started and not waited for: where a test has failed, that is what it was about
+    /// to end by itself.
+    pub fn end_all(&mut self) {
+        for pid in std::mem::take(&mut self.running) {
+            // The number of one that has ended may be somebody else's by now.
+            if pid.parent() == Some(self.shell.id() as i32) {
+                pid.signal(libc::SIGKILL);
+            }
+        }
     }
 
     fn ask(&mut self, order: &str) -> i32 {

@@ -339,6 +339,7 @@ impl Drop for Rig {
             server.signal(libc::SIGKILL);
             self.launcher.get_mut().wait(server);
         }
+        self.launcher.get_mut().end_all();
     }
 }
 
