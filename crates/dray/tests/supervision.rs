@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, gone, signal, supervisor, wait_for_connections};
-use common::{Rig, is_mounted, on_transports, processes, wait_for};
+use common::{LEAVE_OTHERS_MOUNTS, Rig, is_mounted, on_transports, processes, wait_for};
 
 /// The former supervisor may not have ended when the next one begins, or lives on behind a lazy
 /// unmounting.
@@ -66,7 +66,8 @@ fn who_mounts_again_at_once_keeps_the_mount_without_the_list_of_connections() {
         mountpoint -q $AT || exit 5
         until umount $AT; do mountpoint -q $AT || exit 6; sleep 0.05; done";
     let output = Command::new("timeout")
-        .args(["120", "unshare", "-m", "--propagation", "private", "sh", "-c", script])
+        .args(["120", "unshare", "-m", "--propagation", "private", "sh", "-c"])
+        .arg(format!("{LEAVE_OTHERS_MOUNTS}{script}"))
         .env("AT", &at)
         .env("TARGET", rig.target())
         .env("DRAY", env!("CARGO_BIN_EXE_dray"))
@@ -145,8 +146,10 @@ fn a_mount_that_a_container_has_too_goes_on_until_its_end_is_asked_for() {
     rig.serve(&[]);
     let at = rig.mount("mount", "");
     fs::write(at.join("file"), "some").unwrap();
-    let script = "exec unshare -m --propagation private sleep 1000";
-    let container = rig.start(script, &at);
+    let begins = rig.path("begins");
+    fs::write(&begins, format!("{LEAVE_OTHERS_MOUNTS}exec sleep 1000")).unwrap();
+    let script = format!("exec unshare -m --propagation private sh {}", begins.display());
+    let container = rig.start(&script, &at);
     let other = container.0.to_string();
     let runs = || fs::read_to_string(format!("/proc/{other}/comm")).unwrap() == "sleep\n";
     wait_for("a container", runs);

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::Rig;
+use common::{LEAVE_OTHERS_MOUNTS, Rig};
 
 /// The program, where everybody may run it.
 fn program(rig: &Rig) -> std::path::PathBuf {
@@ -21,15 +21,6 @@ fn program(rig: &Rig) -> std::path::PathBuf {
     }
     program
 }
-
-/// A new namespace has a copy of each mount, and a mount lives as long as one of its copies: other
-/// tests would wait for the end of theirs until this one ends. A copy goes by itself when the
-/// directory that it is on is removed.
-const LEAVE_OTHERS_MOUNTS: &str = r#"
-    sed -n 's/^[^ ]* \([^ ]*\) fuse\.dray .*/\1/p' /proc/mounts | while read -r other; do
-        umount -l "$(printf %b "$other")" || true
-    done
-"#;
 
 /// The device may be closed to users on machines where nobody needed it. And where tests work devices
 /// may be forbidden, as in Debian 13's /tmp, so that it is on a file system of its own.

@@ -360,6 +360,17 @@ pub fn exit_code(status: std::process::ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap()
 }
 
+/// For a script in a mount namespace of its own, which has a copy of each mount: takes dray's away, but
+/// for that of `$AT`. A mount lives as long as one of its copies: other tests would wait for the end
+/// of theirs until the namespace ends. A copy goes by itself when the directory that it is on is
+/// removed.
+pub const LEAVE_OTHERS_MOUNTS: &str = r#"
+    sed -n 's/^[^ ]* \([^ ]*\) fuse\.dray .*/\1/p' /proc/mounts | while read -r other; do
+        other=$(printf %b "$other")
+        [ "$other" = "${AT:-}" ] || umount -l "$other" || true
+    done
+"#;
+
 fn as_user(uid: u32) -> Command {
     let mut command = Command::new("setpriv");
     command.args([format!("--reuid={uid}"), format!("--regid={uid}"), "--clear-groups".into()]);
