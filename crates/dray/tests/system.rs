@@ -46,7 +46,7 @@ fn in_namespace(rig: &Rig, spaces: &[&str], script: &str) -> String {
     let _alone = alone();
     let output = Command::new("unshare")
         .args(spaces)
-        .args(["timeout", "120", "sh", "-euxc", &format!("{LEAVE_OTHERS_MOUNTS}{script}")])
+        .args(["timeout", "300", "sh", "-euxc", &format!("{LEAVE_OTHERS_MOUNTS}{script}")])
         .env("DRAY", program(rig))
         .env("TARGET", rig.target())
         .env("DIR", rig.path("").to_str().unwrap().trim_end_matches('/'))
