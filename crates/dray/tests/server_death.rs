@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -53,9 +55,10 @@ fn control_sockets_of_servers_that_were_killed_go_with_the_next_start() {
     }
     let mut rig = Rig::new();
     rig.serve(&[]);
-    let sockets = |rig: &Rig| {
+    let sockets = |rig: &Rig| -> BTreeSet<PathBuf> {
         let entries = fs::read_dir(rig.path("run/servers")).unwrap().flatten();
-        entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "sock")).count()
+        let paths = entries.map(|entry| entry.path());
+        paths.filter(|path| path.extension().is_some_and(|end| end == "sock")).collect()
     };
     let start = |rig: &mut Rig, name: &str| {
         let path = |what: &str| rig.path(&format!("{what}-{name}")).display().to_string();
@@ -66,19 +69,24 @@ fn control_sockets_of_servers_that_were_killed_go_with_the_next_start() {
         common::wait_for("a server", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
         server
     };
+    let lives = sockets(&rig);
     let killed = start(&mut rig, "killed");
-    common::wait_for("its control socket", || sockets(&rig) == 2);
+    common::wait_for("its control socket", || sockets(&rig).len() == 2);
     killed.signal(libc::SIGKILL);
     rig.end_of(killed);
-    assert_eq!(sockets(&rig), 2);
+    let left = sockets(&rig);
+    assert_eq!(left.len(), 2);
     let next = start(&mut rig, "next");
-    // Its own, and that of the one that lives.
-    common::wait_for("the removal", || sockets(&rig) == 2);
+    // Its own, which it makes after it listens, and that of the one that lives.
+    common::wait_for("the removal", || {
+        let now = sockets(&rig);
+        now.len() == 2 && now.intersection(&left).eq(&lives)
+    });
     let status = rig.demand(&["status", "--json", "--interval", "0"]);
     assert_eq!(status.lines().count(), 2, "{status}");
     next.signal(libc::SIGTERM);
     assert!(rig.end_of(next).success());
-    assert_eq!(sockets(&rig), 1);
+    assert_eq!(sockets(&rig), lives);
 }
 
 #[test]
