@@ -301,10 +301,14 @@ fn close_to_open_keeps_pages_until_the_file_changes() {
         let path = mount.path("file");
         fs::write(&path, b"old").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        let reads = mount.count("read");
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert_eq!(mount.count("read"), reads, "the kernel had the page");
+        // It drops pages when memory is short or somebody says so (drop_caches): then again.
+        let kept = (0..20).any(|_| {
+            assert_eq!(fs::read(&path).unwrap(), b"old");
+            let reads = mount.count("read");
+            assert_eq!(fs::read(&path).unwrap(), b"old");
+            mount.count("read") == reads
+        });
+        assert!(kept, "the kernel had the page");
         mount.behind_the_kernel_s_back("file", b"changed");
         assert_eq!(fs::read(&path).unwrap(), b"changed");
         let lookups = mount.count("lookup");
