@@ -5,6 +5,7 @@
 //! own does; else the tests say so and pass.
 
 use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -60,7 +61,9 @@ impl Rig {
         server.arg("--listen").arg(format!("unix://{}", socket.display()));
         server.arg("--state").arg(dir.path().join("state"));
         let server = Killer::new(start(&mut server));
-        assert!(wait_for(START_MAX, || socket.exists()), "the server does not start");
+        // Its file is there a moment before anybody listens.
+        let listens = || UnixStream::connect(&socket).is_ok();
+        assert!(wait_for(START_MAX, listens), "the server does not start");
         let mut rig = Rig {
             roots: Vec::new(),
             _guards: Vec::new(),
