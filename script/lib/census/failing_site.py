@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,13 +29,24 @@ def start_time(pid):
         return stat.read().rpartition(") ")[2].split()[19]
 
 
+def free_port():
+    """One of the loopback that nobody listens on, below those that the kernel gives to whoever asks
+    for any: nobody else takes it while the server is away."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+
+
 class Site:
     def __init__(self, options, chance):
         self.dray, self.export, self.scratch = options.dray, options.export, options.scratch
         self.transport, self.chance = options.transport, chance
         self.mounts, self.networks, self.server = [], [], None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
 
     def __enter__(self):
         try:
