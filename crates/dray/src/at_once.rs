@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn all_are_done_and_who_is_stuck_is_left() {
         let inputs: Vec<usize> = (0..3 * THREADS_MAX).collect();
-        let done = each(Duration::from_secs(3), inputs, |input| {
+        let done = each(Duration::from_secs(10), inputs, |input| {
             if input == 1 {
                 std::thread::sleep(Duration::MAX);
             }
