@@ -363,9 +363,13 @@ mod tests {
         for work in [Work::Ping, Work::Read, Work::Write] {
             let duration = Duration::from_millis(20);
             let load = Load { work, threads: 2, block_bytes: 4096, duration };
-            let outcome = load.run(&place).unwrap();
-            assert!(outcome.count > 10, "{work:?}: {}", outcome.count);
-            assert!(outcome.quantile_us(0.5) <= outcome.quantile_us(0.99));
+            // Both threads may be held up for all of that time where others use the CPUs: then again.
+            let counts = (0..100).any(|_| {
+                let outcome = load.run(&place).unwrap();
+                assert!(outcome.quantile_us(0.5) <= outcome.quantile_us(0.99));
+                outcome.count > 10
+            });
+            assert!(counts, "{work:?}");
         }
     }
 
