@@ -153,10 +153,10 @@ mod tests {
         let crowd: Vec<_> = std::iter::from_fn(|| knock().ok()).take(16).collect();
         let live = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let live_at = live.local_addr().unwrap();
-        let refused_at = {
-            let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            gone.local_addr().unwrap()
-        };
+        // It does not listen, and keeps the port from others, and from whoever connects there.
+        let refusing = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        refusing.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let refused_at = refusing.local_addr().unwrap().as_socket().unwrap();
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {
             let limit = UNACKNOWLEDGED_MAX * 2 / 3; // by then the kernel has not given up
             for addresses in [vec![silent_at, live_at], vec![refused_at, silent_at, live_at]] {
@@ -169,6 +169,6 @@ mod tests {
             let none = connect_to_any(Vec::new()).await.err().unwrap();
             assert_eq!(none.kind(), io::ErrorKind::AddrNotAvailable);
         });
-        drop((crowd, silent));
+        drop((crowd, silent, refusing));
     }
 }
