@@ -154,7 +154,7 @@ deleted_files_live() {
 
 # A mount with a limit answers EHOSTDOWN, and works again when the server is back.
 limits_hold() {
-    mount_at limited timeout=2
+    mount_at limited timeout=5
     echo here >"$scratch/limited/file"
     kill -9 "$server"
     wait "$server" 2>/dev/null || true

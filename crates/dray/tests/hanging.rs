@@ -203,7 +203,7 @@ fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs()
 
 fn limits_hold_and_clients_are_evicted(transport: &str) {
     let Ice { rig, ext4, well, ice } = &mut Ice::new(transport);
-    let brief = rig.mount_export("ice", "brief", &format!("{transport},timeout=2"));
+    let brief = rig.mount_export("ice", "brief", &format!("{transport},timeout=5"));
     let frozen = Frozen::new(ext4.path());
     let writer = rig.start("echo new >$AT/new", ice);
     let at = brief.join("own/brief");

@@ -59,7 +59,7 @@ fn starts_while_one_hangs(transport: &str) {
     serve(&mut rig, &below);
     let well = rig.mount("well", transport);
     let ice = rig.mount_export("ice", "ice", transport);
-    let brief = rig.mount_export("ice", "brief", &format!("{transport},timeout=2"));
+    let brief = rig.mount_export("ice", "brief", &format!("{transport},timeout=5"));
     fs::write(ice.join("log"), "before\n").unwrap();
     fs::write(well.join("f"), "kept").unwrap();
     // Of its own: the kernel lets nobody out who waits for a directory that another process is
