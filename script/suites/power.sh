@@ -59,11 +59,11 @@ lose_unsynced() {
 # What was written and not synced is there after the loss, in open and in closed files.
 kept_is_sent_again() {
     local at=$scratch/mnt try
-    for try in 1 2 3; do
+    for try in $(seq 10); do
         lose_unsynced
         # Else this would prove nothing. Others may have had all of the machine synced: then again.
         cmp -s -n 5000000 "$scratch/data" "$scratch/store/export/closed" || break
-        [ "$try" != 3 ]
+        [ "$try" != 10 ]
         serve_machine
         sync_7
         exec 7>&-
@@ -114,6 +114,8 @@ checked() {
     check "$@"
     server=$(cat "$scratch/server.pid" 2>/dev/null || echo "$server")
     boot=$(cat "$scratch/boot" 2>/dev/null || echo 1)
+    # One that failed before that has left those after it no server to go on with.
+    kill -0 "$server" 2>/dev/null || serve_machine
 }
 serve_machine
 mount_at mnt replay=64M
