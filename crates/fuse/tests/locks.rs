@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use common::pushing::Pushing;
 use common::{TestMount, mounted};
 use dray_fuse::{Consistency, Transport};
 
@@ -180,6 +181,8 @@ fn more_waiting_locks_than_entries_leave_room_for_the_unlock() {
         stay_on_one_cpu();
         let holder = open(mount);
         flock(&holder, libc::LOCK_EX).unwrap();
+        // What comes before a spare entry is there waits in the queue behind the locks.
+        let pushing = Pushing::new(&mount.at);
         // Depth 2 and 4 spares: as many as there are spares may wait in a queue.
         let waiters: Vec<_> = (0..4).map(|_| wait_for_lock(mount)).collect();
         eventually("all wait", || waiting(mount) == 4);
@@ -188,6 +191,7 @@ fn more_waiting_locks_than_entries_leave_room_for_the_unlock() {
         for (waiter, _) in waiters {
             waiter.join().unwrap().unwrap();
         }
+        drop(pushing);
     });
 }
 
@@ -198,6 +202,7 @@ fn beyond_the_spare_entries_a_lock_is_refused() {
     fs::write(mount.path("file"), b"data").unwrap();
     let holder = open(&mount);
     flock(&holder, libc::LOCK_EX).unwrap();
+    let pushing = Pushing::new(&mount.at);
     let waiters: Vec<_> = (0..4).map(|_| wait_for_lock(&mount)).collect();
     eventually("all wait", || waiting(&mount) == 4);
     let refused = flock(&open(&mount), libc::LOCK_EX).unwrap_err();
@@ -206,6 +211,7 @@ fn beyond_the_spare_entries_a_lock_is_refused() {
     for (waiter, _) in waiters {
         waiter.join().unwrap().unwrap();
     }
+    drop(pushing);
 }
 
 /// Runs `body` in a child, which may make system calls only; its exit status.

@@ -3,20 +3,17 @@
 mod common;
 
 use std::fs::{self, File};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use common::pushing::{PUSH_TIME, push};
 use common::{TestMount, mounted_with_spares};
 use dray_fuse::{Consistency, Transport};
 
 /// Longest wait for anything here.
 const LONG: Duration = Duration::from_secs(60);
-/// From one look at a queue that may wait behind an entry to the next.
-const PUSH_TIME: Duration = Duration::from_millis(100);
 
 /// The CPUs that this thread may run on.
 fn cpus() -> Vec<usize> {
@@ -38,17 +35,6 @@ fn on_cpu(cpu: usize, work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
             libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
         }
         work();
-    })
-}
-
-/// Asks for something that the front end knows by itself: entries that were added get what waits
-/// in their queue with its answer only. A mount's supervisor has another process do that.
-fn push(at: &Path, cpu: usize) -> JoinHandle<()> {
-    let path = std::ffi::CString::new(at.as_os_str().as_bytes()).unwrap();
-    on_cpu(cpu, move || {
-        let name = c"system.dray.wake";
-        // SAFETY: both are C strings that outlive the call; no memory is written.
-        unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) };
     })
 }
 
@@ -76,7 +62,8 @@ fn stall(mount: &TestMount, cpu: usize, files: Vec<File>) -> Vec<JoinHandle<()>>
     let mut threads: Vec<_> = files.into_iter().map(read).collect();
     while reads() < wanted {
         assert!(begin.elapsed() < LONG, "{} of {wanted} reads get an entry", reads());
-        threads.push(push(&mount.at, cpu));
+        let at = mount.at.clone();
+        threads.push(on_cpu(cpu, move || push(&at)));
         std::thread::sleep(PUSH_TIME);
     }
     threads

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test binary uses a part
 
 pub mod locking;
+pub mod pushing;
 
 use std::ffi::CString;
 use std::fs;
