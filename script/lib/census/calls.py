@@ -35,6 +35,7 @@ OPERATIONS = [
 ]  # fmt: skip
 
 
+PAGE = 4096
 # Longest read, bytes.
 CONTENT_MAX = 1 << 20
 
@@ -51,13 +52,16 @@ class Shared:
         self.turns = multiprocessing.RawArray("Q", workers)
         self.operation = multiprocessing.RawArray("b", [-1] * workers)
         self.since = multiprocessing.RawArray("d", workers)
+        # Writes that came to memory of a ring which was never used, of each.
+        self.cut_short = multiprocessing.RawArray("I", workers)
 
 
 class Caller:
     """One worker at work in a directory that it sees through two mounts."""
 
-    def __init__(self, shared, number, partner, mine, theirs):
+    def __init__(self, shared, number, partner, mine, theirs, over_ring):
         self.shared, self.number, self.partner = shared, number, partner
+        self.over_ring = over_ring
         self.mine_dir, self.theirs_dir = mine, theirs
         self.buffer = ctypes.create_string_buffer(CONTENT_MAX)
 
@@ -120,8 +124,20 @@ class Caller:
         return path
 
     def write(self, descriptor, content, at, operation="write"):
-        count = self.sys(operation, "pwrite", descriptor, content, len(content), at)
+        count = self.write_from(operation, descriptor, content, len(content), at)
         same(count, len(content), "bytes written")
+
+    def write_from(self, operation, descriptor, memory, count, at):
+        """A write that may come to memory of a ring which was never used: if the daemon is killed at
+        that moment it fails with EINTR (docs/SEMANTICS.md), and is made once more."""
+        try:
+            return self.sys(operation, "pwrite", descriptor, memory, count, at)
+        except InterruptedError:
+            # The first page of that memory is always there.
+            if not self.over_ring or count <= PAGE:
+                raise
+        self.shared.cut_short[self.number] += 1
+        return self.sys(operation, "pwrite", descriptor, memory, count, at)
 
     def read(self, descriptor, len_bytes, at):
         count = self.sys("read", "pread", descriptor, self.buffer, len_bytes, at)

@@ -9,9 +9,8 @@ import random
 import shutil
 import subprocess
 
-from calls import Complaint, lock_range, same
+from calls import PAGE, Complaint, lock_range, same
 
-PAGE = 4096
 SIZE = 1 << 20
 PUNCH, ZERO, KEEP_SIZE = 2, 0x10, 1
 GET_FLAGS, SET_FLAGS, NODUMP = 0x80086601, 0x40086602, 0x40
@@ -30,7 +29,7 @@ def blocks(c, flags, operation, page):
         at = chance.randrange(SIZE // page) * page
         count = min(1 + chance.randrange(longest // page), (SIZE - at) // page) * page
         memory[:count] = content[at : at + count] = bytes([number % 251]) * count
-        written = c.sys(operation, "pwrite", descriptor, aligned, count, at)
+        written = c.write_from(operation, descriptor, aligned, count, at)
         same(written, count, "bytes written")
         at = chance.randrange(SIZE // page) * page
         count = min(longest, SIZE - at)
