@@ -38,6 +38,8 @@ OPERATIONS = [
 PAGE = 4096
 # Longest read, bytes.
 CONTENT_MAX = 1 << 20
+# A daemon that was killed has died within this time.
+DYING_SECONDS_MAX = 5
 
 
 class Complaint(Exception):
@@ -129,15 +131,21 @@ class Caller:
 
     def write_from(self, operation, descriptor, memory, count, at):
         """A write that may come to memory of a ring which was never used: if the daemon is killed at
-        that moment it fails with EINTR (docs/SEMANTICS.md), and is made once more."""
-        try:
-            return self.sys(operation, "pwrite", descriptor, memory, count, at)
-        except InterruptedError:
-            # The first page of that memory is always there.
-            if not self.over_ring or count <= PAGE:
-                raise
-        self.shared.cut_short[self.number] += 1
-        return self.sys(operation, "pwrite", descriptor, memory, count, at)
+        that moment it fails with EINTR (docs/SEMANTICS.md), and is made again. On a busy machine the
+        daemon takes a while to die, and the ring takes further writes as long."""
+        deadline = None
+        while True:
+            try:
+                return self.sys(operation, "pwrite", descriptor, memory, count, at)
+            except InterruptedError:
+                # The first page of that memory is always there.
+                late = deadline is not None and time.monotonic() > deadline
+                if not self.over_ring or count <= PAGE or late:
+                    raise
+            if deadline is None:
+                deadline = time.monotonic() + DYING_SECONDS_MAX
+                self.shared.cut_short[self.number] += 1
+            time.sleep(0.01)
 
     def read(self, descriptor, len_bytes, at):
         count = self.sys("read", "pread", descriptor, self.buffer, len_bytes, at)
