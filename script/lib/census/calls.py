@@ -130,9 +130,9 @@ class Caller:
         same(count, len(content), "bytes written")
 
     def write_from(self, operation, descriptor, memory, count, at):
-        """A write that may come to memory of a ring which was never used: if the daemon is killed at
-        that moment it fails with EINTR (docs/SEMANTICS.md), and is made again. On a busy machine the
-        daemon takes a while to die, and the ring takes further writes as long."""
+        """A write that may come to memory of a ring which was never used: if the daemon is killed
+        at that moment it fails with EINTR (docs/SEMANTICS.md), and is made again. On a busy machine
+        the daemon takes a while to die, and the ring takes further writes as long."""
         deadline = None
         while True:
             try:

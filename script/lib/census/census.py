@@ -27,8 +27,10 @@ from failing_site import Site
 
 # Everybody has gone on by then, on a machine that is busy with others' work, too.
 PATIENCE_SECONDS = 60
-# Writes that come to memory of a ring which was never used, just when the daemon is killed, in a run
-# of each failure, and one more in so many seconds: there is one such kill in hundreds.
+# Everybody has made what he works with by then: some hundred files each, while all others do so.
+BEGIN_SECONDS_MAX = 300
+# Writes that come to memory of a ring which was never used, just when the daemon is killed, in a
+# run of each failure, and one more in so many seconds.
 CUT_SHORT_MAX = 3
 SECONDS_OF_ONE_CUT_SHORT = 60
 
@@ -62,7 +64,12 @@ class Workers:
         at = (operation for operation in self.shared.operation)
         return [OPERATIONS[operation] if operation >= 0 else None for operation in at]
 
-    def have_gone_on(self, since):
+    def begin(self):
+        for worker in self.all:
+            worker.start()
+        self.have_gone_on([0] * len(self.all), BEGIN_SECONDS_MAX)
+
+    def have_gone_on(self, since, seconds_max=PATIENCE_SECONDS):
         """Waits until all have made a turn. Answers how long that took."""
         begin = time.monotonic()
         while True:
@@ -74,7 +81,7 @@ class Workers:
             took = time.monotonic() - begin
             if not stuck or not self.results.empty():
                 return took
-            if took > PATIENCE_SECONDS:
+            if took > seconds_max:
                 told = [f"{self.all[at].name} in {self.under_way()[at]}" for at in stuck]
                 raise SystemExit(f"have not gone on within {took:.0f} s: {', '.join(told)}")
             time.sleep(0.01)
@@ -96,6 +103,13 @@ class Workers:
                 print(f"{name} complains:\n{complaint}", flush=True)
                 said[name] = "complained"
         return said
+
+
+    def kill(self):
+        """Ends those that have not ended, as where something went wrong: nobody waits for them."""
+        for worker in self.all:
+            if worker.is_alive():
+                worker.kill()
 
 
 def both(said, work):
@@ -205,11 +219,12 @@ def main():
     print(f"seed {options.seed}", flush=True)
     with Site(options, random.Random(options.seed)) as site:
         workers = Workers(site.mounts, options.transport == "uring")
-        for worker in workers.all:
-            worker.start()
-        workers.have_gone_on([0] * len(workers.all))
-        failures(site, workers, options, covered)
-        said = workers.end()
+        try:
+            workers.begin()
+            failures(site, workers, options, covered)
+            said = workers.end()
+        finally:
+            workers.kill()
         wrong = [f"{name} complained" for name, what in said.items() if what == "complained"]
         if not wrong:
             wrong = check_together(said, site.mounts[0]) + check_given_back(site)
