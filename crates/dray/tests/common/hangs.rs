@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::{Pid, Rig};
 
-/// What does not hang takes at most this long, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// What does not hang takes at most this long, on a busy machine and a busy disk too.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Does `work` on a thread that may be left behind.
 pub fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -25,7 +25,9 @@ pub fn use_mount(at: &Path) {
         let (dir, data) = (at.join(format!("d{number}")), vec![number; 100_000]);
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join("f"), &data).unwrap();
-        File::open(dir.join("f")).unwrap().sync_all().unwrap();
+        if number % 10 == 0 {
+            File::open(dir.join("f")).unwrap().sync_all().unwrap(); // the disk may be others'
+        }
         assert_eq!(fs::read(dir.join("f")).unwrap(), data);
         fs::remove_dir_all(dir).unwrap();
     }

@@ -42,6 +42,16 @@ impl Pid {
         stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
     }
 
+    /// It and what it has started, and so on.
+    fn family(self) -> Vec<Pid> {
+        let path = format!("/proc/{}/task/{}/children", self.0, self.0);
+        let children = std::fs::read_to_string(path).unwrap_or_default();
+        let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+        let mut family = vec![self];
+        family.extend(children.flat_map(|pid| Pid(pid).family()));
+        family
+    }
+
     /// What it is, and where in the kernel its threads are, for whoever waits for it in vain.
     pub fn whereabouts(self) -> String {
         let dir = format!("/proc/{}", self.0);
@@ -117,7 +127,7 @@ impl Launcher {
         for pid in std::mem::take(&mut self.running) {
             // The number of one that has ended may be somebody else's by now.
             if pid.parent() == Some(self.shell.id() as i32) {
-                pid.signal(libc::SIGKILL);
+                pid.family().into_iter().for_each(|one| one.signal(libc::SIGKILL));
             }
         }
     }
