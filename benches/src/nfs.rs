@@ -175,6 +175,10 @@ impl Target for Mount {
                 How::WriteDirect => {
                     (self.0.libnfs.open)(self.0.nfs, path.as_ptr(), libc::O_RDWR, &mut handle)
                 }
+                How::WriteSync => {
+                    let flags = libc::O_RDWR | libc::O_SYNC;
+                    (self.0.libnfs.open)(self.0.nfs, path.as_ptr(), flags, &mut handle)
+                }
                 How::Create => {
                     (self.0.libnfs.create)(self.0.nfs, path.as_ptr(), exclusive, 0o644, &mut handle)
                 }

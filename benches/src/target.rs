@@ -25,6 +25,8 @@ pub enum How {
     ReadDirect,
     /// To read and write an existing file, with `O_DIRECT`.
     WriteDirect,
+    /// As `WriteDirect`; what is written is on media when the call returns (`O_SYNC`).
+    WriteSync,
     /// To write; made if it is not there.
     Fill,
     /// To write; must not be there (`O_EXCL`).
@@ -79,6 +81,7 @@ impl Target for Directory {
             How::Read => libc::O_RDONLY,
             How::ReadDirect => libc::O_RDONLY | libc::O_DIRECT,
             How::WriteDirect => libc::O_RDWR | libc::O_DIRECT,
+            How::WriteSync => libc::O_RDWR | libc::O_DIRECT | libc::O_SYNC,
             How::Fill => libc::O_WRONLY | libc::O_CREAT,
             How::Create => libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL,
         };

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `stream_write`, `stream_read` | 1 MiB at the next offset of the job's own existing file, `O_DIRECT`, from the beginning again at the end | none used |
 //! | `rand4k` | pread of 4 KiB at a random aligned offset of the job's own existing file, `O_DIRECT` | none used |
+//! | `stream_sync`, `sync4k` | as `stream_write`; pwrite of 4 KiB at a random aligned offset; both with `O_SYNC` | none used |
 //! | `warm_read` | pread of 1 MiB at the next offset, buffered | the file was read once through another descriptor, closed, and opened again |
 //! | `create` | open(`O_CREAT\|O_EXCL\|O_WRONLY`) of a new name in the root, close | directory known |
 //! | `create_write_close` | as `create`, with a write of 4 KiB between | directory known |
@@ -149,7 +150,9 @@ impl Run<'_> {
             "stream_write" => self.stream(How::WriteDirect),
             "stream_read" => self.stream(How::ReadDirect),
             "warm_read" => self.warm().and_then(|()| self.stream(How::Read)),
-            "rand4k" => self.random_reads(),
+            "stream_sync" => self.stream(How::WriteSync),
+            "rand4k" => self.random_pages(How::ReadDirect),
+            "sync4k" => self.random_pages(How::WriteSync),
             "create" => self.create(0),
             "create_write_close" => self.create(PAGE_BYTES),
             "stat_cold" => self.each_name(&|target, path| target.stat(path).map(drop)),
@@ -173,7 +176,7 @@ impl Run<'_> {
             Ok(Box::new(move |op| {
                 let (block, at) = (block.bytes(BLOCK_BYTES), op % blocks * BLOCK_BYTES as u64);
                 let moved = match how {
-                    How::WriteDirect => file.write_at(block, at)?,
+                    How::WriteDirect | How::WriteSync => file.write_at(block, at)?,
                     _ => file.read_at(block, at)?,
                 };
                 whole(moved, BLOCK_BYTES)
@@ -194,11 +197,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn random_reads(&self) -> Outcome<Sample> {
+    fn random_pages(&self, how: How) -> Outcome<Sample> {
         let pages = (self.file_bytes / PAGE_BYTES as u64).max(1);
         run(self.place, self.jobs, self.until, self.daemons, &|target, job| {
             let path = target.path(&file_name(job));
-            let file = target.open(&path, How::ReadDirect).map_err(told("open"))?;
+            let file = target.open(&path, how).map_err(told("open"))?;
             let mut page = Aligned::new(PAGE_BYTES);
             let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(job as u64 + 1);
             Ok(Box::new(move |_| {
@@ -206,8 +209,11 @@ impl Run<'_> {
                 state ^= state << 13;
                 state ^= state >> 7;
                 state ^= state << 17;
-                let moved =
-                    file.read_at(page.bytes(PAGE_BYTES), state % pages * PAGE_BYTES as u64)?;
+                let (page, at) = (page.bytes(PAGE_BYTES), state % pages * PAGE_BYTES as u64);
+                let moved = match how {
+                    How::WriteSync => file.write_at(page, at)?,
+                    _ => file.read_at(page, at)?,
+                };
                 whole(moved, PAGE_BYTES)
             }))
         })

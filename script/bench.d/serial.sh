@@ -13,10 +13,10 @@ COUNT=${COUNT:-200}
 IDLE_SECS=${IDLE_SECS:-10}
 CLOSE_TO_OPEN=${CLOSE_TO_OPEN:-consistency=close-to-open}
 STRICT_LOADS="stream_read stream_write stream_read:$JOBS stream_write:$JOBS rand4k rand4k:$JOBS
-    create stat_cold open_close unlink create_write_close unlink"
+    stream_sync sync4k create stat_cold open_close unlink create_write_close unlink"
 # What keeping unsynced changes costs: without it, and with four times the default room.
 REPLAYS=${REPLAYS:-0 256M}
-REPLAY_LOADS="stream_write stream_write:$JOBS create unlink"
+REPLAY_LOADS="stream_write stream_write:$JOBS stream_sync sync4k create unlink"
 STRICT_COUNTS="stream_read stream_write rand4k create_write_close create open_close unlink stat
     open open_deep readdir"
 

@@ -222,6 +222,8 @@ fn keeping(measures: &Measures, arms: &[&str]) -> String {
         "stream_write.cpu_us",
         "stream_write_j4.mib_per_s",
         "stream_write_j4.cpu_us",
+        "stream_sync.cpu_us",
+        "sync4k.cpu_us",
         "create.cpu_us",
         "unlink.cpu_us",
         "idle_rss_mib",
