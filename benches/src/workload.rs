@@ -15,7 +15,7 @@
 //! | `open_deep` | as `open`, of a file three directories deep | as `open` |
 //! | `unlink` | unlink of a name that exists | none |
 //! | `readdir` | whole listing of the directory `many` of 10,000 names | none |
-//! | `readdir_stat` | as `readdir`, with a stat of each name | what the listing brought |
+//! | `readdir_stat` | as `readdir`, with a stat(2) of each name | what the listing brought |
 //!
 //! Jobs are threads of one process. Files are made by `fill`, 1 MiB buffers are aligned
 //! to 4 KiB and filled with bytes that are not zero.
@@ -268,18 +268,21 @@ impl Run<'_> {
             return Err("readdir is for directories".into());
         };
         let many = dir.join("many");
-        let list = || {
+        let list = |target: &dyn Target| {
             let mut names = 0;
             for entry in fs::read_dir(&many)? {
-                let entry = entry?;
+                let name = entry?.file_name();
                 if stat {
-                    entry.metadata()?;
+                    // As ls(1) does. The metadata of Rust have the time of birth, which no listing brings.
+                    target.stat(&target.path(&format!("many/{}", name.display())))?;
                 }
                 names += 1;
             }
             whole(names, MANY_NAMES).map(|_| 0)
         };
-        run(self.place, 1, Until::Count(1), self.daemons, &|_, _| Ok(Box::new(|_| list())))
+        run(self.place, 1, Until::Count(1), self.daemons, &|target, _| {
+            Ok(Box::new(move |_| list(&*target)))
+        })
     }
 
     /// One thread, `names` operations.

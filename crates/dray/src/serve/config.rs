@@ -119,6 +119,7 @@ impl Config {
         self.addresses()?;
         self.lease()?;
         self.buffers()?;
+        check_threads(self.threads.unwrap_or(0))?;
         if self.state.as_deref() == Some(Path::new("")) {
             return Err("state is empty: name a directory, or leave it out".to_owned());
         }
@@ -426,11 +427,15 @@ mod tests {
             ("lease_s = 0\n", "1 to 86400"),
             ("state = ''\n", "state is empty"),
             ("buffers_mib = 1\n", "8 to 1048576"),
+            ("threads = 999999\n", "threads is a number up to 1024"),
             ("clients_max = 0\n", "nobody"),
             ("clients_of_one_address_max = 0\n", "nobody"),
             ("metrics = '9100'\n", "127.0.0.1:9100"),
             ("listen = ['tpc://x']\n", "listen: `tpc://x`"),
-            ("[[export]]\nname='a'\ndir='/x'\nthreads=99999\n", "export `a`: 99999 threads"),
+            (
+                "[[export]]\nname='a'\ndir='/x'\nthreads=99999\n",
+                "export `a`: threads is a number up to 1024, not 99999",
+            ),
             ("[[export]]\nname='a'\ndir='/x'\nsquash='rot'\n", "did you mean `root`?"),
             ("[[fault]]\none_in=0\n", "from 1 on"),
             ("[[fault]]\nerror='ENOSPACE'\n", "did you mean `ENOSPC`?"),

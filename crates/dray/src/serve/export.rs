@@ -134,14 +134,14 @@ pub fn check_id(key: &str, id: u32) -> Result<(), String> {
     }
 }
 
-/// Most threads of an export for calls that block.
+/// Most threads of a server, and of one of its exports for calls that block.
 const THREADS_MAX: usize = 1024;
 
-/// A number of threads that one export may have.
+/// A number of threads that a server, or one export, may have.
 pub fn check_threads(threads: usize) -> Result<usize, String> {
     match threads {
         0..=THREADS_MAX => Ok(threads),
-        _ => Err(format!("{threads} threads are more than {THREADS_MAX}")),
+        _ => Err(format!("threads is a number up to {THREADS_MAX}, not {threads}")),
     }
 }
 
@@ -213,7 +213,7 @@ mod tests {
             ("home=/srv,squash=some", "root, all or none"),
             ("home=/srv,squash=rot", "did you mean `root`?"),
             ("home=/srv,ro=1", "takes no value"),
-            ("home=/srv,threads=99999999", "more than 1024"),
+            ("home=/srv,threads=99999999", "up to 1024, not 99999999"),
             ("home=/srv,zzzzzz", "there are: ro, rw, squash"),
             ("home=/srv,allow=10.0.0.0/99", "address range"),
             ("home=/srv,10.0.0.0/8", "unknown option"),

@@ -12,15 +12,12 @@ use crate::error::Failure;
 use crate::mount::mount_table::{self, Below};
 use crate::paths;
 use crate::serve::config::Config;
-use crate::serve::export::ExportPlan;
+use crate::serve::export::{ExportPlan, check_threads};
 use crate::serve::exported::Exported;
 use crate::serve::state::boot_id;
 
 /// Where a server listens that was not told: this machine alone can get there.
 const DEFAULT_LISTEN: &str = "127.0.0.1";
-
-/// Most threads that serve connections.
-const THREADS_MAX: usize = 1024;
 
 /// Everything that a server is told.
 pub struct ServePlan {
@@ -64,9 +61,7 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
         listen.push(Address::tcp(DEFAULT_LISTEN));
     }
     let threads = args.threads.or(config.threads).unwrap_or(0);
-    if threads > THREADS_MAX {
-        return Err(Failure::usage(format!("{threads} threads are more than {THREADS_MAX}")));
-    }
+    check_threads(threads).map_err(|what| Failure::usage(format!("--{what}")))?;
     Ok(ServePlan {
         exports,
         auth: args.auth.or(config.auth.clone()).unwrap_or_else(|| "none".into()),

@@ -146,15 +146,25 @@ fn wanted(
     if !found.is_empty() {
         return Ok(found);
     }
-    let silent: String = others
-        .iter()
-        .filter(|(_, report)| report["kind"] == "stuck")
-        .map(|(socket, report)| {
+    Err(Failure::new(none() + &unless_silent(&others)))
+}
+
+/// What to add where nothing was found and some of `reports` are of those that gave no answer.
+fn unless_silent(reports: &Reports) -> String {
+    let silent: Vec<_> = reports.iter().filter(|(_, report)| report["kind"] == "stuck").collect();
+    match &silent[..] {
+        [] => String::new(),
+        [(at, report)] => {
             let why = report["error"].as_str().unwrap_or_default();
-            format!("; unless it is the one that does not answer at {}: {why}", socket.display())
-        })
-        .collect();
-    Err(Failure::new(none() + &silent))
+            format!("; unless it is the one that does not answer at {}: {why}", at.display())
+        }
+        [(at, _), others @ ..] => format!(
+            "; unless it is one that does not answer, as at {} ({} more): `dray status` names them \
+             and says why",
+            at.display(),
+            others.len()
+        ),
+    }
 }
 
 /// The mounts of a target, and its server if that is on this machine.
@@ -436,6 +446,19 @@ mod tests {
         assert!(left_behind(&control::ask(&path, "status").unwrap_err()));
         assert!(left_behind(&control::ask(&dir.path().join("none"), "status").unwrap_err()));
         assert!(!left_behind(&ErrorKind::WouldBlock.into()));
+    }
+
+    /// Each was said in full: with thirty dead mounts the hint was thirty times as long.
+    #[test]
+    fn those_that_do_not_answer_are_told_in_one_line() {
+        let report =
+            |kind: &str, at: &str| (PathBuf::from(at), json!({ "kind": kind, "error": "no" }));
+        let (server, one) = (report("server", "/s"), report("stuck", "/one"));
+        assert_eq!(unless_silent(&vec![server.clone()]), "");
+        let said = unless_silent(&vec![server, one.clone()]);
+        assert_eq!(said, "; unless it is the one that does not answer at /one: no");
+        let said = unless_silent(&vec![one, report("stuck", "/two"), report("stuck", "/three")]);
+        assert!(said.contains("/one (2 more)") && !said.contains("/two"), "{said}");
     }
 
     #[test]
