@@ -2,7 +2,9 @@
 //! down when dropped.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -33,24 +35,29 @@ fn export_of(name: &str, dir: &Path) -> OsString {
 pub struct Sandbox {
     base: PathBuf,
     target: String,
+    /// `psk:FILE`.
+    auth: OsString,
     mounts: Vec<PathBuf>,
     processes: Vec<Child>,
 }
 
 impl Sandbox {
-    /// Serves `dir` as an export called `name`, by TCP on loopback.
+    /// Serves `dir` as an export called `name`, by TCP on loopback. Whoever else is on this machine
+    /// can connect there, and without a key would be any user, root, too.
     pub fn serve(name: &str, dir: &Path) -> Result<Sandbox, Failure> {
         let base = std::env::temp_dir().join(format!("dray-{name}-{}", std::process::id()));
         paths::make_private(&base)?;
+        let auth = new_key(&base.join("key"))?;
         let port = free_port().doing(|| "cannot find a free port".into())?;
         let address = format!("127.0.0.1:{port}");
         let (mounts, processes) = (Vec::new(), Vec::new());
         let target = format!("dray://{address}/{name}");
-        let mut sandbox = Sandbox { base, target, mounts, processes };
+        let mut sandbox = Sandbox { base, target, auth, mounts, processes };
         let export = export_of(name, dir);
         let (state, listen) = (sandbox.base.join("state"), format!("tcp://{address}"));
         let (serve, state) = ("serve".as_ref(), state.as_os_str());
         let [on, listen] = ["--listen".as_ref(), listen.as_ref()];
+        let auth = sandbox.auth.clone();
         sandbox.spawn(&[
             serve,
             "--export".as_ref(),
@@ -59,6 +66,8 @@ impl Sandbox {
             listen,
             "--state".as_ref(),
             state,
+            "--auth".as_ref(),
+            &auth,
         ])?;
         sandbox.wait_for("the server", || std::net::TcpStream::connect(&address).is_ok())?;
         Ok(sandbox)
@@ -70,8 +79,11 @@ impl Sandbox {
         std::fs::create_dir_all(&at).doing(|| format!("cannot make {}", at.display()))?;
         let target = self.target.clone();
         self.mounts.push(at.clone());
-        let words = ["mount", "--foreground", "-o", options, &target].map(OsStr::new);
-        self.spawn(&[&words[..], &[at.as_os_str()]].concat())?;
+        let mut all = OsString::from(options);
+        all.push(if options.is_empty() { "auth=" } else { ",auth=" });
+        all.push(&self.auth);
+        let words = ["mount", "--foreground", "-o"].map(OsStr::new);
+        self.spawn(&[&words[..], &[&all, target.as_ref(), at.as_os_str()]].concat())?;
         self.wait_for("the mount", || mount_table::find(&at).is_some())?;
         Ok(at)
     }
@@ -146,6 +158,18 @@ fn end(process: &mut Child) {
     }
     let _ = process.kill(); // it has ended, nearly always
     let _ = process.wait();
+}
+
+/// Makes a key; answers what servers and mounts are told of it.
+fn new_key(path: &Path) -> Result<OsString, Failure> {
+    let key: String = (0..4).map(|_| format!("{:016x}", dray_rt::random_u64())).collect();
+    let mut open = std::fs::OpenOptions::new();
+    let file = open.write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| file.write_all(key.as_bytes()));
+    written.doing(|| format!("cannot write {}", path.display()))?;
+    let mut auth = OsString::from("psk:");
+    auth.push(path);
+    Ok(auth)
 }
 
 fn free_port() -> std::io::Result<u16> {

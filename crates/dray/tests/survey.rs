@@ -87,6 +87,31 @@ fn a_survey_that_is_interrupted_leaves_nothing_behind() {
     }
 }
 
+/// Anybody on the machine could be root in the directory while it was surveyed.
+#[test]
+fn nobody_else_gets_to_what_a_survey_serves() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let dir = rig.path("export");
+    let args = ["survey", dir.to_str().unwrap(), "--seconds", "5", "--threads", "1"];
+    let survey = rig.start_command(&[&args[..], &["--block", "4K"]].concat());
+    let mount = std::env::temp_dir().join(format!("dray-survey-{}/mount", survey.0));
+    wait_for("the cut", || is_mounted(&mount));
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let of_mount = |line: &&str| line.split(' ').nth(1) == mount.to_str();
+    let line = table.lines().find(of_mount).unwrap();
+    let target = line.split(' ').next().unwrap();
+    let other = rig.path("other");
+    fs::create_dir(&other).unwrap();
+    let mounted = rig.run(&["mount", target, other.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&mounted.stderr);
+    assert!(!mounted.status.success() && said.contains("key"), "{target}: {said}");
+    survey.signal(libc::SIGTERM);
+    rig.end_of(survey);
+}
+
 /// What had been measured was thrown away, and nothing said what to do.
 #[test]
 fn a_survey_that_cannot_go_on_shows_what_it_has_and_says_what_to_do() {

@@ -114,24 +114,35 @@ pub fn parse_auth(text: &str) -> Result<Option<Key>, Failure> {
     }
 }
 
-/// Says so where anybody on the network can be any user here.
+/// Says so where anybody on the network, or on this machine, can be any user here.
 pub fn warn_of_openness(plan: &ServePlan) {
-    let far = |address: &&Address| match address {
+    if plan.auth != "none" {
+        return;
+    }
+    let is_near = |address: &Address| match address {
         Address::Tcp { host, .. } => {
-            host != "localhost"
-                && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+            host == "localhost"
+                || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
         }
-        Address::Unix(_) => false,
+        Address::Unix(_) => true,
     };
-    let Some(address) = plan.listen.iter().find(far) else { return };
-    for export in plan.exports.iter().filter(|export| export.allow.is_empty()) {
-        if plan.auth == "none" {
-            log::warn!(
-                "everybody who gets to {address} can use export `{}` as any user: restrict it \
-                 with allow=ADDRESS/BITS or --auth psk:FILE",
-                export.name
-            );
+    let far = plan.listen.iter().find(|address| !is_near(address));
+    let near = plan.listen.iter().find(|address| matches!(address, Address::Tcp { .. }));
+    match (far, near) {
+        (Some(address), _) => {
+            for export in plan.exports.iter().filter(|export| export.allow.is_empty()) {
+                log::warn!(
+                    "everybody who gets to {address} can use export `{}` as any user: restrict \
+                     it with allow=ADDRESS/BITS or --auth psk:FILE",
+                    export.name
+                );
+            }
         }
+        (None, Some(address)) => log::warn!(
+            "everybody on this machine can use the exports at {address} as any user: restrict it \
+             with --auth psk:FILE, or listen at a Unix socket"
+        ),
+        (None, None) => {}
     }
 }
 
