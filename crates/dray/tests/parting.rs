@@ -483,3 +483,29 @@ fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
     assert_eq!(found, Some(inode), "that of the first");
     assert!(!path.exists(), "it is taken away at its end");
 }
+
+/// Where the state directory was replaced behind a server that had ended, its keeper took the socket of
+/// the next one away: deleted files that were open then were lost with the next kill of the server.
+#[test]
+fn a_keeper_leaves_the_socket_of_the_one_in_the_place_of_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, path) = (dir.path().join("state"), dir.path().join("state/keeper.sock"));
+    let start = || {
+        fs::create_dir(&state).unwrap();
+        let mut keeper = Command::new(env!("CARGO_BIN_EXE_dray"));
+        let keeper = keeper.arg("keep-files").arg(&state).spawn().unwrap();
+        let server = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let address = SockAddr::unix(&path).unwrap();
+        wait_for("the keeper", || server.connect(&address).is_ok());
+        (keeper, server)
+    };
+    let (mut first, its_server) = start();
+    fs::rename(&state, dir.path().join("former")).unwrap();
+    let (mut second, server) = start();
+    drop(its_server);
+    wait_for("the end of the first", || first.try_wait().unwrap().is_some());
+    assert!(path.exists(), "that of the second");
+    drop(server);
+    wait_for("the end of the second", || second.try_wait().unwrap().is_some());
+    assert!(!path.exists(), "it is taken away at its end");
+}

@@ -15,6 +15,9 @@ use super::{cred, sys};
 /// Looks at a name before one is content with what may have lost it meanwhile.
 const LOOKS_MAX: usize = 4;
 
+/// Tries to open a handle while the number of its inode is being used again, or memory is short.
+const OPENS_MAX: usize = 3;
+
 /// Deepest place that the path table follows (`PATH_MAX` over two bytes a component).
 const DEPTH_MAX: usize = 2048;
 
@@ -52,10 +55,22 @@ impl Core {
 
     fn node_by_handle(&self, codec: &Codec, id: FileId) -> Result<Arc<Node>> {
         let handle = codec.decode(id).ok_or_else(stale)?;
-        let opened = cred::as_root(|| sys::open_by_handle(self.mount.as_fd(), &handle))?;
+        let open = || sys::open_by_handle(self.mount.as_fd(), &handle);
+        let opened = cred::as_root(|| {
+            let mut opened = open();
+            for _ in 1..OPENS_MAX {
+                if opened.as_ref().err() != Some(&Errno::ENOMEM) {
+                    break;
+                }
+                opened = open();
+            }
+            opened
+        })?;
         let fd = opened.map_err(|errno| match errno {
-            // What the file systems say when a handle makes no sense to them.
-            Errno::ENOENT | Errno::EINVAL => stale(),
+            // What the file systems say when a handle makes no sense to them; the last one where
+            // the inode's number is being given to a new file (`iget_locked` in fs/inode.c has
+            // nothing to answer then, and ext4 and btrfs take that for want of memory).
+            Errno::ENOENT | Errno::EINVAL | Errno::ENOMEM => stale(),
             errno => errno.into(),
         })?;
         let stat = sys::stat(fd.as_fd())?;

@@ -1,7 +1,8 @@
 //! Ids: stable over rename and restart, never another file's.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::rig::*;
 use dray_backends::posix::{PosixOptions, as_server};
@@ -11,6 +12,8 @@ use dray_core::*;
 const NO_DUMP: u32 = 0x40;
 /// After this time whatever is copied is of another birth than its copy, by the kernel's clock.
 const OLDER: Duration = Duration::from_millis(20);
+/// How long numbers are used again for a look that falls into it.
+const REUSE: Duration = Duration::from_secs(1);
 
 #[test]
 fn ids_survive_renames_and_a_restart_of_the_server() {
@@ -40,6 +43,37 @@ fn ids_survive_renames_and_a_restart_of_the_server() {
             drop(file);
             assert_eq!(errno(kit.fs.getattr(cx, id).await), Errno::ESTALE);
             assert_eq!(errno(kit.fs.open(cx, id, OpenHow::READ).await), Errno::ESTALE);
+        });
+    }
+}
+
+/// Who opened what was replaced at that moment was told that memory is short, and programs do not try
+/// that again.
+#[test]
+fn a_file_whose_number_is_just_being_used_again_is_stale() {
+    for kind in Kind::NATIVE {
+        let Some(disk) = Disk::new(kind, 64) else { continue };
+        on(&disk, plain(), async |kit| {
+            let cx = &kit.root_user;
+            let dir = kit.common("d").await;
+            let old = kit.file(cx, dir, "old", 0o644, b"old").await;
+            kit.unlink(cx, dir, "old").await.unwrap();
+            let (ends, path) = (&AtomicBool::new(false), &disk.path.join("d/new"));
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    while !ends.load(Ordering::Relaxed) {
+                        std::fs::write(path, "new").unwrap();
+                        std::fs::remove_file(path).unwrap();
+                    }
+                });
+                let begin = Instant::now();
+                let mut found = Errno::ESTALE;
+                while found == Errno::ESTALE && begin.elapsed() < REUSE {
+                    found = errno(block_on(kit.fs.getattr(cx, old)));
+                }
+                ends.store(true, Ordering::Relaxed);
+                assert_eq!(found, Errno::ESTALE, "{kind:?}");
+            });
         });
     }
 }

@@ -6,6 +6,7 @@ use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -43,13 +44,18 @@ pub fn run(state: &Path) -> Result<(), Failure> {
     let _ = std::fs::remove_file(&path);
     let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None).doing(doing)?;
     listener.bind(&SockAddr::unix(&path).doing(doing)?).doing(doing)?;
+    let inode = || std::fs::symlink_metadata(&path).map(|meta| meta.ino());
+    let ours = inode().doing(doing)?;
     listener.listen(1).doing(doing)?;
     let mut held = Held { max: held_max(paths::raise_file_limit()), ..Held::default() };
     while let Some(server) = next_server(&listener, held.files.is_empty()) {
         // The server's end, however it comes about, is no reason to let go.
         let _ = serve(&server, &mut held);
     }
-    let _ = std::fs::remove_file(&path); // nothing is lost if it stays
+    // In a directory that was put in the place of ours there may be that of another keeper.
+    if inode().is_ok_and(|inode| inode == ours) {
+        let _ = std::fs::remove_file(&path); // nothing is lost if it stays
+    }
     Ok(())
 }
 
