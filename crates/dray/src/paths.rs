@@ -75,13 +75,32 @@ pub fn make_private(dir: &Path) -> Result<(), Failure> {
         }
     })?;
     let meta = fs::symlink_metadata(dir).doing(|| format!("cannot look at {shown}"))?;
-    if !meta.is_dir() || meta.uid() != effective_uid() || meta.mode() & 0o022 != 0 {
-        return Err(Failure::new(format!(
-            "{shown} is not a directory of ours that only we can write to; remove it or choose \
-             another place"
-        )));
+    match complaint(&shown.to_string(), meta.file_type(), meta.uid(), meta.mode()) {
+        Some(complaint) => Err(Failure::new(complaint)),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// What keeps a directory from being ours alone. Nobody is told to remove one: it may hold what
+/// clients rely on.
+fn complaint(shown: &str, kind: fs::FileType, owner: u32, mode: u32) -> Option<String> {
+    let us = effective_uid();
+    if kind.is_symlink() {
+        Some(format!("{shown} is a symbolic link: name the directory that it leads to"))
+    } else if owner != us {
+        Some(format!(
+            "{shown} belongs to user {owner}, and this is user {us}: run it as its owner, chown it \
+             if you trust what is in it, or choose another place"
+        ))
+    } else if mode & 0o022 != 0 {
+        let mode = mode & 0o7777;
+        Some(format!(
+            "others may write to {shown} (its mode is {mode:o}): chmod 700 it, or choose another \
+             place"
+        ))
+    } else {
+        None
+    }
 }
 
 /// Default of `--state`.

@@ -1,5 +1,5 @@
-//! Servers whose state directory is on a disk that fails them: the real command, real mounts. Needs
-//! root.
+//! Servers whose state directory is not as it should be, or on a disk that fails them: the real
+//! command, real mounts. Needs root.
 
 mod common;
 
@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 
 use common::{Rig, wait_for};
@@ -51,6 +52,74 @@ fn a_full_btrfs_under_the_state_ends_no_server() {
     (1..5).for_each(make);
     rig.umount(&at);
     assert!(rig.end_server(libc::SIGTERM).success());
+    disk.unmount();
+}
+
+/// Whoever had a state directory with another owner or mode was told to remove it.
+#[test]
+fn what_is_wrong_with_a_state_directory_is_said_and_nobody_is_told_to_remove_it() {
+    if common::skipped() {
+        return;
+    }
+    let rig = Rig::new();
+    let [open, other, link] = ["open", "other", "link"].map(|name| rig.path(name));
+    [&open, &other].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o775)).unwrap();
+    chown(&other, Some(1234), None).unwrap();
+    symlink(rig.path("state"), &link).unwrap();
+    for (state, words) in [
+        (&open, "(its mode is 775): chmod 700"),
+        (&other, "belongs to user 1234, and this is user 0: run it as its owner, chown it"),
+        (&link, "is a symbolic link: name the directory"),
+    ] {
+        let serve = ["serve", "--export", "a=/tmp", "--listen", "tcp://127.0.0.1:0", "--state"];
+        let output = rig.run(&[&serve[..], &[state.to_str().unwrap()]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(words) && !said.contains("remove"), "{said}");
+    }
+}
+
+/// Neither the client nor the log said where there was no room, nor what to do.
+#[test]
+fn a_full_state_directory_is_named_to_whoever_has_to_make_room() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (state, log) = (rig.path("state"), rig.path("log"));
+    output_of("mount", &["-t", "tmpfs", "-o", "size=256k,mode=700", "x", state.to_str().unwrap()]);
+    let disk = Disk { image: "", at: &state };
+    rig.serve_logging(&log, &[]);
+    let at = rig.mount("mount", "");
+    let mut filler = File::create(state.join("filler")).unwrap();
+    while filler.write_all(&[7; 4096]).is_ok() {}
+    let (target, other) = (rig.target(), rig.path("said"));
+    let refused = rig.run(&["mount", &target, other.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(4), "{said}");
+    assert!(said.contains("in its state directory: No space left on device"), "{said}");
+    assert!(said.contains("make room there"), "{said}");
+    let status = rig.demand(&["status", "--json", "--interval", "0", "data"]);
+    let session = status.split("\"session\":\"").nth(1).unwrap().split('"').next().unwrap();
+    rig.demand(&["evict", session]);
+    let said = fs::read_to_string(&log).unwrap();
+    for words in ["cannot keep a session of ", "cannot keep `evicted` in the state directory: "] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    rig.umount(&at);
+    rig.end_server(libc::SIGKILL);
+    let serve = ["serve", "--export", "a=/tmp", "--listen", "tcp://127.0.0.1:0", "--state"];
+    ["boot", "exports.toml"]
+        .map(|name| state.join(name))
+        .iter()
+        .for_each(|file| fs::remove_file(file).unwrap());
+    while filler.write_all(&[7; 4096]).is_ok() {}
+    let output = rig.run(&[&serve[..], &[state.to_str().unwrap()]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("No space left on device") && said.contains("make room"), "{said}");
+    drop(filler);
     disk.unmount();
 }
 

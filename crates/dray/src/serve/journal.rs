@@ -9,6 +9,7 @@ use dray_backends::posix;
 use dray_rpc::server::{FileJournal, Journal, Keepsake, SessionRecord, SlotLog};
 
 use crate::error::{Doing, Failure};
+use crate::serve::state::cannot_write;
 
 /// Holds the boot id of the machine under the last server.
 const BOOT: &str = "boot";
@@ -96,11 +97,8 @@ impl Boot {
                 None => Ok(()),
             }
         };
-        let what = || format!("cannot write {}", self.path.display());
-        posix::as_server(write)
-            .map_err(|error| io::Error::from(error.errno()))
-            .doing(what)?
-            .doing(what)
+        let written = posix::as_server(write).map_err(|error| io::Error::from(error.errno()));
+        written.and_then(|written| written).map_err(|error| cannot_write(&self.path, &error))
     }
 }
 

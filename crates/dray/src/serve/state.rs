@@ -1,7 +1,7 @@
 //! What a server keeps for its next start: who its exports are.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -149,15 +149,27 @@ impl Exports {
     /// Replaces the file in one step, so that a crash leaves the old or the new one.
     fn write(&self, export: Vec<Known>) -> Result<(), Failure> {
         let (path, new) = (self.dir.join(FILE_NAME), self.dir.join("exports.toml.new"));
-        let doing = || format!("cannot write {}", path.display());
-        let text = toml::to_string(&Content { version: VERSION, export }).doing(doing)?;
+        let broken = |error: io::Error| cannot_write(&path, &error);
+        let text = toml::to_string(&Content { version: VERSION, export })
+            .doing(|| format!("cannot write {}", path.display()))?;
         let mut options = OpenOptions::new();
         options.create(true).truncate(true).write(true).mode(0o600);
-        let mut file = options.open(&new).doing(doing)?;
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).doing(doing)?;
-        fs::rename(&new, &path).doing(doing)?;
-        File::open(&self.dir).and_then(|dir| dir.sync_all()).doing(doing)
+        let mut file = options.open(&new).map_err(broken)?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(broken)?;
+        fs::rename(&new, &path).map_err(broken)?;
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(broken)
     }
+}
+
+/// Of a file of the state directory.
+pub fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    let advice = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "; make room there, or move the state directory and name it with --state"
+        }
+        _ => "",
+    };
+    Failure::new(format!("cannot write {}: {error}{advice}", path.display()))
 }
 
 impl Known {

@@ -91,9 +91,14 @@ impl Inner {
         let log = self.on_media(move |journal| journal.create(&noted, slots)).await;
         let log = log.and_then(|log| log).map_err(|error| {
             let host = &record.host;
-            self.unkept_sessions
-                .say(|more| log::error!("cannot keep a session of {host}: {error}{more}"));
-            refused(Errno::ENOSPC, format!("the server cannot note a new session: {error}"))
+            self.unkept_sessions.say(|more| {
+                log::error!("cannot keep a session of {host} in the state directory: {error}{more}")
+            });
+            let what = format!(
+                "the server cannot note a new session in its state directory: {error}; make room \
+                 there, or look at its disk"
+            );
+            refused(Errno::ENOSPC, what)
         })?;
         let session = Arc::new(Session::new(record, export, &self.options, log));
         session.set_resident(resident);

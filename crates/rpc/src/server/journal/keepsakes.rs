@@ -13,6 +13,13 @@ use crate::server::journal::Keepsake;
 /// Longest file read, bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
+impl Keepsake {
+    /// As an administrator knows it: the name of the file.
+    pub(crate) fn name(self) -> &'static str {
+        name_of(self).0
+    }
+}
+
 /// Name of the file, and its first line.
 fn name_of(what: Keepsake) -> (&'static str, &'static str) {
     match what {

@@ -121,7 +121,10 @@ fn keep(journal: &dyn Journal, what: Keepsake, words: impl IntoIterator<Item = u
     let mut bytes = Vec::new();
     words.into_iter().for_each(|word| word.put(&mut bytes));
     let kept = journal.keep(what, &bytes);
-    kept.inspect_err(|error| log::error!("cannot keep {what:?}: {error}")).is_ok()
+    let complain = |error: &std::io::Error| {
+        log::error!("cannot keep `{}` in the state directory: {error}", what.name());
+    };
+    kept.inspect_err(complain).is_ok()
 }
 
 #[cfg(test)]
