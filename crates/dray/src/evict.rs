@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::args::EvictArgs;
 use crate::control::{self, Kind};
 use crate::error::{Doing, Failure};
-use crate::{output, paths};
+use crate::{output, paths, silence};
 
 /// Asks the server to end the client's sessions.
 pub fn run(args: &EvictArgs) -> Result<(), Failure> {
@@ -14,10 +14,26 @@ pub fn run(args: &EvictArgs) -> Result<(), Failure> {
     }
     let mut evicted = 0;
     let mut asked = 0;
+    let mut silent = Vec::new();
     for socket in sockets(args)? {
-        let Ok(reply) = control::ask(&socket, &format!("evict {}", args.client)) else { continue };
-        asked += 1;
-        evicted += reply["evicted"].as_u64().unwrap_or(0);
+        match control::ask(&socket, &format!("evict {}", args.client)) {
+            Ok(reply) => {
+                asked += 1;
+                evicted += reply["evicted"].as_u64().unwrap_or(0);
+            }
+            Err(error) if silence::is_dead(&error) => {}
+            Err(error) => silent.push(silence::sentence(&socket, &error)),
+        }
+    }
+    if evicted > 0 {
+        output::print_line(format_args!("evicted {evicted} session(s) of {}", args.client))?;
+    }
+    // The question waits for a server that is stopped.
+    if !silent.is_empty() {
+        let whose = silent.join("; ");
+        let what =
+            format!("{whose}; sessions of `{}` there may be ended once it goes on", args.client);
+        return Err(Failure::new(what));
     }
     match (asked, evicted) {
         (0, _) => Err(Failure::new(
@@ -27,7 +43,7 @@ pub fn run(args: &EvictArgs) -> Result<(), Failure> {
             "no client `{}`: `dray status` shows session numbers and host names",
             args.client
         ))),
-        _ => output::print_line(format_args!("evicted {evicted} session(s) of {}", args.client)),
+        _ => Ok(()),
     }
 }
 

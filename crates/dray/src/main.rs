@@ -26,6 +26,7 @@ mod paths;
 mod sandbox;
 mod serve;
 mod signals;
+mod silence;
 mod status;
 mod survey;
 

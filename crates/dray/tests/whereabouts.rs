@@ -162,6 +162,29 @@ fn a_mount_whose_processes_have_died_is_shown_as_that() {
     rig.umount(&at);
 }
 
+/// A socket was named, in which nobody finds what to look at; and of a server that was stopped
+/// `dray evict` said that there was none, though it evicts as soon as it goes on.
+#[test]
+fn what_is_stopped_is_named_with_its_mount_and_process() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = Rig::mounted("");
+    let (daemon, server) = (daemon_at(&rig, &at), rig.server().0);
+    [daemon, server].into_iter().for_each(|process| signal(process, libc::SIGSTOP));
+    let shown = rig.demand(&["status", "--interval", "0"]);
+    let evicted = rig.run(&["evict", "nobody"]);
+    [daemon, server].into_iter().for_each(|process| signal(process, libc::SIGCONT));
+    let place = at.display();
+    assert!(shown.contains(&format!("NO ANSWER from {place}, pid {daemon}: ")), "{shown}");
+    assert!(shown.contains(&format!(".sock, pid {server}: ")), "{shown}");
+    let said = String::from_utf8_lossy(&evicted.stderr);
+    assert_eq!(evicted.status.code(), Some(1));
+    assert!(said.contains(&format!(", pid {server}: it says nothing")), "{said}");
+    assert!(said.contains("once it goes on"), "{said}");
+    rig.end_of_mount(&at);
+}
+
 /// They stayed until somebody mounted at the same place again.
 #[test]
 fn what_killed_processes_have_left_is_removed_by_the_next_mount() {

@@ -5,7 +5,6 @@ pub(crate) mod report;
 pub(crate) mod status_table;
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -20,7 +19,7 @@ use crate::control::{self, Kind};
 use crate::error::Failure;
 use crate::mount::mount_table::{self, MountEntry};
 use crate::mount::supervisor::Supervisors;
-use crate::{output, paths};
+use crate::{output, paths, silence};
 
 /// Longest time over which rates are taken, seconds.
 const INTERVAL_MAX: f64 = 3600.0;
@@ -86,7 +85,7 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
     if let Some(socket) = control::socket_of(mount, &supervisors) {
         match control::ask(&socket, "status") {
             Ok(report) => return Ok(vec![(socket, report)]),
-            Err(error) if left_behind(&error) => {}
+            Err(error) if silence::is_dead(&error) => {}
             Err(error) => return Err(no_answer(&socket, &error)),
         }
     }
@@ -152,16 +151,16 @@ fn wanted(
 /// What to add where nothing was found and some of `reports` are of those that gave no answer.
 fn unless_silent(reports: &Reports) -> String {
     let silent: Vec<_> = reports.iter().filter(|(_, report)| report["kind"] == "stuck").collect();
-    match &silent[..] {
-        [] => String::new(),
-        [(at, report)] => {
-            let why = report["error"].as_str().unwrap_or_default();
-            format!("; unless it is the one that does not answer at {}: {why}", at.display())
+    let [(_, first), others @ ..] = &silent[..] else { return String::new() };
+    let whose = silence::whose(first);
+    match others {
+        [] => {
+            let why = first["error"].as_str().unwrap_or_default();
+            format!("; unless it is the one that does not answer, {whose}: {why}")
         }
-        [(at, _), others @ ..] => format!(
-            "; unless it is one that does not answer, as at {} ({} more): `dray status` names them \
+        others => format!(
+            "; unless it is one that does not answer, as {whose} ({} more): `dray status` names them \
              and says why",
-            at.display(),
             others.len()
         ),
     }
@@ -334,19 +333,10 @@ fn mounts_elsewhere() -> Vec<(MountEntry, Option<PathBuf>)> {
 fn report_of((socket, answer): (PathBuf, std::io::Result<Value>)) -> Option<(PathBuf, Value)> {
     let report = match answer {
         Ok(report) => report,
-        Err(error) if left_behind(&error) => return None,
-        Err(error) => json!({
-            "kind": "stuck",
-            "socket": socket.display().to_string(),
-            "error": reason(&error),
-        }),
+        Err(error) if silence::is_dead(&error) => return None,
+        Err(error) => silence::report(&socket, &error),
     };
     Some((socket, report))
-}
-
-/// Whether the socket is that of a process that died.
-fn left_behind(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
 }
 
 fn ask_one(socket: &Path) -> Result<Value, Failure> {
@@ -354,18 +344,8 @@ fn ask_one(socket: &Path) -> Result<Value, Failure> {
 }
 
 fn no_answer(socket: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!(
-        "no answer from {}: {}; the process behind it may be dead, stuck, or another user's",
-        socket.display(),
-        reason(error)
-    ))
-}
-
-fn reason(error: &std::io::Error) -> String {
-    match error.kind() {
-        ErrorKind::WouldBlock => "it says nothing: stopped, or overloaded".to_owned(),
-        _ => error.to_string(),
-    }
+    let said = silence::sentence(socket, error);
+    Failure::new(format!("{said}; the process behind it may be dead, stuck, or another user's"))
 }
 
 /// Adds what happened in a second, on average, since `before`.
@@ -437,26 +417,16 @@ fn totals(report: &Value) -> [f64; 3] {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_dead_process_is_told_from_a_stuck_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("x.sock");
-        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        drop(listener);
-        assert!(left_behind(&control::ask(&path, "status").unwrap_err()));
-        assert!(left_behind(&control::ask(&dir.path().join("none"), "status").unwrap_err()));
-        assert!(!left_behind(&ErrorKind::WouldBlock.into()));
-    }
-
     /// Each was said in full: with thirty dead mounts the hint was thirty times as long.
     #[test]
     fn those_that_do_not_answer_are_told_in_one_line() {
-        let report =
-            |kind: &str, at: &str| (PathBuf::from(at), json!({ "kind": kind, "error": "no" }));
+        let report = |kind: &str, at: &str| {
+            (PathBuf::from(at), json!({ "kind": kind, "socket": at, "error": "no" }))
+        };
         let (server, one) = (report("server", "/s"), report("stuck", "/one"));
         assert_eq!(unless_silent(&vec![server.clone()]), "");
         let said = unless_silent(&vec![server, one.clone()]);
-        assert_eq!(said, "; unless it is the one that does not answer at /one: no");
+        assert_eq!(said, "; unless it is the one that does not answer, /one: no");
         let said = unless_silent(&vec![one, report("stuck", "/two"), report("stuck", "/three")]);
         assert!(said.contains("/one (2 more)") && !said.contains("/two"), "{said}");
     }

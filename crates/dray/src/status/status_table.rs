@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::columns::{Cut, Give, table};
 use crate::output::plain;
+use crate::silence;
 
 /// Operations shown of each process; the rest is counted.
 const OPERATIONS_SHOWN: usize = 20;
@@ -26,9 +27,8 @@ pub fn render(reports: &[(PathBuf, Value)], room: Option<usize>) -> String {
             Some("server") => server(report, room, &mut out),
             Some("mount") => mount(report, room, &mut out),
             _ => {
-                let from = if report["socket"].is_null() { "mountpoint" } else { "socket" };
-                let (from, why) = (text(&report[from]), text(&report["error"]));
-                line(&mut out, &format!("NO ANSWER from {from}: {why}"));
+                let (whose, why) = (silence::whose(report), text(&report["error"]));
+                line(&mut out, &format!("NO ANSWER from {whose}: {why}"));
             }
         }
     }
