@@ -3,13 +3,52 @@
 mod common;
 
 use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, gone, signal, supervisor, wait_for_connections};
 use common::{LEAVE_OTHERS_MOUNTS, Rig, is_mounted, on_transports, processes, wait_for};
+
+/// A way to the server at `socket` for who comes first; whoever comes later finds it closed.
+fn way_for_one(socket: PathBuf) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let server = UnixStream::connect(socket).unwrap();
+        let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        let there = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        let (mut from, mut to): (UnixStream, TcpStream) = (server, client);
+        let _ = std::io::copy(&mut from, &mut to); // until either end goes
+        drop((from, to));
+        let _ = there.join().unwrap();
+        listener.incoming().for_each(drop);
+    });
+    port
+}
+
+/// It was told in two lines, the last of which was `No route to host`, and the exit code was 1.
+#[test]
+fn a_server_that_goes_while_it_is_mounted_is_told_as_one_that_does_not_answer() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let target = format!("dray://127.0.0.1:{}/data", way_for_one(rig.path("socket")));
+    let at = rig.path("mount");
+    fs::create_dir(&at).unwrap();
+    let output = rig.run(&["mount", &target, at.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.starts_with("dray: cannot connect to tcp://127.0.0.1:"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(!is_mounted(&at));
+}
 
 /// The former supervisor may not have ended when the next one begins, or lives on behind a lazy
 /// unmounting.

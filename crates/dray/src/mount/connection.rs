@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_client::{Options as ClientOptions, RemoteFs, Session, SessionMemory, Target};
+use dray_client::{
+    ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
+};
 use dray_core::{
     Context, Errno, Error, FileId, FileSystem, Fut, LockOwner, OpenFile, OpenHow, RequestId,
 };
@@ -46,6 +48,8 @@ pub(super) struct Connection {
     /// None until it has been tried.
     pub(super) tell: watch::Sender<Option<Option<Arc<Session>>>>,
     pub(super) told: ToldSession,
+    /// Why there is none.
+    pub(super) failed: Mutex<Option<ConnectError>>,
 }
 
 /// Says something to somebody else.
@@ -172,9 +176,18 @@ impl Connection {
             dray_client::take_over_session(target, options, memory, patience, replaceable);
         match taken_over.await {
             // Waiting does not help: the supervisor ends such a mount, or starts another program.
-            Some(outcome) => outcome.inspect_err(|error| log::error!("{target}: {error}")).ok(),
+            Some(outcome) => outcome.map_err(|error| self.fail(error)).ok(),
             None => self.connect_first().await,
         }
+    }
+
+    fn fail(&self, error: ConnectError) {
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    /// What is told, once: why there is no session.
+    pub(super) fn failure(&self) -> Option<ConnectError> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     async fn connect_first(&self) -> Option<Arc<Session>> {
@@ -187,14 +200,15 @@ impl Connection {
                 Ok(session) => return Some(session),
                 Err(error) => error,
             };
+            // As above.
+            let hopeless = error.is_hopeless(self.replaceable);
+            let Some(wait) = self.wait.as_ref().filter(|_| !hopeless) else {
+                self.fail(error);
+                return None;
+            };
             if !std::mem::replace(&mut told, true) {
                 log::error!("{}: {error}", self.target);
             }
-            // As above.
-            if error.is_hopeless(self.replaceable) {
-                return None;
-            }
-            let wait = self.wait.as_ref()?;
             wait();
             dray_rt::sleep(CONNECT_PAUSE).await;
         }

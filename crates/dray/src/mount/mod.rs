@@ -13,8 +13,8 @@ pub(crate) mod upgrade;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dray_client::{
@@ -288,13 +288,17 @@ impl Mount {
             calls: calls.clone(),
             tell,
             told: told.clone(),
+            failed: Mutex::default(),
         });
+        let ours = connection.clone();
         let per_thread: PerThread = Arc::new(move |index, _| {
-            let connection = connection.clone();
+            let connection = ours.clone();
             Box::pin(async move { connection.for_worker(index).await })
         });
         let mounted = Mounted::start(per_thread, device, options)
-            .beginning(|| format!("cannot serve the mount on {}", self.known.at.display()))?;
+            .beginning(|| format!("cannot serve the mount on {}", self.known.at.display()))
+            // Whatever a worker without a session has answered, the server's reason is what counts.
+            .map_err(|failure| connection.failure().map_or(failure, Failure::from))?;
         let session = told.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
