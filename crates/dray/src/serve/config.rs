@@ -13,6 +13,7 @@ use crate::error::Failure;
 use crate::metrics_http::check_address;
 use crate::nearest::{hint, meant};
 use crate::serve::export::{ExportPlan, check_id, check_threads, squash_of};
+use crate::serve::plan::key_file;
 
 /// The file, as written.
 #[derive(Debug, Default, Deserialize)]
@@ -120,6 +121,7 @@ impl Config {
         self.lease()?;
         self.buffers()?;
         check_threads(self.threads.unwrap_or(0))?;
+        self.auth.as_deref().map_or(Ok(None), key_file)?;
         if self.state.as_deref() == Some(Path::new("")) {
             return Err("state is empty: name a directory, or leave it out".to_owned());
         }
@@ -274,6 +276,10 @@ impl ExportTable {
         if self.name.is_empty() {
             let dir = self.dir.display();
             return Err(format!("the [[export]] of `{dir}` has no name, as in name = \"home\""));
+        }
+        if self.dir.as_os_str().is_empty() {
+            let name = &self.name;
+            return Err(format!("export `{name}` has no directory, as in dir = \"/srv/home\""));
         }
         let mut plan = ExportPlan::new(&self.name, self.dir.clone())?;
         let of = |what: String| format!("export `{}`: {what}", self.name);

@@ -41,9 +41,16 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
     let mut exports = config.exports().map_err(Failure::usage)?;
     exports.extend(args.export);
     if exports.is_empty() {
-        return Err(Failure::usage(
-            "nothing to serve: name a directory with --export NAME=DIR, or a file with --config",
-        ));
+        let why = match &args.config {
+            Some(path) => format!(
+                "{}: nothing to serve: it has no [[export]], and the command line no --export NAME=DIR",
+                path.display()
+            ),
+            None => "nothing to serve: name a directory with --export NAME=DIR, or a file with \
+                     --config"
+                .to_owned(),
+        };
+        return Err(Failure::usage(why));
     }
     for (index, export) in exports.iter().enumerate() {
         if exports[..index].iter().any(|other| other.name == export.name) {
@@ -103,14 +110,16 @@ pub fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
 
 /// `none` or `psk:FILE`.
 pub fn parse_auth(text: &str) -> Result<Option<Key>, Failure> {
+    let file = key_file(text).map_err(Failure::usage)?;
+    file.map(|file| Key::from_file(file).map_err(Failure::usage)).transpose()
+}
+
+/// The file of `psk:FILE`; none of `none`.
+pub fn key_file(text: &str) -> Result<Option<&Path>, String> {
     match text.split_once(':') {
         None if text == "none" => Ok(None),
-        Some(("psk", file)) if !file.is_empty() => {
-            Key::from_file(Path::new(file)).map(Some).map_err(Failure::usage)
-        }
-        _ => Err(Failure::usage(format!(
-            "auth is none or psk:FILE, FILE holding the key, not `{text}`"
-        ))),
+        Some(("psk", file)) if !file.is_empty() => Ok(Some(Path::new(file))),
+        _ => Err(format!("auth is none or psk:FILE, FILE holding the key, not `{text}`")),
     }
 }
 
