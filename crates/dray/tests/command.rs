@@ -201,8 +201,13 @@ fn the_status_says_why_a_server_does_not_take_a_mount() {
         error.as_str().is_some_and(|error| error.contains(what))
     };
     wait_for("nobody to be there", || says(&rig, "is `dray serve` running there?"));
-    rig.serve(&["--auth", &other]);
+    let log = rig.path("log");
+    rig.serve_logging(&log, &["--auth", &other]);
     wait_for("the other key to be noticed", || says(&rig, "compare the key files"));
+    // There it was a connection that somebody had closed.
+    wait_for("the server's log to say so, too", || {
+        fs::read_to_string(&log).unwrap().contains("; perhaps its key is another one")
+    });
     let text = rig.demand(&["status", "--interval", "0", place]);
     assert!(text.contains("AWAY") && text.contains("compare the key files"), "{text}");
     rig.end_server(libc::SIGTERM);

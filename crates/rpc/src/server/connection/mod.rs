@@ -83,8 +83,18 @@ pub(in crate::server) async fn serve(
         Stage::Hello if error.kind() == io::ErrorKind::UnexpectedEof => {
             log::debug!("connection from {peer} ended before it said anything");
         }
-        _ if sink.server.door.complains(peer) => {
-            log::warn!("connection from {peer} ended in its handshake: {error}");
+        stage if sink.server.door.complains(peer) => {
+            // Who has another key sees it first, and goes without a word.
+            let went = matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+            );
+            let has_key = sink.server.options.key.is_some();
+            let perhaps = match stage {
+                Stage::Challenged(_) if went && has_key => "; perhaps its key is another one",
+                _ => "",
+            };
+            log::warn!("connection from {peer} ended in its handshake: {error}{perhaps}");
         }
         _ => log::debug!("connection from {peer} ended in its handshake: {error}"),
     }
