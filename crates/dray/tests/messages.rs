@@ -400,6 +400,8 @@ fn an_export_whose_directory_is_gone_is_told_of_at_both_ends() {
     assert!(said.contains("restart `dray serve`") && !is_mounted(&place), "{said}");
     let words = format!("export `data`: its directory {} is gone", rig.path("export").display());
     wait_for("the log", || fs::read_to_string(&log).unwrap().contains(&words));
+    let shown = rig.demand(&["status", "--interval", "0"]);
+    assert!(shown.contains("  DIRECTORY GONE"), "{shown}"); // and not `answers`
 }
 
 /// "Invalid argument (os error 22)" was all that was said.

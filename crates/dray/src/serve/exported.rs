@@ -29,6 +29,8 @@ pub struct Exported {
     fs: OnceLock<Arc<PosixFs>>,
     begun: Instant,
     open: AtomicBool,
+    /// The directory has been removed, or another one is in its place.
+    gone: AtomicBool,
     /// Why it could not be opened when that was last tried.
     trouble: Mutex<Option<String>>,
 }
@@ -55,6 +57,7 @@ impl Exported {
             fs: OnceLock::new(),
             begun: dray_rt::now(),
             open: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
             trouble: Mutex::default(),
         }
     }
@@ -112,6 +115,16 @@ impl Exported {
     /// What serves it, once its file system has answered.
     pub fn fs(&self) -> Option<&Arc<PosixFs>> {
         self.fs.get()
+    }
+
+    /// The directory itself is no longer there, as is looked for now and then. False if that was
+    /// known.
+    pub fn lost(&self) -> bool {
+        !self.gone.swap(true, Ordering::Relaxed)
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
     }
 
     /// Whether any call to the file system below is under way.

@@ -15,12 +15,11 @@ const TIDY_EVERY: Duration = Duration::from_secs(10);
 
 /// Tidies an export for ever. One whose file system hangs waits for that, and no other does.
 pub async fn keep(export: Arc<Exported>) {
-    let mut told = false;
     loop {
         dray_rt::sleep(TIDY_EVERY).await;
         let Some(fs) = export.fs() else { continue };
         fs.tidy().await;
-        if is_gone(fs).await && !std::mem::replace(&mut told, true) {
+        if is_gone(fs).await && export.lost() {
             let (name, dir) = (&export.name, export.dir());
             log::error!(
                 "export `{name}`: its directory {dir} is gone: it was removed, or another one is in \

@@ -68,6 +68,7 @@ impl ServerReport {
             "below": below.map(|(_, kind)| kind),
             "read_only": export.read_only,
             "ops": ops,
+            "gone": export.is_gone(),
             "starting": export.starting().map(|starting| json!({
                 "since_s": seconds(starting.since),
                 "error": starting.trouble,
