@@ -12,7 +12,6 @@ pub(crate) mod upgrade;
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -59,7 +58,7 @@ pub fn run(args: MountArgs) -> Result<(), Failure> {
 fn run_mount(args: MountArgs) -> Result<(), Failure> {
     let plan = MountPlan::parse(&args.options)?;
     if plan.remount {
-        return remount(&args.mountpoint, &plan, args.fake);
+        return remount(&args, plan);
     }
     let at = place::check(&args.mountpoint)?;
     if args.fake {
@@ -92,14 +91,21 @@ fn run_mount(args: MountArgs) -> Result<(), Failure> {
 
 /// Changes the flags of a mount that is there. What else `-o` says, such as the rest of a line
 /// of fstab, stays as it was when it was mounted.
-fn remount(path: &Path, plan: &MountPlan, fake: bool) -> Result<(), Failure> {
+fn remount(args: &MountArgs, mut plan: MountPlan) -> Result<(), Failure> {
+    let path = &args.mountpoint;
     let what = || format!("cannot remount {}", path.display());
     let entry = mount_table::follow(path)
         .doing(what)?
         .mounted_there()
         .ok_or_else(|| Failure::new(format!("{}: it is not a mount of dray", what())))?;
-    if fake {
+    if args.fake {
         return Ok(());
+    }
+    // mount(8) says all flags that are to hold; people say those that they want changed.
+    if !args.helper {
+        let mut lists = vec![mount_table::flags_at(&entry.at)];
+        lists.extend(args.options.iter().cloned());
+        plan = MountPlan::parse(&lists)?;
     }
     dray_fuse::remount(&entry.at, plan.flags()).doing(what)
 }

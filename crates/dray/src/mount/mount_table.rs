@@ -11,6 +11,8 @@ use crate::paths;
 const TABLE: &str = "/proc/self/mountinfo";
 /// Our type of file system.
 const TYPE: &[u8] = b"fuse.dray";
+/// Of a line of the table: the flags of the mount.
+const OPTIONS_FIELD: usize = 5;
 
 /// One mount of dray.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +36,17 @@ pub fn list() -> Vec<MountEntry> {
 /// The topmost mount of dray at `at`, if there is one.
 pub fn find(at: &Path) -> Option<MountEntry> {
     list().into_iter().rev().find(|entry| entry.at == at)
+}
+
+/// The flags of the topmost mount of dray at `at` as `-o` has them.
+pub fn flags_at(at: &Path) -> String {
+    let table = std::fs::read(TABLE).unwrap_or_default();
+    let mut lines: Vec<&[u8]> = table.split(|&byte| byte == b'\n').collect();
+    lines.retain(|line| parse_line(line).is_some_and(|entry| entry.at == at));
+    let line = String::from_utf8_lossy(lines.last().copied().unwrap_or_default());
+    let options = line.split(' ').nth(OPTIONS_FIELD).unwrap_or_default().split(',');
+    let known = options.filter(|option| ["ro", "nosuid", "nodev", "noexec"].contains(option));
+    known.collect::<Vec<_>>().join(",")
 }
 
 /// Where else the file system of this connection is mounted, with `mount --bind` and the like;
