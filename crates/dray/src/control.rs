@@ -57,7 +57,7 @@ impl Kind {
     /// Listens as the process that is called so. One that still listens there is about to
     /// end, or its mount is no longer in the tree.
     pub fn listen(self, name: &str) -> Result<(OwnedFd, Named), Failure> {
-        paths::make_private(&paths::run_dir())?;
+        paths::make_run_dir()?;
         paths::make_private(&self.dir())?;
         let socket = self.socket(name);
         let aside = named::aside(&socket);

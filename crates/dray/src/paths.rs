@@ -45,6 +45,12 @@ fn absolute(dir: OsString) -> PathBuf {
     std::path::absolute(&dir).unwrap_or_else(|_| dir.into())
 }
 
+/// Makes it, where it is not there. Errors say which directory it is that somebody has to mend.
+pub fn make_run_dir() -> Result<(), Failure> {
+    make_private(&run_dir())
+        .map_err(|failure| Failure::new(format!("run directory (${RUN_DIR}): {}", failure.message)))
+}
+
 /// Whether whoever called says which run directory is meant.
 pub fn is_run_dir_given() -> bool {
     std::env::var_os(RUN_DIR).is_some()

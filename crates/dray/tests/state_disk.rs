@@ -78,6 +78,12 @@ fn what_is_wrong_with_a_state_directory_is_said_and_nobody_is_told_to_remove_it(
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(words) && !said.contains("remove"), "{said}");
     }
+    // Of which directory it was said was left open.
+    let (export, state) = (format!("a={}", rig.path("export").display()), rig.path("state"));
+    let mut serve = rig.command(&["serve", "--export", &export, "--listen", "tcp://127.0.0.1:0"]);
+    let serve = serve.arg("--state").arg(state).env("DRAY_RUN_DIR", &open).output().unwrap();
+    let said = String::from_utf8_lossy(&serve.stderr);
+    assert!(said.contains("dray: run directory ($DRAY_RUN_DIR): others may write"), "{said}");
 }
 
 /// Neither the client nor the log said where there was no room, nor what to do.

@@ -250,7 +250,7 @@ async fn serve(
     let ending = Ending::new().doing(|| "cannot wait for signals".into())?;
     let handle = Handle::current();
     let mut listeners = Vec::new();
-    paths::make_private(&paths::run_dir())?; // a socket may be meant to be in it
+    paths::make_run_dir()?; // a socket may be meant to be in it
     // Every address of IPv6 means every one of IPv4, too, but for those that are listened at.
     let mut wanted = plan.listen.clone();
     wanted.sort_by_key(|address| address.to_string().starts_with("tcp://[::]:"));

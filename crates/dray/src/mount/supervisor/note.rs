@@ -67,7 +67,7 @@ impl Note {
     pub fn open(name: &str) -> Result<Note, Failure> {
         let dir = paths::run_dir();
         let path = path_for(&dir, name);
-        paths::make_private(&dir)?;
+        paths::make_run_dir()?;
         paths::make_private(&dir.join("mounts"))?;
         remove_left_behind(&dir.join("mounts")); // before there is a lock of ours: see there
         let aside = named::aside(&path);
