@@ -169,7 +169,7 @@ impl Connection {
     }
 
     async fn connect(&self) -> Option<Arc<Session>> {
-        let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;
+        let memory = self.new_memory()?;
         let (target, options) = (&self.target, &self.options);
         let (patience, replaceable) = (TAKE_OVER_MAX, self.replaceable);
         let taken_over =
@@ -179,6 +179,13 @@ impl Connection {
             Some(outcome) => outcome.map_err(|error| self.fail(error)).ok(),
             None => self.connect_first().await,
         }
+    }
+
+    fn new_memory(&self) -> Option<SessionMemory> {
+        let told = |error: &io::Error| {
+            log::error!("cannot use the memory of the session with {}: {error}", self.target);
+        };
+        (self.memory)().inspect_err(told).ok()
     }
 
     fn fail(&self, error: ConnectError) {
@@ -193,7 +200,7 @@ impl Connection {
     async fn connect_first(&self) -> Option<Arc<Session>> {
         let mut told = false;
         loop {
-            let memory = (self.memory)().inspect_err(|error| log::error!("{error}")).ok()?;
+            let memory = self.new_memory()?;
             let tried =
                 dray_client::connect_timeout(&self.target, &self.options, CONNECT_MAX, memory);
             let error = match tried.await {
