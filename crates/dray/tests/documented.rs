@@ -1,9 +1,11 @@
-//! What docs/OPERATIONS.md says of fields and metrics, held against what the command prints.
+//! What docs/OPERATIONS.md says of fields, metrics and log messages, held against what the command
+//! prints, or can print.
 
 mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use common::exposition::metrics;
 use common::ports::free_port;
@@ -83,4 +85,68 @@ fn every_field_and_every_metric_is_explained() {
     let heads = texts.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     all_documented(heads.map(|head| head.split(' ').next().unwrap().to_owned()));
     rig.umount(&at);
+}
+
+/// All sources below `dir`, with strings that go over several lines in one.
+fn sources(dir: &Path, into: &mut String) {
+    for entry in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            sources(&entry, into);
+        } else if entry.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&entry).unwrap();
+            let mut parts = text.split("\\\n");
+            into.push_str(parts.next().unwrap());
+            parts.for_each(|part| into.push_str(part.trim_start()));
+        }
+    }
+}
+
+/// The messages of the tables in "Logs".
+fn messages() -> Vec<&'static str> {
+    let (_, logs) = PAGE.split_once("\n## Logs\n").unwrap();
+    let (logs, _) = logs.split_once("\n## ").unwrap();
+    let rows = logs.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.flat_map(|row| row.split(" | ").next().unwrap().split('`').step_by(2)).collect()
+}
+
+/// What of a message does not depend on what it is about.
+fn fixed_words(message: &str) -> Vec<String> {
+    let stands_for_something = |word: &str| {
+        let word = word.trim_matches(|c: char| !c.is_alphanumeric());
+        word.split('-').any(|part| !part.chars().any(char::is_lowercase))
+    };
+    let mut parts = vec![String::new()];
+    for word in message.split([' ', '/']) {
+        if stands_for_something(word) {
+            parts.push(String::new());
+            continue;
+        }
+        let part = parts.last_mut().unwrap();
+        *part += &format!("{}{word}", if part.is_empty() { "" } else { " " });
+        if word.ends_with([':', ';', ')']) {
+            parts.push(String::new());
+        }
+    }
+    let bare = parts.into_iter().map(|part| part.trim_matches([':', ';', '.', ',']).to_owned());
+    bare.filter(|part| part.len() > 3).collect()
+}
+
+/// Whoever looks for a line of the log in the tables looks for its words.
+#[test]
+fn every_message_of_the_tables_is_in_the_sources() {
+    let mut all = String::new();
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    for entry in fs::read_dir(crates).unwrap() {
+        sources(&entry.unwrap().path().join("src"), &mut all);
+    }
+    let all = all.replace('`', "");
+    let messages = messages();
+    assert!(messages.len() > 90, "{messages:?}");
+    let is_missing = |words: &String| !all.contains(words.as_str());
+    let missing: Vec<_> = messages
+        .iter()
+        .flat_map(|message| fixed_words(message).into_iter().map(move |words| (words, message)))
+        .filter(|(words, _)| is_missing(words))
+        .collect();
+    assert!(missing.is_empty(), "{missing:#?}");
 }
