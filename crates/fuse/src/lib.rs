@@ -24,5 +24,5 @@ pub use options::{Consistency, Host, NoHost, Options, Transport, TransportWish, 
 pub use state::State;
 pub use worker::flight::InFlight;
 pub use worker::jobs::JobsOf;
-pub use worker::outdated::drop_outdated;
+pub use worker::outdated::{Dropper, drop_outdated};
 pub use worker::{Device, Mounted, PerThread, Reporter, Stats};

@@ -1,6 +1,6 @@
 //! How a mount behaves.
 
-use std::io::{self, PipeWriter};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,8 @@ use std::time::Duration;
 use dray_core::{
     Context, FileId, FileSystem, Fut, LockOwner, NodeId, OpenFile, OpenHow, RequestId, Result,
 };
+
+use crate::worker::outdated::Dropper;
 
 /// What applications on different nodes may rely on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,9 +170,9 @@ pub trait Host: Send + Sync + 'static {
     fn gather_entries(&self) {}
 
     /// Starts another process, which calls [`drop_outdated`](crate::drop_outdated) with `device` and
-    /// what is written to the pipe that is returned, and ends with that. Errors: it cannot be
+    /// the other ends of the pipes that are returned, and ends with that. Errors: it cannot be
     /// started; then what others have changed is seen at the next open, or when attributes run out.
-    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<PipeWriter> {
+    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<Dropper> {
         let _ = device;
         Err(io::ErrorKind::Unsupported.into())
     }

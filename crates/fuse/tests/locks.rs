@@ -6,6 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -49,7 +50,10 @@ fn flock(file: &File, how: i32) -> io::Result<()> {
 
 /// Waits for a flock in a thread of its own, and gives it back once it is had.
 fn wait_for_lock(mount: &TestMount) -> (JoinHandle<io::Result<()>>, libc::pthread_t) {
-    let file = open(mount);
+    wait_for_lock_on(open(mount))
+}
+
+fn wait_for_lock_on(file: File) -> (JoinHandle<io::Result<()>>, libc::pthread_t) {
     let (send, receive) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         // SAFETY: no memory is passed.
@@ -342,4 +346,44 @@ fn only_a_deadly_signal_ends_a_stalled_read() {
         eventually("the read has ended", || !reading());
         mount.locks.stalled.store(false, Ordering::SeqCst);
     });
+}
+
+/// Reads the beginning of `file` in a thread of its own.
+fn read_beside(file: &File) -> JoinHandle<io::Result<()>> {
+    let file = file.try_clone().unwrap();
+    std::thread::spawn(move || file.read_exact_at(&mut [0; 100], 0))
+}
+
+/// The kernel drops no page that is being read before it is there.
+#[test]
+fn a_lock_waits_for_pages_to_be_dropped_but_not_after_a_signal() {
+    catch_signal();
+    for transport in [Transport::Classic, Transport::Uring] {
+        let Some(mount) = mounted(transport, Consistency::CloseToOpen) else { continue };
+        fs::write(mount.path("file"), [b'.'; 8192]).unwrap();
+        let (file, locked) = (open(&mount), open(&mount));
+        let reading = || mount.reporter.stats().in_flight.iter().any(|f| f.op == "read");
+        for signalled in [false, true] {
+            // SAFETY: no memory is passed. What is read must not be there yet.
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+            mount.locks.stalled.store(true, Ordering::SeqCst);
+            let reader = read_beside(&file);
+            eventually("the read is under way", reading);
+            let (waiter, thread) = wait_for_lock_on(locked.try_clone().unwrap());
+            eventually("the request waits", || waiting(&mount) == 1 && mount.locks.count() == 1);
+            std::thread::sleep(Duration::from_millis(200));
+            assert_eq!(waiting(&mount), 1, "the page is not there");
+            if signalled {
+                // SAFETY: the thread has not been joined.
+                unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+                waiter.join().unwrap().unwrap();
+                assert!(reading());
+                mount.locks.stalled.store(false, Ordering::SeqCst);
+            } else {
+                mount.locks.stalled.store(false, Ordering::SeqCst);
+                waiter.join().unwrap().unwrap();
+            }
+            reader.join().unwrap().unwrap();
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! The connection of a mount's daemon to its server: one session, which its workers share.
 
-use std::io::{self, PipeWriter};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use dray_client::{
 use dray_core::{
     Context, Errno, Error, FileId, FileSystem, Fut, LockOwner, OpenFile, OpenHow, RequestId,
 };
-use dray_fuse::Host;
+use dray_fuse::{Dropper, Host};
 use dray_layers::metrics::Metrics;
 use dray_layers::{Observed, observed_file};
 use dray_rt::sync::watch;
@@ -125,19 +125,19 @@ impl Host for Attached {
         (self.wishes.gather)();
     }
 
-    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<PipeWriter> {
+    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<Dropper> {
         let mut dropping = self.dropping.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut before) = dropping.take() {
             let _ = before.wait(); // it has closed its end of the pipe, so it is about to end
         }
-        let (reader, writer) = io::pipe()?;
+        let ((reader, nodes), (dropped, tells)) = (io::pipe()?, io::pipe()?);
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("dray").arg("drop-outdated").current_dir("/");
-        command.stdin(reader).stdout(device.try_clone_to_owned()?).stderr(Stdio::null());
+        command.stdin(reader).stdout(device.try_clone_to_owned()?).stderr(tells);
         *dropping = Some(command.spawn().inspect_err(|error| {
             log::warn!("what others change is seen at the next open: {error}");
         })?);
-        Ok(writer)
+        Ok(Dropper { nodes, dropped })
     }
 
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {

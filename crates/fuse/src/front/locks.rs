@@ -3,8 +3,10 @@
 use dray_core::{Context, Errno, Lock, LockFamily, LockKind, LockOwner, LockRange, Result};
 
 use crate::front::{Worker, invalid};
+use crate::options::Consistency;
 use crate::proto::{LockArgs, reply};
 use crate::transport::Answer;
+use crate::worker::outdated::drop_now;
 
 impl Worker {
     pub(crate) async fn test_lock(&self, cx: &Context, args: LockArgs) -> Result<Answer> {
@@ -37,6 +39,12 @@ impl Worker {
         file.lock(cx, lock, wait).await?;
         if ends_with_close {
             note(); // a close that came meanwhile may have forgotten it
+        }
+        if lock.kind != LockKind::Unlock
+            && self.shared.options.consistency == Consistency::CloseToOpen
+        {
+            // Whoever had it before may have changed what is cached here.
+            drop_now(&self.shared, cx, node).await;
         }
         Ok(Answer::Empty)
     }

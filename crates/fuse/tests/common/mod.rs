@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
+pub mod dropping;
 pub mod locking;
 pub mod pushing;
 
@@ -20,6 +21,7 @@ use dray_fuse::{
     TransportWish, mount, unmount,
 };
 
+use dropping::Dropping;
 use locking::{Locking, Table};
 
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -106,6 +108,7 @@ pub fn mounted_with_spares(
         consistency,
         ring_depth: 2,
         ring_spares_max,
+        host: Arc::new(Dropping),
         ..Options::default()
     };
     let mount_options = MountOptions {
