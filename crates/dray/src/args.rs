@@ -350,12 +350,13 @@ impl std::str::FromStr for BlockSize {
 /// goes on. The same as SIGHUP to the mount's supervisor, but waits for the outcome.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples::UPGRADE)]
+#[group(required = true, multiple = false)]
 pub struct UpgradeArgs {
     /// Where it is mounted
-    #[arg(value_name = "MOUNTPOINT", required_unless_present = "all")]
+    #[arg(value_name = "MOUNTPOINT")]
     pub mountpoint: Option<PathBuf>,
     /// All mounts of this user, as a package does that brings a new program
-    #[arg(long, conflicts_with = "mountpoint")]
+    #[arg(long)]
     pub all: bool,
 }
 

@@ -11,7 +11,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -86,7 +86,13 @@ impl Key {
     pub fn from_file(path: &Path) -> Result<Key, String> {
         let shown = path.display();
         let problem = |error| format!("key file {shown}: {error}");
-        let file = File::open(path).map_err(problem)?;
+        let file = File::open(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => format!(
+                "key file {shown}: there is none; make one by `(umask 077; head -c 32 /dev/urandom | \
+                 base64 > {shown})`, or bring that of the other machines"
+            ),
+            _ => problem(error),
+        })?;
         let meta = file.metadata().map_err(problem)?;
         if meta.is_dir() {
             return Err(format!("key file {shown}: it is a directory; name a file in it"));
@@ -180,5 +186,7 @@ mod tests {
         if chown(&path, Some(12_345), None).is_ok() {
             assert!(refused(0o600).unwrap().contains("belongs to user 12345")); // we are root
         }
+        let missing = Key::from_file(&dir.path().join("none")).err().unwrap();
+        assert!(missing.contains("there is none; make one by `(umask 077;"), "{missing}");
     }
 }
