@@ -7,9 +7,11 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 use common::load::lock;
-use common::two_mounts;
+use common::{Rig, two_mounts};
+use dray_testkit::fixture::Ext4;
 
 /// Nobody has the file open here, so nobody is told of what others do to it.
 #[test]
@@ -225,6 +227,28 @@ fn who_is_granted_a_lock_reads_what_was_written_under_the_one_before() {
 }
 
 const COUNTED_EACH: u32 = 100;
+
+/// The second change left the file with the times and the size of the first.
+#[test]
+fn what_one_mount_writes_another_reads_however_coarse_times_are() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, seconds) = (Rig::new(), Ext4::of_seconds(16 << 20).unwrap());
+    rig.serve(&["--export", &format!("seconds={},squash=none", seconds.path().display())]);
+    let [one, other] = ["one", "other"].map(|name| {
+        rig.mount_export("seconds", name, "consistency=close-to-open,attr_timeout=3600")
+    });
+    fs::write(one.join("file"), "0000").unwrap();
+    for number in 1000..1100 {
+        let text = number.to_string();
+        let writer = open(&one.join("file"));
+        writer.write_all_at(text.as_bytes(), 0).unwrap();
+        drop(writer);
+        assert_eq!(fs::read_to_string(other.join("file")).unwrap(), text);
+        std::thread::sleep(Duration::from_millis(30));
+    }
+}
 
 /// A copy is limited by the size that the client's kernel last heard of, in the kernel's own
 /// code, before any file system is asked; asking for the size, as cp(1) does, is enough.

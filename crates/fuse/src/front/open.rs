@@ -17,7 +17,7 @@ use crate::proto::wire::Small;
 use crate::state::capabilities::Asked;
 use crate::state::handles::Handle;
 use crate::transport::Answer;
-use crate::worker::shared::Dropping;
+use crate::worker::versions::{Dropping, Moment};
 
 /// Flags that the file system below has no use for: they are about the descriptor, or
 /// about the creation, which has a call of its own.
@@ -145,7 +145,8 @@ impl Worker {
                 if seen.no_capability {
                     self.shared.capabilities.note_absent(node, asked);
                 }
-                let Some(dropping) = self.shared.versions.at_open(node, &seen.attr) else {
+                let Some(dropping) = self.shared.versions.at_open(node, &seen.attr, Moment::now())
+                else {
                     return Ok((fopen::KEEP_CACHE, None));
                 };
                 // The kernel's idea of the size may be as old as its attributes. Without

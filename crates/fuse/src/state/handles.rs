@@ -14,7 +14,7 @@ use dray_core::{
 use crate::front::dirs::Listing;
 use crate::options::Host;
 use crate::state::{HANDLES_MAX, State, header};
-use crate::worker::shared::Dropping;
+use crate::worker::versions::Dropping;
 
 /// Offsets within a record.
 const INO: usize = 0;

@@ -8,6 +8,7 @@ pub(crate) mod identity;
 pub(crate) mod jobs;
 pub(crate) mod outdated;
 pub(crate) mod shared;
+pub(crate) mod versions;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Attr, FileId, IdMap, LockOwner, Timestamp};
+use dray_core::{FileId, LockOwner};
 
 use crate::front::removed::Removed;
 use crate::front::undoing::FailedWrites;
@@ -20,6 +20,7 @@ use crate::worker::flight::Flights;
 use crate::worker::identity::Identities;
 use crate::worker::jobs::Jobs;
 use crate::worker::outdated::Outdated;
+use crate::worker::versions::Versions;
 
 pub(crate) struct Shared {
     pub(crate) options: Options,
@@ -161,101 +162,9 @@ impl LockOwners {
     }
 }
 
-/// Which version of a file the kernel's page cache holds, under close-to-open.
-///
-/// The kernel drops the pages of a former version when whoever opened the file has got the
-/// answer that says so. Others who open it before that must not be told to keep them: it is
-/// said to them, too, until a request through one of these open files shows that it is done.
-#[derive(Default)]
-pub(crate) struct Versions {
-    seen: Mutex<Seen>,
-}
-
-#[derive(Default)]
-struct Seen {
-    files: IdMap<u64, Version>,
-    /// The last number given to a version.
-    numbers: u64,
-}
-
-struct Version {
-    mtime: Timestamp,
-    ctime: Timestamp,
-    size: u64,
-    number: u64,
-    /// The kernel has no pages of a version before this one.
-    dropped: bool,
-}
-
-/// Names the version for which the kernel is told to drop the pages of others; never 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dropping(pub(crate) u64);
-
-/// Versions remembered; beyond it all are forgotten, which costs cached pages only.
-const VERSIONS_MAX: usize = 1 << 20;
-
-impl Versions {
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes what `node` is like at an open. None if the kernel has no other pages of it; else
-    /// it is to drop what it has, and [`Versions::dropped`] to be told.
-    pub(crate) fn at_open(&self, node: u64, attr: &Attr) -> Option<Dropping> {
-        let mut seen = self.lock();
-        if let Some(known) = seen.files.get(&node)
-            && (known.mtime, known.ctime, known.size) == (attr.mtime, attr.ctime, attr.size)
-        {
-            return (!known.dropped).then_some(Dropping(known.number));
-        }
-        if seen.files.len() >= VERSIONS_MAX {
-            seen.files.clear();
-        }
-        seen.numbers += 1;
-        let Attr { mtime, ctime, size, .. } = *attr;
-        let version = Version { mtime, ctime, size, number: seen.numbers, dropped: false };
-        seen.files.insert(node, version);
-        Some(Dropping(seen.numbers))
-    }
-
-    /// A request has come through a file whose opening was answered so: the kernel has done it.
-    pub(crate) fn dropped(&self, node: u64, Dropping(number): Dropping) {
-        if let Some(version) = self.lock().files.get_mut(&node)
-            && version.number == number
-        {
-            version.dropped = true;
-        }
-    }
-
-    /// The kernel has forgotten `node`.
-    pub(crate) fn forget(&self, node: u64) {
-        self.lock().files.remove(&node);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Two opened a file that had changed. The second was told to keep pages that the first had
-    /// been told to drop, and had not dropped so far.
-    #[test]
-    fn pages_are_kept_once_those_of_former_versions_have_gone() {
-        let (versions, attr) = (Versions::default(), Attr::default());
-        let first = versions.at_open(7, &attr).unwrap();
-        assert_eq!(versions.at_open(7, &attr), Some(first), "nothing shows that it is done");
-        versions.dropped(7, first);
-        assert_eq!(versions.at_open(7, &attr), None);
-        let changed = Attr { size: 1, ..attr };
-        let second = versions.at_open(7, &changed).unwrap();
-        versions.dropped(7, first);
-        assert_eq!(versions.at_open(7, &changed), Some(second));
-        versions.dropped(8, second);
-        versions.dropped(7, second);
-        assert_eq!(versions.at_open(7, &changed), None);
-        versions.forget(7);
-        assert_ne!(versions.at_open(7, &changed), Some(second));
-    }
 
     #[test]
     fn owners_of_locks_are_bounded_and_none_is_missed() {

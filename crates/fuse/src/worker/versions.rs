@@ -1,0 +1,189 @@
+//! Which version of a file the kernel's page cache holds, under close-to-open.
+//!
+//! The kernel drops the pages of a former version when whoever opened the file has got the
+//! answer that says so. Others who open it before that must not be told to keep them: it is
+//! said to them, too, until a request through one of these open files shows that it is done.
+//!
+//! A version is known by the file's times and size. Times are coarse: before Linux 6.13 as a tick of the
+//! kernel's clock, and some file systems keep seconds. A change soon after another can leave a file with
+//! the same of all. So pages are kept only if they were dropped at an open so late that the times had
+//! gone on.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_core::{Attr, IdMap, Timestamp};
+use dray_rt::Instant;
+
+/// Versions remembered; beyond it all are forgotten, which costs cached pages only.
+const VERSIONS_MAX: usize = 1 << 20;
+/// Within this time after a version was seen, another may come with the same times: some ticks of the
+/// slowest clock (100 Hz), late ones included; and of file systems without parts of seconds, of which
+/// FAT has the coarsest times (2 s).
+const GRAIN: Duration = Duration::from_millis(100);
+const GRAIN_OF_SECONDS: Duration = Duration::from_secs(3);
+/// A version that old was there long before it was seen, also if the clock that it has its times from
+/// is wrong by nearly as much.
+const OLD_SECONDS: i64 = 60;
+
+#[derive(Default)]
+pub(crate) struct Versions {
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    files: IdMap<u64, Version>,
+    /// The last number given to a version.
+    numbers: u64,
+}
+
+struct Version {
+    mtime: Timestamp,
+    ctime: Timestamp,
+    size: u64,
+    /// When it was seen first.
+    since: Instant,
+    /// What was changed without a trace was so before the kernel was last told to drop.
+    settled: bool,
+    number: u64,
+    /// The kernel has no pages of a version before this one.
+    dropped: bool,
+}
+
+impl Version {
+    fn is_of(&self, attr: &Attr) -> bool {
+        (self.mtime, self.ctime, self.size) == (attr.mtime, attr.ctime, attr.size)
+    }
+
+    fn grain(&self) -> Duration {
+        let in_seconds = (self.mtime.nsec, self.ctime.nsec) == (0, 0);
+        if in_seconds { GRAIN_OF_SECONDS } else { GRAIN }
+    }
+}
+
+/// Names the version for which the kernel is told to drop the pages of others; never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dropping(pub(crate) u64);
+
+/// When a file was opened.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment {
+    pub(crate) now: Instant,
+    /// Since 1970.
+    pub(crate) wall: Duration,
+}
+
+impl Moment {
+    pub(crate) fn now() -> Moment {
+        Moment { now: dray_rt::now(), wall: dray_rt::wall_clock() }
+    }
+
+    fn is_long_after(self, time: Timestamp) -> bool {
+        (self.wall.as_secs() as i64).saturating_sub(time.sec) > OLD_SECONDS
+    }
+}
+
+impl Versions {
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what `node` is like at an open. None if the kernel has no other pages of it; else
+    /// it is to drop what it has, and [`Versions::dropped`] to be told.
+    pub(crate) fn at_open(&self, node: u64, attr: &Attr, moment: Moment) -> Option<Dropping> {
+        let mut seen = self.lock();
+        let Seen { files, numbers } = &mut *seen;
+        if let Some(known) = files.get_mut(&node)
+            && known.is_of(attr)
+        {
+            if known.settled {
+                return (!known.dropped).then_some(Dropping(known.number));
+            }
+            *numbers += 1;
+            (known.number, known.dropped) = (*numbers, false);
+            known.settled = moment.now - known.since >= known.grain();
+            return Some(Dropping(*numbers));
+        }
+        if files.len() >= VERSIONS_MAX {
+            files.clear();
+        }
+        *numbers += 1;
+        let Attr { mtime, ctime, size, .. } = *attr;
+        let settled = moment.is_long_after(mtime) && moment.is_long_after(ctime);
+        let (since, number, dropped) = (moment.now, *numbers, false);
+        files.insert(node, Version { mtime, ctime, size, since, settled, number, dropped });
+        Some(Dropping(number))
+    }
+
+    /// A request has come through a file whose opening was answered so: the kernel has done it.
+    pub(crate) fn dropped(&self, node: u64, Dropping(number): Dropping) {
+        if let Some(version) = self.lock().files.get_mut(&node)
+            && version.number == number
+        {
+            version.dropped = true;
+        }
+    }
+
+    /// The kernel has forgotten `node`.
+    pub(crate) fn forget(&self, node: u64) {
+        self.lock().files.remove(&node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A moment `millis` after some other, at which files of 1970 are old.
+    fn at(millis: u64) -> Moment {
+        let since = Duration::from_millis(millis);
+        let (now, wall) = (Instant::from_nanos(1) + since, Duration::from_secs(1000) + since);
+        Moment { now, wall }
+    }
+
+    /// Two opened a file that had changed. The second was told to keep pages that the first had
+    /// been told to drop, and had not dropped so far.
+    #[test]
+    fn pages_are_kept_once_those_of_former_versions_have_gone() {
+        let (versions, attr) = (Versions::default(), Attr::default());
+        let first = versions.at_open(7, &attr, at(0)).unwrap();
+        assert_eq!(versions.at_open(7, &attr, at(0)), Some(first), "nothing shows that it is done");
+        versions.dropped(7, first);
+        assert_eq!(versions.at_open(7, &attr, at(0)), None);
+        let changed = Attr { size: 1, ..attr };
+        let second = versions.at_open(7, &changed, at(0)).unwrap();
+        versions.dropped(7, first);
+        assert_eq!(versions.at_open(7, &changed, at(0)), Some(second));
+        versions.dropped(8, second);
+        versions.dropped(7, second);
+        assert_eq!(versions.at_open(7, &changed, at(0)), None);
+        versions.forget(7);
+        assert_ne!(versions.at_open(7, &changed, at(0)), Some(second));
+    }
+
+    /// A file of the same size that was changed twice within a tick, or a second, kept the first
+    /// change's pages for good.
+    #[test]
+    fn pages_are_dropped_until_times_have_gone_on() {
+        for (nsec, grain_millis) in [(1, 100), (0, 3000)] {
+            let (versions, time) = (Versions::default(), Timestamp { sec: 1000, nsec });
+            let attr = Attr { mtime: time, ctime: time, ..Attr::default() };
+            for millis in [10, 10, 10 + grain_millis - 1, 10 + grain_millis] {
+                let dropping = versions.at_open(7, &attr, at(millis)).expect("it may have changed");
+                versions.dropped(7, dropping);
+            }
+            assert_eq!(versions.at_open(7, &attr, at(10 + grain_millis)), None);
+            // One that was not changed for a minute.
+            let dropping = versions.at_open(8, &attr, at(61_000)).unwrap();
+            versions.dropped(8, dropping);
+            assert_eq!(versions.at_open(8, &attr, at(61_000)), None);
+            // Of a clock that goes before ours.
+            let time = Timestamp { sec: 1000 + 3600, nsec };
+            let ahead = Attr { ctime: time, ..attr };
+            let dropping = versions.at_open(8, &ahead, at(61_000)).unwrap();
+            versions.dropped(8, dropping);
+            assert!(versions.at_open(8, &ahead, at(61_001)).is_some());
+        }
+    }
+}
