@@ -155,8 +155,9 @@ impl Outdated {
         which
     }
 
-    /// As many have been dropped in all.
+    /// As many have been dropped in all; no more than were told, whatever the process says.
     fn note_dropped(&self, count: u64) {
+        let count = count.min(self.lock().count);
         self.dropped.send_if_modified(|dropped| {
             let more = count > *dropped;
             *dropped = count.max(*dropped);
@@ -358,6 +359,8 @@ mod tests {
         let weak = Arc::downgrade(&outdated);
         outdated.note_dropped(2);
         assert_eq!(dropped(&outdated), 2);
+        outdated.note_dropped(u64::MAX); // an error message, say
+        assert_eq!(dropped(&outdated), 3);
         // It has gone: nobody waits for what it had not dropped.
         assert_eq!(outdated.ask(4), Asked::Behind(4));
         hear(&weak, which, &answers[..]);
