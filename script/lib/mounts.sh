@@ -115,7 +115,7 @@ free_port() {
     local port
     while :; do
         port=$((20000 + RANDOM % 12000))
-        awk '{ print $2 }' /proc/net/tcp /proc/net/tcp6 | grep -qi ":$(printf %04X $port)$" ||
+        awk '{ print $2 }' /proc/net/tcp /proc/net/tcp6 | grep -i ":$(printf %04X $port)$" >/dev/null ||
             break
     done
     echo "$port"
@@ -150,7 +150,7 @@ mount_at() {
     remember "$mounter"
     for _ in $(seq 1200); do
         # It serves once its root can be looked at.
-        mounts_below "$scratch" fuse.dray | grep -qx "$at" && stat "$at" >/dev/null && return
+        mounts_below "$scratch" fuse.dray | grep -x "$at" >/dev/null && stat "$at" >/dev/null && return
         kill -0 "$mounter" 2>/dev/null || break
         sleep 0.05
     done

@@ -147,9 +147,9 @@ not_kept_is_told() {
     sync_7_tells_once
     exec 7>&-
     [ "$(told bare losses)" -ge 2 ]
-    "$DRAY" status "$at" --json | grep -q "it was not kept"
+    "$DRAY" status "$at" --json | grep "it was not kept" >/dev/null
     if [ ! -e "$at/fresh" ]; then
-        "$DRAY" status "$at" --json | grep -q "nothing has the name any more"
+        "$DRAY" status "$at" --json | grep "nothing has the name any more" >/dev/null
     fi
     unmount_at bare
 }
