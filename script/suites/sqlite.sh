@@ -1,6 +1,6 @@
 #!/bin/bash
 # sqlite with four writers, in both journal modes; the rollback journal over two mounts too, and over
-# two that cache (the write-ahead log shares memory, which ends at a mount). sqlite.sh [classic|uring]
+# two that cache data (the write-ahead log shares memory, which ends at a mount). sqlite.sh [classic|uring]
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}
@@ -14,6 +14,6 @@ writers() { timeout 100 python3 "$root/script/lib/sqlite_writers.py" "$@"; }
 check rollback writers delete "$scratch/mnt/rollback.db"
 check wal writers wal "$scratch/mnt/wal.db"
 check rollback-two-mounts writers delete "$scratch/mnt/both.db" "$scratch/twin/both.db"
-for name in mnt twin; do mount_at "caching-$name" consistency=close-to-open,attr_timeout=60; done
+for name in mnt twin; do mount_at "caching-$name" consistency=close-to-open,attr_timeout=0; done
 check rollback-two-mounts-that-cache writers delete "$scratch/caching-mnt/cached.db" "$scratch/caching-twin/cached.db"
 finish
