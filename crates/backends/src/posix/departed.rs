@@ -147,12 +147,12 @@ impl Departed {
             return None;
         }
         let now = dray_rt::now();
-        let kept = self.lock();
-        let (_, node) = kept.iter().rev().find(|(until, node)| *until > now && node.id == id)?;
-        let node = node.clone();
-        drop(kept);
-        let may = node.lookers().has(asker, now);
-        may.then_some(node)
+        // Of one that lost several names there are several descriptors, each with its own askers.
+        let there = |(until, node): &(Instant, Arc<Node>)| {
+            (*until > now && node.id == id).then(|| node.clone())
+        };
+        let nodes: Vec<_> = self.lock().iter().rev().filter_map(there).collect();
+        nodes.into_iter().find(|node| node.lookers().has(asker, now))
     }
 
     /// Whether the caller has to see to their end from now on.

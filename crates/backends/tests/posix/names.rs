@@ -256,6 +256,42 @@ fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
     });
 }
 
+/// Of one that lost its names one by one there were two descriptors, each with those who had looked it up
+/// before its name went; the newer one was asked alone.
+#[test]
+fn what_lost_several_names_is_there_for_all_who_had_looked_one_up() {
+    on_each(&Kind::ALL, async |kit| {
+        let remover = &kit.root_user;
+        let reader = |node| Context { node: NodeId(node), ..neighbour(remover) };
+        let (first, second, stranger) = (reader(7), reader(8), reader(9));
+        let dir = kit.common("d").await;
+        // The moment may have passed where the machine is busy: then again.
+        let found = async || {
+            kit.file(remover, dir, "one", 0o644, b"old").await;
+            let id = kit.lookup(remover, dir, "one").await.unwrap().id;
+            kit.fs.link(remover, id, dir, name("other")).await.unwrap();
+            kit.lookup(&first, dir, "other").await.unwrap();
+            kit.unlink(remover, dir, "one").await.unwrap();
+            kit.lookup(&second, dir, "other").await.unwrap();
+            kit.unlink(remover, dir, "other").await.unwrap();
+            for cx in [&first, &second] {
+                let file = kit.fs.open(cx, id, OpenHow::READ).await?;
+                assert_eq!(get(cx, &*file, 0, 10).await.unwrap(), b"old");
+                file.close(cx).await.unwrap();
+            }
+            assert_eq!(errno(kit.fs.getattr(&stranger, id).await), Errno::ESTALE);
+            Ok(())
+        };
+        for n in 0.. {
+            assert!(n < 100, "it is never there");
+            match found().await {
+                Ok(()) => break,
+                Err(error) => assert_eq!(Error::errno(&error), Errno::ESTALE),
+            }
+        }
+    });
+}
+
 /// What a system call does with what its path led to.
 async fn use_replaced(kit: &Kit, cx: &Context, (file, link): (FileId, FileId)) -> Result<()> {
     assert_eq!(kit.fs.readlink(cx, link).await?, b"old");
