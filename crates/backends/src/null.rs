@@ -8,6 +8,7 @@ use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, Errno, Error,
     FileId, FileSystem, FileType, FsInfo, FsUuid, Fut, Io, Lock, LockOwner, Make, Name, OpenFile,
     OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet, Xflags,
+    open_named,
 };
 
 const ROOT: FileId = FileId { ino: 1, generation: 1 };
@@ -139,6 +140,16 @@ impl FileSystem for NullFs {
         _: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         ready(self.open_entry(id).map(|(_, file)| file))
+    }
+
+    fn open_named<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(open_named(self, cx, place, id, how))
     }
 
     fn create<'a>(

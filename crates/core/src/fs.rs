@@ -97,6 +97,17 @@ pub trait FileSystem: Send + Sync + 'static {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>>;
 
+    /// As [`FileSystem::open`], if what is called `name` in `dir` is `id` now. `ESTALE` if it is
+    /// another file, or if the caller finds none there. For whoever remembers names; file systems
+    /// for which it is two steps have [`open_named`](crate::open_named).
+    fn open_named<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>>;
+
     /// Makes a regular file and opens it; opens the one that is there unless
     /// `how.exclusive`. The mode that it gets does not limit this first open.
     fn create<'a>(

@@ -17,6 +17,7 @@ mod how;
 mod id;
 mod lock;
 mod name;
+mod named;
 mod op;
 
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
@@ -34,6 +35,7 @@ pub use how::{
 pub use id::{FileId, FsUuid, Gid, LockOwner, NodeId, Pid, RequestId, Uid};
 pub use lock::{Lock, LockFamily, LockKind, LockRange};
 pub use name::{NAME_MAX_BYTES, Name, NameBuf};
+pub use named::{must_be_named, open_named};
 pub use op::Op;
 
 /// Bytes that one read or write call may carry, everywhere in dray. The Linux

@@ -69,6 +69,7 @@ ops! {
     LookupOpen "lookup_open" false,
     GetXflags "get_xflags" false,
     SetXflags "set_xflags" true,
+    OpenNamed "open_named" false,
 }
 
 impl Op {

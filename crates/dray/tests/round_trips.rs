@@ -201,6 +201,26 @@ fn close_to_open_stats_cached_names_for_nothing_and_opens_them_in_one_round_trip
     });
 }
 
+/// The server is told by which name the kernel has come to the file: this mount knows what it has renamed.
+#[test]
+fn close_to_open_opens_what_was_renamed_here_in_one_round_trip() {
+    on_each_transport("close-to-open", |mount| {
+        let names = ["first", "second"].map(|name| mount.at.join(name));
+        fs::write(&names[0], "file").unwrap();
+        open_close(&names[0], 2);
+        std::thread::sleep(TIMES_GO_ON);
+        open_close(&names[0], 2);
+        let kept = mount.each_kept(|_| {
+            for times in 0..TIMES as usize {
+                let [from, to] = [&names[times % 2], &names[(times + 1) % 2]];
+                fs::rename(from, to).unwrap();
+                open_close(to, 1);
+            }
+        });
+        assert_eq!(kept, 5, "getattr of the directory, lookup, rename, getattr, open");
+    });
+}
+
 #[test]
 fn close_to_open_create_write_and_close_are_four_round_trips() {
     on_each_transport("close-to-open", |mount| {

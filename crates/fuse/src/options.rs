@@ -117,6 +117,11 @@ impl Options {
         self.by_consistency(self.negative_validity)
     }
 
+    /// Whether the kernel goes by names that others may have changed.
+    pub(crate) fn believes_names(&self) -> bool {
+        self.consistency == Consistency::CloseToOpen && !self.entry_validity.is_zero()
+    }
+
     fn by_consistency(&self, close_to_open: Duration) -> Duration {
         match self.consistency {
             Consistency::Strict => Duration::ZERO,

@@ -177,6 +177,20 @@ impl<O: Observer> FileSystem for Observed<O> {
         })
     }
 
+    fn open_named<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(async move {
+            let work = async { self.inner.open_named(cx, place, id, how).await };
+            let call = self.call(Op::OpenNamed, id);
+            observe(&*self.observer, cx, call, work, none).await.map(|file| self.file(file))
+        })
+    }
+
     fn create<'a>(
         &'a self,
         cx: &'a Context,

@@ -20,9 +20,9 @@ use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::ConnectError;
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{
-    Auth, Call, CallHead, Challenge, FEATURE_JOBS, FEATURE_LOOKUP_OPEN, FEATURE_STAMPS, FEATURES,
-    HandshakeError, Hello, Input, NotifyHead, Proof, Refused, ReplyHead, VERSION_MAX, VERSION_MIN,
-    Welcome, Wire,
+    Auth, Call, CallHead, Challenge, FEATURE_JOBS, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED,
+    FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, NotifyHead, Proof, Refused, ReplyHead,
+    VERSION_MAX, VERSION_MIN, Welcome, Wire,
 };
 
 /// Serves while `test` runs on a thread of its own.
@@ -189,7 +189,7 @@ fn serve_as_before(listener: &UnixListener, features: u64) -> Vec<CallHead> {
         match head.op {
             Op::Open => None::<u8>.put(&mut reply),
             Op::Lookup => a_file().put(&mut reply),
-            Op::LookupOpen => {
+            Op::LookupOpen | Op::OpenNamed => {
                 reply.clear();
                 let error = Error::new(Errno::ENOTSUP);
                 ReplyHead::failure(head.tag, &error).put_message(&mut reply);
@@ -263,6 +263,38 @@ fn a_server_that_opens_nothing_at_a_lookup_is_not_asked_to() {
     let refused = [Op::LookupOpen, Op::Lookup, Op::Open].repeat(2);
     assert_eq!(opened_by_name(FEATURES)[..2], [Op::Lookup, Op::Open]);
     assert_eq!(opened_by_name(FEATURES)[2..], refused);
+}
+
+/// What a client sends that opens a file by the name that it remembers, to a server with these features.
+fn opened_as_named(features: u64, flags: i32) -> Vec<Op> {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Unix(dir.path().join("socket"));
+    let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
+    let server = std::thread::spawn(move || serve_as_before(&listener, features));
+    run(async {
+        let fs = connect(Arc::new(Sockets(address)), client_options()).await.unwrap();
+        let (cx, place) = (Context::system(), (fs.info().root, Name::new(b"f").unwrap()));
+        let other = FileId { ino: 6, generation: 1 };
+        for (id, errno) in [(a_file().id, None), (other, Some(Errno::ESTALE))] {
+            let opened = fs.open_named(&cx, place, id, OpenHow::new(flags)).await;
+            assert_eq!(opened.err().map(|error| error.errno()), errno);
+        }
+        fs.session().goodbye();
+        drop(fs);
+    });
+    let heads = server.join().unwrap();
+    heads.iter().map(|head| head.op).filter(|op| *op != Op::Close).collect()
+}
+
+#[test]
+fn a_server_that_opens_nothing_by_its_name_is_asked_for_the_name_first() {
+    for flags in [libc::O_RDONLY, libc::O_RDWR | libc::O_TRUNC] {
+        let asked = opened_as_named(FEATURES & !FEATURE_OPEN_NAMED, flags);
+        assert_eq!(asked, [Op::Lookup, Op::Open, Op::Lookup]);
+        // It took the place of one that did, on a connection that did not notice.
+        let asked = opened_as_named(FEATURES, flags);
+        assert_eq!(asked, [Op::OpenNamed, Op::Lookup, Op::Open, Op::OpenNamed, Op::Lookup]);
+    }
 }
 
 /// A client of the version before is given no tickets, and its closes are taken without

@@ -179,6 +179,11 @@ fn what_is_sent_again_and_dropped_or_made_in_the_wrong_order() {
 }
 
 #[test]
+fn what_is_opened_by_a_name_that_another_file_has() {
+    found_out(Sabotage::Named, &[Run::Of(WorkKind::Believed)], "had lost the name");
+}
+
+#[test]
 fn what_was_written_last_and_is_not_synced_for_who_leaves() {
     found_out(Sabotage::LastSync, &[Run::Leaving], "");
 }

@@ -90,6 +90,16 @@ fn rights_that_are_taken_are_gone_whatever_goes_wrong() {
     }
 }
 
+#[test]
+fn what_is_opened_by_a_name_has_it_and_nothing_else_is_cut() {
+    for seed in 0..100 {
+        run_of(WorkKind::Believed, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+    for seed in 0..50 {
+        run_cut_short(WorkKind::Believed, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 /// Seeds with losses of power of the ordinary test.
 const POWER_SEEDS: u64 = 300;
 

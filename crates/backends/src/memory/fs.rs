@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, Attr, Context, CreateHow, Entry, Errno, FileId, FileSystem, FileType, FsInfo, Fut,
     Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
+    open_named,
 };
 
 use super::store::Store;
@@ -190,6 +191,16 @@ impl FileSystem for MemoryFs {
         };
         let changes = how.writes() || how.truncates();
         answer(if changes { self.with_change(op) } else { self.with(op) })
+    }
+
+    fn open_named<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(open_named(self, cx, place, id, how))
     }
 
     fn create<'a>(

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use dray_core::{
     Access, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, FsUuid, Fut, Make, Name,
-    Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
+    Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet, open_named,
 };
 
 use self::attrs::Target;
@@ -234,6 +234,16 @@ impl FileSystem for PosixFs {
             move |core, caller, may_block| core.open_node(caller, id, how, may_block),
         );
         Box::pin(async move { Ok(PosixFile::shared(&self.core, opened.await?)) })
+    }
+
+    fn open_named<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(open_named(self, cx, place, id, how))
     }
 
     fn create<'a>(

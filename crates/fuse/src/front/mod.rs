@@ -2,6 +2,7 @@
 
 mod aftercare;
 mod attr;
+pub(crate) mod believed;
 mod changes;
 pub(crate) mod dirs;
 mod file;

@@ -60,7 +60,9 @@ impl Worker {
         (node, dir): (u64, FileId),
         name: &Name,
     ) -> Result<Answer> {
-        match self.fs.lookup(cx, dir, name).await {
+        let found = self.fs.lookup(cx, dir, name).await;
+        self.shared.sent_back.finds(cx.pid, found.as_ref().ok().map(|entry| entry.id));
+        match found {
             Ok(entry) if entry.attr.file_type() == FileType::Directory => {
                 self.directory_answer(&entry, (node, dir), name, || renames(cx.pid))
             }
@@ -122,6 +124,7 @@ impl Worker {
         kind: RemoveKind,
     ) -> Result<Answer> {
         self.fs.remove(cx, dir, name, kind).await?;
+        self.shared.nodes.removed((dir, name));
         Ok(Answer::Empty)
     }
 

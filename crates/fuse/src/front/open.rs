@@ -52,7 +52,7 @@ impl Worker {
         match *op {
             Operation::Open { flags, open_flags } => {
                 let how = self.how(flags, open_flags);
-                let file = self.fs.open(cx, id, how).await?;
+                let file = self.open_believed(cx, (node, id), how).await?;
                 let (kernel, dropping) = self.kernel_flags(cx, (node, asked), &file).await?;
                 let kernel = (kernel | self.past_the_cache(how.flags), dropping);
                 self.open_answer(cx, Small::new(), file, how.flags, kernel)
@@ -60,7 +60,7 @@ impl Worker {
             Operation::Opendir { flags } => {
                 let how = self.how(flags | libc::O_DIRECTORY as u32, 0);
                 let how = OpenHow { with_attr: false, ..how };
-                let file = self.fs.open(cx, id, how).await?;
+                let file = self.open_believed(cx, (node, id), how).await?;
                 let kernel = match self.shared.options.consistency {
                     Consistency::Immutable => fopen::KEEP_CACHE | fopen::CACHE_DIR,
                     _ => 0,
@@ -69,6 +69,7 @@ impl Worker {
             }
             Operation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
+                self.shared.sent_back.comes((cx.pid, id));
                 let made = self.fs.create(cx, id, name, how).await?;
                 self.created(cx, made, Some((id, name)), how, asked)
             }

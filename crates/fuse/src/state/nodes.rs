@@ -5,8 +5,9 @@
 //! the heap, which a successor rebuilds.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use dray_core::{Errno, Error, FileId, IdMap, Name, RenameHow, Result};
+use dray_core::{Errno, Error, FileId, IdMap, Name, NameBuf, RenameHow, Result};
 
 use crate::state::moved::Directories;
 use crate::state::places::Places;
@@ -167,7 +168,27 @@ impl Nodes {
 
     /// The kernel has renamed something.
     pub(crate) fn renamed(&self, from: (u64, &Name), to: (u64, &Name), how: RenameHow) {
-        self.lock().directories.renamed(from, to, how);
+        let mut index = self.lock();
+        index.directories.renamed(from, to, how);
+        if let (Ok(from_dir), Ok(to_dir)) = (self.id(from.0), self.id(to.0)) {
+            index.places.renamed((from_dir, from.1), (to_dir, to.1), how);
+        }
+    }
+
+    /// The kernel has removed a name.
+    pub(crate) fn removed(&self, place: (FileId, &Name)) {
+        self.lock().places.removed(place);
+    }
+
+    /// The kernel is told to believe names for that long.
+    pub(crate) fn believed_for(&self, validity: Duration) {
+        self.lock().places.believed_for(validity);
+    }
+
+    /// The one name by which the kernel can have come to `node`; none if there may be others, or
+    /// it is not known, as of files that a predecessor knew.
+    pub(crate) fn only_name(&self, node: u64) -> Option<(FileId, NameBuf)> {
+        self.lock().places.only_name(self.slot_of(node).ok()?)
     }
 
     /// A node that the kernel does not know yet.

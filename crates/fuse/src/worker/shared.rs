@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{FileId, LockOwner};
 
+use crate::front::believed::SentBack;
 use crate::front::removed::Removed;
 use crate::front::undoing::FailedWrites;
 use crate::mount::session::Session;
@@ -39,6 +40,7 @@ pub(crate) struct Shared {
     /// What the kernel may undo.
     pub(crate) failed_writes: FailedWrites,
     pub(crate) removed: Removed,
+    pub(crate) sent_back: SentBack,
     /// Somebody looks after callers.
     pub(crate) looks_after: AtomicBool,
 }
@@ -54,6 +56,9 @@ impl Shared {
         workers: usize,
     ) -> Shared {
         let nodes = Nodes::new(state.clone(), root);
+        if options.believes_names() {
+            nodes.believed_for(options.entry_validity());
+        }
         let lock_owners = match adopted {
             true => LockOwners::of_predecessor(&nodes, options.host.lock_owners()),
             false => LockOwners::default(),
@@ -74,6 +79,7 @@ impl Shared {
             changes: Changes::default(),
             failed_writes: FailedWrites::new(adopted),
             removed: Removed::default(),
+            sent_back: SentBack::new(adopted),
             looks_after: AtomicBool::new(false),
         }
     }

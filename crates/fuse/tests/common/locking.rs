@@ -148,6 +148,16 @@ impl FileSystem for Locking {
         Box::pin(async move { Ok(self.wrap(self.inner.open(cx, id, how).await?)) })
     }
 
+    fn open_named<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(open_named(self, cx, place, id, how))
+    }
+
     fn create<'a>(
         &'a self,
         cx: &'a Context,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Fate, FileId, FileSystem,
     FileType, FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result,
-    SetAttr, Statfs, XattrSet,
+    SetAttr, Statfs, XattrSet, open_named,
 };
 
 use crate::client::ahead::{Guess, Surplus};
@@ -185,6 +185,36 @@ impl RemoteFs {
         Some((file, opened.standing))
     }
 
+    /// Opens a file that is to be called so, or just that file.
+    async fn open_at(
+        &self,
+        cx: &Context,
+        place: Option<(FileId, &Name)>,
+        id: FileId,
+        how: OpenHow,
+    ) -> Result<Arc<dyn OpenFile>> {
+        // What a lookup has opened had its name then, and may have lost it since.
+        if place.is_some() {
+            self.close_surplus(self.session.link.ahead.passed_over(cx));
+        } else if let Some((file, standing)) = self.opened_ahead(cx, id, how) {
+            return Ok(Arc::new(file.heard_of(cx, standing).await?));
+        }
+        let handle = self.session.link.handle_of(cx);
+        let call = match place {
+            Some((dir, name)) => Call::OpenNamed { dir, name: name.as_bytes(), id, how, handle },
+            None => Call::Open { id, how, handle, again: false },
+        };
+        // Cutting a file twice could cut what was written in between.
+        let (file, made) = if how.truncates() {
+            let (at_open, made) = self.change(cx, call).await?;
+            (self.changed_file(cx, id, (handle, how), at_open, made), made)
+        } else {
+            let (at_open, made) = self.send(cx, &call, None, None).await?;
+            (self.file(id, handle, how, (at_open, made.ticket)), made)
+        };
+        Ok(Arc::new(file.heard_of(cx, made.standing).await?))
+    }
+
     fn close_surplus(&self, surplus: Option<Surplus>) {
         if let Some(surplus) = surplus {
             self.session.link.close_surplus(&self.session, surplus);
@@ -344,21 +374,25 @@ impl FileSystem for RemoteFs {
         id: FileId,
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(self.open_at(cx, None, id, how))
+    }
+
+    fn open_named<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
-            if let Some((file, standing)) = self.opened_ahead(cx, id, how) {
-                return Ok(Arc::new(file.heard_of(cx, standing).await?) as Arc<dyn OpenFile>);
+            if self.session.link.known().opens_named {
+                match self.open_at(cx, Some(place), id, how).await {
+                    // It came to a server of an earlier version that took this one's place.
+                    Err(error) if error.errno() == Errno::ENOTSUP => {}
+                    opened => return opened,
+                }
             }
-            let handle = self.session.link.handle_of(cx);
-            let call = Call::Open { id, how, handle, again: false };
-            // Cutting a file twice could cut what was written in between.
-            let (file, made) = if how.truncates() {
-                let (at_open, made) = self.change(cx, call).await?;
-                (self.changed_file(cx, id, (handle, how), at_open, made), made)
-            } else {
-                let (at_open, made) = self.send(cx, &call, None, None).await?;
-                (self.file(id, handle, how, (at_open, made.ticket)), made)
-            };
-            Ok(Arc::new(file.heard_of(cx, made.standing).await?) as Arc<dyn OpenFile>)
+            open_named(self, cx, place, id, how).await
         })
     }
 

@@ -43,6 +43,8 @@ pub enum Sabotage {
     Halves,
     /// What takes rights away does not wait for files that were opened at their lookup.
     Ahead,
+    /// What is opened by a name is opened, whatever has the name.
+    Named,
     /// What a client changed last is not synced when it leaves.
     LastSync,
     /// Who caches an open file is not told of a change of it, now and then.

@@ -112,6 +112,9 @@ calls! {
     /// [`FEATURE_XFLAGS`](crate::wire::FEATURE_XFLAGS), as the next.
     GetXflags { handle: u64 },
     SetXflags { handle: u64, set: Xflags },
+    /// As `Open`, if `name` in `dir` is that file; `ESTALE` if not
+    /// ([`FEATURE_OPEN_NAMED`](crate::wire::FEATURE_OPEN_NAMED)).
+    OpenNamed { dir: FileId, name: Bytes<'a>, id: FileId, how: OpenHow, handle: u64 },
 }
 
 /// A file that a call names.

@@ -54,6 +54,8 @@ pub const FEATURE_JOBS: u64 = 32;
 pub const FEATURE_CHANGES: u64 = 64;
 /// Feature: `get_xflags` and `set_xflags` are understood.
 pub const FEATURE_XFLAGS: u64 = 128;
+/// Feature: `open_named` is understood.
+pub const FEATURE_OPEN_NAMED: u64 = 256;
 /// All features that this version knows.
 pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
@@ -62,7 +64,8 @@ pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_HALVES
     | FEATURE_JOBS
     | FEATURE_CHANGES
-    | FEATURE_XFLAGS;
+    | FEATURE_XFLAGS
+    | FEATURE_OPEN_NAMED;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

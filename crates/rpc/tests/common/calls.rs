@@ -46,6 +46,9 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
         Op::Link => Call::Link { id: id(root, chance), dir, name },
         Op::Open => Call::Open { id: dir, how: open_how(chance), handle, again: odd(chance) },
         Op::LookupOpen => Call::LookupOpen { dir, name, how: open_how(chance), handle },
+        Op::OpenNamed => {
+            Call::OpenNamed { dir, name, id: id(root, chance), how: open_how(chance), handle }
+        }
         Op::Create => Call::Create { dir, name, how: create_how(chance), handle },
         Op::Tmpfile => Call::Tmpfile { dir, how: create_how(chance), handle },
         Op::Access => Call::Access { id: dir, want: Access(chance.next() as u32) },

@@ -143,6 +143,7 @@ fn calls() -> Vec<Call<'static>> {
         Call::LookupOpen { dir, name, how: open, handle },
         Call::GetXflags { handle },
         Call::SetXflags { handle, set: xflags() },
+        Call::OpenNamed { dir, name, id, how: open, handle },
     ]
 }
 

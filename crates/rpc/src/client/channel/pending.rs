@@ -101,7 +101,12 @@ impl Pending {
         match Call::get(head.op, &mut input) {
             Ok(Call::Write { how, .. }) => !how.append,
             Ok(Call::Create { how, .. }) => !how.exclusive,
-            Ok(Call::Open { .. } | Call::Setattr { .. } | Call::Setxattr { .. }) => true,
+            Ok(
+                Call::Open { .. }
+                | Call::OpenNamed { .. }
+                | Call::Setattr { .. }
+                | Call::Setxattr { .. },
+            ) => true,
             Ok(Call::Allocate { what: dray_core::Allocate { flags, .. }, .. }) => {
                 flags & (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) == 0
             }
@@ -156,6 +161,7 @@ impl State {
         pending.closes = 0;
         pending.opens = match ask.call {
             Call::Open { handle, again: false, .. }
+            | Call::OpenNamed { handle, .. }
             | Call::LookupOpen { handle, .. }
             | Call::Create { handle, .. }
             | Call::Tmpfile { handle, .. } => *handle,

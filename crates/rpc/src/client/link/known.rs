@@ -3,8 +3,8 @@
 use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
-    FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS,
-    FEATURE_XFLAGS, Welcome,
+    FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_OPEN_NAMED, FEATURE_STAMPS,
+    FEATURE_TICKETS, FEATURE_XFLAGS, Welcome,
 };
 
 /// What opening at a lookup takes.
@@ -26,6 +26,8 @@ pub(crate) struct Known {
     pub(crate) halves: bool,
     /// Whether it knows calls about extended flags.
     pub(crate) xflags: bool,
+    /// Whether it opens what has a name.
+    pub(crate) opens_named: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -97,6 +99,7 @@ impl Link {
         known.opens_ahead = features & AHEAD == AHEAD;
         known.halves = features & FEATURE_HALVES != 0;
         known.xflags = features & FEATURE_XFLAGS != 0;
+        known.opens_named = features & FEATURE_OPEN_NAMED != 0;
         self.met.send_replace(true);
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);

@@ -66,9 +66,10 @@ fn malformed(why: &'static str) -> Refused {
 /// The number of the file that a change in a slot opens.
 fn opens(call: &Call<'_>) -> Option<u64> {
     match call {
-        Call::Create { handle, .. } | Call::Tmpfile { handle, .. } | Call::Open { handle, .. } => {
-            Some(*handle)
-        }
+        Call::Create { handle, .. }
+        | Call::Tmpfile { handle, .. }
+        | Call::Open { handle, .. }
+        | Call::OpenNamed { handle, .. } => Some(*handle),
         _ => None,
     }
 }
@@ -156,7 +157,7 @@ impl CallInHand {
 
     /// Before an opening is answered again.
     async fn open_replayed(&self, body: &[u8], answer: &[u8]) {
-        if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open) {
+        if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open | Op::OpenNamed) {
             return;
         }
         // Its connection may go: the file must not be opened once it has been closed.
@@ -207,6 +208,12 @@ impl CallInHand {
             // Its connection has gone: it has been asked for again.
             return Executed::only(Reply::failure(&self.cx.cancelled()));
         };
+        let sabotaged = self.server.options.sabotage == Some(Sabotage::Named);
+        if let Some(call) = call.filter(|_| again.is_none() && !sabotaged)
+            && let Err(error) = execute::check_name(&self.session, &self.cx, call).await
+        {
+            return Executed::only(Reply::failure(&error));
+        }
         let amend = again.as_ref().and_then(|again| again.amend);
         let data_bytes = data.as_ref().map_or(0, Buf::len);
         let mut plan = match call {
@@ -259,8 +266,16 @@ impl CallInHand {
     /// brought. Errors: this connection has gone, too.
     async fn unslotted(&self, call: Option<&Call<'_>>) -> Result<Option<Unslotted<'_>>, Gone> {
         let op = self.head.op;
-        let changes =
-            matches!(op, Op::Lock | Op::Flush | Op::Open | Op::Reopen | Op::LookupOpen | Op::Close);
+        let changes = matches!(
+            op,
+            Op::Lock
+                | Op::Flush
+                | Op::Open
+                | Op::OpenNamed
+                | Op::Reopen
+                | Op::LookupOpen
+                | Op::Close
+        );
         if !changes || self.head.slot != NO_SLOT {
             return Ok(None);
         }
@@ -281,6 +296,11 @@ impl CallInHand {
         if slot == NO_SLOT {
             return Ok(None);
         }
+        let op = match op {
+            // The same by now, and known to earlier versions that may find the note.
+            Op::OpenNamed => Op::Open,
+            op => op,
+        };
         let plan = plan::plan(&self.session, &self.cx, call, data_bytes).await?;
         if let Some(plan) = &plan {
             self.session.slots.intend(slot, sequence, op, &plan.intent);

@@ -93,7 +93,9 @@ fn repeatable(session: &Session, call: &Call<'_>, data_bytes: usize) -> Option<(
         Call::Allocate { handle, .. }
         | Call::SetFlags { handle, .. }
         | Call::SetXflags { handle, .. } => (id(handle)?, Span::ALL),
-        Call::Setattr { id, .. } | Call::Open { id, .. } => (*id, Span::ALL),
+        Call::Setattr { id, .. } | Call::Open { id, .. } | Call::OpenNamed { id, .. } => {
+            (*id, Span::ALL)
+        }
         _ => return None,
     })
 }

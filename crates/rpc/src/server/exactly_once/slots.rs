@@ -21,8 +21,10 @@ use crate::server::sabotage::Sabotage;
 pub(crate) fn holds(op: Op) -> bool {
     use Op::*;
     match op {
-        Setattr | Make | Remove | Rename | Link | Open | Create | Tmpfile | Setxattr
-        | Removexattr | Write | Allocate | CopyRange | SetFlags | SetXflags | Put => true,
+        Setattr | Make | Remove | Rename | Link | Open | OpenNamed | Create | Tmpfile
+        | Setxattr | Removexattr | Write | Allocate | CopyRange | SetFlags | SetXflags | Put => {
+            true
+        }
         Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
         | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | GetXflags | Close
         | SyncAll | Recover | Redo | Reopen | Declare | LookupOpen => false,

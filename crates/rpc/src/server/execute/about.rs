@@ -60,6 +60,7 @@ pub(in crate::server) fn subjects(
     match call {
         Call::Lookup { dir, name }
         | Call::LookupOpen { dir, name, .. }
+        | Call::OpenNamed { dir, name, .. }
         | Call::Make { dir, name, .. }
         | Call::Remove { dir, name, .. }
         | Call::Create { dir, name, .. }

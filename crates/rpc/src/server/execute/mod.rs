@@ -19,6 +19,7 @@ use crate::server::session::Session;
 use crate::wire::{Call, Input, Ticket};
 
 pub(super) use about::{check_handles, subjects};
+pub(super) use opening::check_name;
 pub(super) use replayed::open_replayed;
 
 use opening::Place;
@@ -89,9 +90,11 @@ async fn run(
         Call::Link { id, dir, name } => {
             Reply::success(&fs.link(cx, id, dir, Name::new(name)?).await?)
         }
-        Call::Open { .. } | Call::Reopen { .. } | Call::Create { .. } | Call::Tmpfile { .. } => {
-            opening::run(session, cx, call).await?
-        }
+        Call::Open { .. }
+        | Call::OpenNamed { .. }
+        | Call::Reopen { .. }
+        | Call::Create { .. }
+        | Call::Tmpfile { .. } => opening::run(session, cx, call).await?,
         Call::Access { id, want } => Reply::success(&fs.access(cx, id, want).await?),
         Call::Statfs {} => Reply::success(&fs.statfs(cx).await?),
         Call::Getxattr { id, name } => Reply::success(&fs.getxattr(cx, id, name).await?),

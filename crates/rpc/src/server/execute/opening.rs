@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dray_core::{
     AtOpen, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, Identity, LockOwner,
-    Name, OpenFile, OpenHow, Result, SetAttr, Write,
+    Name, OpenFile, OpenHow, Result, SetAttr, Write, must_be_named,
 };
 
 use crate::server::exactly_once::plan::Standing;
@@ -22,6 +22,8 @@ pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Resu
             let how = if again { tickets::again(how) } else { how };
             open(session, cx, (id, how, handle)).await?
         }
+        // The name was looked at before its intent was noted.
+        Call::OpenNamed { id, how, handle, .. } => open(session, cx, (id, how, handle)).await?,
         Call::Reopen { id, how, handle, ticket } => {
             // It was opened to be executed by who could; the ticket says so.
             let how = tickets::again(OpenHow { flags: how.flags & !OpenHow::EXECUTE, ..how });
@@ -41,6 +43,22 @@ pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Resu
         }
         _ => unreachable!("called for calls that open a file alone"),
     })
+}
+
+/// Whether what a call opens has the name that it says. Asked before anything is noted of the call:
+/// what a life of the server before this one had begun to cut had its name then.
+pub(in crate::server) async fn check_name(
+    session: &Session,
+    cx: &Context,
+    call: &Call<'_>,
+) -> Result<()> {
+    match *call {
+        // Which the session has open had its name when the call came first.
+        Call::OpenNamed { dir, name, id, handle, .. } if !session.has_file(handle) => {
+            must_be_named(&*session.export.fs, cx, (dir, Name::new(name)?), id).await
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Opens a file, unless the session has it already.

@@ -44,7 +44,9 @@ fn opened(op: Op, body: &[u8], answer: &[u8]) -> Result<Option<Opened>, Malforme
         Call::Create { how, handle, .. } | Call::Tmpfile { how, handle, .. } => {
             (Input(results).get::<Entry>()?.id, how.open, handle)
         }
-        Call::Open { id, how, handle, .. } => (id, how, handle),
+        Call::Open { id, how, handle, .. } | Call::OpenNamed { id, how, handle, .. } => {
+            (id, how, handle)
+        }
         _ => return Ok(None),
     };
     // What it was cut and made for has been done.

@@ -180,7 +180,9 @@ pub(crate) fn bytes_changed(
         Call::CopyRange { to, to_at, len_bytes, .. } => {
             Some((of(*to)?, Span::bytes(*to_at, *len_bytes)))
         }
-        Call::Open { id, how, .. } if how.truncates() => Some((*id, Span::ALL)),
+        Call::Open { id, how, .. } | Call::OpenNamed { id, how, .. } if how.truncates() => {
+            Some((*id, Span::ALL))
+        }
         _ => None,
     }
 }

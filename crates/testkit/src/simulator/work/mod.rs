@@ -1,6 +1,7 @@
 //! What clients do, and how it shows afterwards that every change happened once.
 
 mod append;
+mod believed;
 mod copies;
 mod counter;
 mod deleted;
@@ -85,13 +86,15 @@ pub enum Kind {
     Told,
     /// Appends, writes, cuts and reads of one file by clients that wait for a while only.
     Limited,
+    /// A name that one client gives to file after file, and openings of these by it.
+    Believed,
     /// One generated sequence through all clients in turn.
     Interleaved,
 }
 
 impl Kind {
     /// Those that seeds choose from.
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 14] = [
         Kind::Append,
         Kind::Counter,
         Kind::Names,
@@ -105,6 +108,7 @@ impl Kind {
         Kind::Told,
         Kind::Flocks,
         Kind::Limited,
+        Kind::Believed,
     ];
 
     /// How long clients wait for a server that is away; none: for ever.
@@ -127,6 +131,7 @@ impl Kind {
             Kind::Puts => Arc::new(puts::Puts::default()),
             Kind::Copies => Arc::new(copies::Copies::default()),
             Kind::Rights => Arc::new(rights::Rights::default()),
+            Kind::Believed => Arc::new(believed::Believed::default()),
             Kind::Told => Arc::new(told::Told::default()),
             Kind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
         }
