@@ -2,6 +2,7 @@
 # Programs that people run: git, cargo, tar, rsync. programs.sh [classic|uring]
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
+. "$(dirname "$0")/../lib/git_two_mounts.sh"
 transport=${1:-classic}
 need git rsync tar || say "git or rsync are missing"
 need_rust
@@ -10,10 +11,7 @@ store 700
 serve
 mount_at mnt
 mount_at twin
-export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@localhost
-export GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@localhost
-export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null HOME=$scratch/home
-mkdir -p "$HOME"
+git_at_home
 
 # tree DIR: some hundred files in directories, with links and modes.
 tree() {
@@ -54,51 +52,6 @@ git_works() {
     git -C "$at" fsck --full --strict
     [ -z "$(git -C "$scratch/mnt/clone" status --porcelain)" ]
     diff -r "$at/tree" "$scratch/mnt/clone/tree"
-}
-
-# Commits that take turns between the mounts: each must see all of the other's.
-git_takes_turns() {
-    local number side
-    git init -q -b main "$scratch/mnt/turns"
-    for number in $(seq 12); do
-        side=mnt
-        [ $((number % 2)) = 0 ] && side=twin
-        echo "$number" >"$scratch/$side/turns/file$number"
-        git -C "$scratch/$side/turns" add .
-        git -C "$scratch/$side/turns" commit -q -m "number $number"
-    done
-    [ "$(git -C "$scratch/mnt/turns" rev-list --count HEAD)" = 12 ]
-    git -C "$scratch/twin/turns" gc -q
-    git -C "$scratch/mnt/turns" fsck --full --strict
-    [ -z "$(git -C "$scratch/mnt/turns" status --porcelain)" ]
-}
-
-# Commits from both mounts at once: git's lock files keep them apart, and whoever finds one
-# tries again. `commit_all SIDE`: a file after the other.
-commit_all() {
-    local at=$scratch/$1/at-once number name try
-    for number in $(seq 8); do
-        name=$1-$number
-        echo "$name" >"$at/$name"
-        for try in $(seq 400); do
-            # The other side's commit may have taken it along.
-            git -C "$at" cat-file -e "HEAD:$name" 2>/dev/null && break
-            { git -C "$at" add "$name" && git -C "$at" commit -q -m "$name" -- "$name"; } \
-                >/dev/null 2>&1 || sleep 0.05
-        done
-        git -C "$at" cat-file -e "HEAD:$name"
-    done
-}
-git_at_once() {
-    git init -q -b main "$scratch/mnt/at-once"
-    git -C "$scratch/mnt/at-once" commit -q --allow-empty -m first
-    commit_all mnt &
-    local other=$!
-    commit_all twin
-    wait "$other"
-    [ "$(git -C "$scratch/mnt/at-once" ls-tree --name-only HEAD | wc -l)" = 16 ]
-    [ -z "$(git -C "$scratch/twin/at-once" status --porcelain)" ]
-    git -C "$scratch/twin/at-once" fsck --full --strict
 }
 
 cargo_builds() {
@@ -150,8 +103,8 @@ rsync_keeps_everything() {
     [ -z "$differs" ]
 }
 check git git_works
-check git-two-mounts git_takes_turns
-check git-two-mounts-at-once git_at_once
+check git-two-mounts git_takes_turns mnt twin
+check git-two-mounts-at-once git_at_once mnt twin
 check cargo cargo_builds
 check tar tar_keeps_everything
 check rsync rsync_keeps_everything
