@@ -20,7 +20,7 @@ use super::nodes::Node;
 const MOMENT: Duration = Duration::from_millis(250);
 
 /// Files kept at once; then the oldest go.
-const DEPARTED_MAX: usize = 64;
+const DEPARTED_MAX: usize = 256;
 
 /// Who is remembered to have looked a file up; where there are more within a moment, everybody is
 /// taken to have done so.

@@ -2,7 +2,7 @@
 
 mod aftercare;
 mod attr;
-pub(crate) mod believed;
+mod believed;
 mod changes;
 pub(crate) mod dirs;
 mod file;

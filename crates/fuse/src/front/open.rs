@@ -16,6 +16,7 @@ use crate::proto::reply;
 use crate::proto::wire::Small;
 use crate::state::capabilities::Asked;
 use crate::state::handles::Handle;
+use crate::state::sent_back::Opening;
 use crate::transport::Answer;
 use crate::worker::versions::{Dropping, Moment};
 
@@ -69,7 +70,8 @@ impl Worker {
             }
             Operation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
-                self.shared.sent_back.comes((cx.pid, id));
+                let opening = Opening { thread: cx.pid, file: id, request: cx.request };
+                self.shared.sent_back.comes(opening);
                 let made = self.fs.create(cx, id, name, how).await?;
                 self.created(cx, made, Some((id, name)), how, asked)
             }

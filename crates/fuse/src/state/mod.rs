@@ -8,6 +8,7 @@ pub(crate) mod moved;
 pub(crate) mod nodes;
 pub(crate) mod places;
 pub(crate) mod region;
+pub(crate) mod sent_back;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -55,6 +56,9 @@ pub(crate) mod header {
     pub(crate) const RING_ROOM: usize = 88;
     /// Not 0 if flocks belong to handles ([`crate::state::handles::Handles::flock_owner`]).
     pub(crate) const FLOCKS: usize = 96;
+    /// Records of who was sent back to look names up ([`crate::state::sent_back`]), to the end of the
+    /// page or nearly so; zeros in memory that has none.
+    pub(crate) const SENT_BACK: usize = 128;
 }
 
 fn refused(why: String) -> io::Error {
@@ -192,6 +196,7 @@ mod tests {
             FLOCKS,
         ];
         assert_eq!(words, std::array::from_fn(|index| 8 * index));
+        assert_eq!((SENT_BACK, sent_back::RECORDS), (128, 120));
         assert_eq!((State::node_at(1), State::handle_at(0)), (4128, 2_147_487_744));
         assert_eq!((State::handle_at(1), State::ring_at()), (2_147_487_776, 2_281_705_472));
         assert_eq!((super::MAGIC, super::VERSION), (0x6472_6179_6675_7365, 4));

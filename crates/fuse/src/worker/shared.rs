@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{FileId, LockOwner};
 
-use crate::front::believed::SentBack;
 use crate::front::removed::Removed;
 use crate::front::undoing::FailedWrites;
 use crate::mount::session::Session;
@@ -17,6 +16,7 @@ use crate::state::capabilities::Capabilities;
 use crate::state::changes::Changes;
 use crate::state::handles::Handles;
 use crate::state::nodes::Nodes;
+use crate::state::sent_back::SentBack;
 use crate::worker::flight::Flights;
 use crate::worker::identity::Identities;
 use crate::worker::jobs::Jobs;
@@ -79,7 +79,7 @@ impl Shared {
             changes: Changes::default(),
             failed_writes: FailedWrites::new(adopted),
             removed: Removed::default(),
-            sent_back: SentBack::new(adopted),
+            sent_back: SentBack::new(state.clone(), adopted),
             looks_after: AtomicBool::new(false),
         }
     }
