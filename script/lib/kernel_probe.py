@@ -172,6 +172,36 @@ def seen_at_once():
         assert os.path.exists(at("mnt", f"name{number}"))
 
 
+def names_at_open():
+    """Under close-to-open open(2) finds what has a name now, whatever the kernel believes."""
+    def write(name, path, text):
+        with open(at(name, path), "w") as file:
+            file.write(text)
+
+    def read(path):
+        with open(at("ctoe", path)) as file:
+            return file.read()
+
+    for number in range(20):
+        write("mnt", "new", str(number))
+        os.rename(at("mnt", "new"), at("mnt", "replaced"))
+        assert read("replaced") == str(number)
+        os.rename(at("mnt", "replaced"), at("mnt", f"kept{number}"))
+        write("ctoe", "replaced", "cut and written")
+        assert open(at("mnt", f"kept{number}")).read() == str(number)
+        kept = os.open(at("ctoe", f"kept{number}"), os.O_RDONLY)
+        os.unlink(at("mnt", "replaced"))
+        for path, errno_of in (("replaced", errno.ENOENT), (f"kept{number}", 0)):
+            try:
+                found = 0 if read(path) == str(number) else errno.EIO
+            except OSError as error:
+                found = error.errno
+            assert found == errno_of
+        os.rename(at("mnt", f"kept{number}"), at("mnt", "kept"))
+        assert open(f"/proc/self/fd/{kept}").read() == str(number)
+        os.close(kept)
+
+
 def appends():
     files = [os.open(at(name, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
              for name in ("mnt", "twin")]
@@ -482,6 +512,7 @@ FACTS_TRIED = [
     ("reads and writes over 1 MiB", MUST, large_data),
     ("O_DIRECT", MUST, direct_data),
     ("strict: seen by the other mount at once", MUST, seen_at_once),
+    ("names at open(2), `close-to-open`", MUST, names_at_open),
     ("O_APPEND from two mounts", MUST, appends),
     ("flock and fcntl locks over two mounts", MUST, locks),
     ("waiting locks, ended by a signal", MUST, waiting_locks),
