@@ -25,10 +25,10 @@ def write(path, text):
         file.write(text)
 
 
-def at_once(work, directories, *more):
+def at_once(work, directories):
     """Runs `work` on each directory, twice, each in a process of its own."""
     workers = [
-        multiprocessing.Process(target=work, args=(directory, *more)) for directory in directories * 2
+        multiprocessing.Process(target=work, args=(directory,)) for directory in directories * 2
     ]
     for worker in workers:
         worker.start()

@@ -124,7 +124,9 @@ impl Worker {
         kind: RemoveKind,
     ) -> Result<Answer> {
         self.fs.remove(cx, dir, name, kind).await?;
-        self.shared.nodes.removed((dir, name));
+        if self.shared.options.believes_names() {
+            self.shared.nodes.removed((dir, name));
+        }
         Ok(Answer::Empty)
     }
 
