@@ -51,6 +51,13 @@ fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
     }
 }
 
+/// Closes for which there was no place were asked for again and again beside each other, and on each
+/// new connection so many came first that it broke before anything was answered, for ever.
+#[test]
+fn closes_do_not_keep_everything_else_from_being_answered() {
+    run_of(WorkKind::Limited, 15_146, None).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
 /// A copy that a death cut short was made again from a source that had been changed since,
 /// after somebody had seen the first.
 #[test]

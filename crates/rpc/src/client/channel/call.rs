@@ -34,13 +34,16 @@ pub(crate) struct Ask<'a> {
     /// It goes through an open file, whose locks were looked at: where the session ends before the
     /// call was sent, they have to be looked at again, and it comes back as one of an unknown handle.
     pub(crate) looked_at: bool,
+    /// Nobody waits for it: it has no limit while the server is there.
+    pub(crate) patient: bool,
 }
 
 impl<'a> Ask<'a> {
     /// In no slot, without data, and of no request of the front end.
     pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> Ask<'a> {
         let (slot, data, into, to) = (None, None, None, None);
-        Ask { cx, call, slot, request: 0, data, into, to, flags: 0, began: None, looked_at: false }
+        let (began, looked_at, patient) = (None, false, false);
+        Ask { cx, call, slot, request: 0, data, into, to, flags: 0, began, looked_at, patient }
     }
 
     /// The same as a change in `slot`.
@@ -128,7 +131,8 @@ impl Channel {
     /// part in is here and in [`Channel::finish`], so that it is compiled once.
     async fn wait(&self, ask: Ask<'_>) -> std::result::Result<Waited, (Failure, Option<BufMut>)> {
         let cx = ask.cx;
-        let began = self.timeout.map(|limit| (limit, ask.began.unwrap_or_else(now)));
+        let limit = self.timeout.filter(|_| !ask.patient);
+        let began = limit.map(|limit| (limit, ask.began.unwrap_or_else(now)));
         let lock = match ask.call {
             Call::Lock { handle, lock, wait: true, .. } => Some((*handle, *lock)),
             _ => None,
@@ -162,6 +166,7 @@ impl Channel {
     async fn begin(&self, ask: Ask<'_>) -> std::result::Result<u32, (Error, Option<BufMut>)> {
         let (cx, class, waited) =
             (ask.cx, ask.class(), ask.began.map_or(Duration::ZERO, |began| began.elapsed()));
+        let limit = self.timeout.filter(|_| !ask.patient);
         let (mut ask, mut session) = (Some(ask), None);
         let mut place = Place { channel: self, class, number: None };
         let begun = poll_fn(|task| {
@@ -182,7 +187,7 @@ impl Channel {
             }
             Poll::Pending
         });
-        let begun = match self.timeout {
+        let begun = match limit {
             None => begun.await,
             Some(limit) => {
                 timeout(limit.saturating_sub(waited), begun).await.unwrap_or_else(|_| {

@@ -11,13 +11,18 @@ use crate::wire::{CallHead, Input};
 /// Notes which calls are sent, holds what goes with them, and answers nothing.
 #[derive(Default)]
 pub(crate) struct Deaf {
-    calls: Mutex<Vec<Op>>,
+    calls: Mutex<Vec<(Op, Option<u32>)>>,
     held: Mutex<Vec<Buf>>,
 }
 
 impl Deaf {
     pub(crate) fn sent(&self) -> Vec<Op> {
-        self.calls.lock().unwrap().clone()
+        self.calls.lock().unwrap().iter().map(|(op, _)| *op).collect()
+    }
+
+    /// Of those that are to be answered.
+    pub(crate) fn tags(&self) -> Vec<u32> {
+        self.calls.lock().unwrap().iter().filter_map(|(_, tag)| *tag).collect()
     }
 
     pub(crate) fn held(&self) -> usize {
@@ -28,7 +33,8 @@ impl Deaf {
 impl Connection for Deaf {
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
         if let Ok(call) = CallHead::get_message(&mut Input(head)) {
-            self.calls.lock().unwrap().push(call.op);
+            let answered = call.flags & CallHead::ONE_WAY == 0;
+            self.calls.lock().unwrap().push((call.op, answered.then_some(call.tag)));
         }
         self.held.lock().unwrap().extend(data);
         Ok(())

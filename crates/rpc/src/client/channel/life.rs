@@ -11,6 +11,10 @@ use dray_rt::Handle;
 use super::pending::Unwanted;
 use super::{Channel, Life, Phase, State};
 
+/// How many of the closes that are sent again on a new connection are to be answered, the first
+/// ones. Where connections break before all of them have come through, some are settled by each.
+const CLOSES_ANSWERED_MAX: usize = 8;
+
 /// Why a channel is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
@@ -63,6 +67,7 @@ impl Channel {
         state.tags.wake_all();
         drop(state);
         unwanted.into_iter().for_each(|one| self.close_unwanted(one));
+        self.start_closers();
     }
 
     /// The connection is gone. True if it was ended because the server said nothing.
@@ -176,14 +181,19 @@ impl State {
             }
         }
         again.sort_unstable_by_key(|(number, _)| *number);
-        for (_, what) in again {
+        // Of few tags the most are left to others.
+        let mut answered = CLOSES_ANSWERED_MAX.min(self.tags.max().div_ceil(4));
+        for (number, what) in again {
             match what {
                 Ok(tag) => {
                     self.stats.resent += 1;
                     self.calls[tag as usize].resent = true;
                     self.send(tag);
                 }
-                Err(close) => self.send_close(close),
+                Err(close) => {
+                    self.send_close_again((number, close), answered > 0);
+                    answered = answered.saturating_sub(1);
+                }
             }
         }
     }
@@ -192,14 +202,15 @@ impl State {
 #[cfg(test)]
 mod tests {
     use dray_core::{Context, Op};
+    use dray_fabric::Sink;
     use dray_rt::{DriverKind, Executor, spawn_join};
 
     use super::*;
     use crate::client::channel::deaf::Deaf;
-    use crate::client::channel::{Ask, Failure};
+    use crate::client::channel::{Ask, Failure, Receiver};
     use crate::client::holdings::closing::Closing;
-    use crate::client::memory::SessionMemory;
-    use crate::wire::Call;
+    use crate::client::memory::{CLOSES_MAX, SessionMemory};
+    use crate::wire::{Call, ReplyHead};
 
     /// What waited for the server on one connection went out while another one claimed the locks
     /// of a session that the server had forgotten: a write was made by who had lost its lock.
@@ -224,6 +235,29 @@ mod tests {
                     reader.await.unwrap();
                 }
             }
+        });
+    }
+
+    /// Where every connection breaks before all closes have come through, none of them was ever
+    /// settled, and what was behind them was never answered.
+    #[test]
+    fn each_connection_settles_some_of_the_closes_however_soon_it_breaks() {
+        Executor::new(DriverKind::Simulated { seed: 3 }).unwrap().block_on(async {
+            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let channel = Channel::new(None, closing, Arc::default(), 1);
+            (1..=CLOSES_MAX as u64).for_each(|handle| assert!(channel.close(handle)));
+            for settled in 0..CLOSES_MAX {
+                let wire = Arc::new(Deaf::default());
+                channel.up(wire.clone(), (1, Life::default()), (128, 64), true);
+                assert_eq!(wire.sent(), vec![Op::Close; CLOSES_MAX - settled]);
+                let (tag, mut answer) = (wire.tags()[0], Vec::new());
+                ReplyHead::success(tag).put_message(&mut answer);
+                let settles = settled % 2 == 0; // all that were sent before it: none
+                ReplyHead::address(&mut answer, tag, settles);
+                Receiver(channel.clone()).frame(&answer, None).unwrap();
+                channel.down();
+            }
+            assert_eq!(channel.lock().closes.iter().count(), 0);
         });
     }
 }

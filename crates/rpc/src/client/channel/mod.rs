@@ -4,6 +4,7 @@ mod call;
 #[cfg(test)]
 pub(crate) mod deaf;
 mod identities;
+mod later;
 mod life;
 mod one_way;
 mod pending;
@@ -21,6 +22,7 @@ use dray_rt::{Handle, Instant};
 
 pub(crate) use self::call::{Answer, Ask, Failure, Made, error_of, value_of};
 use self::identities::Identities;
+use self::later::Later;
 use self::life::End;
 use self::pending::{Pending, Phase};
 pub(crate) use self::receiver::Receiver;
@@ -71,6 +73,8 @@ struct State {
     one_way_allowed: bool,
     /// Those of them that wait for a message to go out with.
     held_back: Vec<Close>,
+    /// Others, that must be called.
+    later: Later,
     /// A task sees to it that they do not wait for long.
     closer: bool,
     /// Where that task runs: with the connection, whoever closes and wherever.
@@ -152,6 +156,7 @@ impl Channel {
                 closes: Unsettled::default(),
                 one_way_allowed: false,
                 held_back: Vec::new(),
+                later: Later::default(),
                 closer: false,
                 home: None,
                 sent: 0,

@@ -10,7 +10,6 @@ use std::time::Duration;
 use dray_core::{Context, Identity, Pid, RequestId};
 use dray_rt::sleep;
 
-use super::pending::Unwanted;
 use super::tags::Class;
 use super::{Ask, Channel, Phase, State};
 use crate::client::holdings::closing::Close;
@@ -19,8 +18,6 @@ use crate::wire::{Call, CallHead, CallersJob, NO_SLOT, NotifyHead, Wire, put_job
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
 /// 4 ms): a thread that goes on waiting for events need not program the clock for it.
 const HELD_BACK_MAX: Duration = Duration::from_millis(5);
-/// After a close found no place.
-const CLOSE_AGAIN: Duration = Duration::from_millis(500);
 
 impl Channel {
     /// Closes an open file without waiting for it. False if that cannot be kept until it
@@ -44,41 +41,6 @@ impl Channel {
             home.spawn(send_held_back(Arc::downgrade(self)));
         }
         true
-    }
-
-    /// Closes what a call may have opened for a caller who has gone.
-    pub(super) fn close_unwanted(self: &Arc<Channel>, Unwanted { handle, noted }: Unwanted) {
-        if handle == 0 {
-            return;
-        }
-        let mut closed = self.close(handle);
-        if let Some(noted) = noted {
-            self.closing.forget(noted);
-            closed = closed || self.close(handle); // in that place
-        }
-        if !closed {
-            self.close_in_time(handle);
-        }
-    }
-
-    /// Closes it once there is a place for it, or by a call, whose answer settles the closes before
-    /// it, too: a mount that rests makes no other. Until then this process alone knows of it.
-    fn close_in_time(self: &Arc<Channel>, handle: u64) {
-        let Some(home) = self.lock().home.clone() else { return }; // nothing was ever opened
-        let channel = Arc::downgrade(self);
-        home.spawn(async move {
-            loop {
-                sleep(CLOSE_AGAIN).await;
-                let Some(channel) = channel.upgrade() else { return };
-                if channel.is_shut() || channel.close_noted(handle) {
-                    return channel.send_closes();
-                }
-                let (cx, call) = (Context::system(), Call::Close { handle });
-                if channel.call(Ask::of(&cx, &call), |_| Ok(())).await.is_ok() {
-                    return;
-                }
-            }
-        });
     }
 
     /// Sends the closes that wait for company.
@@ -187,7 +149,10 @@ impl State {
     pub(super) fn send_close(&mut self, Close { handle, .. }: Close) {
         let Some(connection) = self.connection.clone() else { return };
         if !self.one_way_allowed {
-            return self.close_with_answer(handle);
+            // Its server has given way to one of an earlier version. Without a tag it waits for
+            // the next connection.
+            self.close_with_answer(handle);
+            return;
         }
         let (call, identity) = (Call::Close { handle }, self.identities.index(&Identity::system()));
         if let Some(definition) = self.identities.define(identity) {
@@ -212,22 +177,32 @@ impl State {
         self.one_way = message;
     }
 
-    /// A close that was sent without waiting, now that its server has given way to one of an
-    /// earlier version: as a call, whose answer settles it. Without a free tag it waits for
-    /// the next connection.
-    fn close_with_answer(&mut self, handle: u64) {
-        let Some(tag) = self.take_tag(Class::Needed, &mut None) else { return };
+    /// Sends closes again that had been sent as `number`; `answered`: so that an answer tells.
+    pub(super) fn send_close_again(&mut self, (number, close): (u64, Close), answered: bool) {
+        let tag = if answered { self.close_with_answer(close.handle) } else { None };
+        match tag {
+            // Its answer settles what was sent before it.
+            Some(tag) => self.calls[tag as usize].number = number,
+            None => self.send_close(close),
+        }
+    }
+
+    /// A close that was sent without waiting as a call, whose answer settles it. None without a
+    /// free tag.
+    fn close_with_answer(&mut self, handle: u64) -> Option<u32> {
+        let tag = self.take_tag(Class::Needed, &mut None)?;
         let (cx, call) = (Context::system(), Call::Close { handle });
         self.ask(tag, Ask::of(&cx, &call), self.session);
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Abandoned;
         pending.closes = handle;
+        Some(tag)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use dray_core::{Context, FileId, Op, OpenHow};
+    use dray_core::{Context, Op};
     use dray_rt::{DriverKind, Executor, spawn};
 
     use super::*;
@@ -235,7 +210,7 @@ mod tests {
     use crate::client::channel::Life;
     use crate::client::channel::deaf::Deaf;
     use crate::client::holdings::closing::Closing;
-    use crate::client::memory::{CLOSES_MAX, SessionMemory};
+    use crate::client::memory::SessionMemory;
 
     fn connected() -> (Arc<Channel>, Arc<Deaf>) {
         let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
@@ -326,57 +301,6 @@ mod tests {
                 assert_eq!(channel.close(6), one_way, "by then it is known");
             }
         });
-    }
-
-    /// Those for which there was no place stayed open as long as the mount; then as long as nobody
-    /// used it, for want of an answer to settle the closes that had all places.
-    #[test]
-    fn what_was_opened_for_nobody_is_closed_however_much_it_is() {
-        simulate(async {
-            let (channel, wire) = connected();
-            (1..=CLOSES_MAX as u64).for_each(|handle| assert!(channel.close(handle)));
-            assert!(!channel.close(99));
-            channel.close_unwanted(Unwanted { handle: 100, noted: None });
-            sleep(2 * CLOSE_AGAIN).await;
-            assert_eq!(wire.sent(), [Op::Close; CLOSES_MAX + 1], "one of them by a call");
-        });
-    }
-
-    /// Those that failed because the server was away stayed open for as long as the mount where
-    /// there was no place, or where it came back before their callers had heard of that.
-    #[test]
-    fn what_failed_and_may_have_been_opened_is_closed_however_much_there_is_to_close() {
-        const LIMIT: Duration = Duration::from_secs(2);
-        for (closes, back_first) in [(0, false), (0, true), (CLOSES_MAX, false)] {
-            simulate(async {
-                let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
-                let channel = Channel::new(Some(LIMIT), closing, Arc::default(), 0);
-                channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
-                let (asks, cx) = (channel.clone(), Context::system());
-                let opening = dray_rt::spawn_join(async move {
-                    let (id, how) = (FileId { ino: 1, generation: 1 }, OpenHow::READ);
-                    let call = Call::Open { id, how, handle: 100, again: false };
-                    asks.call(Ask::of(&cx, &call), |_| Ok(())).await.is_ok()
-                });
-                dray_rt::yield_now().await;
-                (1..=closes as u64).for_each(|handle| assert!(channel.close(handle)));
-                channel.down();
-                while !channel.expire() {
-                    sleep(LIMIT / 4).await;
-                }
-                let wire = Arc::new(Deaf::default());
-                let back = || channel.up(wire.clone(), (1, Life::default()), (8, 8), true);
-                if back_first {
-                    back();
-                }
-                assert!(!opening.await.unwrap());
-                if !back_first {
-                    back();
-                }
-                sleep(2 * CLOSE_AGAIN).await;
-                assert_eq!(wire.sent(), vec![Op::Close; closes + 1], "{back_first}");
-            });
-        }
     }
 
     /// The last user of a file may be a thread without an executor.

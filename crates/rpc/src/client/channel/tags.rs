@@ -69,6 +69,11 @@ impl Tags {
         self.reserved = (slots as usize).min(self.max / 2);
     }
 
+    /// How many there may be.
+    pub(super) fn max(&self) -> usize {
+        self.max
+    }
+
     /// Whether no call has one.
     pub(super) fn are_all_free(&self) -> bool {
         self.free.len() == self.made as usize

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dray_core::{Context, Errno, Error, Fate, FileId, Lock};
+use dray_core::{Context, Errno, Error, FileId, Lock};
 use dray_rt::sleep;
 
 use super::Link;
@@ -49,7 +49,8 @@ impl Link {
         let _ = self.held.check(&cx, handle).await;
         for lock in self.held.known(id, lock) {
             let call = Call::Lock { handle, lock, wait: false, reclaim: false };
-            value_of::<()>(channel.call(Ask::of(&cx, &call), |bytes| Input::whole(bytes)).await)?;
+            let ask = Ask { patient: true, ..Ask::of(&cx, &call) };
+            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
         }
         Ok(())
     }
@@ -87,22 +88,16 @@ impl Link {
     /// Closes a file that nobody has any more, as soon as the server can be asked.
     pub(crate) fn close_later(&self, session: &Arc<Session>, handle: u64) {
         let Ok(channel) = session.channel() else { return };
-        if !self.held.concerns(handle) && self.files.forget(handle) && channel.close(handle) {
+        if !self.held.concerns(handle) && self.files.forget(handle) {
+            if !channel.close(handle) {
+                channel.close_later(handle);
+            }
             return;
         }
         let link = session.link.clone();
         self.home.spawn(async move {
-            let (cx, call) = (Context::system(), Call::Close { handle });
             link.part(handle).await;
-            while link.is_wanted() {
-                let ask = Ask::of(&cx, &call);
-                let closed = channel.call(ask, |bytes| Input::whole::<()>(bytes)).await;
-                let open = value_of(closed).is_err_and(|error| error.fate() != Fate::Final);
-                if !open || channel.is_shut() || channel.close(handle) {
-                    return;
-                }
-                sleep(BACKOFF_LAST).await; // closes before it are not settled yet
-            }
+            channel.close_later(handle);
         });
     }
 
