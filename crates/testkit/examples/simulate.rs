@@ -7,23 +7,49 @@ use dray_core::Op;
 use dray_rpc::server::Sabotage;
 use dray_testkit::simulator::{self, Failure, Faults, PowerKind, WorkKind};
 
-const USAGE: &str =
-    "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--cut] [--break WHAT] [--log]
+/// Lists are of what there is: one that was kept by hand had left a kind out.
+fn usage() -> String {
+    let list = |names: Vec<String>| wrapped(&names.join(", "));
+    let names = |kinds: &[WorkKind]| kinds.iter().map(name).collect::<Vec<_>>();
+    let kinds = [names(&WorkKind::ALL), names(&[WorkKind::Interleaved]), vec![LEAVING.into()]];
+    let with_power = PowerKind::ALL.iter().map(name).collect();
+    let of_operations = ["reply-cache[/OP]", "intents[/OP]", "forgotten/OP"];
+    let sabotages = of_operations.into_iter().chain(SABOTAGES.iter().map(|(name, _)| *name));
+    format!(
+        "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--cut] [--break WHAT] [--log]
 
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
---work KIND    all seeds with this kind of work; default all in turn. append, counter, names,
-               register, model, words, deleted, puts, copies, rights, told, flocks,
-               limited, interleaved, leaving;
-               with --power own, register, append, counter
+--work KIND    all seeds with this kind of work; default all in turn:
+               {}
+               with --power:
+               {}
 --power        the server's machine loses power
 --cut          the server dies all the time; with --work, leaving excepted
---break WHAT   breaks a promise of the server: some seed must fail. reply-cache[/OP],
-               intents[/OP], forgotten/OP, fence, locks, reclaim, closes, buffers, goodbyes,
-               turns, halves, ahead, custody, untold, evictions; with --power forgotten/OP, boot, reclaim, redo,
-               redo-order, redo-gate, redo-floor; with --work leaving last-sync. OP is make,
-               create, rename, write, ...
---log          prints what clients and servers log";
+--break WHAT   breaks a promise of the server: some seed must fail, of the work or the losses
+               of power that need it:
+               {}
+               OP is make, create, rename, write, ...
+--log          prints what clients and servers log",
+        list(kinds.concat()),
+        list(with_power),
+        list(sabotages.map(String::from).collect()),
+    )
+}
+
+/// In lines that fit behind the options.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("one at least");
+        match line.len() + 1 + word.len() {
+            0..75 if !line.is_empty() => *line += &format!(" {word}"),
+            _ if line.is_empty() => line.push_str(word),
+            _ => lines.push(word.into()),
+        }
+    }
+    lines.join("\n               ")
+}
 
 /// A client leaves, and the power is lost: a kind of run of its own.
 const LEAVING: &str = "leaving";
@@ -39,7 +65,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 18] = [
+const SABOTAGES: [(&str, Sabotage); 19] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -58,6 +84,7 @@ const SABOTAGES: [(&str, Sabotage); 18] = [
     ("last-sync", Sabotage::LastSync),
     ("untold", Sabotage::Untold),
     ("evictions", Sabotage::Evictions),
+    ("named", Sabotage::Named),
 ];
 
 /// What is called so, of an operation or as a whole.
@@ -75,9 +102,14 @@ fn sabotage(text: &str) -> Option<Sabotage> {
     }
 }
 
-/// The kind that is called so: its name in lower case.
+/// What a kind is called: its name in lower case.
+fn name(kind: &impl std::fmt::Debug) -> String {
+    format!("{kind:?}").to_lowercase()
+}
+
+/// The kind that is called so.
 fn kind<K: std::fmt::Debug + Copy>(kinds: &[K], name: &str) -> Option<K> {
-    kinds.iter().copied().find(|kind| format!("{kind:?}").to_lowercase() == name)
+    kinds.iter().copied().find(|kind| self::name(kind) == name)
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
@@ -196,7 +228,7 @@ impl log::Log for Log {
 
 fn main() -> ExitCode {
     let Some(wanted) = parse(std::env::args().skip(1)) else {
-        eprintln!("{USAGE}");
+        eprintln!("{}", usage());
         return ExitCode::from(2);
     };
     if wanted.log {

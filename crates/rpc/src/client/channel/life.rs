@@ -173,6 +173,7 @@ impl State {
     /// Sends again what has no answer, closes too, in the order of its first sending.
     fn send_again(&mut self) {
         self.held_back.clear(); // they are among these
+        self.closes.connection_ends();
         let mut again: Vec<_> =
             self.closes.iter().map(|(number, close)| (number, Err(close))).collect();
         for (tag, pending) in self.calls.iter().enumerate() {
@@ -258,6 +259,26 @@ mod tests {
                 channel.down();
             }
             assert_eq!(channel.lock().closes.iter().count(), 0);
+        });
+    }
+
+    /// What is called is carried out beside others; a connection that breaks gives it up. It
+    /// passed for settled with the first answer to anything, and the file stayed open.
+    #[test]
+    fn a_close_that_is_called_is_settled_by_its_own_answer_alone() {
+        Executor::new(DriverKind::Simulated { seed: 3 }).unwrap().block_on(async {
+            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let channel = Channel::new(None, closing, Arc::default(), 1);
+            (1..=3).for_each(|handle| assert!(channel.close(handle)));
+            let wire = Arc::new(Deaf::default());
+            channel.up(wire.clone(), (1, Life::default()), (128, 64), true);
+            let mut answer = Vec::new();
+            ReplyHead::success(0).put_message(&mut answer);
+            ReplyHead::address(&mut answer, wire.tags()[2], true);
+            Receiver(channel.clone()).frame(&answer, None).unwrap();
+            let left: Vec<_> =
+                channel.lock().closes.iter().map(|(_, close)| close.handle).collect();
+            assert_eq!(left, [1, 2]);
         });
     }
 }

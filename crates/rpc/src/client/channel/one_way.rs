@@ -196,6 +196,7 @@ impl State {
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Abandoned;
         pending.closes = handle;
+        self.closes.called(handle);
         Some(tag)
     }
 }

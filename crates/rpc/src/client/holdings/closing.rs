@@ -66,35 +66,59 @@ impl Closing {
 /// Those sent on one channel, in the order of their sending among its calls.
 #[derive(Default)]
 pub(crate) struct Unsettled {
-    closes: VecDeque<(u64, Close)>,
+    closes: VecDeque<Sent>,
+}
+
+struct Sent {
+    number: u64,
+    close: Close,
+    /// On the present connection it is a call: answers of others say nothing of it.
+    called: bool,
 }
 
 impl Unsettled {
     pub(crate) fn sent(&mut self, number: u64, close: Close) {
-        self.closes.push_back((number, close));
+        self.closes.push_back(Sent { number, close, called: false });
     }
 
-    /// A call sent as `number` was answered, and all before it is settled.
+    /// The close of `handle` is sent as a call, which is answered by itself.
+    pub(crate) fn called(&mut self, handle: u64) {
+        let found = self.closes.iter_mut().find(|sent| sent.close.handle == handle);
+        found.into_iter().for_each(|sent| sent.called = true);
+    }
+
+    /// What was called on a connection is answered on no other one.
+    pub(crate) fn connection_ends(&mut self) {
+        self.closes.iter_mut().for_each(|sent| sent.called = false);
+    }
+
+    /// A call sent as `number` was answered, and all before it that nobody waits for is settled.
     pub(crate) fn settle(&mut self, number: u64, closing: &Closing) {
-        while let Some(&(sent, close)) = self.closes.front()
-            && sent < number
+        let mut at = 0;
+        while let Some(sent) = self.closes.get(at)
+            && sent.number < number
         {
-            self.closes.pop_front();
-            closing.forget(close);
+            if sent.called {
+                at += 1;
+            } else {
+                self.forget(at, closing);
+            }
         }
     }
 
     /// The close of `handle` was answered.
     pub(crate) fn settle_one(&mut self, handle: u64, closing: &Closing) {
-        if let Some(at) = self.closes.iter().position(|(_, close)| close.handle == handle)
-            && let Some((_, close)) = self.closes.remove(at)
-        {
-            closing.forget(close);
+        if let Some(at) = self.closes.iter().position(|sent| sent.close.handle == handle) {
+            self.forget(at, closing);
         }
     }
 
+    fn forget(&mut self, at: usize, closing: &Closing) {
+        self.closes.remove(at).into_iter().for_each(|sent| closing.forget(sent.close));
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, Close)> {
-        self.closes.iter().copied()
+        self.closes.iter().map(|sent| (sent.number, sent.close))
     }
 }
 
