@@ -268,6 +268,7 @@ impl Work for Told {
             for file in 0..FILES {
                 let opened = client.open(client.root(), &called(file), libc::O_RDWR).await?;
                 lock(&self.0).ids.push(opened.id());
+                lock(&self.0).ever.insert((client.number, opened.id()));
                 opened.close(&client.cx()).await.map_err(client.failed("close"))?;
             }
             Ok(())
@@ -304,6 +305,8 @@ impl Work for Told {
         Box::pin(async move {
             // A change that a death cut short is made, and told, once more.
             self.nothing_for_nothing(world.machine.deaths())?;
+            // A connection may have been on its way when all was healed.
+            self.everybody_is_back(world).await?;
             self.calm(&world.clients).await?;
             for _ in 0..2 {
                 self.upheaval(world).await?;

@@ -49,7 +49,7 @@ impl Told {
     }
 
     /// Waits until the server has as many files of each client as that has open.
-    async fn everybody_is_back(&self, world: &World) -> Outcome<()> {
+    pub(super) async fn everybody_is_back(&self, world: &World) -> Outcome<()> {
         let begin = dray_rt::now();
         loop {
             let status = world.machine.status();
