@@ -3,7 +3,6 @@
 together.py counter-replaced|counter-rewritten|mail|turns|log ONE OTHER
 """
 
-import errno
 import multiprocessing
 import os
 import sys
@@ -131,21 +130,9 @@ def turns(one, other):
             raise SystemExit(f"{found} instead of {text}")
 
 
-def opened_to_append(path):
-    """Once more where it is ESTALE: so it may be if the machine stands still between two looks at the
-    name (SEMANTICS.md, "Names"). Twice is an error."""
-    try:
-        return open(path, "a")
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        print(f"{path}: ESTALE, tried again", file=sys.stderr)
-        return open(path, "a")
-
-
 def log_lines(directory):
     for number in range(LINES):
-        with opened_to_append(os.path.join(directory, "log")) as file:
+        with open(os.path.join(directory, "log"), "a") as file:
             file.write(f"{os.getpid()} {number}\n")
 
 
