@@ -296,6 +296,46 @@ fn a_file_that_is_replaced_while_it_is_being_opened_is_looked_up_again() {
     }
 }
 
+/// A name that others move away and give again all the time: whoever was sent back looks it up in vain,
+/// looks again, and finds it. It was sent back a second time, which no program is made for.
+#[test]
+fn who_is_sent_back_and_finds_the_name_at_the_second_look_opens_it() {
+    on_both(Consistency::CloseToOpen, |mount| {
+        let path = mount.path("log");
+        fs::write(&path, b"data").unwrap();
+        for flags in [0, libc::O_CREAT, libc::O_NOFOLLOW] {
+            mount.locks.moved.store(2, Ordering::SeqCst);
+            mount.locks.absent.store(1, Ordering::SeqCst);
+            let open = OpenOptions::new().append(true).custom_flags(flags).open(&path);
+            assert_eq!(errno(open), 0, "{flags:o}");
+            let left = [&mount.locks.moved, &mount.locks.absent];
+            assert_eq!(left.map(|left| left.load(Ordering::SeqCst)), [1, 0], "{flags:o}");
+            mount.locks.moved.store(0, Ordering::SeqCst);
+        }
+    });
+}
+
+/// What it looks up in another call may have been replaced by the time that it is opened.
+#[test]
+fn who_was_sent_back_and_found_nothing_goes_by_names_again_in_its_next_call() {
+    on_both(Consistency::CloseToOpen, |mount| {
+        let path = mount.path("file");
+        fs::write(&path, b"data").unwrap();
+        let looks: [fn(&Path) -> i32; 2] =
+            [|path| errno(fs::metadata(path)), |path| errno(File::create_new(path))];
+        for (look, found) in looks.into_iter().zip([0, libc::EEXIST]) {
+            mount.locks.moved.store(1, Ordering::SeqCst);
+            mount.locks.absent.store(2, Ordering::SeqCst);
+            assert_eq!(errno(File::open(&path)), libc::ENOENT);
+            assert_eq!(mount.locks.moved.load(Ordering::SeqCst), 0);
+            assert_eq!(look(&path), found);
+            mount.locks.moved.store(1, Ordering::SeqCst);
+            File::open(&path).unwrap();
+            assert_eq!(mount.locks.moved.load(Ordering::SeqCst), 0, "the name was believed");
+        }
+    });
+}
+
 /// Within less another change may come that leaves the file with the same times.
 const TIMES_GO_ON: Duration = Duration::from_millis(150);
 

@@ -17,7 +17,20 @@ use dray_core::{Context, Errno, Error, FileId, OpenFile, OpenHow, Pid, Result};
 
 use crate::front::Worker;
 use crate::proto::abi::ROOT_NODE;
-use crate::state::sent_back::Opening;
+use crate::state::sent_back::{Caller, Opening};
+use crate::worker::caller::call_that_waits;
+
+/// System calls that open a file by its path. What io_uring(7) opens is in none of them.
+const OPENING: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_creat,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+];
 
 impl Worker {
     /// Opens a file to which the kernel has come by a name that it may only believe in. Of callers
@@ -29,7 +42,8 @@ impl Worker {
         how: OpenHow,
     ) -> Result<Arc<dyn OpenFile>> {
         let (nodes, sent_back) = (&self.shared.nodes, &self.shared.sent_back);
-        let opening = Opening { thread: cx.pid, file: id, request: cx.request };
+        let mut opening =
+            Opening { caller: self.who_was_sent_back(cx.pid).await, file: id, request: cx.request };
         let named = self.shared.options.believes_names() && node != ROOT_NODE;
         if !named || cx.pid == Pid(0) || sent_back.comes(opening) {
             return self.fs.open(cx, id, how).await;
@@ -44,9 +58,20 @@ impl Worker {
             }
         };
         if opened.as_ref().is_err_and(|error| error.errno() == Errno::ESTALE) {
+            let call = call_that_waits(cx.pid).await.filter(|call| OPENING.contains(&call.number));
+            opening.caller.call = call.map(|call| call.print);
             sent_back.note(opening);
         }
         opened
+    }
+
+    /// In which call a thread asks, if it was sent back.
+    pub(super) async fn who_was_sent_back(&self, thread: Pid) -> Caller {
+        let call = match self.shared.sent_back.remembers(thread) {
+            true => call_that_waits(thread).await,
+            false => None,
+        };
+        Caller { thread, call: call.map(|call| call.print) }
     }
 
     /// A predecessor may have had it opened for this very request, before it died.

@@ -61,7 +61,10 @@ impl Worker {
         name: &Name,
     ) -> Result<Answer> {
         let found = self.fs.lookup(cx, dir, name).await;
-        self.shared.sent_back.finds(cx.pid, found.as_ref().ok().map(|entry| entry.id));
+        if self.shared.sent_back.remembers(cx.pid) {
+            let caller = self.who_was_sent_back(cx.pid).await;
+            self.shared.sent_back.finds(caller, found.as_ref().ok().map(|entry| entry.id));
+        }
         match found {
             Ok(entry) if entry.attr.file_type() == FileType::Directory => {
                 self.directory_answer(&entry, (node, dir), name, || renames(cx.pid))

@@ -16,7 +16,7 @@ use crate::proto::reply;
 use crate::proto::wire::Small;
 use crate::state::capabilities::Asked;
 use crate::state::handles::Handle;
-use crate::state::sent_back::Opening;
+use crate::state::sent_back::{Caller, Opening};
 use crate::transport::Answer;
 use crate::worker::versions::{Dropping, Moment};
 
@@ -70,8 +70,8 @@ impl Worker {
             }
             Operation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
-                let opening = Opening { thread: cx.pid, file: id, request: cx.request };
-                self.shared.sent_back.comes(opening);
+                let caller = Caller { thread: cx.pid, call: None };
+                self.shared.sent_back.comes(Opening { caller, file: id, request: cx.request });
                 let made = self.fs.create(cx, id, name, how).await?;
                 self.created(cx, made, Some((id, name)), how, asked)
             }

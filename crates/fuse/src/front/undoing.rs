@@ -15,17 +15,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dray_core::{Context, Pid};
-use dray_rt::{Instant, now, sleep};
+use dray_rt::{Instant, now};
 
 use crate::front::Worker;
 use crate::proto::SetattrArgs;
 use crate::proto::abi::fattr;
-use crate::worker::caller::{Call, call_of};
-
-/// How often it is looked in which call a thread waits that has not begun to wait, and the time
-/// between two looks.
-const LOOKS_MAX: usize = 1000;
-const LOOK_TIME: Duration = Duration::from_millis(1);
+use crate::worker::caller::call_that_waits;
 
 /// ftruncate(2) on x86-64; ftruncate(2) and ftruncate64(2) of its programs of 32 bits.
 const FTRUNCATE: [i64; 3] = [libc::SYS_ftruncate, 93, 194];
@@ -112,19 +107,14 @@ impl Worker {
         if !cuts_open_file || !self.shared.failed_writes.take((cx.pid, node)) {
             return false;
         }
-        for _ in 0..LOOKS_MAX {
-            match call_of(cx.pid) {
-                Call::Waits(number) => return !FTRUNCATE.contains(&number),
-                Call::Unseen => return false,
-                Call::Runs => sleep(LOOK_TIME).await,
-            }
-        }
-        false
+        call_that_waits(cx.pid).await.is_some_and(|call| !FTRUNCATE.contains(&call.number))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use dray_rt::sleep;
+
     use super::*;
 
     #[test]

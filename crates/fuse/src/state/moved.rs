@@ -9,6 +9,8 @@
 
 use dray_core::{IdMap, Name, Pid, RenameHow};
 
+use crate::worker::caller::{Call, call_of};
+
 /// Where the kernel has each directory that it knows, by slot of the node table, and the way
 /// back.
 #[derive(Default)]
@@ -82,9 +84,7 @@ pub(crate) fn renames(pid: Pid) -> bool {
         libc::SYS_renameat,
         libc::SYS_renameat2,
     ];
-    let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-    let number = text.split_ascii_whitespace().next().and_then(|word| word.parse().ok());
-    number.is_some_and(|number: libc::c_long| calls.contains(&number))
+    matches!(call_of(pid), Call::Waits(call) if calls.contains(&call.number))
 }
 
 #[cfg(test)]

@@ -3,7 +3,13 @@
 //! It outlives the daemon: the kernel takes ESTALE for an answer at the second time, and the second
 //! time may come to a successor. So may a request that a daemon died over, which is made once more and
 //! must come to the same.
+//!
+//! A call looks names up again, perhaps several times, before it opens what it has found last: others
+//! may have given a name away and taken it meanwhile. Another call of the thread has nothing to do
+//! with that. It is told by its print ([`SystemCall`](crate::worker::caller::SystemCall)), where that
+//! is to be seen; where not, one look that finds nothing is taken for the end of the call.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,7 +27,7 @@ const AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// How long after its beginning a daemon may be asked for what its predecessor died over.
 const INHERITED: Duration = Duration::from_secs(10);
 
-/// Words of a record. A thread of number 0 is none.
+/// Words of a record. A thread of number 0 is none; in the upper half the print of its call, or 0.
 const THREAD: usize = 0;
 const INO: usize = 8;
 const GENERATION: usize = 16;
@@ -31,10 +37,29 @@ const REQUEST: usize = 24;
 /// fs/fuse/dev.c).
 const CAME: u64 = 1;
 
+/// What a call finds where there is nothing; no file has this id.
+const NOTHING: FileId = FileId { ino: 0, generation: 0 };
+
+/// Who asks: a thread, and in which call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub(crate) thread: Pid,
+    /// The print of the call, where that is seen; of who is to be noted, if it is one that opens files.
+    pub(crate) call: Option<NonZeroU32>,
+}
+
+/// What is known of the call of a record and that of a caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Calls {
+    Same,
+    Other,
+    Unknown,
+}
+
 /// A request to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opening {
-    pub(crate) thread: Pid,
+    pub(crate) caller: Caller,
     /// What it was sent back from, or has found since.
     pub(crate) file: FileId,
     pub(crate) request: RequestId,
@@ -62,7 +87,7 @@ impl SentBack {
 
     /// Lookups look no further where there are none: under `strict` nobody is ever sent back.
     fn look_for_any(&self) {
-        let any = (0..RECORDS).any(|record| self.get(record, THREAD) != 0);
+        let any = (0..RECORDS).any(|record| self.thread(record) != Pid(0));
         self.any.store(any, Ordering::Release);
     }
 
@@ -92,15 +117,42 @@ impl SentBack {
         self.set(record, GENERATION, file.generation);
     }
 
+    fn thread(&self, record: usize) -> Pid {
+        Pid(self.get(record, THREAD) as u32)
+    }
+
+    fn set_caller(&self, record: usize, Caller { thread, call }: Caller) {
+        let print = call.map_or(0, NonZeroU32::get);
+        self.set(record, THREAD, u64::from(print) << 32 | u64::from(thread.0));
+    }
+
     fn of_thread(&self, thread: Pid) -> Option<usize> {
-        (0..RECORDS).find(|record| self.get(*record, THREAD) == u64::from(thread.0))
+        (0..RECORDS).find(|record| self.thread(*record) == thread)
+    }
+
+    fn calls(&self, record: usize, caller: Caller) -> Calls {
+        let noted = NonZeroU32::new((self.get(record, THREAD) >> 32) as u32);
+        match (noted, caller.call) {
+            (Some(noted), Some(call)) if noted == call => Calls::Same,
+            (Some(_), Some(_)) => Calls::Other,
+            _ => Calls::Unknown,
+        }
+    }
+
+    /// Whether anything depends on the call that the thread is in.
+    pub(crate) fn remembers(&self, thread: Pid) -> bool {
+        if !self.any.load(Ordering::Acquire) || thread == Pid(0) {
+            return false;
+        }
+        let _until = self.lock();
+        self.of_thread(thread).is_some()
     }
 
     /// A request is about to be answered by ESTALE. If it was before, by a predecessor, its thread may
     /// have gone on.
     pub(crate) fn note(&self, opening: Opening) {
         let mut until = self.lock();
-        let noted = self.of_thread(opening.thread);
+        let noted = self.of_thread(opening.caller.thread);
         if noted.is_some_and(|record| self.get(record, REQUEST) & !CAME == opening.request.0) {
             return;
         }
@@ -111,28 +163,30 @@ impl SentBack {
         self.set(record, THREAD, 0);
         self.set_file(record, opening.file);
         self.set(record, REQUEST, opening.request.0);
-        self.set(record, THREAD, opening.thread.0.into());
+        self.set_caller(record, opening.caller);
         until[record] = now() + AGAIN_WITHIN;
         self.any.store(true, Ordering::Release);
     }
 
     /// A thread has looked a name up, and is about to be told.
-    pub(crate) fn finds(&self, thread: Pid, found: Option<FileId>) {
-        if !self.any.load(Ordering::Acquire) || thread == Pid(0) {
-            return;
-        }
-        let _until = self.lock();
-        match (self.of_thread(thread), found) {
-            (Some(record), Some(file)) => self.set_file(record, file),
-            (Some(record), None) => self.set(record, THREAD, 0),
-            (None, _) => {}
+    pub(crate) fn finds(&self, caller: Caller, found: Option<FileId>) {
+        let mut until = self.lock();
+        let Some(record) = self.of_thread(caller.thread) else { return };
+        match (self.calls(record, caller), found) {
+            (Calls::Same, found) => {
+                self.set_file(record, found.unwrap_or(NOTHING));
+                until[record] = now() + AGAIN_WITHIN;
+            }
+            (Calls::Unknown, Some(file)) => self.set_file(record, file),
+            (Calls::Other, _) | (Calls::Unknown, None) => self.set(record, THREAD, 0),
         }
     }
 
     /// A thread opens something. Whether it was sent back just before, and comes to this; if to
     /// something else, that it was sent back is over. A request that a daemon died over is what it was.
     pub(crate) fn comes(&self, opening: Opening) -> bool {
-        if !self.any.load(Ordering::Acquire) || opening.thread == Pid(0) {
+        let thread = opening.caller.thread;
+        if !self.any.load(Ordering::Acquire) || thread == Pid(0) {
             return false;
         }
         let until = self.lock();
@@ -140,12 +194,14 @@ impl SentBack {
         for record in (0..RECORDS).filter(|record| until[*record] <= now) {
             self.set(record, THREAD, 0);
         }
-        let came = self.of_thread(opening.thread).is_some_and(|record| {
+        let came = self.of_thread(thread).is_some_and(|record| {
             let before = self.get(record, REQUEST);
             if before & !CAME == opening.request.0 {
                 return before & CAME != 0;
             }
-            let again = before & CAME == 0 && self.file(record) == opening.file;
+            let again = before & CAME == 0
+                && self.file(record) == opening.file
+                && self.calls(record, opening.caller) != Calls::Other;
             match again {
                 true => self.set(record, REQUEST, opening.request.0 | CAME),
                 false => self.set(record, THREAD, 0),
@@ -165,8 +221,13 @@ mod tests {
         FileId { ino, generation: 1 }
     }
 
+    /// In a call that cannot be seen.
+    fn unseen(thread: u32) -> Caller {
+        Caller { thread: Pid(thread), call: None }
+    }
+
     fn opening(thread: u32, ino: u64, request: u64) -> Opening {
-        Opening { thread: Pid(thread), file: file(ino), request: RequestId(2 * request) }
+        Opening { caller: unseen(thread), file: file(ino), request: RequestId(2 * request) }
     }
 
     fn simulated(test: impl AsyncFnOnce()) {
@@ -189,15 +250,48 @@ mod tests {
             assert!(!list.comes(opening(1, 8, 8)) && !list.comes(opening(1, 7, 9)));
             // What it found is what it comes to now, or nothing.
             list.note(opening(1, 7, 10));
-            list.finds(Pid(2), None);
-            list.finds(Pid(1), Some(file(9)));
+            list.finds(unseen(2), None);
+            list.finds(unseen(1), Some(file(9)));
             assert!(list.comes(opening(1, 9, 11)));
             list.note(opening(1, 7, 12));
-            list.finds(Pid(1), None);
+            list.finds(unseen(1), None);
             assert!(!list.comes(opening(1, 7, 13)));
             list.note(opening(1, 7, 14));
             dray_rt::sleep(AGAIN_WITHIN).await;
             assert!(!list.comes(opening(1, 7, 15)) && !list.any.load(Ordering::SeqCst));
+        });
+    }
+
+    /// Others give the name away and take it between its looks: within a call that is no end.
+    #[test]
+    fn what_a_call_has_found_last_is_what_counts_and_no_other_call() {
+        simulated(async || {
+            let list = SentBack::new(State::create().unwrap(), false);
+            let caller = |call| Caller { thread: Pid(1), call: NonZeroU32::new(call) };
+            let opens =
+                |call, ino, request| Opening { caller: caller(call), ..opening(1, ino, request) };
+            list.note(opens(5, 7, 1));
+            list.finds(caller(5), None);
+            assert!(list.remembers(Pid(1)) && !list.remembers(Pid(2)) && !list.remembers(Pid(0)));
+            list.finds(caller(5), Some(file(8)));
+            assert!(list.comes(opens(5, 8, 2)));
+            // However long the server takes.
+            list.note(opens(5, 7, 3));
+            (0..3).for_each(|_| list.finds(caller(5), None));
+            dray_rt::sleep(AGAIN_WITHIN).await;
+            list.finds(caller(5), Some(file(8)));
+            assert!(list.comes(opens(5, 8, 4)));
+            // It ended with nothing, and the next one looks for itself, or opens what it believes in.
+            list.note(opens(5, 7, 5));
+            list.finds(caller(5), None);
+            list.finds(caller(6), Some(file(8)));
+            assert!(!list.remembers(Pid(1)) && !list.comes(opens(6, 8, 6)));
+            list.note(opens(5, 7, 7));
+            assert!(!list.comes(opens(6, 7, 8)) && !list.remembers(Pid(1)));
+            // That found nothing is not to be opened, whatever the call.
+            list.note(opens(5, 7, 9));
+            list.finds(caller(5), None);
+            assert!(!list.comes(opens(5, 7, 10)));
         });
     }
 
@@ -226,7 +320,7 @@ mod tests {
             assert!(next().any.load(Ordering::SeqCst));
             assert!(!next().comes(opening(1, 7, 1)), "it was not told");
             next().note(opening(1, 7, 1));
-            next().finds(Pid(1), Some(file(8)));
+            next().finds(unseen(1), Some(file(8)));
             assert!(!next().comes(opening(1, 7, 1)), "it was told: nobody waits any more");
             next().note(opening(1, 7, 1));
             assert!(next().comes(opening(1, 8, 2)));

@@ -1,15 +1,23 @@
 //! What becomes of callers, as /proc shows it. FUSE tells of the first signal alone, of none to
 //! whoever does not wait for its answer (aio(7), reading ahead), and of no end.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use dray_core::Pid;
+use dray_rt::sleep;
 
 use crate::worker::identity::field;
 
 /// The process whose children are the threads of the kernel.
 const KTHREADD: u32 = 2;
+
+/// How often it is looked in which call a thread waits that has not begun to wait, and the time
+/// between two looks.
+const LOOKS_MAX: usize = 1000;
+const LOOK_TIME: Duration = Duration::from_millis(1);
 
 /// What is to be expected of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,25 +114,58 @@ pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
 /// What a thread is seen doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// It waits in the system call of this number; negative: in none.
-    Waits(i64),
+    Waits(SystemCall),
     /// It runs, or is about to.
     Runs,
     /// That is not to be seen: its end has come, or we may not trace it (ptrace(2)).
     Unseen,
 }
 
+/// A system call that a thread waits in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SystemCall {
+    /// Negative: none, it waits for something else.
+    pub(crate) number: i64,
+    /// Of the call with its arguments and where it was made: other calls of the thread have another
+    /// one. The same in every process.
+    pub(crate) print: NonZeroU32,
+}
+
+impl SystemCall {
+    /// From a line of /proc/PID/syscall (proc(5)).
+    fn in_line(line: &str) -> Option<SystemCall> {
+        let number = line.split_ascii_whitespace().next()?.parse().ok()?;
+        // FNV-1a.
+        let print = line.bytes().fold(0x811c_9dc5u32, |print, byte| {
+            (print ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        Some(SystemCall { number, print: NonZeroU32::new(print).unwrap_or(NonZeroU32::MIN) })
+    }
+}
+
 /// Which system call the thread `pid` is in.
 pub(crate) fn call_of(pid: Pid) -> Call {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/syscall")) else {
+    let Ok(line) = std::fs::read_to_string(format!("/proc/{pid}/syscall")) else {
         return Call::Unseen;
     };
-    let number = text.split_ascii_whitespace().next();
-    match number.and_then(|number| number.parse().ok()) {
-        Some(number) => Call::Waits(number),
-        None if number == Some("running") => Call::Runs,
+    match SystemCall::in_line(&line) {
+        Some(call) => Call::Waits(call),
+        None if line.trim_end() == "running" => Call::Runs,
         None => Call::Unseen,
     }
+}
+
+/// In which call the thread `pid` waits for an answer of ours, which it may be about to do only. None
+/// where that is not to be seen.
+pub(crate) async fn call_that_waits(pid: Pid) -> Option<SystemCall> {
+    for _ in 0..LOOKS_MAX {
+        match call_of(pid) {
+            Call::Waits(call) => return Some(call),
+            Call::Unseen => return None,
+            Call::Runs => sleep(LOOK_TIME).await,
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -160,7 +201,9 @@ mod tests {
     fn it_shows_in_which_call_one_waits() {
         // SAFETY: it only tells a number.
         let own = Pid(unsafe { libc::gettid() } as u32);
-        assert_eq!(call_of(own), Call::Waits(libc::SYS_read), "it is reading this");
+        let in_call =
+            |pid, number| matches!(call_of(pid), Call::Waits(call) if call.number == number);
+        assert!(in_call(own, libc::SYS_read), "it is reading this");
         assert_eq!(call_of(Pid(0x7fff_fff0)), Call::Unseen);
         let parked = std::thread::scope(|scope| {
             let (tell, told) = std::sync::mpsc::channel();
@@ -172,11 +215,24 @@ mod tests {
             let pid = told.recv().unwrap();
             let parked = (0..30_000).any(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(1));
-                call_of(pid) == Call::Waits(libc::SYS_futex)
+                in_call(pid, libc::SYS_futex)
             });
             other.thread().unpark();
             parked
         });
         assert!(parked);
+    }
+
+    #[test]
+    fn a_call_is_told_from_others_by_its_arguments_and_its_place() {
+        let line = "257 0xffffff9c 0x7f10 0x80000 0x0 0x0 0x0 0x7ffc10 0x7f20\n";
+        let call = SystemCall::in_line(line).unwrap();
+        assert_eq!((call.number, SystemCall::in_line(line)), (257, Some(call)));
+        for (was, is) in [("0x7f10", "0x7f11"), ("0x80000", "0x800c0"), ("0x7ffc10", "0x7ffc18")] {
+            let other = SystemCall::in_line(&line.replace(was, is)).unwrap();
+            assert!(other.number == 257 && other.print != call.print, "{is}");
+        }
+        assert_eq!(SystemCall::in_line("running\n"), None);
+        assert_eq!(SystemCall::in_line(""), None);
     }
 }

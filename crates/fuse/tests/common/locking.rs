@@ -24,6 +24,10 @@ pub struct Table {
     pub gate: Mutex<()>,
     /// So many files have been replaced between their lookup and their opening.
     pub replaced: AtomicUsize,
+    /// So many names lead elsewhere when something is opened by them.
+    pub moved: AtomicUsize,
+    /// So many lookups find nothing.
+    pub absent: AtomicUsize,
     /// Calls of flush so far.
     pub flushes: AtomicUsize,
     /// Calls of sync so far: whether of the data only.
@@ -40,6 +44,12 @@ impl Table {
     /// Who holds the locks.
     pub fn owners(&self) -> Vec<LockOwner> {
         self.held.lock().unwrap().iter().map(|(_, lock)| lock.owner).collect()
+    }
+
+    /// Whether there was one left of `count`.
+    fn takes_one(count: &AtomicUsize) -> bool {
+        let order = Ordering::SeqCst;
+        count.fetch_update(order, order, |left| left.checked_sub(1)).is_ok()
     }
 
     fn conflict(&self, id: FileId, lock: &Lock) -> Option<Lock> {
@@ -105,7 +115,6 @@ impl FileSystem for Locking {
     }
 
     pass_on! {
-        lookup(dir: FileId, name: &'a Name) -> Result<Entry>;
         parent(dir: FileId) -> Result<Entry>;
         getattr(id: FileId) -> Result<Attr>;
         setattr(id: FileId, set: SetAttr) -> Result<Attr>;
@@ -120,6 +129,18 @@ impl FileSystem for Locking {
         setxattr(id: FileId, name: &'a [u8], value: &'a [u8], how: XattrSet) -> Result<()>;
         listxattr(id: FileId) -> Result<Vec<u8>>;
         removexattr(id: FileId, name: &'a [u8]) -> Result<()>;
+    }
+
+    fn lookup<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+    ) -> Fut<'a, Result<Entry>> {
+        if Table::takes_one(&self.table.absent) {
+            return Box::pin(async { Err(Errno::ENOENT.into()) });
+        }
+        self.inner.lookup(cx, dir, name)
     }
 
     fn getxattr<'a>(
@@ -140,9 +161,7 @@ impl FileSystem for Locking {
         id: FileId,
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
-        let one_less = |left: usize| left.checked_sub(1);
-        let order = Ordering::SeqCst;
-        if self.table.replaced.fetch_update(order, order, one_less).is_ok() {
+        if Table::takes_one(&self.table.replaced) {
             return Box::pin(async { Err(Errno::ESTALE.into()) });
         }
         Box::pin(async move { Ok(self.wrap(self.inner.open(cx, id, how).await?)) })
@@ -155,6 +174,9 @@ impl FileSystem for Locking {
         id: FileId,
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        if Table::takes_one(&self.table.moved) {
+            return Box::pin(async { Err(Errno::ESTALE.into()) });
+        }
         Box::pin(open_named(self, cx, place, id, how))
     }
 
