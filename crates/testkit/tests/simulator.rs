@@ -55,7 +55,13 @@ fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
 /// new connection so many came first that it broke before anything was answered, for ever.
 #[test]
 fn closes_do_not_keep_everything_else_from_being_answered() {
-    run_of(WorkKind::Limited, 15_146, None).unwrap_or_else(|failure| panic!("{failure}"));
+    for seed in [15_146, 128_294] {
+        run_of(WorkKind::Limited, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+    for seed in [20_027, 20_859, 20_863] {
+        let ran = run_cut_short(WorkKind::Limited, seed, None);
+        ran.unwrap_or_else(|failure| panic!("{failure}"));
+    }
 }
 
 /// A copy that a death cut short was made again from a source that had been changed since,

@@ -131,7 +131,7 @@ impl Channel {
     /// part in is here and in [`Channel::finish`], so that it is compiled once.
     async fn wait(&self, ask: Ask<'_>) -> std::result::Result<Waited, (Failure, Option<BufMut>)> {
         let cx = ask.cx;
-        let limit = self.timeout.filter(|_| !ask.patient);
+        let limit = self.limit_of(&ask);
         let began = limit.map(|limit| (limit, ask.began.unwrap_or_else(now)));
         let lock = match ask.call {
             Call::Lock { handle, lock, wait: true, .. } => Some((*handle, *lock)),
@@ -161,12 +161,17 @@ impl Channel {
         Ok(Waited { tag, late: mark.filter(|_| late) })
     }
 
+    /// How long a call may take at a server that is there.
+    fn limit_of(&self, ask: &Ask<'_>) -> Option<Duration> {
+        self.timeout.filter(|_| !ask.patient)
+    }
+
     /// Sends the call once there is a tag for it. Tags of calls that nobody answers are not
     /// free again, so that this has its limit, too.
     async fn begin(&self, ask: Ask<'_>) -> std::result::Result<u32, (Error, Option<BufMut>)> {
         let (cx, class, waited) =
             (ask.cx, ask.class(), ask.began.map_or(Duration::ZERO, |began| began.elapsed()));
-        let limit = self.timeout.filter(|_| !ask.patient);
+        let limit = self.limit_of(&ask);
         let (mut ask, mut session) = (Some(ask), None);
         let mut place = Place { channel: self, class, number: None };
         let begun = poll_fn(|task| {

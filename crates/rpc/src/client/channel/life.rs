@@ -8,12 +8,9 @@ use dray_core::{Errno, Error};
 use dray_fabric::Connection;
 use dray_rt::Handle;
 
+use super::again::Closes;
 use super::pending::Unwanted;
 use super::{Channel, Life, Phase, State};
-
-/// How many of the closes that are sent again on a new connection are to be answered, the first
-/// ones. Where connections break before all of them have come through, some are settled by each.
-const CLOSES_ANSWERED_MAX: usize = 8;
 
 /// Why a channel is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,11 +59,12 @@ impl Channel {
         let unwanted = state.drop_lost(slots, power_lost);
         let memory = self.closing.memory();
         state.slots_asked_in().for_each(|slot| memory.keep_slot(slot));
-        state.send_again();
+        state.send_again(0, Closes::AFew);
         state.wake_callers(); // who has given up says so again
         state.tags.wake_all();
         drop(state);
         unwanted.into_iter().for_each(|one| self.close_unwanted(one));
+        self.send_rest_in_time();
         self.start_closers();
     }
 
@@ -169,49 +167,19 @@ impl State {
         let asked = self.calls.iter().filter(|pending| pending.phase == Phase::Asked);
         asked.filter_map(|pending| pending.slot)
     }
-
-    /// Sends again what has no answer, closes too, in the order of its first sending.
-    fn send_again(&mut self) {
-        self.held_back.clear(); // they are among these
-        self.closes.connection_ends();
-        let mut again: Vec<_> =
-            self.closes.iter().map(|(number, close)| (number, Err(close))).collect();
-        for (tag, pending) in self.calls.iter().enumerate() {
-            if pending.phase == Phase::Asked {
-                again.push((pending.number, Ok(tag as u32)));
-            }
-        }
-        again.sort_unstable_by_key(|(number, _)| *number);
-        // Of few tags the most are left to others.
-        let mut answered = CLOSES_ANSWERED_MAX.min(self.tags.max().div_ceil(4));
-        for (number, what) in again {
-            match what {
-                Ok(tag) => {
-                    self.stats.resent += 1;
-                    self.calls[tag as usize].resent = true;
-                    self.send(tag);
-                }
-                Err(close) => {
-                    self.send_close_again((number, close), answered > 0);
-                    answered = answered.saturating_sub(1);
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use dray_core::{Context, Op};
-    use dray_fabric::Sink;
     use dray_rt::{DriverKind, Executor, spawn_join};
 
     use super::*;
     use crate::client::channel::deaf::Deaf;
-    use crate::client::channel::{Ask, Failure, Receiver};
+    use crate::client::channel::{Ask, Failure};
     use crate::client::holdings::closing::Closing;
-    use crate::client::memory::{CLOSES_MAX, SessionMemory};
-    use crate::wire::{Call, ReplyHead};
+    use crate::client::memory::SessionMemory;
+    use crate::wire::Call;
 
     /// What waited for the server on one connection went out while another one claimed the locks
     /// of a session that the server had forgotten: a write was made by who had lost its lock.
@@ -236,49 +204,6 @@ mod tests {
                     reader.await.unwrap();
                 }
             }
-        });
-    }
-
-    /// Where every connection breaks before all closes have come through, none of them was ever
-    /// settled, and what was behind them was never answered.
-    #[test]
-    fn each_connection_settles_some_of_the_closes_however_soon_it_breaks() {
-        Executor::new(DriverKind::Simulated { seed: 3 }).unwrap().block_on(async {
-            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
-            let channel = Channel::new(None, closing, Arc::default(), 1);
-            (1..=CLOSES_MAX as u64).for_each(|handle| assert!(channel.close(handle)));
-            for settled in 0..CLOSES_MAX {
-                let wire = Arc::new(Deaf::default());
-                channel.up(wire.clone(), (1, Life::default()), (128, 64), true);
-                assert_eq!(wire.sent(), vec![Op::Close; CLOSES_MAX - settled]);
-                let (tag, mut answer) = (wire.tags()[0], Vec::new());
-                ReplyHead::success(tag).put_message(&mut answer);
-                let settles = settled % 2 == 0; // all that were sent before it: none
-                ReplyHead::address(&mut answer, tag, settles);
-                Receiver(channel.clone()).frame(&answer, None).unwrap();
-                channel.down();
-            }
-            assert_eq!(channel.lock().closes.iter().count(), 0);
-        });
-    }
-
-    /// What is called is carried out beside others; a connection that breaks gives it up. It
-    /// passed for settled with the first answer to anything, and the file stayed open.
-    #[test]
-    fn a_close_that_is_called_is_settled_by_its_own_answer_alone() {
-        Executor::new(DriverKind::Simulated { seed: 3 }).unwrap().block_on(async {
-            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
-            let channel = Channel::new(None, closing, Arc::default(), 1);
-            (1..=3).for_each(|handle| assert!(channel.close(handle)));
-            let wire = Arc::new(Deaf::default());
-            channel.up(wire.clone(), (1, Life::default()), (128, 64), true);
-            let mut answer = Vec::new();
-            ReplyHead::success(0).put_message(&mut answer);
-            ReplyHead::address(&mut answer, wire.tags()[2], true);
-            Receiver(channel.clone()).frame(&answer, None).unwrap();
-            let left: Vec<_> =
-                channel.lock().closes.iter().map(|(_, close)| close.handle).collect();
-            assert_eq!(left, [1, 2]);
         });
     }
 }

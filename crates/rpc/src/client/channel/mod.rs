@@ -1,5 +1,6 @@
 //! Calls under way on one connection, and on those that follow it.
 
+mod again;
 mod call;
 #[cfg(test)]
 pub(crate) mod deaf;
@@ -73,6 +74,8 @@ struct State {
     one_way_allowed: bool,
     /// Those of them that wait for a message to go out with.
     held_back: Vec<Close>,
+    /// Messages from this number on wait until closes that were sent again are answered.
+    rest_from: Option<u64>,
     /// Others, that must be called.
     later: Later,
     /// A task sees to it that they do not wait for long.
@@ -156,6 +159,7 @@ impl Channel {
                 closes: Unsettled::default(),
                 one_way_allowed: false,
                 held_back: Vec::new(),
+                rest_from: None,
                 later: Later::default(),
                 closer: false,
                 home: None,

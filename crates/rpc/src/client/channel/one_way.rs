@@ -137,7 +137,7 @@ impl State {
     /// Sends the closes that wait. Before every call: its answer tells of what was sent
     /// before it.
     pub(super) fn send_held_back(&mut self) {
-        if self.held_back.is_empty() {
+        if self.held_back.is_empty() || self.rest_from.is_some() {
             return;
         }
         let mut held_back = std::mem::take(&mut self.held_back);
@@ -177,14 +177,16 @@ impl State {
         self.one_way = message;
     }
 
-    /// Sends closes again that had been sent as `number`; `answered`: so that an answer tells.
-    pub(super) fn send_close_again(&mut self, (number, close): (u64, Close), answered: bool) {
-        let tag = if answered { self.close_with_answer(close.handle) } else { None };
+    /// Sends a close again that had been sent as `number`, so that an answer tells; without a tag for
+    /// that as it was. Answers whether it will be answered.
+    pub(super) fn send_close_again(&mut self, (number, close): (u64, Close)) -> bool {
+        let tag = self.close_with_answer(close.handle);
         match tag {
             // Its answer settles what was sent before it.
             Some(tag) => self.calls[tag as usize].number = number,
             None => self.send_close(close),
         }
+        tag.is_some()
     }
 
     /// A close that was sent without waiting as a call, whose answer settles it. None without a

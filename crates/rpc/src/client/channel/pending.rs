@@ -175,9 +175,13 @@ impl State {
         self.send(tag);
     }
 
-    /// Sends or resends a call; without a connection it waits for the next one.
+    /// Sends or resends a call; without a connection it waits for the next one, and for closes that go
+    /// before it ([`super::again`]).
     pub(super) fn send(&mut self, tag: u32) {
         let Some(connection) = self.connection.clone() else { return };
+        if self.waits_for_closes(self.calls[tag as usize].number) {
+            return;
+        }
         let session = self.session;
         let pending = &mut self.calls[tag as usize];
         if pending.only_in.is_some_and(|only| only != session) {

@@ -80,12 +80,14 @@ impl Sink for Receiver {
             }
             Phase::Abandoned => {
                 let (closed, unwanted) = (pending.closes, pending.take_unwanted());
+                state.release(tag);
+                let mut left = vec![];
                 if closed != 0 {
                     state.closes.settle_one(closed, &self.0.closing);
+                    left = state.close_was_answered();
                 }
-                state.release(tag);
                 drop(guard);
-                self.0.close_unwanted(unwanted);
+                left.into_iter().chain([unwanted]).for_each(|one| self.0.close_unwanted(one));
                 Ok(())
             }
             _ => Err(crate::wire::Malformed("a second answer").into()),

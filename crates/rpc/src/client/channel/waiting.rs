@@ -97,7 +97,8 @@ impl<'a> CallGuard<'a> {
 
     pub(super) fn poll(&mut self, cx: &Context, task: &mut TaskContext<'_>) -> Poll<()> {
         let mut state = self.channel.lock();
-        let connection = state.connection.clone();
+        let asked_as = state.calls[self.tag as usize].number;
+        let connection = state.connection.clone().filter(|_| !state.waits_for_closes(asked_as));
         let number = state.stats.connections;
         let pending = &mut state.calls[self.tag as usize];
         if pending.phase != Phase::Asked {

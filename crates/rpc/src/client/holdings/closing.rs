@@ -87,6 +87,11 @@ impl Unsettled {
         found.into_iter().for_each(|sent| sent.called = true);
     }
 
+    /// Whether one that is sent as a call has no answer yet.
+    pub(crate) fn any_called(&self) -> bool {
+        self.closes.iter().any(|sent| sent.called)
+    }
+
     /// What was called on a connection is answered on no other one.
     pub(crate) fn connection_ends(&mut self) {
         self.closes.iter_mut().for_each(|sent| sent.called = false);
