@@ -202,6 +202,7 @@ pub struct MountArgs {
     ///                         http://ADDR:PORT/metrics
     ///   allow_other           let other users use the mount (root's
     ///                         mounts do; see fusermount3(1))
+    ///   noallow_other         a mount of root's for root alone
     ///
     /// Options that concern fstab alone (noauto, user, x-systemd.*) are
     /// accepted.

@@ -47,8 +47,10 @@ fn absolute(dir: OsString) -> PathBuf {
 
 /// Makes it, where it is not there. Errors say which directory it is that somebody has to mend.
 pub fn make_run_dir() -> Result<(), Failure> {
-    make_private(&run_dir())
-        .map_err(|failure| Failure::new(format!("run directory (${RUN_DIR}): {}", failure.message)))
+    make_private(&run_dir()).map_err(|failure| {
+        let said = if is_run_dir_given() || is_root() { "" } else { ", else $XDG_RUNTIME_DIR" };
+        Failure::new(format!("run directory (${RUN_DIR}{said}): {}", failure.message))
+    })
 }
 
 /// Whether whoever called says which run directory is meant.

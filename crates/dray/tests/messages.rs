@@ -371,9 +371,11 @@ fn what_is_in_the_way_of_unmounting_is_said() {
         let mount = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(over).status();
         assert!(mount.unwrap().success());
         let output = rig.run(&["umount", &place]);
+        let status = rig.run(&["status", &place, "--interval", "0"]);
         assert!(Command::new("umount").arg(over).status().unwrap().success());
         assert_eq!(output.status.code(), Some(1));
         assert!(said(&output).contains(words), "{}", said(&output));
+        assert!(status.status.success(), "it is there: {}", said(&status));
     }
     rig.umount(&at);
 }
@@ -457,6 +459,10 @@ fn a_server_that_comes_late_is_waited_for_if_asked() {
     let (target, place) = (rig.target(), at.to_str().unwrap().to_owned());
     let output = rig.run(&["mount", &target, &place]);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    let begin = std::time::Instant::now();
+    let output = rig.run(&["mount", &target, &place, "-o", "retry=1"]);
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(begin.elapsed() >= std::time::Duration::from_secs(1), "it gave up too early");
     let mounting = rig.start_command(&["mount", &target, &place, "-o", "retry=60"]);
     std::thread::sleep(std::time::Duration::from_millis(1500));
     assert!(!mounting.is_over());

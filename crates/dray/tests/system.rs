@@ -281,6 +281,8 @@ fn a_mount_can_be_made_read_only_and_writable_again() {
         mount -o remount,ro "$DIR/mnt" # by the type that the kernel shows
         flags
         "$DRAY" mount dray://127.0.0.1/a "$DIR" -o remount,ro || echo $?
+        "$DRAY" mount dray://127.0.0.1/b "$DIR/mnt" -o remount,rw || echo $?
+        flags
         # Without mount(8), which says all flags: what is not named was given up.
         "$DRAY" mount dray://127.0.0.1/a "$DIR/mnt" -o remount,rw,noexec
         flags
@@ -291,6 +293,7 @@ fn a_mount_can_be_made_read_only_and_writable_again() {
     assert_eq!(
         text,
         "ro,nosuid,relatime,user_id=0\nrefused\nrw,nosuid,relatime,user_id=0\nthree\nro,nosuid,relatime,user_id=0\n1\n\
+         1\nro,nosuid,relatime,user_id=0\n\
          rw,nosuid,noexec,relatime\nrw,noexec,relatime,user_id=0\n"
     );
 }

@@ -98,6 +98,15 @@ fn remount(args: &MountArgs, mut plan: MountPlan) -> Result<(), Failure> {
         .doing(what)?
         .mounted_there()
         .ok_or_else(|| Failure::new(format!("{}: it is not a mount of dray", what())))?;
+    // Whatever it is that is to be changed, it is not that mount.
+    if entry.source.parse().is_ok_and(|mounted: Target| mounted != args.target.target) {
+        return Err(Failure::new(format!(
+            "{}: it is a mount of {}, not of {}; name that, or look at `findmnt -t fuse.dray`",
+            what(),
+            entry.source,
+            args.target.text
+        )));
+    }
     if args.fake {
         return Ok(());
     }
@@ -198,14 +207,15 @@ impl Mount {
                     ConnectError::Unreachable { .. }
                         | ConnectError::Refused { errno: Errno::EAGAIN, .. }
                 );
-                if !may_pass || begin.elapsed() + RETRY_PAUSE > self.plan.retry {
+                let left = self.plan.retry.saturating_sub(begin.elapsed());
+                if !may_pass || left.is_zero() {
                     return Err(error.into());
                 }
                 if !std::mem::replace(&mut told, true) {
                     let seconds = self.plan.retry.as_secs();
                     log::warn!("{error}; trying again for {seconds} s");
                 }
-                dray_rt::sleep(RETRY_PAUSE).await;
+                dray_rt::sleep(left.min(RETRY_PAUSE)).await;
             }
         })
     }

@@ -1,5 +1,7 @@
 //! The configuration file of a server. packaging/dray.toml.example documents every key.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -102,13 +104,23 @@ const EXPORT_KEYS: [&str; 10] = [
 ];
 const FAULT_KEYS: [&str; 6] = ["export", "op", "error", "delay_ms", "one_in", "nth"];
 
+/// Of a configuration; /dev/zero has no end.
+const BYTES_MAX: u64 = 1 << 20;
+
 impl Config {
     /// Reads a file. Errors: it cannot be read, is no TOML, or says something unknown.
     pub fn read(path: &Path) -> Result<Config, Failure> {
         let shown = path.display();
-        let text = std::fs::read(path).map_err(|error| {
+        let mut text = Vec::new();
+        let read =
+            File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut text));
+        read.map_err(|error| {
             Failure::usage(format!("cannot read the configuration {shown}: {error}"))
         })?;
+        if text.len() as u64 > BYTES_MAX {
+            let what = format!("{shown}: longer than {BYTES_MAX} bytes, which is no configuration");
+            return Err(Failure::usage(what));
+        }
         let text = String::from_utf8(text);
         let text = text.map_err(|_| Failure::usage(format!("{shown}: it is not UTF-8 text")))?;
         let config = Config::parse(&text).and_then(|config| config.check().map(|()| config));
@@ -217,7 +229,9 @@ fn in_plain_words(error: toml::de::Error) -> String {
         ("u32", "a whole number from 0 to 4294967295"),
     ];
     let numbers = ["u64", "usize"].map(|kind| (kind, "a whole number from 0 on"));
-    words.iter().chain(&numbers).fold(error.to_string(), |text, (rust, plain)| {
+    let too_large = (" as i128, expected any valid TOML value", ", a number that is too large");
+    let said = error.to_string().replace(too_large.0, too_large.1);
+    words.iter().chain(&numbers).fold(said, |text, (rust, plain)| {
         text.replace(&format!("expected {rust}"), &format!("expected {plain}"))
     })
 }
@@ -405,6 +419,12 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_end_is_none() {
+        let failure = Config::read(Path::new("/dev/zero")).unwrap_err();
+        assert!(failure.message.contains("longer than"), "{}", failure.message);
+    }
+
+    #[test]
     fn wrong_values_are_named() {
         let exports = |text: &str| Config::parse(text).unwrap().exports().unwrap_err();
         assert!(exports("[[export]]\nname='a'\ndir='/x'\nsquash='x'\n").contains("root, all"));
@@ -422,6 +442,7 @@ mod tests {
             ("export = ['a']\n", "expected a table [[export]]"),
             ("state = 1\n", "expected a path in quotes"),
             ("[[export]]\nanonuid = 5000000000\n", "from 0 to 4294967295"),
+            ("[[export]]\nanonuid = 99999999999999999999\n", "`, a number that is too large"),
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");

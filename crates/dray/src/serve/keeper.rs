@@ -5,6 +5,7 @@
 //! talk over a socket in the state directory: messages of one operation and one key.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -44,6 +45,17 @@ pub type Key = [u8; 32];
 /// Where the keeper of a state directory listens.
 pub fn socket_path(state: &Path) -> PathBuf {
     state.join("keeper.sock")
+}
+
+/// The address of that socket, for as long as what comes with it lives. One that is longer than an
+/// address can be (`sun_path`, 108 bytes: unix(7)) goes by a descriptor of its directory.
+pub fn socket_address(state: &Path) -> io::Result<(SockAddr, Option<File>)> {
+    if let Ok(address) = SockAddr::unix(socket_path(state)) {
+        return Ok((address, None));
+    }
+    let dir = File::open(state)?;
+    let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+    Ok((SockAddr::unix(socket_path(&by_descriptor))?, Some(dir)))
 }
 
 /// How many a keeper holds that may have `limit` descriptors (`RLIMIT_NOFILE`, which it has from
@@ -115,7 +127,8 @@ impl KeeperClient {
 
     fn connect(state: &Path) -> io::Result<KeeperClient> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
-        socket.connect(&SockAddr::unix(socket_path(state))?)?;
+        let (address, _dir) = socket_address(state)?;
+        socket.connect(&address)?;
         socket.set_read_timeout(Some(START_MAX))?;
         let mut held = HashMap::new();
         loop {
@@ -292,6 +305,26 @@ mod tests {
         [expected[0], expected[1], expected[17], expected[25]] = [1, 5, 6, 7];
         assert_eq!(said, expected);
         assert_eq!(socket_path(Path::new("/state")), Path::new("/state/keeper.sock"));
+    }
+
+    /// There was no keeper, where a server listened at a Unix socket with a long path, by which its
+    /// state directory is named.
+    #[test]
+    fn a_state_directory_may_have_a_long_path() {
+        let base = std::env::temp_dir().join(format!("dray-keeper-{}", std::process::id()));
+        for name in ["short".to_owned(), "long".repeat(30)] {
+            let state = base.join(name);
+            std::fs::create_dir_all(&state).unwrap();
+            let keeper = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+            let (address, _dir) = socket_address(&state).unwrap();
+            keeper.bind(&address).unwrap();
+            keeper.listen(1).unwrap();
+            assert!(socket_path(&state).exists());
+            let server = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+            let (address, _dir) = socket_address(&state).unwrap();
+            server.connect(&address).unwrap();
+        }
+        std::fs::remove_dir_all(&base).unwrap();
     }
 
     /// Where a directory is exported twice, the close through one export let go what was open

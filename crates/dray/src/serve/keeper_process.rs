@@ -11,13 +11,13 @@ use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, Socket, Type};
 
 use crate::error::{Doing, Failure};
 use crate::flock::lock_within;
 use crate::serve::keeper::{
     Key, OP_END, OP_HELD, OP_HOLD, OP_RELEASE, held_max, message, message_key, receive, send,
-    socket_path,
+    socket_address, socket_path,
 };
 use crate::{paths, signals};
 
@@ -43,7 +43,8 @@ pub fn run(state: &Path) -> Result<(), Failure> {
     // Nobody listens here: at most the socket of a keeper that was killed is left.
     let _ = std::fs::remove_file(&path);
     let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None).doing(doing)?;
-    listener.bind(&SockAddr::unix(&path).doing(doing)?).doing(doing)?;
+    let (address, _dir) = socket_address(state).doing(doing)?;
+    listener.bind(&address).doing(doing)?;
     let inode = || std::fs::symlink_metadata(&path).map(|meta| meta.ino());
     let ours = inode().doing(doing)?;
     listener.listen(1).doing(doing)?;

@@ -64,12 +64,18 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
         return of_url(text);
     }
     // A mount is found without looking at it, or at what is in it: it may not answer.
-    if let Some(mount) = mount_table::follow(target).ok().and_then(|followed| followed.mount) {
-        return of_mount(&mount);
+    let followed = mount_table::follow(target).ok();
+    if let Some(mount) = followed.as_ref().and_then(|followed| followed.mount.as_ref()) {
+        return of_mount(mount);
     }
-    let is_socket =
-        std::fs::symlink_metadata(target).is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket { of_socket(target) } else { of_export(target) }
+    if std::fs::symlink_metadata(target).is_ok_and(|meta| meta.file_type().is_socket()) {
+        return of_socket(target);
+    }
+    of_export(target).or_else(|failure| {
+        let is_there = |mount: &MountEntry| followed.as_ref().is_some_and(|at| at.path == mount.at);
+        let covered = mount_table::list().into_iter().find(is_there);
+        covered.map_or(Err(failure), |mount| of_mount(&mount))
+    })
 }
 
 /// Where else it is mounted its daemon knows nothing of.
