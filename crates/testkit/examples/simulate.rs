@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use dray_core::Op;
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{self, Failure, Faults, PowerKind, WorkKind};
+use dray_testkit::simulator::{self, Failure, Faults, PowerKind, WorkKind, undecided};
 
 /// Lists are of what there is: one that was kept by hand had left a kind out.
 fn usage() -> String {
@@ -262,6 +262,7 @@ fn main() -> ExitCode {
     for (what, count) in faults.each() {
         println!("{count:>12} {what}");
     }
+    println!("{:>12} histories left undecided: too many orders to look through", undecided());
     println!("{runs} runs in {} s, {failures} failed", begin.elapsed().as_secs());
     let never = never(&wanted, runs, &faults);
     if !never.is_empty() {

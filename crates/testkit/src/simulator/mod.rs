@@ -31,7 +31,7 @@ use torment::Plan;
 use work::Work;
 
 pub use faults::Faults;
-pub use history::{Event, Kind, linearizable, linearizable_from};
+pub use history::{Event, Kind, linearizable, linearizable_from, undecided};
 pub use leaving::run_leaving;
 pub use power::{run_power_loss, run_power_losses, run_power_losses_of};
 pub use work::{Kind as WorkKind, PowerKind};
