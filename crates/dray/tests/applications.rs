@@ -179,6 +179,11 @@ fn whoever_changes_a_program_takes_its_capabilities() {
         give_capability(&path);
         assert_eq!(errno(as_user(BOB, || writable(&path))), libc::EACCES);
         assert!(has_capability(&path), "nobody has changed it");
+        for mode in [0o644, 0o666] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let given = as_user(BOB, || chown(&path, Some(BOB), None));
+            assert_eq!((errno(given), has_capability(&path)), (libc::EPERM, true), "{mode:o}");
+        }
         as_user(ANN, || chown(&path, None, Some(ANN))).unwrap();
         assert!(!has_capability(&path), "chown");
         give_capability(&path);

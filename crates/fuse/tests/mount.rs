@@ -336,6 +336,47 @@ fn who_was_sent_back_and_found_nothing_goes_by_names_again_in_its_next_call() {
     });
 }
 
+/// The kernel took the inode for bad, for as long as it knew it: the root, and with it the whole mount.
+#[test]
+fn a_directory_that_the_server_once_calls_a_file_is_one_again() {
+    for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
+        on_both(consistency, |mount| {
+            fs::create_dir(mount.path("dir")).unwrap();
+            for path in [mount.at.clone(), mount.path("dir")] {
+                let dir = File::open(&path).unwrap();
+                std::thread::sleep(Duration::from_secs(1)); // by then attributes are asked for
+                mount.locks.mistaken.store(1, Ordering::SeqCst);
+                let told = [errno(dir.metadata()), errno(fs::metadata(&path))];
+                assert_eq!(mount.locks.mistaken.swap(0, Ordering::SeqCst), 0);
+                assert!(told.iter().all(|told| [0, libc::ESTALE].contains(told)), "{told:?}");
+                assert!(dir.metadata().unwrap().is_dir() && fs::metadata(&path).unwrap().is_dir());
+                assert!(fs::read_dir(&path).unwrap().all(|entry| entry.is_ok()));
+            }
+        });
+    }
+}
+
+/// ext4 keeps what it could allocate, and the kernel went on with the size that the file had had.
+#[test]
+fn what_was_allocated_in_part_is_seen() {
+    for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
+        on_both(consistency, |mount| {
+            let path = mount.path("file");
+            fs::write(&path, b"abc").unwrap();
+            let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            assert_eq!(file.metadata().unwrap().len(), 3);
+            mount.locks.full.store(true, Ordering::SeqCst);
+            // SAFETY: no memory is passed.
+            let allocated = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, 8192) };
+            assert_eq!(errno(checked(allocated.into())), libc::ENOSPC);
+            assert_eq!(file.metadata().unwrap().len(), 4096);
+            assert_eq!(fs::metadata(&path).unwrap().len(), 4096);
+            assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), 4096);
+            mount.locks.full.store(false, Ordering::SeqCst);
+        });
+    }
+}
+
 /// Within less another change may come that leaves the file with the same times.
 const TIMES_GO_ON: Duration = Duration::from_millis(150);
 

@@ -1,6 +1,8 @@
 //! Attributes: getattr, statx, setattr, access.
 
-use dray_core::{Access, Attr, Context, Errno, Result, SetAttr, TimeSet, Timestamp};
+use dray_core::{
+    Access, Attr, Context, Errno, Error, FileType, Result, SetAttr, TimeSet, Timestamp,
+};
 
 use crate::front::Worker;
 use crate::proto::abi::fattr;
@@ -17,11 +19,11 @@ impl Worker {
         let valid = self.shared.options.attr_validity();
         match *op {
             Operation::Getattr { fh } => {
-                let attr = self.getattr(cx, node, fh).await?;
+                let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
                 Ok(Answer::Small(reply::attr(&attr, valid)))
             }
             Operation::Statx { fh, .. } => {
-                let attr = self.getattr(cx, node, fh).await?;
+                let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
                 Ok(Answer::Small(reply::statx(&attr, valid)))
             }
             Operation::Setattr(ref args) if self.undoes_a_write(cx, node, args).await => {
@@ -33,13 +35,27 @@ impl Worker {
                     0 => self.fs.setattr(cx, self.id(node)?, set).await?,
                     _ => self.file(cx, args.fh).await?.setattr(cx, set).await?,
                 };
-                Ok(Answer::Small(reply::attr(&attr, valid)))
+                Ok(Answer::Small(reply::attr(&self.believable(node, attr)?, valid)))
             }
             Operation::Access { mask } => {
                 self.fs.access(cx, self.id(node)?, Access(mask & 7)).await?;
                 Ok(Answer::Empty)
             }
             _ => Err(Errno::EIO.into()),
+        }
+    }
+
+    /// What the kernel takes for attributes of `node`. Others would have it take the inode for bad, for
+    /// as long as it knows it (`fuse_make_bad` in fs/fuse/dir.c): the whole mount, if that is the root.
+    /// A file of another type is another file, where numbers are used again; or the server is broken.
+    fn believable(&self, node: u64, attr: Attr) -> Result<Attr> {
+        let kind = FileType::from_mode(attr.mode);
+        if kind.is_none() || i64::try_from(attr.size).is_err() {
+            return Err(Error::new(Errno::EPROTO).because("attributes that no file has"));
+        }
+        match self.shared.nodes.type_of(node) {
+            known if known.is_none() || known == kind => Ok(attr),
+            _ => Err(Error::new(Errno::ESTALE).because("it is a file of another type by now")),
         }
     }
 

@@ -10,7 +10,7 @@ use dray_core::{Context, DirEntry, DirPage, FileId, FileType, Name, OpenFile, Re
 use dray_rt::{Instant, now};
 
 use crate::front::Worker;
-use crate::proto::reply::{self, DirList, ENTRY_BYTES};
+use crate::proto::reply::{DirList, ENTRY_BYTES};
 use crate::proto::wire::Small;
 use crate::state::changes::Moment;
 use crate::state::handles::Handle;
@@ -186,7 +186,7 @@ impl Worker {
             let place = Name::new(name).ok().map(|name| (dir, name));
             let node = self.shared.nodes.remember(entry.id, place).ok()?;
             let entry = dray_core::Entry { id: entry.id, attr };
-            Some(reply::entry(node, &entry, self.validity()))
+            Some(self.told_of(node, &entry))
         });
         known.unwrap_or_else(nothing_known)
     }

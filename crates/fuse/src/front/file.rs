@@ -1,8 +1,11 @@
 //! Data of open files: read, write, sync, allocate, seek, copy.
 
+use std::os::fd::AsFd;
+
 use dray_core::{Allocate, Context, Errno, Error, IO_MAX_BYTES, OpenFile, Result, Seek, Write};
 
 use crate::front::{Worker, invalid};
+use crate::notify::inval_inode;
 use crate::proto::abi::{self, FSYNC_FDATASYNC};
 use crate::proto::wire::Small;
 use crate::proto::{CopyArgs, Operation};
@@ -62,7 +65,12 @@ impl Worker {
         Ok(Answer::Small(Small::new().u32(written.min(size as usize) as u32).u32(0)))
     }
 
-    pub(crate) async fn file_misc(&self, cx: &Context, op: &Operation<'_>) -> Result<Answer> {
+    pub(crate) async fn file_misc(
+        &self,
+        cx: &Context,
+        node: u64,
+        op: &Operation<'_>,
+    ) -> Result<Answer> {
         match *op {
             Operation::Fsync { fh, fsync_flags } | Operation::Fsyncdir { fh, fsync_flags } => {
                 let data_only = fsync_flags & FSYNC_FDATASYNC != 0;
@@ -71,8 +79,13 @@ impl Worker {
             }
             Operation::Fallocate { fh, at, len_bytes, mode } => {
                 let what = Allocate { flags: mode as i32, at, len_bytes };
-                self.file(cx, fh).await?.allocate(cx, what).await?;
-                Ok(Answer::Empty)
+                let allocated = self.file(cx, fh).await?.allocate(cx, what).await;
+                if allocated.is_err() && !self.shared.options.attr_validity().is_zero() {
+                    // ext4 keeps what it could allocate, and the kernel looks anew after success
+                    // alone. If this fails, the attributes run out by themselves.
+                    let _ = inval_inode(self.shared.device.as_fd(), node, None);
+                }
+                allocated.map(|()| Answer::Empty)
             }
             Operation::Lseek { fh, at, whence } => {
                 let what = match whence as i32 {

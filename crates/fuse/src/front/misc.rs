@@ -74,7 +74,7 @@ impl Worker {
         }
     }
 
-    pub(crate) async fn misc(&self, cx: &Context, op: &Operation<'_>) -> Result<Answer> {
+    pub(crate) async fn misc(&self, cx: &Context, node: u64, op: &Operation<'_>) -> Result<Answer> {
         match *op {
             Operation::Statfs => Ok(Answer::Small(reply::statfs(&self.fs.statfs(cx).await?))),
             Operation::Ioctl { fh, cmd, data, out_size } if GET_FLAGS.contains(&cmd) => {
@@ -106,7 +106,7 @@ impl Worker {
                 Ok(Answer::Small(Small::new().zeros(16)))
             }
             Operation::Ioctl { .. } => Err(Errno::ENOTTY.into()),
-            _ => self.file_misc(cx, op).await,
+            _ => self.file_misc(cx, node, op).await,
         }
     }
 }

@@ -149,7 +149,7 @@ impl Worker {
             | Operation::Removexattr { .. } => self.xattrs(cx, node, &request.op).await,
             Operation::Getlk(lock) => self.test_lock(cx, lock).await,
             Operation::Setlk { lock, wait } => self.lock(cx, node, lock, wait).await,
-            _ => self.misc(cx, &request.op).await,
+            _ => self.misc(cx, node, &request.op).await,
         }
     }
 

@@ -6,7 +6,7 @@ use dray_core::{
 
 use crate::front::{Worker, invalid};
 use crate::proto::Operation;
-use crate::proto::reply::{self, Validity};
+use crate::proto::reply::{self, NodeRef, Validity};
 use crate::proto::wire::Small;
 use crate::state::moved::renames;
 use crate::transport::Answer;
@@ -111,7 +111,7 @@ impl Worker {
     fn barred_answer(&self, mut entry: Entry) -> Result<Answer> {
         entry.attr.rdev = 0;
         let node = self.shared.nodes.remember_apart(entry.id)?;
-        Ok(Answer::Small(reply::entry(node, &entry, self.validity())))
+        Ok(Answer::Small(self.told_of(node, &entry)))
     }
 
     async fn make(&self, cx: &Context, dir: FileId, name: &Name, what: Make<'_>) -> Result<Answer> {
@@ -143,7 +143,7 @@ impl Worker {
     ) -> Result<Answer> {
         let nodes = &self.shared.nodes;
         let node = nodes.remember_directory(entry.id, (dir, name), parent, apart)?;
-        Ok(Answer::Small(reply::entry(node, entry, self.validity())))
+        Ok(Answer::Small(self.told_of(node, entry)))
     }
 
     fn entry_answer(&self, entry: &Entry, place: (FileId, &Name)) -> Result<Answer> {
@@ -153,7 +153,13 @@ impl Worker {
     /// Tells the kernel of a file that is no directory: from now on it counts until it is forgotten.
     pub(crate) fn entry(&self, entry: &Entry, place: Option<(FileId, &Name)>) -> Result<Small> {
         let node = self.shared.nodes.remember(entry.id, place)?;
-        Ok(reply::entry(node, entry, self.validity()))
+        Ok(self.told_of(node, entry))
+    }
+
+    /// What tells the kernel of it.
+    pub(super) fn told_of(&self, node: NodeRef, entry: &Entry) -> Small {
+        self.shared.nodes.note_type(node.node, entry.attr.file_type());
+        reply::entry(node, entry, self.validity())
     }
 
     pub(crate) fn validity(&self) -> Validity {

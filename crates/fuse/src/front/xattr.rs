@@ -9,6 +9,7 @@ use crate::proto::Operation;
 use crate::proto::wire::Small;
 use crate::state::capabilities;
 use crate::transport::Answer;
+use crate::worker::caller::call_that_waits;
 
 impl Worker {
     pub(crate) async fn xattrs(
@@ -50,6 +51,11 @@ impl Worker {
                 }
                 set.map(|()| Answer::Empty)
             }
+            Operation::Removexattr { name }
+                if name == capabilities::NAME && gives_away(cx).await =>
+            {
+                Ok(Answer::Empty)
+            }
             Operation::Removexattr { name } => {
                 self.fs.removexattr(cx, id, name).await?;
                 Ok(Answer::Empty)
@@ -83,6 +89,21 @@ impl Worker {
         }
         sized(value?, size)
     }
+}
+
+/// Whether the caller is in chown(2) or its like. The kernel takes a program's capabilities first
+/// (`security_inode_killpriv`) and asks for the change of the owner then, which may be refused. If it is
+/// made, the server's kernel takes them.
+async fn gives_away(cx: &Context) -> bool {
+    const CALLS: &[i64] = &[
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_chown,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_lchown,
+        libc::SYS_fchown,
+        libc::SYS_fchownat,
+    ];
+    call_that_waits(cx.pid).await.is_some_and(|call| CALLS.contains(&call.number))
 }
 
 /// The value, or how long it is where no room was offered; `ERANGE` for too little.

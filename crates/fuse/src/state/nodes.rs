@@ -7,7 +7,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Errno, Error, FileId, IdMap, Name, NameBuf, RenameHow, Result};
+use dray_core::{Errno, Error, FileId, FileType, IdMap, Name, NameBuf, RenameHow, Result};
 
 use crate::state::moved::Directories;
 use crate::state::places::Places;
@@ -27,6 +27,10 @@ const REUSE: usize = 24;
 const FLAG_LOCKED: u64 = 1;
 /// Not the node of its file, but one beside it, of which one caller was told.
 const FLAG_APART: u64 = 2;
+/// The type of file that the kernel was told of last, as in a mode (`S_IFMT`), so far up; 0: a
+/// predecessor did not note it.
+const TYPE_SHIFT: u32 = 4;
+const TYPE_BITS: u64 = (libc::S_IFMT as u64) >> 12 << TYPE_SHIFT;
 
 pub(crate) struct Nodes {
     state: State,
@@ -259,6 +263,7 @@ impl Nodes {
 
     /// Notes that fcntl locks were asked for on `node`.
     pub(crate) fn mark_locked(&self, node: u64) {
+        let _index = self.lock();
         if let Ok(slot) = self.slot_of(node) {
             self.set(slot, REUSE, self.get(slot, REUSE) | FLAG_LOCKED);
         }
@@ -267,6 +272,27 @@ impl Nodes {
     /// Whether fcntl locks were ever asked for on `node`, by a predecessor too.
     pub(crate) fn was_locked(&self, node: u64) -> bool {
         self.slot_of(node).is_ok_and(|slot| self.get(slot, REUSE) & FLAG_LOCKED != 0)
+    }
+
+    /// Notes that the kernel is told of a file of this type.
+    pub(crate) fn note_type(&self, node: u64, kind: FileType) {
+        if self.type_of(node) == Some(kind) {
+            return; // mostly
+        }
+        let _index = self.lock();
+        if let Ok(slot) = self.slot_of(node) {
+            let others = self.get(slot, REUSE) & !TYPE_BITS;
+            self.set(slot, REUSE, others | u64::from(kind.dirent_type()) << TYPE_SHIFT);
+        }
+    }
+
+    /// What the kernel takes the node for; none if that is not known.
+    pub(crate) fn type_of(&self, node: u64) -> Option<FileType> {
+        if node == ROOT_NODE {
+            return Some(FileType::Directory);
+        }
+        let noted = self.get(self.slot_of(node).ok()?, REUSE) & TYPE_BITS;
+        FileType::from_mode((noted >> TYPE_SHIFT << 12) as u32)
     }
 
     /// Nodes that the kernel knows.
@@ -388,6 +414,23 @@ mod tests {
         assert_eq!(nodes.id(node.node).unwrap(), id(7));
         assert_eq!(nodes.find(id(7)), Some(node.node));
         assert_eq!(nodes.remember(id(7), None).unwrap(), node);
+    }
+
+    #[test]
+    fn it_is_known_what_the_kernel_takes_a_node_for() {
+        let nodes = Nodes::new(State::create().unwrap(), ROOT);
+        assert_eq!(nodes.type_of(ROOT_NODE), Some(FileType::Directory));
+        let node = nodes.remember(id(7), None).unwrap().node;
+        assert_eq!((nodes.type_of(node), nodes.type_of(99)), (None, None));
+        for kind in [FileType::Socket, FileType::Regular, FileType::Symlink] {
+            nodes.note_type(node, kind);
+            assert_eq!(nodes.type_of(node), Some(kind));
+        }
+        nodes.mark_locked(node);
+        assert!(nodes.type_of(node) == Some(FileType::Symlink) && nodes.was_locked(node));
+        nodes.forget(node, 1, || ());
+        let next = nodes.remember(id(8), None).unwrap().node;
+        assert_eq!((next, nodes.type_of(next)), (node, None));
     }
 
     #[test]

@@ -28,6 +28,10 @@ pub struct Table {
     pub moved: AtomicUsize,
     /// So many lookups find nothing.
     pub absent: AtomicUsize,
+    /// So many answers about attributes call a directory a regular file.
+    pub mistaken: AtomicUsize,
+    /// Room is allocated in part, and the rest of it is not there.
+    pub full: AtomicBool,
     /// Calls of flush so far.
     pub flushes: AtomicUsize,
     /// Calls of sync so far: whether of the data only.
@@ -116,7 +120,6 @@ impl FileSystem for Locking {
 
     pass_on! {
         parent(dir: FileId) -> Result<Entry>;
-        getattr(id: FileId) -> Result<Attr>;
         setattr(id: FileId, set: SetAttr) -> Result<Attr>;
         readlink(id: FileId) -> Result<Vec<u8>>;
         make(dir: FileId, name: &'a Name, what: Make<'a>) -> Result<Entry>;
@@ -141,6 +144,17 @@ impl FileSystem for Locking {
             return Box::pin(async { Err(Errno::ENOENT.into()) });
         }
         self.inner.lookup(cx, dir, name)
+    }
+
+    fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
+        Box::pin(async move {
+            let mut attr = self.inner.getattr(cx, id).await?;
+            let kind = attr.file_type();
+            if kind == FileType::Directory && Table::takes_one(&self.table.mistaken) {
+                attr.mode ^= kind.mode_bits() ^ FileType::Regular.mode_bits();
+            }
+            Ok(attr)
+        })
     }
 
     fn getxattr<'a>(
@@ -223,12 +237,20 @@ impl OpenFile for LockingFile {
         readdir(cookie: u64, max_bytes: usize, plus: bool) -> Result<DirPage>;
         getattr() -> Result<Attr>;
         setattr(set: SetAttr) -> Result<Attr>;
-        allocate(what: Allocate) -> Result<()>;
         seek(at: u64, what: Seek) -> Result<u64>;
         get_flags() -> Result<u32>;
         set_flags(flags: u32) -> Result<()>;
         get_xflags() -> Result<Xflags>;
         set_xflags(set: Xflags) -> Result<()>;
+    }
+
+    fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            let full = self.table.full.load(Ordering::SeqCst);
+            let len_bytes = if full { what.len_bytes / 2 } else { what.len_bytes };
+            self.inner.allocate(cx, Allocate { len_bytes, ..what }).await?;
+            if full { Err(Errno::ENOSPC.into()) } else { Ok(()) }
+        })
     }
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
