@@ -26,8 +26,11 @@ use crate::paths;
 const HELD_MAX: usize = 4096;
 /// Descriptors that the keeper needs besides: its own, and that of the next server.
 const KEEPER_SPARE: usize = 32;
-/// How long the new process may take until it listens.
-const START_MAX: Duration = Duration::from_secs(5);
+/// How long the new process may take until it listens, on a machine that swaps. Without it files that
+/// were deleted while open end with this server.
+const START_MAX: Duration = Duration::from_secs(20);
+/// How long it may take to say what it holds.
+const TELL_MAX: Duration = Duration::from_secs(5);
 
 pub const OP_HOLD: u8 = 1;
 pub const OP_RELEASE: u8 = 2;
@@ -106,7 +109,7 @@ impl KeeperClient {
         if let Ok(client) = KeeperClient::connect(state) {
             return Ok(client);
         }
-        Command::new("/proc/self/exe")
+        let mut keeper = Command::new("/proc/self/exe")
             .arg0("dray")
             .arg("keep-files")
             .arg(state)
@@ -117,9 +120,15 @@ impl KeeperClient {
             .doing(doing)?;
         let begin = Instant::now();
         loop {
+            let has_ended = keeper.try_wait().is_ok_and(|ended| ended.is_some());
             match KeeperClient::connect(state) {
                 Ok(client) => return Ok(client),
-                Err(error) if begin.elapsed() > START_MAX => return Err(error).doing(doing),
+                Err(error) if has_ended => return Err(error).doing(doing),
+                Err(error) if begin.elapsed() > START_MAX => {
+                    let late =
+                        io::Error::new(error.kind(), format!("not within {START_MAX:?}: {error}"));
+                    return Err(late).doing(doing);
+                }
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         }
@@ -129,7 +138,7 @@ impl KeeperClient {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         let (address, _dir) = socket_address(state)?;
         socket.connect(&address)?;
-        socket.set_read_timeout(Some(START_MAX))?;
+        socket.set_read_timeout(Some(TELL_MAX))?;
         let mut held = HashMap::new();
         loop {
             let (message, _) = receive(&socket)?;
