@@ -2,7 +2,7 @@
 
 use dray_testkit::simulator::{
     Faults, WorkKind, run, run_cut_short, run_interleaved, run_leaving, run_of, run_power_loss,
-    run_power_losses, undecided,
+    run_power_losses,
 };
 
 /// Seeds of the ordinary test; `script/simulate` runs more.
@@ -23,7 +23,6 @@ fn nothing_is_lost_or_done_twice_and_everything_is_given_back() {
         };
         assert!(count >= least, "{count} {what} in all: too fair a weather");
     }
-    assert_eq!(undecided(), 0, "some runs prove nothing");
 }
 
 #[test]

@@ -42,8 +42,9 @@ impl Worker {
         how: OpenHow,
     ) -> Result<Arc<dyn OpenFile>> {
         let (nodes, sent_back) = (&self.shared.nodes, &self.shared.sent_back);
-        let mut opening =
-            Opening { caller: self.who_was_sent_back(cx.pid).await, file: id, request: cx.request };
+        let caller = self.who_was_sent_back(cx.pid).await;
+        let caller = caller.unwrap_or(Caller { thread: cx.pid, call: None });
+        let mut opening = Opening { caller, file: id, request: cx.request };
         let named = self.shared.options.believes_names() && node != ROOT_NODE;
         if !named || cx.pid == Pid(0) || sent_back.comes(opening) {
             return self.fs.open(cx, id, how).await;
@@ -65,13 +66,13 @@ impl Worker {
         opened
     }
 
-    /// In which call a thread asks, if it was sent back.
-    pub(super) async fn who_was_sent_back(&self, thread: Pid) -> Caller {
-        let call = match self.shared.sent_back.remembers(thread) {
-            true => call_that_waits(thread).await,
-            false => None,
-        };
-        Caller { thread, call: call.map(|call| call.print) }
+    /// The caller, if that is a thread that was sent back.
+    pub(super) async fn who_was_sent_back(&self, thread: Pid) -> Option<Caller> {
+        if !self.shared.sent_back.remembers(thread) {
+            return None;
+        }
+        let call = call_that_waits(thread).await;
+        Some(Caller { thread, call: call.map(|call| call.print) })
     }
 
     /// A predecessor may have had it opened for this very request, before it died.

@@ -61,8 +61,7 @@ impl Worker {
         name: &Name,
     ) -> Result<Answer> {
         let found = self.fs.lookup(cx, dir, name).await;
-        if self.shared.sent_back.remembers(cx.pid) {
-            let caller = self.who_was_sent_back(cx.pid).await;
+        if let Some(caller) = self.who_was_sent_back(cx.pid).await {
             self.shared.sent_back.finds(caller, found.as_ref().ok().map(|entry| entry.id));
         }
         match found {

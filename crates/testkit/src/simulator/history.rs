@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What was done to the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,18 +34,22 @@ pub const EVENTS_MAX: usize = 128;
 /// events may have happened or not there can be any number.
 const WAYS_MAX: usize = 1 << 20;
 
-/// Histories left undecided by this process.
-static UNDECIDED: AtomicU64 = AtomicU64::new(0);
+/// How what is said of a history begins that was left undecided.
+pub(super) const UNDECIDED: &str = "undecided, there are too many orders to look through";
 
-/// How many histories this process could not decide: too many events may have happened or not. They
-/// pass.
-pub fn undecided() -> u64 {
-    UNDECIDED.load(Ordering::Relaxed)
+/// What is wrong with a history of which this was found.
+pub(super) fn judge(explained: Option<bool>, events: &impl Debug) -> Result<(), String> {
+    match explained {
+        Some(true) => Ok(()),
+        Some(false) => Err(format!("no order of these explains them: {events:#x?}")),
+        None => Err(format!("{UNDECIDED}: {events:#x?}")),
+    }
 }
 
 /// Whether there is an order of the events, each at one moment between its two ticks, in
-/// which every read finds what was written last. The value is 0 at first.
-pub fn linearizable(events: &[Event]) -> bool {
+/// which every read finds what was written last. The value is 0 at first. None: as with
+/// [`linearizable_from`].
+pub fn linearizable(events: &[Event]) -> Option<bool> {
     linearizable_from(0, events, |value, kind| match kind {
         Kind::Read(found) => (found == value).then_some(*value),
         Kind::Write(new) => Some(*new),
@@ -54,17 +58,13 @@ pub fn linearizable(events: &[Event]) -> bool {
 
 /// The same for any kind of state, which is `first` at first: `apply` answers the state
 /// after an event, or none if it could not have happened (Wing and Gong 1993, with the
-/// states seen before remembered as by Lowe 2017). True, too, if that cannot be decided
-/// ([`undecided`]).
+/// states seen before remembered as by Lowe 2017). None if there are too many orders to find out.
 pub fn linearizable_from<S: Clone + Eq + Hash, K>(
     first: S,
     events: &[Event<K>],
     apply: impl Fn(&S, &K) -> Option<S>,
-) -> bool {
-    search(first, events, apply, WAYS_MAX).unwrap_or_else(|| {
-        UNDECIDED.fetch_add(1, Ordering::Relaxed);
-        true
-    })
+) -> Option<bool> {
+    search(first, events, apply, WAYS_MAX)
 }
 
 /// None after so many ways.
@@ -152,17 +152,26 @@ mod tests {
     #[test]
     fn overlapping_events_may_happen_in_either_order_others_not() {
         let write = event(1, 6, Kind::Write(7));
-        assert!(linearizable(&[write, event(2, 3, Kind::Read(0)), event(4, 5, Kind::Read(7))]));
-        assert!(!linearizable(&[write, event(2, 3, Kind::Read(7)), event(4, 5, Kind::Read(0))]));
-        assert!(!linearizable(&[write, event(7, 8, Kind::Read(0))]));
+        assert_eq!(
+            linearizable(&[write, event(2, 3, Kind::Read(0)), event(4, 5, Kind::Read(7))]),
+            Some(true)
+        );
+        assert_eq!(
+            linearizable(&[write, event(2, 3, Kind::Read(7)), event(4, 5, Kind::Read(0))]),
+            Some(false)
+        );
+        assert_eq!(linearizable(&[write, event(7, 8, Kind::Read(0))]), Some(false));
     }
 
     #[test]
     fn what_was_never_answered_may_have_happened_or_not() {
         let lost = Event { optional: true, ..event(1, u64::MAX, Kind::Write(7)) };
-        assert!(linearizable(&[lost, event(7, 8, Kind::Read(0))]));
-        assert!(linearizable(&[lost, event(7, 8, Kind::Read(7))]));
-        assert!(!linearizable(&[lost, event(7, 8, Kind::Read(7)), event(9, 10, Kind::Read(0))]));
+        assert_eq!(linearizable(&[lost, event(7, 8, Kind::Read(0))]), Some(true));
+        assert_eq!(linearizable(&[lost, event(7, 8, Kind::Read(7))]), Some(true));
+        assert_eq!(
+            linearizable(&[lost, event(7, 8, Kind::Read(7)), event(9, 10, Kind::Read(0))]),
+            Some(false)
+        );
     }
 
     /// Each order is tried, and nothing is remembered.

@@ -31,7 +31,7 @@ use torment::Plan;
 use work::Work;
 
 pub use faults::Faults;
-pub use history::{Event, Kind, linearizable, linearizable_from, undecided};
+pub use history::{Event, Kind, linearizable, linearizable_from};
 pub use leaving::run_leaving;
 pub use power::{run_power_loss, run_power_losses, run_power_losses_of};
 pub use work::{Kind as WorkKind, PowerKind};
@@ -69,6 +69,14 @@ pub struct Failure {
     pub plan: String,
     /// What is wrong.
     pub what: String,
+}
+
+impl Failure {
+    /// It shows no fault, and does not prove that there is none: too many calls may have been carried
+    /// out or not.
+    pub fn is_undecided(&self) -> bool {
+        self.what.starts_with(history::UNDECIDED)
+    }
 }
 
 impl fmt::Display for Failure {

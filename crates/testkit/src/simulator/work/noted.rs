@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use dray_core::Error;
 
 use super::lock;
-use crate::simulator::history::{Event, linearizable_from};
+use crate::simulator::history::{Event, judge, linearizable_from};
 
 /// Deeds, in the order in which they were asked for.
 pub(super) struct Noted<D> {
@@ -69,9 +69,6 @@ impl<D> Noted<D> {
         D: std::fmt::Debug,
     {
         let events = &lock(&self.state).1;
-        match linearizable_from(first, events, apply) {
-            true => Ok(()),
-            false => Err(format!("no order of these explains them: {events:#x?}")),
-        }
+        judge(linearizable_from(first, events, apply), events)
     }
 }

@@ -7,7 +7,7 @@ use dray_core::{Buf, BufMut, Fut, Write};
 use super::{Work, lock, pick, think};
 use crate::simulator::Outcome;
 use crate::simulator::client::Client;
-use crate::simulator::history::{Event, Kind, linearizable, nothing_replaced_is_found};
+use crate::simulator::history::{Event, Kind, judge, linearizable, nothing_replaced_is_found};
 use crate::simulator::machine::Machine;
 
 /// Operations of each client.
@@ -112,13 +112,10 @@ impl Work for Register {
         Box::pin(async move {
             let events = &lock(&self.state).1;
             let right = match self.power.is_some() {
-                true => nothing_replaced_is_found(events),
+                true => Some(nothing_replaced_is_found(events)),
                 false => linearizable(events),
             };
-            if right {
-                return Ok(());
-            }
-            Err(format!("no order of these reads and writes explains them: {events:#?}"))
+            judge(right, events)
         })
     }
 }
