@@ -12,6 +12,14 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
 
+/// FNV-1a of some bytes, of 64 bits: the same in every process, for what outlives one. Whoever chooses
+/// the bytes can have two of the same hash.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 /// A map from ids.
 pub type IdMap<K, V> = HashMap<K, V, IdHash>;
 
@@ -84,6 +92,14 @@ mod tests {
 
     use super::*;
     use crate::FileId;
+
+    /// Sockets and state of mounts are named by it, over versions.
+    #[test]
+    fn bytes_have_the_hash_that_is_published_for_them() {
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
 
     /// Numbers that differ in a few bits only, as inode numbers and handles do, fill a table
     /// as evenly as random ones: by the low bits, which choose the place, and by the seven

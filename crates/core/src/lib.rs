@@ -27,7 +27,7 @@ pub use dir::{DirEntry, DirPage};
 pub use errno::Errno;
 pub use error::{Error, Fate, Io, Result};
 pub use fs::{FileSystem, Fut, OpenFile};
-pub use hash::{IdHash, IdMap};
+pub use hash::{IdHash, IdMap, fnv1a};
 pub use how::{
     Access, Allocate, AtOpen, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,
     XattrSet, Xflags,

@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use dray_core::fnv1a;
+
 use crate::error::{Doing, Failure};
 
 const RUN_DIR: &str = "DRAY_RUN_DIR";
@@ -123,10 +125,7 @@ pub fn state_dir() -> PathBuf {
 
 /// A short name for a path, the same in every process: FNV-1a of its bytes.
 pub fn short_name(path: &Path) -> String {
-    let hash = path.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{hash:016x}")
+    format!("{:016x}", fnv1a(path.as_os_str().as_bytes()))
 }
 
 /// A short name for the mount that was made at `at`, the same in every process. Where it has been

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use dray_core::Pid;
+use dray_core::{Pid, fnv1a};
 use dray_rt::sleep;
 
 use crate::worker::identity::field;
@@ -135,10 +135,8 @@ impl SystemCall {
     /// From a line of /proc/PID/syscall (proc(5)).
     fn in_line(line: &str) -> Option<SystemCall> {
         let number = line.split_ascii_whitespace().next()?.parse().ok()?;
-        // FNV-1a.
-        let print = line.bytes().fold(0x811c_9dc5u32, |print, byte| {
-            (print ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-        });
+        let hash = fnv1a(line.as_bytes());
+        let print = (hash >> 32) as u32 ^ hash as u32;
         Some(SystemCall { number, print: NonZeroU32::new(print).unwrap_or(NonZeroU32::MIN) })
     }
 }
