@@ -5,13 +5,16 @@ mod common;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::daemons;
+
+/// Longer than a server keeps what has been removed.
+const GONE: Duration = Duration::from_millis(500);
 
 /// Two mounts whose kernel believes names for longer than any test takes, over each transport.
 fn on_two_mounts(check: impl Fn(&Path, &Path)) {
@@ -99,6 +102,26 @@ fn what_has_several_names_is_opened_by_those_that_it_has_now() {
         fs::remove_file(other.join("third")).unwrap();
         replace(one, "second", "and another");
         assert_eq!(read(&other.join("second")).unwrap(), "and another");
+    });
+}
+
+/// Who may open it is asked first of what is gone, and that sends open(2) back, too: once for a call.
+#[test]
+fn what_is_gone_before_its_rights_are_asked_for_is_looked_up_once_more() {
+    on_two_mounts(|one, other| {
+        fs::write(one.join("first"), "old").unwrap();
+        fs::hard_link(one.join("first"), one.join("second")).unwrap();
+        for name in ["first", "second"] {
+            assert_eq!(read(&other.join(name)).unwrap(), "old");
+        }
+        drop(File::open(other.join("second")).unwrap()); // at which a young file's attributes are dropped
+        replace(one, "first", "new");
+        fs::hard_link(one.join("first"), one.join("third")).unwrap();
+        fs::rename(one.join("third"), one.join("second")).unwrap();
+        std::thread::sleep(GONE);
+        let [seen, there] = [other, one].map(|dir| fs::metadata(dir.join("first")).unwrap());
+        assert_eq!(seen.ino(), there.ino());
+        assert_eq!(read(&other.join("second")).unwrap(), "new", "it has two names again");
     });
 }
 

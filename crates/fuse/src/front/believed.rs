@@ -17,7 +17,7 @@ use dray_core::{Context, Errno, Error, FileId, OpenFile, OpenHow, Pid, Result};
 
 use crate::front::Worker;
 use crate::proto::abi::ROOT_NODE;
-use crate::state::sent_back::{Caller, Opening};
+use crate::state::sent_back::{Caller, NOTHING, Opening};
 use crate::worker::caller::call_that_waits;
 
 /// System calls that open a file by its path. What io_uring(7) opens is in none of them.
@@ -64,6 +64,20 @@ impl Worker {
             sent_back.note(opening);
         }
         opened
+    }
+
+    /// What else is ESTALE within open(2) sends it back as well: its rights to a file that others have
+    /// removed are looked at first, where the kernel does not know them any more.
+    pub(super) async fn note_sent_back(&self, cx: &Context, error: &Error) {
+        let stale = error.errno() == Errno::ESTALE && self.shared.options.believes_names();
+        if !stale || cx.pid == Pid(0) {
+            return;
+        }
+        let call = call_that_waits(cx.pid).await.filter(|call| OPENING.contains(&call.number));
+        if let Some(call) = call {
+            let caller = Caller { thread: cx.pid, call: Some(call.print) };
+            self.shared.sent_back.note(Opening { caller, file: NOTHING, request: cx.request });
+        }
     }
 
     /// The caller, if that is a thread that was sent back.

@@ -69,6 +69,9 @@ impl Worker {
         cx.cancel = Some(cancel);
         let result = self.dispatch(&mut cx, &request, message).await;
         let result = result.map_err(|error| self.told(&request, error));
+        if let Err(error) = &result {
+            self.note_sent_back(&cx, error).await;
+        }
         self.note_changes(&request);
         let signalled = cx.check().is_err();
         drop(cx); // its flag is for the next request

@@ -38,7 +38,7 @@ const REQUEST: usize = 24;
 const CAME: u64 = 1;
 
 /// What a call finds where there is nothing; no file has this id.
-const NOTHING: FileId = FileId { ino: 0, generation: 0 };
+pub(crate) const NOTHING: FileId = FileId { ino: 0, generation: 0 };
 
 /// Who asks: a thread, and in which call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
