@@ -7,8 +7,8 @@ use std::sync::Arc;
 use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, Errno, Error,
     FileId, FileSystem, FileType, FsInfo, FsUuid, Fut, Io, Lock, LockOwner, Make, Name, OpenFile,
-    OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet, Xflags,
-    open_named,
+    OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Write, XattrSet,
+    Xflags, open_named,
 };
 
 const ROOT: FileId = FileId { ino: 1, generation: 1 };
@@ -62,6 +62,10 @@ impl FileSystem for NullFs {
     }
 
     fn path(&self, _: FileId) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn clock(&self) -> Option<Timestamp> {
         None
     }
 

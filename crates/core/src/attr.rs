@@ -1,5 +1,7 @@
 //! Attributes of files and of file systems.
 
+use std::time::Duration;
+
 use crate::{FileId, Gid, Uid};
 
 /// A point in time, as files carry it: seconds since 1970 and nanoseconds.
@@ -9,6 +11,21 @@ pub struct Timestamp {
     pub sec: i64,
     /// Nanoseconds, 0..1_000_000_000.
     pub nsec: u32,
+}
+
+impl Timestamp {
+    /// Nanoseconds since the epoch.
+    fn nanos(self) -> i128 {
+        i128::from(self.sec) * 1_000_000_000 + i128::from(self.nsec)
+    }
+}
+
+impl From<Duration> for Timestamp {
+    /// Of a time since the epoch.
+    fn from(since: Duration) -> Timestamp {
+        let sec = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+        Timestamp { sec, nsec: since.subsec_nanos() }
+    }
 }
 
 /// What kind of file it is; the `S_IFMT` part of a mode.
@@ -98,6 +115,23 @@ impl Attr {
     pub fn file_type(&self) -> FileType {
         FileType::from_mode(self.mode).unwrap_or(FileType::Regular)
     }
+
+    /// How near two times can be that the file system keeps as the same: some ticks of the slowest
+    /// clock (100 Hz), late ones included, and of file systems without parts of seconds, of which FAT
+    /// has the coarsest times, 2 s.
+    pub fn grain(&self) -> Duration {
+        match (self.mtime.nsec, self.ctime.nsec) {
+            (0, 0) => Duration::from_secs(3),
+            _ => Duration::from_millis(100),
+        }
+    }
+
+    /// Whether the clock that its times are from has gone on since, so that any further change of
+    /// content gives it other ones. `clock` was read before these attributes.
+    pub fn is_past(&self, clock: Timestamp) -> bool {
+        let grain = i128::from(self.grain().as_nanos() as u64);
+        clock.nanos() - self.mtime.max(self.ctime).nanos() >= grain
+    }
 }
 
 /// What a lookup finds: who it is and what it is like.
@@ -157,4 +191,22 @@ pub struct Statfs {
     pub files_free: u64,
     /// Longest name, bytes.
     pub name_max_bytes: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_past_once_no_change_can_have_the_same() {
+        let time = |sec, nsec| Timestamp { sec, nsec };
+        let at = |mtime, ctime| Attr { mtime, ctime, ..Attr::default() };
+        let fine = at(time(7, 0), time(8, 950_000_000));
+        assert!(!fine.is_past(time(9, 49_999_999)) && fine.is_past(time(9, 50_000_000)));
+        let coarse = at(time(7, 0), time(8, 0));
+        assert!(!coarse.is_past(time(10, 999_999_999)) && coarse.is_past(time(11, 0)));
+        // Of a clock that has been set back, or a program that gives files times to come.
+        assert!(!fine.is_past(time(8, 0)) && !at(time(20, 1), time(8, 1)).is_past(time(10, 0)));
+        assert!(!at(time(i64::MAX, 1), time(i64::MIN, 0)).is_past(time(i64::MIN, 0)));
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
     FsInfo, Io, Lock, LockOwner, Make, Name, OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr,
-    Statfs, Write, XattrSet, Xflags,
+    Statfs, Timestamp, Write, XattrSet, Xflags,
 };
 
 /// A boxed future: stacks are put together at run time. `Send`, so that a task
@@ -33,6 +33,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Where `id` is now, from the root on and beginning with a slash, for people who look at
     /// what is going on; none if that is not known here. It may wait for the file system below.
     fn path(&self, id: FileId) -> Option<Vec<u8>>;
+
+    /// What the clock shows that files' times are taken from, or a little less; none if that is not
+    /// known here.
+    fn clock(&self) -> Option<Timestamp>;
 
     /// Finds `name` in `dir`. Errors: `ENOENT`, `ENOTDIR`, `EACCES` and those of the file
     /// system below.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
     FileSystem, FsInfo, Fut, Io, Lock, LockOwner, Make, Name, Op, OpenFile, OpenHow, RemoveKind,
-    RenameHow, Result, Seek, SetAttr, Statfs, Write, XattrSet, Xflags,
+    RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Write, XattrSet, Xflags,
 };
 
 use crate::observe::{Admit, Call, Observer, Outcome};
@@ -92,6 +92,10 @@ impl<O: Observer> FileSystem for Observed<O> {
 
     fn path(&self, id: FileId) -> Option<Vec<u8>> {
         self.inner.path(id)
+    }
+
+    fn clock(&self) -> Option<Timestamp> {
+        self.inner.clock()
     }
 
     fn lookup<'a>(

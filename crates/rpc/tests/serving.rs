@@ -10,7 +10,7 @@ use common::{
 };
 use dray_core::{
     Buf, BufMut, Cancel, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind,
-    LockOwner, LockRange, Make, Name, OpenHow, Pid, RemoveKind, Write, XattrSet,
+    LockOwner, LockRange, Make, Name, Op, OpenHow, Pid, RemoveKind, Write, XattrSet,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connection, Sockets};
@@ -290,4 +290,42 @@ fn a_socket_that_is_not_ours_is_not_taken_for_one_without_a_server() {
     let error = std::io::Error::from_raw_os_error(libc::EACCES);
     let said = ConnectError::Unreachable { target: "unix:///s".into(), error }.to_string();
     assert!(said.contains("its owner alone") && !said.contains("running"), "{said}");
+}
+
+/// Only the server has the clock that they are from, and knows of writes under way: those have given
+/// the file their time and go on changing it.
+#[test]
+fn an_opening_tells_whether_whoever_changes_the_file_next_gives_it_other_times() {
+    simulate(9, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let delay = Duration::from_secs(2);
+        let slow = Fault { op: Some(Op::Write), when: When::Always, delay, error: None };
+        let below = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
+        let export = Export::new("data", Arc::new(below), Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        serve_simulated(&network, "s", &server, &scope);
+        let fs = Arc::new(connect(network.connector("s"), client_options()).await.unwrap());
+        let cx = Context::system();
+        let (entry, file) = fs.create(&cx, fs.info().root, name("f"), NEW).await.unwrap();
+        let times_past = async || {
+            let how = OpenHow { with_attr: true, ..OpenHow::READ };
+            let opened = fs.open(&cx, entry.id, how).await.unwrap();
+            let seen = opened.at_open().unwrap();
+            opened.close(&cx).await.unwrap();
+            seen.times_past
+        };
+        assert!(!times_past().await, "it has only just been made");
+        dray_rt::sleep(entry.attr.grain()).await;
+        assert!(times_past().await);
+        let write = dray_rt::spawn_join(async move {
+            file.write(&Context::system(), Write::at(0), Buf::from(&b"x"[..])).await.unwrap();
+        });
+        dray_rt::sleep(delay / 2).await;
+        assert!(!times_past().await, "it is being changed");
+        write.await.unwrap();
+        assert!(!times_past().await);
+        dray_rt::sleep(entry.attr.grain()).await;
+        assert!(times_past().await);
+    });
 }

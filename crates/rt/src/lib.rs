@@ -26,7 +26,9 @@ pub use random::{random_bytes, random_u64};
 pub use scope::Scope;
 pub use source::{Interest, Source};
 pub use task::{Aborted, Join, poll_once_then_spawn, spawn, spawn_join, yield_now};
-pub use time::{Elapsed, Instant, Sleep, now, sleep, sleep_until, step, timeout, wall_clock};
+pub use time::{
+    Elapsed, Instant, Sleep, coarse_wall_clock, now, sleep, sleep_until, step, timeout, wall_clock,
+};
 pub use turn::Turn;
 
 /// Channels and semaphores that work on any executor.

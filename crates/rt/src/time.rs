@@ -62,12 +62,26 @@ pub fn wall_clock() -> Duration {
     }
 }
 
+/// As [`wall_clock`], at the last tick: what Linux gives files for times (`current_time` in fs/inode.c),
+/// but that since 6.13 it may give some from a finer clock, which are later.
+pub fn coarse_wall_clock() -> Duration {
+    match current() {
+        Some(shared) if shared.simulated() => wall_clock(),
+        _ => read(libc::CLOCK_REALTIME_COARSE),
+    }
+}
+
 pub(crate) fn real_now() -> Instant {
+    Instant(read(libc::CLOCK_MONOTONIC).as_nanos() as u64)
+}
+
+/// Of a clock that every kernel has and shows no time before its beginning.
+fn read(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes to `time`, which outlives the call. It cannot fail for
-    // this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    Instant(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+    // these clocks.
+    unsafe { libc::clock_gettime(clock, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Waits for `wait`.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use dray_core::{
     Access, Attr, Context, CreateHow, Entry, Errno, FileId, FileSystem, FileType, FsInfo, Fut,
-    Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet,
-    open_named,
+    Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp,
+    XattrSet, open_named,
 };
 
 use super::store::Store;
@@ -105,6 +105,10 @@ impl FileSystem for MemoryFs {
 
     fn path(&self, _: FileId) -> Option<Vec<u8>> {
         None
+    }
+
+    fn clock(&self) -> Option<Timestamp> {
+        Some(super::inode::now())
     }
 
     fn lookup<'a>(

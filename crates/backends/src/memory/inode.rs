@@ -156,6 +156,5 @@ impl Inode {
 
 /// The time of now, as files carry it.
 pub(super) fn now() -> Timestamp {
-    let time = dray_rt::wall_clock();
-    Timestamp { sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), nsec: time.subsec_nanos() }
+    dray_rt::wall_clock().into()
 }

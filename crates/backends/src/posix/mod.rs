@@ -36,7 +36,8 @@ use std::time::Duration;
 
 use dray_core::{
     Access, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, FsUuid, Fut, Make, Name,
-    Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, XattrSet, open_named,
+    Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp, XattrSet,
+    open_named,
 };
 
 use self::attrs::Target;
@@ -136,6 +137,10 @@ impl FileSystem for PosixFs {
 
     fn path(&self, id: FileId) -> Option<Vec<u8>> {
         self.core.path(id)
+    }
+
+    fn clock(&self) -> Option<Timestamp> {
+        self.core.below.is_local().then(|| dray_rt::coarse_wall_clock().into())
     }
 
     fn lookup<'a>(

@@ -43,6 +43,23 @@ fn drop_pages(path: &std::path::Path) {
     assert_eq!(error, 0);
 }
 
+/// Else a change could leave a file with the times that it had at an open, and whoever caches it with
+/// the pages of then.
+#[test]
+fn no_change_gives_a_file_times_before_what_the_clock_shows() {
+    on_each(&Kind::ALL, async |kit| {
+        let cx = &kit.root_user;
+        let (_, file) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
+        for number in 0..3000 {
+            let clock = kit.fs.clock().expect("it is local");
+            put(cx, &*file, 0, &[number as u8]).await.unwrap();
+            let attr = file.getattr(cx).await.unwrap();
+            assert!(attr.mtime >= clock && attr.ctime >= clock, "{attr:?} at {clock:?}");
+            assert!(!attr.is_past(clock));
+        }
+    });
+}
+
 #[test]
 fn holes_are_made_and_found() {
     on_each(&Kind::NATIVE, async |kit| {

@@ -143,12 +143,12 @@ impl Worker {
             Consistency::CloseToOpen => {
                 let seen = match file.at_open() {
                     Some(seen) => seen,
-                    None => AtOpen { attr: file.getattr(cx).await?, no_capability: false },
+                    None => self.seen_at_open(cx, file).await?,
                 };
                 if seen.no_capability {
                     self.shared.capabilities.note_absent(node, asked);
                 }
-                let Some(dropping) = self.shared.versions.at_open(node, &seen.attr, Moment::now())
+                let Some(dropping) = self.shared.versions.at_open(node, &seen, Moment::now())
                 else {
                     return Ok((fopen::KEEP_CACHE, None));
                 };
@@ -159,6 +159,14 @@ impl Worker {
                 Ok((0, Some(dropping)))
             }
         }
+    }
+
+    /// What a file system does not say with the opening.
+    async fn seen_at_open(&self, cx: &Context, file: &Arc<dyn OpenFile>) -> Result<AtOpen> {
+        let clock = self.fs.clock();
+        let attr = file.getattr(cx).await?;
+        let times_past = clock.is_some_and(|clock| attr.is_past(clock));
+        Ok(AtOpen { attr, no_capability: false, times_past })
     }
 
     /// A request came through this open file, so that the kernel has had the answer to its

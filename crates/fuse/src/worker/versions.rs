@@ -7,23 +7,19 @@
 //! A version is known by the file's times and size. Times are coarse: before Linux 6.13 as a tick of the
 //! kernel's clock, and some file systems keep seconds. A change soon after another can leave a file with
 //! the same of all. So pages are kept only if they were dropped at an open so late that the times had
-//! gone on.
+//! gone on: whoever has the clock says so ([`AtOpen::times_past`]), or this version was seen long enough
+//! ago ([`Attr::grain`]).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Attr, IdMap, Timestamp};
+use dray_core::{AtOpen, Attr, IdMap, Timestamp};
 use dray_rt::Instant;
 
 /// Versions remembered; beyond it all are forgotten, which costs cached pages only.
 const VERSIONS_MAX: usize = 1 << 20;
-/// Within this time after a version was seen, another may come with the same times: some ticks of the
-/// slowest clock (100 Hz), late ones included; and of file systems without parts of seconds, of which
-/// FAT has the coarsest times (2 s).
-const GRAIN: Duration = Duration::from_millis(100);
-const GRAIN_OF_SECONDS: Duration = Duration::from_secs(3);
-/// A version that old was there long before it was seen, also if the clock that it has its times from
-/// is wrong by nearly as much.
+/// Where nobody says it who has the clock that times are from: a version that old was there long before
+/// it was seen, also if that clock is wrong by nearly as much.
 const OLD_SECONDS: i64 = 60;
 
 #[derive(Default)]
@@ -55,11 +51,6 @@ impl Version {
     fn is_of(&self, attr: &Attr) -> bool {
         (self.mtime, self.ctime, self.size) == (attr.mtime, attr.ctime, attr.size)
     }
-
-    fn grain(&self) -> Duration {
-        let in_seconds = (self.mtime.nsec, self.ctime.nsec) == (0, 0);
-        if in_seconds { GRAIN_OF_SECONDS } else { GRAIN }
-    }
 }
 
 /// Names the version for which the kernel is told to drop the pages of others; never 0.
@@ -79,8 +70,9 @@ impl Moment {
         Moment { now: dray_rt::now(), wall: dray_rt::wall_clock() }
     }
 
-    fn is_long_after(self, time: Timestamp) -> bool {
-        (self.wall.as_secs() as i64).saturating_sub(time.sec) > OLD_SECONDS
+    fn is_long_after(self, attr: &Attr) -> bool {
+        let last = attr.mtime.sec.max(attr.ctime.sec);
+        (self.wall.as_secs() as i64).saturating_sub(last) > OLD_SECONDS
     }
 }
 
@@ -91,7 +83,8 @@ impl Versions {
 
     /// Notes what `node` is like at an open. None if the kernel has no other pages of it; else
     /// it is to drop what it has, and [`Versions::dropped`] to be told.
-    pub(crate) fn at_open(&self, node: u64, attr: &Attr, moment: Moment) -> Option<Dropping> {
+    pub(crate) fn at_open(&self, node: u64, file: &AtOpen, moment: Moment) -> Option<Dropping> {
+        let AtOpen { attr, times_past, .. } = file;
         let mut seen = self.lock();
         let Seen { files, numbers } = &mut *seen;
         if let Some(known) = files.get_mut(&node)
@@ -102,7 +95,7 @@ impl Versions {
             }
             *numbers += 1;
             (known.number, known.dropped) = (*numbers, false);
-            known.settled = moment.now - known.since >= known.grain();
+            known.settled = *times_past || moment.now - known.since >= attr.grain();
             return Some(Dropping(*numbers));
         }
         if files.len() >= VERSIONS_MAX {
@@ -110,7 +103,7 @@ impl Versions {
         }
         *numbers += 1;
         let Attr { mtime, ctime, size, .. } = *attr;
-        let settled = moment.is_long_after(mtime) && moment.is_long_after(ctime);
+        let settled = *times_past || moment.is_long_after(attr);
         let (since, number, dropped) = (moment.now, *numbers, false);
         files.insert(node, Version { mtime, ctime, size, since, settled, number, dropped });
         Some(Dropping(number))
@@ -135,6 +128,11 @@ impl Versions {
 mod tests {
     use super::*;
 
+    /// As a file system says that does not have the clock.
+    fn seen(attr: Attr) -> AtOpen {
+        AtOpen { attr, no_capability: false, times_past: false }
+    }
+
     /// A moment `millis` after some other, at which files of 1970 are old.
     fn at(millis: u64) -> Moment {
         let since = Duration::from_millis(millis);
@@ -146,12 +144,12 @@ mod tests {
     /// been told to drop, and had not dropped so far.
     #[test]
     fn pages_are_kept_once_those_of_former_versions_have_gone() {
-        let (versions, attr) = (Versions::default(), Attr::default());
+        let (versions, attr) = (Versions::default(), seen(Attr::default()));
         let first = versions.at_open(7, &attr, at(0)).unwrap();
         assert_eq!(versions.at_open(7, &attr, at(0)), Some(first), "nothing shows that it is done");
         versions.dropped(7, first);
         assert_eq!(versions.at_open(7, &attr, at(0)), None);
-        let changed = Attr { size: 1, ..attr };
+        let changed = seen(Attr { size: 1, ..attr.attr });
         let second = versions.at_open(7, &changed, at(0)).unwrap();
         versions.dropped(7, first);
         assert_eq!(versions.at_open(7, &changed, at(0)), Some(second));
@@ -168,7 +166,7 @@ mod tests {
     fn pages_are_dropped_until_times_have_gone_on() {
         for (nsec, grain_millis) in [(1, 100), (0, 3000)] {
             let (versions, time) = (Versions::default(), Timestamp { sec: 1000, nsec });
-            let attr = Attr { mtime: time, ctime: time, ..Attr::default() };
+            let attr = seen(Attr { mtime: time, ctime: time, ..Attr::default() });
             for millis in [10, 10, 10 + grain_millis - 1, 10 + grain_millis] {
                 let dropping = versions.at_open(7, &attr, at(millis)).expect("it may have changed");
                 versions.dropped(7, dropping);
@@ -180,10 +178,26 @@ mod tests {
             assert_eq!(versions.at_open(8, &attr, at(61_000)), None);
             // Of a clock that goes before ours.
             let time = Timestamp { sec: 1000 + 3600, nsec };
-            let ahead = Attr { ctime: time, ..attr };
+            let ahead = seen(Attr { ctime: time, ..attr.attr });
             let dropping = versions.at_open(8, &ahead, at(61_000)).unwrap();
             versions.dropped(8, dropping);
             assert!(versions.at_open(8, &ahead, at(61_001)).is_some());
         }
+    }
+    /// Every file was read from the server twice that had changed within the last minute.
+    #[test]
+    fn pages_of_young_files_are_kept_if_their_times_are_known_to_be_past() {
+        let (versions, time) = (Versions::default(), Timestamp { sec: 1000, nsec: 1 });
+        let young = seen(Attr { mtime: time, ctime: time, ..Attr::default() });
+        let past = AtOpen { times_past: true, ..young };
+        let dropping = versions.at_open(7, &past, at(10)).unwrap();
+        versions.dropped(7, dropping);
+        assert_eq!(versions.at_open(7, &past, at(10)), None);
+        // At the next open, if it was too early at the first.
+        for file in [young, past] {
+            let dropping = versions.at_open(8, &file, at(10)).unwrap();
+            versions.dropped(8, dropping);
+        }
+        assert_eq!(versions.at_open(8, &past, at(10)), None);
     }
 }

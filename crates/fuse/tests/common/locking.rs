@@ -118,6 +118,10 @@ impl FileSystem for Locking {
         self.inner.path(id)
     }
 
+    fn clock(&self) -> Option<Timestamp> {
+        self.inner.clock()
+    }
+
     pass_on! {
         parent(dir: FileId) -> Result<Entry>;
         setattr(id: FileId, set: SetAttr) -> Result<Attr>;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Fate, FileId, FileSystem,
     FileType, FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result,
-    SetAttr, Statfs, XattrSet, open_named,
+    SetAttr, Statfs, Timestamp, XattrSet, open_named,
 };
 
 use crate::client::ahead::{Guess, Surplus};
@@ -114,7 +114,11 @@ impl RemoteFs {
         (handle, how): (u64, OpenHow),
         made: Made,
     ) -> Result<(Entry, Arc<dyn OpenFile>)> {
-        let at_open = how.with_attr.then_some(AtOpen { attr: entry.attr, no_capability });
+        let at_open = how.with_attr.then_some(AtOpen {
+            attr: entry.attr,
+            no_capability,
+            times_past: made.times_past,
+        });
         let file = self.changed_file(cx, entry.id, (handle, how), at_open, made);
         Ok((entry, Arc::new(file.heard_of(cx, made.standing).await?)))
     }
@@ -205,12 +209,15 @@ impl RemoteFs {
             None => Call::Open { id, how, handle, again: false },
         };
         // Cutting a file twice could cut what was written in between.
+        let told = |at_open: Option<AtOpen>, made: Made| {
+            at_open.map(|seen| AtOpen { times_past: made.times_past, ..seen })
+        };
         let (file, made) = if how.truncates() {
             let (at_open, made) = self.change(cx, call).await?;
-            (self.changed_file(cx, id, (handle, how), at_open, made), made)
+            (self.changed_file(cx, id, (handle, how), told(at_open, made), made), made)
         } else {
             let (at_open, made) = self.send(cx, &call, None, None).await?;
-            (self.file(id, handle, how, (at_open, made.ticket)), made)
+            (self.file(id, handle, how, (told(at_open, made), made.ticket)), made)
         };
         Ok(Arc::new(file.heard_of(cx, made.standing).await?))
     }
@@ -235,6 +242,10 @@ impl FileSystem for RemoteFs {
     }
 
     fn path(&self, _: FileId) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn clock(&self) -> Option<Timestamp> {
         None
     }
 

@@ -30,6 +30,14 @@ impl Reply {
         self
     }
 
+    /// Of an opening, whose answer says that, too.
+    pub(super) fn with_times_past(mut self, past: bool) -> Reply {
+        if past {
+            ReplyHead::set_times_past(&mut self.message);
+        }
+        self
+    }
+
     /// Whether the call was carried out.
     pub(super) fn is_success(&self) -> bool {
         let head = ReplyHead::get_message(&mut Input(&self.message));

@@ -134,7 +134,7 @@ wire_struct! {
     ReplyHead {
         /// How to take a failure.
         fate: Fate,
-        /// Bits of [`ReplyHead::UNKNOWN_HANDLE`] and [`ReplyHead::SETTLED`].
+        /// Bits of [`ReplyHead::UNKNOWN_HANDLE`], [`ReplyHead::SETTLED`] and later ones.
         flags: u16,
         /// Of the call that is answered.
         tag: u32,
@@ -157,6 +157,11 @@ impl ReplyHead {
     /// A [`Ticket`] stands before the results, behind the stamp if there is one.
     pub const TICKET: u16 = 8;
 
+    /// The file that was opened has times that are past: see [`AtOpen::times_past`].
+    ///
+    /// [`AtOpen::times_past`]: dray_core::AtOpen::times_past
+    pub const TIMES_PAST: u16 = 16;
+
     /// Where the results of a reply begin that is neither stamped nor has a ticket.
     const RESULTS_AT: usize = 10;
 
@@ -167,6 +172,12 @@ impl ReplyHead {
         let results_at = ReplyHead::RESULTS_AT;
         stamp.put(message); // at the end first: a list of bytes of its own would cost more
         message[results_at..].rotate_right(Stamp::BYTES);
+    }
+
+    /// Sets [`ReplyHead::TIMES_PAST`] in an encoded reply.
+    pub fn set_times_past(message: &mut [u8]) {
+        let flags = ReplyHead::flags_of(message) | ReplyHead::TIMES_PAST;
+        message[2..4].copy_from_slice(&flags.to_le_bytes());
     }
 
     fn flags_of(message: &[u8]) -> u16 {

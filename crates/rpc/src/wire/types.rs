@@ -56,7 +56,6 @@ wire_fields!(Statfs {
     name_max_bytes
 });
 wire_fields!(OpenHow { flags, kill_set_id, with_attr });
-wire_fields!(AtOpen { attr, no_capability });
 wire_fields!(CreateHow { open, mode, exclusive });
 wire_fields!(Write { at, append, sync, kill_set_id });
 wire_fields!(Allocate { flags, at, len_bytes });
@@ -84,6 +83,17 @@ wire_numbers!(FileType {
     FileType::Symlink = 10,
     FileType::Socket = 12,
 });
+
+/// Whether its times are past stands in the reply's head ([`ReplyHead::TIMES_PAST`](super::ReplyHead)).
+impl<'a> Wire<'a> for AtOpen {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.attr, self.no_capability).put(out);
+    }
+    fn get(input: &mut Input<'a>) -> Result<AtOpen, Malformed> {
+        let (attr, no_capability) = input.get()?;
+        Ok(AtOpen { attr, no_capability, times_past: false })
+    }
+}
 
 impl<'a> Wire<'a> for TimeSet {
     fn put(&self, out: &mut Vec<u8>) {

@@ -71,7 +71,9 @@ async fn open(
         let file = session.export.fs.open(cx, id, how).await?;
         keep(session, cx, handle, (file, how)).await?;
     }
-    let reply = Reply::success(&at_open(session, cx, handle, how).await);
+    let at_open = at_open(session, cx, handle, how).await;
+    let times_past = at_open.is_some_and(|seen| seen.times_past);
+    let reply = Reply::success(&at_open).with_times_past(times_past);
     Ok(reply.with_ticket(session.ticket_of(handle)))
 }
 
@@ -117,9 +119,13 @@ pub(super) fn as_system(cx: &Context) -> Context {
 /// told when it does.
 async fn at_open(session: &Session, cx: &Context, handle: u64, how: OpenHow) -> Option<AtOpen> {
     let file = session.file(handle).filter(|_| how.with_attr)?;
+    // A write that is under way has given the file its time already, and changes it still.
+    let at_rest = !session.export.stamps.is_changing(file.id());
+    let clock = session.export.fs.clock();
     let attr = file.getattr(cx).await.ok()?;
+    let times_past = at_rest && clock.is_some_and(|clock| attr.is_past(clock));
     let no_capability = no_capability(&*session.export.fs, cx, file.id(), how).await;
-    Some(AtOpen { attr, no_capability })
+    Some(AtOpen { attr, no_capability, times_past })
 }
 
 /// Whether it is known that a file just opened has no `security.capability`. That matters to

@@ -96,6 +96,11 @@ impl Stamps {
         Stamped { number, _claimed: claimed }
     }
 
+    /// Whether a change of the file's data is being made, or waits for its turn.
+    pub(crate) fn is_changing(&self, file: FileId) -> bool {
+        self.lock(queue_of(file)).files.contains_key(&file)
+    }
+
     /// The stamp of a change that has just been made.
     pub(crate) fn next(&self) -> u64 {
         self.newest.fetch_add(1, Ordering::SeqCst) + 1
