@@ -54,6 +54,11 @@ impl Failure {
 }
 
 impl Failure {
+    /// With the exit code that says so of whom was asked.
+    pub fn nobody_answered(self) -> Failure {
+        Failure { code: EXIT_UNREACHABLE, ..self }
+    }
+
     /// With the exit code that mount(8) expects of its helpers.
     pub fn for_mount_helper(self) -> Failure {
         let code = if self.code == EXIT_USAGE { MOUNT_EXIT_USAGE } else { MOUNT_EXIT_FAILED };

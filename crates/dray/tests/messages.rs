@@ -353,6 +353,8 @@ fn mount_points_that_cannot_be() {
     assert!(rig.demand(&["status", &socket, "--interval", "0"]).starts_with("SERVER"));
     let output = rig.run(&["status", "tcp://192.0.2.1"]);
     assert!(said(&output).contains("no server of this machine listens at tcp://192.0.2.1:7440"));
+    assert_eq!(output.status.code(), Some(3), "nobody answered");
+    assert_eq!(rig.run(&["status", "dray://192.0.2.1/data"]).status.code(), Some(3));
     rig.umount(&at);
 }
 

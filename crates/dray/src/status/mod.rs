@@ -103,7 +103,8 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
         false => Ok(reports),
         true => {
             let (at, why) = (mount.at.display(), unserved(mount, &supervisors));
-            Err(Failure::new(format!("no answer from the mount on {at}: {why}")))
+            let message = format!("no answer from the mount on {at}: {why}");
+            Err(Failure::new(message).nobody_answered())
         }
     }
 }
@@ -131,13 +132,14 @@ fn of_url(text: &str) -> Result<Reports, Failure> {
     let host = text.strip_prefix("dray://").map_or(text.to_owned(), |host| format!("tcp://{host}"));
     let address: Address = host.parse().map_err(Failure::usage)?;
     wanted(
-        |report| strings(&report["listen"]).any(|one| reaches(one, &address)),
+        |report| listens_at(report, &address),
         || {
             format!(
                 "no server of this machine listens at {address}; ask `dray status` on its machine"
             )
         },
     )
+    .map_err(Failure::nobody_answered)
 }
 
 /// Those of all reports that are wanted; else an error that says that there are `none`, and who
@@ -184,7 +186,7 @@ fn of_target(target: &Target) -> Result<Reports, Failure> {
     };
     let serves = |report: &Value| {
         has_export(report, |export| export["name"] == *target.export)
-            && strings(&report["listen"]).any(|listen| reaches(listen, &target.address))
+            && listens_at(report, &target.address)
     };
     wanted(
         |report| mounts(report) || serves(report),
@@ -195,6 +197,18 @@ fn of_target(target: &Target) -> Result<Reports, Failure> {
             )
         },
     )
+    .map_err(|failure| match somebody_listens_at(&target.address) {
+        true => failure,
+        false => failure.nobody_answered(),
+    })
+}
+
+fn somebody_listens_at(address: &Address) -> bool {
+    everything().iter().any(|(_, report)| listens_at(report, address))
+}
+
+fn listens_at(report: &Value, address: &Address) -> bool {
+    strings(&report["listen"]).any(|listen| reaches(listen, address))
 }
 
 /// Whether who listens at `listen` is who is meant by `address`, also by another of its names.
@@ -351,7 +365,8 @@ fn ask_one(socket: &Path) -> Result<Value, Failure> {
 
 fn no_answer(socket: &Path, error: &std::io::Error) -> Failure {
     let said = silence::sentence(socket, error);
-    Failure::new(format!("{said}; the process behind it may be dead, stuck, or another user's"))
+    let why = "the process behind it may be dead, stuck, or another user's";
+    Failure::new(format!("{said}; {why}")).nobody_answered()
 }
 
 /// Adds what happened in a second, on average, since `before`.
