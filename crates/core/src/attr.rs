@@ -116,21 +116,21 @@ impl Attr {
         FileType::from_mode(self.mode).unwrap_or(FileType::Regular)
     }
 
-    /// How near two times can be that the file system keeps as the same: some ticks of the slowest
-    /// clock (100 Hz), late ones included, and of file systems without parts of seconds, of which FAT
-    /// has the coarsest times, 2 s.
+    /// How near two changes can be that leave it with the same times: some ticks of the slowest clock
+    /// (100 Hz), late ones included, and of file systems without parts of seconds, of which FAT has
+    /// the coarsest times, 2 s.
     pub fn grain(&self) -> Duration {
-        match (self.mtime.nsec, self.ctime.nsec) {
-            (0, 0) => Duration::from_secs(3),
+        match self.ctime.nsec {
+            0 => Duration::from_secs(3),
             _ => Duration::from_millis(100),
         }
     }
 
     /// Whether the clock that its times are from has gone on since, so that any further change of
-    /// content gives it other ones. `clock` was read before these attributes.
+    /// content gives it other ones: each gives it a new ctime, whatever programs say. So it is, too,
+    /// where the clock has been set back since. `clock` was read before these attributes.
     pub fn is_past(&self, clock: Timestamp) -> bool {
-        let grain = i128::from(self.grain().as_nanos() as u64);
-        clock.nanos() - self.mtime.max(self.ctime).nanos() >= grain
+        clock.nanos().abs_diff(self.ctime.nanos()) >= self.grain().as_nanos()
     }
 }
 
@@ -201,12 +201,14 @@ mod tests {
     fn times_are_past_once_no_change_can_have_the_same() {
         let time = |sec, nsec| Timestamp { sec, nsec };
         let at = |mtime, ctime| Attr { mtime, ctime, ..Attr::default() };
-        let fine = at(time(7, 0), time(8, 950_000_000));
+        let fine = at(time(8, 0), time(8, 950_000_000));
         assert!(!fine.is_past(time(9, 49_999_999)) && fine.is_past(time(9, 50_000_000)));
-        let coarse = at(time(7, 0), time(8, 0));
+        let coarse = at(time(8, 5), time(8, 0));
         assert!(!coarse.is_past(time(10, 999_999_999)) && coarse.is_past(time(11, 0)));
-        // Of a clock that has been set back, or a program that gives files times to come.
-        assert!(!fine.is_past(time(8, 0)) && !at(time(20, 1), time(8, 1)).is_past(time(10, 0)));
-        assert!(!at(time(i64::MAX, 1), time(i64::MIN, 0)).is_past(time(i64::MIN, 0)));
+        // A finer clock than the one that is read; a clock set back; mtimes that programs make up.
+        assert!(!fine.is_past(time(8, 940_000_000)) && fine.is_past(time(7, 0)));
+        let future = at(time(i64::MAX, 1), time(8, 1));
+        assert!(!future.is_past(time(8, 2)) && future.is_past(time(9, 0)));
+        assert!(at(time(0, 0), time(i64::MAX, 0)).is_past(time(i64::MIN, 0)));
     }
 }

@@ -26,9 +26,9 @@ pub struct AtOpen {
     /// It is known to have no extended attribute `security.capability`, for which Linux
     /// looks at the first write (file_remove_privs, fs/inode.c).
     pub no_capability: bool,
-    /// Whoever changes its content from now on gives it other times ([`Attr::is_past`]). Not where
-    /// that is not known.
-    pub times_past: bool,
+    /// Whether whoever changes its content from now on gives it other times ([`Attr::is_past`]); none
+    /// where that is not known.
+    pub times_past: Option<bool>,
 }
 
 impl OpenHow {

@@ -313,7 +313,7 @@ fn an_opening_tells_whether_whoever_changes_the_file_next_gives_it_other_times()
             let opened = fs.open(&cx, entry.id, how).await.unwrap();
             let seen = opened.at_open().unwrap();
             opened.close(&cx).await.unwrap();
-            seen.times_past
+            seen.times_past.expect("it has the clock")
         };
         assert!(!times_past().await, "it has only just been made");
         dray_rt::sleep(entry.attr.grain()).await;

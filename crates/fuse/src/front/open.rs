@@ -165,7 +165,7 @@ impl Worker {
     async fn seen_at_open(&self, cx: &Context, file: &Arc<dyn OpenFile>) -> Result<AtOpen> {
         let clock = self.fs.clock();
         let attr = file.getattr(cx).await?;
-        let times_past = clock.is_some_and(|clock| attr.is_past(clock));
+        let times_past = clock.map(|clock| attr.is_past(clock));
         Ok(AtOpen { attr, no_capability: false, times_past })
     }
 

@@ -7,8 +7,8 @@
 //! A version is known by the file's times and size. Times are coarse: before Linux 6.13 as a tick of the
 //! kernel's clock, and some file systems keep seconds. A change soon after another can leave a file with
 //! the same of all. So pages are kept only if they were dropped at an open so late that the times had
-//! gone on: whoever has the clock says so ([`AtOpen::times_past`]), or this version was seen long enough
-//! ago ([`Attr::grain`]).
+//! gone on. Whoever has the clock says so ([`AtOpen::times_past`]); where nobody does, this version has to
+//! have been seen long enough ago ([`Attr::grain`]).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -95,7 +95,7 @@ impl Versions {
             }
             *numbers += 1;
             (known.number, known.dropped) = (*numbers, false);
-            known.settled = *times_past || moment.now - known.since >= attr.grain();
+            known.settled = times_past.unwrap_or(moment.now - known.since >= attr.grain());
             return Some(Dropping(*numbers));
         }
         if files.len() >= VERSIONS_MAX {
@@ -103,7 +103,7 @@ impl Versions {
         }
         *numbers += 1;
         let Attr { mtime, ctime, size, .. } = *attr;
-        let settled = *times_past || moment.is_long_after(attr);
+        let settled = times_past.unwrap_or_else(|| moment.is_long_after(attr));
         let (since, number, dropped) = (moment.now, *numbers, false);
         files.insert(node, Version { mtime, ctime, size, since, settled, number, dropped });
         Some(Dropping(number))
@@ -130,7 +130,7 @@ mod tests {
 
     /// As a file system says that does not have the clock.
     fn seen(attr: Attr) -> AtOpen {
-        AtOpen { attr, no_capability: false, times_past: false }
+        AtOpen { attr, no_capability: false, times_past: None }
     }
 
     /// A moment `millis` after some other, at which files of 1970 are old.
@@ -189,15 +189,15 @@ mod tests {
     fn pages_of_young_files_are_kept_if_their_times_are_known_to_be_past() {
         let (versions, time) = (Versions::default(), Timestamp { sec: 1000, nsec: 1 });
         let young = seen(Attr { mtime: time, ctime: time, ..Attr::default() });
-        let past = AtOpen { times_past: true, ..young };
+        let [young, past] = [false, true].map(|past| AtOpen { times_past: Some(past), ..young });
         let dropping = versions.at_open(7, &past, at(10)).unwrap();
         versions.dropped(7, dropping);
         assert_eq!(versions.at_open(7, &past, at(10)), None);
-        // At the next open, if it was too early at the first.
-        for file in [young, past] {
-            let dropping = versions.at_open(8, &file, at(10)).unwrap();
+        // At the first open at which they are, whatever the own clock says.
+        for (file, millis) in [(young, 10), (young, 100_000), (past, 100_000)] {
+            let dropping = versions.at_open(8, &file, at(millis)).unwrap();
             versions.dropped(8, dropping);
         }
-        assert_eq!(versions.at_open(8, &past, at(10)), None);
+        assert_eq!(versions.at_open(8, &past, at(100_000)), None);
     }
 }

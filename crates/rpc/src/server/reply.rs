@@ -31,9 +31,9 @@ impl Reply {
     }
 
     /// Of an opening, whose answer says that, too.
-    pub(super) fn with_times_past(mut self, past: bool) -> Reply {
-        if past {
-            ReplyHead::set_times_past(&mut self.message);
+    pub(super) fn with_times_past(mut self, past: Option<bool>) -> Reply {
+        if let Some(past) = past {
+            ReplyHead::set_times_past(&mut self.message, past);
         }
         self
     }

@@ -157,10 +157,13 @@ impl ReplyHead {
     /// A [`Ticket`] stands before the results, behind the stamp if there is one.
     pub const TICKET: u16 = 8;
 
-    /// The file that was opened has times that are past: see [`AtOpen::times_past`].
+    /// The file that was opened has times that are past, or has not: see [`AtOpen::times_past`].
+    /// Neither where that is not known.
     ///
     /// [`AtOpen::times_past`]: dray_core::AtOpen::times_past
     pub const TIMES_PAST: u16 = 16;
+    /// See above.
+    pub const TIMES_YOUNG: u16 = 32;
 
     /// Where the results of a reply begin that is neither stamped nor has a ticket.
     const RESULTS_AT: usize = 10;
@@ -174,10 +177,18 @@ impl ReplyHead {
         message[results_at..].rotate_right(Stamp::BYTES);
     }
 
-    /// Sets [`ReplyHead::TIMES_PAST`] in an encoded reply.
-    pub fn set_times_past(message: &mut [u8]) {
-        let flags = ReplyHead::flags_of(message) | ReplyHead::TIMES_PAST;
+    /// Says in an encoded reply whether the times of what was opened are past.
+    pub fn set_times_past(message: &mut [u8], past: bool) {
+        let flag = if past { ReplyHead::TIMES_PAST } else { ReplyHead::TIMES_YOUNG };
+        let flags = ReplyHead::flags_of(message) | flag;
         message[2..4].copy_from_slice(&flags.to_le_bytes());
+    }
+
+    /// Whether the times of what was opened are past.
+    pub fn times_past(&self) -> Option<bool> {
+        let has = |flag| self.flags & flag != 0;
+        (has(ReplyHead::TIMES_PAST) || has(ReplyHead::TIMES_YOUNG))
+            .then(|| !has(ReplyHead::TIMES_YOUNG))
     }
 
     fn flags_of(message: &[u8]) -> u16 {

@@ -84,14 +84,14 @@ wire_numbers!(FileType {
     FileType::Socket = 12,
 });
 
-/// Whether its times are past stands in the reply's head ([`ReplyHead::TIMES_PAST`](super::ReplyHead)).
+/// Whether its times are past stands in the reply's head: [`ReplyHead::times_past`](super::ReplyHead).
 impl<'a> Wire<'a> for AtOpen {
     fn put(&self, out: &mut Vec<u8>) {
         (self.attr, self.no_capability).put(out);
     }
     fn get(input: &mut Input<'a>) -> Result<AtOpen, Malformed> {
         let (attr, no_capability) = input.get()?;
-        Ok(AtOpen { attr, no_capability, times_past: false })
+        Ok(AtOpen { attr, no_capability, times_past: None })
     }
 }
 

@@ -262,7 +262,7 @@ fn results(written: &mut Written) {
     written.value("attr", attr());
     written.value("entry", entry);
     written.value("entry.flag", (entry, true));
-    written.value("at_open", Some(AtOpen { attr: attr(), no_capability: true, times_past: false }));
+    written.value("at_open", Some(AtOpen { attr: attr(), no_capability: true, times_past: None }));
     written.value("at_open.none", None::<AtOpen>);
     written.value("lock", Some(lock()));
     written.value("info", info());

@@ -89,8 +89,8 @@ pub(crate) struct Made {
     /// What can be shown to a later life of the server: of an opening the file, of a sync
     /// what is on media.
     pub(crate) ticket: Option<Ticket>,
-    /// Of an opening: see [`ReplyHead::TIMES_PAST`].
-    pub(crate) times_past: bool,
+    /// Of an opening: see [`ReplyHead::times_past`].
+    pub(crate) times_past: Option<bool>,
 }
 
 /// A call that was answered, or for which nobody waits any more.
@@ -290,7 +290,7 @@ fn read_reply(
     if let Some(error) = head.error() {
         return Err(Failure::Error(error));
     }
-    let times_past = head.flags & ReplyHead::TIMES_PAST != 0;
+    let times_past = head.times_past();
     let Life { epoch, standing, .. } = life;
     let mut made = Made { epoch, standing, times_past, ..Made::default() };
     if head.flags & ReplyHead::STAMPED != 0 {

@@ -72,7 +72,7 @@ async fn open(
         keep(session, cx, handle, (file, how)).await?;
     }
     let at_open = at_open(session, cx, handle, how).await;
-    let times_past = at_open.is_some_and(|seen| seen.times_past);
+    let times_past = at_open.and_then(|seen| seen.times_past);
     let reply = Reply::success(&at_open).with_times_past(times_past);
     Ok(reply.with_ticket(session.ticket_of(handle)))
 }
@@ -123,7 +123,7 @@ async fn at_open(session: &Session, cx: &Context, handle: u64, how: OpenHow) -> 
     let at_rest = !session.export.stamps.is_changing(file.id());
     let clock = session.export.fs.clock();
     let attr = file.getattr(cx).await.ok()?;
-    let times_past = at_rest && clock.is_some_and(|clock| attr.is_past(clock));
+    let times_past = clock.map(|clock| at_rest && attr.is_past(clock));
     let no_capability = no_capability(&*session.export.fs, cx, file.id(), how).await;
     Some(AtOpen { attr, no_capability, times_past })
 }
