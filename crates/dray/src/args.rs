@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, Parser, Subcommand, ValueHint};
 use dray_client::Target;
 use dray_fabric::Address;
 
@@ -206,7 +206,7 @@ pub struct MountArgs {
     ///
     /// Options that concern fstab alone (noauto, user, x-systemd.*) are
     /// accepted.
-    #[arg(short = 'o', value_name = "OPTION,...", action = ArgAction::Append)]
+    #[arg(short = 'o', value_name = "OPTION,...", action = ArgAction::Append, value_hint = ValueHint::Other)]
     #[arg(verbatim_doc_comment)]
     pub options: Vec<String>,
     /// Stay in the foreground; SIGINT and SIGTERM unmount

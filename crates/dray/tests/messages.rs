@@ -450,6 +450,24 @@ fn a_reader_that_goes_is_no_failure() {
     assert!(said(&output).contains("cannot print"), "{}", said(&output));
 }
 
+/// Where options go that are words of ours. bash, run as when TAB is pressed.
+#[test]
+fn completions_offer_files_where_files_go() {
+    let script = r#"
+        eval "$("$0" completions bash)"
+        compopt() { :; }
+        touch a-file
+        offers() { COMP_WORDS=(dray "$@"); COMP_CWORD=$#; _dray dray "${!#}" "${@: -2:1}"; }
+        offers serve --config a-; echo "config: ${COMPREPLY[*]}"
+        offers mount -o a-; echo "option: ${COMPREPLY[*]}"
+    "#;
+    let dir = Rig::new();
+    let mut bash = Command::new("bash");
+    let bash = bash.args(["-c", script, env!("CARGO_BIN_EXE_dray")]).current_dir(dir.path(""));
+    let output = bash.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "config: a-file\noption: a-\n");
+}
+
 #[test]
 fn a_server_that_comes_late_is_waited_for_if_asked() {
     if common::skipped() {
