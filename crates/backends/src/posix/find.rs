@@ -340,9 +340,11 @@ impl Core {
     pub(crate) fn attr(&self, caller: &Caller, id: FileId) -> Result<Attr> {
         let node = self.node_for(caller, id)?;
         let attr = sys::stat(node.fd())?.attr;
+        // He may have looked up another descriptor of it.
         let is_there = attr.nlink > 0
             || self.files.in_use(id)
-            || node.lookers().has(caller.asker, dray_rt::now());
+            || node.lookers().has(caller.asker, dray_rt::now())
+            || self.departed.find(id, caller.asker).is_some();
         if !is_there {
             if !node.lookers().is_gone() {
                 self.has_left(caller, &node);
@@ -356,7 +358,7 @@ impl Core {
     pub(crate) fn has_left(&self, caller: &Caller, node: &Arc<Node>) {
         // Whoever looks for it finds it in one of both.
         self.departed.add(node, caller.asker);
-        self.nodes.forget(node.id);
+        self.nodes.forget_this(node);
     }
 
     /// Notes that the caller has looked `node` up. False if it has lost a name since.

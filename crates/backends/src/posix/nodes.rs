@@ -114,12 +114,28 @@ impl NodeCache {
     /// Keeps `node`, in place of one that was there: it has been found by its name just now, and
     /// that one may be of an inode that a network file system no longer answers for.
     pub(crate) fn replace(&self, node: Node) -> Arc<Node> {
+        self.keep(node, |_| true)
+    }
+
+    /// Keeps `node`; answers the one that was there already, so that there is one only. One that
+    /// has lost a name is about to go: who looks this one up is not to be forgotten with it.
+    pub(crate) fn insert(&self, node: Node) -> Arc<Node> {
+        self.keep(node, |old| old.lookers().is_gone())
+    }
+
+    fn keep(&self, node: Node, replaces: impl FnOnce(&Node) -> bool) -> Arc<Node> {
         self.trim_when_due();
         let id = node.id;
         let mut shard = self.shard(id);
+        let old = shard.index.get(&id).copied();
+        if let Some(slot) = old.and_then(|at| shard.slots.get(at))
+            && !replaces(&slot.node)
+        {
+            return slot.node.clone();
+        }
         let node = Arc::new(node);
         let slot = Slot { node: node.clone(), used_secs: now_secs(), used_since_hand: false };
-        let _closed_after_the_lock = match shard.index.get(&id).copied() {
+        let _closed_after_the_lock = match old {
             Some(at) => shard.slots.get_mut(at).map(|old| {
                 slot.node.lookers().take_over(&old.node.lookers());
                 std::mem::replace(old, slot)
@@ -130,19 +146,14 @@ impl NodeCache {
         node
     }
 
-    /// Keeps `node`; answers the one that was there already, so that there is one only.
-    pub(crate) fn insert(&self, node: Node) -> Arc<Node> {
-        self.trim_when_due();
-        let id = node.id;
-        let mut shard = self.shard(id);
-        if let Some(slot) = shard.index.get(&id).copied().and_then(|at| shard.slots.get(at)) {
-            return slot.node.clone();
-        }
-        let node = Arc::new(node);
-        let slot = Slot { node: node.clone(), used_secs: now_secs(), used_since_hand: false };
-        let _closed_after_the_lock = shard.put(id, slot, self.shard_max);
+    /// Closes this descriptor of an inode that has lost a name, unless another one has taken its
+    /// place.
+    pub(crate) fn forget_this(&self, node: &Arc<Node>) {
+        let mut shard = self.shard(node.id);
+        let kept = shard.index.get(&node.id).and_then(|at| shard.slots.get(*at));
+        let is_this = kept.is_some_and(|slot| Arc::ptr_eq(&slot.node, node));
+        let _closed_after_the_lock = if is_this { shard.remove(node.id) } else { None };
         drop(shard);
-        node
     }
 
     /// Closes the descriptor of an inode that is going away, so that its space is freed.
@@ -228,6 +239,7 @@ impl Shard {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::departed::Departed;
     use super::*;
 
     pub(crate) fn node(ino: u64) -> Node {
@@ -261,6 +273,22 @@ pub(super) mod tests {
         assert_eq!((cache.len(), Arc::strong_count(&old)), (1, 1));
         cache.replace(node(2));
         assert_eq!(cache.len(), 2);
+    }
+
+    /// Between the two steps of forgetting a file that had lost one of its names it was looked up by
+    /// another one, and nobody knew of that a moment later.
+    #[test]
+    fn what_lost_a_name_gives_way_to_what_is_found_by_another() {
+        let (cache, now) = (NodeCache::new(64, 1000), dray_rt::now());
+        let asker = Asker::of(&dray_core::Context::system());
+        let old = cache.insert(node(1));
+        Departed::default().add(&old, asker);
+        let new = cache.insert(node(1));
+        assert!(!Arc::ptr_eq(&old, &new) && new.lookers().add(asker, now));
+        cache.forget_this(&old);
+        assert!(Arc::ptr_eq(&cache.get(new.id).unwrap(), &new));
+        cache.forget_this(&new);
+        assert!(cache.get(new.id).is_none() && cache.len() == 0);
     }
 
     #[test]
