@@ -4,10 +4,12 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::hangs::in_time;
 use common::{Rig, two_mounts};
@@ -17,6 +19,8 @@ fn open(path: &Path) -> File {
 }
 
 const MIB: usize = 1 << 20;
+/// By then a thread that asks for a lock waits for it.
+const WAITS_BY: Duration = Duration::from_millis(300);
 
 /// Memory that begins at a page, so that it is one request of every kernel's.
 struct Pages(Vec<u8>);
@@ -163,4 +167,81 @@ fn one_of_two_mounts_in_a_circle_of_fcntl_locks_is_refused() {
         });
         assert_eq!(asked, [None, Some(libc::EDEADLK)], "{transport}");
     });
+}
+
+/// Two threads wait for each other, and a third one helps: Linux looks for no circles of such locks.
+#[test]
+fn a_circle_of_locks_of_open_files_is_waited_for() {
+    common::on_transports(|transport| {
+        let mounts = two_mounts(transport);
+        let [here, there] = two_locked_files(&mounts, &OF_OPEN_FILES);
+        let give_back =
+            |file: &File, own| fcntl_lock(file, libc::F_OFD_SETLK, libc::F_UNLCK, own).unwrap();
+        in_time("the circle", move || {
+            std::thread::scope(|scope| {
+                let ask =
+                    |file, wanted| fcntl_lock(file, libc::F_OFD_SETLKW, libc::F_WRLCK, wanted);
+                let both = [(&here, 20..21), (&there, 10..11)]
+                    .map(|(file, wanted)| scope.spawn(move || ask(file, wanted)));
+                std::thread::sleep(WAITS_BY);
+                assert!(both.iter().all(|one| !one.is_finished()));
+                give_back(&here, 10..20);
+                give_back(&there, 20..30);
+                for one in both {
+                    one.join().unwrap().unwrap();
+                }
+            });
+        });
+    });
+}
+
+/// The close that was to give the lock back came before it was had. A program that has inherited the
+/// open file keeps it open.
+#[test]
+fn a_lock_that_is_had_when_its_descriptor_is_closed_already_is_given_back() {
+    common::on_transports(|transport| {
+        let mounts = two_mounts(transport);
+        let path = mounts.1.join("file");
+        fs::write(&path, "text").unwrap();
+        let (holder, other) = (open(&path), open(&mounts.2.join("file")));
+        let set = |kind| fcntl_lock(&holder, libc::F_OFD_SETLK, kind, 0..10).unwrap();
+        for closed in [true, false] {
+            set(libc::F_WRLCK);
+            let file = open(&path);
+            let mut sharer = Command::new("sleep");
+            let mut sharer = sharer.arg("60").stdin(file.try_clone().unwrap()).spawn().unwrap();
+            let descriptor = file.into_raw_fd();
+            let waiter = std::thread::spawn(move || {
+                let mut lock = whole_file();
+                // SAFETY: the lock outlives the call.
+                match unsafe { libc::fcntl(descriptor, libc::F_SETLKW, &mut lock) } {
+                    0 => None,
+                    _ => io::Error::last_os_error().raw_os_error(),
+                }
+            });
+            std::thread::sleep(WAITS_BY);
+            // Another descriptor of the file, whose close gives back only what is had by then.
+            let twin = if closed { descriptor } else { open(&path).into_raw_fd() };
+            // SAFETY: nobody else uses it, but for the call that is about to find it closed.
+            unsafe { libc::close(twin) };
+            set(libc::F_UNLCK);
+            let expected = closed.then_some(libc::EBADF);
+            assert_eq!(waiter.join().unwrap(), expected, "{transport}");
+            let seen = fcntl_lock(&other, libc::F_OFD_GETLK, libc::F_WRLCK, 0..10).unwrap();
+            let kind = if closed { libc::F_UNLCK } else { libc::F_WRLCK };
+            assert_eq!(i32::from(seen.l_type), kind, "{transport}, closed: {closed}");
+            if !closed {
+                // SAFETY: as above.
+                unsafe { libc::close(descriptor) };
+            }
+            sharer.kill().unwrap();
+            sharer.wait().unwrap();
+        }
+    });
+}
+
+fn whole_file() -> libc::flock {
+    // SAFETY: an all-zero flock is valid.
+    let lock: libc::flock = unsafe { std::mem::zeroed() };
+    libc::flock { l_type: libc::F_WRLCK as _, ..lock }
 }

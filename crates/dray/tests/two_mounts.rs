@@ -250,6 +250,37 @@ fn what_one_mount_writes_another_reads_however_coarse_times_are() {
     }
 }
 
+/// What is read of a directory ahead of a program is told to the kernel a while later.
+#[test]
+fn a_listing_under_way_brings_back_no_former_size() {
+    const NAMES: usize = 2400;
+    if common::skipped() {
+        return;
+    }
+    common::on_transports(|transport| {
+        let options = format!("consistency=close-to-open,attr_timeout=60,{transport}");
+        let (rig, at, _other) = two_mounts(&options);
+        let [here, dir] = [rig.path("export/dir"), at.join("dir")];
+        fs::create_dir(&here).unwrap();
+        let write = |bytes: usize| {
+            (0..NAMES).for_each(|name| {
+                fs::write(here.join(name.to_string()), vec![b'x'; bytes]).unwrap();
+            });
+        };
+        let read = || {
+            let whole = |name: &usize| fs::read(dir.join(name.to_string())).unwrap().len() == 1000;
+            (0..NAMES).filter(whole).count()
+        };
+        write(10);
+        let mut listing = fs::read_dir(&dir).unwrap();
+        listing.next().unwrap().unwrap();
+        write(1000);
+        assert_eq!(read(), NAMES);
+        assert_eq!(listing.count(), NAMES - 1);
+        assert_eq!(read(), NAMES);
+    });
+}
+
 /// A copy is limited by the size that the client's kernel last heard of, in the kernel's own
 /// code, before any file system is asked; asking for the size, as cp(1) does, is enough.
 #[test]

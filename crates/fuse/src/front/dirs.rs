@@ -168,7 +168,9 @@ impl Worker {
                 return None;
             }
             let kind = entry.kind.map_or(0, FileType::dirent_type);
-            let fresh = fresh && !self.shared.changes.since(listing.read_after, entry.id);
+            let fresh = fresh
+                && !self.shared.changes.since(listing.read_after, entry.id)
+                && !self.was_opened_since(entry);
             let head = plus.then(|| self.plus_entry((dir, name), entry, fresh));
             let head = head.as_ref().map(Small::as_slice);
             list.push(name, entry.id.ino, entry.cookie, kind, head);
@@ -176,6 +178,14 @@ impl Worker {
             listing.next += 1;
         }
         reached
+    }
+
+    /// Whether what others have changed was opened since the page was read: the kernel knows it as it
+    /// was then.
+    fn was_opened_since(&self, entry: &DirEntry) -> bool {
+        let Some(attr) = entry.attr else { return false };
+        let node = self.shared.nodes.find(entry.id);
+        node.is_some_and(|node| self.shared.versions.may_be_older(node, &attr))
     }
 
     /// The entry answer within a list: node 0, which says nothing, where there are no

@@ -1,12 +1,23 @@
 //! Advisory locks.
 
-use dray_core::{Context, Errno, Lock, LockFamily, LockKind, LockOwner, LockRange, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_core::{
+    Context, Errno, Lock, LockFamily, LockKind, LockOwner, LockRange, OpenFile, Result,
+};
+use dray_rt::sleep;
 
 use crate::front::{Worker, invalid};
 use crate::options::Consistency;
 use crate::proto::{LockArgs, reply};
 use crate::transport::Answer;
+use crate::worker::caller::{Fcntl, LeadsTo, descriptor_of, fcntl_of};
 use crate::worker::outdated::drop_now;
+
+/// Between two tries of a lock that waits in a circle, at first and in the end.
+const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 impl Worker {
     pub(crate) async fn test_lock(&self, cx: &Context, args: LockArgs) -> Result<Answer> {
@@ -32,13 +43,21 @@ impl Worker {
         }
         let file = self.file(cx, args.fh).await?;
         let ends_with_close = lock.family == LockFamily::Posix && lock.kind != LockKind::Unlock;
-        let note = || self.shared.lock_owners.add(&self.shared.nodes, node, lock.owner);
-        if ends_with_close {
+        let owners = &self.shared.lock_owners;
+        let note = || owners.add(&self.shared.nodes, node, lock.owner);
+        let asking = ends_with_close.then(|| {
             note(); // before it is had: a close that comes meanwhile must release it
-        }
-        file.lock(cx, lock, wait).await?;
-        if ends_with_close {
+            owners.asks(node, lock.owner, self.shared.sent_back.inherits())
+        });
+        self.obtain(cx, &file, lock, wait).await?;
+        if let Some(asking) = asking {
             note(); // a close that came meanwhile may have forgotten it
+            if asking.may_be_closed() && is_closed(cx, &file).await {
+                // The kernel is about to find that, says EBADF, and takes the close that was to have
+                // given back all locks (fcntl_setlk in fs/locks.c, fuse_setlk).
+                let none = Lock { kind: LockKind::Unlock, range: LockRange::ALL, ..lock };
+                file.lock(cx, none, false).await?;
+            }
         }
         if lock.kind != LockKind::Unlock
             && self.shared.options.consistency == Consistency::CloseToOpen
@@ -47,6 +66,43 @@ impl Worker {
             drop_now(&self.shared, cx, node).await;
         }
         Ok(Answer::Empty)
+    }
+
+    /// Linux looks for no circles of locks of open file descriptions. The kernel does not tell us whose
+    /// lock it is; the caller's system call does.
+    async fn obtain(
+        &self,
+        cx: &Context,
+        file: &Arc<dyn OpenFile>,
+        lock: Lock,
+        wait: bool,
+    ) -> Result<()> {
+        let mut pause = PAUSE;
+        loop {
+            match file.lock(cx, lock, wait).await {
+                Err(error) if error.errno() == Errno::EDEADLK => {
+                    let call = fcntl_of(cx.pid).await;
+                    if call.is_none_or(|call| call.command != libc::F_OFD_SETLKW) {
+                        return Err(error);
+                    }
+                }
+                result => return result,
+            }
+            cx.check()?;
+            sleep(pause).await;
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
+    }
+}
+
+/// Whether the descriptor that the caller asks with for a lock has been closed since.
+async fn is_closed(cx: &Context, file: &Arc<dyn OpenFile>) -> bool {
+    let Some(Fcntl { descriptor, .. }) = fcntl_of(cx.pid).await else { return false };
+    match descriptor_of(cx.pid, descriptor) {
+        LeadsTo::Nothing => true,
+        // Where it leads to this file once more, closing that gives the lock back.
+        LeadsTo::Inode(ino) => file.getattr(cx).await.is_ok_and(|attr| attr.ino != ino),
+        LeadsTo::Unseen => false,
     }
 }
 

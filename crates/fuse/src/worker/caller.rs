@@ -1,6 +1,7 @@
 //! What becomes of callers, as /proc shows it. FUSE tells of the first signal alone, of none to
 //! whoever does not wait for its answer (aio(7), reading ahead), and of no end.
 
+use std::io::ErrorKind;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -129,15 +130,24 @@ pub(crate) struct SystemCall {
     /// Of the call with its arguments and where it was made: other calls of the thread have another
     /// one. The same in every process.
     pub(crate) print: NonZeroU32,
+    /// The first two.
+    pub(crate) arguments: [u64; 2],
 }
 
 impl SystemCall {
     /// From a line of /proc/PID/syscall (proc(5)).
     fn in_line(line: &str) -> Option<SystemCall> {
-        let number = line.split_ascii_whitespace().next()?.parse().ok()?;
+        let mut words = line.split_ascii_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let mut argument = || {
+            let digits = words.next().and_then(|word| word.strip_prefix("0x"));
+            digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default()
+        };
+        let arguments = [argument(), argument()];
         let hash = fnv1a(line.as_bytes());
         let print = (hash >> 32) as u32 ^ hash as u32;
-        Some(SystemCall { number, print: NonZeroU32::new(print).unwrap_or(NonZeroU32::MIN) })
+        let print = NonZeroU32::new(print).unwrap_or(NonZeroU32::MIN);
+        Some(SystemCall { number, print, arguments })
     }
 }
 
@@ -164,6 +174,47 @@ pub(crate) async fn call_that_waits(pid: Pid) -> Option<SystemCall> {
         }
     }
     None
+}
+
+/// fcntl(2), as a thread waits in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fcntl {
+    pub(crate) descriptor: u64,
+    pub(crate) command: i32,
+}
+
+/// That of the thread `pid`; none where it is not to be seen.
+pub(crate) async fn fcntl_of(pid: Pid) -> Option<Fcntl> {
+    let call = call_that_waits(pid).await.filter(|call| call.number == libc::SYS_fcntl)?;
+    let [descriptor, command] = call.arguments;
+    Some(Fcntl { descriptor, command: command as i32 })
+}
+
+/// What a descriptor of a thread leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeadsTo {
+    Inode(u64),
+    /// It has been closed.
+    Nothing,
+    /// That is not to be seen (before Linux 5.14 /proc does not tell).
+    Unseen,
+}
+
+/// Without a look at the file itself, which may be one of ours.
+pub(crate) fn descriptor_of(pid: Pid, descriptor: u64) -> LeadsTo {
+    match std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")) {
+        Ok(about) => {
+            let ino = about.lines().find_map(|line| line.strip_prefix("ino:"));
+            let ino = ino.and_then(|ino| ino.trim().parse().ok());
+            ino.map_or(LeadsTo::Unseen, LeadsTo::Inode)
+        }
+        // Of a thread that is there.
+        Err(error) if error.kind() == ErrorKind::NotFound => match call_of(pid) {
+            Call::Waits(_) => LeadsTo::Nothing,
+            _ => LeadsTo::Unseen,
+        },
+        Err(_) => LeadsTo::Unseen,
+    }
 }
 
 #[cfg(test)]
@@ -222,10 +273,24 @@ mod tests {
     }
 
     #[test]
+    fn it_shows_what_a_descriptor_leads_to() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::MetadataExt;
+        // SAFETY: it only tells a number.
+        let own = Pid(unsafe { libc::gettid() } as u32);
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let ino = file.metadata().unwrap().ino();
+        assert_eq!(descriptor_of(own, file.as_raw_fd() as u64), LeadsTo::Inode(ino));
+        assert_eq!(descriptor_of(own, 1_000_000), LeadsTo::Nothing);
+        assert_eq!(descriptor_of(Pid(0x7fff_fff0), 0), LeadsTo::Unseen);
+    }
+
+    #[test]
     fn a_call_is_told_from_others_by_its_arguments_and_its_place() {
         let line = "257 0xffffff9c 0x7f10 0x80000 0x0 0x0 0x0 0x7ffc10 0x7f20\n";
         let call = SystemCall::in_line(line).unwrap();
         assert_eq!((call.number, SystemCall::in_line(line)), (257, Some(call)));
+        assert_eq!(call.arguments, [0xffff_ff9c, 0x7f10]);
         for (was, is) in [("0x7f10", "0x7f11"), ("0x80000", "0x800c0"), ("0x7ffc10", "0x7ffc18")] {
             let other = SystemCall::in_line(&line.replace(was, is)).unwrap();
             assert!(other.number == 257 && other.print != call.print, "{is}");

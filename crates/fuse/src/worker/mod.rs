@@ -6,6 +6,7 @@ pub(crate) mod crew;
 pub(crate) mod flight;
 pub(crate) mod identity;
 pub(crate) mod jobs;
+pub(crate) mod lock_owners;
 pub(crate) mod outdated;
 pub(crate) mod shared;
 pub(crate) mod versions;

@@ -201,7 +201,13 @@ fn never_wait(pipe: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Has the kernel forget what it knows of `files`, soon.
 pub(crate) fn drop_soon(shared: &Arc<Shared>, files: &[FileId]) {
-    let nodes: BTreeSet<u64> = files.iter().filter_map(|file| shared.nodes.find(*file)).collect();
+    let known = files.iter().filter_map(|file| Some((*file, shared.nodes.find(*file)?)));
+    let nodes: BTreeSet<u64> = known
+        .map(|(file, node)| {
+            shared.changes.note(file);
+            node
+        })
+        .collect();
     if !nodes.is_empty() && shared.outdated.add(nodes) {
         start(shared);
     }
@@ -211,6 +217,9 @@ pub(crate) fn drop_soon(shared: &Arc<Shared>, files: &[FileId]) {
 /// returns. Where nothing drops its pages, or the caller is signalled and they cannot be had
 /// within a second, reading looks whether the file has changed.
 pub(crate) async fn drop_now(shared: &Arc<Shared>, cx: &Context, node: u64) {
+    if let Ok(file) = shared.nodes.id(node) {
+        shared.changes.note(file);
+    }
     // Waits for nothing in a file that is open. If it fails, the attributes run out by themselves.
     let _ = inval_inode(shared.device.as_fd(), node, None);
     let mut dropping = pin!(dropped(shared, node));

@@ -109,6 +109,13 @@ impl Versions {
         Some(Dropping(number))
     }
 
+    /// Whether `attr`, which was read at some time, is of an earlier version of `node` than was opened, or
+    /// may be.
+    pub(crate) fn may_be_older(&self, node: u64, attr: &Attr) -> bool {
+        let is_before = |opened: &Version| attr.ctime <= opened.ctime && !opened.is_of(attr);
+        self.lock().files.get(&node).is_some_and(is_before)
+    }
+
     /// A request has come through a file whose opening was answered so: the kernel has done it.
     pub(crate) fn dropped(&self, node: u64, Dropping(number): Dropping) {
         if let Some(version) = self.lock().files.get_mut(&node)
@@ -199,5 +206,15 @@ mod tests {
             versions.dropped(8, dropping);
         }
         assert_eq!(versions.at_open(8, &past, at(100_000)), None);
+    }
+    #[test]
+    fn what_was_read_before_a_version_was_opened_is_older() {
+        let time = |nsec| Timestamp { sec: 1000, nsec };
+        let of = |nsec, size| Attr { ctime: time(nsec), size, ..Attr::default() };
+        let versions = Versions::default();
+        assert!(!versions.may_be_older(7, &of(1, 10)), "it was never opened");
+        versions.at_open(7, &seen(of(2, 20)), at(10));
+        assert!(versions.may_be_older(7, &of(1, 10)) && versions.may_be_older(7, &of(2, 10)));
+        assert!(!versions.may_be_older(7, &of(2, 20)) && !versions.may_be_older(7, &of(3, 30)));
     }
 }
