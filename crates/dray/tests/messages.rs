@@ -397,15 +397,20 @@ fn an_export_whose_directory_is_gone_is_told_of_at_both_ends() {
     let mount = ["mount", &target, place.to_str().unwrap()];
     rig.demand(&mount); // a directory that was moved is the same
     rig.umount(&place);
-    fs::remove_dir(rig.path("moved")).unwrap();
     fs::create_dir(rig.path("export")).unwrap();
+    let dir = rig.path("export").display().to_string();
+    let hears =
+        |words: &str| wait_for("the log", || fs::read_to_string(&log).unwrap().contains(words));
+    hears(&format!("export `data`: its directory is no longer at {dir}"));
+    let shown = rig.demand(&["status", "--interval", "0"]);
+    assert!(shown.contains("  DIRECTORY MOVED"), "{shown}");
+    fs::remove_dir(rig.path("moved")).unwrap();
     let output = rig.run(&mount);
     let said = said(&output);
     assert_eq!(output.status.code(), Some(4), "{said}");
     assert!(said.contains("the directory of the export is gone"), "{said}");
     assert!(said.contains("restart `dray serve`") && !is_mounted(&place), "{said}");
-    let words = format!("export `data`: its directory {} is gone", rig.path("export").display());
-    wait_for("the log", || fs::read_to_string(&log).unwrap().contains(&words));
+    hears(&format!("export `data`: its directory {dir} is gone"));
     let shown = rig.demand(&["status", "--interval", "0"]);
     assert!(shown.contains("  DIRECTORY GONE"), "{shown}"); // and not `answers`
 }

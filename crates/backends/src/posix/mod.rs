@@ -30,6 +30,8 @@ mod watch;
 mod whereabouts;
 mod write_back;
 
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,6 +112,25 @@ impl PosixFs {
             let core = self.core.clone();
             let _ = self.core.pool.run(move || core.nodes.trim()).await; // else the next time
         }
+    }
+
+    /// Whether `path`, without links, still leads to the directory that is served. True where that cannot
+    /// be told: what is mounted there now may hang, so it is looked at on a thread of the export's own.
+    pub async fn is_at(&self, path: &Path) -> bool {
+        let (core, path) = (self.core.clone(), path.to_owned());
+        let look = move || -> bool {
+            let root = core.root.fd().try_clone_to_owned().map(std::fs::File::from);
+            let root = root.and_then(|root| root.metadata());
+            let there = cred::as_root(|| std::fs::symlink_metadata(&path));
+            match (there, root) {
+                (Ok(Ok(there)), Ok(root)) => (there.dev(), there.ino()) == (root.dev(), root.ino()),
+                (Ok(Err(error)), _) => {
+                    !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+                }
+                _ => true,
+            }
+        };
+        self.core.pool.run(look).await.unwrap_or(true)
     }
 
     /// What does not hold on the file system below, for whoever runs the server: sentences

@@ -29,10 +29,21 @@ pub struct Exported {
     fs: OnceLock<Arc<PosixFs>>,
     begun: Instant,
     open: AtomicBool,
-    /// The directory has been removed, or another one is in its place.
-    gone: AtomicBool,
+    /// What was last seen at its place.
+    place: Mutex<Place>,
     /// Why it could not be opened when that was last tried.
     trouble: Mutex<Option<String>>,
+}
+
+/// What has become of the directory itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    #[default]
+    There,
+    /// It has been removed.
+    Gone,
+    /// It was moved, and perhaps another one put in its place, or something was mounted there.
+    Elsewhere,
 }
 
 /// The opening of an export that is not open.
@@ -57,7 +68,7 @@ impl Exported {
             fs: OnceLock::new(),
             begun: dray_rt::now(),
             open: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            place: Mutex::default(),
             trouble: Mutex::default(),
         }
     }
@@ -117,14 +128,14 @@ impl Exported {
         self.fs.get()
     }
 
-    /// The directory itself is no longer there, as is looked for now and then. False if that was
-    /// known.
-    pub fn lost(&self) -> bool {
-        !self.gone.swap(true, Ordering::Relaxed)
+    /// What has become of the directory itself, as is looked for now and then. False if that was known.
+    pub fn found(&self, place: Place) -> bool {
+        let mut known = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *known, place) != place
     }
 
-    pub fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
+    pub fn place(&self) -> Place {
+        *self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether any call to the file system below is under way.

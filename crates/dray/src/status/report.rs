@@ -11,7 +11,7 @@ use dray_rt::Instant;
 use serde_json::{Value, json};
 
 use crate::mount::mount_table::Known;
-use crate::serve::exported::Exported;
+use crate::serve::exported::{Exported, Place};
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
@@ -68,7 +68,8 @@ impl ServerReport {
             "below": below.map(|(_, kind)| kind),
             "read_only": export.read_only,
             "ops": ops,
-            "gone": export.is_gone(),
+            "gone": export.place() != Place::There,
+            "moved": export.place() == Place::Elsewhere,
             "starting": export.starting().map(|starting| json!({
                 "since_s": seconds(starting.since),
                 "error": starting.trouble,

@@ -108,6 +108,7 @@ fn clients(report: &Value, room: Option<usize>, out: &mut String) {
 fn state_of(export: &Value) -> String {
     let (starting, hang) = (&export["starting"], &export["hang"]);
     match (starting["since_s"].is_null(), hang["since_s"].is_null()) {
+        (true, true) if export["moved"] == true => "DIRECTORY MOVED".to_owned(),
         (true, true) if export["gone"] == true => "DIRECTORY GONE".to_owned(),
         (true, true) => "answers".to_owned(),
         (true, false) => format!("HANGS {}, {} calls", age(&hang["since_s"]), text(&hang["calls"])),
