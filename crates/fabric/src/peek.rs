@@ -30,17 +30,23 @@ fn look(fd: RawFd, bytes: &mut [u8]) -> io::Result<Vec<u8>> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let bytes = &bytes[..got];
-    let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else {
-        return Err(io::ErrorKind::WouldBlock.into());
-    };
+    let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Err(incomplete(fd)) };
     let head_bytes = Prefix::decode(prefix)?.head_bytes;
     if head_bytes > PEEK_MAX_BYTES {
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
     match bytes.get(PREFIX_BYTES..PREFIX_BYTES + head_bytes) {
         Some(head) => Ok(head.to_vec()),
-        None => Err(io::ErrorKind::WouldBlock.into()),
+        None => Err(incomplete(fd)),
     }
+}
+
+/// Of what has come, there is more to come, or nothing any more: what lies there hides the end.
+fn incomplete(fd: RawFd) -> io::Error {
+    let mut state = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one pollfd, which outlives the call.
+    let ended = unsafe { libc::poll(&mut state, 1, 0) } == 1;
+    if ended { io::ErrorKind::UnexpectedEof.into() } else { io::ErrorKind::WouldBlock.into() }
 }
 
 #[cfg(test)]
@@ -78,6 +84,20 @@ mod tests {
         assert_eq!(read, bytes);
         drop(sender.join().unwrap());
         assert_eq!(peek(&near).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    /// A connection that had ended kept its place for ten seconds.
+    #[test]
+    fn the_end_is_seen_behind_half_a_greeting() {
+        for (bytes, pause_ms) in [(1, 0), (4, 20), (9, 0), (12, 20)] {
+            let (near, mut far) = UnixStream::pair().unwrap();
+            let sender = std::thread::spawn(move || {
+                far.write_all(&frame(b"hello")[..bytes]).unwrap();
+                std::thread::sleep(Duration::from_millis(pause_ms));
+            });
+            assert_eq!(peek(&near).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+            sender.join().unwrap();
+        }
     }
 
     #[test]
