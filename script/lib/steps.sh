@@ -49,6 +49,7 @@ step_unit() {
     need e2fsprogs acl attr fuse3 iproute2 python3 make binutils ||
         echo "e2fsprogs, acl, attr, fuse3, iproute2, python3, make or binutils are missing: tests may fail"
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
+    need bindfs || echo "a test on bindfs is left out"
     with_rings
     local failed=
     run_test_programs "$(IFS=,; echo "${simulations[*]}")" test --workspace --no-run || failed=yes

@@ -5,8 +5,9 @@ mod common;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, chown};
 use std::path::PathBuf;
+use std::process::Command;
 
 use common::{Rig, wait_for};
 
@@ -139,4 +140,43 @@ fn flags_of(pid: i32, name: &str) -> Vec<i32> {
         flags.extend(word.and_then(|word| i32::from_str_radix(word.trim(), 8).ok()));
     }
     flags
+}
+
+/// bindfs(1) knows inodes by their paths, and says ENOENT of what has been replaced: the client's kernel
+/// asks for the attributes of the file that it believes in, and took that for the answer to open(2).
+#[test]
+fn what_was_replaced_over_a_file_system_without_handles_is_opened() {
+    if common::skipped() {
+        return;
+    }
+    if !Command::new("bindfs").arg("--version").output().is_ok_and(|told| told.status.success()) {
+        eprintln!("left out: there is no bindfs");
+        return;
+    }
+    let mut rig = Rig::new();
+    let (real, below) = (rig.path("real"), rig.path("export"));
+    fs::create_dir(&real).unwrap();
+    assert!(Command::new("bindfs").args([&real, &below]).status().unwrap().success());
+    let _below = Unmounted(below.clone());
+    rig.serve(&[]);
+    let at = rig.mount("at", "consistency=close-to-open,attr_timeout=60");
+    let put = |name: &str, text: &str| {
+        fs::write(below.join(name), text).unwrap();
+        chown(below.join(name), Some(1000), Some(1000)).unwrap();
+    };
+    put("file", "old");
+    fs::metadata(at.join("file")).unwrap();
+    put("new", "new");
+    fs::rename(below.join("new"), below.join("file")).unwrap();
+    assert_eq!(fs::read_to_string(at.join("file")).unwrap(), "new");
+    rig.umount(&at);
+    rig.end_server(libc::SIGTERM);
+}
+
+struct Unmounted(PathBuf);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status(); // the assertions have the say
+    }
 }

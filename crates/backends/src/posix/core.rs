@@ -213,6 +213,21 @@ impl Core {
         })
     }
 
+    /// Of what was done with a file by its id alone. A file system without handles, such as most below FUSE,
+    /// knows an inode by a path, and says `ENOENT` where that leads nowhere any more: a client's kernel
+    /// looks its path up again for `ESTALE` alone.
+    pub(crate) fn by_id<'a, T: 'a>(&self, done: Fut<'a, Result<T>>) -> Fut<'a, Result<T>> {
+        if self.below.is_local() {
+            return done;
+        }
+        Box::pin(async move {
+            done.await.map_err(|error| match error.errno() {
+                Errno::ENOENT => Error::new(Errno::ESTALE).because("it has lost its place"),
+                _ => error,
+            })
+        })
+    }
+
     /// Sees to it that what has been removed and is kept for a moment is let go after that.
     fn tend_departed(self: &Arc<Core>) {
         if !self.departed.is_to_be_tended() {

@@ -179,26 +179,29 @@ impl FileSystem for PosixFs {
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
-        self.core.run(cx, Op::Getattr, move |core, caller| core.attr(caller, id))
+        self.core.by_id(self.core.run(cx, Op::Getattr, move |core, caller| core.attr(caller, id)))
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        self.core.run_patient(cx, Op::Setattr, self.core.inline, move |core, caller, may_block| {
-            match core.node_for(caller, id) {
+        self.core.by_id(self.core.run_patient(
+            cx,
+            Op::Setattr,
+            self.core.inline,
+            move |core, caller, may_block| match core.node_for(caller, id) {
                 Ok(node) => core.set_attr(caller, id, &Target::Path(node.fd()), set, may_block),
                 Err(error) => Some(Err(error)),
-            }
-        })
+            },
+        ))
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        self.core.run(cx, Op::Readlink, move |core, caller| {
+        self.core.by_id(self.core.run(cx, Op::Readlink, move |core, caller| {
             let node = core.node_for(caller, id)?;
             match node.kind {
                 dray_core::FileType::Symlink => Ok(sys::read_link(node.fd())?),
                 _ => Err(dray_core::Errno::EINVAL.into()),
             }
-        })
+        }))
     }
 
     fn make<'a>(
@@ -259,6 +262,7 @@ impl FileSystem for PosixFs {
             self.core.inline,
             move |core, caller, may_block| core.open_node(caller, id, how, may_block),
         );
+        let opened = self.core.by_id(opened);
         Box::pin(async move { Ok(PosixFile::shared(&self.core, opened.await?)) })
     }
 
@@ -304,7 +308,9 @@ impl FileSystem for PosixFs {
     }
 
     fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>> {
-        self.core.run(cx, Op::Access, move |core, caller| core.check_access(caller, id, want))
+        self.core.by_id(
+            self.core.run(cx, Op::Access, move |core, caller| core.check_access(caller, id, want)),
+        )
     }
 
     fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>> {
@@ -322,7 +328,9 @@ impl FileSystem for PosixFs {
         name: &'a [u8],
     ) -> Fut<'a, Result<Vec<u8>>> {
         let name = name.to_vec();
-        self.core.run(cx, Op::Getxattr, move |core, caller| core.get_xattr(caller, id, &name))
+        self.core.by_id(
+            self.core.run(cx, Op::Getxattr, move |core, caller| core.get_xattr(caller, id, &name)),
+        )
     }
 
     fn setxattr<'a>(
@@ -334,13 +342,15 @@ impl FileSystem for PosixFs {
         how: XattrSet,
     ) -> Fut<'a, Result<()>> {
         let (name, value) = (name.to_vec(), value.to_vec());
-        self.core.run(cx, Op::Setxattr, move |core, caller| {
+        self.core.by_id(self.core.run(cx, Op::Setxattr, move |core, caller| {
             core.set_xattr(caller, id, &name, &value, how)
-        })
+        }))
     }
 
     fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        self.core.run(cx, Op::Listxattr, move |core, caller| core.list_xattr(caller, id))
+        self.core.by_id(
+            self.core.run(cx, Op::Listxattr, move |core, caller| core.list_xattr(caller, id)),
+        )
     }
 
     fn removexattr<'a>(
@@ -350,6 +360,9 @@ impl FileSystem for PosixFs {
         name: &'a [u8],
     ) -> Fut<'a, Result<()>> {
         let name = name.to_vec();
-        self.core.run(cx, Op::Removexattr, move |core, caller| core.remove_xattr(caller, id, &name))
+        self.core.by_id(
+            self.core
+                .run(cx, Op::Removexattr, move |core, caller| core.remove_xattr(caller, id, &name)),
+        )
     }
 }
