@@ -10,6 +10,10 @@ use super::Args;
 
 /// The error as users are told it; `words` are the command line.
 pub fn told(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    if let Some(ContextValue::Strings(names)) = error.get(ContextKind::ValidSubcommand) {
+        let shown = names.iter().filter(|name| !is_hidden(name)).cloned().collect();
+        error.insert(ContextKind::ValidSubcommand, ContextValue::Strings(shown));
+    }
     if let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) {
         let shown: Vec<String> = names.iter().filter(|name| !is_hidden(name)).cloned().collect();
         if shown.is_empty() {
@@ -54,6 +58,8 @@ mod tests {
         assert!(said.contains("'mount'") && !said.contains("mount-"), "{said}");
         let said = told_of(&[b"dray", b"wake-moun"]);
         assert!(said.contains("'wake-moun'") && !said.contains("wake-mount"), "{said}");
+        let said = told_of(&[b"dray", b"-q"]);
+        assert!(said.contains("serve, mount, umount") && !said.contains("wake-mount"), "{said}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub(crate) mod umount;
 pub(crate) mod upgrade;
 
 use std::future::Future;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -116,7 +117,13 @@ fn remount(args: &MountArgs, mut plan: MountPlan) -> Result<(), Failure> {
         lists.extend(args.options.iter().cloned());
         plan = MountPlan::parse(&lists)?;
     }
-    dray_fuse::remount(&entry.at, plan.flags()).doing(what)
+    dray_fuse::remount(&entry.at, plan.flags()).map_err(|error| {
+        let advice = match error.kind() {
+            ErrorKind::PermissionDenied => "; root alone may: unmount it and mount it anew",
+            _ => "",
+        };
+        Failure::new(format!("{}: {error}{advice}", what()))
+    })
 }
 
 /// What is to be mounted where, and how.

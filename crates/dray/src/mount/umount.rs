@@ -8,7 +8,7 @@ use crate::args::UmountArgs;
 use crate::error::{Doing, Failure};
 use crate::mount::mount_table;
 use crate::mount::supervisor;
-use crate::paths;
+use crate::{output, paths};
 
 /// How long unmounting waits for the daemon to sync what it has, to take leave of the server and
 /// to end: whoever stops the server next finds nobody there, and no grace period follows. A
@@ -83,6 +83,7 @@ fn not_mounted(path: &Path) -> Failure {
             "{shown} is a mount of dray with something else mounted over it: `umount {shown}` first"
         ));
     }
-    let names: Vec<String> = mounts.iter().map(|entry| entry.at.display().to_string()).collect();
+    let names: Vec<String> =
+        mounts.iter().map(|entry| output::plain(&entry.at.to_string_lossy())).collect();
     Failure::new(format!("{shown} is not a mount of dray; those are: {}", names.join(", ")))
 }
