@@ -268,6 +268,14 @@ fn so_does_who_opens_it_while_the_mount_s_daemon_is_killed() {
             assert_eq!(clients.len(), 2);
             clients.iter().all(|client| client["open_files"] == 0)
         });
+        // Nor does a daemon take it for open.
+        common::wait_for("handles to be closed", || {
+            [&one, &other].iter().all(|at| {
+                let status = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
+                let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+                status["open_files"] == 0
+            })
+        });
     });
 }
 

@@ -160,7 +160,7 @@ fn a_mount_whose_processes_have_died_is_shown_as_that() {
         shown.contains(&advice)
     });
     let said = rig.run(&["status", &place]);
-    assert_eq!(said.status.code(), Some(1));
+    assert_eq!(said.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&said.stderr).contains(&advice), "{said:?}");
     rig.umount(&at);
 }

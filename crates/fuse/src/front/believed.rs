@@ -16,9 +16,11 @@ use std::sync::Arc;
 use dray_core::{Context, Errno, Error, FileId, OpenFile, OpenHow, Pid, Result};
 
 use crate::front::Worker;
+use crate::options::Options;
 use crate::proto::abi::ROOT_NODE;
 use crate::state::sent_back::{Caller, NOTHING, Opening};
 use crate::worker::caller::call_that_waits;
+use crate::worker::shared::Shared;
 
 /// System calls that open a file by its path. What io_uring(7) opens is in none of them.
 const OPENING: &[i64] = &[
@@ -51,13 +53,11 @@ impl Worker {
         }
         let opened = match nodes.only_name(node) {
             Some((dir, name)) => self.fs.open_named(cx, (dir, &name), id, how).await,
-            None => {
-                if sent_back.inherits() {
-                    self.give_up(cx, id, how).await;
-                }
-                Err(Error::new(Errno::ESTALE).because("it may have been any of its names"))
-            }
+            None => Err(Error::new(Errno::ESTALE).because("it may have been any of its names")),
         };
+        if opened.is_err() && sent_back.inherits() {
+            self.give_up(cx, id, how).await;
+        }
         if opened.as_ref().is_err_and(|error| error.errno() == Errno::ESTALE) {
             let call = call_that_waits(cx.pid).await.filter(|call| OPENING.contains(&call.number));
             opening.caller.call = call.map(|call| call.print);
@@ -89,11 +89,22 @@ impl Worker {
         Some(Caller { thread, call: call.map(|call| call.print) })
     }
 
-    /// A predecessor may have had it opened for this very request, before it died.
+    /// A predecessor may have had it opened for this very request, before it died. The kernel has not heard
+    /// of that, and will not.
     async fn give_up(&self, cx: &Context, id: FileId, how: OpenHow) {
-        let (host, flags) = (&self.shared.options.host, how.flags & !libc::O_TRUNC);
-        if let Ok(file) = host.reopen(cx, &self.fs, id, flags, cx.request).await {
+        let Shared { handles, options: Options { host, .. }, .. } = &*self.shared;
+        let flags = how.flags & !libc::O_TRUNC;
+        let left = handles.left_by(cx.request);
+        let file = match &left {
+            Some((_, handle)) => handle.file(cx, &self.fs, &**host).await,
+            None => host.reopen(cx, &self.fs, id, flags, cx.request).await,
+        };
+        if let Ok(file) = file {
             let _ = file.close(cx).await; // nobody has used it
+        }
+        // Last: a successor of ours closes it else.
+        if let Some((fh, _)) = left {
+            let _ = handles.remove(fh); // it was there just now
         }
     }
 }

@@ -183,6 +183,15 @@ impl Handles {
         Ok(reuse << 32 | slot)
     }
 
+    /// The handle that a predecessor made for `request` and died before the kernel heard of it, and its
+    /// number. Only for a request that the kernel sends again.
+    pub(crate) fn left_by(&self, request: RequestId) -> Option<(u64, Arc<Handle>)> {
+        let live = self.lock();
+        let slot = *live.left.get(&request)?;
+        let handle = live.slots.get(slot as usize)?.clone()?;
+        Some((self.reuse(slot) << 32 | slot, handle))
+    }
+
     /// The handle of that number; `EBADF` if it was never given out or is closed.
     pub(crate) fn find(&self, fh: u64) -> Result<Arc<Handle>> {
         let slot = fh & 0xffff_ffff;
@@ -283,7 +292,10 @@ mod tests {
         };
         assert_eq!(add(&Handles::new(state.clone()), 7), left);
         let handles = Handles::new(state);
+        assert!(handles.left_by(RequestId(8)).is_none());
+        assert_eq!(handles.left_by(RequestId(7)).unwrap().0, left);
         handles.remove(left).unwrap();
+        assert!(handles.left_by(RequestId(7)).is_none());
         let other = add(&handles, 8);
         assert_eq!(left as u32, other as u32, "the slot is used again");
         assert_ne!(add(&handles, 7) as u32, other as u32, "that slot is another's by now");
