@@ -179,14 +179,15 @@ pub(crate) async fn call_that_waits(pid: Pid) -> Option<SystemCall> {
 /// fcntl(2), as a thread waits in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fcntl {
-    pub(crate) descriptor: u64,
+    pub(crate) descriptor: u32,
     pub(crate) command: i32,
 }
 
 /// That of the thread `pid`; none where it is not to be seen.
 pub(crate) async fn fcntl_of(pid: Pid) -> Option<Fcntl> {
     let call = call_that_waits(pid).await.filter(|call| call.number == libc::SYS_fcntl)?;
-    let [descriptor, command] = call.arguments;
+    // Ints: what else is in the registers is chance.
+    let [descriptor, command] = call.arguments.map(|argument| argument as u32);
     Some(Fcntl { descriptor, command: command as i32 })
 }
 
@@ -201,7 +202,7 @@ pub(crate) enum LeadsTo {
 }
 
 /// Without a look at the file itself, which may be one of ours.
-pub(crate) fn descriptor_of(pid: Pid, descriptor: u64) -> LeadsTo {
+pub(crate) fn descriptor_of(pid: Pid, descriptor: u32) -> LeadsTo {
     match std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")) {
         Ok(about) => {
             let ino = about.lines().find_map(|line| line.strip_prefix("ino:"));
@@ -280,7 +281,7 @@ mod tests {
         let own = Pid(unsafe { libc::gettid() } as u32);
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         let ino = file.metadata().unwrap().ino();
-        assert_eq!(descriptor_of(own, file.as_raw_fd() as u64), LeadsTo::Inode(ino));
+        assert_eq!(descriptor_of(own, file.as_raw_fd() as u32), LeadsTo::Inode(ino));
         assert_eq!(descriptor_of(own, 1_000_000), LeadsTo::Nothing);
         assert_eq!(descriptor_of(Pid(0x7fff_fff0), 0), LeadsTo::Unseen);
     }
