@@ -11,11 +11,11 @@ use super::Args;
 /// The error as users are told it; `words` are the command line.
 pub fn told(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     if let Some(ContextValue::Strings(names)) = error.get(ContextKind::ValidSubcommand) {
-        let shown = names.iter().filter(|name| !is_hidden(name)).cloned().collect();
-        error.insert(ContextKind::ValidSubcommand, ContextValue::Strings(shown));
+        let shown = ContextValue::Strings(without_hidden(names));
+        error.insert(ContextKind::ValidSubcommand, shown);
     }
     if let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) {
-        let shown: Vec<String> = names.iter().filter(|name| !is_hidden(name)).cloned().collect();
+        let shown = without_hidden(names);
         if shown.is_empty() {
             let wrong = error.get(ContextKind::InvalidSubcommand);
             let wrong = wrong.map_or(String::new(), |wrong| format!(" '{wrong}'"));
@@ -36,8 +36,11 @@ pub fn told(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     }
 }
 
-fn is_hidden(name: &str) -> bool {
-    Args::command().find_subcommand(name).is_some_and(clap::Command::is_hide_set)
+fn without_hidden(names: &[String]) -> Vec<String> {
+    let all = Args::command();
+    let is_hidden =
+        |name: &String| all.find_subcommand(name).is_some_and(clap::Command::is_hide_set);
+    names.iter().filter(|name| !is_hidden(name)).cloned().collect()
 }
 
 #[cfg(test)]

@@ -133,27 +133,28 @@ fn of_url(text: &str) -> Result<Reports, Failure> {
     let address: Address = host.parse().map_err(Failure::usage)?;
     wanted(
         |report| listens_at(report, &address),
-        || {
-            format!(
+        |_| {
+            let message = format!(
                 "no server of this machine listens at {address}; ask `dray status` on its machine"
-            )
+            );
+            Failure::new(message).nobody_answered()
         },
     )
-    .map_err(Failure::nobody_answered)
 }
 
-/// Those of all reports that are wanted; else an error that says that there are `none`, and who
+/// Those of all reports that are wanted; else an error that says that `none` of them is, and who
 /// gave no answer, since it may be one of them.
 fn wanted(
     is_wanted: impl Fn(&Value) -> bool,
-    none: impl FnOnce() -> String,
+    none: impl FnOnce(&Reports) -> Failure,
 ) -> Result<Reports, Failure> {
     let (found, others): (Reports, Reports) =
         everything().into_iter().partition(|(_, report)| is_wanted(report));
     if !found.is_empty() {
         return Ok(found);
     }
-    Err(Failure::new(none() + &unless_silent(&others)))
+    let failure = none(&others);
+    Err(Failure { message: failure.message + &unless_silent(&others), ..failure })
 }
 
 /// What to add where nothing was found and some of `reports` are of those that gave no answer.
@@ -190,21 +191,17 @@ fn of_target(target: &Target) -> Result<Reports, Failure> {
     };
     wanted(
         |report| mounts(report) || serves(report),
-        || {
-            format!(
+        |all| {
+            let failure = Failure::new(format!(
                 "{shown} is neither mounted nor served on this machine; ask `dray status` on the \
                  server's machine"
-            )
+            ));
+            match all.iter().any(|(_, report)| listens_at(report, &target.address)) {
+                true => failure,
+                false => failure.nobody_answered(),
+            }
         },
     )
-    .map_err(|failure| match somebody_listens_at(&target.address) {
-        true => failure,
-        false => failure.nobody_answered(),
-    })
-}
-
-fn somebody_listens_at(address: &Address) -> bool {
-    everything().iter().any(|(_, report)| listens_at(report, address))
 }
 
 fn listens_at(report: &Value, address: &Address) -> bool {
@@ -254,11 +251,11 @@ fn of_export(target: &Path) -> Result<Reports, Failure> {
     let is_export = |export: &Value| is_dir(&export["dir"]) || export["name"] == *name;
     wanted(
         |report| is_dir(&report["state"]) || has_export(report, is_export),
-        || {
-            format!(
+        |_| {
+            Failure::new(format!(
                 "{name} is neither a mount nor an export of a dray on this machine (or it belongs \
                  to another user); `dray status` shows what there is"
-            )
+            ))
         },
     )
 }

@@ -70,7 +70,7 @@ impl Worker {
     /// removed are looked at first, where the kernel does not know them any more.
     pub(super) async fn note_sent_back(&self, cx: &Context, error: &Error) {
         let stale = error.errno() == Errno::ESTALE && self.shared.options.believes_names();
-        if !stale || cx.pid == Pid(0) {
+        if !stale || cx.pid == Pid(0) || self.shared.sent_back.knows(cx.pid, cx.request) {
             return;
         }
         let call = call_that_waits(cx.pid).await.filter(|call| OPENING.contains(&call.number));

@@ -189,8 +189,7 @@ impl Worker {
         let owner = LockOwner(owner);
         let (shared, handle) = (&self.shared, self.handle(fh)?);
         self.used(node, &handle);
-        shared.lock_owners.closes(node, owner);
-        let locks = shared.lock_owners.may_hold(&shared.nodes, node, owner);
+        let locks = shared.lock_owners.closes(&shared.nodes, node, owner);
         if locks.is_some() || shared.options.host.owes_error(handle.id) {
             let file = self.file_of(cx, &handle).await?;
             match file.flush(cx, owner).await {

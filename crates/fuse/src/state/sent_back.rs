@@ -148,12 +148,22 @@ impl SentBack {
         self.of_thread(thread).is_some()
     }
 
+    /// Whether `request` is known to have been sent back, or to have come again.
+    pub(crate) fn knows(&self, thread: Pid, request: RequestId) -> bool {
+        let _until = self.lock();
+        self.of_thread(thread).is_some_and(|record| self.is_of(record, request))
+    }
+
+    fn is_of(&self, record: usize, request: RequestId) -> bool {
+        self.get(record, REQUEST) & !CAME == request.0
+    }
+
     /// A request is about to be answered by ESTALE. If it was before, by a predecessor, its thread may
     /// have gone on.
     pub(crate) fn note(&self, opening: Opening) {
         let mut until = self.lock();
         let noted = self.of_thread(opening.caller.thread);
-        if noted.is_some_and(|record| self.get(record, REQUEST) & !CAME == opening.request.0) {
+        if noted.is_some_and(|record| self.is_of(record, opening.request)) {
             return;
         }
         let free = noted.or_else(|| self.of_thread(Pid(0)));
@@ -196,7 +206,7 @@ impl SentBack {
         }
         let came = self.of_thread(thread).is_some_and(|record| {
             let before = self.get(record, REQUEST);
-            if before & !CAME == opening.request.0 {
+            if self.is_of(record, opening.request) {
                 return before & CAME != 0;
             }
             let again = before & CAME == 0
@@ -243,6 +253,7 @@ mod tests {
             assert!(!list.any.load(Ordering::SeqCst), "each lookup would search for its thread");
             assert!(!list.comes(opening(1, 7, 1)));
             list.note(opening(1, 7, 2));
+            assert!(list.knows(Pid(1), RequestId(4)) && !list.knows(Pid(2), RequestId(4)));
             assert!(!list.comes(opening(2, 7, 3)) && !list.comes(opening(0, 7, 4)));
             assert!(list.comes(opening(1, 7, 5)) && !list.comes(opening(1, 7, 6)));
             // Whoever found another file by its name comes to the first one by a name again.

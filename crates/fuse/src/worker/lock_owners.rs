@@ -113,17 +113,15 @@ impl LockOwners {
         Asking { owners: self, who, closes: (!anew).then_some(closes.count) }
     }
 
-    /// `owner` closes one of his descriptors of `node`.
-    pub(crate) fn closes(&self, node: u64, owner: LockOwner) {
-        if let Some(closes) = self.lock().asking.get_mut(&(node, owner)) {
+    /// `owner` closes one of its descriptors of `node`. Whether it may hold a lock on that; with that
+    /// which it asked for last, as far as is known.
+    pub(crate) fn closes(&self, nodes: &Nodes, node: u64, owner: LockOwner) -> Option<Asked> {
+        let mut owners = self.lock();
+        if let Some(closes) = owners.asking.get_mut(&(node, owner)) {
             closes.count += 1;
         }
-    }
-
-    /// Whether `owner` may hold a lock on `node`; with that which it asked for last, as far as is
-    /// known.
-    pub(crate) fn may_hold(&self, nodes: &Nodes, node: u64, owner: LockOwner) -> Option<Asked> {
-        let known = self.lock().asked.get(&(node, owner)).copied();
+        let known = owners.asked.get(&(node, owner)).copied();
+        drop(owners);
         let missing = || self.missing.load(Ordering::SeqCst) && nodes.was_locked(node);
         known.or_else(|| missing().then(Asked::default))
     }
@@ -158,16 +156,16 @@ mod tests {
         let file = FileId { ino: 3, generation: 0 };
         let node = nodes.remember(file, None).unwrap().node;
         let owners = LockOwners::default();
-        assert_eq!(owners.may_hold(&nodes, node, LockOwner(7)), None);
+        assert_eq!(owners.closes(&nodes, node, LockOwner(7)), None);
         owners.add(&nodes, node, LockOwner(7));
-        assert!(owners.may_hold(&nodes, node, LockOwner(7)).is_some());
-        assert_eq!(owners.may_hold(&nodes, node, LockOwner(8)), None);
+        assert!(owners.closes(&nodes, node, LockOwner(7)).is_some());
+        assert_eq!(owners.closes(&nodes, node, LockOwner(8)), None);
         for owner in 0..OWNERS_MAX as u64 + 10 {
             owners.add(&nodes, node, LockOwner(1000 + owner));
             assert!(owners.lock().asked.len() <= OWNERS_MAX);
         }
         assert!(
-            owners.may_hold(&nodes, node, LockOwner(7)).is_some(),
+            owners.closes(&nodes, node, LockOwner(7)).is_some(),
             "forgotten, so it may hold one"
         );
         owners.forget(node);
@@ -183,7 +181,7 @@ mod tests {
         for answered_first in ["lock", "close"] {
             let owners = LockOwners::default();
             owners.add(&nodes, node, owner);
-            let asked = owners.may_hold(&nodes, node, owner).unwrap();
+            let asked = owners.closes(&nodes, node, owner).unwrap();
             if answered_first == "lock" {
                 owners.add(&nodes, node, owner);
                 owners.gave_up(node, owner, asked);
@@ -191,21 +189,23 @@ mod tests {
                 owners.gave_up(node, owner, asked);
                 owners.add(&nodes, node, owner);
             }
-            let asked = owners.may_hold(&nodes, node, owner).expect(answered_first);
+            let asked = owners.closes(&nodes, node, owner).expect(answered_first);
             owners.gave_up(node, owner, asked);
-            assert_eq!(owners.may_hold(&nodes, node, owner), None);
+            assert_eq!(owners.closes(&nodes, node, owner), None);
         }
     }
 
     #[test]
     fn who_waits_for_a_lock_hears_of_his_closes_meanwhile() {
         let (owners, owner) = (LockOwners::default(), LockOwner(7));
-        owners.closes(3, owner);
+        let nodes = Nodes::new(State::create().unwrap(), FileId { ino: 2, generation: 0 });
+        let close = |node, owner| assert_eq!(owners.closes(&nodes, node, owner), None);
+        close(3, owner);
         let first = owners.asks(3, owner, false);
-        owners.closes(3, LockOwner(8));
-        owners.closes(4, owner);
+        close(3, LockOwner(8));
+        close(4, owner);
         assert!(!first.may_be_closed());
-        owners.closes(3, owner);
+        close(3, owner);
         let second = owners.asks(3, owner, false);
         assert!(first.may_be_closed() && !second.may_be_closed());
         assert!(owners.asks(3, owner, true).may_be_closed(), "nobody knows");
@@ -222,9 +222,9 @@ mod tests {
         let gone = (FileId { ino: 4, generation: 0 }, LockOwner(7));
         let left = vec![(file, LockOwner(7)), gone];
         let owners = LockOwners::of_predecessor(&nodes, Some(left));
-        assert!(owners.may_hold(&nodes, node, LockOwner(7)).is_some());
-        assert_eq!(owners.may_hold(&nodes, node, LockOwner(8)), None);
+        assert!(owners.closes(&nodes, node, LockOwner(7)).is_some());
+        assert_eq!(owners.closes(&nodes, node, LockOwner(8)), None);
         let owners = LockOwners::of_predecessor(&nodes, None);
-        assert!(owners.may_hold(&nodes, node, LockOwner(8)).is_some(), "nobody knows");
+        assert!(owners.closes(&nodes, node, LockOwner(8)).is_some(), "nobody knows");
     }
 }

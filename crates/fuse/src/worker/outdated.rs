@@ -201,13 +201,8 @@ fn never_wait(pipe: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Has the kernel forget what it knows of `files`, soon.
 pub(crate) fn drop_soon(shared: &Arc<Shared>, files: &[FileId]) {
-    let known = files.iter().filter_map(|file| Some((*file, shared.nodes.find(*file)?)));
-    let nodes: BTreeSet<u64> = known
-        .map(|(file, node)| {
-            shared.changes.note(file);
-            node
-        })
-        .collect();
+    files.iter().for_each(|file| shared.changes.note(*file));
+    let nodes: BTreeSet<u64> = files.iter().filter_map(|file| shared.nodes.find(*file)).collect();
     if !nodes.is_empty() && shared.outdated.add(nodes) {
         start(shared);
     }
