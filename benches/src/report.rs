@@ -1,5 +1,6 @@
 //! From the raw lines of a run to medians, ratios and verdicts.
 
+mod against;
 mod many;
 mod peers;
 mod serial;
@@ -81,7 +82,7 @@ const DETAILS: [&str; 5] = [
     ".cpu_machine_us",
 ];
 
-/// `report --bench serial|peers|many --raw FILE --out FILE`: the lines go to standard output
+/// `report --bench serial|against|peers|many --raw FILE --out FILE`: the lines go to standard output
 /// and into the file, the table to standard output behind them.
 pub fn run(args: &Args) -> Outcome {
     let measures = Measures::new(read_all(args.need("raw")?)?);
@@ -89,6 +90,7 @@ pub fn run(args: &Args) -> Outcome {
         "serial" => serial::report(&measures),
         "peers" => peers::report(&measures),
         "many" => many::report(&measures),
+        "against" => against::report(&measures),
         other => return Err(format!("no benchmark is called {other}")),
     };
     lines.extend(measures.medians());

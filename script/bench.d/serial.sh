@@ -29,6 +29,11 @@ load() {
 }
 
 bench_serial() {
+    case "${1:-}" in
+        "") ;;
+        --against) bench_against "${2:-}"; return ;;
+        *) usage >&2; exit 2 ;;
+    esac
     build_all
     install_packages python3
     # Either counts system calls; strace takes minutes for it.
@@ -152,4 +157,52 @@ idle_all() {
     done
     "$BENCH" sessions --arm server --address "tcp://127.0.0.1:$PORT" --export data \
         --server "$(pids_of "$SERVER")" >>"$RAW" || say "idle connections were not measured"
+}
+
+# bench_against PATH: this binary and another one, each with its own server, mounts and files. In every round each load runs on one and then on the other; which is first changes from
+# round to round.
+bench_against() {
+    local other=$1 transport round load order
+    [ -x "$other" ] || { say "--against needs the path of another dray"; exit 2; }
+    build_all
+    scratch
+    RAW=$OUT/against.raw.jsonl
+    : >"$RAW"
+    declare -A server=()
+    serve_and_mount "" "$DRAY"
+    serve_and_mount .other "$(realpath "$other")"
+    for ((round = 0; round < ROUNDS; round++)); do
+        say "round $((round + 1)) of $ROUNDS"
+        order=("" .other)
+        [ $((round % 2)) = 0 ] || order=(.other "")
+        for transport in $ARMS; do
+            for load in $STRICT_LOADS; do
+                for which in "${order[@]}"; do
+                    load "$transport$which" "$round" --dir "$WORK/$transport$which" \
+                        --server "$(pids_of "${server[this$which]}")" \
+                        --client "$(pids_of "${CLIENT[$transport$which]}")" "$load"
+                done
+            done
+        done
+    done
+    "$BENCH" report --bench against --raw "$RAW" --out "$OUT/against.jsonl"
+}
+
+# serve_and_mount SUFFIX BINARY: a server of its own, and a mount on each transport.
+serve_and_mount() {
+    local transport port DRAY=$2
+    mkdir "$STORE/export$1"
+    "$BENCH" fill --dir "$STORE/export$1" --jobs "$JOBS" --file-mib "$FILE_MIB" --with-names yes
+    port=$(free_port $((17440 + RANDOM % 1000)))
+    start "dray-server$1" "$DRAY" serve --export "data=$STORE/export$1,squash=none" \
+        --listen "tcp://127.0.0.1:$port" --state "$WORK/state$1"
+    server[this$1]=$STARTED
+    wait_for 10 listens "$port"
+    ARMS=
+    for transport in $TRANSPORTS; do
+        if [ "$transport" = uring ] && ! switch_uring_on; then continue; fi
+        mount_dray "$port" "$WORK/$transport$1" "transport=$transport"
+        CLIENT[$transport$1]=$STARTED
+        ARMS="$ARMS $transport"
+    done
 }
