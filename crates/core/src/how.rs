@@ -81,9 +81,12 @@ impl OpenHow {
     }
 
     /// Whether it is opened to be executed, which takes the right to execute it instead of
-    /// the right to read it.
+    /// the right to read it. With a flag that asks for anything beyond reading it is an opening like
+    /// any other: execve(2) gives none.
     pub fn executes(self) -> bool {
-        self.flags & (OpenHow::EXECUTE | libc::O_ACCMODE) == OpenHow::EXECUTE
+        const PASSIVE: i32 =
+            libc::O_CLOEXEC | libc::O_DIRECT | libc::O_NOFOLLOW | libc::O_NONBLOCK | O_LARGEFILE;
+        self.flags & !PASSIVE == OpenHow::EXECUTE
     }
 
     /// Whether only a directory will do.
@@ -227,4 +230,21 @@ pub struct Xflags {
     pub project: u32,
     /// As `extent_bytes`, for what is copied on write.
     pub cow_extent_bytes: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The right to execute is not enough for anything but reading.
+    #[test]
+    fn who_wants_more_than_to_execute_is_an_opener_like_any_other() {
+        let with = |flags: i32| OpenHow::new(OpenHow::EXECUTE | flags).executes();
+        assert!(with(0) && with(O_LARGEFILE | libc::O_NOFOLLOW) && !OpenHow::READ.executes());
+        let more = [libc::O_WRONLY, libc::O_RDWR, libc::O_ACCMODE, libc::O_TRUNC, libc::O_APPEND];
+        let others = [libc::O_NOATIME, libc::O_CREAT, libc::O_DIRECTORY, libc::O_TMPFILE, 0x40];
+        for flag in more.into_iter().chain(others) {
+            assert!(!with(flag), "{flag:#o}");
+        }
+    }
 }

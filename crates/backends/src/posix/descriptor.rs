@@ -8,15 +8,16 @@ use dray_core::{Errno, Error, LockOwner, NodeId, Result};
 
 use super::core::Core;
 use super::files::{Files, OpenInode, lock};
+use super::reopen::{Granted, Purpose};
+use super::sys;
 use super::write_back::WriteBack;
-use super::{cred, sys};
 
 /// One open file.
 pub(crate) struct FileState {
     pub(crate) inode: Arc<OpenInode>,
     pub(crate) directory: bool,
-    /// Flags to open it again with: access mode and what else lasts.
-    flags: i32,
+    /// What to open it again with: access mode and what else lasts.
+    granted: Granted,
     /// Its descriptor is for reading alone, though the file is open for more: the file system below
     /// took no changes when the descriptor was opened.
     unchanging: AtomicBool,
@@ -46,33 +47,37 @@ enum Slot {
 /// A descriptor just opened.
 pub(crate) struct Opened {
     pub(crate) fd: OwnedFd,
-    /// Those that it was to be opened with.
-    pub(crate) flags: i32,
-    /// It is for reading alone, whatever they say.
+    /// What it was to be opened with.
+    granted: Granted,
+    /// It is for reading alone, whatever that says.
     pub(crate) unchanging: bool,
 }
 
 impl Opened {
-    /// As it was asked for.
-    pub(crate) fn new(fd: OwnedFd, flags: i32) -> Opened {
-        Opened { fd, flags, unchanging: false }
+    /// By the kernel for its caller, with these flags of open(2).
+    pub(crate) fn for_caller(fd: OwnedFd, flags: i32) -> Opened {
+        Opened::new(fd, Granted::to_caller(flags))
     }
 
-    /// What a client has had open is opened again by `open`, for reading alone where the file system
-    /// below takes no changes any more: then it goes on to be read, and its changes fail.
-    pub(crate) fn again(
-        core: &Core,
-        flags: i32,
-        open: impl Fn(i32) -> Result<OwnedFd>,
-    ) -> Result<Opened> {
-        let changes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let opened = if changes { core.writable().and_then(|()| open(flags)) } else { open(flags) };
+    /// With what was granted.
+    pub(super) fn new(fd: OwnedFd, granted: Granted) -> Opened {
+        Opened { fd, granted, unchanging: false }
+    }
+
+    /// What a client has had open, `fd`, is opened again as the server, for reading alone where the file
+    /// system below takes no changes any more: then it goes on to be read, and its changes fail.
+    pub(super) fn again(core: &Core, fd: BorrowedFd<'_>, granted: Granted) -> Result<Opened> {
+        let open = |granted: Granted| core.reopen_as_server(fd, Purpose::GoOn(granted));
+        let opened = match granted.changes() {
+            true => core.writable().and_then(|()| open(granted)),
+            false => open(granted),
+        };
         match opened {
-            Err(error) if changes && error.errno() == Errno::EROFS => {
-                let fd = open(flags & !(libc::O_ACCMODE | libc::O_APPEND))?;
-                Ok(Opened { fd, flags, unchanging: true })
+            Err(error) if granted.changes() && error.errno() == Errno::EROFS => {
+                let fd = open(granted.without_changes())?;
+                Ok(Opened { fd, granted, unchanging: true })
             }
-            opened => Ok(Opened::new(opened?, flags)),
+            opened => Ok(Opened::new(opened?, granted)),
         }
     }
 }
@@ -86,27 +91,19 @@ pub(super) enum Parking {
     InUse,
 }
 
-/// Flags of open(2) that matter after the open itself.
-const LASTING: i32 = libc::O_ACCMODE
-    | libc::O_APPEND
-    | libc::O_SYNC
-    | libc::O_DIRECT
-    | libc::O_DIRECTORY
-    | libc::O_NOATIME;
-
 impl FileState {
-    /// One that was just opened, with `flags`; its client `asked` for more.
+    /// One that was just opened; its client `asked` for more flags than it was opened with.
     pub(super) fn new(
         files: Arc<Files>,
         inode: Arc<OpenInode>,
         directory: bool,
         (asked, opened): (i32, Opened),
     ) -> Arc<FileState> {
-        let Opened { fd, flags, unchanging } = opened;
+        let Opened { fd, granted, unchanging } = opened;
         Arc::new_cyclic(|me| FileState {
             inode,
             directory,
-            flags: flags & LASTING,
+            granted,
             unchanging: AtomicBool::new(unchanging),
             syncs_all: asked & libc::O_SYNC == libc::O_SYNC,
             slot: Mutex::new(Slot::Open(Arc::new(fd))),
@@ -134,7 +131,7 @@ impl FileState {
 
     /// The file takes appends only.
     pub(crate) fn appends_only(&self) -> bool {
-        self.flags & libc::O_APPEND != 0
+        self.granted.appends()
     }
 
     /// Its descriptor, opened again if need be. Errors: `EBADF` after the close, `ESTALE` if
@@ -178,8 +175,7 @@ impl FileState {
     /// else only, and has a descriptor for reading for want of another.
     pub(crate) fn fd_to_read(&self, core: &Core) -> Result<Arc<OwnedFd>> {
         let fd = self.fd(core)?;
-        let reads = matches!(self.flags & libc::O_ACCMODE, libc::O_RDONLY | libc::O_RDWR);
-        if reads || !self.unchanging.load(Ordering::Acquire) {
+        if self.granted.reads() || !self.unchanging.load(Ordering::Acquire) {
             Ok(fd)
         } else {
             Err(Errno::EBADF.into())
@@ -206,17 +202,12 @@ impl FileState {
 
     /// Opens it again, as the server.
     fn open_again(&self, core: &Core, slot: &mut MutexGuard<'_, Slot>) -> Result<Arc<OwnedFd>> {
-        let open = |fd: BorrowedFd<'_>| {
-            Opened::again(core, self.flags, |flags| {
-                Ok(cred::as_root(|| sys::reopen(core.proc_fd(), fd, flags))??)
-            })
-        };
         let pin = lock(&self.inode.pin);
         let opened = match &*pin {
-            Some(pin) => open(pin.as_fd())?,
+            Some(pin) => Opened::again(core, pin.as_fd(), self.granted)?,
             None => {
                 drop(pin);
-                open(core.node(self.inode.id)?.fd())?
+                Opened::again(core, core.node(self.inode.id)?.fd(), self.granted)?
             }
         };
         self.unchanging.store(opened.unchanging, Ordering::Release);

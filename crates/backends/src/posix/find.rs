@@ -9,6 +9,7 @@ use super::core::{Caller, Core, Ids};
 use super::handle::Codec;
 use super::nodes::Node;
 use super::paths::PathTable;
+use super::reopen::Purpose;
 use super::sys::Stat;
 use super::{cred, sys};
 
@@ -86,7 +87,7 @@ impl Core {
 
     fn node_by_place(&self, table: &PathTable, id: FileId) -> Result<Arc<Node>> {
         if let Some(fd) = self.files.any_descriptor(id) {
-            let path = cred::as_root(|| sys::reopen(self.proc_fd(), fd.as_fd(), libc::O_PATH))??;
+            let path = self.reopen_as_server(fd.as_fd(), Purpose::Refer)?;
             let kind = sys::stat(path.as_fd())?.attr.file_type();
             return Ok(self.nodes.insert(Node::new(id, kind, path)));
         }

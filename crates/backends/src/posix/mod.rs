@@ -24,6 +24,7 @@ mod open_file;
 mod options;
 mod path_log;
 mod paths;
+mod reopen;
 mod siphash;
 mod sys;
 mod watch;

@@ -12,6 +12,7 @@ use super::core::{Caller, Core, Ids};
 use super::descriptor::{FileState, Opened};
 use super::find::stale;
 use super::nodes::Node;
+use super::reopen::{Granted, Purpose};
 use super::{attrs, sys};
 
 /// A creation that finds the name taken, and the next moment free again, tries this often.
@@ -273,6 +274,11 @@ impl Core {
             FileType::Symlink => return Err(Errno::ELOOP.into()),
             _ => return Err(Error::new(Errno::ENXIO).because("opened at the client itself")),
         }
+        if caller.internal && how.truncates() {
+            return Err(
+                Error::new(Errno::EPERM).because("the server cuts nothing of its own accord")
+            );
+        }
         self.files.admit()?;
         if node.lookers().is_gone() {
             self.files.admit_pin()?;
@@ -309,16 +315,20 @@ impl Core {
 
     /// Opens what was found.
     fn reopen_for(&self, caller: &Caller, node: &Node, how: OpenHow, flags: i32) -> Result<Opened> {
-        let reopen = |flags: i32| sys::reopen(self.proc_fd(), node.fd(), flags);
         if how.executes() && node.kind == FileType::Regular {
             // A program may be run by those who cannot read it, and the client's kernel, which
             // runs it, must read it (NFS does the same: NFSD_MAY_READ_IF_EXEC, fs/nfsd/vfs.h).
             self.check_access(caller, node.id, Access(libc::X_OK as u32))?;
-            return Ok(Opened::new(super::cred::as_root(|| reopen(flags))??, flags));
+            let granted = Granted::to_caller(flags).without_changes();
+            let fd = self.reopen_as_server(node.fd(), Purpose::Execute(granted))?;
+            return Ok(Opened::new(fd, granted));
         }
         let open = |flags: i32| match opens_again(caller, how) {
-            true => Opened::again(self, flags, |flags| Ok(reopen(flags)?)),
-            false => Ok(Opened::new(reopen(flags)?, flags)),
+            true => Opened::again(self, node.fd(), Granted::by_ticket(flags)),
+            false => {
+                let fd = sys::reopen(self.proc_fd(), node.fd(), flags)?;
+                Ok(Opened::for_caller(fd, flags))
+            }
         };
         match open(flags) {
             // A file that takes appends only (chattr +a) wants to hear that they are.
@@ -351,7 +361,7 @@ impl Core {
                 match sys::open_new(dir.fd(), name, flags & !libc::O_TRUNC, how.mode & 0o7777) {
                     Ok(fd) => {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
-                        let opened = Opened::new(fd, flags);
+                        let opened = Opened::for_caller(fd, flags);
                         let file = self.files.opened(entry.id, false, how.open.flags, opened);
                         return Ok(Some((entry, file)));
                     }
@@ -407,7 +417,7 @@ impl Core {
         let exclusive = if how.exclusive { libc::O_EXCL } else { 0 };
         let fd = sys::open_unnamed(dir.fd(), flags | exclusive, how.mode & 0o7777)?;
         let entry = self.identify(None, fd.as_fd())?;
-        let opened = Opened::new(fd, flags);
+        let opened = Opened::for_caller(fd, flags);
         let file = self.files.opened(entry.id, false, how.open.flags, opened);
         let fd = file.fd(self)?;
         self.hold_nameless(&file, fd.as_fd())?;
@@ -419,7 +429,7 @@ impl Core {
 /// Whether the server itself opens what a client had open before: the file system below may take no
 /// changes by now, and what was opened to be changed can be read all the same.
 fn opens_again(caller: &Caller, how: OpenHow) -> bool {
-    caller.internal && !how.truncates() && !how.executes()
+    caller.internal && !how.executes()
 }
 
 /// A directory within an export has its parent on the same mount, unless it has been moved away
@@ -445,7 +455,7 @@ mod tests {
     use dray_core::{Context, FileSystem, FsUuid};
     use dray_rt::{DriverKind, Executor};
 
-    use super::super::{Inline, PosixFs, PosixOptions};
+    use super::super::{Inline, PosixFs, PosixOptions, Squash};
     use super::*;
 
     /// Opening a file to cut it waited for whoever was writing to it, on a thread that serves
@@ -455,9 +465,11 @@ mod tests {
         let name = format!("dray-names-{:x}", dray_rt::random_u64());
         let dir = std::env::temp_dir().join(name);
         std::fs::create_dir(&dir).unwrap();
-        let options = PosixOptions { inline: Inline::Always, ..PosixOptions::default() };
+        let (inline, squash) = (Inline::Always, Squash::None);
+        let options = PosixOptions { inline, squash, ..PosixOptions::default() };
         let fs = PosixFs::open(&dir, FsUuid(1), options).unwrap();
-        let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+        let cx = Context { internal: false, ..Context::system() };
+        let name = Name::new(b"f").unwrap();
         let how = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
         let how = CreateHow { open: how, mode: 0o600, exclusive: false };
         let run = |test: std::pin::Pin<Box<dyn Future<Output = ()> + '_>>| {

@@ -381,6 +381,27 @@ fn server() -> Context {
     Context { internal: true, ..Context::system() }
 }
 
+/// A client opens again after a restart what it has a ticket for, and says itself with which flags.
+#[test]
+fn the_server_itself_opens_nothing_that_cuts_a_file_or_leaves_no_trace() {
+    on_each(&[Kind::Tmpfs, Kind::Ext4], async |kit| {
+        let root = &kit.root_user;
+        let id = kit.file(root, kit.root, "f", 0o600, b"content").await;
+        let cut = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
+        assert_eq!(errno(kit.fs.open(&server(), id, cut).await), Errno::EPERM);
+        let old = Some(TimeSet::At(Timestamp { sec: 1, nsec: 0 }));
+        let set = SetAttr { atime: old, ..SetAttr::default() };
+        let before = kit.fs.setattr(root, id, set).await.unwrap().atime;
+        for (cx, leaves_trace) in [(root, false), (&server(), true)] {
+            let how = OpenHow::new(libc::O_RDONLY | libc::O_NOATIME);
+            let file = kit.fs.open(cx, id, how).await.unwrap();
+            assert_eq!(get(cx, &*file, 0, 10).await.unwrap(), b"content");
+            let after = file.getattr(cx).await.unwrap().atime;
+            assert_eq!(after != before, leaves_trace);
+        }
+    });
+}
+
 /// What was open for reading and writing, or for writing alone, and a file that takes appends only.
 const WAYS: [i32; 3] = [libc::O_RDWR, libc::O_WRONLY, libc::O_RDWR | libc::O_APPEND];
 

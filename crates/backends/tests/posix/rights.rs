@@ -37,6 +37,41 @@ fn users_are_who_they_are() {
     });
 }
 
+/// The right to run a program was enough to empty it: what took only that right was opened as the
+/// server, with all the flags that came along.
+#[test]
+fn the_right_to_run_a_program_changes_nothing_of_it() {
+    let run = |flags: i32| OpenHow::new(OpenHow::EXECUTE | flags);
+    on_each(&Kind::ALL, async |kit| {
+        let (bob, root) = (user(1001, 1001, &[]), &kit.root_user);
+        let dir = kit.common("d").await;
+        let id = kit.file(root, dir, "program", 0o711, b"program").await;
+        for flags in [libc::O_TRUNC, libc::O_APPEND | libc::O_TRUNC, libc::O_NOATIME] {
+            assert_eq!(errno(kit.fs.open(&bob, id, run(flags)).await), Errno::EACCES, "{flags:o}");
+            let how = CreateHow { open: run(flags), mode: 0o666, exclusive: false };
+            let created = kit.fs.create(&bob, dir, name("program"), how).await;
+            assert_eq!(errno(created), Errno::EACCES, "{flags:o}");
+        }
+        // Who may read it does not become its owner by running it.
+        let open = kit.file(root, dir, "script", 0o755, b"script").await;
+        assert_eq!(errno(kit.fs.open(&bob, open, run(libc::O_NOATIME)).await), Errno::EPERM);
+        const O_LARGEFILE: i32 = 0o100_000; // as the kernel opens programs
+        for flags in [0, O_LARGEFILE] {
+            let file = kit.fs.open(&bob, id, run(flags)).await.unwrap();
+            assert_eq!(get(&bob, &*file, 0, 99).await.unwrap(), b"program");
+            assert_eq!(errno(put(&bob, &*file, 0, b"x").await), Errno::EBADF);
+            let size = SetAttr { size: Some(0), ..SetAttr::default() };
+            assert_eq!(errno(file.setattr(&bob, size).await), Errno::EINVAL);
+            let what = Allocate { flags: 0, at: 0, len_bytes: 9 };
+            assert_eq!(errno(file.allocate(&bob, what).await), Errno::EBADF);
+            let (_, own) = kit.create(&bob, dir, &format!("own{flags}"), 0o600).await.unwrap();
+            assert_eq!(errno(own.copy_range(&bob, 0, &*file, 0, 1).await), Errno::EBADF);
+        }
+        let file = kit.fs.open(root, id, OpenHow::READ).await.unwrap();
+        assert_eq!(get(root, &*file, 0, 99).await.unwrap(), b"program");
+    });
+}
+
 #[test]
 fn supplementary_groups_count() {
     on_each(&Kind::ALL, async |kit| {

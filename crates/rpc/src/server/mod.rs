@@ -2,6 +2,7 @@
 
 mod admission;
 mod ahead;
+mod as_server;
 mod claims;
 mod connection;
 mod exactly_once;

@@ -5,10 +5,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use dray_core::{
-    Context, Entry, Errno, Error, FileId, Identity, Name, OpenFile, RenameHow, Result,
-};
+use dray_core::{Context, Entry, Errno, Error, FileId, Name, OpenFile, RenameHow, Result};
 
+use crate::server::as_server;
 use crate::server::claims::Span;
 use crate::server::exactly_once::order::{Order, Turn};
 use crate::server::exactly_once::settle::{Amend, bars_the_change, is_regular};
@@ -108,9 +107,7 @@ async fn plan_looked_at(
     data_bytes: usize,
     intent: Vec<u8>,
 ) -> Result<Option<Plan>> {
-    let (caller, cancel) = (cx, None);
-    let cx = Context { who: Identity::system(), internal: true, cancel, ..caller.clone() };
-    let look = Look { session, cx, caller, intent };
+    let look = Look { session, cx: as_server::to_look(cx), caller: cx, intent };
     Ok(match call {
         Call::Make { dir, name, .. }
         | Call::Create { dir, name, .. }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use dray_core::{
-    AtOpen, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, Identity, LockOwner,
-    Name, OpenFile, OpenHow, Result, SetAttr, Write, must_be_named,
+    AtOpen, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, LockOwner, Name,
+    OpenFile, OpenHow, Result, SetAttr, Write, must_be_named,
 };
 
+use crate::server::as_server;
 use crate::server::exactly_once::plan::Standing;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::reply::Reply;
@@ -25,13 +26,18 @@ pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Resu
         // The name was looked at before its intent was noted.
         Call::OpenNamed { id, how, handle, .. } => open(session, cx, (id, how, handle)).await?,
         Call::Reopen { id, how, handle, ticket } => {
-            // It was opened to be executed by who could; the ticket says so.
+            // It was opened to be executed by who could; the ticket says so. And rights were checked at
+            // the first opening: the file's mode may forbid by now what was allowed then.
             let how = tickets::again(OpenHow { flags: how.flags & !OpenHow::EXECUTE, ..how });
             if !session.export.tickets.may_open(ticket, session.node, id, how) {
                 let error = Error::new(Errno::EACCES);
                 return Err(error.because("opened again for more than it had been open for"));
             }
-            open(session, &as_system(cx), (id, how, handle)).await?
+            if !session.has_file(handle) {
+                let file = as_server::open(fs, cx, id, how).await?;
+                keep(session, cx, handle, (file, how)).await?;
+            }
+            opened(session, cx, how, handle).await
         }
         Call::Create { dir, name, how, handle } => {
             let made = fs.create(cx, dir, Name::new(name)?, how).await?;
@@ -71,10 +77,15 @@ async fn open(
         let file = session.export.fs.open(cx, id, how).await?;
         keep(session, cx, handle, (file, how)).await?;
     }
+    Ok(opened(session, cx, how, handle).await)
+}
+
+/// The answer that it is open.
+async fn opened(session: &Session, cx: &Context, how: OpenHow, handle: u64) -> Reply {
     let at_open = at_open(session, cx, handle, how).await;
     let times_past = at_open.and_then(|seen| seen.times_past);
     let reply = Reply::success(&at_open).with_times_past(times_past);
-    Ok(reply.with_ticket(session.ticket_of(handle)))
+    reply.with_ticket(session.ticket_of(handle))
 }
 
 async fn keep_new(
@@ -107,12 +118,6 @@ pub(super) async fn keep(
 /// be made again after a loss of power.
 pub(super) fn cut_ticket(session: &Session, id: FileId, set: SetAttr) -> Option<Ticket> {
     set.size.map(|_| session.export.tickets.opened(session.node, id, Ticket::WRITE))
-}
-
-/// Opening again after the server lost its state: the rights were checked at the first
-/// open, and the file's mode may forbid by now what was allowed then.
-pub(super) fn as_system(cx: &Context) -> Context {
-    Context { who: Identity::system(), internal: true, ..cx.clone() }
 }
 
 /// What a client that caches wants to know besides, so that it need not ask. An error is
@@ -159,11 +164,11 @@ pub(super) async fn put(
     let file = match place.standing.amend {
         Some(Amend::Put { id, made }) => {
             // One that was made was empty, and others may have written to it since.
-            let (cx, how) = match made {
-                true => (&as_system(cx), OpenHow::new(libc::O_WRONLY)),
-                false => (cx, how),
+            let opened = match made {
+                true => as_server::open(fs, cx, id, OpenHow::new(libc::O_WRONLY)).await,
+                false => fs.open(cx, id, how).await,
             };
-            match fs.open(cx, id, how).await {
+            match opened {
                 // It was there, and somebody has removed it since.
                 Err(error) if error.errno() == Errno::ESTALE => return Ok(id),
                 opened => opened?,

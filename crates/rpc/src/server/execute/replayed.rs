@@ -2,7 +2,8 @@
 
 use dray_core::{Context, Entry, FileId, Op, OpenHow};
 
-use crate::server::execute::opening::{as_system, keep};
+use crate::server::as_server;
+use crate::server::execute::opening::keep;
 use crate::server::session::Session;
 use crate::server::tickets;
 use crate::wire::{Call, Input, Malformed, ReplyHead};
@@ -31,8 +32,12 @@ pub(in crate::server) async fn open_replayed(
     // What is asked for may be something else than what was answered.
     let known = ReplyHead::ticket(answer)
         .is_some_and(|ticket| session.export.tickets.may_open(ticket, session.node, id, how));
-    let cx = if known { &as_system(cx) } else { cx };
-    if let Ok(file) = session.export.fs.open(cx, id, how).await {
+    let fs = &*session.export.fs;
+    let opened = match known {
+        true => as_server::open(fs, cx, id, how).await,
+        false => fs.open(cx, id, how).await,
+    };
+    if let Ok(file) = opened {
         let _ = keep(session, cx, handle, (file, how)).await; // its client will find out
     }
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use dray_core::{Context, Entry, FileId, FileSystem, FileType, OpenFile, OpenHow};
 use dray_rt::Instant;
 
+use crate::server::as_server;
 use crate::server::seldom::Seldom;
 
 /// Files kept at most; the removal of another one waits until everybody is back.
@@ -85,7 +86,7 @@ impl Returning {
                 );
             });
         }
-        match fs.open(cx, entry.id, how).await {
+        match as_server::open(fs, cx, entry.id, how).await {
             Ok(file) => {
                 let mut state = self.lock();
                 let spare = match state.awaited.is_empty() {
