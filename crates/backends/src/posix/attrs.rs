@@ -175,7 +175,7 @@ fn apply(core: &Core, caller: &Caller, target: &Target<'_>, set: SetAttr) -> Res
     if set.atime.is_some() || set.mtime.is_some() {
         sys::set_times(core.proc_fd(), fd, set.atime, set.mtime)?;
     }
-    Ok(sys::stat(fd)?.attr)
+    Ok(core.stat(fd)?.attr)
 }
 
 /// Whether a change of nothing is chown(2) with both ids -1, which clears set-id bits and

@@ -12,6 +12,7 @@ use dray_rt::{Instant, Pool};
 use super::below::Below;
 use super::copies::Copies;
 use super::departed::{Asker, Departed};
+use super::devices::Devices;
 use super::files::Files;
 use super::handle::Codec;
 use super::mounted::MountsBelow;
@@ -55,7 +56,7 @@ pub(crate) struct Core {
     pub(super) mount: OwnedFd,
     pub(super) mount_id: i32,
     pub(super) mounts_below: MountsBelow,
-    pub(super) dev: u64,
+    pub(super) devices: Devices,
     proc_fd: OwnedFd,
     pub(crate) pool: Pool,
     pub(crate) watched: Watched,
@@ -108,6 +109,7 @@ impl Core {
             ),
             departed: Departed::default(),
             copies: below.is_overlay().then(Box::default),
+            devices: Devices::new(stat.dev, below.is_overlay()),
             files: Files::new(
                 (or(options.open_descriptors_max, descriptors / 2).max(1), descriptors),
                 options.open_files_max,
@@ -126,7 +128,6 @@ impl Core {
             directories: [const { Mutex::new(()) }; DIRECTORY_LOCKS],
             mount,
             mount_id,
-            dev: stat.dev,
             proc_fd,
             pool: Pool::new("dray-posix", options.threads_max.max(1), options.queue_max),
             watched: Watched::new(),

@@ -376,11 +376,13 @@ impl Filling<'_> {
     }
 
     fn add(&mut self, record: &Record<'_>) {
-        let seen = match dray_core::Name::new(record.name) {
-            Ok(name) if self.plus => self.core.glance(self.dir, self.fd.as_fd(), name),
-            _ => None,
+        let (fd, kind) = (self.fd.as_fd(), record.kind);
+        let name = dray_core::Name::new(record.name).ok();
+        let seen = name.filter(|_| self.plus).and_then(|name| self.core.glance(self.dir, fd, name));
+        let number = || {
+            name.map_or(record.ino, |name| self.core.listed_number(fd, name, (record.ino, kind)))
         };
-        let id = seen.map_or(FileId { ino: record.ino, generation: 0 }, |entry| entry.id);
+        let id = seen.map_or_else(|| FileId { ino: number(), generation: 0 }, |entry| entry.id);
         let kind = seen.map(|entry| entry.attr.file_type()).or(record.kind);
         self.page.push(record.name, id, kind, record.cookie, seen.map(|entry| entry.attr));
     }

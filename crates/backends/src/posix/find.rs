@@ -75,7 +75,7 @@ impl Core {
             errno => errno.into(),
         })?;
         let stat = sys::stat(fd.as_fd())?;
-        if stat.dev != self.dev {
+        if stat.dev != self.devices.own {
             return Err(stale().because("the file is on another file system"));
         }
         // The file system has not let go of it yet, and would not as long as we keep it.
@@ -131,7 +131,7 @@ impl Core {
                 &*other
             };
             let Ok(fd) = cred::as_root(|| sys::open_path(dir.fd(), name))? else { continue };
-            let attr = sys::stat(fd.as_fd())?.attr;
+            let attr = self.stat(fd.as_fd())?.attr;
             if known.is(&self.lasting(attr)) || self.is_copy(table, id, fd.as_fd())? {
                 return Ok(self.nodes.insert(Node::new(id, attr.file_type(), fd)));
             }
@@ -154,14 +154,14 @@ impl Core {
                 }
                 let id = codec.encode(&handle).ok_or_else(other_mount)?;
                 let stat = sys::stat(fd)?;
-                if stat.dev != self.dev {
+                if stat.dev != self.devices.own {
                     Err(other_mount())
                 } else {
                     Ok(Entry { id, attr: stat.attr })
                 }
             }
             Ids::Table(table) => {
-                let stat = sys::stat(fd)?;
+                let stat = self.stat(fd)?;
                 self.same_mount(&stat)?;
                 match place {
                     Some((dir, name)) => self.seen(table, (dir, name), fd, stat.attr),
@@ -174,7 +174,8 @@ impl Core {
     /// `EXDEV` for what is mounted on a name. On overlays files may have devices of the layers
     /// below; directories never.
     pub(crate) fn same_mount(&self, stat: &Stat) -> Result<()> {
-        let other_device = stat.attr.file_type() == FileType::Directory && stat.dev != self.dev;
+        let other_device =
+            stat.attr.file_type() == FileType::Directory && stat.dev != self.devices.own;
         // Of the same device is what was mounted with `--bind`.
         let mounted = stat.attr.attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0;
         if other_device || mounted { Err(other_mount()) } else { Ok(()) }
@@ -208,7 +209,7 @@ impl Core {
         let Some(node) = codec.encode(&handle).and_then(|id| self.nodes.get(id)) else {
             return Ok(None);
         };
-        let entry = Entry { id: node.id, attr: sys::stat(node.fd())?.attr };
+        let entry = Entry { id: node.id, attr: self.stat(node.fd())?.attr };
         Ok(self.was_looked_up(caller, &node).then_some(entry))
     }
 
@@ -251,12 +252,12 @@ impl Core {
                 }
                 let id = codec.encode(&handle)?;
                 let stat = sys::stat_at(fd, name).ok()?;
-                let same = stat.dev == self.dev && stat.attr.ino == id.ino;
+                let same = stat.dev == self.devices.own && stat.attr.ino == id.ino;
                 same.then_some(Entry { id, attr: stat.attr })
             }
             Ids::Table(table) => {
                 let fd = sys::open_path(fd, name).ok()?;
-                let stat = sys::stat(fd.as_fd()).ok()?;
+                let stat = self.stat(fd.as_fd()).ok()?;
                 self.same_mount(&stat).ok()?;
                 self.seen(table, (dir, name), fd.as_fd(), stat.attr).ok()
             }
@@ -278,18 +279,60 @@ impl Core {
             Some((id, true)) => Ok(Entry { id, attr }),
             // Perhaps it is being copied, or was since it was looked at.
             Some((id, false)) => {
-                let _none = self.none_copying(id);
-                let attr = sys::stat(fd)?.attr;
-                Ok(Entry { id: table.seen(dir, name, &self.lasting(attr)), attr })
+                let none_copying = self.none_copying(id);
+                let attr = self.stat(fd)?.attr;
+                let there = table.known_there(dir, name, &self.lasting(attr));
+                drop(none_copying);
+                match there {
+                    Some((id, true)) => Ok(Entry { id, attr }),
+                    _ => Ok(Entry { id: self.entered(table, (dir, name), fd, &attr), attr }),
+                }
             }
-            None => Ok(Entry { id: table.seen(dir, name, &lasting), attr }),
+            None => Ok(Entry { id: self.entered(table, (dir, name), fd, &attr), attr }),
         }
+    }
+
+    /// The id of what was found at a place and looks like `attr`.
+    fn entered(
+        &self,
+        table: &PathTable,
+        (dir, name): (FileId, &Name),
+        fd: BorrowedFd<'_>,
+        attr: &Attr,
+    ) -> FileId {
+        let attr = self.lasting(*attr);
+        let known = table.other_link((dir, name), &attr).filter(|id| self.is_same_file(*id, fd));
+        table.seen(dir, name, &attr, known)
+    }
+
+    /// Whether `fd` is of the inode with this id, known by another name. Numbers prove nothing:
+    /// they may be used again, and programs behind FUSE give some twice. All that is said of both
+    /// names must agree, and so must the handles that the kernel has for them.
+    fn is_same_file(&self, id: FileId, fd: BorrowedFd<'_>) -> bool {
+        let Ok(known) = self.node(id) else { return false };
+        let handle = sys::identity_of(fd);
+        if sys::identity_of(known.fd()) != handle {
+            return false;
+        }
+        let mut before = None;
+        for _ in 0..LOOKS_MAX {
+            let (Ok(one), Ok(other)) = (self.stat(known.fd()), self.stat(fd)) else { return false };
+            let now = [one.attr, other.attr].map(lasting);
+            if now[0] == now[1] {
+                return true;
+            }
+            if before == Some(now) {
+                return false;
+            }
+            before = Some(now);
+        }
+        handle.is_some() // somebody changes it all the time
     }
 
     /// Whether what looked like another inode than `id` is what an overlay has made of it.
     fn is_copy(&self, table: &PathTable, id: FileId, fd: BorrowedFd<'_>) -> Result<bool> {
         let Some(_none) = self.none_copying(id) else { return Ok(false) };
-        let attr = self.lasting(sys::stat(fd)?.attr);
+        let attr = self.lasting(self.stat(fd)?.attr);
         Ok(table.find(id).is_some_and(|known| known.is(&attr)))
     }
 
@@ -310,7 +353,7 @@ impl Core {
         let Ids::Table(table) = &self.ids else { return None };
         let id = table.at(dir.id, name)?;
         let fd = sys::open_path(dir.fd(), name).ok()?;
-        let attr = sys::stat(fd.as_fd()).ok()?.attr;
+        let attr = self.stat(fd.as_fd()).ok()?.attr;
         table.find(id)?.is(&self.lasting(attr)).then_some((id, fd))
     }
 
@@ -318,7 +361,7 @@ impl Core {
     /// copies what is changed, and the copy has another time of birth, perhaps another number.
     pub(crate) fn changed(&self, id: FileId, fd: BorrowedFd<'_>) {
         if let Ids::Table(table) = &self.ids
-            && let Ok(stat) = sys::stat(fd)
+            && let Ok(stat) = self.stat(fd)
         {
             table.changed(id, &self.lasting(stat.attr));
         }
@@ -340,7 +383,7 @@ impl Core {
     /// hold it, and not for this caller.
     pub(crate) fn attr(&self, caller: &Caller, id: FileId) -> Result<Attr> {
         let node = self.node_for(caller, id)?;
-        let attr = sys::stat(node.fd())?.attr;
+        let attr = self.stat(node.fd())?.attr;
         // He may have looked up another descriptor of it.
         let is_there = attr.nlink > 0
             || self.files.in_use(id)
@@ -366,6 +409,11 @@ impl Core {
     fn was_looked_up(&self, caller: &Caller, node: &Node) -> bool {
         caller.internal || node.lookers().add(caller.asker, dray_rt::now())
     }
+}
+
+/// What stays as it is while nobody changes the file: reading it and writing it back do not.
+fn lasting(attr: Attr) -> Attr {
+    Attr { atime: Timestamp::default(), blocks: 0, ..attr }
 }
 
 pub(crate) fn stale() -> Error {

@@ -13,6 +13,7 @@ mod cred;
 mod data;
 mod departed;
 mod descriptor;
+mod devices;
 mod files;
 mod find;
 mod guard;

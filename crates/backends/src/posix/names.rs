@@ -58,10 +58,10 @@ impl Core {
     pub(crate) fn parent_of(&self, dir: FileId) -> Result<Entry> {
         let node = self.directory(dir)?;
         if dir == self.root.id {
-            return Ok(Entry { id: dir, attr: sys::stat(node.fd())?.attr });
+            return Ok(Entry { id: dir, attr: self.stat(node.fd())?.attr });
         }
         let fd = sys::open_parent(node.fd()).map_err(parent_error)?;
-        let attr = sys::stat(fd.as_fd())?.attr;
+        let attr = self.stat(fd.as_fd())?.attr;
         self.must_be_inside(&fd)?;
         if attr.ino == self.root.id.ino {
             return Ok(Entry { id: self.root.id, attr });
@@ -226,7 +226,7 @@ impl Core {
             table.linked(id, dir.id, name);
             self.changed(id, node.fd());
         }
-        Ok(Entry { id, attr: sys::stat(node.fd())?.attr })
+        Ok(Entry { id, attr: self.stat(node.fd())?.attr })
     }
 
     /// The flags for open(2), from what a client may ask for.
@@ -401,7 +401,7 @@ impl Core {
             None => None,
         };
         let file = self.open_found(caller, &node, how)?;
-        let attr = if how.truncates() { sys::stat(node.fd())?.attr } else { entry.attr };
+        let attr = if how.truncates() { self.stat(node.fd())?.attr } else { entry.attr };
         Ok(Some((Entry { id: entry.id, attr }, file)))
     }
 

@@ -108,7 +108,7 @@ impl OpenFile for PosixFile {
 
     fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
-        self.core.run(cx, Op::Getattr, move |core, _| Ok(sys::stat(file.fd(core)?.as_fd())?.attr))
+        self.core.run(cx, Op::Getattr, move |core, _| Ok(core.stat(file.fd(core)?.as_fd())?.attr))
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {

@@ -107,8 +107,27 @@ impl PathTable {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The id of what was found at `name` in `dir`.
-    pub(crate) fn seen(&self, dir: FileId, name: &Name, attr: &Attr) -> FileId {
+    /// The id of an inode known by other names, if what was found at a place not known yet can be
+    /// that one. Whether it is, takes a look at both.
+    pub(crate) fn other_link(&self, (dir, name): (FileId, &Name), attr: &Attr) -> Option<FileId> {
+        if attr.nlink < 2 || attr.file_type() == FileType::Directory {
+            return None;
+        }
+        let state = self.lock();
+        let id = *state.by_ino.get(&attr.ino)?;
+        let there = state.by_place.get(&(dir, name.to_owned()));
+        (there != Some(&id) && state.by_id.get(&id)?.is(attr)).then_some(id)
+    }
+
+    /// The id of what was found at `name` in `dir`; `other_link` is the id by which it is known
+    /// for sure.
+    pub(crate) fn seen(
+        &self,
+        dir: FileId,
+        name: &Name,
+        attr: &Attr,
+        other_link: Option<FileId>,
+    ) -> FileId {
         let place = (dir, name.to_owned());
         let mut state = self.lock();
         if let Some(id) = state.by_place.get(&place).copied() {
@@ -120,7 +139,8 @@ impl PathTable {
                 _ => state.leave(&place),
             }
         }
-        let id = match state.other_link(attr) {
+        let is_there = |id: &FileId| state.by_id.get(id).is_some_and(|known| known.is(attr));
+        let id = match other_link.filter(is_there) {
             Some(id) => {
                 state.enter(id, place);
                 id
@@ -310,15 +330,6 @@ impl State {
         }
     }
 
-    /// The id of an inode known by another of its names.
-    fn other_link(&self, attr: &Attr) -> Option<FileId> {
-        if attr.nlink < 2 || attr.file_type() == FileType::Directory {
-            return None; // the number alone proves nothing: it may have been used again
-        }
-        let id = *self.by_ino.get(&attr.ino)?;
-        self.by_id.get(&id)?.is(attr).then_some(id)
-    }
-
     fn add(&mut self, attr: &Attr, place: Option<Place>) -> FileId {
         self.next_generation += 1;
         let id = FileId { ino: attr.ino, generation: self.next_generation };
@@ -391,6 +402,12 @@ mod tests {
 
     const ROOT: FileId = FileId { ino: 1, generation: 1 };
 
+    /// As [`PathTable::seen`], and names of what looks the same are of one file.
+    fn seen(table: &PathTable, at: &str, attr: &Attr) -> FileId {
+        let known = table.other_link((ROOT, name(at)), attr);
+        table.seen(ROOT, name(at), attr, known)
+    }
+
     fn name(name: &str) -> &Name {
         Name::new(name.as_bytes()).unwrap()
     }
@@ -402,12 +419,12 @@ mod tests {
     #[test]
     fn an_id_follows_renames() {
         let table = PathTable::new(100, 7);
-        let id = table.seen(ROOT, name("a"), &file(10, 1));
-        assert_eq!(table.seen(ROOT, name("a"), &file(10, 1)), id);
+        let id = seen(&table, "a", &file(10, 1));
+        assert_eq!(seen(&table, "a", &file(10, 1)), id);
         table.renamed((ROOT, name("a")), (ROOT, name("b")), false);
         assert_eq!(table.at(ROOT, name("a")), None);
         assert_eq!(table.find(id).unwrap().places, [(ROOT, name("b").to_owned())]);
-        let other = table.seen(ROOT, name("c"), &file(11, 1));
+        let other = seen(&table, "c", &file(11, 1));
         table.renamed((ROOT, name("b")), (ROOT, name("c")), true);
         assert_eq!((table.at(ROOT, name("b")), table.at(ROOT, name("c"))), (Some(other), Some(id)));
         table.renamed((ROOT, name("b")), (ROOT, name("c")), false);
@@ -418,20 +435,20 @@ mod tests {
     #[test]
     fn hard_links_are_one_file_and_reused_numbers_are_not() {
         let table = PathTable::new(100, 7);
-        let id = table.seen(ROOT, name("a"), &file(10, 1));
-        assert_eq!(table.seen(ROOT, name("b"), &file(10, 2)), id);
+        let id = seen(&table, "a", &file(10, 1));
+        assert_eq!(seen(&table, "b", &file(10, 2)), id);
         table.removed(ROOT, name("a"));
         assert!(table.find(id).is_some());
         table.removed(ROOT, name("b"));
         assert!(table.find(id).is_none());
-        assert_ne!(table.seen(ROOT, name("a"), &file(10, 1)), id);
+        assert_ne!(seen(&table, "a", &file(10, 1)), id);
     }
 
     #[test]
     fn another_file_under_a_known_name_is_another_id() {
         let table = PathTable::new(100, 7);
-        let id = table.seen(ROOT, name("a"), &file(10, 1));
-        assert_ne!(table.seen(ROOT, name("a"), &file(11, 1)), id);
+        let id = seen(&table, "a", &file(10, 1));
+        assert_ne!(seen(&table, "a", &file(11, 1)), id);
         assert!(table.find(id).is_none());
     }
 
@@ -459,9 +476,9 @@ mod tests {
         let whose = whose();
         let table = PathTable::noted(100, 7, whose.clone());
         for number in 0..40 {
-            table.seen(ROOT, name(&format!("f{number}")), &file(100 + number, 1));
+            seen(&table, &format!("f{number}"), &file(100 + number, 1));
         }
-        table.seen(ROOT, name("link"), &file(103, 2));
+        seen(&table, "link", &file(103, 2));
         let unnamed = table.unnamed(&file(99, 0));
         table.linked(unnamed, ROOT, name("named"));
         table.removed(ROOT, name("f0"));
@@ -469,15 +486,15 @@ mod tests {
         table.renamed((ROOT, name("f2")), (ROOT, name("f4")), false);
         table.renamed((ROOT, name("f5")), (ROOT, name("f6")), true);
         table.renamed((ROOT, name("f7")), (ROOT, name("not known")), true);
-        table.seen(ROOT, name("f8"), &file(500, 1)); // another file
+        seen(&table, "f8", &file(500, 1)); // another file
         let copied = table.at(ROOT, name("f9")).unwrap();
         let btime = Timestamp { sec: 5, nsec: 6 };
         table.changed(copied, &Attr { btime, ..file(600, 1) });
-        assert!(table.seen(ROOT, name("f9"), &Attr { btime, ..file(600, 1) }) == copied);
+        assert!(seen(&table, "f9", &Attr { btime, ..file(600, 1) }) == copied);
         let before = content(&table);
         let next = PathTable::noted(100, 8, whose.clone());
         assert_eq!(content(&next), before);
-        assert_eq!(next.seen(ROOT, name("copied"), &Attr { btime, ..file(600, 2) }), copied);
+        assert_eq!(seen(&next, "copied", &Attr { btime, ..file(600, 2) }), copied);
         // The log is begun anew when it is long.
         for _ in 0..40_000 {
             next.renamed((ROOT, name("f9")), (ROOT, name("h9")), false);
@@ -492,9 +509,9 @@ mod tests {
     #[test]
     fn the_table_is_bounded_and_keeps_what_is_used() {
         let table = PathTable::new(50, 7);
-        let kept = table.seen(ROOT, name("kept"), &file(5, 1));
+        let kept = seen(&table, "kept", &file(5, 1));
         for ino in 10..1000 {
-            table.seen(ROOT, name(&ino.to_string()), &file(ino, 1));
+            seen(&table, &ino.to_string(), &file(ino, 1));
             assert!(table.find(kept).is_some());
         }
         assert!(table.len() <= 50);

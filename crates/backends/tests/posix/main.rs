@@ -1,9 +1,11 @@
 //! The posix backend on real file systems. These tests need root, since serving users does.
 
 mod data;
+mod devices;
 mod escape;
 mod names;
 mod open;
 mod rig;
 mod rights;
 mod stable;
+mod twins;

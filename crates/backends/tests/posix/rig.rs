@@ -175,6 +175,46 @@ impl Disk {
         Some(disk)
     }
 
+    /// An overlay of two ext4 that keep no times of birth, with `below` a tmpfs for what is
+    /// changed. Each of the two has files of the same numbers, of its own names: `fill` makes them,
+    /// given where and `one` or `two`. None, with a reason printed, where it cannot be had.
+    pub fn of_two_devices(fill: impl Fn(&Path, &str)) -> Option<Disk> {
+        let mut disk = Disk::new(Kind::Tmpfs, 64)?;
+        let base = disk.path.clone();
+        for layer in ["one", "two"] {
+            let (image, path) = (base.join(format!("{layer}.image")), base.join(layer));
+            std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+            std::fs::create_dir(&path).unwrap();
+            let image = image.to_str().unwrap();
+            let made = run("mkfs.ext4", &["-q", "-I", "128", "-N", "128", image]);
+            if !made || !disk.mount_at(&["-o", "loop", image], path.clone()) {
+                eprintln!("left out: no ext4 on a loop device of a tmpfs");
+                return None;
+            }
+            std::fs::remove_dir(path.join("lost+found")).unwrap();
+            fill(&path, layer);
+        }
+        for dir in ["upper", "work", "overlay"] {
+            std::fs::create_dir(base.join(dir)).unwrap();
+        }
+        disk.path = base.join("overlay");
+        if !disk.mount_two_devices("one:two") {
+            eprintln!("left out: no overlay can be mounted here");
+            return None;
+        }
+        Some(disk)
+    }
+
+    /// Mounts the overlay of [`Disk::of_two_devices`], of `layers` in this order.
+    pub fn mount_two_devices(&mut self, layers: &str) -> bool {
+        let base = self.base.join("fs");
+        let base = base.to_str().unwrap();
+        let layers: Vec<_> = layers.split(':').map(|layer| format!("{base}/{layer}")).collect();
+        let upper = format!("upperdir={base}/upper,workdir={base}/work,xino=off,index=off");
+        let options = format!("lowerdir={},{upper}", layers.join(":"));
+        self.mount(&["-t", "overlay", "-o", &options, "overlay"])
+    }
+
     /// The lower directory of an overlay.
     pub fn lower(&self) -> PathBuf {
         self.base.join("below/lower")
@@ -198,6 +238,11 @@ impl Disk {
         std::fs::remove_file(self.base.join("fs/filler")).unwrap();
     }
 
+    /// Makes a further subvolume of a btrfs; whether that could be done.
+    pub fn subvolume(&self, name: &str) -> bool {
+        run("btrfs", &["subvolume", "create", self.path.join(name).to_str().unwrap()])
+    }
+
     /// Limits what the subvolume of a btrfs takes; whether that could be done.
     pub fn limit(&self, bytes: usize) -> bool {
         let at = self.path.to_str().unwrap();
@@ -209,6 +254,13 @@ impl Disk {
     pub fn remount(&self, how: &str) -> bool {
         posix::release().unwrap();
         run("mount", &["-o", &format!("remount,{how}"), self.path.to_str().unwrap()])
+    }
+
+    /// Takes away what was mounted last.
+    pub fn unmount(&mut self) {
+        posix::release().unwrap();
+        let path = self.mounts.pop().unwrap();
+        assert!(run("umount", &[path.to_str().unwrap()]));
     }
 
     /// Drops what the kernel caches, so that inodes are read anew.

@@ -173,7 +173,8 @@ impl Worker {
                 && !self.was_opened_since(entry);
             let head = plus.then(|| self.plus_entry((dir, name), entry, fresh));
             let head = head.as_ref().map(Small::as_slice);
-            list.push(name, entry.id.ino, entry.cookie, kind, head);
+            let ino = entry.attr.map_or(entry.id.ino, |attr| attr.ino);
+            list.push(name, ino, entry.cookie, kind, head);
             reached = Some(entry.cookie);
             listing.next += 1;
         }

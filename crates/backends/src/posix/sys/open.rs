@@ -142,6 +142,16 @@ pub(crate) fn handle_at(dir: BorrowedFd<'_>, name: &Name) -> Sys<(Handle, i32)> 
     name_to_handle(dir, CName::new(name).as_ptr(), 0)
 }
 
+/// What the kernel says that an inode is, for comparing two that are open; none where it says
+/// nothing. It need not be a handle that can be opened (`AT_HANDLE_FID`, Linux 6.5).
+pub(crate) fn identity_of(fd: BorrowedFd<'_>) -> Option<(i32, Vec<u8>)> {
+    const AT_HANDLE_FID: i32 = 0x200;
+    let (empty, flags) = (EMPTY.as_ptr(), libc::AT_EMPTY_PATH);
+    let told = name_to_handle(fd, empty, flags | AT_HANDLE_FID);
+    let (handle, _) = told.or_else(|_| name_to_handle(fd, empty, flags)).ok()?;
+    Some((handle.kind, handle.bytes().to_vec()))
+}
+
 fn name_to_handle(
     dir: BorrowedFd<'_>,
     path: *const libc::c_char,
