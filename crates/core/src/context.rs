@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use crate::{Errno, Error, Gid, NodeId, Pid, RequestId, Result, Uid};
+use crate::{Errno, Error, Gid, NodeId, Origin, Pid, RequestId, Result, Uid};
 
 /// The credentials of a caller and the job it belongs to. Shared by all
 /// requests of the same process, so that it is built and sent once.
@@ -98,6 +98,11 @@ pub struct Context {
     /// The server asks for itself: what limits clients (squashing, read-only exports of
     /// rights checked before) does not apply. Never set for what came from a client.
     pub internal: bool,
+    /// Where the client comes from, whose share of what is counted this takes of.
+    pub origin: Origin,
+    /// The client had, before its server started anew, what it asks for: a share that has become
+    /// smaller meanwhile does not keep it from that.
+    pub claims: bool,
     /// The rest of a request that was counted when its first part came: whoever counts requests
     /// counts what this one moves only.
     pub rest: bool,
@@ -116,6 +121,8 @@ impl Context {
             cancel: None,
             class: Class::Foreground,
             internal: false,
+            origin: Origin::default(),
+            claims: false,
             rest: false,
         }
     }

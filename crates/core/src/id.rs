@@ -26,6 +26,9 @@ number!(/// A client node: chosen at random by its mount, stable for the mount's
     NodeId(u64));
 number!(/// One request of one node; the replay key together with [`NodeId`].
     RequestId(u64));
+number!(/// Where clients come from, as far as they share what is counted: those of one number count
+    /// together. 0 stands for this process itself.
+    Origin(u64));
 number!(/// Who owns a lock within a node: the kernel's opaque lock owner.
     LockOwner(u64));
 

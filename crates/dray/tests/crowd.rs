@@ -14,9 +14,10 @@ use dray_client::{ConnectError, Options, SessionMemory, connect_session};
 use dray_core::Errno;
 use dray_rt::{DriverKind, Executor};
 
-/// Descriptors of the server, and the connections that come of them.
+/// Descriptors of the server, and the connections that come of them: 82, of which one machine has
+/// half.
 const DESCRIPTORS: usize = 256;
-const CONNECTIONS: usize = 82;
+const CONNECTIONS: usize = 41;
 /// Connections of one address that may be in their handshake at a time.
 const LET_IN_MAX: usize = 4;
 

@@ -21,7 +21,7 @@ use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use dray_core::{Buf, BufMut, Fut};
+use dray_core::{Buf, BufMut, Fut, Origin};
 
 pub use address::Address;
 pub use connect::{Sockets, connect};
@@ -134,6 +134,22 @@ pub enum Peer {
     Ip(std::net::SocketAddr),
     /// A process on this machine.
     Local,
+}
+
+impl Peer {
+    /// Whose share of what is counted it takes of: that of an IPv4 address, of an IPv6 network of
+    /// 64 bits, which is what one host can have (RFC 4291, 2.5.4), or of this machine.
+    pub fn origin(self) -> Origin {
+        /// Addresses that begin so are multicast ones (RFC 4291, 2.7): nobody comes from there.
+        const LOCAL: u64 = 0xffff_ffff << 32;
+        Origin(match self {
+            Peer::Ip(address) => match address.ip().to_canonical() {
+                std::net::IpAddr::V4(address) => u32::from(address).into(),
+                std::net::IpAddr::V6(address) => (u128::from(address) >> 64) as u64,
+            },
+            Peer::Local => LOCAL,
+        })
+    }
 }
 
 impl std::fmt::Display for Peer {

@@ -118,11 +118,20 @@ impl HeldLocks {
         }
     }
 
-    /// Whether giving back the range of `lock` leaves a lock on either side of it.
-    pub(super) fn splits(&self, file: FileId, owner: Owner, lock: &Lock) -> bool {
-        let at = |start: u64| (owner, file, lock.family, start);
-        let before = self.own.range(at(0)..at(lock.range.start)).next_back();
-        before.is_some_and(|(_, before)| before.range.end > lock.range.end)
+    /// How many locks more there are once `owner` has been given `lock`.
+    pub(super) fn growth(&self, file: FileId, owner: Owner, lock: &Lock) -> isize {
+        let range = lock.range;
+        let of_old = |old: Lock| match old.kind == lock.kind {
+            true => -1,
+            false if old.range.overlaps(range) => {
+                let left = old.range.start < range.start;
+                let right = old.range.end > range.end;
+                isize::from(left) + isize::from(right) - 1
+            }
+            false => 0,
+        };
+        let old: isize = self.touching(file, owner, lock).into_iter().map(of_old).sum();
+        old + isize::from(lock.kind != LockKind::Unlock)
     }
 
     /// Gives back all locks of a family that `owner` has on `file`.
@@ -313,7 +322,9 @@ mod tests {
             if barred.is_some() {
                 continue;
             }
+            let (before, growth) = (locks.len() as isize, locks.growth(id, who, &asked));
             locks.set(id, who, asked);
+            assert_eq!(locks.len() as isize - before, growth);
             bytes[asks][one.min(two) as usize..=one.max(two) as usize].fill(asked.kind);
             let runs = bytes[asks].chunk_by(|one, two| one == two);
             let held = locks.iter().filter(|(file, owner, held)| {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-use dray_core::Lock;
+use dray_core::{Lock, Origin};
 
 use super::Owner;
 
@@ -12,6 +12,8 @@ pub(super) struct Waiter {
     pub(super) number: u64,
     pub(super) owner: Owner,
     pub(super) lock: Lock,
+    /// Where its client comes from.
+    pub(super) origin: Origin,
     pub(super) waker: Option<Waker>,
 }
 
@@ -102,7 +104,8 @@ mod tests {
         let range = LockRange { start: 0, end: 9 };
         let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
         let lock = Lock { family, kind, range, owner: LockOwner(1), pid: Pid(1) };
-        let waiter = |node| Waiter { number: node, owner: owner(node), lock, waker: None };
+        let origin = Origin::default();
+        let waiter = |node| Waiter { number: node, owner: owner(node), lock, origin, waker: None };
         let (looks, held_by) = (Cell::new(0), Cell::new(owner(0)));
         let mut queue = Queue { waiters: (1..=1000).map(waiter).collect() };
         let holder = |waiter: &Waiter| {

@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use dray_core::{Context, Errno, Error, FileId, Lock, LockFamily, LockKind, NodeId, Result};
+use dray_core::{
+    Context, Errno, Error, FileId, Lock, LockFamily, LockKind, NodeId, Origin, Result, Shares,
+    Shortage, Taker,
+};
 
 use super::Owner;
 use super::held::HeldLocks;
@@ -20,7 +23,8 @@ pub struct LockTable {
     state: Mutex<State>,
     /// Locks held and waited for, so that most closes need no mutex.
     count: AtomicUsize,
-    locks_max: usize,
+    /// Locks held and waited for, of which no node can have all.
+    shares: Shares,
 }
 
 /// A lock held or waited for, for status.
@@ -59,7 +63,8 @@ enum Ended {
 impl LockTable {
     /// An empty table for at most `locks_max` locks held and waited for.
     pub fn new(locks_max: usize) -> LockTable {
-        LockTable { state: Mutex::default(), count: AtomicUsize::new(0), locks_max }
+        let shares = Shares::new(locks_max);
+        LockTable { state: Mutex::default(), count: AtomicUsize::new(0), shares }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -69,7 +74,7 @@ impl LockTable {
     /// Ends a change: grants what can be granted at `file`, and wakes those outside of the
     /// mutex.
     fn settle(&self, mut state: MutexGuard<'_, State>, file: FileId) {
-        let wakers = state.grant(file);
+        let wakers = self.grant(&mut state, file);
         self.count(&state);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
@@ -79,17 +84,45 @@ impl LockTable {
         self.count.store(state.held.len() + state.waiting, Ordering::Relaxed);
     }
 
+    /// As [`HeldLocks::set`], and counts what `owner`'s node has then.
+    fn set(&self, state: &mut State, (file, owner): (FileId, Owner), lock: Lock, origin: Origin) {
+        let before = state.held.len();
+        state.held.set(file, owner, lock);
+        let more = state.held.len() as isize - before as isize;
+        self.shares.change(owner.node.0, origin, more);
+    }
+
+    fn withdraw(&self, state: &mut State, file: FileId, number: u64) -> Option<Waiter> {
+        let waiter = state.withdraw(file, number)?;
+        self.shares.change(waiter.owner.node.0, Origin::default(), -1);
+        Some(waiter)
+    }
+
+    /// Gives waiters at `file` what has become free; whom to wake.
+    fn grant(&self, state: &mut State, file: FileId) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        while let Some(number) = state.next_grantable(file) {
+            let Some(waiter) = state.withdraw(file, number) else { break };
+            let Waiter { owner, lock, origin, .. } = waiter;
+            self.set(state, (file, owner), lock, origin);
+            self.shares.change(owner.node.0, origin, -1); // it has it, and waits no more
+            state.ended.insert(number, Ended::Granted);
+            wakers.extend(waiter.waker);
+        }
+        wakers
+    }
+
     /// Takes, changes or gives back a lock of `cx`'s node, as
     /// [`OpenFile::lock`](dray_core::OpenFile::lock) has it. Errors: `EAGAIN` if somebody is
     /// in the way and `wait` is false; `EINTR` once the context is cancelled; `EDEADLK` if
-    /// waiting for an fcntl lock would never end; `ENOLCK` past the limit of the table, also for
-    /// giving back what leaves two locks where there was one.
+    /// waiting for an fcntl lock would never end; `ENOLCK` where the node has its share of what the
+    /// table has room for, also for giving back what leaves two locks where there was one.
     pub async fn lock(&self, cx: &Context, file: FileId, lock: Lock, wait: bool) -> Result<()> {
         let owner = Owner { node: cx.node, owner: lock.owner };
         if lock.range.start > lock.range.end {
             return Err(Errno::EINVAL.into());
         }
-        let number = match self.try_lock(file, owner, lock, wait)? {
+        let number = match self.try_lock(cx, (file, owner), lock, wait)? {
             None => return Ok(()),
             Some(number) => number,
         };
@@ -116,17 +149,26 @@ impl LockTable {
     }
 
     /// None: done. A number: it waits under this number.
-    fn try_lock(&self, file: FileId, owner: Owner, lock: Lock, wait: bool) -> Result<Option<u64>> {
+    fn try_lock(
+        &self,
+        cx: &Context,
+        (file, owner): (FileId, Owner),
+        lock: Lock,
+        wait: bool,
+    ) -> Result<Option<u64>> {
         let mut state = self.state();
-        let full = state.held.len() + state.waiting >= self.locks_max;
+        let taker = Taker { holder: cx.node.0, origin: cx.origin, claims: cx.claims };
         let unlock = lock.kind == LockKind::Unlock;
-        if unlock && !(full && state.held.splits(file, owner, &lock)) {
-            state.held.set(file, owner, lock);
+        if let Err(shortage) = self.shares.room(taker) {
+            let waits = || wait && !unlock && state.bars(file, owner, &lock, wait);
+            if state.held.growth(file, owner, &lock) > 0 || waits() {
+                return Err(no_room(shortage));
+            }
+        }
+        if unlock {
+            self.set(&mut state, (file, owner), lock, cx.origin);
             self.settle(state, file);
             return Ok(None);
-        }
-        if full {
-            return Err(Error::new(Errno::ENOLCK).because("the export's limit of locks"));
         }
         let mut gave_back = false;
         if lock.family == LockFamily::Flock {
@@ -138,13 +180,14 @@ impl LockTable {
             }
             gave_back = held.is_some();
             if gave_back {
-                state.held.set(file, owner, Lock { kind: LockKind::Unlock, ..lock });
+                let unlock = Lock { kind: LockKind::Unlock, ..lock };
+                self.set(&mut state, (file, owner), unlock, cx.origin);
             }
         }
         // Who has just had one comes before those who wait, as on Linux: it would be its owner
         // that waits for them, and they would be given what is his to give back.
         if !state.bars(file, owner, &lock, wait && !gave_back) {
-            state.held.set(file, owner, lock);
+            self.set(&mut state, (file, owner), lock, cx.origin);
             self.settle(state, file);
             return Ok(None);
         }
@@ -155,7 +198,8 @@ impl LockTable {
         if lock.family == LockFamily::Posix && state.would_deadlock(file, owner, &lock) {
             return Err(Error::new(Errno::EDEADLK));
         }
-        let number = state.wait(file, owner, lock);
+        let number = state.wait(file, owner, lock, cx.origin);
+        self.shares.change(owner.node.0, cx.origin, 1);
         match gave_back {
             true => self.settle(state, file),
             false => self.count(&state), // one that waits, too, gives nobody a lock
@@ -188,7 +232,10 @@ impl LockTable {
             return; // the usual close
         }
         let mut state = self.state();
+        let before = state.held.len();
         state.held.release(file, family, owner);
+        let fewer = before as isize - state.held.len() as isize;
+        self.shares.change(owner.node.0, Origin::default(), -fewer);
         self.settle(state, file);
     }
 
@@ -199,16 +246,31 @@ impl LockTable {
             let mut state = self.state();
             let mut files = state.held.release_node(node);
             let released = files.len();
+            self.shares.change(node.0, Origin::default(), -(released as isize));
             files.extend(state.queues.keys());
             (released, files.into_iter().collect::<HashSet<_>>())
         };
         for file in files {
             let mut state = self.state();
-            let wakers = state.drop_waiters(file, node);
+            let wakers = self.drop_waiters(&mut state, file, node);
             self.settle(state, file);
             wakers.into_iter().for_each(Waker::wake);
         }
         released
+    }
+
+    fn drop_waiters(&self, state: &mut State, file: FileId, node: NodeId) -> Vec<Waker> {
+        let Some(queue) = state.queues.get(&file) else { return Vec::new() };
+        let theirs = queue.waiters.iter().filter(|waiter| waiter.owner.node == node);
+        let numbers: Vec<u64> = theirs.map(|waiter| waiter.number).collect();
+        let mut wakers = Vec::new();
+        for number in numbers {
+            if let Some(waiter) = self.withdraw(state, file, number) {
+                state.ended.insert(number, Ended::Dropped);
+                wakers.extend(waiter.waker);
+            }
+        }
+        wakers
     }
 
     /// Locks held.
@@ -258,7 +320,7 @@ impl Waiting<'_> {
         if state.ended.remove(&self.number) == Some(Ended::Granted) {
             return Ok(());
         }
-        state.withdraw(self.file, self.number);
+        self.table.withdraw(&mut state, self.file, self.number);
         self.table.settle(state, self.file);
         Err(interrupted())
     }
@@ -272,11 +334,22 @@ impl Drop for Waiting<'_> {
         let mut state = self.table.state();
         if state.ended.remove(&self.number) == Some(Ended::Granted) {
             // Granted between the last look and the cancellation: nobody will know.
-            state.held.set(self.file, self.owner, Lock { kind: LockKind::Unlock, ..self.lock });
+            let unlock = Lock { kind: LockKind::Unlock, ..self.lock };
+            self.table.set(&mut state, (self.file, self.owner), unlock, Origin::default());
         }
-        state.withdraw(self.file, self.number);
+        self.table.withdraw(&mut state, self.file, self.number);
         self.table.settle(state, self.file);
     }
+}
+
+fn no_room(shortage: Shortage) -> Error {
+    Error::new(Errno::ENOLCK).because(match shortage {
+        Shortage::None => "the export has as many locks as it may",
+        Shortage::Share => "this client has its share of the locks that the export may have",
+        Shortage::OriginShare => {
+            "the clients of this address have their share of the locks that the export may have"
+        }
+    })
 }
 
 fn interrupted() -> Error {
@@ -292,10 +365,10 @@ impl State {
             || queue().is_some_and(|queue| queue.conflicts(owner, lock))
     }
 
-    fn wait(&mut self, file: FileId, owner: Owner, lock: Lock) -> u64 {
+    fn wait(&mut self, file: FileId, owner: Owner, lock: Lock, origin: Origin) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
-        let waiter = Waiter { number, owner, lock, waker: None };
+        let waiter = Waiter { number, owner, lock, origin, waker: None };
         self.queues.entry(file).or_default().waiters.push_back(waiter);
         self.waiting += 1;
         if lock.family == LockFamily::Posix {
@@ -329,32 +402,6 @@ impl State {
         let holder =
             |waiter: &Waiter| self.held.holders_against(file, waiter.owner, &waiter.lock).next();
         self.queues.get(&file)?.next_grantable(holder, |owner| self.held.has_any(owner))
-    }
-
-    /// Gives waiters at `file` what has become free; whom to wake.
-    fn grant(&mut self, file: FileId) -> Vec<Waker> {
-        let mut wakers = Vec::new();
-        while let Some(number) = self.next_grantable(file) {
-            let Some(waiter) = self.withdraw(file, number) else { break };
-            self.held.set(file, waiter.owner, waiter.lock);
-            self.ended.insert(number, Ended::Granted);
-            wakers.extend(waiter.waker);
-        }
-        wakers
-    }
-
-    fn drop_waiters(&mut self, file: FileId, node: NodeId) -> Vec<Waker> {
-        let Some(queue) = self.queues.get(&file) else { return Vec::new() };
-        let theirs = queue.waiters.iter().filter(|waiter| waiter.owner.node == node);
-        let numbers: Vec<u64> = theirs.map(|waiter| waiter.number).collect();
-        let mut wakers = Vec::new();
-        for number in numbers {
-            if let Some(waiter) = self.withdraw(file, number) {
-                self.ended.insert(number, Ended::Dropped);
-                wakers.extend(waiter.waker);
-            }
-        }
-        wakers
     }
 
     /// Whether somebody in the way waits, over any number of others, for `owner`.

@@ -1,7 +1,7 @@
 //! The metrics of a server.
 
 use dray_layers::metrics::PrometheusText;
-use dray_rpc::server::RecoveryStatus;
+use dray_rpc::server::{RecoveryStatus, RefusedStatus};
 
 use crate::metrics_http::Kind::{Counter, Gauge};
 use crate::metrics_http::{head, sample};
@@ -18,6 +18,7 @@ pub fn text(report: &ServerReport) -> String {
     let mut text = calls.finish();
     hangs(report, &mut text);
     recovery(&status.recovery, &mut text);
+    refused(&status.refused, &mut text);
     let operations = status.operations.len() + status.operations_left_out;
     let away = status.clients.iter().filter(|client| client.away.is_some()).count();
     let files: usize = status.clients.iter().map(|client| client.files).sum();
@@ -51,6 +52,20 @@ fn hangs(report: &ServerReport, text: &mut String) {
             };
             sample(text, name, &format!("export=\"{export}\""), value);
         }
+    }
+}
+
+/// What clients could not have, so that there is some for others.
+fn refused(status: &RefusedStatus, text: &mut String) {
+    let name = "dray_refused_total";
+    head(text, name, Counter, "What a client or its address had its share of, and was refused.");
+    for (what, count) in [
+        ("files", status.files),
+        ("locks", status.locks),
+        ("clients", status.clients),
+        ("connections", status.connections),
+    ] {
+        sample(text, name, &format!("what=\"{what}\""), count);
     }
 }
 

@@ -47,6 +47,12 @@ impl ServerReport {
                 "used_bytes": status.buffer_used_bytes,
                 "limit_bytes": status.buffer_limit_bytes,
             },
+            "refused": {
+                "files": status.refused.files,
+                "locks": status.refused.locks,
+                "clients": status.refused.clients,
+                "connections": status.refused.connections,
+            },
             "recovery": {
                 "running": status.recovery.running,
                 "redone_changes": status.recovery.redone_changes,

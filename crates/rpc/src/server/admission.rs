@@ -6,19 +6,24 @@
 //! for each address, and a scan of ports does not fill the log. They are counted from their
 //! beginning on, before anything is read. A client that finds all places taken is told so in
 //! its handshake, as long as there are not too many of these, too.
+//!
+//! Of connections and of sessions an origin may have as many as are left for all others, so that
+//! no machine can take the last ([`dray_core::Shares`]).
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dray_core::Origin;
 use dray_fabric::Peer;
 use dray_rt::Instant;
+
+use crate::server::refusals::Refusals;
 
 /// Connections in their handshake at a time, where there may be many connections; else a
 /// quarter of these.
 const GUESTS_MAX: usize = 1024;
-/// The part of them that one address may have; processes of this machine count as one.
+/// The part of them that one origin may have.
 const PARTS: usize = 8;
 /// However few there may be, so many of one address: what one mount makes.
 const OF_ONE_MIN: usize = 4;
@@ -27,22 +32,25 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Addresses remembered as having been complained of.
 const COMPLAINTS_MAX: usize = 1024;
 
-/// An address, or none for this machine.
-type Who = Option<IpAddr>;
-
 pub(crate) struct Door {
     connections_max: usize,
+    sessions_max: usize,
     state: Mutex<State>,
+    pub(crate) refused_connections: Refusals,
+    pub(crate) refused_sessions: Refusals,
 }
 
 #[derive(Default)]
 struct State {
     connections: usize,
-    guests: BTreeMap<Who, usize>,
+    /// The same by origin.
+    visits: BTreeMap<Origin, usize>,
+    guests: BTreeMap<Origin, usize>,
     guests_all: usize,
     /// Sessions.
-    residents: BTreeMap<Who, usize>,
-    complaints: BTreeMap<Who, Instant>,
+    residents: BTreeMap<Origin, usize>,
+    residents_all: usize,
+    complaints: BTreeMap<Origin, Instant>,
     /// When it was last said that there are too many of all.
     crowded: Option<Instant>,
 }
@@ -59,31 +67,37 @@ pub(crate) enum Crowd {
 /// A connection, as it is counted.
 pub(crate) struct Visit {
     door: Arc<Door>,
+    who: Origin,
 }
 
 /// A connection in its handshake, as it is counted.
 pub(crate) struct Guest {
     door: Arc<Door>,
-    who: Who,
+    who: Origin,
 }
 
 /// A session, as it is counted among those of its address.
 pub(crate) struct Resident {
     door: Arc<Door>,
-    who: Who,
+    who: Origin,
 }
 
-fn who(peer: Peer) -> Who {
-    match peer {
-        Peer::Ip(address) => Some(address.ip().to_canonical()),
-        Peer::Local => None,
+impl Resident {
+    pub(crate) fn origin(&self) -> Origin {
+        self.who
     }
 }
 
 impl Door {
-    /// Lets in `connections_max` at a time.
-    pub(crate) fn new(connections_max: usize) -> Door {
-        Door { connections_max, state: Mutex::default() }
+    /// Lets in `connections_max` at a time, which have `sessions_max` sessions.
+    pub(crate) fn new(connections_max: usize, sessions_max: usize) -> Door {
+        Door {
+            connections_max,
+            sessions_max,
+            state: Mutex::default(),
+            refused_connections: Refusals::default(),
+            refused_sessions: Refusals::default(),
+        }
     }
 
     fn guests_max(&self) -> usize {
@@ -97,7 +111,7 @@ impl Door {
     /// Lets a connection begin its handshake, if there are not too many. Without a place for
     /// its visit it is to be refused there.
     pub(crate) fn enter(self: &Arc<Door>, peer: Peer) -> Result<(Option<Visit>, Guest), Crowd> {
-        let (who, guests_max) = (who(peer), self.guests_max());
+        let (who, guests_max) = (peer.origin(), self.guests_max());
         let mut state = self.lock();
         let of_this = state.guests.get(&who).copied().unwrap_or(0);
         if state.guests_all >= guests_max {
@@ -106,25 +120,49 @@ impl Door {
         if of_this >= (guests_max / PARTS).max(OF_ONE_MIN) {
             return Err(Crowd::OneAddress);
         }
-        let visit = (state.connections < self.connections_max).then(|| {
+        let visits = state.visits.get(&who).copied().unwrap_or(0);
+        let free = self.connections_max.saturating_sub(state.connections);
+        let visit = (free > 0 && visits < free.max(OF_ONE_MIN)).then(|| {
             state.connections += 1;
-            Visit { door: self.clone() }
+            state.visits.insert(who, visits + 1);
+            Visit { door: self.clone(), who }
         });
+        if visit.is_none() {
+            self.refused_connections.counts();
+        }
         state.guests_all += 1;
         state.guests.insert(who, of_this + 1);
         Ok((visit, Guest { door: self.clone(), who }))
     }
 
-    /// Counts a session of `peer`, unless there are `of_one_max` of its address.
-    pub(crate) fn settle(self: &Arc<Door>, peer: Peer, of_one_max: usize) -> Option<Resident> {
-        let who = who(peer);
+    /// Counts a session of `peer`, unless there are `of_one_max` of its origin, or as many as there
+    /// are left for others; `known`: sessions that there are, also those of clients that have not
+    /// come back yet. Errors: how many its origin has.
+    pub(crate) fn settle(
+        self: &Arc<Door>,
+        peer: Peer,
+        (of_one_max, known): (usize, usize),
+    ) -> Result<Resident, usize> {
+        let who = peer.origin();
         let mut state = self.lock();
-        let of_this = state.residents.entry(who).or_default();
-        if *of_this >= of_one_max {
-            return None;
+        let of_this = state.residents.get(&who).copied().unwrap_or(0);
+        let free = self.sessions_max.saturating_sub(known.max(state.residents_all));
+        if of_this >= of_one_max.min(free.max(1)) {
+            self.refused_sessions.counts();
+            return Err(of_this);
         }
-        *of_this += 1;
-        Some(Resident { door: self.clone(), who })
+        Ok(self.moves_in(&mut state, who))
+    }
+
+    /// Counts a session of `peer` that there is already.
+    pub(crate) fn resides(self: &Arc<Door>, peer: Peer) -> Resident {
+        self.moves_in(&mut self.lock(), peer.origin())
+    }
+
+    fn moves_in(self: &Arc<Door>, state: &mut State, who: Origin) -> Resident {
+        *state.residents.entry(who).or_default() += 1;
+        state.residents_all += 1;
+        Resident { door: self.clone(), who }
     }
 
     /// Whether it is worth a line for people that `peer` was turned away. Of thousands that come at
@@ -145,7 +183,7 @@ impl Door {
 
     /// Whether a failure of `peer` is worth a line for people: the first in a while is.
     pub(crate) fn complains(&self, peer: Peer) -> bool {
-        let (who, now) = (who(peer), dray_rt::now());
+        let (who, now) = (peer.origin(), dray_rt::now());
         let mut state = self.lock();
         if state.complaints.get(&who).is_some_and(|last| last.elapsed() < QUIET) {
             return false;
@@ -165,17 +203,20 @@ impl Drop for Visit {
     fn drop(&mut self) {
         let mut state = self.door.lock();
         state.connections = state.connections.saturating_sub(1);
+        give_back(&mut state.visits, self.who);
     }
 }
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        give_back(&mut self.door.lock().residents, self.who);
+        let mut state = self.door.lock();
+        state.residents_all = state.residents_all.saturating_sub(1);
+        give_back(&mut state.residents, self.who);
     }
 }
 
 /// One less of `who`.
-fn give_back(counts: &mut BTreeMap<Who, usize>, who: Who) {
+fn give_back(counts: &mut BTreeMap<Origin, usize>, who: Origin) {
     if let Some(count) = counts.get_mut(&who) {
         *count = count.saturating_sub(1);
         if *count == 0 {
@@ -202,7 +243,7 @@ mod tests {
 
     #[test]
     fn one_address_does_not_keep_the_others_out() {
-        let door = Arc::new(Door::new(100_000));
+        let door = Arc::new(Door::new(100_000, 10));
         let crowd: Vec<_> = std::iter::from_fn(|| door.enter(peer(1)).ok()).collect();
         assert_eq!(crowd.len(), GUESTS_MAX / PARTS);
         assert_eq!(door.enter(peer(1)).err(), Some(Crowd::OneAddress));
@@ -218,24 +259,49 @@ mod tests {
 
     #[test]
     fn one_address_has_so_many_sessions_and_no_more() {
-        let door = Arc::new(Door::new(100));
-        let first: Vec<_> = std::iter::from_fn(|| door.settle(peer(1), 3)).collect();
-        assert_eq!(first.len(), 3);
-        assert!(door.settle(peer(2), 3).is_some() && door.settle(Peer::Local, 3).is_some());
-        assert!(door.settle(peer(1), usize::MAX).is_some(), "it was there before a restart");
+        let door = Arc::new(Door::new(100, 100));
+        let settle = |peer| door.settle(peer, (3, 0));
+        let first: Vec<_> = std::iter::from_fn(|| settle(peer(1)).ok()).collect();
+        assert_eq!((first.len(), settle(peer(1)).err()), (3, Some(3)));
+        assert!(settle(peer(2)).is_ok() && settle(Peer::Local).is_ok());
+        drop(door.resides(peer(1))); // it was there before a restart
         drop(first);
-        assert!(door.settle(peer(1), 3).is_some());
-        assert!(door.lock().residents.is_empty());
+        assert!(settle(peer(1)).is_ok());
+        assert!(door.lock().residents.is_empty() && door.lock().residents_all == 0);
+    }
+
+    /// Sixteen addresses filled the server, and one host has any number of those of IPv6.
+    #[test]
+    fn no_address_and_no_network_of_a_host_takes_the_last_session_or_connection() {
+        let host = |network: u16, host: u16| {
+            let address = std::net::Ipv6Addr::from([0xfd00, 0, 0, network, 0, 0, 0, host]);
+            Peer::Ip((address, 700).into())
+        };
+        let door = Arc::new(Door::new(100, 100));
+        let mut hosts = 0..;
+        let mut all_of = |network| -> Vec<_> {
+            let next = |host_of| door.settle(host(network, host_of), (1000, 0)).ok();
+            hosts.by_ref().map_while(next).collect()
+        };
+        let (one, other) = (all_of(1), all_of(2));
+        assert_eq!((one.len(), other.len()), (50, 25));
+        assert!(door.settle(peer(1), (1000, 0)).is_ok());
+        assert_eq!(door.settle(peer(1), (1000, 99)).map(drop), Ok(()), "the last is a newcomer's");
+        let mut visits = Vec::new();
+        while let Ok((Some(visit), _)) = door.enter(host(1, 1)) {
+            visits.push(visit);
+        }
+        assert_eq!(visits.len(), 50);
+        assert!(door.enter(host(2, 1)).unwrap().0.is_some());
+        assert_eq!((door.refused_sessions.count(), door.refused_connections.count()), (2, 1));
     }
 
     #[test]
     fn there_are_as_many_connections_as_there_may_be() {
-        let door = Arc::new(Door::new(100));
-        let mut visits = Vec::new();
+        let door = Arc::new(Door::new(100, 100));
         // Each shakes hands at once, so that it is a guest no more.
-        while let Ok((Some(visit), _)) = door.enter(peer(1)) {
-            visits.push(visit);
-        }
+        let enter = |last| door.enter(peer(last)).unwrap().0;
+        let mut visits: Vec<_> = (1..=100).map_while(enter).collect();
         assert_eq!(visits.len(), 100);
         // Those who find no place are told so, and are not many.
         let turned_away: Vec<_> = std::iter::from_fn(|| door.enter(peer(1)).ok()).collect();
@@ -251,7 +317,7 @@ mod tests {
         let mut executor =
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {
-            let door = Door::new(10);
+            let door = Door::new(10, 10);
             assert!(door.complains(peer(1)) && !door.complains(peer(1)));
             assert!(door.complains(peer(2)));
             let crowds = (0..=255).filter(|last| door.complains_of(Crowd::Everybody, peer(*last)));

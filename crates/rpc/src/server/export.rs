@@ -4,17 +4,19 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dray_core::FileSystem;
+use dray_core::{FileSystem, Shares};
 use dray_fabric::{BufferPool, Peer};
 use dray_rt::Handle;
 
 use crate::server::exactly_once::order::Order;
+use crate::server::options::ServerOptions;
 use crate::server::recovery::Recovery;
 use crate::server::recovery::grace::Grace;
 use crate::server::recovery::redone::Redone;
 use crate::server::recovery::returning::Returning;
 use crate::server::recovery::stable::Stable;
 use crate::server::recovery::stamps::Stamps;
+use crate::server::refusals::Refusals;
 use crate::server::tickets::Tickets;
 use crate::server::watchers::Watchers;
 
@@ -39,6 +41,12 @@ pub struct Export {
     /// system may hang, need not be.
     pub(crate) grace: Grace,
     pub(crate) recovery: Recovery,
+    /// The files that its clients have open, and the owners of their fcntl locks: no client can have
+    /// all. Its locks are shared where they are kept.
+    pub(crate) files: Arc<Shares>,
+    pub(crate) lock_owners: Arc<Shares>,
+    pub(crate) refused_files: Refusals,
+    pub(crate) refused_locks: Refusals,
     /// The executor that took its last connection.
     pub(super) home: Mutex<Option<Handle>>,
 }
@@ -61,7 +69,20 @@ impl Export {
             pool: BufferPool::new(0, 0),
             grace: Grace::default(),
             recovery: Recovery::default(),
+            files: Arc::new(Shares::new(0)),
+            lock_owners: Arc::new(Shares::new(0)),
+            refused_files: Refusals::default(),
+            refused_locks: Refusals::default(),
             home: Mutex::default(),
+        }
+    }
+
+    /// With as much of what is counted as a server of these options has for an export.
+    pub(super) fn within(self, options: &ServerOptions) -> Export {
+        Export {
+            files: Arc::new(Shares::new(options.open_files_max)),
+            lock_owners: Arc::new(Shares::new(options.lock_owners_max)),
+            ..self
         }
     }
 

@@ -34,6 +34,10 @@ pub struct ServerOptions {
     /// Sessions at once of clients at one address; those of this machine, by Unix sockets,
     /// count as one.
     pub sessions_of_one_max: usize,
+    /// Files that clients may have open in one export.
+    pub open_files_max: usize,
+    /// Owners of fcntl locks of one export, one for each open file that it has locks through.
+    pub lock_owners_max: usize,
     /// Connections at once; each takes a descriptor.
     pub connections_max: usize,
     /// Memory for data on its way.
@@ -46,7 +50,8 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     /// 64 slots and 128 calls a connection, 16,384 sessions, 1,024 of them of one address,
-    /// 65,536 connections, a lease of 60 s, 256 MiB of buffers.
+    /// 65,536 connections, a lease of 60 s, 256 MiB of buffers; 1,048,576 open files, and owners of
+    /// locks, of an export.
     fn default() -> ServerOptions {
         ServerOptions {
             key: None,
@@ -55,6 +60,8 @@ impl Default for ServerOptions {
             calls_max: 128,
             sessions_max: 16_384,
             sessions_of_one_max: 1024,
+            open_files_max: 1 << 20,
+            lock_owners_max: 1 << 20,
             connections_max: 65_536,
             pool: BufferPool::new(256 << 20, 64 << 20),
             boot: 0,

@@ -92,7 +92,7 @@ impl Server {
     pub fn awaiting(options: ServerOptions, names: &[&str], journal: Arc<dyn Journal>) -> Server {
         let exports = Exports::new(names.iter().copied(), &options.pool);
         let inner = Inner {
-            door: Arc::new(Door::new(options.connections_max)),
+            door: Arc::new(Door::new(options.connections_max, options.sessions_max)),
             options,
             instance: random_u64(),
             ahead: Ahead::new(),
@@ -321,7 +321,7 @@ impl Inner {
         let tickets = Tickets::new(&self.life.ticket_keys, export.fs.info().uuid);
         export.stamps.begin_above(self.life.stamps_before());
         self.life.stamps_given(export.stamps.newest());
-        Arc::new(Export { pool, tickets, ..export })
+        Arc::new(Export { pool, tickets, ..export.within(&self.options) })
     }
 
     async fn restore(&self, export: &Arc<Export>, loss: Loss) {

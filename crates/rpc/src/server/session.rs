@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use dray_core::{Cancel, Context, Error, IdMap, NodeId, OpenFile};
+use dray_core::{Cancel, Context, Error, IdMap, NodeId, OpenFile, Origin, Place, Taker};
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
@@ -19,6 +19,7 @@ use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
 use crate::server::options::ServerOptions;
 use crate::server::recovery::stable::Failures;
+use crate::server::refusals::no_room_for_a_file;
 use crate::server::seldom::Seldom;
 use crate::server::status::jobs::Questions;
 use crate::server::watchers::Untold;
@@ -26,8 +27,6 @@ use crate::wire::{FEATURE_CHANGES, FEATURE_JOBS, FEATURE_STAMPS, FEATURE_TICKETS
 
 pub(crate) use under_way::{Slotted, Unslotted};
 
-/// Open files that one mount may have at the server.
-pub(crate) const FILES_MAX: usize = 1 << 20;
 /// Connections that one mount may have. It makes fewer; where its network breaks again and
 /// again, those that it has given up are noticed late.
 const CONNECTIONS_MAX: usize = 16;
@@ -37,6 +36,8 @@ struct Opened {
     file: Arc<dyn OpenFile>,
     /// What it was opened for, bits of [`Ticket::READ`] and [`Ticket::WRITE`].
     access: u8,
+    /// That it is counted among the export's.
+    _place: Place,
 }
 
 /// A mount: its open files, its replay slots, its connections.
@@ -59,6 +60,8 @@ pub(crate) struct Session {
     features: AtomicU64,
     /// As it is counted among those of its address; unknown until it has come back.
     resident: Mutex<Option<Resident>>,
+    /// Where its client comes from, as long as it is known.
+    origin: AtomicU64,
     /// The stamp of its last change; [`Session::CHANGED_BEFORE`]: one by an earlier process.
     changed_at: AtomicU64,
     pub(crate) failed_closes: Seldom,
@@ -124,6 +127,7 @@ impl Session {
             carried: AtomicU64::new(0),
             features: AtomicU64::new(0),
             resident: Mutex::default(),
+            origin: AtomicU64::new(0),
             changed_at: AtomicU64::new(0),
             failed_closes: Seldom::default(),
             forged_seals: Seldom::default(),
@@ -206,7 +210,23 @@ impl Session {
     }
 
     pub(crate) fn set_resident(&self, resident: Resident) {
+        self.origin.store(resident.origin().0, Ordering::Relaxed);
         *self.resident() = Some(resident);
+    }
+
+    pub(crate) fn origin(&self) -> Origin {
+        Origin(self.origin.load(Ordering::Relaxed))
+    }
+
+    /// It, as one who wants more of what is counted; `claims`: what it had before.
+    pub(crate) fn taker(&self, claims: bool) -> Taker {
+        Taker { holder: self.id, origin: self.origin(), claims }
+    }
+
+    /// A place for one more open file, to be had before it is opened: that can change it, or make
+    /// it. Errors: `ENFILE`.
+    pub(crate) fn place_for_file(&self, claims: bool) -> dray_core::Result<Place> {
+        self.export.files.take(self.taker(claims)).map_err(no_room_for_a_file)
     }
 
     /// What its client said last that it knows.
@@ -229,7 +249,7 @@ impl Session {
     /// What its client can show to a later life of the server, to open the file again.
     pub(crate) fn ticket_of(&self, handle: u64) -> Option<Ticket> {
         let files = self.files();
-        let Opened { file, access } = files.get(&handle)?;
+        let Opened { file, access, .. } = files.get(&handle)?;
         Some(self.export.tickets.opened(self.node, file.id(), *access))
     }
 
@@ -242,22 +262,22 @@ impl Session {
         self.files().len()
     }
 
-    /// Keeps an open file; gives it back if there are too many, or the session is over.
+    /// Keeps an open file; gives it back if the session is over.
     /// Under a number in use the file that is kept already stays if it is the same, since
     /// locks may have been taken through it; another one goes.
     pub(crate) fn keep_file(
         &self,
         handle: u64,
         file: Arc<dyn OpenFile>,
-        access: u8,
+        (access, place): (u8, Place),
     ) -> Result<(), Arc<dyn OpenFile>> {
         let mut files = self.files();
-        if files.len() >= FILES_MAX || self.ended.load(Ordering::SeqCst) {
+        if self.ended.load(Ordering::SeqCst) {
             return Err(file);
         }
         let id = file.id();
         let same = files.get(&handle).is_some_and(|kept| kept.file.id() == id);
-        let opened = Opened { file, access };
+        let opened = Opened { file, access, _place: place };
         if same {
             drop(files);
             return Ok(()); // outside of the lock: to drop it may close a descriptor

@@ -57,10 +57,8 @@ impl Inner {
     /// A session of an earlier life has come back from `peer`: it counts among those of that
     /// address, however many there are.
     pub(crate) fn resides(&self, session: &Session, peer: Peer) {
-        if !session.has_resident()
-            && let Some(resident) = self.door.settle(peer, usize::MAX)
-        {
-            session.set_resident(resident);
+        if !session.has_resident() {
+            session.set_resident(self.door.resides(peer));
         }
     }
 
@@ -72,18 +70,16 @@ impl Inner {
         (host, peer): (&str, Peer),
         export: Arc<Export>,
     ) -> Result<Arc<Session>, Refused> {
-        let resident = self.door.settle(peer, self.options.sessions_of_one_max);
-        let resident = resident.ok_or_else(|| {
-            let (max, machine) = (self.options.sessions_of_one_max, machine_of(peer));
-            let what = "unmount some, or raise `clients_of_one_address_max` at the server";
-            refused(Errno::EAGAIN, format!("{machine} has {max} mounts, all that it may: {what}"))
-        })?;
+        let known = lock(&self.sessions).len();
+        if known >= self.options.sessions_max {
+            return Err(self.full());
+        }
+        let most = self.options.sessions_of_one_max;
+        let resident = self.door.settle(peer, (most, known));
+        let resident = resident.map_err(|count| too_many_of_one(peer, (count, most)))?;
         let mut secret = [0; 16];
         random_bytes(&mut secret);
         let id = random_u64() | 1; // 0 is none
-        if lock(&self.sessions).len() >= self.options.sessions_max {
-            return Err(self.full());
-        }
         let (export_name, host) = (export.name.clone(), printable(host));
         let record = SessionRecord { id, secret, node: node.0, export: export_name, host };
         let slots = self.options.slots;
@@ -238,6 +234,23 @@ fn printable(host: &str) -> String {
     shown
 }
 
+fn too_many_of_one(peer: Peer, (count, most): (usize, usize)) -> Refused {
+    let machine = machine_of(peer);
+    let (why, key) = match count >= most {
+        true => {
+            let why = format!("{machine} has {count} mounts, all that it may");
+            (why, "clients_of_one_address_max")
+        }
+        false => {
+            let why =
+                format!("{machine} has {count} mounts, its share of what the server has left");
+            (why, "clients_max")
+        }
+    };
+    refused(Errno::EAGAIN, format!("{why}: unmount some, or raise `{key}` at the server"))
+}
+
+/// What counts as one machine.
 fn machine_of(peer: Peer) -> String {
     match peer {
         Peer::Ip(address) => address.ip().to_canonical().to_string(),

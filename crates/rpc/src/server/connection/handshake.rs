@@ -72,8 +72,8 @@ impl ServerSink {
         if !self.has_place {
             return Err(HandshakeError::Refused(refused(
                 Errno::EAGAIN,
-                "the server has as many connections as it may: come back later, or let it have \
-                 more descriptors (LimitNOFILE, ulimit -n)",
+                "the server has as many connections as it may, or as many of this address: come back \
+                 later, or let it have more descriptors (LimitNOFILE, ulimit -n)",
             )));
         }
         let export = self.admit(&hello).map_err(HandshakeError::Refused)?;

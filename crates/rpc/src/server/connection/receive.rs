@@ -118,6 +118,7 @@ impl ServerSink {
         let route = Route { connection: Arc::downgrade(&self.connection), tag: head.tag };
         let mut cx = Context::new(session.holder(), head.request, who, head.pid);
         cx.umask = head.umask;
+        cx.origin = session.origin();
         if head.op == Op::Lock {
             let cancel = Arc::new(Cancel::default());
             self.shared.lock().cancels.insert(head.tag, cancel.clone());

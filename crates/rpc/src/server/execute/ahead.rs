@@ -44,12 +44,14 @@ async fn open(
     if session.file(handle).is_some_and(|file| file.id() == id) {
         return true; // since the call came first, from which on its client counts
     }
+    // Who is refused here is told when it opens it.
+    let Ok(place) = session.place_for_file(false) else { return false };
     // What waits for it begins to wait before the rights are looked at.
     if !server.ahead.opens(id, session.id) {
         return false;
     }
     match session.export.fs.open(cx, id, how).await {
-        Ok(file) => keep(session, cx, handle, (file, how)).await.is_ok(),
+        Ok(file) => keep(session, cx, handle, (file, how, place)).await.is_ok(),
         Err(_) => false, // whoever opens it is told
     }
 }

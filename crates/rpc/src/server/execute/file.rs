@@ -175,13 +175,14 @@ async fn note_and_lock(
     }
     // Before: a session that ends meanwhile has to know.
     if lock.kind != LockKind::Unlock {
-        session.note_lock((handle, file.id()), &lock)?;
+        session.note_lock((handle, file.id()), &lock, reclaim)?;
     }
+    let cx = &Context { claims: reclaim, ..cx.clone() };
     let reply = lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?;
     if lock.kind == LockKind::Unlock {
         return Ok(reply);
     }
-    session.note_lock((handle, file.id()), &lock)?; // a close may have come in between
+    session.note_lock((handle, file.id()), &lock, reclaim)?; // a close may have come in between
     if session.is_ended() {
         // Its files may have been closed before: nobody else would give it back.
         file.lock(cx, Lock { kind: LockKind::Unlock, ..lock }, false).await?;
@@ -216,6 +217,11 @@ async fn lock_file(
     }
     let result = file.lock(cx, lock, wait).await;
     session.wait_ends(cx.request.0);
+    if let Err(error) = &result
+        && error.errno() == Errno::ENOLCK
+    {
+        session.export.refused_locks.of(session, error);
+    }
     Ok(Reply::success(&result?))
 }
 
@@ -288,7 +294,8 @@ mod tests {
             let export = self.server.inner.exports.get("data").unwrap();
             let client = (NodeId(1), ("host", Peer::Local));
             let session = self.server.inner.new_session(client.0, client.1, export).await.unwrap();
-            assert!(session.keep_file(HANDLE, file, Ticket::READ).is_ok());
+            let place = session.place_for_file(false).unwrap();
+            assert!(session.keep_file(HANDLE, file, (Ticket::READ, place)).is_ok());
             session
         }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dray_core::{
     AtOpen, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, LockOwner, Name,
-    OpenFile, OpenHow, Result, SetAttr, Write, must_be_named,
+    OpenFile, OpenHow, Place as FilePlace, Result, SetAttr, Write, must_be_named,
 };
 
 use crate::server::as_server;
@@ -21,10 +21,12 @@ pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Resu
         // Whoever says that it had the file open has to show it, as below.
         Call::Open { id, how, handle, again } => {
             let how = if again { tickets::again(how) } else { how };
-            open(session, cx, (id, how, handle)).await?
+            open(session, cx, (id, how, handle), again).await?
         }
         // The name was looked at before its intent was noted.
-        Call::OpenNamed { id, how, handle, .. } => open(session, cx, (id, how, handle)).await?,
+        Call::OpenNamed { id, how, handle, .. } => {
+            open(session, cx, (id, how, handle), false).await?
+        }
         Call::Reopen { id, how, handle, ticket } => {
             // It was opened to be executed by who could; the ticket says so. And rights were checked at
             // the first opening: the file's mode may forbid by now what was allowed then.
@@ -34,18 +36,21 @@ pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Resu
                 return Err(error.because("opened again for more than it had been open for"));
             }
             if !session.has_file(handle) {
+                let place = place_for(session, true)?;
                 let file = as_server::open(fs, cx, id, how).await?;
-                keep(session, cx, handle, (file, how)).await?;
+                keep(session, cx, handle, (file, how, place)).await?;
             }
             opened(session, cx, how, handle).await
         }
         Call::Create { dir, name, how, handle } => {
+            let place = place_for(session, false)?;
             let made = fs.create(cx, dir, Name::new(name)?, how).await?;
-            keep_new(session, cx, made, (how.open, handle)).await?
+            keep_new(session, cx, made, (how.open, handle, place)).await?
         }
         Call::Tmpfile { dir, how, handle } => {
+            let place = place_for(session, false)?;
             let made = fs.tmpfile(cx, dir, how).await?;
-            keep_new(session, cx, made, (how.open, handle)).await?
+            keep_new(session, cx, made, (how.open, handle, place)).await?
         }
         _ => unreachable!("called for calls that open a file alone"),
     })
@@ -67,15 +72,23 @@ pub(in crate::server) async fn check_name(
     }
 }
 
-/// Opens a file, unless the session has it already.
+/// A place for an open file. Who is refused one is told of, since others would have none.
+fn place_for(session: &Session, claims: bool) -> Result<FilePlace> {
+    let place = session.place_for_file(claims);
+    place.inspect_err(|error| session.export.refused_files.of(session, error))
+}
+
+/// Opens a file, unless the session has it already; `claims`: it had it before.
 async fn open(
     session: &Session,
     cx: &Context,
     (id, how, handle): (FileId, OpenHow, u64),
+    claims: bool,
 ) -> Result<Reply> {
     if !session.has_file(handle) {
+        let place = place_for(session, claims)?;
         let file = session.export.fs.open(cx, id, how).await?;
-        keep(session, cx, handle, (file, how)).await?;
+        keep(session, cx, handle, (file, how, place)).await?;
     }
     Ok(opened(session, cx, how, handle).await)
 }
@@ -92,9 +105,9 @@ async fn keep_new(
     session: &Session,
     cx: &Context,
     (entry, file): (Entry, Arc<dyn OpenFile>),
-    (how, handle): (OpenHow, u64),
+    (how, handle, place): (OpenHow, u64, FilePlace),
 ) -> Result<Reply> {
-    keep(session, cx, handle, (file, how)).await?;
+    keep(session, cx, handle, (file, how, place)).await?;
     let no_capability = no_capability(&*session.export.fs, cx, entry.id, how).await;
     Ok(Reply::success(&(entry, no_capability)).with_ticket(session.ticket_of(handle)))
 }
@@ -103,13 +116,13 @@ pub(super) async fn keep(
     session: &Session,
     cx: &Context,
     handle: u64,
-    (file, how): (Arc<dyn OpenFile>, OpenHow),
+    (file, how, place): (Arc<dyn OpenFile>, OpenHow, FilePlace),
 ) -> Result<()> {
-    match session.keep_file(handle, file, tickets::access_of(how)) {
+    match session.keep_file(handle, file, (tickets::access_of(how), place)) {
         Ok(()) => Ok(()),
         Err(file) => {
             let _ = file.close(cx).await; // the error that counts is the next
-            Err(Error::new(Errno::ENFILE).because("the client has as many open files as it may"))
+            Err(cx.cancelled()) // the session is over, and nobody hears of it
         }
     }
 }

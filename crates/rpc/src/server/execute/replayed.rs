@@ -32,13 +32,14 @@ pub(in crate::server) async fn open_replayed(
     // What is asked for may be something else than what was answered.
     let known = ReplyHead::ticket(answer)
         .is_some_and(|ticket| session.export.tickets.may_open(ticket, session.node, id, how));
+    let Ok(place) = session.place_for_file(true) else { return }; // its client will find out
     let fs = &*session.export.fs;
     let opened = match known {
         true => as_server::open(fs, cx, id, how).await,
         false => fs.open(cx, id, how).await,
     };
     if let Ok(file) = opened {
-        let _ = keep(session, cx, handle, (file, how)).await; // its client will find out
+        let _ = keep(session, cx, handle, (file, how, place)).await; // as above
     }
 }
 

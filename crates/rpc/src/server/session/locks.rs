@@ -3,28 +3,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dray_core::{Context, Errno, Error, FileId, Lock, LockFamily, LockOwner, OpenFile};
+use dray_core::{Context, FileId, Lock, LockFamily, LockOwner, OpenFile, Place};
 
 use super::{Session, State};
-
-/// Owners of fcntl locks that one mount may have.
-const OWNERS_MAX: usize = 1 << 20;
+use crate::server::refusals::no_room_for_an_owner;
 
 /// Owners of fcntl locks, by the open file through which they were taken, and the way back.
 #[derive(Default)]
 pub(super) struct Owners {
-    by_handle: BTreeMap<(u64, LockOwner), FileId>,
+    /// Each with its place among those of the export.
+    by_handle: BTreeMap<(u64, LockOwner), (FileId, Place)>,
     by_owner: BTreeSet<(LockOwner, FileId, u64)>,
 }
 
 impl Owners {
-    fn insert(&mut self, (handle, file): (u64, FileId), owner: LockOwner) {
-        self.by_handle.insert((handle, owner), file);
+    fn insert(&mut self, (handle, file): (u64, FileId), owner: LockOwner, place: Place) {
+        self.by_handle.insert((handle, owner), (file, place));
         self.by_owner.insert((owner, file, handle));
     }
 
     fn remove(&mut self, handle: u64, owner: LockOwner) {
-        if let Some(file) = self.by_handle.remove(&(handle, owner)) {
+        if let Some((file, _)) = self.by_handle.remove(&(handle, owner)) {
             self.by_owner.remove(&(owner, file, handle));
         }
     }
@@ -43,23 +42,28 @@ impl Owners {
 
 impl Session {
     /// A lock is about to be had through this open file. The journal notes it, so that a
-    /// later server waits for this client. Errors: `ENOLCK`.
+    /// later server waits for this client. `claims`: it had it before. Errors: `ENOLCK`.
     pub(crate) fn note_lock(
         &self,
         (handle, file): (u64, FileId),
         lock: &Lock,
+        claims: bool,
     ) -> dray_core::Result<()> {
         let mut state = self.state();
-        let by_handle = &state.owners.by_handle;
-        if by_handle.len() >= OWNERS_MAX && !by_handle.contains_key(&(handle, lock.owner)) {
-            return Err(Error::new(Errno::ENOLCK).because("the client has as many as it may"));
-        }
-        if by_handle.is_empty() && state.flocks.is_empty() {
-            self.slots.set_locks(true);
-        }
+        let none = state.owners.by_handle.is_empty() && state.flocks.is_empty();
         match lock.family {
-            LockFamily::Posix => state.owners.insert((handle, file), lock.owner),
+            LockFamily::Posix if state.owners.by_handle.contains_key(&(handle, lock.owner)) => {}
+            LockFamily::Posix => {
+                let place = self.export.lock_owners.take(self.taker(claims));
+                let place = place.map_err(no_room_for_an_owner).inspect_err(|error| {
+                    self.export.refused_locks.of(self, error);
+                })?;
+                state.owners.insert((handle, file), lock.owner, place);
+            }
             LockFamily::Flock => _ = state.flocks.insert(handle),
+        }
+        if none {
+            self.slots.set_locks(true);
         }
         Ok(())
     }

@@ -42,6 +42,21 @@ pub struct ServerStatus {
     pub buffer_limit_bytes: usize,
     /// What a loss of the machine's power cost.
     pub recovery: RecoveryStatus,
+    /// What clients were refused, so that there is some for others.
+    pub refused: RefusedStatus,
+}
+
+/// How often clients were refused what they, or their address, had their share of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefusedStatus {
+    /// To open a file.
+    pub files: u64,
+    /// A lock.
+    pub locks: u64,
+    /// To mount.
+    pub clients: u64,
+    /// A connection.
+    pub connections: u64,
 }
 
 /// One session.
@@ -150,6 +165,15 @@ impl Inner {
         each.fold(RecoveryStatus::default(), RecoveryStatus::and)
     }
 
+    /// Of all exports together.
+    fn refused(&self) -> RefusedStatus {
+        let exports = self.exports.opened();
+        let files = exports.iter().map(|export| export.refused_files.count()).sum();
+        let locks = exports.iter().map(|export| export.refused_locks.count()).sum();
+        let clients = self.door.refused_sessions.count();
+        RefusedStatus { files, locks, clients, connections: self.door.refused_connections.count() }
+    }
+
     /// All but the paths, which are to be found.
     pub(super) fn look(&self) -> Look {
         let pool = self.options.pool.stats();
@@ -168,6 +192,7 @@ impl Inner {
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
             recovery: self.recovery(),
+            refused: self.refused(),
         };
         let callers = self.callers_without_job(&operations);
         Look { status, operations, subjects, callers }

@@ -1,0 +1,251 @@
+//! Things that are counted, shared by clients who must not be able to take them all.
+//!
+//! A client may take one more only while it has fewer than there are left, so that the last is
+//! nobody's: one alone gets half, `n` that take all they can one part of `n + 1` each, and whoever
+//! comes next gets half of what is left (dynamic thresholds with alpha 1; Choudhury and Hahne,
+//! IEEE/ACM Transactions on Networking 6(2), 1998). Since a machine can be any number of clients,
+//! all clients of one origin together have three times what is left at most (alpha 3): three quarters.
+//! The memory for data is shared by the same rule, in `dray_fabric::PoolShare`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{IdMap, Origin};
+
+/// All clients of one origin may have so many for each that is left.
+const ORIGIN_PART: usize = 3;
+/// What was had before may be had again as long as one in so many stays free.
+const CLAIMS_LEAVE_PART: usize = 8;
+
+/// How many there may be of something, and who has them.
+pub struct Shares {
+    limit: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    used: usize,
+    /// By client: only those that have something.
+    holders: IdMap<u64, Holder>,
+    /// What all clients of one origin have together, as above.
+    origins: IdMap<u64, usize>,
+}
+
+struct Holder {
+    /// Where it came from when it took the first.
+    origin: Origin,
+    held: usize,
+}
+
+/// Who asks for one more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taker {
+    /// A number that is this client's alone.
+    pub holder: u64,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// It had, before the server started anew, what it asks for.
+    pub claims: bool,
+}
+
+/// Why there is none for who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage {
+    /// All are taken.
+    None,
+    /// It has its share of what is left.
+    Share,
+    /// The clients of its origin have their share of what is left.
+    OriginShare,
+}
+
+impl Shares {
+    /// Shares `limit` of something.
+    pub fn new(limit: usize) -> Shares {
+        Shares { limit, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether `taker` may take one more. It takes none yet: what it gets is told by
+    /// [`Shares::change`], since it may be none, or more than one.
+    pub fn room(&self, taker: Taker) -> Result<(), Shortage> {
+        self.lock().room(self.limit, taker)
+    }
+
+    /// Takes one, which is given back when the place is dropped.
+    pub fn take(self: &Arc<Shares>, taker: Taker) -> Result<Place, Shortage> {
+        let mut state = self.lock();
+        state.room(self.limit, taker)?;
+        state.change(taker.holder, taker.origin, 1);
+        drop(state);
+        Ok(Place { shares: self.clone(), holder: taker.holder })
+    }
+
+    /// `holder` has so many more, or less, than before.
+    pub fn change(&self, holder: u64, origin: Origin, by: isize) {
+        if by != 0 {
+            self.lock().change(holder, origin, by);
+        }
+    }
+
+    /// What all have together.
+    pub fn used(&self) -> usize {
+        self.lock().used
+    }
+
+    /// What `holder` has.
+    pub fn held(&self, holder: u64) -> usize {
+        self.lock().held(holder)
+    }
+
+    /// How many there may be.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+}
+
+impl State {
+    fn held(&self, holder: u64) -> usize {
+        self.holders.get(&holder).map_or(0, |holder| holder.held)
+    }
+
+    fn room(&self, limit: usize, taker: Taker) -> Result<(), Shortage> {
+        let (held, free) = (self.held(taker.holder), limit.saturating_sub(self.used));
+        // What all had together fitted, whoever comes back first. Nobody had more than half.
+        if taker.claims && held < limit / 2 && free > limit / CLAIMS_LEAVE_PART {
+            return Ok(());
+        }
+        let of_origin = self.origins.get(&taker.origin.0).copied().unwrap_or(0);
+        let left_of_origin = (ORIGIN_PART * free).saturating_sub(of_origin);
+        match () {
+            () if free == 0 => Err(Shortage::None),
+            () if held >= free => Err(Shortage::Share),
+            // The same rule once more, among those of one origin.
+            () if held >= left_of_origin => Err(Shortage::OriginShare),
+            () => Ok(()),
+        }
+    }
+
+    fn change(&mut self, holder: u64, origin: Origin, by: isize) {
+        let one = self.holders.entry(holder).or_insert(Holder { origin, held: 0 });
+        let (origin, before) = (one.origin, one.held);
+        one.held = before.saturating_add_signed(by);
+        let now = one.held;
+        if now == 0 {
+            self.holders.remove(&holder);
+        }
+        let of_origin = self.origins.entry(origin.0).or_default();
+        *of_origin = (*of_origin + now).saturating_sub(before);
+        if *of_origin == 0 {
+            self.origins.remove(&origin.0);
+        }
+        self.used = (self.used + now).saturating_sub(before);
+    }
+}
+
+/// One that was taken.
+pub struct Place {
+    shares: Arc<Shares>,
+    holder: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shares.change(self.holder, Origin::default(), -1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: usize = 1200;
+
+    fn taker(holder: u64, origin: u64) -> Taker {
+        Taker { holder, origin: Origin(origin), claims: false }
+    }
+
+    /// What each of `takers` has once all have taken, by turns, what they can get.
+    fn greedy(shares: &Arc<Shares>, takers: &[Taker]) -> (Vec<usize>, Vec<Place>) {
+        let mut places = Vec::new();
+        let mut grew = true;
+        while std::mem::take(&mut grew) {
+            for place in takers.iter().filter_map(|taker| shares.take(*taker).ok()) {
+                places.push(place);
+                grew = true;
+            }
+        }
+        (takers.iter().map(|taker| shares.held(taker.holder)).collect(), places)
+    }
+
+    #[test]
+    fn one_takes_half_and_many_leave_as_much_as_each_has() {
+        for (count, each) in [(1, 600), (2, 400), (5, 200)] {
+            let shares = Arc::new(Shares::new(LIMIT));
+            let takers: Vec<_> = (0..count).map(|number| taker(number, number)).collect();
+            let (held, places) = greedy(&shares, &takers);
+            assert!(held.iter().all(|held| *held == each), "{count}: {held:?}");
+            let refused = shares.room(takers[0]);
+            assert_eq!(refused, Err(Shortage::Share));
+            let (next, _) = greedy(&shares, &[taker(99, 99)]);
+            assert_eq!(next, [each / 2], "whoever comes next");
+            drop(places);
+            assert!(shares.used() == 0 && shares.lock().origins.is_empty());
+        }
+    }
+
+    /// One machine can be a thousand clients.
+    #[test]
+    fn all_clients_of_one_origin_leave_a_quarter() {
+        let shares = Arc::new(Shares::new(LIMIT));
+        let takers: Vec<_> = (0..1000).map(|number| taker(number, 1)).collect();
+        let (_, _places) = greedy(&shares, &takers);
+        assert!(shares.used() <= LIMIT / 4 * 3 + 1, "{}", shares.used());
+        let (stranger, _) = greedy(&shares, &[taker(5000, 2)]);
+        assert!(stranger[0] >= LIMIT / 8 - 1, "{stranger:?}");
+    }
+
+    #[test]
+    fn a_greedy_client_leaves_something_to_others_of_its_origin() {
+        let shares = Arc::new(Shares::new(LIMIT));
+        let (held, _places) = greedy(&shares, &[taker(1, 1)]);
+        assert_eq!(held, [LIMIT / 2]);
+        let (held, _more) = greedy(&shares, &[taker(2, 1)]);
+        assert!(held[0] >= LIMIT / 5 - 1, "{held:?}");
+    }
+
+    /// After a restart those that had much come back before and behind those that had little.
+    #[test]
+    fn what_was_had_is_had_again_in_any_order_and_never_all_of_it() {
+        let had = [(1, 500), (2, 300), (3, 150)];
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let shares = Arc::new(Shares::new(LIMIT));
+            let mut places = Vec::new();
+            for (holder, count) in order.map(|index| had[index]) {
+                let again = Taker { claims: true, ..taker(holder, 1) };
+                places.extend((0..count).map(|_| shares.take(again).unwrap()));
+            }
+            let (claimed, _more) =
+                greedy(&shares, &[1, 2, 3, 4].map(|who| Taker { claims: true, ..taker(who, 1) }));
+            assert!(claimed.iter().all(|held| *held <= LIMIT / 2), "{claimed:?}");
+            assert!(shares.used() <= LIMIT - LIMIT / 8, "{}", shares.used());
+            assert!(shares.take(taker(5, 5)).is_ok());
+        }
+    }
+
+    #[test]
+    fn what_is_counted_comes_back_by_whoever_took_it() {
+        let shares = Arc::new(Shares::new(10));
+        shares.change(1, Origin(7), 3);
+        shares.change(1, Origin(8), 1); // it has moved: the first origin counts
+        assert_eq!((shares.used(), shares.held(1)), (4, 4));
+        assert_eq!(shares.lock().origins.get(&7), Some(&4));
+        shares.change(1, Origin(8), -4);
+        assert_eq!((shares.used(), shares.lock().holders.len()), (0, 0));
+        let full = Arc::new(Shares::new(0));
+        assert_eq!(full.room(taker(1, 1)), Err(Shortage::None));
+    }
+}
