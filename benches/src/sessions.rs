@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_fabric::{Address, Sockets};
+use dray_fabric::{Address, ReservedPort};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rt::{DriverKind, Executor};
 
@@ -22,7 +22,8 @@ pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {
         caches: false,
     };
     let session =
-        Session::connect(Arc::new(Sockets(address.clone())), options, SessionMemory::heap()).await;
+        Session::connect(Arc::new(ReservedPort(address.clone())), options, SessionMemory::heap())
+            .await;
     session.map(RemoteFs::new).map_err(told("connect"))
 }
 

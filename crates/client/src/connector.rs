@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_fabric::{Connect, Sockets};
+use dray_fabric::{Connect, ReservedPort, Sockets};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{ClientOptions, ConnectError, Session, SessionMemory};
 
@@ -33,7 +33,7 @@ pub async fn connect_session(
     options: &Options,
     memory: SessionMemory,
 ) -> Result<Arc<Session>, ConnectError> {
-    Session::connect(sockets(target), session_options(target, options), memory).await
+    Session::connect(sockets(target, options), session_options(target, options), memory).await
 }
 
 /// Goes on with the session of a process before us, whether its server can be reached or not;
@@ -45,12 +45,17 @@ pub async fn take_over_session(
     patience: Duration,
     replaceable: bool,
 ) -> Option<Result<Arc<Session>, ConnectError>> {
-    let options = session_options(target, options);
-    Session::take_over(sockets(target), options, memory, patience, replaceable).await
+    let (sockets, options) = (sockets(target, options), session_options(target, options));
+    Session::take_over(sockets, options, memory, patience, replaceable).await
 }
 
-fn sockets(target: &Target) -> Arc<dyn Connect> {
-    Arc::new(Sockets(target.address.clone()))
+/// Whoever has no key shows that its machine vouches for it, as far as it may.
+fn sockets(target: &Target, options: &Options) -> Arc<dyn Connect> {
+    let address = target.address.clone();
+    match options.key {
+        Some(_) => Arc::new(Sockets(address)),
+        None => Arc::new(ReservedPort(address)),
+    }
 }
 
 fn session_options(target: &Target, options: &Options) -> ClientOptions {

@@ -64,6 +64,7 @@ pub enum Command {
     Status(StatusArgs),
     Evict(EvictArgs),
     Upgrade(UpgradeArgs),
+    Key(KeyArgs),
     Survey(SurveyArgs),
     Demo(DemoArgs),
     /// Print completions for a shell
@@ -119,6 +120,8 @@ pub struct ServeArgs {
     ///   allow=ADDRESS[/BITS]  who may connect; further addresses follow
     ///                         behind commas [default: whoever gets to
     ///                         the port]
+    ///   insecure              without a key let ordinary users of clients
+    ///                         in, too: any of them can be anybody
     ///   direct                pass O_DIRECT on to the file system below
     ///   threads=N             threads for calls that block [default: 16]
     #[arg(long, value_name = "NAME=DIR[,OPTION...]", value_parser = export_parser())]
@@ -127,14 +130,14 @@ pub struct ServeArgs {
     /// Where to listen: tcp://ADDRESS[:PORT] or unix:///PATH; may be given several times.
     ///
     /// Without it only this machine is served, at tcp://127.0.0.1:7440: say where you want
-    /// to be reached, for instance --listen tcp://0.0.0.0, once you have thought of --auth
-    /// and of allow=
+    /// to be reached, for instance --listen tcp://0.0.0.0, once there is a key (`dray key`)
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<Address>,
     /// Configuration in TOML; what the command line says has precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// What clients must prove: none, or psk:FILE for a shared key
+    /// What clients must prove: none, or psk:FILE for a shared key [default: psk:/etc/dray/key
+    /// if that is there, else none: then clients must come from ports below 1024]
     #[arg(long, value_name = "none|psk:FILE")]
     pub auth: Option<String>,
     /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, and /healthz
@@ -191,7 +194,8 @@ pub struct MountArgs {
     ///                         machine loses power; 0: nothing
     ///                         [default: 64M]
     ///   auth=none|psk:FILE    the key that the server shares
-    ///                         [default: none]
+    ///                         [default: psk:/etc/dray/key if you can
+    ///                         read that, else none]
     ///   transport=auto|uring|classic
     ///                         FUSE over io_uring, or through /dev/fuse
     ///                         [default: auto: io_uring where the kernel
@@ -218,6 +222,19 @@ pub struct MountArgs {
     /// Called by mount(8), which has exit codes of its own.
     #[arg(long, hide = true)]
     pub helper: bool,
+}
+
+/// Make a key, by which servers and clients know each other.
+///
+/// Without FILE in /etc/dray/key, which `serve`, `mount` and `survey` use where it is there and
+/// nothing else is said. Bring it to the clients by a way that keeps it secret. Whoever can
+/// read it can be any user. A key that is there already is left alone.
+#[derive(Debug, clap::Args)]
+#[command(after_help = examples::KEY)]
+pub struct KeyArgs {
+    /// Where; it must not be there yet [default: /etc/dray/key]
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
 }
 
 /// A target as it was written, which is what /proc/mounts shows: mount(8) knows a line of fstab
@@ -309,7 +326,7 @@ pub struct SurveyArgs {
     /// Block sizes, multiples of 4K up to 1M
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_values = ["4K", "64K", "1M"])]
     pub block: Vec<BlockSize>,
-    /// For a target: none or psk:FILE
+    /// For a target: none or psk:FILE [default: psk:/etc/dray/key if you can read that]
     #[arg(long, value_name = "none|psk:FILE")]
     pub auth: Option<String>,
 }

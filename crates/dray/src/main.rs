@@ -14,6 +14,7 @@ mod error;
 mod evict;
 mod flock;
 mod interrupt;
+mod key;
 mod logger;
 mod manual;
 mod metrics_http;
@@ -57,6 +58,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(args),
         Command::Mount(args) => mount::run(args),
         Command::KeepFiles { state } => serve::keeper_process::run(&state),
+        Command::Key(args) => key::run(&args),
         Command::Umount(args) => mount::umount::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),

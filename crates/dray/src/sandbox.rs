@@ -2,16 +2,14 @@
 //! down when dropped.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::{Doing, Failure};
-use crate::{interrupt, mount::mount_table, paths};
+use crate::{interrupt, key, mount::mount_table, paths};
 
 /// What is started should be ready within this time.
 const START_MAX: Duration = Duration::from_secs(20);
@@ -162,11 +160,7 @@ fn end(process: &mut Child) {
 
 /// Makes a key; answers what servers and mounts are told of it.
 fn new_key(path: &Path) -> Result<OsString, Failure> {
-    let key: String = (0..4).map(|_| format!("{:016x}", dray_rt::random_u64())).collect();
-    let mut open = std::fs::OpenOptions::new();
-    let file = open.write(true).create_new(true).mode(0o600).open(path);
-    let written = file.and_then(|mut file| file.write_all(key.as_bytes()));
-    written.doing(|| format!("cannot write {}", path.display()))?;
+    key::make(path).doing(|| format!("cannot write {}", path.display()))?;
     let mut auth = OsString::from("psk:");
     auth.push(path);
     Ok(auth)

@@ -142,7 +142,7 @@ fn keys_that_are_none() {
         (file("empty"), "at least 16 bytes"),
         (file("short"), "at least 16 bytes"),
         (file("open"), "chmod 600"),
-        (file("none"), "there is none; make one by"),
+        (file("none"), "there is none; make one with `dray key"),
         ("psk:/tmp".to_owned(), "it is a directory"),
         ("psk:".to_owned(), "psk:FILE"),
         ("psk".to_owned(), "psk:FILE"),

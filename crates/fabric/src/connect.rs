@@ -11,6 +11,7 @@ use dray_core::Fut;
 use dray_rt::{Interest, Pool, Source, timeout};
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use crate::reserved_port::begin_from_reserved;
 use crate::socket_file::unix_name;
 use crate::socket_options::prepare;
 use crate::stream::StreamConnection;
@@ -37,16 +38,48 @@ impl Connect for Sockets {
     }
 }
 
+/// As [`Sockets`]; over TCP from a port below [`RESERVED_PORTS_END`](crate::RESERVED_PORTS_END),
+/// where this process may have one and one is free, which is what a server wants that asks for no
+/// key.
+#[derive(Clone, Debug)]
+pub struct ReservedPort(pub Address);
+
+impl Connect for ReservedPort {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(async {
+            let connection = connect_from(&self.0, SourcePort::Reserved).await?;
+            Ok(Arc::new(connection) as Arc<dyn Connection>)
+        })
+    }
+
+    fn target(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// The port that a connection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SourcePort {
+    Any,
+    Reserved,
+}
+
 /// Connects to `address`, on this thread's executor; of a name's addresses to the one that
 /// answers first, if those in front of it do not answer soon. Errors: those of the name's
 /// resolution and of connect(2); the last one if a name has several addresses.
 pub async fn connect(address: &Address) -> io::Result<StreamConnection> {
+    connect_from(address, SourcePort::Any).await
+}
+
+async fn connect_from(address: &Address, from: SourcePort) -> io::Result<StreamConnection> {
     match address {
         Address::Unix(path) => {
             let name = unix_name(path)?;
-            connect_to(Domain::UNIX, &name, Peer::Local).await
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+            prepare(&socket, Peer::Local)?;
+            connected(begin(socket, &name)?, Peer::Local).await
         }
-        Address::Tcp { .. } => connect_to_any(resolve(address).await?).await,
+        Address::Tcp { .. } => connect_to_any(resolve(address).await?, from).await,
     }
 }
 
@@ -54,16 +87,16 @@ type Try = Fut<'static, io::Result<StreamConnection>>;
 
 /// Tries each of `addresses`, in their order: the next one when all before have failed, or have
 /// not answered for a while. Those go on meanwhile.
-async fn connect_to_any(addresses: Vec<SocketAddr>) -> io::Result<StreamConnection> {
+async fn connect_to_any(
+    addresses: Vec<SocketAddr>,
+    from: SourcePort,
+) -> io::Result<StreamConnection> {
     let mut last = no_address();
     let mut tries: Vec<Try> = Vec::new();
     let mut addresses = addresses.into_iter();
     loop {
         match addresses.next() {
-            Some(address) => tries.push(Box::pin(async move {
-                let domain = Domain::for_address(address);
-                connect_to(domain, &address.into(), Peer::Ip(address)).await
-            })),
+            Some(address) => tries.push(Box::pin(connect_tcp(address, from))),
             None if tries.is_empty() => return Err(last),
             None => {}
         }
@@ -93,13 +126,45 @@ async fn first_to_end(tries: &mut Vec<Try>) -> io::Result<StreamConnection> {
     .await
 }
 
-async fn connect_to(domain: Domain, name: &SockAddr, peer: Peer) -> io::Result<StreamConnection> {
-    let socket = Socket::new(domain, Type::STREAM, None)?;
-    prepare(&socket, peer)?;
+async fn connect_tcp(to: SocketAddr, from: SourcePort) -> io::Result<StreamConnection> {
+    let peer = Peer::Ip(to);
+    let reserved = match from {
+        SourcePort::Reserved => begin_from_reserved(to)?,
+        SourcePort::Any => None,
+    };
+    let begun = match reserved {
+        Some(begun) => begun,
+        // The server says whether that will do.
+        None => {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+            prepare(&socket, peer)?;
+            begin(socket, &to.into())?
+        }
+    };
+    connected(begun, peer).await
+}
+
+/// A socket that connects, or has connected.
+pub(crate) struct Begun {
+    socket: Socket,
+    is_over: bool,
+}
+
+/// Begins to connect a socket. Errors: those of connect(2).
+pub(crate) fn begin(socket: Socket, name: &SockAddr) -> io::Result<Begun> {
     match socket.connect(name) {
-        Ok(()) => return StreamConnection::new(socket.into(), peer),
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-        Err(error) => return Err(error),
+        Ok(()) => Ok(Begun { socket, is_over: true }),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
+            Ok(Begun { socket, is_over: false })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn connected(begun: Begun, peer: Peer) -> io::Result<StreamConnection> {
+    let Begun { socket, is_over } = begun;
+    if is_over {
+        return StreamConnection::new(socket.into(), peer);
     }
     // Nothing but the end of the handshake makes the socket writable.
     let source = Source::new(socket.try_clone()?.into())?;
@@ -160,13 +225,13 @@ mod tests {
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {
             let limit = UNACKNOWLEDGED_MAX * 2 / 3; // by then the kernel has not given up
             for addresses in [vec![silent_at, live_at], vec![refused_at, silent_at, live_at]] {
-                let connected = timeout(limit, connect_to_any(addresses)).await;
+                let connected = timeout(limit, connect_to_any(addresses, SourcePort::Any)).await;
                 let peer = connected.expect("the first one is waited for").unwrap().peer();
                 assert_eq!(peer, Peer::Ip(live_at));
             }
-            let refused = connect_to_any(vec![refused_at; 2]).await.err().unwrap();
+            let refused = connect_to_any(vec![refused_at; 2], SourcePort::Any).await.err().unwrap();
             assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-            let none = connect_to_any(Vec::new()).await.err().unwrap();
+            let none = connect_to_any(Vec::new(), SourcePort::Any).await.err().unwrap();
             assert_eq!(none.kind(), io::ErrorKind::AddrNotAvailable);
         });
         drop((crowd, silent, refusing));

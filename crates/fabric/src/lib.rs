@@ -12,6 +12,7 @@ mod listen;
 mod pages;
 mod peek;
 mod pool;
+mod reserved_port;
 pub mod sim;
 mod socket_file;
 mod socket_options;
@@ -21,10 +22,10 @@ use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use dray_core::{Buf, BufMut, Fut, Origin};
+use dray_core::{Buf, BufMut, Fut, Gid, Origin, Uid};
 
 pub use address::Address;
-pub use connect::{Sockets, connect};
+pub use connect::{ReservedPort, Sockets, connect};
 pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
 pub use listen::{Bound, Listener};
 pub use peek::peek_head;
@@ -107,6 +108,11 @@ pub trait Connection: Send + Sync + 'static {
 
     /// The other end, for people and for allow-lists.
     fn peer(&self) -> Peer;
+
+    /// Supplementary groups of a [`Peer::User`]. None where they are not known.
+    fn peer_groups(&self) -> Vec<Gid> {
+        Vec::new()
+    }
 }
 
 /// The frames of a connection that are neither here nor there.
@@ -132,13 +138,32 @@ pub struct Progress {
 pub enum Peer {
     /// A host on the network.
     Ip(std::net::SocketAddr),
-    /// A process on this machine.
+    /// A process on this machine, of root's or of the user's that this one is of.
     Local,
+    /// A process on this machine, of this user's and group's, who is neither.
+    User(Uid, Gid),
+}
+
+/// Ports below this one are for processes with CAP_NET_BIND_SERVICE over their network (ip(7);
+/// `IPPORT_RESERVED` of netinet/in.h).
+pub const RESERVED_PORTS_END: u16 = 1024;
+
+impl Peer {
+    /// Whether who is there may be anybody on its machine as far as the kernels of both ends say, and
+    /// so may speak for all of its users: it came from a reserved port, or is root here, or is
+    /// whoever this process is.
+    pub fn is_privileged(&self) -> bool {
+        match self {
+            Peer::Ip(address) => address.port() < RESERVED_PORTS_END,
+            Peer::Local => true,
+            Peer::User(..) => false,
+        }
+    }
 }
 
 impl Peer {
     /// Whose share of what is counted it takes of: that of an IPv4 address, of an IPv6 network of
-    /// 64 bits, which is what one host can have (RFC 4291, 2.5.4), or of this machine.
+    /// 64 bits, which is what one host can have (RFC 4291, 2.5.4), or of a user of this machine.
     pub fn origin(self) -> Origin {
         /// Addresses that begin so are multicast ones (RFC 4291, 2.7): nobody comes from there.
         const LOCAL: u64 = 0xffff_ffff << 32;
@@ -148,6 +173,7 @@ impl Peer {
                 std::net::IpAddr::V6(address) => (u128::from(address) >> 64) as u64,
             },
             Peer::Local => LOCAL,
+            Peer::User(uid, _) => LOCAL | u64::from(uid.0),
         })
     }
 }
@@ -157,6 +183,7 @@ impl std::fmt::Display for Peer {
         match self {
             Peer::Ip(address) => address.fmt(f),
             Peer::Local => f.write_str("local"),
+            Peer::User(uid, _) => write!(f, "user {} of this machine", uid.0),
         }
     }
 }

@@ -9,7 +9,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::connect::{no_address, resolve};
 use crate::socket_file::{SocketFile, bind_unix, turn, unix_name};
-use crate::socket_options::{calm, prepare};
+use crate::socket_options::{calm, local_peer, prepare};
 use crate::{Address, Peer};
 
 /// Connections that may wait to be accepted: as many as the system allows by default
@@ -92,7 +92,10 @@ impl Listener {
     pub async fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
         let (socket, name) =
             self.source.io(Interest::Read, |_| SockRef::from(&self.source).accept()).await?;
-        let peer = name.as_socket().map_or(Peer::Local, Peer::Ip);
+        let peer = match name.as_socket() {
+            Some(address) => Peer::Ip(address),
+            None => local_peer(&socket)?,
+        };
         prepare(&socket, peer)?;
         Ok((socket.into(), peer))
     }

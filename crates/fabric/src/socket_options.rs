@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
+use dray_core::{Gid, Uid};
 use socket2::{SockRef, Socket, TcpKeepalive};
 
 use crate::Peer;
@@ -18,6 +19,9 @@ const KEEPALIVE_TRIES: u32 = 3;
 pub(crate) const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 /// Congestion control on loopback: that which every Linux has built in (tcp(7)).
 const LOOPBACK_CONGESTION: &[u8] = b"reno";
+
+/// Room for the supplementary groups of most users.
+const GROUPS_FEW: usize = 64;
 
 /// Of a connection, before it begins or as it comes.
 pub(crate) fn prepare(socket: &Socket, peer: Peer) -> io::Result<()> {
@@ -55,6 +59,62 @@ pub(crate) fn calm(socket: &Socket, ip: IpAddr) {
     if ip.to_canonical().is_loopback() {
         let _ = socket.set_tcp_congestion(LOOPBACK_CONGESTION); // slower without, no more
     }
+}
+
+/// Who was at the other end of a Unix socket when it connected, as this process's user namespace
+/// numbers users (`SO_PEERCRED`, unix(7)). Errors: those of getsockopt(2).
+pub(crate) fn local_peer(socket: &Socket) -> io::Result<Peer> {
+    let mut who = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
+    let mut len = std::mem::size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `who`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: takes no memory and cannot fail.
+    let ours = unsafe { libc::geteuid() };
+    Ok(if who.uid == 0 || who.uid == ours {
+        Peer::Local
+    } else {
+        Peer::User(Uid(who.uid), Gid(who.gid))
+    })
+}
+
+/// Supplementary groups of who was at the other end of a Unix socket when it connected
+/// (`SO_PEERGROUPS`, Linux 4.13). Errors: those of getsockopt(2).
+pub(crate) fn local_peer_groups(socket: &impl AsFd) -> io::Result<Vec<Gid>> {
+    let mut groups = vec![0 as libc::gid_t; GROUPS_FEW];
+    // Twice at most: they do not change any more.
+    for _ in 0..2 {
+        let mut len = std::mem::size_of_val(&groups[..]) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `groups`.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &mut len,
+            )
+        };
+        let error = io::Error::last_os_error();
+        // It says how long they are where they had no room.
+        groups.resize(len as usize / std::mem::size_of::<libc::gid_t>(), 0);
+        match result {
+            0 => return Ok(groups.into_iter().map(Gid).collect()),
+            _ if error.raw_os_error() != Some(libc::ERANGE) => return Err(error),
+            _ => {}
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ERANGE))
 }
 
 /// The processor that last handled packets of `socket`, where the kernel tells

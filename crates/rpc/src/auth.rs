@@ -88,8 +88,8 @@ impl Key {
         let problem = |error| format!("key file {shown}: {error}");
         let file = File::open(path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => format!(
-                "key file {shown}: there is none; make one by `(umask 077; head -c 32 /dev/urandom | \
-                 base64 > {shown})`, or bring that of the other machines"
+                "key file {shown}: there is none; make one with `dray key {shown}`, or bring that of \
+                 the other machines"
             ),
             _ => problem(error),
         })?;
@@ -187,6 +187,6 @@ mod tests {
             assert!(refused(0o600).unwrap().contains("belongs to user 12345")); // we are root
         }
         let missing = Key::from_file(&dir.path().join("none")).err().unwrap();
-        assert!(missing.contains("there is none; make one by `(umask 077;"), "{missing}");
+        assert!(missing.contains("there is none; make one with `dray key"), "{missing}");
     }
 }

@@ -141,6 +141,35 @@ fn a_wrong_key_is_refused_from_both_sides() {
     });
 }
 
+/// Whoever got to the port was believed, whatever it said of who calls.
+#[test]
+fn without_a_key_a_client_comes_from_a_reserved_port() {
+    run(async {
+        let address = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
+        for (server_key, insecure) in
+            [(None, false), (None, true), (key("a key of the site"), false)]
+        {
+            let mut export = Export::new("data", Arc::new(memory()), Vec::new());
+            export.insecure = insecure;
+            let options = ServerOptions { key: server_key.clone(), ..Default::default() };
+            let journal = Arc::new(MemoryJournal::default());
+            let server = Server::new(options, vec![export], journal);
+            let bound = serve_sockets(&address, server.clone()).await;
+            let is_let_in = insecure || server_key.is_some();
+            let options = ClientOptions { key: server_key, ..client_options() };
+            match connect(Arc::new(Sockets(bound)), options).await {
+                Ok(_) => assert!(is_let_in),
+                Err(ConnectError::Refused { errno, message }) => {
+                    assert!(!is_let_in && errno == Errno::EACCES, "{message}");
+                    assert!(message.contains("ports below 1024 only"), "{message}");
+                    assert!(server.status().clients.is_empty());
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+}
+
 #[test]
 fn an_unknown_export_is_named_with_those_there_are() {
     run(async {

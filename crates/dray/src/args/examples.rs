@@ -5,8 +5,9 @@ pub const SERVE: &str = "Examples:
   dray serve --export home=/srv/home
 
   # two directories, for a network, to clients that know the key
+  dray key
   dray serve --export home=/srv/home,allow=10.0.0.0/8 --export sw=/opt/sw,ro \\
-      --listen tcp://0.0.0.0 --auth psk:/etc/dray/key
+      --listen tcp://0.0.0.0
 
   # as the comments in that file explain
   dray serve --config /etc/dray/dray.toml";
@@ -18,6 +19,14 @@ pub const MOUNT: &str = "Examples:
 
   # in /etc/fstab
   dray://node1/home  /home  dray  _netdev,nofail,retry=60  0 0";
+
+pub const KEY: &str = "Examples:
+  dray key                                     # at the server, once, as root
+  scp -p /etc/dray/key root@node7:/etc/dray/   # to each client
+
+  # a key of an ordinary user
+  dray key ~/dray.key
+  dray mount dray://node1/home ~/home -o auth=psk:$HOME/dray.key";
 
 pub const STATUS: &str = "Examples:
   dray status              # every server and mount of this machine

@@ -40,7 +40,7 @@ use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{Launch, MountWords};
 use crate::named::Named;
 use crate::status::report::MountReport;
-use crate::{metrics_http, paths, signals};
+use crate::{key, metrics_http, paths, signals};
 
 /// A server that does not answer a new mount within this time is not there.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
@@ -56,10 +56,15 @@ pub fn run(args: MountArgs) -> Result<(), Failure> {
     if helper { result.map_err(Failure::for_mount_helper) } else { result }
 }
 
-fn run_mount(args: MountArgs) -> Result<(), Failure> {
-    let plan = MountPlan::parse(&args.options)?;
+fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
+    let mut plan = MountPlan::parse(&args.options)?;
     if plan.remount {
         return remount(&args, plan);
+    }
+    // Said to the mount's processes, too: they go on with it, whatever is there later.
+    if !plan.auth_given && key::is_there() {
+        args.options.push(format!("auth={}", key::default_auth()));
+        plan = MountPlan::parse(&args.options)?;
     }
     let at = place::check(&args.mountpoint)?;
     if args.fake {

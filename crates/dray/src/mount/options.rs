@@ -22,6 +22,8 @@ pub struct MountPlan {
     pub transport: TransportWish,
     /// The shared key.
     pub key: Option<Key>,
+    /// It has been said whether there is one.
+    pub auth_given: bool,
     /// Changes are refused.
     pub read_only: bool,
     /// Other users may use it; none: root's mounts yes, others' no.
@@ -53,6 +55,7 @@ impl Default for MountPlan {
             consistency: Consistency::Strict,
             transport: TransportWish::Auto,
             key: None,
+            auth_given: false,
             read_only: false,
             allow_other: None,
             attr_validity: Duration::from_secs(1),
@@ -195,7 +198,10 @@ impl MountPlan {
                 self.transport = parse_transport(needed()?).map_err(|what| wrong(&what))?
             }
             "replay" => self.replay_bytes = parse_size(needed()?).map_err(|what| wrong(&what))?,
-            "auth" => self.key = auth(needed()?)?,
+            "auth" => {
+                self.key = auth(needed()?)?;
+                self.auth_given = true;
+            }
             "retry" => self.retry = parse_seconds(needed()?).map_err(|what| wrong(&what))?,
             "metrics" => {
                 check_address(needed()?).map_err(|what| wrong(&what))?;

@@ -58,6 +58,7 @@ pub struct ExportTable {
     anonuid: Option<u32>,
     anongid: Option<u32>,
     allow: Vec<String>,
+    insecure: bool,
     direct: bool,
     inline: Option<String>,
     threads: usize,
@@ -90,7 +91,7 @@ const KEYS: [&str; 12] = [
     "export",
     "fault",
 ];
-const EXPORT_KEYS: [&str; 10] = [
+const EXPORT_KEYS: [&str; 11] = [
     "name",
     "dir",
     "read_only",
@@ -98,6 +99,7 @@ const EXPORT_KEYS: [&str; 10] = [
     "anonuid",
     "anongid",
     "allow",
+    "insecure",
     "direct",
     "inline",
     "threads",
@@ -318,6 +320,7 @@ impl ExportTable {
         };
         plan.read_only = self.read_only;
         plan.direct = self.direct;
+        plan.insecure = self.insecure;
         plan.threads = check_threads(self.threads).map_err(of)?;
         Ok(plan)
     }

@@ -24,6 +24,8 @@ pub struct ExportPlan {
     pub squash: Squash,
     /// Who may use it; empty: everybody.
     pub allow: Vec<Allow>,
+    /// Without a key, too, any user of a client may be anybody.
+    pub insecure: bool,
     /// Pass `O_DIRECT` on to the file system below.
     pub direct: bool,
     /// Which thread does the work.
@@ -33,8 +35,9 @@ pub struct ExportPlan {
 }
 
 /// Options of `--export`, for the help and for slips of the pen.
-pub const OPTIONS: [&str; 8] =
-    ["ro", "rw", "squash", "allow", "anonuid", "anongid", "direct", "threads"];
+pub const OPTIONS: [&str; 10] = [
+    "ro", "rw", "squash", "allow", "anonuid", "anongid", "direct", "threads", "secure", "insecure",
+];
 
 impl ExportPlan {
     /// One with the defaults.
@@ -49,6 +52,7 @@ impl ExportPlan {
             read_only: false,
             squash: Squash::Root(Squash::NOBODY.0, Squash::NOBODY.1),
             allow: Vec::new(),
+            insecure: false,
             direct: false,
             inline: Inline::Auto,
             threads: 0,
@@ -86,13 +90,14 @@ impl ExportPlan {
                 let id = number()?;
                 check_id(key, id).map(|()| id).map_err(|what| wrong(&what))
             };
-            if matches!(key, "ro" | "rw" | "direct") && part.contains('=') {
+            if matches!(key, "ro" | "rw" | "direct" | "secure" | "insecure") && part.contains('=') {
                 return Err(wrong(&format!("`{key}` takes no value")));
             }
             match key {
                 "ro" => plan.read_only = true,
                 "rw" => plan.read_only = false,
                 "direct" => plan.direct = true,
+                "secure" | "insecure" => plan.insecure = key == "insecure",
                 "squash" => squash = value.to_owned(),
                 "allow" => plan.allow.push(value.parse().map_err(|what: String| wrong(&what))?),
                 "anonuid" => uid = Uid(id()?),

@@ -188,7 +188,9 @@ impl Opening {
             fs = Arc::new(Observed::new(fs, Arc::new(Faults::new(self.faults.clone()))));
         }
         let fs = Arc::new(Observed::new(fs, self.exported.metrics.clone()));
-        Ok(Export::new(&plan.name, fs, plan.allow.clone()))
+        let mut export = Export::new(&plan.name, fs, plan.allow.clone());
+        export.insecure = plan.insecure;
+        Ok(export)
     }
 
     /// Where ids of files are noted, if the file system below has none that last.

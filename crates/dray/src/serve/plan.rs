@@ -10,11 +10,11 @@ use dray_rpc::server::ServerOptions;
 use crate::args::ServeArgs;
 use crate::error::Failure;
 use crate::mount::mount_table::{self, Below};
-use crate::paths;
 use crate::serve::config::Config;
 use crate::serve::export::{ExportPlan, check_threads};
 use crate::serve::exported::Exported;
 use crate::serve::state::boot_id;
+use crate::{key, paths};
 
 /// Where a server listens that was not told: this machine alone can get there.
 const DEFAULT_LISTEN: &str = "127.0.0.1";
@@ -71,7 +71,7 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
     check_threads(threads).map_err(|what| Failure::usage(format!("--{what}")))?;
     Ok(ServePlan {
         exports,
-        auth: args.auth.or(config.auth.clone()).unwrap_or_else(|| "none".into()),
+        auth: args.auth.or(config.auth.clone()).unwrap_or_else(key::default_auth),
         metrics: args.metrics.or(config.metrics.clone()),
         state: args.state.or(config.state.clone()).unwrap_or_else(|| default_state(&listen[0])),
         listen,
@@ -123,35 +123,25 @@ pub fn key_file(text: &str) -> Result<Option<&Path>, String> {
     }
 }
 
-/// Says so where anybody on the network, or on this machine, can be any user here.
+/// Says who can be any user here, where no key is asked for. A Unix socket is for root alone.
 pub fn warn_of_openness(plan: &ServePlan) {
     if plan.auth != "none" {
         return;
     }
-    let is_near = |address: &Address| match address {
-        Address::Tcp { host, .. } => {
-            host == "localhost"
-                || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    let by_network = |address: &&Address| matches!(address, Address::Tcp { .. });
+    for address in plan.listen.iter().filter(by_network) {
+        log::warn!(
+            "no key is asked for at {address}: root of each machine that gets there can act as any \
+             user, and so can whoever else may use ports below 1024, as in many containers; \
+             `dray key` makes a key, which servers and clients then use"
+        );
+        for export in plan.exports.iter().filter(|export| export.insecure) {
+            log::warn!(
+                "export `{}` is insecure: every user of each machine that gets to {address} can act \
+                 as any other; leave `insecure` out, or use a key",
+                export.name
+            );
         }
-        Address::Unix(_) => true,
-    };
-    let far = plan.listen.iter().find(|address| !is_near(address));
-    let near = plan.listen.iter().find(|address| matches!(address, Address::Tcp { .. }));
-    match (far, near) {
-        (Some(address), _) => {
-            for export in plan.exports.iter().filter(|export| export.allow.is_empty()) {
-                log::warn!(
-                    "everybody who gets to {address} can use export `{}` as any user: restrict \
-                     it with allow=ADDRESS/BITS or --auth psk:FILE",
-                    export.name
-                );
-            }
-        }
-        (None, Some(address)) => log::warn!(
-            "everybody on this machine can use the exports at {address} as any user: restrict it \
-             with --auth psk:FILE, or listen at a Unix socket"
-        ),
-        (None, None) => {}
     }
 }
 

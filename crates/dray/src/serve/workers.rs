@@ -137,7 +137,7 @@ impl Workers {
     /// CPUs, else the next one.
     fn index(&self, group: &Group, socket: &OwnedFd, peer: Peer) -> usize {
         let index = match dray_fabric::incoming_cpu(socket) {
-            Some(cpu) if peer != Peer::Local => {
+            Some(cpu) if matches!(peer, Peer::Ip(_)) => {
                 self.cpus.iter().position(|known| *known == cpu).unwrap_or(cpu)
             }
             _ => group.next.fetch_add(1, Ordering::Relaxed),

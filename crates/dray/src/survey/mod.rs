@@ -22,7 +22,7 @@ use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{Doing, Failure};
 use crate::sandbox::Sandbox;
-use crate::{interrupt, mount::mount_table, output, paths, status};
+use crate::{interrupt, key, mount::mount_table, output, paths, status};
 
 /// Most threads of a load.
 const THREADS_MAX: usize = 64;
@@ -73,7 +73,8 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     check(args)?;
     interrupt::watch()?;
     let subject = subject(&args.target)?;
-    let key = crate::serve::parse_auth(args.auth.as_deref().unwrap_or("none"))?;
+    let auth = args.auth.clone().unwrap_or_else(key::default_auth);
+    let key = crate::serve::parse_auth(&auth)?;
     let timeout = Some(Duration::from_secs(30));
     let options = dray_client::Options { key, timeout, replay_bytes: 0, caches: false };
     let mut survey = Survey::new(args);

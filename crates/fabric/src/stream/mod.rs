@@ -16,10 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use dray_core::{Buf, Fut};
+use dray_core::{Buf, Fut, Gid};
 use dray_rt::{Interest, Source};
 
 use crate::frame::Prefix;
+use crate::socket_options::local_peer_groups;
 use crate::{Connection, Peer, Progress, Sink, Unfinished};
 
 use queue::Out;
@@ -222,6 +223,13 @@ impl Connection for StreamConnection {
 
     fn peer(&self) -> Peer {
         self.peer
+    }
+
+    fn peer_groups(&self) -> Vec<Gid> {
+        match self.peer {
+            Peer::User(..) => local_peer_groups(&self.source).unwrap_or_default(),
+            _ => Vec::new(),
+        }
     }
 }
 

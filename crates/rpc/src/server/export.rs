@@ -28,6 +28,9 @@ pub struct Export {
     pub fs: Arc<dyn FileSystem>,
     /// Who may use it; empty: everybody who gets to the port.
     pub allow: Vec<Allow>,
+    /// Where the server has no key: whether ordinary users of clients may speak for anybody, too
+    /// ([`Peer::is_privileged`]); `insecure` of exports(5).
+    pub insecure: bool,
     pub(crate) order: Arc<Order>,
     pub(crate) returning: Returning,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
@@ -60,6 +63,7 @@ impl Export {
             name: name.to_owned(),
             fs,
             allow,
+            insecure: false,
             order: Arc::default(),
             returning: Returning::default(),
             stamps: Arc::default(),
@@ -100,7 +104,7 @@ impl Export {
     /// may: the socket's own permissions decide about them.
     pub fn allows(&self, peer: Peer) -> bool {
         match peer {
-            Peer::Local => true,
+            Peer::Local | Peer::User(..) => true,
             Peer::Ip(address) => {
                 self.allow.is_empty() || self.allow.iter().any(|net| net.contains(address.ip()))
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dray_core::Identity;
+use dray_core::{Gid, Identity, Uid};
 
 use crate::wire::{Input, Malformed};
 
@@ -11,9 +11,41 @@ const IDENTITIES_MAX: usize = 256;
 /// What they may take together, bytes: a group each takes four.
 const IDENTITIES_MAX_BYTES: usize = 4 << 20;
 
+/// For whom a connection may speak.
+#[derive(Default)]
+pub(crate) enum Whom {
+    /// Its machine's root, or whoever has the key, is trusted to say who calls.
+    #[default]
+    Anybody,
+    /// For this user alone, whatever it says.
+    Only(Identity),
+}
+
+impl Whom {
+    /// For a user of this machine, as the kernel tells it of.
+    pub(crate) fn only(uid: Uid, gid: Gid, mut groups: Vec<Gid>) -> Whom {
+        groups.sort_unstable();
+        Whom::Only(Identity { uid, gid, groups: groups.into(), ..Identity::default() })
+    }
+
+    /// Who calls where `said` is what the client says. Which of its groups a user acts with is its
+    /// own affair.
+    fn squash(&self, said: Identity) -> Identity {
+        let Whom::Only(user) = self else { return said };
+        if said.uid != user.uid {
+            return Identity { job: said.job, ..user.clone() };
+        }
+        let has = |gid: &Gid| *gid == user.gid || user.groups.binary_search(gid).is_ok();
+        let gid = if has(&said.gid) { said.gid } else { user.gid };
+        let groups = said.groups.iter().filter(|gid| has(gid)).copied().collect();
+        Identity { gid, groups, ..said }
+    }
+}
+
 /// Whom the identity numbers of a connection stand for.
 #[derive(Default)]
 pub(crate) struct Identities {
+    whom: Whom,
     known: Vec<Option<Arc<Identity>>>,
     bytes: usize,
 }
@@ -24,10 +56,15 @@ impl Identities {
         self.known.get(index as usize).cloned().flatten()
     }
 
+    /// Has all that are defined from now on be `whom`, or among them.
+    pub(crate) fn speaks_for(&mut self, whom: Whom) {
+        self.whom = whom;
+    }
+
     /// Takes a definition. Errors: it is none, or there are too many.
     pub(crate) fn define(&mut self, mut input: Input<'_>) -> Result<(), Malformed> {
         let index = input.get::<u32>()? as usize;
-        let mut who: Identity = Input::whole(input.0)?;
+        let mut who = self.whom.squash(Input::whole(input.0)?);
         if index >= IDENTITIES_MAX {
             return Err(Malformed("more identities than there may be"));
         }
@@ -53,7 +90,27 @@ fn bytes_of(who: &Identity) -> usize {
 mod tests {
     use super::*;
     use crate::wire::Wire;
-    use dray_core::Gid;
+
+    #[test]
+    fn a_user_of_this_machine_is_nobody_else() {
+        let ids = |uid, gid, groups: &[u32]| Identity {
+            uid: Uid(uid),
+            gid: Gid(gid),
+            groups: groups.iter().copied().map(Gid).collect(),
+            job: "7".into(),
+        };
+        let whom = Whom::only(Uid(1000), Gid(100), vec![Gid(30), Gid(20)]);
+        for (said, is) in [
+            (ids(0, 0, &[0, 20]), ids(1000, 100, &[20, 30])),
+            (ids(1001, 100, &[]), ids(1000, 100, &[20, 30])),
+            (ids(1000, 0, &[0, 20, 100]), ids(1000, 100, &[20, 100])),
+            (ids(1000, 30, &[30]), ids(1000, 30, &[30])),
+            (ids(1000, 100, &[]), ids(1000, 100, &[])),
+        ] {
+            assert_eq!(whom.squash(said), is);
+        }
+        assert_eq!(Whom::Anybody.squash(ids(0, 0, &[1])), ids(0, 0, &[1]));
+    }
 
     #[test]
     fn what_they_take_is_bounded_and_redefining_frees_it() {

@@ -254,7 +254,7 @@ fn too_many_of_one(peer: Peer, (count, most): (usize, usize)) -> Refused {
 fn machine_of(peer: Peer) -> String {
     match peer {
         Peer::Ip(address) => address.ip().to_canonical().to_string(),
-        Peer::Local => "this machine".to_owned(),
+        Peer::Local | Peer::User(..) => "this machine".to_owned(),
     }
 }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{Errno, NodeId};
-use dray_fabric::Connection;
+use dray_fabric::{Connection, Peer};
 use dray_rt::random_bytes;
 
 use super::{Beginning, ServerSink, Shared, Stage};
 use crate::auth::{Key, Role, Transcript};
 use crate::server::admission::Guest;
 use crate::server::export::Export;
+use crate::server::identities::Whom;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
@@ -34,6 +35,19 @@ fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
              {VERSION_MIN} to {VERSION_MAX}: bring both to neighbouring releases"
         ),
     ))
+}
+
+/// Without a key a machine vouches for its users by a port that ordinary ones may not use.
+fn unprivileged(export: &str, peer: Peer) -> Refused {
+    refused(
+        Errno::EACCES,
+        format!(
+            "export `{export}` takes clients without a key from ports below 1024 only, which take \
+             root, and not from {peer}: use a key at both ends (auth=psk:FILE; `dray key` makes \
+             one), mount as root outside of containers and user namespaces, or have the server \
+             export it `insecure`"
+        ),
+    )
 }
 
 /// The export that a client wants whose first message is this; none if it is no greeting.
@@ -92,7 +106,7 @@ impl ServerSink {
     }
 
     /// The export that a client asks for, if it may ask for it in this way.
-    fn admit(&self, hello: &Hello) -> Result<Arc<Export>, Refused> {
+    fn admit(&mut self, hello: &Hello) -> Result<Arc<Export>, Refused> {
         let wanted = if self.server.options.key.is_some() { Auth::Psk } else { Auth::None };
         if hello.auth != wanted {
             return Err(refused(
@@ -103,8 +117,8 @@ impl ServerSink {
                          --auth psk:FILE"
                     }
                     _ => {
-                        "the server has no key, and the client wants proof of one: leave `auth` out \
-                         here, or start the server with --auth psk:FILE"
+                        "the server has no key, and the client wants proof of one: start the server \
+                         with --auth psk:FILE, or say auth=none here"
                     }
                 },
             ));
@@ -120,6 +134,11 @@ impl ServerSink {
                 ),
             ));
         }
+        self.identities.speaks_for(match self.connection.peer() {
+            peer if wanted == Auth::Psk || export.insecure || peer.is_privileged() => Whom::Anybody,
+            Peer::User(uid, gid) => Whom::only(uid, gid, self.connection.peer_groups()),
+            peer => return Err(unprivileged(&hello.export, peer)),
+        });
         Ok(export)
     }
 
