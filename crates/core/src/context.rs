@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use crate::{Errno, Error, Gid, NodeId, Origin, Pid, RequestId, Result, Uid};
+use crate::{Errno, Error, Gid, NodeId, Origin, Pid, RequestId, Result, Taker, Uid};
 
 /// The credentials of a caller and the job it belongs to. Shared by all
 /// requests of the same process, so that it is built and sent once.
@@ -131,6 +131,11 @@ impl Context {
     pub fn system() -> Context {
         let cx = Context::new(NodeId(0), RequestId(0), Identity::system(), Pid(0));
         Context { internal: true, ..cx }
+    }
+
+    /// The client, as one who wants more of what is counted.
+    pub fn taker(&self) -> Taker {
+        Taker { holder: self.node.0, origin: self.origin, claims: self.claims }
     }
 
     /// `EINTR` once the caller has been asked to give up.

@@ -7,6 +7,7 @@
 //! all clients of one origin together have three times what is left at most (alpha 3): three quarters.
 //! The memory for data is shared by the same rule, in `dray_fabric::PoolShare`.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{IdMap, Origin};
@@ -20,6 +21,8 @@ const CLAIMS_LEAVE_PART: usize = 8;
 pub struct Shares {
     limit: usize,
     state: Mutex<State>,
+    /// As in the state, to be read without the mutex.
+    used: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -62,7 +65,7 @@ pub enum Shortage {
 impl Shares {
     /// Shares `limit` of something.
     pub fn new(limit: usize) -> Shares {
-        Shares { limit, state: Mutex::default() }
+        Shares { limit, state: Mutex::default(), used: AtomicUsize::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -77,23 +80,33 @@ impl Shares {
 
     /// Takes one, which is given back when the place is dropped.
     pub fn take(self: &Arc<Shares>, taker: Taker) -> Result<Place, Shortage> {
-        let mut state = self.lock();
+        let state = self.lock();
         state.room(self.limit, taker)?;
-        state.change(taker.holder, taker.origin, 1);
-        drop(state);
+        self.note(state, (taker.holder, taker.origin), 1);
         Ok(Place { shares: self.clone(), holder: taker.holder })
+    }
+
+    /// Counts one that `taker` has already, whether there is room or not.
+    pub fn hold(self: &Arc<Shares>, taker: Taker) -> Place {
+        self.change(taker.holder, taker.origin, 1);
+        Place { shares: self.clone(), holder: taker.holder }
     }
 
     /// `holder` has so many more, or less, than before.
     pub fn change(&self, holder: u64, origin: Origin, by: isize) {
         if by != 0 {
-            self.lock().change(holder, origin, by);
+            self.note(self.lock(), (holder, origin), by);
         }
+    }
+
+    fn note(&self, mut state: MutexGuard<'_, State>, (holder, origin): (u64, Origin), by: isize) {
+        state.change(holder, origin, by);
+        self.used.store(state.used, Ordering::Relaxed);
     }
 
     /// What all have together.
     pub fn used(&self) -> usize {
-        self.lock().used
+        self.used.load(Ordering::Relaxed)
     }
 
     /// What `holder` has.

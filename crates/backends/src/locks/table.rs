@@ -8,7 +8,7 @@ use std::task::{Poll, Waker};
 
 use dray_core::{
     Context, Errno, Error, FileId, Lock, LockFamily, LockKind, NodeId, Origin, Result, Shares,
-    Shortage, Taker,
+    Shortage,
 };
 
 use super::Owner;
@@ -157,9 +157,8 @@ impl LockTable {
         wait: bool,
     ) -> Result<Option<u64>> {
         let mut state = self.state();
-        let taker = Taker { holder: cx.node.0, origin: cx.origin, claims: cx.claims };
         let unlock = lock.kind == LockKind::Unlock;
-        if let Err(shortage) = self.shares.room(taker) {
+        if let Err(shortage) = self.shares.room(cx.taker()) {
             let waits = || wait && !unlock && state.bars(file, owner, &lock, wait);
             if state.held.growth(file, owner, &lock) > 0 || waits() {
                 return Err(no_room(shortage));

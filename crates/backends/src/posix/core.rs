@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dray_core::{
-    Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result,
+    Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result, Taker,
 };
 use dray_rt::{Instant, Pool};
 
@@ -68,6 +68,8 @@ pub(crate) struct Caller {
     /// Only what makes files has to do with it; for the rest it costs a system call.
     umask: Option<u32>,
     pub(super) asker: Asker,
+    /// As one who wants more of what is counted.
+    pub(super) taker: Taker,
     /// It is the server itself who asks.
     pub(super) internal: bool,
 }
@@ -150,8 +152,8 @@ impl Core {
         // open, is not done as a client.
         let who = if cx.internal { cx.who.clone() } else { self.options.squash.map(&cx.who) };
         let makes = matches!(op, Op::Make | Op::Create | Op::Tmpfile);
-        let (asker, internal) = (Asker::of(cx), cx.internal);
-        Caller { who, umask: makes.then_some(cx.umask), asker, internal }
+        let umask = makes.then_some(cx.umask);
+        Caller { who, umask, asker: Asker::of(cx), taker: cx.taker(), internal: cx.internal }
     }
 
     /// `EROFS` where changes are refused.
@@ -365,6 +367,7 @@ impl Caller {
     /// A caller for tests of what needs no export.
     pub(crate) fn of(who: Identity) -> Caller {
         let cx = Context::system();
-        Caller { who: Arc::new(who), umask: None, asker: Asker::of(&cx), internal: cx.internal }
+        let (asker, taker, internal) = (Asker::of(&cx), cx.taker(), cx.internal);
+        Caller { who: Arc::new(who), umask: None, asker, taker, internal }
     }
 }

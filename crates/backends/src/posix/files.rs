@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 
-use dray_core::{Errno, Error, FileId, FsUuid, IdMap, Result};
+use dray_core::{Errno, Error, FileId, FsUuid, IdMap, Place, Result, Shares, Shortage, Taker};
 
 use super::descriptor::{FileState, Opened, Parking};
 use super::guard::Ranges;
@@ -29,12 +29,10 @@ pub(crate) struct Files {
     pub(super) files: AtomicUsize,
     /// Descriptors held for them.
     pub(super) descriptors: AtomicUsize,
-    /// Inodes that a pin of ours keeps.
-    pins: AtomicUsize,
+    /// Inodes that a pin of ours keeps, of which no client can have all.
+    pins: Arc<Shares>,
     /// Most descriptors for both.
     descriptors_max: usize,
-    /// Most pins.
-    pins_max: usize,
     files_max: usize,
     /// Read: a name is being removed. Write: a descriptor is being closed because nobody
     /// used it. One after the other, so that the last hold on a file is not lost between.
@@ -57,12 +55,24 @@ pub(crate) struct OpenInode {
     pub(crate) id: FileId,
     /// Keeps reads and writes apart.
     pub(crate) ranges: Ranges,
-    /// `O_PATH` descriptor that keeps the inode after its last name went.
-    pub(super) pin: Mutex<Option<OwnedFd>>,
+    /// What keeps the inode after its last name went.
+    pub(super) pin: Mutex<Option<Pin>>,
     /// The keeper has it, or has had it since before our time.
     kept: AtomicBool,
     pub(super) failures: Failures,
     files: Weak<Files>,
+}
+
+/// An `O_PATH` descriptor of a file without a name, and that it is counted.
+pub(super) struct Pin {
+    fd: OwnedFd,
+    _place: Place,
+}
+
+impl AsFd for Pin {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 /// Deleted files that may be open however few descriptors there are to be, as long as these are
@@ -83,9 +93,8 @@ impl Files {
             ring: Mutex::default(),
             files: AtomicUsize::new(0),
             descriptors: AtomicUsize::new(0),
-            pins: AtomicUsize::new(0),
             descriptors_max,
-            pins_max: (descriptors_max / 4 * 3).max(pins_min),
+            pins: Arc::new(Shares::new((descriptors_max / 4 * 3).max(pins_min))),
             files_max,
             removal: RwLock::new(()),
             keeper,
@@ -188,17 +197,20 @@ impl Files {
     }
 
     fn used(&self) -> usize {
-        self.descriptors.load(Ordering::Relaxed) + self.pins.load(Ordering::Relaxed)
+        self.descriptors.load(Ordering::Relaxed) + self.pins.used()
     }
 
     /// `ENFILE` if files without a name take all the descriptors that they may, so that
-    /// others go on to be served.
-    pub(crate) fn admit_pin(&self) -> Result<()> {
-        if self.pins.load(Ordering::Relaxed) < self.pins_max {
-            return Ok(());
-        }
-        let why = "as many deleted files are open as the server has descriptors for";
-        Err(Error::new(Errno::ENFILE).because(why))
+    /// others go on to be served, or those of `taker` its share of them.
+    pub(crate) fn admit_pin(&self, taker: Taker) -> Result<()> {
+        self.pins.room(taker).map_err(|shortage| {
+            Error::new(Errno::ENFILE).because(match shortage {
+                Shortage::None => {
+                    "as many deleted files are open as the server has descriptors for"
+                }
+                _ => "the client, or its address, has its share of deleted files that are open",
+            })
+        })
     }
 
     /// The open inode that a keeper should have before it loses a name.
@@ -299,21 +311,19 @@ enum Room {
 }
 
 impl OpenInode {
-    /// Keeps the inode by this `O_PATH` descriptor until its last file is closed.
-    pub(crate) fn pin(&self, fd: OwnedFd) {
-        let before = lock(&self.pin).replace(fd);
-        if let (None, Some(files)) = (before, self.files.upgrade()) {
-            files.pins.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Keeps the inode by this `O_PATH` descriptor until its last file is closed, on account of
+    /// `taker`.
+    pub(crate) fn pin(&self, fd: OwnedFd, taker: Taker) {
+        let Some(files) = self.files.upgrade() else { return };
+        let pin = Pin { fd, _place: files.pins.hold(taker) };
+        let before = lock(&self.pin).replace(pin);
+        drop(before); // outside of the lock
     }
 }
 
 impl Drop for OpenInode {
     fn drop(&mut self) {
         let Some(files) = self.files.upgrade() else { return };
-        if lock(&self.pin).is_some() {
-            files.pins.fetch_sub(1, Ordering::Relaxed);
-        }
         let mut inodes = lock(&files.inodes);
         // Somebody may have opened it again since we were given up.
         if inodes.get(&self.id).is_some_and(|inode| inode.strong_count() == 0) {

@@ -302,7 +302,8 @@ impl FileSystem for PosixFs {
         dir: FileId,
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
-        let made = self.core.run(cx, Op::Tmpfile, move |core, _| core.tmpfile(dir, how));
+        let made =
+            self.core.run(cx, Op::Tmpfile, move |core, caller| core.tmpfile(caller, dir, how));
         Box::pin(async move {
             let (entry, file) = made.await?;
             Ok((entry, PosixFile::shared(&self.core, file)))

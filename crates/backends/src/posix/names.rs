@@ -126,7 +126,7 @@ impl Core {
         let _one_at_a_time = self.lock_directory(dir.id);
         self.files.before_removal();
         let _no_parking = self.files.removing();
-        let known = self.before_removal(&dir, name)?;
+        let known = self.before_removal(caller, &dir, name)?;
         // An overlay copies what has further names, for the number of these.
         let copied = self.below.is_overlay().then(|| self.known_at(&dir, name)).flatten();
         let _copying = self.copying([copied.as_ref().map(|(id, _)| *id), None]);
@@ -146,14 +146,19 @@ impl Core {
     /// it must. To be called under [`super::files::Files::removing`]. Errors: `ENFILE` if
     /// there are too many such files; what is open must not be lost. Answers what the cache keeps
     /// still.
-    fn before_removal(&self, dir: &Node, name: &Name) -> Result<Option<Arc<Node>>> {
+    fn before_removal(
+        &self,
+        caller: &Caller,
+        dir: &Node,
+        name: &Name,
+    ) -> Result<Option<Arc<Node>>> {
         let Some(id) = self.id_at(dir, name) else { return Ok(None) };
         if let Some(inode) = self.files.needs_pin(id) {
             match sys::open_path(dir.fd(), name) {
                 Ok(fd) if has_other_names(fd.as_fd()) => {}
                 Ok(fd) => {
-                    self.files.admit_pin()?;
-                    inode.pin(fd);
+                    self.files.admit_pin(caller.taker)?;
+                    inode.pin(fd, caller.taker);
                 }
                 Err(errno @ Errno::ENFILE) => return Err(errno.into()),
                 Err(_) => {} // the removal will find out
@@ -194,7 +199,7 @@ impl Core {
         self.files.before_removal();
         let _no_parking = self.files.removing();
         let replaced = match how {
-            RenameHow::Replace => self.before_removal(&new, to.1)?,
+            RenameHow::Replace => self.before_removal(caller, &new, to.1)?,
             RenameHow::NoReplace | RenameHow::Exchange => None,
         };
         let flags = match how {
@@ -281,7 +286,7 @@ impl Core {
         }
         self.files.admit()?;
         if node.lookers().is_gone() {
-            self.files.admit_pin()?;
+            self.files.admit_pin(caller.taker)?;
         }
         let changes = (how.writes() || how.truncates()) && !how.executes();
         let copying = self.copying([Some(node.id).filter(|_| changes), None]);
@@ -297,15 +302,15 @@ impl Core {
         let file = self.files.opened(node.id, directory, how.flags, opened);
         // In this order: whoever removes it looks for those who have it open last.
         if node.lookers().is_gone() {
-            self.hold_nameless(&file, node.fd())?;
+            self.hold_nameless(caller, &file, node.fd())?;
         }
         Ok(file)
     }
 
     /// `file` has no name by which it could be found again.
-    fn hold_nameless(&self, file: &FileState, fd: BorrowedFd<'_>) -> Result<()> {
+    fn hold_nameless(&self, caller: &Caller, file: &FileState, fd: BorrowedFd<'_>) -> Result<()> {
         if self.files.is_crowded() {
-            file.inode.pin(sys::reopen(self.proc_fd(), fd, libc::O_PATH)?);
+            file.inode.pin(sys::reopen(self.proc_fd(), fd, libc::O_PATH)?, caller.taker);
         }
         if self.files.needs_keeping(file.inode.id).is_some() {
             self.files.keep(&file.inode, fd);
@@ -405,7 +410,12 @@ impl Core {
         Ok(Some((Entry { id: entry.id, attr }, file)))
     }
 
-    pub(crate) fn tmpfile(&self, dir: FileId, how: CreateHow) -> Result<(Entry, Arc<FileState>)> {
+    pub(crate) fn tmpfile(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        how: CreateHow,
+    ) -> Result<(Entry, Arc<FileState>)> {
         self.writable()?;
         if !how.open.writes() {
             return Err(Error::new(Errno::EINVAL).because("O_TMPFILE is for writing"));
@@ -413,14 +423,14 @@ impl Core {
         let flags = self.open_flags(None, how.open)? & !(libc::O_TRUNC | libc::O_DIRECTORY);
         let dir = self.directory(dir)?;
         self.files.admit()?;
-        self.files.admit_pin()?;
+        self.files.admit_pin(caller.taker)?;
         let exclusive = if how.exclusive { libc::O_EXCL } else { 0 };
         let fd = sys::open_unnamed(dir.fd(), flags | exclusive, how.mode & 0o7777)?;
         let entry = self.identify(None, fd.as_fd())?;
         let opened = Opened::for_caller(fd, flags);
         let file = self.files.opened(entry.id, false, how.open.flags, opened);
         let fd = file.fd(self)?;
-        self.hold_nameless(&file, fd.as_fd())?;
+        self.hold_nameless(caller, &file, fd.as_fd())?;
         drop(fd);
         Ok((entry, file))
     }

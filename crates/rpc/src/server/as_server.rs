@@ -22,7 +22,7 @@ pub(crate) async fn open(
 }
 
 fn own(cx: &Context) -> Context {
-    Context { who: Identity::system(), internal: true, ..cx.clone() }
+    Context { who: Identity::system(), internal: true, claims: true, ..cx.clone() }
 }
 
 fn bare(how: OpenHow) -> OpenHow {
