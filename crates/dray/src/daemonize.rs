@@ -1,4 +1,5 @@
-//! Leaving the terminal, once it is known that all is well.
+//! Leaving the terminal, once it is known that all is well; and somebody who is there until then, to
+//! take away what is left behind if the one that mounts is killed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -7,13 +8,35 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::error::{Doing, Failure};
 use crate::{logger, output};
 
-/// How the one in the background tells the one in the foreground how it went.
-pub struct Waiting(Option<File>);
+/// Words of the one that mounts: all is well; it is about to mount; it has mounted, and the kernel's
+/// number of the connection follows.
+const READY: u8 = 0;
+const MOUNTING: u8 = b'a';
+const MOUNTED: u8 = b'm';
+
+/// How the one that mounts tells the one that waits how it goes: one in the foreground, or one that only
+/// watches.
+pub struct Waiting {
+    pipe: Option<File>,
+    /// The terminal is to be left when all is well.
+    leaves: bool,
+}
+
+/// How far somebody came who ended before all was well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// Nothing is mounted.
+    Nothing,
+    /// It may have mounted.
+    Mounting,
+    /// It has mounted; the connection has this number.
+    Mounted(u32),
+}
 
 /// Goes on in a child process; the parent waits until [`Waiting::ready`], or until the
-/// child has said what is wrong and ended, and passes its exit code on. To be called
-/// before any thread is started.
-pub fn fork() -> Result<Waiting, Failure> {
+/// child has said what is wrong and ended, has `clean_up` take away what is left, and passes the exit code
+/// on. To be called before any thread is started.
+pub fn fork(clean_up: impl FnOnce(Reached)) -> Result<Waiting, Failure> {
     let what = || "cannot go into the background".to_owned();
     let (mut read, write) = pipe().doing(what)?;
     // SAFETY: there is no other thread yet, so the child has everything that it needs.
@@ -23,13 +46,59 @@ pub fn fork() -> Result<Waiting, Failure> {
             drop(read);
             // SAFETY: takes no memory. Whoever ends the parent means the child, too.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
-            Ok(Waiting(Some(write)))
+            Ok(Waiting { pipe: Some(write), leaves: true })
         }
         child => {
             drop(write);
-            std::process::exit(i32::from(wait_for(&mut read, child)))
+            std::process::exit(i32::from(wait_for(&mut read, child, clean_up)))
         }
     }
+}
+
+/// Goes on in this process; another one, which nobody has to wait for, has `clean_up` take away what is
+/// left if this one ends before [`Waiting::ready`]. To be called before any thread is started.
+pub fn watch(clean_up: impl FnOnce(Reached)) -> Result<Waiting, Failure> {
+    let what = || "cannot watch over the mount".to_owned();
+    let (mut read, write) = pipe().doing(what)?;
+    // SAFETY: there is no other thread yet, so the children have everything that they need.
+    match unsafe { libc::fork() } {
+        -1 => Err(Failure::new(format!("{}: {}", what(), io::Error::last_os_error()))),
+        0 => {
+            drop(write);
+            // The one that watches is nobody's child, so that no supervisor is told of its end.
+            // SAFETY: as above.
+            if unsafe { libc::fork() } == 0 {
+                leave_session(); // what ends the one that mounts must not end this one
+                if let Err(reached) = listen(&mut read) {
+                    clean_up(reached);
+                }
+            }
+            std::process::exit(0)
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: the kernel writes to `status`, which outlives the call.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            Ok(Waiting { pipe: Some(write), leaves: false })
+        }
+    }
+}
+
+/// Hears the one that mounts until all is well, or it has ended: then how far it came.
+fn listen(read: &mut File) -> Result<(), Reached> {
+    let (mut word, mut number) = ([0; 1], [0; 4]);
+    let mut reached = Reached::Nothing;
+    while read.read_exact(&mut word).is_ok() {
+        match word[0] {
+            READY => return Ok(()),
+            MOUNTING => reached = Reached::Mounting,
+            MOUNTED if read.read_exact(&mut number).is_ok() => {
+                reached = Reached::Mounted(u32::from_ne_bytes(number));
+            }
+            _ => {}
+        }
+    }
+    Err(reached)
 }
 
 /// From here on the child of [`fork`] goes on when its parent ends.
@@ -38,7 +107,7 @@ pub fn outlive_parent() {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
 }
 
-/// The child of [`fork`] leaves its parent's session. Not before it has mounted: an automount
+/// A child of [`fork`] or [`watch`] leaves its parent's session. Of the former not before it has mounted: an automount
 /// point lets those of the process group mount that was started for it, and nobody else
 /// (autofs, "oz mode"; systemd keeps mount(8) in its own group for that).
 pub fn leave_session() {
@@ -47,17 +116,19 @@ pub fn leave_session() {
 }
 
 /// 0 once the child is ready, else the exit code that it ended with.
-fn wait_for(read: &mut File, child: libc::pid_t) -> u8 {
-    if read.read_exact(&mut [0]).is_ok() {
-        return 0;
-    }
+fn wait_for(read: &mut File, child: libc::pid_t, clean_up: impl FnOnce(Reached)) -> u8 {
+    let Err(reached) = listen(read) else { return 0 };
     let mut status = 0;
     // SAFETY: the kernel writes to `status`, which outlives the call.
     unsafe { libc::waitpid(child, &mut status, 0) };
+    clean_up(reached);
     if libc::WIFEXITED(status) {
         return u8::try_from(libc::WEXITSTATUS(status)).unwrap_or(1).max(1);
     }
-    output::complain("the process in the background was killed before it was ready");
+    let signal = libc::WTERMSIG(status);
+    output::complain(format!(
+        "signal {signal} ended the process in the background before it was ready: nothing is mounted"
+    ));
     1
 }
 
@@ -79,27 +150,40 @@ pub fn leave_terminal() -> Result<(), Failure> {
 }
 
 impl Waiting {
-    /// Nobody waits: we stay in the foreground.
-    pub fn nobody() -> Waiting {
-        Waiting(None)
-    }
-
-    /// The other end of the descriptor waits.
-    pub fn over(parent: OwnedFd) -> Waiting {
-        Waiting(Some(parent.into()))
+    /// The other end of the descriptor waits: in the `foreground` somebody who only watches. None: nobody.
+    pub fn over(other: Option<OwnedFd>, foreground: bool) -> Waiting {
+        Waiting { pipe: other.map(File::from), leaves: !foreground }
     }
 
     /// For a program that this process is about to turn into, and that will tell.
     pub fn into_fd(self) -> Option<OwnedFd> {
-        self.0.map(OwnedFd::from)
+        self.pipe.map(OwnedFd::from)
     }
 
-    /// All is well: lets the parent go, and leaves the terminal to it.
-    pub fn ready(mut self) -> Result<(), Failure> {
-        let Some(mut parent) = self.0.take() else { return Ok(()) };
-        leave_terminal()?;
-        let _ = parent.write_all(&[0]); // it may have been killed, which is no reason to end
+    /// From here on something may be mounted.
+    pub fn mounting(&self) {
+        self.tell(&[MOUNTING]);
+    }
+
+    /// It is mounted.
+    pub fn mounted(&self, connection: u32) {
+        let [a, b, c, d] = connection.to_ne_bytes();
+        self.tell(&[MOUNTED, a, b, c, d]);
+    }
+
+    /// All is well: lets the other one go, and leaves the terminal to it if it is the parent.
+    pub fn ready(self) -> Result<(), Failure> {
+        if self.leaves {
+            leave_terminal()?;
+        }
+        self.tell(&[READY]);
         Ok(())
+    }
+
+    fn tell(&self, words: &[u8]) {
+        if let Some(mut pipe) = self.pipe.as_ref() {
+            let _ = pipe.write_all(words); // it may have been killed, which is no reason to end
+        }
     }
 }
 
@@ -112,4 +196,37 @@ fn pipe() -> io::Result<(File, File)> {
     // SAFETY: just made, owned by nobody else.
     let [read, write] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
     Ok((File::from(read), File::from(write)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_waits_knows_how_far_it_came() {
+        let said = |say: &dyn Fn(&Waiting)| {
+            let (mut read, write) = pipe().unwrap();
+            let waiting = Waiting { pipe: Some(write), leaves: false };
+            say(&waiting);
+            drop(waiting);
+            listen(&mut read)
+        };
+        assert_eq!(said(&|_| {}), Err(Reached::Nothing));
+        assert_eq!(said(&Waiting::mounting), Err(Reached::Mounting));
+        let mounted = |waiting: &Waiting| {
+            waiting.mounting();
+            waiting.mounted(0x0102_0304);
+        };
+        assert_eq!(said(&mounted), Err(Reached::Mounted(0x0102_0304)));
+        let cut = |waiting: &Waiting| {
+            waiting.mounting();
+            waiting.tell(&[MOUNTED, 1, 2]);
+        };
+        assert_eq!(said(&cut), Err(Reached::Mounting), "killed in the middle of a word");
+        let ready = |waiting: &Waiting| {
+            mounted(waiting);
+            waiting.tell(&[READY]);
+        };
+        assert_eq!(said(&ready), Ok(()));
+    }
 }

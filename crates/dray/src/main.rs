@@ -37,6 +37,7 @@ use crate::args::Command;
 use crate::error::Failure;
 
 fn main() -> ExitCode {
+    signals::ignore_what_others_cause();
     let args = args::helper_args().unwrap_or_else(args::own_args);
     // A server tells whoever started it that it serves, and what; other commands only what
     // went wrong.

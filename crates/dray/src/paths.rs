@@ -153,6 +153,23 @@ pub fn raise_file_limit() -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
+/// Lets this process have files of any size, as far as it may: the memory of a mount counts as one
+/// (memfd_create(2)), and no process of a mount writes any other.
+pub fn lift_size_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structs outlive the calls. Where they fail the limit stays as it was, and what does not
+    // fit says so.
+    unsafe {
+        if libc::setrlimit(libc::RLIMIT_FSIZE, &none) != 0
+            && libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) == 0
+        {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_FSIZE, &limit);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,5 @@
-//! Signals that ask for an end, as something that a task can wait for.
+//! Signals: those that ask for an end, as something that a task can wait for, and those that must not
+//! end anything.
 
 use std::ffi::CStr;
 use std::io;
@@ -7,6 +8,25 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use dray_rt::{Interest, Source};
 
 const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+/// What the kernel sends for something that a client, an application or a reader of ours does, or that
+/// we do in its name, and that ends or stops a process by default (signal(7)). The system call says it
+/// too, as an error:
+///
+/// - SIGPIPE: whoever reads has gone;
+/// - SIGXFSZ: a write, a truncation or an allocation reaches beyond `RLIMIT_FSIZE`;
+/// - SIGXCPU: more time was used than the soft limit `RLIMIT_CPU` has, or `RLIMIT_RTTIME`;
+/// - SIGTTOU: something is logged to a terminal that others have in the foreground (`stty tostop`).
+const IGNORED: [i32; 4] = [libc::SIGPIPE, libc::SIGXFSZ, libc::SIGXCPU, libc::SIGTTOU];
+
+/// None of these ends this process from here on, nor one that it starts; to be called before
+/// anything else.
+pub fn ignore_what_others_cause() {
+    for signal in IGNORED {
+        // SAFETY: these may be ignored, and no memory is passed.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
 
 /// The set of signals that end us.
 fn ending() -> libc::sigset_t {

@@ -45,6 +45,7 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     signals::name_process(c"dray-mount");
     signals::hold();
     paths::raise_file_limit();
+    paths::lift_size_limit();
     let what = || "cannot serve a mount".to_owned();
     let held = Held::take(args.mount.clones).doing(what)?;
     let control = UnixStream::from(take(PARENT).doing(what)?);

@@ -37,7 +37,7 @@ use crate::error::{Beginning, Doing, Failure};
 use crate::mount::connection::{Attached, Connection, NewMemory, Notice, Wishes};
 use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
-use crate::mount::supervisor::{Launch, MountWords};
+use crate::mount::supervisor::{Launch, Memory, MountWords};
 use crate::named::Named;
 use crate::status::report::MountReport;
 use crate::{key, metrics_http, paths, signals};
@@ -73,8 +73,14 @@ fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
     if let Some(address) = &plan.metrics {
         drop(metrics_http::listen(address)?); // what is wrong is said before anything is mounted
     }
+    let (place, source) = (at.clone(), args.target.text.clone());
+    let clean_up = move |reached| place::take_away(&place, &source, reached);
     // From here on we may be the child, whose exit code the parent passes on.
-    let waiting = if args.foreground { Waiting::nobody() } else { daemonize::fork()? };
+    let waiting = match args.foreground {
+        true => daemonize::watch(clean_up)?,
+        false => daemonize::fork(clean_up)?,
+    };
+    paths::lift_size_limit();
     let descriptors = paths::raise_file_limit();
     if descriptors < supervisor::DESCRIPTORS_MIN {
         return Err(Failure::new(format!(
@@ -157,37 +163,40 @@ impl Mount {
         waiting: Waiting,
     ) -> Result<(), Failure> {
         let read_only = self.try_server()?;
+        // Before anything is mounted: what there is no room for leaves nothing behind.
+        let memory = Memory::create(self.plan.key.as_ref())?;
         // What is mounted is not left without its daemon: from here on signals are the supervisor's.
         signals::hold();
         if !foreground {
             daemonize::outlive_parent();
         }
-        let device = self.attach(source, read_only)?;
+        let device = self.attach(source, read_only, &waiting)?;
         if !foreground {
             daemonize::leave_session();
         }
         let at = self.known.at.clone();
-        self.supervise(device, options, foreground, waiting).inspect_err(|_| {
+        self.supervise((device, memory), options, foreground, waiting).inspect_err(|_| {
             let _ = dray_fuse::unmount(&at, true); // the failure that counts is the first
         })
     }
 
     fn supervise(
         self,
-        device: OwnedFd,
+        (device, memory): (OwnedFd, Memory),
         options: Vec<String>,
         foreground: bool,
         waiting: Waiting,
     ) -> Result<(), Failure> {
         let entry = mount_table::find(&self.known.at);
         let entry = entry.ok_or_else(|| Failure::new("the mount is gone already"))?;
+        waiting.mounted(entry.connection);
         let workers = match self.plan.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
             workers => workers,
         };
         let (target, at) = (self.target, self.known.at);
         let words = MountWords { target, at, options, workers, foreground };
-        let launch = Launch { device, connection: entry.connection, key: self.plan.key, words };
+        let launch = Launch { device, connection: entry.connection, memory, words };
         launch.exec(waiting).map(drop)
     }
 
@@ -270,7 +279,7 @@ impl Mount {
 
     /// Mounts: from here on the kernel sends requests. Errors: those of mount(2), or somebody else
     /// has mounted there meanwhile.
-    fn attach(&self, source: &str, read_only: bool) -> Result<OwnedFd, Failure> {
+    fn attach(&self, source: &str, read_only: bool, waiting: &Waiting) -> Result<OwnedFd, Failure> {
         let flags = self.plan.flags();
         let options = MountOptions {
             source: source.to_owned(),
@@ -281,6 +290,7 @@ impl Mount {
         let at = &self.known.at;
         let what = || format!("cannot mount on {}", at.display());
         let _turn = place::turn(at)?;
+        waiting.mounting();
         dray_fuse::mount(at, &options).doing(what)
     }
 

@@ -5,13 +5,18 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::daemonize::Reached;
 use crate::error::{Doing, Failure};
 use crate::flock::lock_within;
 use crate::mount::mount_table;
+use crate::output;
 
 /// How long one waits for others that mount at the same place, who take milliseconds. A program
 /// that has locked the directory for reasons of its own does not keep a mount away.
 const TURN_MAX: Duration = Duration::from_secs(10);
+
+/// A mount whose last descriptor is closed says so within this time.
+const DEAD_ANSWERS_MAX: Duration = Duration::from_secs(5);
 
 /// The mount point, absolute; a directory that is not one of our mounts already.
 pub(super) fn check(path: &Path) -> Result<PathBuf, Failure> {
@@ -55,6 +60,21 @@ pub(super) fn turn(at: &Path) -> Result<Option<File>, Failure> {
     match mount_table::find(at) {
         Some(_) => Err(taken(at)),
         None => Ok(turn),
+    }
+}
+
+/// Takes away a mount of `source` whose processes ended before it served, as far as they came. Whatever else
+/// is at `at` stays.
+pub(super) fn take_away(at: &Path, source: &str, reached: Reached) {
+    let Some(entry) = mount_table::find(at).filter(|entry| entry.source == source) else { return };
+    let is_ours = match reached {
+        Reached::Nothing => false,
+        Reached::Mounting => dray_fuse::is_aborted(at, DEAD_ANSWERS_MAX),
+        Reached::Mounted(connection) => connection == entry.connection,
+    };
+    if is_ours && let Err(error) = dray_fuse::unmount(at, true) {
+        let at = at.display();
+        output::complain(format!("cannot unmount {at}, which nobody serves: {error}"));
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod journal;
 pub(crate) mod keeper;
 pub(crate) mod keeper_process;
 pub(crate) mod left_behind;
+mod limits;
 pub(crate) mod metrics;
 pub(crate) mod opening;
 mod plan;
@@ -74,6 +75,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let plan = plan::plan(args)?;
     let mut options = plan::server_options(&plan)?;
     plan::warn_of_openness(&plan);
+    limits::begin();
     let limit = paths::raise_file_limit();
     descriptors::warn_of_few(limit);
     let descriptors = Descriptors::divide(limit, plan.exports.len());

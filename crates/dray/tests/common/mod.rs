@@ -130,11 +130,15 @@ impl Rig {
 
     /// The same with so many descriptors, and no way to have more.
     pub fn serve_with_descriptors(&mut self, count: usize, more: &[&str]) {
+        self.serve_within(&[&format!("--nofile={count}")], more);
+    }
+
+    /// The same within these limits, as prlimit(1) writes them.
+    pub fn serve_within(&mut self, limits: &[&str], more: &[&str]) {
         let server = self.server_command(more);
-        let mut limited = Command::new("sh");
-        limited.arg("-c").arg(format!("ulimit -n {count}; exec \"$@\"")).arg("sh");
+        let mut limited = Command::new("prlimit");
         limited.envs(server.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        limited.arg(server.get_program()).args(server.get_args());
+        limited.args(limits).arg(server.get_program()).args(server.get_args());
         self.start_server(&limited, None);
     }
 

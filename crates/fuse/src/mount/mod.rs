@@ -190,7 +190,8 @@ fn mount_as_user(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     if !output.status.success() {
         return Err(io::Error::other(said_by_helper(&output.stderr)));
     }
-    receive_descriptor(&ours)
+    // Without the descriptor it is a mount that nobody can serve.
+    receive_descriptor(&ours).inspect_err(|_| _ = unmount(at, true))
 }
 
 /// Why an ordinary user can neither mount nor unmount, if the helper does not start.

@@ -28,10 +28,49 @@ pub struct Launch {
     pub device: OwnedFd,
     /// The kernel's number of the connection.
     pub connection: u32,
-    /// The mount's key, if it has one.
-    pub key: Option<Key>,
+    /// What outlives the daemons.
+    pub memory: Memory,
     /// What the daemons are told.
     pub words: MountWords,
+}
+
+/// Memory that a supervisor holds for its daemons.
+pub struct Memory {
+    /// Of `dray_fuse::State`.
+    state: OwnedFd,
+    /// Of the client's session.
+    session: OwnedFd,
+    /// Of the mount's key, if it has one.
+    key: Option<OwnedFd>,
+}
+
+impl Memory {
+    /// For a new mount. Errors: there is no room for it. It counts as files do: a limit on the size of
+    /// files is one on it, too (memfd_create(2)).
+    pub fn create(key: Option<&Key>) -> Result<Memory, Failure> {
+        Memory::make(key).map_err(|error| {
+            let advice = match error.raw_os_error() {
+                Some(libc::EFBIG) => {
+                    "; the memory of a mount counts as a file of 2.1 GiB: raise the limit on the size \
+                     of files (`ulimit -Hf`, LimitFSIZE)"
+                }
+                Some(libc::ENOMEM) => {
+                    "; a mount takes 2.1 GiB of address space: raise the limit on that (`ulimit -Hv`, \
+                     LimitAS), if there is one"
+                }
+                _ => "",
+            };
+            Failure::new(format!("cannot make the memory of a mount: {error}{advice}"))
+        })
+    }
+
+    fn make(key: Option<&Key>) -> io::Result<Memory> {
+        let state = State::create()?.fd().try_clone_to_owned()?;
+        let session = SessionMemory::create_memfd()?;
+        let session = session.fd().map(|fd| fd.try_clone_to_owned());
+        let session = session.unwrap_or_else(|| Err(io::ErrorKind::Other.into()))?;
+        Ok(Memory { state, session, key: key.map(KeptKey::create).transpose()? })
+    }
 }
 
 /// What a mount's processes are told about it.
@@ -52,14 +91,9 @@ impl Launch {
     /// Turns this process into the supervisor. Returns only if that cannot be.
     pub fn exec(self, waiting: Waiting) -> Result<Infallible, Failure> {
         let what = || "cannot start the supervisor".to_owned();
-        let state = State::create().doing(what)?;
-        let session = SessionMemory::create_memfd().doing(what)?;
-        let session = session.fd().map(|fd| fd.try_clone_to_owned());
-        let session = session.unwrap_or_else(|| Err(io::ErrorKind::Other.into())).doing(what)?;
+        let Memory { state, session, key } = self.memory;
         let clone = |_| dray_fuse::clone_device(self.device.as_fd());
         let clones = (0..self.words.workers).map(clone).collect::<io::Result<_>>().doing(what)?;
-        let state = state.fd().try_clone_to_owned().doing(what)?;
-        let key = self.key.as_ref().map(KeptKey::create).transpose().doing(what)?;
         let served = ServedArgs {
             target: self.words.target,
             mountpoint: self.words.at,

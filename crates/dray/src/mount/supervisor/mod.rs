@@ -36,7 +36,7 @@ use signals::Signals;
 pub use child::{CONNECTION, GATHER, HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
 pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
 pub use kept_key::{KeptKey, key_of};
-pub use launch::{Launch, MountWords, OWN_PROGRAM};
+pub use launch::{Launch, Memory, MountWords, OWN_PROGRAM};
 pub use note::{Told, find_note};
 pub use whereabouts::Supervisors;
 
@@ -67,7 +67,7 @@ struct Supervisor {
     /// As the kernel lists it; none if it was gone at once.
     listed: Option<MountEntry>,
     held: Held,
-    /// The command in the foreground, until the first daemon is ready.
+    /// The command in the foreground, or who watches over that, until the first daemon is ready.
     waiting: Option<Waiting>,
     signals: Signals,
     daemon: Option<Daemon>,
@@ -88,9 +88,10 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
     crate::signals::name_process(c"dray-supervisor");
     let what = || "cannot supervise a mount".to_owned();
     let held = Held::take(args.mount.clones).doing(what)?;
-    let parent = match args.mount.foreground {
-        true => None,
-        false => Some(take(PARENT).doing(what)?),
+    let foreground = args.mount.foreground;
+    let other = match take(PARENT) {
+        Err(_) if foreground => None,
+        taken => Some(taken.doing(what)?),
     };
     let known = Known { at: args.mount.mountpoint.clone(), connection: Some(args.connection) };
     let note = Note::open(&known.name()).inspect_err(|error| {
@@ -100,7 +101,7 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         listed: known.place(),
         known,
         held,
-        waiting: Some(parent.map_or_else(Waiting::nobody, Waiting::over)),
+        waiting: Some(Waiting::over(other, foreground)),
         signals: Signals::new().doing(what)?,
         daemon: None,
         start_at: Instant::now(),
