@@ -4,13 +4,22 @@
 //! it. Blocked requests are granted in the order of their arrival, but for those of owners that
 //! have locks, which others may wait for: these pass.
 
+mod circle;
+mod file;
+mod files;
 mod held;
+mod owners;
 mod queue;
+mod ranges;
 mod table;
 
 pub use table::{LockTable, Locked};
 
 use dray_core::{LockOwner, NodeId};
+
+/// Parts of the maps that all locks of an export are found by, each with a mutex that is held for one
+/// look only.
+const SHARDS: usize = 32;
 
 /// Who holds a lock: an owner within a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,11 +28,4 @@ pub struct Owner {
     pub node: NodeId,
     /// The owner as that node's kernel numbers it.
     pub owner: LockOwner,
-}
-
-impl Owner {
-    /// The first one, in order.
-    const FIRST: Owner = Owner { node: NodeId(0), owner: LockOwner(0) };
-    /// The last one.
-    const LAST: Owner = Owner { node: NodeId(u64::MAX), owner: LockOwner(u64::MAX) };
 }

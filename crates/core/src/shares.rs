@@ -132,7 +132,7 @@ impl State {
             return Ok(());
         }
         let of_origin = self.origins.get(&taker.origin.0).copied().unwrap_or(0);
-        let left_of_origin = (ORIGIN_PART * free).saturating_sub(of_origin);
+        let left_of_origin = ORIGIN_PART.saturating_mul(free).saturating_sub(of_origin);
         match () {
             () if free == 0 => Err(Shortage::None),
             () if held >= free => Err(Shortage::Share),

@@ -1,9 +1,8 @@
 //! All locks of an export.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use dray_core::{
@@ -12,19 +11,20 @@ use dray_core::{
 };
 
 use super::Owner;
-use super::held::HeldLocks;
-use super::queue::{Queue, Waiter};
+use super::circle::Circles;
+use super::file::{Changes, Ended, FileLocks};
+use super::files::Files;
+use super::owners::Owners;
 
-/// Steps that the search for a dead-lock takes before it gives up and lets the caller wait.
-const SEARCH_STEPS_MAX: usize = 4096;
-
-/// A table of locks.
+/// A table of locks. Each file has a mutex of its own: whoever waits for it, or does much under it,
+/// is in the way of none who locks another file.
 pub struct LockTable {
-    state: Mutex<State>,
-    /// Locks held and waited for, so that most closes need no mutex.
-    count: AtomicUsize,
+    files: Files,
+    owners: Owners,
+    circles: Circles,
     /// Locks held and waited for, of which no node can have all.
     shares: Shares,
+    held: AtomicUsize,
 }
 
 /// A lock held or waited for, for status.
@@ -40,76 +40,56 @@ pub struct Locked {
     pub waiting: bool,
 }
 
-#[derive(Default)]
-struct State {
-    held: HeldLocks,
-    /// Who waits at which file; none that nobody waits at.
-    queues: HashMap<FileId, Queue>,
-    /// Files at which an owner waits for fcntl locks.
-    waits: HashMap<Owner, Vec<FileId>>,
-    /// How waits ended that nobody has looked at since.
-    ended: HashMap<u64, Ended>,
-    waiting: usize,
-    next_number: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    Granted,
-    /// Its node was given up.
-    Dropped,
-}
-
 impl LockTable {
-    /// An empty table for at most `locks_max` locks held and waited for.
+    /// An empty table for at most `locks_max` locks held and waited for, and as many more as calls
+    /// run at once.
     pub fn new(locks_max: usize) -> LockTable {
-        let shares = Shares::new(locks_max);
-        LockTable { state: Mutex::default(), count: AtomicUsize::new(0), shares }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends a change: grants what can be granted at `file`, and wakes those outside of the
-    /// mutex.
-    fn settle(&self, mut state: MutexGuard<'_, State>, file: FileId) {
-        let wakers = self.grant(&mut state, file);
-        self.count(&state);
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    fn count(&self, state: &State) {
-        self.count.store(state.held.len() + state.waiting, Ordering::Relaxed);
-    }
-
-    /// As [`HeldLocks::set`], and counts what `owner`'s node has then.
-    fn set(&self, state: &mut State, (file, owner): (FileId, Owner), lock: Lock, origin: Origin) {
-        let before = state.held.len();
-        state.held.set(file, owner, lock);
-        let more = state.held.len() as isize - before as isize;
-        self.shares.change(owner.node.0, origin, more);
-    }
-
-    fn withdraw(&self, state: &mut State, file: FileId, number: u64) -> Option<Waiter> {
-        let waiter = state.withdraw(file, number)?;
-        self.shares.change(waiter.owner.node.0, Origin::default(), -1);
-        Some(waiter)
-    }
-
-    /// Gives waiters at `file` what has become free; whom to wake.
-    fn grant(&self, state: &mut State, file: FileId) -> Vec<Waker> {
-        let mut wakers = Vec::new();
-        while let Some(number) = state.next_grantable(file) {
-            let Some(waiter) = state.withdraw(file, number) else { break };
-            let Waiter { owner, lock, origin, .. } = waiter;
-            self.set(state, (file, owner), lock, origin);
-            self.shares.change(owner.node.0, origin, -1); // it has it, and waits no more
-            state.ended.insert(number, Ended::Granted);
-            wakers.extend(waiter.waker);
+        LockTable {
+            files: Files::default(),
+            owners: Owners::default(),
+            circles: Circles::default(),
+            shares: Shares::new(locks_max),
+            held: AtomicUsize::new(0),
         }
-        wakers
+    }
+
+    /// Changes the locks of a file, grants what can be granted after it, and wakes those outside of
+    /// the mutex.
+    fn change<R>(&self, file: FileId, work: impl FnOnce(&mut FileLocks, &mut Changes) -> R) -> R {
+        let (wakers, elsewhere) = (Vec::new(), BTreeSet::new());
+        let (owners, shares) = (&self.owners, &self.shares);
+        let mut changes = Changes { owners, shares, wakers, elsewhere };
+        let answer = self.change_one(file, &mut changes, work);
+        while let Some((file, number)) = changes.elsewhere.pop_first() {
+            self.change_one(file, &mut changes, |locks, changes| {
+                let rest = changes.elsewhere.split_off(&(file, u64::MAX));
+                let there = std::mem::replace(&mut changes.elsewhere, rest);
+                there.iter().for_each(|(_, number)| locks.doubt(*number));
+                locks.doubt(number);
+            });
+        }
+        changes.wakers.into_iter().for_each(Waker::wake);
+        answer
+    }
+
+    fn change_one<R>(
+        &self,
+        file: FileId,
+        changes: &mut Changes,
+        work: impl FnOnce(&mut FileLocks, &mut Changes) -> R,
+    ) -> R {
+        self.files.with(file, |locks| {
+            let before = locks.held.len();
+            let answer = work(locks, changes);
+            locks.settle(changes);
+            let now = locks.held.len();
+            if now > before {
+                self.held.fetch_add(now - before, Ordering::Relaxed);
+            } else if now < before {
+                self.held.fetch_sub(before - now, Ordering::Relaxed);
+            }
+            answer
+        })
     }
 
     /// Takes, changes or gives back a lock of `cx`'s node, as
@@ -156,125 +136,112 @@ impl LockTable {
         lock: Lock,
         wait: bool,
     ) -> Result<Option<u64>> {
-        let mut state = self.state();
+        let number = self.change(file, |locks, changes| {
+            self.take_or_wait(cx, (locks, changes), owner, lock, wait)
+        })?;
+        // Nobody waits for who has no lock.
+        if let Some(number) = number
+            && lock.family == LockFamily::Posix
+            && self.owners.has_any(owner)
+        {
+            let withdraw = || self.change(file, |locks, changes| locks.withdraw(changes, number));
+            let table = (&self.files, &self.owners);
+            return match self.circles.break_at(table, owner, (file, number), withdraw) {
+                None => Ok(Some(number)),
+                Some(Some(Ended::Granted)) => Ok(None), // in the meantime
+                Some(Some(Ended::Dropped)) => Err(interrupted()),
+                Some(None) => Err(Error::new(Errno::EDEADLK)),
+            };
+        }
+        Ok(number)
+    }
+
+    /// As [`LockTable::try_lock`], for a node that comes from nowhere.
+    #[cfg(test)]
+    fn ask(&self, file: FileId, owner: Owner, lock: Lock, wait: bool) -> Result<Option<u64>> {
+        let cx = Context { node: owner.node, ..Context::system() };
+        self.try_lock(&cx, (file, owner), lock, wait)
+    }
+
+    fn take_or_wait(
+        &self,
+        cx: &Context,
+        (locks, changes): (&mut FileLocks, &mut Changes),
+        owner: Owner,
+        lock: Lock,
+        wait: bool,
+    ) -> Result<Option<u64>> {
         let unlock = lock.kind == LockKind::Unlock;
+        let passes = !wait || self.owners.has_any(owner);
         if let Err(shortage) = self.shares.room(cx.taker()) {
-            let waits = || wait && !unlock && state.bars(file, owner, &lock, wait);
-            if state.held.growth(file, owner, &lock) > 0 || waits() {
+            let bars = || locks.bar(owner, &lock, u64::MAX, passes).is_some();
+            if locks.held.growth(owner, &lock) > 0 || wait && !unlock && bars() {
                 return Err(no_room(shortage));
             }
         }
         if unlock {
-            self.set(&mut state, (file, owner), lock, cx.origin);
-            self.settle(state, file);
+            locks.set(changes, owner, lock, cx.origin);
             return Ok(None);
         }
         let mut gave_back = false;
         if lock.family == LockFamily::Flock {
             // A change of kind gives the old lock back first, as flock(2) does: two that
             // hold it shared and both want it alone would wait for each other for ever.
-            let held = state.held.flock_of(owner, file);
+            let held = locks.held.flock_of(owner);
             if held == Some(lock.kind) {
                 return Ok(None);
             }
             gave_back = held.is_some();
             if gave_back {
                 let unlock = Lock { kind: LockKind::Unlock, ..lock };
-                self.set(&mut state, (file, owner), unlock, cx.origin);
+                locks.set(changes, owner, unlock, cx.origin);
             }
         }
         // Who has just had one comes before those who wait, as on Linux: it would be its owner
         // that waits for them, and they would be given what is his to give back.
-        if !state.bars(file, owner, &lock, wait && !gave_back) {
-            self.set(&mut state, (file, owner), lock, cx.origin);
-            self.settle(state, file);
+        let passes = passes || gave_back;
+        if locks.bar(owner, &lock, u64::MAX, passes).is_none() {
+            locks.set(changes, owner, lock, cx.origin);
             return Ok(None);
         }
         if !wait {
-            self.settle(state, file);
             return Err(Error::new(Errno::EAGAIN));
         }
-        if lock.family == LockFamily::Posix && state.would_deadlock(file, owner, &lock) {
-            return Err(Error::new(Errno::EDEADLK));
-        }
-        let number = state.wait(file, owner, lock, cx.origin);
-        self.shares.change(owner.node.0, cx.origin, 1);
-        match gave_back {
-            true => self.settle(state, file),
-            false => self.count(&state), // one that waits, too, gives nobody a lock
-        }
-        Ok(Some(number))
+        Ok(Some(locks.wait(changes, owner, lock, cx.origin)))
     }
 
     fn poll_ended(&self, file: FileId, number: u64, waker: &Waker) -> Option<Ended> {
-        let mut state = self.state();
-        if let Some(ended) = state.ended.remove(&number) {
-            return Some(ended);
-        }
-        let waiter = state.queues.get_mut(&file)?.waiter_mut(number)?;
-        match &mut waiter.waker {
-            Some(old) => old.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
-        None
+        self.files.with(file, |locks| locks.look_at(number, waker))
     }
 
     /// The first lock that stands in the way of `lock` of an owner of `node`.
     pub fn test(&self, node: NodeId, file: FileId, lock: Lock) -> Option<Lock> {
         let owner = Owner { node, owner: lock.owner };
-        self.state().held.first_against(file, owner, &lock)
+        self.files.look(file, |locks| locks.held.first_against(owner, &lock)).flatten()
     }
 
     /// Gives back all locks of a kind that `owner` has on `file`.
     pub fn release(&self, file: FileId, family: LockFamily, owner: Owner) {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.shares.used() == 0 {
             return; // the usual close
         }
-        let mut state = self.state();
-        let before = state.held.len();
-        state.held.release(file, family, owner);
-        let fewer = before as isize - state.held.len() as isize;
-        self.shares.change(owner.node.0, Origin::default(), -fewer);
-        self.settle(state, file);
+        if self.files.look(file, |locks| locks.held.has(owner)) == Some(true) {
+            self.change(file, |locks, changes| locks.release(changes, family, owner));
+        }
     }
 
     /// Gives back all locks of a node that has gone, and ends its waits. Answers how many
     /// locks were held.
     pub fn release_node(&self, node: NodeId) -> usize {
-        let (released, files) = {
-            let mut state = self.state();
-            let mut files = state.held.release_node(node);
-            let released = files.len();
-            self.shares.change(node.0, Origin::default(), -(released as isize));
-            files.extend(state.queues.keys());
-            (released, files.into_iter().collect::<HashSet<_>>())
-        };
-        for file in files {
-            let mut state = self.state();
-            let wakers = self.drop_waiters(&mut state, file, node);
-            self.settle(state, file);
-            wakers.into_iter().for_each(Waker::wake);
-        }
-        released
-    }
-
-    fn drop_waiters(&self, state: &mut State, file: FileId, node: NodeId) -> Vec<Waker> {
-        let Some(queue) = state.queues.get(&file) else { return Vec::new() };
-        let theirs = queue.waiters.iter().filter(|waiter| waiter.owner.node == node);
-        let numbers: Vec<u64> = theirs.map(|waiter| waiter.number).collect();
-        let mut wakers = Vec::new();
-        for number in numbers {
-            if let Some(waiter) = self.withdraw(state, file, number) {
-                state.ended.insert(number, Ended::Dropped);
-                wakers.extend(waiter.waker);
-            }
-        }
-        wakers
+        let files = self.owners.files_of(node).into_iter();
+        let released =
+            files.map(|file| self.change(file, |locks, changes| locks.release_node(changes, node)));
+        released.sum()
     }
 
     /// Locks held.
     pub fn len(&self) -> usize {
-        self.state().held.len()
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Whether none is held.
@@ -284,18 +251,15 @@ impl LockTable {
 
     /// Up to `max` locks held and waited for, in no order.
     pub fn list(&self, max: usize) -> Vec<Locked> {
-        let state = self.state();
-        let held = |(file, owner, lock)| Locked { file, owner, lock, waiting: false };
-        let held = state.held.iter().map(held);
-        let waiting = state.queues.iter().flat_map(|(file, queue)| {
-            queue.waiters.iter().map(|waiter| Locked {
-                file: *file,
-                owner: waiter.owner,
-                lock: waiter.lock,
-                waiting: true,
-            })
+        let mut all = Vec::new();
+        self.files.look_at_each(|file, locks| {
+            let locked = |owner, lock, waiting| Locked { file, owner, lock, waiting };
+            let held = locks.held.iter().map(|(owner, lock)| locked(owner, lock, false));
+            let waiting = locks.queue.iter().map(|waiter| locked(waiter.owner, waiter.lock, true));
+            all.extend(held.chain(waiting).take(max - all.len()));
+            all.len() < max
         });
-        held.chain(waiting).take(max).collect()
+        all
     }
 }
 
@@ -314,30 +278,28 @@ impl Waiting<'_> {
     /// fcntl(2) and a signal that comes too late. To give it back would give back, too, what the
     /// owner had in its range before. Errors: `EINTR`.
     fn give_up(&mut self) -> Result<()> {
-        self.done = true;
-        let mut state = self.table.state();
-        if state.ended.remove(&self.number) == Some(Ended::Granted) {
-            return Ok(());
+        match self.withdraw() {
+            Some(Ended::Granted) => Ok(()),
+            _ => Err(interrupted()),
         }
-        self.table.withdraw(&mut state, self.file, self.number);
-        self.table.settle(state, self.file);
-        Err(interrupted())
+    }
+
+    fn withdraw(&mut self) -> Option<Ended> {
+        self.done = true;
+        self.table.change(self.file, |locks, changes| locks.withdraw(changes, self.number))
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        let mut state = self.table.state();
-        if state.ended.remove(&self.number) == Some(Ended::Granted) {
+        if !self.done && self.withdraw() == Some(Ended::Granted) {
             // Granted between the last look and the cancellation: nobody will know.
-            let unlock = Lock { kind: LockKind::Unlock, ..self.lock };
-            self.table.set(&mut state, (self.file, self.owner), unlock, Origin::default());
+            let back = Lock { kind: LockKind::Unlock, ..self.lock };
+            let origin = Origin::default(); // it is counted already
+            self.table.change(self.file, |locks, changes| {
+                locks.set(changes, self.owner, back, origin);
+            });
         }
-        self.table.withdraw(&mut state, self.file, self.number);
-        self.table.settle(state, self.file);
     }
 }
 
@@ -355,78 +317,9 @@ fn interrupted() -> Error {
     Error::retry(Errno::EINTR).because("the wait for a lock was given up")
 }
 
-impl State {
-    /// Whether the request must wait. One that may wait stands behind those that wait
-    /// already, unless its owner holds locks, which they may be waiting for.
-    fn bars(&self, file: FileId, owner: Owner, lock: &Lock, wait: bool) -> bool {
-        let queue = || self.queues.get(&file).filter(|_| wait && !self.held.has_any(owner));
-        self.held.bars(file, owner, lock)
-            || queue().is_some_and(|queue| queue.conflicts(owner, lock))
-    }
-
-    fn wait(&mut self, file: FileId, owner: Owner, lock: Lock, origin: Origin) -> u64 {
-        let number = self.next_number;
-        self.next_number += 1;
-        let waiter = Waiter { number, owner, lock, origin, waker: None };
-        self.queues.entry(file).or_default().waiters.push_back(waiter);
-        self.waiting += 1;
-        if lock.family == LockFamily::Posix {
-            self.waits.entry(owner).or_default().push(file);
-        }
-        number
-    }
-
-    /// Takes a waiter out of the queue and of the graph of waits.
-    fn withdraw(&mut self, file: FileId, number: u64) -> Option<Waiter> {
-        let queue = self.queues.get_mut(&file)?;
-        let waiter = queue.withdraw(number)?;
-        if queue.waiters.is_empty() {
-            self.queues.remove(&file);
-        }
-        self.waiting -= 1;
-        if waiter.lock.family == LockFamily::Posix
-            && let Some(files) = self.waits.get_mut(&waiter.owner)
-        {
-            if let Some(at) = files.iter().position(|other| *other == file) {
-                files.swap_remove(at);
-            }
-            if files.is_empty() {
-                self.waits.remove(&waiter.owner);
-            }
-        }
-        Some(waiter)
-    }
-
-    fn next_grantable(&self, file: FileId) -> Option<u64> {
-        let holder =
-            |waiter: &Waiter| self.held.holders_against(file, waiter.owner, &waiter.lock).next();
-        self.queues.get(&file)?.next_grantable(holder, |owner| self.held.has_any(owner))
-    }
-
-    /// Whether somebody in the way waits, over any number of others, for `owner`.
-    fn would_deadlock(&self, file: FileId, owner: Owner, lock: &Lock) -> bool {
-        let mut seen = HashSet::new();
-        let mut next: Vec<Owner> = self.held.holders_against(file, owner, lock).collect();
-        while let Some(other) = next.pop() {
-            if other == owner {
-                return true;
-            }
-            if !seen.insert(other) {
-                continue;
-            }
-            if seen.len() > SEARCH_STEPS_MAX {
-                return false;
-            }
-            for file in self.waits.get(&other).into_iter().flatten() {
-                let Some(queue) = self.queues.get(file) else { continue };
-                for waiter in queue.waiters.iter().filter(|waiter| waiter.owner == other) {
-                    next.extend(self.held.holders_against(*file, other, &waiter.lock));
-                }
-            }
-        }
-        false
-    }
-}
-
+#[cfg(test)]
+mod many;
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;

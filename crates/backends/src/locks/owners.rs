@@ -1,0 +1,127 @@
+//! Who holds and waits where in an export: what the locks of one file cannot tell.
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dray_core::{FileId, LockOwner, NodeId};
+
+use super::{Owner, SHARDS};
+
+/// A wait: its file, and its number there.
+pub(super) type Wait = (FileId, u64);
+
+const FILE_FIRST: FileId = FileId { ino: 0, generation: 0 };
+const FILE_LAST: FileId = FileId { ino: u64::MAX, generation: u64::MAX };
+
+/// The owners of an export. Its mutexes are the innermost of the lock table: nothing else is taken
+/// under them. Its sets are bounded as the locks are.
+#[derive(Default)]
+pub(super) struct Owners {
+    /// By node.
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+#[derive(Default)]
+struct Shard {
+    held: BTreeSet<(Owner, FileId)>,
+    waits: BTreeSet<(Owner, FileId, u64)>,
+    /// Of the waits those that nothing but an earlier wait bars, as far as is known.
+    behind: BTreeSet<(Owner, FileId, u64)>,
+}
+
+fn files_of(owner: Owner) -> RangeInclusive<(Owner, FileId)> {
+    (owner, FILE_FIRST)..=(owner, FILE_LAST)
+}
+
+fn waits_of(first: Owner, last: Owner) -> RangeInclusive<(Owner, FileId, u64)> {
+    (first, FILE_FIRST, 0)..=(last, FILE_LAST, u64::MAX)
+}
+
+impl Shard {
+    fn has_any(&self, owner: Owner) -> bool {
+        self.held.range(files_of(owner)).next().is_some()
+    }
+}
+
+impl Owners {
+    fn shard(&self, node: NodeId) -> MutexGuard<'_, Shard> {
+        let shard = &self.shards[node.0 as usize % SHARDS];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether `owner` has any lock on any file.
+    pub(super) fn has_any(&self, owner: Owner) -> bool {
+        self.shard(owner.node).has_any(owner)
+    }
+
+    /// `owner` has its first lock on `file`. If it is its first one anywhere, it stands behind nobody
+    /// any more: its waits that have to be looked at again for it.
+    pub(super) fn holds(&self, owner: Owner, file: FileId) -> Vec<Wait> {
+        let mut shard = self.shard(owner.node);
+        let first = !shard.has_any(owner);
+        shard.held.insert((owner, file));
+        let behind = shard.behind.range(waits_of(owner, owner)).filter(|_| first);
+        behind.map(|(_, file, number)| (*file, *number)).collect()
+    }
+
+    /// `owner` has no lock on `file` any more.
+    pub(super) fn holds_none(&self, owner: Owner, file: FileId) {
+        self.shard(owner.node).held.remove(&(owner, file));
+    }
+
+    pub(super) fn waits(&self, owner: Owner, (file, number): Wait) {
+        self.shard(owner.node).waits.insert((owner, file, number));
+    }
+
+    pub(super) fn waits_no_more(&self, owner: Owner, (file, number): Wait) {
+        let mut shard = self.shard(owner.node);
+        shard.waits.remove(&(owner, file, number));
+        shard.behind.remove(&(owner, file, number));
+    }
+
+    /// A wait stands behind another one, and is heard of if its owner gets a lock anywhere. False:
+    /// its owner has one.
+    pub(super) fn stands_behind(&self, owner: Owner, (file, number): Wait) -> bool {
+        let mut shard = self.shard(owner.node);
+        let may = !shard.has_any(owner);
+        if may {
+            shard.behind.insert((owner, file, number));
+        }
+        may
+    }
+
+    /// A lock that is held bars the wait.
+    pub(super) fn stands_behind_none(&self, owner: Owner, (file, number): Wait) {
+        self.shard(owner.node).behind.remove(&(owner, file, number));
+    }
+
+    /// The files on which `owner` has locks: `max` of them.
+    pub(super) fn held_by(&self, owner: Owner, max: usize) -> Vec<FileId> {
+        let shard = self.shard(owner.node);
+        shard.held.range(files_of(owner)).take(max).map(|(_, file)| *file).collect()
+    }
+
+    /// Where `owner` waits: `max` of it.
+    pub(super) fn waits_of(&self, owner: Owner, max: usize) -> Vec<Wait> {
+        let shard = self.shard(owner.node);
+        let waits = shard.waits.range(waits_of(owner, owner)).take(max);
+        waits.map(|(_, file, number)| (*file, *number)).collect()
+    }
+
+    /// The files at which anybody of `node` holds or waits, in order.
+    pub(super) fn files_of(&self, node: NodeId) -> BTreeSet<FileId> {
+        let [first, last] = [0, u64::MAX].map(|number| Owner { node, owner: LockOwner(number) });
+        let shard = self.shard(node);
+        let held = shard.held.range((first, FILE_FIRST)..=(last, FILE_LAST)).map(|held| held.1);
+        held.chain(shard.waits.range(waits_of(first, last)).map(|wait| wait.1)).collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let empty = |shard: MutexGuard<'_, Shard>| {
+            shard.held.is_empty() && shard.waits.is_empty() && shard.behind.is_empty()
+        };
+        self.shards.iter().all(|shard| empty(shard.lock().unwrap()))
+    }
+}
