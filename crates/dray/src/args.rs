@@ -63,6 +63,7 @@ pub enum Command {
     Umount(UmountArgs),
     Status(StatusArgs),
     Evict(EvictArgs),
+    Accept(AcceptArgs),
     Upgrade(UpgradeArgs),
     Key(KeyArgs),
     Survey(SurveyArgs),
@@ -124,6 +125,10 @@ pub struct ServeArgs {
     ///                         in, too: any of them can be anybody
     ///   direct                pass O_DIRECT on to the file system below
     ///   threads=N             threads for calls that block [default: 16]
+    ///   mountpoint[=yes|no|PATH]
+    ///                         serve DIR only while something is mounted
+    ///                         there, or at PATH, which DIR is in
+    ///                         [default: no]
     #[arg(long, value_name = "NAME=DIR[,OPTION...]", value_parser = export_parser())]
     #[arg(verbatim_doc_comment)]
     pub export: Vec<ExportPlan>,
@@ -295,6 +300,22 @@ pub struct EvictArgs {
     /// Session number or host name, as `dray status` shows them
     #[arg(value_name = "CLIENT")]
     pub client: String,
+    /// State directory of the server, where several run on this machine
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+}
+
+/// Serve an export from what is at its directory now.
+///
+/// A server holds an export back while another file system is there than the one that the export
+/// was made on, and says so in its log and in `dray status`. If that one has been replaced for good,
+/// this lets the export begin anew on what is there. Its clients have to mount anew.
+#[derive(Debug, clap::Args)]
+#[command(after_help = examples::ACCEPT)]
+pub struct AcceptArgs {
+    /// Name of the export
+    #[arg(value_name = "EXPORT")]
+    pub export: String,
     /// State directory of the server, where several run on this machine
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! `dray evict`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::args::EvictArgs;
 use crate::control::{self, Kind};
@@ -48,10 +48,17 @@ pub fn run(args: &EvictArgs) -> Result<(), Failure> {
 }
 
 fn sockets(args: &EvictArgs) -> Result<Vec<PathBuf>, Failure> {
-    let Some(state) = &args.state else { return Ok(Kind::Server.all()) };
+    match &args.state {
+        Some(state) => server_of(state).map(|socket| vec![socket]),
+        None => Ok(Kind::Server.all()),
+    }
+}
+
+/// Where the server listens that has this state directory.
+pub fn server_of(state: &Path) -> Result<PathBuf, Failure> {
     let state = std::fs::canonicalize(state).doing(|| {
         let shown = state.display();
         format!("cannot find the state directory {shown} (`dray status` shows that of each server)")
     })?;
-    Ok(vec![Kind::Server.socket(&paths::short_name(&state))])
+    Ok(Kind::Server.socket(&paths::short_name(&state)))
 }

@@ -4,6 +4,7 @@
 //! This crate must not do what a crate below it does: it serves no file, knows no wire
 //! and no kernel protocol.
 
+mod accept;
 mod args;
 mod at_once;
 mod control;
@@ -63,6 +64,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Umount(args) => mount::umount::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
+        Command::Accept(args) => accept::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Survey(args) => survey::run(&args),
         Command::Completions { shell } => manual::completions(shell),

@@ -95,7 +95,7 @@ async fn opens_late() {
     let mut machine = Machine::new(&network);
     let server = machine.start();
     for index in 0..2 {
-        server.open(machine.export(index), Loss::Nothing).await;
+        server.open(machine.export(index), Loss::Nothing).await.unwrap();
     }
     server.opened().await;
     let [well, ice] = [mount(&network, 0, None).await, mount(&network, 1, None).await];
@@ -105,7 +105,7 @@ async fn opens_late() {
     machine.kill();
 
     let server = machine.start();
-    server.open(machine.export(0), Loss::Nothing).await;
+    server.open(machine.export(0), Loss::Nothing).await.unwrap();
     // Nobody of this export has to claim a lock.
     let begin = now();
     lock(&others).await.unwrap();
@@ -117,7 +117,7 @@ async fn opens_late() {
     sleep(server.lease() * 3).await;
     assert!(timeout(Duration::from_secs(1), server.opened()).await.is_err());
 
-    server.open(machine.export(1), Loss::Nothing).await;
+    server.open(machine.export(1), Loss::Nothing).await.unwrap();
     server.opened().await;
     let (made, _ice) = made.await.unwrap();
     made.unwrap();
@@ -139,7 +139,7 @@ fn changes_of_an_export_that_opens_late_are_made_once() {
             let mut machine = Machine::new(&network);
             let server = machine.start();
             for index in 0..2 {
-                server.open(machine.export(index), Loss::Nothing).await;
+                server.open(machine.export(index), Loss::Nothing).await.unwrap();
             }
             let ice = mount(&network, 1, None).await;
             let mut at = Duration::from_millis(seed % 7);
@@ -150,9 +150,9 @@ fn changes_of_an_export_that_opens_late_are_made_once() {
                 sleep(at).await;
                 machine.kill();
                 let server = machine.start();
-                server.open(machine.export(0), Loss::Nothing).await;
+                server.open(machine.export(0), Loss::Nothing).await.unwrap();
                 sleep(Duration::from_secs(90)).await;
-                server.open(machine.export(1), Loss::Nothing).await;
+                server.open(machine.export(1), Loss::Nothing).await.unwrap();
                 making.await.unwrap().unwrap();
                 assert_eq!(mkdir(&ice, &name).await.unwrap_err(), Errno::EEXIST);
                 at += Duration::from_micros(300);

@@ -1,6 +1,9 @@
 //! What the file system below an export is, and what does not hold on it.
 
+use std::ffi::OsString;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 
 pub(super) const EXT: i64 = 0xEF53;
 pub(super) const XFS: i64 = 0x5846_5342;
@@ -21,9 +24,10 @@ pub(crate) struct Below {
 }
 
 impl Below {
-    /// That of an open directory.
-    pub(crate) fn of(dir: BorrowedFd<'_>, magic: i64) -> Below {
-        let (kind, options) = mounted(dir).unwrap_or_else(|| (kind_of(magic).into(), "".into()));
+    /// That of an open directory, which is mounted so.
+    pub(crate) fn of(mounted: Option<&Mounted>, magic: i64) -> Below {
+        let known = |mounted: &Mounted| (mounted.kind.clone(), mounted.options.clone());
+        let (kind, options) = mounted.map_or_else(|| (kind_of(magic).into(), "".into()), known);
         Below { magic, kind, options }
     }
 
@@ -36,6 +40,11 @@ impl Below {
     /// Whether all of it is in memory, so that reading never waits.
     pub(crate) fn is_memory(&self) -> bool {
         self.magic == TMPFS
+    }
+
+    /// Whether a program serves it.
+    pub(crate) fn is_fuse(&self) -> bool {
+        self.magic == FUSE
     }
 
     /// Whether what is changed is copied first.
@@ -65,23 +74,71 @@ impl Below {
     }
 }
 
-/// Type and options of the mount that `dir` is on; none where /proc does not say.
-fn mounted(dir: BorrowedFd<'_>) -> Option<(String, String)> {
-    // Of the thread: its mounts may be its own.
-    let about = format!("/proc/thread-self/fdinfo/{}", dir.as_raw_fd());
-    let about = std::fs::read_to_string(about).ok()?;
-    let id = about.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().to_owned();
-    let table = std::fs::read("/proc/thread-self/mountinfo").ok()?;
-    find(&String::from_utf8_lossy(&table), &id)
+/// A line of the table of mounts (proc_pid_mountinfo(5)), as it is written there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mounted {
+    /// Where it is; bytes that would break the line are escaped.
+    pub(crate) at: String,
+    /// Such as `ext4` or `fuse.sshfs`.
+    pub(crate) kind: String,
+    /// What is mounted: a device, `host:/dir`, or a word.
+    pub(crate) source: String,
+    /// Those of the file system, such as `rw,user_id=0`.
+    pub(crate) options: String,
 }
 
-/// Type and options of a mount in a table as proc_pid_mountinfo(5) has it.
-fn find(table: &str, id: &str) -> Option<(String, String)> {
-    let line = table.lines().find(|line| line.split(' ').next() == Some(id))?;
-    let (_, behind) = line.split_once(" - ")?;
-    let mut words = behind.split(' ');
-    let kind = words.next()?.to_owned();
-    Some((kind, words.nth(1).unwrap_or_default().to_owned()))
+impl Mounted {
+    /// The mount with this number; none if it is not in this process's tree, or /proc does not say.
+    pub(crate) fn find(mount: u64) -> Option<Mounted> {
+        let table = std::fs::read("/proc/thread-self/mountinfo").ok()?;
+        find(&String::from_utf8_lossy(&table), mount)
+    }
+
+    /// Where it is, as a path.
+    pub(crate) fn place(&self) -> PathBuf {
+        let mut plain = Vec::new();
+        let mut rest = self.at.as_bytes();
+        while let Some((&first, behind)) = rest.split_first() {
+            let digits = behind.get(..3).filter(|_| first == b'\\');
+            let code = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+            match code.and_then(|code| u8::from_str_radix(code, 8).ok()) {
+                Some(code) => {
+                    plain.push(code);
+                    rest = &behind[3..];
+                }
+                None => {
+                    plain.push(first);
+                    rest = behind;
+                }
+            }
+        }
+        PathBuf::from(OsString::from_vec(plain))
+    }
+
+    /// The value of an option.
+    pub(crate) fn option(&self, name: &str) -> Option<&str> {
+        let mut pairs = self.options.split(',').filter_map(|option| option.split_once('='));
+        pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+}
+
+/// The kernel's number of the mount that `fd` is on, of whatever kind it is; none where /proc does not
+/// say.
+pub(crate) fn mount_of(fd: BorrowedFd<'_>) -> Option<u64> {
+    // Of the thread: its mounts may be its own.
+    let about = format!("/proc/thread-self/fdinfo/{}", fd.as_raw_fd());
+    let about = std::fs::read_to_string(about).ok()?;
+    about.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+}
+
+fn find(table: &str, mount: u64) -> Option<Mounted> {
+    let number = mount.to_string();
+    let line = table.lines().find(|line| line.split(' ').next() == Some(&*number))?;
+    let (front, behind) = line.split_once(" - ")?;
+    let mut words = behind.split(' ').map(str::to_owned);
+    let at = front.split(' ').nth(4)?.to_owned();
+    let (kind, source) = (words.next()?, words.next().unwrap_or_default());
+    Some(Mounted { at, kind, source, options: words.next().unwrap_or_default() })
 }
 
 /// The name of a file system by its `statfs` number.
@@ -100,6 +157,7 @@ fn kind_of(magic: i64) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     const TABLE: &str = "\
 21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw,resuid=65534
@@ -110,30 +168,35 @@ mod tests {
 
     #[test]
     fn a_mount_is_found_by_its_number() {
-        let found = |id| find(TABLE, id).map(|(kind, _)| kind);
-        assert_eq!(found("21").as_deref(), Some("ext4"));
-        assert_eq!(found("37").as_deref(), Some("fuse.mfs"));
-        assert_eq!(found("3"), None);
-        assert_eq!(find(TABLE, "36").unwrap().1, "rw,user_id=0,group_id=0,allow_other");
+        let found = |id| find(TABLE, id).map(|mounted| mounted.kind);
+        assert_eq!(found(21).as_deref(), Some("ext4"));
+        assert_eq!(found(37).as_deref(), Some("fuse.mfs"));
+        assert_eq!(found(3), None);
+        let mounted = find(TABLE, 36).unwrap();
+        assert_eq!(mounted.options, "rw,user_id=0,group_id=0,allow_other");
+        assert_eq!((&*mounted.at, &*mounted.source), ("/mnt", "host:/dir"));
+        assert_eq!(find(TABLE, 37).unwrap().place(), Path::new("/b c"));
+        assert_eq!((mounted.option("user_id"), mounted.option("user")), (Some("0"), None));
     }
 
     #[test]
     fn what_does_not_hold_is_told() {
         let below = |magic, id| {
-            let (kind, options) = find(TABLE, id).unwrap();
+            let Mounted { kind, options, .. } = find(TABLE, id).unwrap();
             Below { magic, kind, options }
         };
-        assert!(below(EXT, "21").caveats(true).is_empty());
-        let said = below(FUSE, "36").caveats(false);
+        assert!(below(EXT, 21).caveats(true).is_empty());
+        let said = below(FUSE, 36).caveats(false);
         assert!(said[0].contains("handles") && said[1].contains("default_permissions"), "{said:?}");
-        assert_eq!(below(FUSE, "37").caveats(false).len(), 1);
-        assert!(below(0x7371_7368, "38").caveats(false).is_empty(), "nothing is deleted there");
+        assert_eq!(below(FUSE, 37).caveats(false).len(), 1);
+        assert!(below(0x7371_7368, 38).caveats(false).is_empty(), "nothing is deleted there");
     }
 
     #[test]
     fn the_file_system_of_a_directory_is_known() {
         let dir = std::fs::File::open("/proc").unwrap();
-        let below = Below::of(std::os::fd::AsFd::as_fd(&dir), 0x9fa0);
+        let mounted = mount_of(std::os::fd::AsFd::as_fd(&dir)).and_then(Mounted::find);
+        let below = Below::of(mounted.as_ref(), 0x9fa0);
         assert_eq!(below.kind, "proc");
         assert!(!below.is_local());
     }

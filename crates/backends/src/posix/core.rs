@@ -1,7 +1,6 @@
 //! What the operations of one export share: its root, ids, caches and threads.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dray_core::{
@@ -20,6 +19,7 @@ use super::nodes::{Node, NodeCache};
 use super::options::{Inline, PosixOptions};
 use super::path_log::Whose;
 use super::paths::PathTable;
+use super::root::Root;
 use super::sys::Stat;
 use super::watch::Watched;
 use super::{cred, sys};
@@ -55,6 +55,8 @@ pub(crate) struct Core {
     /// Real descriptor of the root: handles are opened on its mount.
     pub(super) mount: OwnedFd,
     pub(super) mount_id: i32,
+    /// The kernel's number of the mount that it is on; none where /proc does not say.
+    pub(super) mount_number: Option<u64>,
     pub(super) mounts_below: MountsBelow,
     pub(super) devices: Devices,
     proc_fd: OwnedFd,
@@ -75,24 +77,13 @@ pub(crate) struct Caller {
 }
 
 impl Core {
-    pub(crate) fn open(dir: &Path, uuid: FsUuid, options: PosixOptions) -> Result<Arc<Core>> {
-        // SAFETY: geteuid cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
-            return Err(Error::new(Errno::EPERM)
-                .because("serving a directory under its users' identities takes root"));
-        }
-        let path = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes())
-            .map_err(|_| Error::new(Errno::EINVAL).because("a path with a NUL byte"))?;
-        let open = |flags: i32| sys::open_at(libc::AT_FDCWD, path.as_ptr(), flags, 0);
-        let mount = open(libc::O_RDONLY | libc::O_DIRECTORY)?;
+    pub(crate) fn open(root: Root, uuid: FsUuid, options: PosixOptions) -> Result<Arc<Core>> {
+        let Root { dir: mount, stat, magic, mount: mount_number, below, .. } = root;
         let fd = sys::reopen_path(mount.as_fd())?;
         let proc_flags = libc::O_PATH | libc::O_DIRECTORY;
         let proc_fd = sys::open_at(libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), proc_flags, 0)
             .map_err(|errno| Error::new(errno).because("/proc is needed"))?;
-        let (_, magic) = sys::statfs(fd.as_fd())?;
-        let stat = sys::stat(fd.as_fd())?;
         let (ids, id, mount_id) = choose_ids(&options, uuid, magic, mount.as_fd(), &stat);
-        let below = Below::of(mount.as_fd(), magic);
         let quality = if matches!(ids, Ids::Native(_)) { "native ids" } else { "path table" };
         let info = FsInfo {
             uuid,
@@ -130,6 +121,7 @@ impl Core {
             directories: [const { Mutex::new(()) }; DIRECTORY_LOCKS],
             mount,
             mount_id,
+            mount_number,
             proc_fd,
             pool: Pool::new("dray-posix", options.threads_max.max(1), options.queue_max),
             watched: Watched::new(),
@@ -252,7 +244,7 @@ impl Core {
         work: impl FnOnce(&Core) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
         match cred::assume(&caller.who, caller.umask) {
-            Ok(()) => self.watched.mark(|| work(self)),
+            Ok(()) => self.watched.mark(|| self.noticing_death(work(self))),
             Err(error) => Some(Err(error)),
         }
     }

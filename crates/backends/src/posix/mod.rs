@@ -23,17 +23,18 @@ mod names;
 mod nodes;
 mod open_file;
 mod options;
+mod origin;
 mod path_log;
 mod paths;
+mod place;
 mod reopen;
+mod root;
 mod siphash;
 mod sys;
 mod watch;
 mod whereabouts;
 mod write_back;
 
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +50,9 @@ use self::core::Core;
 pub use self::cred::{as_server, release};
 use self::open_file::PosixFile;
 pub use self::options::{Inline, Keeper, PosixOptions, Squash};
+pub use self::origin::{Difference, Origin};
+pub use self::place::{OnDeath, Place};
+pub use self::root::Root;
 use crate::locks::LockTable;
 
 /// A directory, served.
@@ -83,8 +87,12 @@ impl PosixFs {
     /// and go on as the child afterwards. Errors: `EPERM` without the rights, and those of
     /// open(2), such as `ENOTDIR`.
     pub fn open(dir: &Path, uuid: FsUuid, options: PosixOptions) -> Result<Arc<PosixFs>> {
-        cred::release()?; // the export's root is opened as the server
-        Ok(Arc::new(PosixFs { core: Core::open(dir, uuid, options)? }))
+        PosixFs::serve(Root::open(dir)?, uuid, options)
+    }
+
+    /// As [`PosixFs::open`], of a directory that was opened before.
+    pub fn serve(root: Root, uuid: FsUuid, options: PosixOptions) -> Result<Arc<PosixFs>> {
+        Ok(Arc::new(PosixFs { core: Core::open(root, uuid, options)? }))
     }
 
     /// Closes descriptors of inodes that nobody used lately. It happens by itself while
@@ -114,25 +122,6 @@ impl PosixFs {
             let core = self.core.clone();
             let _ = self.core.pool.run(move || core.nodes.trim()).await; // else the next time
         }
-    }
-
-    /// Whether `path`, without links, still leads to the directory that is served. True where that cannot
-    /// be told: what is mounted there now may hang, so it is looked at on a thread of the export's own.
-    pub async fn is_at(&self, path: &Path) -> bool {
-        let (core, path) = (self.core.clone(), path.to_owned());
-        let look = move || -> bool {
-            let root = core.root.fd().try_clone_to_owned().map(std::fs::File::from);
-            let root = root.and_then(|root| root.metadata());
-            let there = cred::as_root(|| std::fs::symlink_metadata(&path));
-            match (there, root) {
-                (Ok(Ok(there)), Ok(root)) => (there.dev(), there.ino()) == (root.dev(), root.ino()),
-                (Ok(Err(error)), _) => {
-                    !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
-                }
-                _ => true,
-            }
-        };
-        self.core.pool.run(look).await.unwrap_or(true)
     }
 
     /// What does not hold on the file system below, for whoever runs the server: sentences

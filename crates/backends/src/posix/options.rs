@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use dray_core::{FileId, FsUuid, Gid, Identity, Uid};
 
+use super::place::OnDeath;
+
 /// Whose identities are not taken at their word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Squash {
@@ -113,6 +115,8 @@ pub struct PosixOptions {
     pub locks_max: usize,
     /// Keeps deleted files that are open; none: they end with this process.
     pub keeper: Option<Arc<dyn Keeper>>,
+    /// Is told when the file system below has died. None: its calls fail, and that is all.
+    pub on_death: Option<Arc<dyn OnDeath>>,
 }
 
 impl Default for PosixOptions {
@@ -133,6 +137,7 @@ impl Default for PosixOptions {
             id_key: None,
             locks_max: 1 << 20,
             keeper: None,
+            on_death: None,
         }
     }
 }

@@ -37,6 +37,10 @@ pub const EVICT: &str = "Examples:
   dray evict node7         # the sessions of a host
   dray evict 4711          # one session";
 
+pub const ACCEPT: &str = "Examples:
+  dray status              # says what is at the export's directory, and what was
+  dray accept home";
+
 pub const UPGRADE: &str = "Examples:
   dray upgrade /home
   dray upgrade --all";

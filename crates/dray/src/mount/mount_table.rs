@@ -198,6 +198,11 @@ fn kind(line: &[u8]) -> Option<&[u8]> {
     line.split(|&byte| byte == b' ').skip_while(|field| *field != b"-").nth(1)
 }
 
+/// Where a line of the table says that something is mounted.
+pub fn place_of(line: &[u8]) -> Option<PathBuf> {
+    mount_point(line)
+}
+
 fn mount_point(line: &[u8]) -> Option<PathBuf> {
     let field = line.split(|&byte| byte == b' ').nth(4)?;
     Some(PathBuf::from(OsString::from_vec(unescape(field))))

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use crate::error::Failure;
 use crate::metrics_http::check_address;
 use crate::nearest::{hint, meant};
-use crate::serve::export::{ExportPlan, check_id, check_threads, squash_of};
+use crate::serve::export::{ExportPlan, check_id, check_threads, mountpoint_of, squash_of};
 use crate::serve::plan::key_file;
 
 /// The file, as written.
@@ -62,6 +62,15 @@ pub struct ExportTable {
     direct: bool,
     inline: Option<String>,
     threads: usize,
+    mountpoint: Option<Mountpoint>,
+}
+
+/// Whether, or where, a file system must be mounted.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "mountpoint is true, false, or a path in quotes")]
+enum Mountpoint {
+    Itself(bool),
+    Named(String),
 }
 
 /// One `[[fault]]`.
@@ -91,7 +100,7 @@ const KEYS: [&str; 12] = [
     "export",
     "fault",
 ];
-const EXPORT_KEYS: [&str; 11] = [
+const EXPORT_KEYS: [&str; 12] = [
     "name",
     "dir",
     "read_only",
@@ -103,6 +112,7 @@ const EXPORT_KEYS: [&str; 11] = [
     "direct",
     "inline",
     "threads",
+    "mountpoint",
 ];
 const FAULT_KEYS: [&str; 6] = ["export", "op", "error", "delay_ms", "one_in", "nth"];
 
@@ -322,6 +332,11 @@ impl ExportTable {
         plan.direct = self.direct;
         plan.insecure = self.insecure;
         plan.threads = check_threads(self.threads).map_err(of)?;
+        plan.mountpoint = match &self.mountpoint {
+            None | Some(Mountpoint::Itself(false)) => None,
+            Some(Mountpoint::Itself(true)) => Some(self.dir.clone()),
+            Some(Mountpoint::Named(word)) => mountpoint_of(word, &self.dir).map_err(of)?,
+        };
         Ok(plan)
     }
 }

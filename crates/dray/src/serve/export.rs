@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dray_backends::posix::{Inline, Squash};
 use dray_client::Target;
@@ -32,11 +32,23 @@ pub struct ExportPlan {
     pub inline: Inline,
     /// Threads for calls that block; 0: as many as the backend thinks best.
     pub threads: usize,
+    /// Where a file system must be mounted, on which the directory is: else it is not served.
+    pub mountpoint: Option<PathBuf>,
 }
 
 /// Options of `--export`, for the help and for slips of the pen.
-pub const OPTIONS: [&str; 10] = [
-    "ro", "rw", "squash", "allow", "anonuid", "anongid", "direct", "threads", "secure", "insecure",
+pub const OPTIONS: [&str; 11] = [
+    "ro",
+    "rw",
+    "squash",
+    "allow",
+    "anonuid",
+    "anongid",
+    "direct",
+    "threads",
+    "secure",
+    "insecure",
+    "mountpoint",
 ];
 
 impl ExportPlan {
@@ -56,6 +68,7 @@ impl ExportPlan {
             direct: false,
             inline: Inline::Auto,
             threads: 0,
+            mountpoint: None,
         })
     }
 
@@ -106,6 +119,11 @@ impl ExportPlan {
                     plan.threads =
                         check_threads(number()? as usize).map_err(|what| wrong(&what))?;
                 }
+                "mountpoint" => {
+                    let word = if part.contains('=') { value } else { "yes" };
+                    plan.mountpoint =
+                        mountpoint_of(word, &plan.dir).map_err(|what| wrong(&what))?;
+                }
                 _ => {
                     let hint = hint(key, OPTIONS);
                     return Err(wrong(&format!("unknown option `{key}`{hint}")));
@@ -127,6 +145,19 @@ pub fn squash_of(word: &str, uid: Uid, gid: Gid) -> Result<Squash, String> {
             let meant = meant(word, ["root", "all", "none"]);
             Err(format!("squash is root, all or none, not `{word}`{meant}"))
         }
+    }
+}
+
+/// `yes`: the directory `dir` itself; `no`, or the path of a directory that it is in.
+pub fn mountpoint_of(word: &str, dir: &Path) -> Result<Option<PathBuf>, String> {
+    match word {
+        "yes" => Ok(Some(dir.to_owned())),
+        "no" => Ok(None),
+        path if path.starts_with('/') => Ok(Some(path.into())),
+        _ => Err(format!(
+            "mountpoint is yes, no or the absolute path of a mount point, not `{word}`{}",
+            meant(word, ["yes", "no"])
+        )),
     }
 }
 
@@ -191,6 +222,16 @@ mod tests {
         assert_eq!(plan.squash, Squash::All(Uid(7), Gid(65_534)));
         assert_eq!(plan.allow.len(), 2);
         assert_eq!(parse("a=/x,squash=none").unwrap().squash, Squash::None);
+        for (text, mountpoint) in [
+            ("a=/x", None),
+            ("a=/x,mountpoint", Some("/x")),
+            ("a=/x,mountpoint=yes,ro", Some("/x")),
+            ("a=/x,mountpoint=no", None),
+            ("a=/x/y,mountpoint=/x", Some("/x")),
+        ] {
+            let plan = parse(text).unwrap();
+            assert_eq!(plan.mountpoint.as_deref(), mountpoint.map(Path::new), "{text}");
+        }
         // What a script leaves between or behind commas is no harm.
         assert!(parse("a=/x,,ro,").unwrap().read_only);
     }
@@ -223,6 +264,8 @@ mod tests {
             ("home=/srv,allow=10.0.0.0/99", "address range"),
             ("home=/srv,10.0.0.0/8", "unknown option"),
             ("home=/srv,anonuid=x", "number"),
+            ("home=/srv,mountpoint=srv", "absolute path of a mount point, not `srv`"),
+            ("home=/srv,mountpoint=ye", "did you mean `yes`?"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(hint), "{text}: {error}");

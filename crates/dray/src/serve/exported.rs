@@ -1,11 +1,12 @@
-//! An export as it stands: being opened, or open.
+//! An export as it stands: being opened, held back, or open.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use dray_backends::posix::{Hang, PosixFs};
+use dray_backends::posix::{Hang, OnDeath, Origin, PosixFs};
 use dray_layers::metrics::Metrics;
 use dray_rt::Instant;
 
@@ -20,30 +21,56 @@ pub struct Exported {
     pub read_only: bool,
     pub metrics: Arc<Metrics>,
     /// The directory, as it was named.
-    named: String,
+    named: PathBuf,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Exported {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Exported").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+struct State {
     /// The same without links, known once its file system has answered.
-    dir: OnceLock<String>,
-    /// As above, and as bytes.
-    path: OnceLock<PathBuf>,
-    named_path: PathBuf,
-    fs: OnceLock<Arc<PosixFs>>,
+    dir: Option<PathBuf>,
+    fs: Option<Arc<PosixFs>>,
+    /// What served it before it was withdrawn, as long as calls are in there.
+    former: Weak<PosixFs>,
     begun: Instant,
-    open: AtomicBool,
+    open: bool,
     /// What was last seen at its place.
-    place: Mutex<Place>,
+    found: Found,
     /// Why it could not be opened when that was last tried.
-    trouble: Mutex<Option<String>>,
+    trouble: Option<String>,
+    held: Option<Held>,
+    /// What may be served though the export was made on something else.
+    accepted: Option<Origin>,
+    /// Something has happened that may concern its place.
+    stirred: bool,
+    waiting: Option<Waker>,
 }
 
 /// What has become of the directory itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum Found {
     #[default]
     There,
     /// It has been removed.
     Gone,
-    /// It was moved, and perhaps another one put in its place, or something was mounted there.
+    /// It was moved on its file system, and perhaps another one put in its place.
     Elsewhere,
+}
+
+/// Why an export must not be served from what is at its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// What is waited for, for people.
+    pub expected: String,
+    /// What is there instead, for people.
+    pub found: String,
+    /// The same, if it could be served by an administrator's word.
+    pub acceptable: Option<Origin>,
 }
 
 /// The opening of an export that is not open.
@@ -52,6 +79,8 @@ pub struct Starting {
     pub since: Duration,
     /// What went wrong at the last try, if anything did: it is tried again.
     pub trouble: Option<String>,
+    /// It is held back until something else is at its place.
+    pub held: Option<Held>,
 }
 
 impl Exported {
@@ -61,96 +90,200 @@ impl Exported {
             name: plan.name.clone(),
             read_only: plan.read_only,
             metrics: Arc::new(Metrics::new()),
-            named: plan.dir.display().to_string(),
-            dir: OnceLock::new(),
-            path: OnceLock::new(),
-            named_path: plan.dir.clone(),
-            fs: OnceLock::new(),
-            begun: dray_rt::now(),
-            open: AtomicBool::new(false),
-            place: Mutex::default(),
-            trouble: Mutex::default(),
+            named: plan.dir.clone(),
+            state: Mutex::new(State {
+                dir: None,
+                fs: None,
+                former: Weak::new(),
+                begun: dray_rt::now(),
+                open: false,
+                found: Found::There,
+                trouble: None,
+                held: None,
+                accepted: None,
+                stirred: false,
+                waiting: None,
+            }),
         }
     }
 
-    /// Its directory.
-    pub fn dir(&self) -> &str {
-        self.dir.get().unwrap_or(&self.named)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its directory, for people.
+    pub fn dir(&self) -> String {
+        self.path().display().to_string()
     }
 
     /// The same for comparing. One that has not answered yet goes by the name that it was given.
-    pub fn path(&self) -> &Path {
-        self.path.get().unwrap_or(&self.named_path)
+    pub fn path(&self) -> PathBuf {
+        self.state().dir.clone().unwrap_or_else(|| self.named.clone())
     }
 
-    fn trouble(&self) -> MutexGuard<'_, Option<String>> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// It could not be opened. True if that is not what was said before.
-    pub fn failed(&self, why: &str) -> bool {
-        let mut trouble = self.trouble();
-        let new = trouble.as_deref() != Some(why);
-        *trouble = Some(why.to_owned());
+    /// It could not be opened; `held`: because of what is at its place. True if that is not what was
+    /// said before.
+    pub fn failed(&self, why: &str, held: Option<Held>) -> bool {
+        let mut state = self.state();
+        let new = state.trouble.as_deref() != Some(why);
+        state.trouble = Some(why.to_owned());
+        state.held = held;
         new
     }
 
     /// Its file system has answered: `dir` is its directory without links.
     pub fn answered(&self, dir: &Path, fs: Arc<PosixFs>) {
-        *self.trouble() = None;
-        let _ = self.dir.set(dir.display().to_string()); // it is opened once
-        let _ = self.path.set(dir.to_owned());
-        let _ = self.fs.set(fs);
+        let mut state = self.state();
+        (state.trouble, state.held, state.accepted) = (None, None, None);
+        state.dir = Some(dir.to_owned());
+        state.fs = Some(fs);
     }
 
     /// Clients can have it from now on. Answers how long that took.
     pub fn opened(&self) -> Duration {
-        self.open.store(true, Ordering::Release);
-        self.begun.elapsed()
+        let mut state = self.state();
+        state.open = true;
+        let lasted = state.begun.elapsed();
+        drop(state);
+        self.stir(); // what happened meanwhile nobody has looked at
+        lasted
+    }
+
+    /// What serves it must not be used any more. False: it is not open.
+    pub fn closed(&self) -> bool {
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.open, false) {
+            return false;
+        }
+        state.begun = dray_rt::now();
+        state.found = Found::There;
+        let fs = state.fs.take();
+        state.former = fs.as_ref().map(Arc::downgrade).unwrap_or_default();
+        drop(state);
+        drop(fs); // perhaps the last: descriptors are closed, which may take a while
+        true
+    }
+
+    /// It did not get as far as being open.
+    pub fn opening_ended(&self) {
+        let fs = self.state().fs.take();
+        drop(fs); // as above
     }
 
     /// Its opening, if it is not open yet.
     pub fn starting(&self) -> Option<Starting> {
-        let starting = || Starting { since: self.begun.elapsed(), trouble: self.trouble().clone() };
-        (!self.open.load(Ordering::Acquire)).then(starting)
+        let state = self.state();
+        (!state.open).then(|| Starting {
+            since: state.begun.elapsed(),
+            trouble: state.trouble.clone(),
+            held: state.held.clone(),
+        })
+    }
+
+    /// Lets it be served from what is at its place, though it was made on something else. Errors:
+    /// why it cannot be, in words.
+    pub fn accept(&self) -> Result<Origin, String> {
+        let mut state = self.state();
+        let name = &self.name;
+        let Some(held) = &state.held else {
+            return Err(format!("export `{name}` is not held back: there is nothing to accept"));
+        };
+        let Some(origin) = held.acceptable.clone() else {
+            let (expected, found) = (&held.expected, &held.found);
+            return Err(format!(
+                "export `{name}` waits for {expected}, and found {found}, which cannot be served"
+            ));
+        };
+        state.accepted = Some(origin.clone());
+        Ok(origin)
+    }
+
+    /// Whether it may be served from this, though it was made on something else.
+    pub fn accepts(&self, origin: &Origin) -> bool {
+        self.state().accepted.as_ref() == Some(origin)
     }
 
     /// Why it takes long to open it, in words.
     pub fn why_late(&self) -> String {
-        match self.fs.get() {
+        match self.fs() {
             None => format!("the file system below {} does not answer", self.dir()),
             Some(_) => "what its clients had before the restart is taken up again first".to_owned(),
         }
     }
 
     /// What serves it, once its file system has answered.
-    pub fn fs(&self) -> Option<&Arc<PosixFs>> {
-        self.fs.get()
+    pub fn fs(&self) -> Option<Arc<PosixFs>> {
+        self.state().fs.clone()
     }
 
     /// What has become of the directory itself, as is looked for now and then. False if that was known.
-    pub fn found(&self, place: Place) -> bool {
-        let mut known = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *known, place) != place
+    pub fn found(&self, found: Found) -> bool {
+        std::mem::replace(&mut self.state().found, found) != found
     }
 
-    pub fn place(&self) -> Place {
-        *self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    /// As was last seen.
+    pub fn place(&self) -> Found {
+        self.state().found
     }
 
-    /// Whether any call to the file system below is under way.
+    /// Has whoever waits look at its place.
+    pub fn stir(&self) {
+        let waiting = {
+            let mut state = self.state();
+            state.stirred = true;
+            state.waiting.take()
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until something has happened since the last time. For one that waits.
+    pub async fn stirred(&self) {
+        std::future::poll_fn(|task| {
+            let mut state = self.state();
+            if std::mem::take(&mut state.stirred) {
+                return Poll::Ready(());
+            }
+            state.waiting = Some(task.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Whether any call to the file system below is under way, or to the one before.
     pub fn has_calls(&self) -> bool {
-        self.fs.get().is_some_and(|fs| fs.hang(Duration::ZERO).is_some())
+        let (fs, former) = {
+            let state = self.state();
+            (state.fs.clone(), state.former.upgrade())
+        };
+        let all = fs.into_iter().chain(former);
+        all.into_iter().any(|fs| fs.hang(Duration::ZERO).is_some())
     }
 
     /// What is known of the file system below, if it hangs.
     pub fn hang(&self) -> Option<Hang> {
-        match (self.fs.get(), self.starting()) {
+        match (self.fs(), self.starting()) {
             (Some(fs), _) => fs.hang(HANG_AFTER),
-            (None, Some(Starting { since, trouble: None })) => {
+            (None, Some(Starting { since, trouble: None, .. })) => {
                 (since >= HANG_AFTER).then_some(Hang { calls: 1, since })
             }
             (None, _) => None,
+        }
+    }
+}
+
+/// Tells that the file system of one opening of an export has died.
+#[derive(Debug)]
+pub struct DeathNotice {
+    /// Shared with what the server has of that opening.
+    pub lost: Arc<AtomicBool>,
+    pub exported: Weak<Exported>,
+}
+
+impl OnDeath for DeathNotice {
+    fn died(&self) {
+        self.lost.store(true, Ordering::SeqCst);
+        if let Some(exported) = self.exported.upgrade() {
+            exported.stir();
         }
     }
 }
@@ -180,9 +313,35 @@ mod tests {
         assert_eq!(one.dir(), "/srv/a");
         assert!(one.hang().is_none(), "it has only begun");
         assert!(one.starting().unwrap().trouble.is_none());
-        assert!(one.failed("no") && !one.failed("no") && one.failed("not so either"));
+        assert!(one.failed("no", None) && !one.failed("no", None));
+        assert!(one.failed("not so either", None));
         assert_eq!(one.starting().unwrap().trouble.as_deref(), Some("not so either"));
+        assert!(!one.closed(), "it has not been open");
         one.opened();
         assert!(one.starting().is_none());
+        assert!(one.closed() && one.starting().is_some());
+    }
+
+    #[test]
+    fn what_is_accepted_is_what_was_shown() {
+        let one = Exported::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
+        assert!(one.accept().unwrap_err().contains("not held back"));
+        let origin = |uuid: &str| Origin {
+            kind: "ext4".into(),
+            uuid: Some(uuid.into()),
+            source: "/dev/sda1".into(),
+            at: "/srv".into(),
+            directory: None,
+            in_memory: false,
+        };
+        let held = |acceptable| {
+            let (expected, found) = ("ext4 aa".to_owned(), "ext4 bb".to_owned());
+            Some(Held { expected, found, acceptable })
+        };
+        one.failed("it is another one", held(Some(origin("bb"))));
+        assert_eq!(one.accept().unwrap(), origin("bb"));
+        assert!(one.accepts(&origin("bb")) && !one.accepts(&origin("cc")));
+        one.failed("nothing is there", held(None));
+        assert!(one.accept().unwrap_err().contains("cannot be served"));
     }
 }

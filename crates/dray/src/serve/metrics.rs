@@ -17,6 +17,7 @@ pub fn text(report: &ServerReport) -> String {
     }
     let mut text = calls.finish();
     hangs(report, &mut text);
+    held_back(report, &mut text);
     recovery(&status.recovery, &mut text);
     refused(&status.refused, &mut text);
     let operations = status.operations.len() + status.operations_left_out;
@@ -66,6 +67,20 @@ fn refused(status: &RefusedStatus, text: &mut String) {
         ("connections", status.connections),
     ] {
         sample(text, name, &format!("what=\"{what}\""), count);
+    }
+}
+
+/// Since when each export has not been served because of what is at its place.
+fn held_back(report: &ServerReport, text: &mut String) {
+    let name = "dray_held_back_seconds";
+    let help =
+        "Time since when another file system than it was made on is at an export's place, or 0.";
+    head(text, name, Gauge, help);
+    for export in &report.exports {
+        let held = export.starting().filter(|starting| starting.held.is_some());
+        // From the first moment on it is not 0.
+        let seconds = held.map_or(0, |held| held.since.as_secs().max(1));
+        sample(text, name, &format!("export=\"{}\"", export.name), seconds);
     }
 }
 

@@ -11,7 +11,10 @@ pub(crate) mod keeper_process;
 pub(crate) mod left_behind;
 mod limits;
 pub(crate) mod metrics;
+pub(crate) mod mounts;
 pub(crate) mod opening;
+pub(crate) mod origins;
+mod place;
 mod plan;
 pub(crate) mod state;
 pub(crate) mod tidy;
@@ -87,7 +90,9 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> = plan.exports.iter().map(|plan| Arc::new(Exported::new(plan))).collect();
-    opening::open_all(openings(&plan, &exports, &server, (&state, &keeper, descriptors), loss)?)?;
+    let openings =
+        openings(&plan, &exports, &server, (&state, &keeper, descriptors), (loss, plan.boot))?;
+    opening::open_all(&openings)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
     let workers = Arc::new(Workers::new(&names, plan.threads));
     let serving = Serving { plan, server, exports, workers, state, keeper };
@@ -96,6 +101,10 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let scope = Scope::new();
     let result = executor.block_on(async {
         serving.spawn_followers_of_recovery(boot, &scope);
+        for opening in openings {
+            scope.spawn_on(&Handle::current(), tidy::keep(opening));
+        }
+        mounts::watch(serving.exports.clone());
         let result = serve(&serving.plan, serving.report(), &serving.workers, &scope).await;
         notify("STOPPING=1");
         result
@@ -211,10 +220,10 @@ fn openings(
     exports: &[Arc<Exported>],
     server: &Server,
     (state, keeper, descriptors): (&SharedState, &Option<Arc<KeeperClient>>, Descriptors),
-    loss: Loss,
-) -> Result<Vec<Opening>, Failure> {
+    (loss, boot): (Loss, u128),
+) -> Result<Vec<Arc<Opening>>, Failure> {
     let opening = |(plan_of, exported): (&ExportPlan, &Arc<Exported>)| {
-        Ok(Opening {
+        Ok(Arc::new(Opening {
             plan: plan_of.clone(),
             faults: plan.config.faults_of(&plan_of.name).map_err(Failure::usage)?,
             exported: exported.clone(),
@@ -223,7 +232,8 @@ fn openings(
             descriptors,
             server: server.clone(),
             loss,
-        })
+            boot,
+        }))
     };
     plan.exports.iter().zip(exports).map(opening).collect()
 }
@@ -271,9 +281,6 @@ async fn serve(
     listen_for_metrics(plan, &report, scope)?;
     let watched = report.clone();
     scope.spawn_on(&handle, async move { hang::watch(&watched).await });
-    for export in &report.exports {
-        scope.spawn_on(&handle, tidy::keep(export.clone()));
-    }
     let leases = server.clone();
     scope.spawn_on(&handle, async move { leases.expire_leases().await });
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
@@ -392,6 +399,13 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
             }
             serde_json::json!({ "evicted": evicted })
         }
+        ("accept", name) => match report.exports.iter().find(|export| export.name == name) {
+            None => serde_json::json!({ "unknown": true }),
+            Some(export) => match export.accept() {
+                Ok(origin) => serde_json::json!({ "accepted": origin.to_string() }),
+                Err(why) => control::refusal(&why),
+            },
+        },
         (word, _) => control::refusal(&format!("unknown question `{word}`")),
     }
 }

@@ -2,24 +2,25 @@
 //! starts keeps its own export waiting, and nobody else.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_backends::posix::{Keeper, PosixFs, PosixOptions};
+use dray_backends::posix::{Keeper, PosixFs, PosixOptions, Root};
 use dray_core::FileSystem;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults};
-use dray_rpc::server::{Export, Loss, Server};
+use dray_rpc::server::{Export, Loss, Lost, Server};
 use dray_rt::{DriverKind, Executor};
 
 use crate::error::{Doing, Failure};
-use crate::paths;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
-use crate::serve::exported::Exported;
+use crate::serve::exported::{DeathNotice, Exported, Held};
 use crate::serve::keeper::KeeperClient;
 use crate::serve::left_behind;
+use crate::serve::origins::Noted;
 use crate::serve::state::{ExportIdentity, StateDir};
 
 /// The start waits so long for exports. What is wrong with one that answers within that time
@@ -31,6 +32,12 @@ const FORMER_LOOK: Duration = Duration::from_millis(100);
 
 /// An export that could not be opened later than that is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// One that is held back looks so often whether what it waits for is there.
+const HELD_AGAIN: Duration = Duration::from_millis(500);
+
+/// Calls that are still in what an export was on are told of when they have lasted so long.
+const FORMER_MAX: Duration = Duration::from_secs(5);
 
 /// The state directory, until the server gives it up at its end: no thread that hangs keeps it.
 pub type SharedState = Arc<Mutex<Option<StateDir>>>;
@@ -45,16 +52,18 @@ pub struct Opening {
     pub descriptors: Descriptors,
     pub server: Server,
     pub loss: Loss,
+    /// The start of the machine.
+    pub boot: u128,
 }
 
 /// Opens all of them. Errors: what is wrong with one whose file system has answered. Those
 /// that have not are opened when they do, whenever that is.
-pub fn open_all(openings: Vec<Opening>) -> Result<(), Failure> {
+pub fn open_all(openings: &[Arc<Opening>]) -> Result<(), Failure> {
     let mut late: Vec<Arc<Exported>> = Vec::new();
     let (tell, told) = channel();
     for opening in openings {
         late.push(opening.exported.clone());
-        let tell = tell.clone();
+        let (opening, tell) = (opening.clone(), tell.clone());
         std::thread::Builder::new()
             .name("dray-open".into())
             .spawn(move || opening.run(&tell))
@@ -84,38 +93,105 @@ fn wait_for_all(told: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
     }
 }
 
+/// Why an export is not opened now.
+pub(super) struct Hindrance {
+    failure: Failure,
+    /// Something else has to be at its place first.
+    held: Option<Box<Held>>,
+}
+
+impl From<Failure> for Hindrance {
+    fn from(failure: Failure) -> Hindrance {
+        Hindrance { failure, held: None }
+    }
+}
+
+impl Hindrance {
+    pub(super) fn held(message: String, held: Held) -> Hindrance {
+        Hindrance { failure: Failure::new(message), held: Some(Box::new(held)) }
+    }
+}
+
 impl Opening {
     /// To its good end, or until the process ends.
-    fn run(mut self, tell: &Sender<Result<(), Failure>>) {
-        loop {
-            let failure = match self.open() {
-                Ok(()) => {
-                    let lasted = self.exported.opened();
-                    if lasted > START_MAX {
-                        let name = &self.exported.name;
-                        log::warn!("export `{name}` is open after {} s", lasted.as_secs());
-                    }
-                    let _ = tell.send(Ok(())); // the start may not have waited
-                    return;
-                }
-                Err(failure) => failure,
-            };
-            let new = self.exported.failed(&failure.message);
-            if new && self.exported.starting().is_some_and(|one| one.since > START_MAX) {
-                log::error!("{}; trying again until it works", failure.message);
-            }
-            let _ = tell.send(Err(failure)); // as above
-            std::thread::sleep(AGAIN);
+    fn run(&self, tell: &Sender<Result<(), Failure>>) {
+        let lasted = self.open_at_last(self.loss, Some(tell));
+        if lasted > START_MAX {
+            log::warn!("export `{}` is open after {} s", self.exported.name, lasted.as_secs());
         }
     }
 
-    fn open(&mut self) -> Result<(), Failure> {
+    /// Tries until the export is open, and answers how long that took.
+    fn open_at_last(&self, loss: Loss, tell: Option<&Sender<Result<(), Failure>>>) -> Duration {
+        // The start may not have waited to be told.
+        let say = |outcome| tell.map(|tell| tell.send(outcome));
+        loop {
+            let Hindrance { failure, held } = match self.open(loss) {
+                Ok(()) => {
+                    let lasted = self.exported.opened();
+                    let _ = say(Ok(()));
+                    return lasted;
+                }
+                Err(hindrance) => hindrance,
+            };
+            self.exported.opening_ended();
+            let is_held = held.is_some();
+            let new = self.exported.failed(&failure.message, held.map(|held| *held));
+            let late = self.exported.starting().is_some_and(|one| one.since > START_MAX);
+            match is_held {
+                true if new => log::error!("{}", failure.message),
+                false if new && (late || tell.is_none()) => {
+                    log::error!("{}; trying again until it works", failure.message);
+                }
+                _ => {}
+            }
+            // One that is held back keeps no other export from being served.
+            let _ = say(if is_held { Ok(()) } else { Err(failure) });
+            std::thread::sleep(if is_held { HELD_AGAIN } else { AGAIN });
+        }
+    }
+
+    fn open(&self, loss: Loss) -> Result<(), Hindrance> {
         let mut executor =
             Executor::new(DriverKind::Epoll).doing(|| "cannot start an executor".into())?;
         let export = self.below()?;
         self.wait_for_former()?;
-        executor.block_on(self.server.open(export, self.loss));
+        let opened = executor.block_on(self.server.open(export, loss));
+        opened.map_err(|Lost| self.dead(&self.plan.dir))
+    }
+
+    /// Takes the export away from its clients, as if the server had died, and opens it again once it
+    /// may be: at once, if what it was made on is still there.
+    pub fn withdraw(self: &Arc<Self>) -> Result<(), Failure> {
+        let opening = self.clone();
+        let name = "dray-open".into();
+        let thread = std::thread::Builder::new().name(name).spawn(move || opening.open_anew());
+        thread.doing(|| format!("cannot start a thread that opens `{}` anew", self.plan.name))?;
         Ok(())
+    }
+
+    fn open_anew(&self) {
+        if !self.exported.closed() {
+            return; // another one is at it
+        }
+        let name = &self.plan.name;
+        let Some(withdrawn) = self.server.withdraw(name, self.loss) else { return };
+        let begun = dray_rt::now();
+        while withdrawn.is_in_use() {
+            if begun.elapsed() > FORMER_MAX {
+                let why = format!(
+                    "export `{name}` is opened again once the file system that it was on has let go of \
+                     the calls that are in it; clients wait; other exports are served"
+                );
+                if self.exported.failed(&why, None) {
+                    log::error!("{why}");
+                }
+            }
+            std::thread::sleep(FORMER_LOOK);
+        }
+        let lasted = self.open_at_last(withdrawn.loss, None);
+        let dir = self.exported.dir();
+        log::warn!("export `{name}` goes on with {dir} after {} s", lasted.as_secs());
     }
 
     /// Waits until no former server is in the file system with a change that it may still make.
@@ -123,11 +199,7 @@ impl Opening {
         let name = &self.plan.name;
         let mut told = false;
         loop {
-            let dir = {
-                let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-                let state = state.as_ref().ok_or_else(|| Failure::new("the server is ending"))?;
-                state.dir().to_owned()
-            };
+            let dir = self.with_state(|state| state.dir().to_owned())?;
             let Some(former) = left_behind::of(&dir, name) else { return Ok(()) };
             if !std::mem::replace(&mut told, true) {
                 let why = format!(
@@ -135,7 +207,7 @@ impl Opening {
                      server (process {former}), whose last changes come first"
                 );
                 log::error!("{why}; clients wait; other exports are served");
-                self.exported.failed(&why);
+                self.exported.failed(&why, None);
             }
             std::thread::sleep(FORMER_LOOK);
         }
@@ -143,23 +215,13 @@ impl Opening {
 
     /// Puts the export's stack together: metrics over faults, if there are any, over a
     /// directory.
-    fn below(&mut self) -> Result<Export, Failure> {
+    fn below(&self) -> Result<Export, Hindrance> {
         let plan = &self.plan;
-        let what = || format!("cannot export {} as `{}`", plan.dir.display(), plan.name);
-        let dir = std::fs::canonicalize(&plan.dir).map_err(|error| {
-            let advice = match error.kind() {
-                std::io::ErrorKind::NotFound => "; make it first, or correct the path",
-                _ => "",
-            };
-            Failure::new(format!("{}: {error}{advice}", what()))
-        })?;
-        if !dir.is_dir() {
-            return Err(Failure::new(format!(
-                "{}: it is not a directory; name the directory that it is in",
-                what()
-            )));
-        }
-        let identity = self.identity(&dir)?;
+        let (dir, root) = self.root()?;
+        let identity = self.identity(&dir, &root)?;
+        let lost = Arc::new(AtomicBool::new(false));
+        let exported = Arc::downgrade(&self.exported);
+        let on_death = DeathNotice { lost: lost.clone(), exported };
         let defaults = PosixOptions::default();
         let options = PosixOptions {
             read_only: plan.read_only,
@@ -172,12 +234,11 @@ impl Opening {
             keeper: self.keeper.clone().map(|keeper| keeper as Arc<dyn Keeper>),
             open_descriptors_max: self.descriptors.files_of_each,
             inode_cache_max: self.descriptors.inodes_of_each,
+            on_death: Some(Arc::new(on_death)),
             ..defaults
         };
-        let posix = PosixFs::open(&dir, identity.uuid, options).map_err(|error| {
-            let root = if paths::is_root() { "" } else { "; `dray serve` must be started by root" };
-            Failure::new(format!("{}: {error}{root}", what()))
-        })?;
+        let posix = PosixFs::serve(root, identity.uuid, options)
+            .map_err(|error| Failure::new(format!("{}: {error}", self.cannot())))?;
         for caveat in posix.caveats() {
             log::warn!("export `{}`: {caveat}", plan.name);
         }
@@ -190,24 +251,35 @@ impl Opening {
         let fs = Arc::new(Observed::new(fs, self.exported.metrics.clone()));
         let mut export = Export::new(&plan.name, fs, plan.allow.clone());
         export.insecure = plan.insecure;
-        Ok(export)
+        Ok(export.that_may_be_lost(lost))
+    }
+
+    pub(super) fn cannot(&self) -> String {
+        format!("cannot export {} as `{}`", self.plan.dir.display(), self.plan.name)
+    }
+
+    /// Does something with the state directory, as long as the server has it.
+    pub(super) fn with_state<T>(&self, work: impl FnOnce(&StateDir) -> T) -> Result<T, Failure> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(work(state.as_ref().ok_or_else(|| Failure::new("the server is ending"))?))
     }
 
     /// Where ids of files are noted, if the file system below has none that last.
     fn path_table_file(&self) -> Result<PathBuf, Failure> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = state.as_ref().ok_or_else(|| Failure::new("the server is ending"))?;
-        Ok(state.dir().join(format!("paths-{}", self.plan.name)))
+        self.with_state(|state| state.dir().join(format!("paths-{}", self.plan.name)))
     }
 
-    fn identity(&self, dir: &Path) -> Result<ExportIdentity, Failure> {
-        let exports = {
-            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let state = state.as_ref().ok_or_else(|| Failure::new("the server is ending"))?;
+    /// Who the export of `dir` is, which is the same as long as it is on what it was made on.
+    fn identity(&self, dir: &Path, root: &Root) -> Result<ExportIdentity, Hindrance> {
+        let (exports, origins) = self.with_state(|state| {
             self.warn_of_state_within(state, dir);
-            state.exports()
-        };
-        exports.identity(dir)
+            (state.exports(), state.origins())
+        })?;
+        self.check_origin(dir, root, (&exports, &origins))?;
+        let identity = exports.identity(dir)?;
+        let noted = Noted { origin: root.origin().clone(), boot: self.boot };
+        origins.note(dir, &self.plan.dir, &noted)?;
+        Ok(identity)
     }
 
     fn warn_of_state_within(&self, state: &StateDir, dir: &Path) {

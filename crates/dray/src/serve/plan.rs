@@ -147,7 +147,8 @@ pub fn warn_of_openness(plan: &ServePlan) {
 
 /// Says so where files can be had through two exports, be it by a second mount of their directory.
 pub fn warn_of_sharing(exports: &[Arc<Exported>]) {
-    let paths: Vec<&Path> = exports.iter().map(|export| export.path()).collect();
+    let paths: Vec<PathBuf> = exports.iter().map(|export| export.path()).collect();
+    let paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
     let below = mount_table::below(&paths);
     for (index, one) in exports.iter().enumerate() {
         let shares = |other: usize| {

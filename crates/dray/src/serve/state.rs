@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Doing, Failure};
 use crate::paths::make_private;
 use crate::serve::left_behind;
+use crate::serve::origins::Origins;
 
 const VERSION: u32 = 1;
 const FILE_NAME: &str = "exports.toml";
@@ -22,6 +23,7 @@ const FILE_NAME: &str = "exports.toml";
 pub struct StateDir {
     dir: PathBuf,
     exports: Arc<Exports>,
+    origins: Arc<Origins>,
 }
 
 /// Who the exports are, kept in a file.
@@ -95,7 +97,8 @@ impl StateDir {
             written: Mutex::new(content.export.len()),
             known: Mutex::new(content.export),
         };
-        Ok(StateDir { dir: dir.to_owned(), exports: Arc::new(exports) })
+        let origins = Arc::new(Origins::read(dir)?);
+        Ok(StateDir { dir: dir.to_owned(), exports: Arc::new(exports), origins })
     }
 
     /// Where it is.
@@ -111,6 +114,11 @@ impl StateDir {
     /// Who its exports are.
     pub fn exports(&self) -> Arc<Exports> {
         self.exports.clone()
+    }
+
+    /// What file systems they were made on.
+    pub fn origins(&self) -> Arc<Origins> {
+        self.origins.clone()
     }
 }
 
@@ -144,6 +152,22 @@ impl Exports {
             *written = count;
         }
         Ok(identity)
+    }
+
+    /// Gives the export of `dir` another identity: what clients know of it means nothing any more.
+    /// Errors: as [`Exports::identity`]; then it has the former one.
+    pub fn renew(&self, dir: &Path) -> Result<(), Failure> {
+        let dir = dir.as_os_str().as_bytes().escape_ascii().to_string();
+        let mut written = lock(&self.written);
+        let mut all = lock(&self.known).clone();
+        let Some(index) = all.iter().position(|known| known.dir == dir) else { return Ok(()) };
+        let renewed = Known::new(dir);
+        all[index] = renewed.clone();
+        let count = all.len();
+        self.write(all)?;
+        *written = count;
+        lock(&self.known)[index] = renewed; // others may have come behind it
+        Ok(())
     }
 
     /// Replaces the file in one step, so that a crash leaves the old or the new one.
@@ -278,6 +302,21 @@ mod tests {
         drop(exports);
         let next = StateDir::open(parent.path()).unwrap();
         assert_eq!(next.exports().identity(Path::new("/srv/a")).unwrap(), written);
+    }
+
+    #[test]
+    fn an_identity_that_is_renewed_is_another_one_from_then_on() {
+        let parent = tempfile::tempdir().unwrap();
+        let exports = StateDir::open(parent.path()).unwrap().exports();
+        let identity = |dir: &str| exports.identity(Path::new(dir)).unwrap();
+        let (a, b) = (identity("/srv/a"), identity("/srv/b"));
+        exports.renew(Path::new("/srv/a")).unwrap();
+        let (renewed, added) = (identity("/srv/a"), identity("/srv/c"));
+        assert!(renewed.uuid != a.uuid && renewed.key != a.key && identity("/srv/b") == b);
+        drop(exports);
+        let exports = StateDir::open(parent.path()).unwrap().exports();
+        let identity = |dir: &str| exports.identity(Path::new(dir)).unwrap();
+        assert_eq!(["/srv/a", "/srv/b", "/srv/c"].map(identity), [renewed, b, added]);
     }
 
     #[test]

@@ -1,54 +1,95 @@
-//! Sees to exports that rest: descriptors of inodes used lately are closed, so that the space of
-//! files that somebody removes beside the server becomes free; and an export whose directory itself
-//! has been removed or replaced is told of.
+//! Sees to exports while they are open: descriptors of inodes used lately are closed, so that the space
+//! of files that somebody removes beside the server becomes free; an export whose directory itself has
+//! been removed or replaced is told of; and one whose file system was unmounted, covered or has died is
+//! taken away from its clients until it is there again.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_backends::posix::PosixFs;
+use dray_backends::posix::{Place, PosixFs};
 use dray_core::{Context, Errno, FileSystem};
 
-use crate::serve::exported::{Exported, Place};
+use crate::serve::exported::{Exported, Found};
+use crate::serve::opening::Opening;
 
-/// How often; descriptors are kept for as long without use.
+/// How often; descriptors are kept for as long without use. Mounts are looked at when they change.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
+/// The same where a file system may die without anybody noticing.
+const MORTAL_EVERY: Duration = Duration::from_secs(2);
 
-/// Tidies an export for ever. One whose file system hangs waits for that, and no other does.
-pub async fn keep(export: Arc<Exported>) {
+/// Sees to an export for ever. One whose file system hangs waits for that, and no other does.
+pub async fn keep(opening: Arc<Opening>) {
+    let export = &opening.exported;
+    let mut tidied = dray_rt::now();
     loop {
-        dray_rt::sleep(TIDY_EVERY).await;
+        let mortal = export.fs().is_some_and(|fs| fs.is_mortal());
+        let pause = if mortal { MORTAL_EVERY } else { TIDY_EVERY };
+        let _ = dray_rt::timeout(pause, export.stirred()).await; // whichever comes first
+        if export.starting().is_some() {
+            continue;
+        }
         let Some(fs) = export.fs() else { continue };
-        fs.tidy().await;
-        let place = place_of(fs, export.path()).await;
-        if export.found(place) {
-            tell(&export, place);
+        let path = export.path();
+        if is_to_be_withdrawn(export, &fs, &path).await {
+            drop(fs);
+            if let Err(failure) = opening.withdraw() {
+                log::error!("{}; trying again", failure.message);
+                dray_rt::sleep(MORTAL_EVERY).await;
+                export.stir();
+            }
+            continue;
+        }
+        if tidied.elapsed() >= TIDY_EVERY {
+            tidied = dray_rt::now();
+            fs.tidy().await;
+            let found = what_is_at(&fs, &path).await;
+            if export.found(found) {
+                tell(export, found);
+            }
         }
     }
 }
 
-async fn place_of(fs: &PosixFs, path: &Path) -> Place {
+/// Whether what serves it is no longer what is at its place, or has died.
+async fn is_to_be_withdrawn(export: &Exported, fs: &PosixFs, path: &Path) -> bool {
+    let (name, dir) = (&export.name, export.dir());
+    if fs.is_mortal() && fs.is_dead().await {
+        log::error!("export `{name}`: the file system below {dir} has died; clients wait");
+        return true;
+    }
+    if fs.place(path).await == Place::OtherMount {
+        log::error!(
+            "export `{name}`: what it is on is no longer mounted at {dir}, or is covered by another \
+             mount; clients wait"
+        );
+        return true;
+    }
+    false
+}
+
+async fn what_is_at(fs: &PosixFs, path: &Path) -> Found {
     let root = fs.getattr(&Context::system(), fs.info().root).await;
     match root {
-        Err(error) if error.errno() == Errno::ESTALE => Place::Gone,
-        _ if fs.is_at(path).await => Place::There,
-        _ => Place::Elsewhere,
+        Err(error) if error.errno() == Errno::ESTALE => Found::Gone,
+        _ if fs.place(path).await == Place::Elsewhere => Found::Elsewhere,
+        _ => Found::There,
     }
 }
 
-fn tell(export: &Exported, place: Place) {
+fn tell(export: &Exported, found: Found) {
     let (name, dir) = (&export.name, export.dir());
-    match place {
-        Place::There => log::warn!("export `{name}`: its directory {dir} is there again"),
-        Place::Gone => log::error!(
+    match found {
+        Found::There => log::warn!("export `{name}`: its directory {dir} is there again"),
+        Found::Gone => log::error!(
             "export `{name}`: its directory {dir} is gone: it was removed, or another one is in its \
              place; whatever clients ask for fails with ESTALE; have the right one there, and \
              restart this server"
         ),
-        Place::Elsewhere => log::error!(
-            "export `{name}`: its directory is no longer at {dir}: it was moved, or something is mounted \
-             over it; clients are served what they had there, wherever it is now; have it there \
-             again, or restart this server and mount anew to have what is there"
+        Found::Elsewhere => log::error!(
+            "export `{name}`: its directory is no longer at {dir}: it was moved; clients are served what \
+             they had there, wherever it is now; have it there again, or restart this server, say \
+             `dray accept {name}` and mount anew to have what is there"
         ),
     }
 }

@@ -11,7 +11,7 @@ use dray_rt::Instant;
 use serde_json::{Value, json};
 
 use crate::mount::mount_table::Known;
-use crate::serve::exported::{Exported, Place};
+use crate::serve::exported::{Exported, Found};
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
@@ -74,11 +74,15 @@ impl ServerReport {
             "below": below.map(|(_, kind)| kind),
             "read_only": export.read_only,
             "ops": ops,
-            "gone": export.place() != Place::There,
-            "moved": export.place() == Place::Elsewhere,
+            "gone": export.place() != Found::There,
+            "moved": export.place() == Found::Elsewhere,
             "starting": export.starting().map(|starting| json!({
                 "since_s": seconds(starting.since),
                 "error": starting.trouble,
+                "held_back": starting.held.map(|held| json!({
+                    "expected": held.expected,
+                    "found": held.found,
+                })),
             })),
             "hang": export.hang().map(|hang| json!({
                 "since_s": seconds(hang.since),
@@ -94,8 +98,8 @@ impl ServerReport {
         let operation = |operation: &dray_rpc::server::OperationStatus| {
             let client = clients.get(&operation.session);
             let dir = client.and_then(|client| self.dir_of(&client.export));
-            let whole = |path: &String| match (dir, path.as_str()) {
-                (Some(dir), "/") => dir.to_owned(),
+            let whole = |path: &String| match (&dir, path.as_str()) {
+                (Some(dir), "/") => dir.clone(),
                 (Some(dir), path) if path.starts_with('/') => format!("{dir}{path}"),
                 _ => path.clone(),
             };
@@ -113,9 +117,9 @@ impl ServerReport {
         status.operations.iter().map(operation).collect()
     }
 
-    fn dir_of(&self, export: &str) -> Option<&str> {
+    fn dir_of(&self, export: &str) -> Option<String> {
         let exported = self.exports.iter().find(|one| one.name == export)?;
-        Some(exported.dir().trim_end_matches('/'))
+        Some(exported.dir().trim_end_matches('/').to_owned())
     }
 
     /// The sessions that `who` means: a number as the status shows it, or a host name.

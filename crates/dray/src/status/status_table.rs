@@ -67,6 +67,12 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
     });
     let give = Give { cut: Some(Cut::Beginning("DIRECTORY")), ..Give::default() };
     table(out, room, &["EXPORT", "BELOW", "MODE", "STATE", "DIRECTORY"], rows, give);
+    for export in list(&report["exports"]) {
+        let starting = &export["starting"];
+        if let (false, Some(why)) = (starting["held_back"].is_null(), starting["error"].as_str()) {
+            line(out, &format!("  {why}"));
+        }
+    }
     clients(report, room, out);
     operations(report, "host", room, out);
 }
@@ -113,6 +119,9 @@ fn state_of(export: &Value) -> String {
         (true, true) => "answers".to_owned(),
         (true, false) => format!("HANGS {}, {} calls", age(&hang["since_s"]), text(&hang["calls"])),
         (false, false) => format!("STARTING, HANGS {}", age(&hang["since_s"])),
+        (false, true) if !starting["held_back"].is_null() => {
+            format!("HELD BACK {}", age(&starting["since_s"]))
+        }
         (false, true) => match starting["error"].as_str() {
             Some(error) => format!("STARTING {}: {error}", age(&starting["since_s"])),
             None => format!("STARTING {}", age(&starting["since_s"])),
@@ -244,6 +253,10 @@ mod tests {
                     "hang": { "since_s": 9.0, "calls": 1 },
                 },
                 { "name": "gone", "dir": "/g", "starting": { "since_s": 9.0, "error": "no dir" } },
+                { "name": "held", "dir": "/h", "starting": {
+                    "since_s": 8.0, "error": "say `dray accept held`",
+                    "held_back": { "expected": "ext4 a", "found": "ext4 b" },
+                } },
             ],
             "clients": [{ "host": "node\u{1b}[31m", "session": "ab", "away_s": 4.0 }],
             "operations": [{ "op": "read", "path": "/srv/a", "uid": 5, "age_s": 0.5 }],
@@ -259,6 +272,8 @@ mod tests {
             "STARTING 4.0 s",
             "STARTING, HANGS 9.0 s",
             "STARTING 9.0 s: no dir",
+            "HELD BACK 8.0 s",
+            "\n  say `dray accept held`\n",
             "away 4.0 s",
             "2.0 KiB/s",
             "/srv/a",

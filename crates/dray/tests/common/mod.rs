@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 pub mod daemons;
+pub mod disks;
 pub mod exposition;
 pub mod hangs;
 mod launcher;

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{FileSystem, Shares};
@@ -31,6 +32,10 @@ pub struct Export {
     /// Where the server has no key: whether ordinary users of clients may speak for anybody, too
     /// ([`Peer::is_privileged`]); `insecure` of exports(5).
     pub insecure: bool,
+    /// What serves it is no longer there: nothing is answered any more, as if the server had died.
+    pub(crate) lost: Arc<AtomicBool>,
+    /// Which opening of it this is: whoever was told another one has to claim what it had.
+    pub(crate) instance: u64,
     pub(crate) order: Arc<Order>,
     pub(crate) returning: Returning,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
@@ -64,6 +69,8 @@ impl Export {
             fs,
             allow,
             insecure: false,
+            lost: Arc::default(),
+            instance: 0, // its server gives it one
             order: Arc::default(),
             returning: Returning::default(),
             stamps: Arc::default(),
@@ -88,6 +95,21 @@ impl Export {
             lock_owners: Arc::new(Shares::new(options.lock_owners_max)),
             ..self
         }
+    }
+
+    /// The same, for whoever sees that its file system has died, and sets `lost` before a call that
+    /// failed because of that returns: such an error is then no answer.
+    pub fn that_may_be_lost(self, lost: Arc<AtomicBool>) -> Export {
+        Export { lost, ..self }
+    }
+
+    /// Whether it has been withdrawn, or is about to be.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::SeqCst);
     }
 
     /// An executor that serves this export and no other; none before its first connection.

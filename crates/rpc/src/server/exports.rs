@@ -27,11 +27,20 @@ pub(crate) struct Exports {
 #[derive(Default)]
 struct State {
     open: BTreeMap<String, Arc<Export>>,
-    /// The same in the order of their opening.
-    opened: Vec<Arc<Export>>,
-    /// Sessions of the last life whose exports are not open yet; none: not looked so far.
+    /// The same in the order of their first opening.
+    opened: Vec<Place>,
+    /// Sessions of the last life whose exports are not open; none: not looked so far.
     former: Option<BTreeMap<String, Vec<Former>>>,
     waiting: Vec<Waker>,
+}
+
+/// An export that has been opened.
+struct Place {
+    name: String,
+    /// None: it has been withdrawn.
+    export: Option<Arc<Export>>,
+    /// The greatest stamp that was given when it was withdrawn.
+    newest: u64,
 }
 
 impl Exports {
@@ -56,20 +65,50 @@ impl Exports {
     pub(crate) fn insert(&self, export: Arc<Export>) {
         let mut state = self.lock();
         state.open.insert(export.name.clone(), export.clone());
-        state.opened.push(export);
+        match state.opened.iter_mut().find(|place| place.name == export.name) {
+            Some(place) => place.export = Some(export),
+            None => {
+                let name = export.name.clone();
+                state.opened.push(Place { name, export: Some(export), newest: 0 });
+            }
+        }
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Errors: there is none, or it is not open yet.
+    /// Takes an open one away, until it is inserted anew. None: it is not open.
+    pub(crate) fn withdraw(&self, name: &str) -> Option<Arc<Export>> {
+        let mut state = self.lock();
+        let export = state.open.remove(name)?;
+        if let Some(place) = state.opened.iter_mut().find(|place| place.name == name) {
+            place.newest = export.stamps.newest();
+            place.export = None;
+        }
+        Some(export)
+    }
+
+    /// The greatest stamp that was given before `name` was withdrawn; none: it never was.
+    pub(crate) fn newest_before(&self, name: &str) -> Option<u64> {
+        let state = self.lock();
+        let place = state.opened.iter().find(|place| place.name == name)?;
+        Some(place.newest)
+    }
+
+    /// Keeps sessions of `name` for its next opening.
+    pub(crate) fn keep_former(&self, name: &str, sessions: Vec<Former>) {
+        let mut state = self.lock();
+        let former = state.former.get_or_insert_default();
+        former.entry(name.to_owned()).or_default().extend(sessions);
+    }
+
+    /// Errors: there is none, or it is not open.
     pub(crate) fn get(&self, name: &str) -> Result<Arc<Export>, Refused> {
         if let Some(export) = self.lock().open.get(name) {
             return Ok(export.clone());
         }
         if self.pools.contains_key(name) {
-            let what = "is not open yet: `dray status` on the server's machine says since when";
-            return Err(refused(Errno::EAGAIN, format!("export `{name}` {what}")));
+            return Err(not_open(name));
         }
         let known: Vec<&str> = self.pools.keys().map(String::as_str).collect();
         let known = known.join(", ");
@@ -78,7 +117,7 @@ impl Exports {
 
     /// Those that are open, in the order of their opening.
     pub(crate) fn opened(&self) -> Vec<Arc<Export>> {
-        self.lock().opened.clone()
+        self.lock().opened.iter().filter_map(|place| place.export.clone()).collect()
     }
 
     /// How many there are, open or not.
@@ -86,11 +125,12 @@ impl Exports {
         self.pools.len()
     }
 
-    /// Waits until more than `count` are open, and answers the one that follows these.
+    /// Waits until more than `count` have been opened, and answers the one that follows these; if it
+    /// has been withdrawn, once it is open again.
     pub(crate) async fn next_opened(&self, count: usize) -> Arc<Export> {
         poll_fn(|task| {
             let mut state = self.lock();
-            if let Some(export) = state.opened.get(count) {
+            if let Some(export) = state.opened.get(count).and_then(|place| place.export.as_ref()) {
                 return Poll::Ready(export.clone());
             }
             state.waiting.push(task.waker().clone());
@@ -119,4 +159,10 @@ impl Exports {
         }
         former
     }
+}
+
+/// Its client is to come again.
+pub(crate) fn not_open(name: &str) -> Refused {
+    let what = "is not open yet: `dray status` on the server's machine says since when";
+    refused(Errno::EAGAIN, format!("export `{name}` {what}"))
 }

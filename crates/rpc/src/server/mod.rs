@@ -24,6 +24,7 @@ mod stalls;
 mod status;
 mod tickets;
 mod watchers;
+mod withdrawal;
 
 pub use connection::{Admission, wanted_export};
 pub use export::{Allow, Export};
@@ -37,3 +38,4 @@ pub use recovery::tally::RecoveryStatus;
 pub use sabotage::Sabotage;
 pub use service::Server;
 pub use status::{ClientStatus, OperationStatus, RefusedStatus, ServerStatus};
+pub use withdrawal::{Lost, Withdrawn};

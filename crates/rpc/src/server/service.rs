@@ -25,6 +25,7 @@ use crate::server::status::jobs::{self, Jobs};
 use crate::server::status::paths::{Subject, Whereabouts};
 use crate::server::status::{Running, ServerStatus};
 use crate::server::tickets::Tickets;
+use crate::server::withdrawal::Lost;
 use crate::wire::NotifyHead;
 
 /// Serves exports to everybody who connects. Cheap to clone.
@@ -112,13 +113,14 @@ impl Server {
         Server { inner: Arc::new(inner) }
     }
 
-    /// Opens an export that is awaited: takes over its sessions as [`Server::restore`] does,
-    /// and then lets clients in. It calls the file system, which may hang: whoever waits for
-    /// this may.
-    pub async fn open(&self, export: Export, loss: Loss) {
+    /// Opens an export that is awaited, or was withdrawn: takes over its sessions as
+    /// [`Server::restore`] does, and then lets clients in. It calls the file system, which may hang:
+    /// whoever waits for this may. Errors: it was lost meanwhile, and can be opened once more.
+    pub async fn open(&self, export: Export, loss: Loss) -> Result<(), Lost> {
         let export = self.inner.belongs(export);
-        self.inner.restore(&export, loss).await;
+        self.inner.restore(&export, loss).await?;
         self.inner.exports.insert(export);
+        Ok(())
     }
 
     /// Takes over the sessions of the server's last life: changes that were under way are
@@ -126,7 +128,8 @@ impl Server {
     /// `loss`: how much of what was not synced is gone.
     pub async fn restore(&self, loss: Loss) {
         for export in self.inner.exports.opened() {
-            self.inner.restore(&export, loss).await;
+            // One that was lost is told of by whoever watches it, and opened anew.
+            let _ = self.inner.restore(&export, loss).await;
         }
     }
 
@@ -141,10 +144,18 @@ impl Server {
     /// can be, in all exports. Until then the machine has to count as lost at the next start,
     /// too.
     pub async fn recovered(&self) {
-        for index in 0..self.inner.exports.count() {
-            let export = self.inner.exports.next_opened(index).await;
-            let _ = export.recovery.wait(&Context::system()).await; // nobody cancels it
-            export.redone.clear();
+        loop {
+            for index in 0..self.inner.exports.count() {
+                let export = self.inner.exports.next_opened(index).await;
+                let _ = export.recovery.wait(&Context::system()).await; // nobody cancels it
+                export.redone.clear();
+            }
+            // One that was withdrawn meanwhile begins its recovery anew.
+            let open = self.inner.exports.opened();
+            let all = open.len() == self.inner.exports.count();
+            if all && !open.iter().any(|export| export.recovery.running()) {
+                return;
+            }
         }
     }
 
@@ -320,16 +331,26 @@ impl Inner {
         let pool = self.exports.pool(&export.name).expect("one of those awaited");
         let tickets = Tickets::new(&self.life.ticket_keys, export.fs.info().uuid);
         export.stamps.begin_above(self.life.stamps_before());
+        // To its clients an export that is opened once more is that of another server.
+        let withdrawn = self.exports.newest_before(&export.name);
+        let instance = withdrawn.map_or(self.instance, |_| random_u64());
+        export.stamps.begin_above(withdrawn.unwrap_or(0));
         self.life.stamps_given(export.stamps.newest());
-        Arc::new(Export { pool, tickets, ..export.within(&self.options) })
+        Arc::new(Export { pool, tickets, instance, ..export.within(&self.options) })
     }
 
-    async fn restore(&self, export: &Arc<Export>, loss: Loss) {
+    async fn restore(&self, export: &Arc<Export>, loss: Loss) -> Result<(), Lost> {
         let (options, lost) = (&self.options, loss != Loss::Nothing);
         let (mut awaited, mut restored) = (BTreeSet::new(), Vec::new());
-        for (record, log) in self.exports.former(&export.name, &*self.journal) {
+        let mut former = self.exports.former(&export.name, &*self.journal).into_iter();
+        while let Some((record, log)) = former.next() {
             let session = Session::new(record, export.clone(), options, log);
-            session.slots.restore(export, session.node, lost).await;
+            if !session.slots.restore(export, session.node, lost).await {
+                self.exports.keep_former(&export.name, former.collect());
+                self.exports.keep_former(&export.name, vec![session.for_the_next_opening()]);
+                self.suspend_sessions(export);
+                return Err(Lost);
+            }
             session.changed(Session::CHANGED_BEFORE); // perhaps
             if options.sabotage != Some(Sabotage::Custody) {
                 export.returning.awaits(session.id, options.lease);
@@ -349,6 +370,7 @@ impl Inner {
             export.recovery.begin(awaited.clone(), anybody, lease);
         }
         export.grace.begin(awaited, anybody, lease);
+        Ok(())
     }
 
     pub(crate) fn new_connection(&self) -> u64 {

@@ -303,9 +303,14 @@ impl Session {
         }
     }
 
-    /// Takes a connection; the oldest goes where there are too many.
+    /// Takes a connection; the oldest goes where there are too many. One that comes behind the end
+    /// of the session is closed.
     pub(crate) fn connected(&self, number: u64, connection: Arc<dyn Connection>) {
         let mut state = self.state();
+        if self.ended.load(Ordering::SeqCst) {
+            drop(state);
+            return connection.close();
+        }
         state.connections.insert(number, connection);
         state.alone_since = None;
         state.came_back.get_or_insert_with(dray_rt::now);
@@ -388,6 +393,12 @@ impl Session {
 
     /// Nothing comes from its client any more: waits are cancelled, connections closed.
     pub(crate) fn cut_off(&self) {
+        self.suspend();
+        self.slots.end();
+    }
+
+    /// The same, and what the journal has of it stays as it is.
+    pub(crate) fn suspend(&self) {
         self.ended.store(true, Ordering::SeqCst);
         self.carries_no_more();
         let (waits, connections) = {
@@ -397,7 +408,18 @@ impl Session {
         drop(self.resident().take());
         waits.values().for_each(|cancel| cancel.set());
         connections.values().for_each(|connection| connection.close());
-        self.slots.end();
+    }
+
+    /// As the journal of an earlier life has it, for the next opening of its export.
+    pub(crate) fn for_the_next_opening(&self) -> (SessionRecord, Arc<dyn SlotLog>) {
+        let record = SessionRecord {
+            id: self.id,
+            secret: self.secret,
+            node: self.node.0,
+            export: self.export.name.clone(),
+            host: self.host.clone(),
+        };
+        (record, self.slots.log())
     }
 
     /// Gives everything back after [`Session::cut_off`]: files are closed and with them

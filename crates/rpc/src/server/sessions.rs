@@ -309,7 +309,10 @@ mod tests {
             let server = Server::awaiting(ServerOptions::default(), &["data"], journal);
             let leases = server.clone();
             dray_rt::spawn(async move { leases.expire_leases().await });
-            server.open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing).await;
+            server
+                .open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing)
+                .await
+                .unwrap();
             assert_eq!(server.status().clients.len(), 4);
             sleep(server.lease() * 2).await;
             assert_eq!(server.status().clients.len(), 0);
@@ -332,7 +335,10 @@ mod tests {
             let server = Server::awaiting(ServerOptions::default(), &["data"], journal.clone());
             let leases = server.clone();
             dray_rt::spawn(async move { leases.expire_leases().await });
-            server.open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing).await;
+            server
+                .open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing)
+                .await
+                .unwrap();
             let export = server.inner.exports.get("data").unwrap();
             let session = lock(&server.inner.sessions).get(&1).cloned().unwrap();
             let network = Network::new();

@@ -4,11 +4,13 @@
 mod data;
 mod meta;
 mod open;
+mod uuid;
 mod xattr;
 
 pub(crate) use data::*;
 pub(crate) use meta::*;
 pub(crate) use open::*;
+pub(crate) use uuid::*;
 pub(crate) use xattr::*;
 
 use std::ffi::CStr;

@@ -95,6 +95,10 @@ impl CallInHand {
         let data = data.map(BufMut::freeze);
         let Executed { reply, plan, again, stamped } =
             self.execute(&body, call.as_ref(), data, again, changing.as_ref()).await;
+        if self.session.export.is_lost() {
+            // As if the server had died now: whether it was made is found out at the next opening.
+            return self.over();
+        }
         let CallHead { slot, sequence, .. } = self.head;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),

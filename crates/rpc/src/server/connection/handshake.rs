@@ -12,6 +12,7 @@ use super::{Beginning, ServerSink, Shared, Stage};
 use crate::auth::{Key, Role, Transcript};
 use crate::server::admission::Guest;
 use crate::server::export::Export;
+use crate::server::exports::not_open;
 use crate::server::identities::Whom;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
@@ -163,6 +164,10 @@ impl ServerSink {
         };
         let known = self.server.resume(proof.session, export, right);
         let known = known.map_err(HandshakeError::Refused)?;
+        if known.is_none() && export.is_lost() {
+            // It has one, which is taken over when the export is open again.
+            return Err(HandshakeError::Refused(not_open(&export.name)));
+        }
         let features = hello.features;
         let entrance = Entrance {
             server: self.server.clone(),
@@ -230,7 +235,10 @@ impl Entrance {
                 return self.connection.close();
             }
         };
-        if beginning.gone.load(Ordering::SeqCst) {
+        if session.export.is_lost() {
+            self.connection.close(); // it comes again
+        }
+        if beginning.gone.load(Ordering::SeqCst) || session.export.is_lost() {
             drop(self.server.end(session)); // its client never heard of it
             return;
         }
@@ -247,7 +255,7 @@ impl Entrance {
             secret: session.secret,
             resumed,
             connection: self.number,
-            instance: self.server.instance,
+            instance: session.export.instance,
             boot: if options.sabotage == Some(Sabotage::Boot) { 1 } else { options.boot },
             calls_max: options.calls_max,
             slots: session.slots.count(),

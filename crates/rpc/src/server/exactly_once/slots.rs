@@ -146,6 +146,11 @@ impl ReplaySlots {
         (0..count).for_each(|number| self.idle(number));
     }
 
+    /// What is noted of them.
+    pub(crate) fn log(&self) -> Arc<dyn SlotLog> {
+        self.log.clone()
+    }
+
     /// How many there are: as many as the session was granted by whichever server.
     pub(crate) fn count(&self) -> u32 {
         self.lock().len() as u32

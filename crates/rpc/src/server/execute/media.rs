@@ -18,7 +18,7 @@ pub(super) async fn run(
     match call {
         Call::SyncAll {} => sync_all(server, session, cx).await,
         Call::Recover { instance, .. } | Call::Declare { instance, .. }
-            if instance != server.instance =>
+            if instance != session.export.instance =>
         {
             Err(Error::new(Errno::ESTALE).because("meant for an earlier server"))
         }

@@ -17,8 +17,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::Op;
 
@@ -92,7 +92,7 @@ impl Journal for FileJournal {
         // After a loss of power the server has to know whom to wait for.
         file.sync_all()?;
         File::open(&self.dir)?.sync_all()?;
-        Ok(Arc::new(FileLog { map, slots, used: None }))
+        Ok(Arc::new(FileLog { map, slots, used: Mutex::default() }))
     }
 
     fn remove(&self, session: u64) {
@@ -194,7 +194,7 @@ fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
     let used = used_slots(&file, slots)?;
     map.rest();
     forget_unused(&file, slots, &used);
-    Ok((record, FileLog { map, slots, used: Some(used) }))
+    Ok((record, FileLog { map, slots, used: Mutex::new(Some(used)) }))
 }
 
 /// Slots in which there is something, found by reading the file, as above, too: what is looked at in
@@ -366,8 +366,8 @@ impl Drop for Map {
 struct FileLog {
     map: Map,
     slots: u32,
-    /// Slots that a server before us had used; none: the session is ours from its beginning.
-    used: Option<Vec<u32>>,
+    /// Slots that a server before us had used, until they are asked for; none: any may be.
+    used: Mutex<Option<Vec<u32>>>,
 }
 
 impl FileLog {
@@ -432,8 +432,9 @@ impl SlotLog for FileLog {
 
     fn records(&self) -> Vec<(u32, SlotRecord)> {
         let slot = |slot| Some((slot, self.record(self.slot(slot)?)?));
-        match &self.used {
-            Some(used) => used.iter().copied().filter_map(slot).collect(),
+        // Whoever asks again has used others.
+        match self.used.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(used) => used.into_iter().filter_map(slot).collect(),
             None => (0..self.slots).filter_map(slot).collect(),
         }
     }

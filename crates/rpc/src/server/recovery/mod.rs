@@ -212,6 +212,16 @@ impl Recovery {
         self.look(state);
     }
 
+    /// The export is withdrawn: nobody waits for anybody any more. It begins anew with the next opening.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.lock();
+        state.declared = true;
+        self.running.store(false, Ordering::SeqCst);
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
     /// Waits until new work can be done. Errors: `EINTR` when cancelled.
     pub(crate) async fn wait(&self, cx: &Context) -> Result<()> {
         if !self.running() {

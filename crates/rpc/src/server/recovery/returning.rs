@@ -67,6 +67,16 @@ impl Returning {
         waiting.into_iter().for_each(Waker::wake);
     }
 
+    /// The export is withdrawn: nothing is kept any more, and no removal waits.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.lock();
+        self.anybody.store(false, Ordering::SeqCst);
+        let State { kept, waiting, .. } = std::mem::take(&mut *state);
+        drop(state);
+        drop(kept); // as above
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
     /// Keeps a file that is about to lose a name.
     pub(crate) async fn keep(&self, fs: &dyn FileSystem, cx: &Context, entry: &Entry) {
         let how = match entry.attr.file_type() {

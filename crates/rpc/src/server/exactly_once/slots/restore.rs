@@ -22,14 +22,17 @@ struct Noted {
 
 impl ReplaySlots {
     /// Takes over what a server before us had noted of the client on `node`.
-    /// After a loss of the machine (`lost`) an answer is no proof that its change is there.
-    pub(crate) async fn restore(&self, export: &Export, node: NodeId, lost: bool) {
+    /// After a loss of the machine (`lost`) an answer is no proof that its change is there. False: the
+    /// export was lost meanwhile, and what could not be found out is noted as it was.
+    pub(crate) async fn restore(&self, export: &Export, node: NodeId, lost: bool) -> bool {
         for (number, record) in self.log.records() {
             let slot = self.restored(export, node, lost, (number, record)).await;
+            let Some(slot) = slot else { return false };
             if let Some(place) = self.lock().get_mut(number as usize) {
                 *place = slot;
             }
         }
+        true
     }
 
     async fn restored(
@@ -38,14 +41,14 @@ impl ReplaySlots {
         node: NodeId,
         lost: bool,
         (slot, record): (u32, SlotRecord),
-    ) -> Slot {
-        match record {
+    ) -> Option<Slot> {
+        Some(match record {
             SlotRecord::Answer { sequence, answer, .. } if answer.is_empty() => {
                 Slot::over(sequence)
             }
             SlotRecord::Answer { sequence, answer, begun } if lost => {
                 let noted = Noted { slot, sequence };
-                self.look_again(export, node, noted, (answer, begun)).await
+                return self.look_again(export, node, noted, (answer, begun)).await;
             }
             SlotRecord::Answer { sequence, answer, .. } => Slot::done(sequence, answer),
             SlotRecord::Intent { sequence, op, .. }
@@ -54,20 +57,26 @@ impl ReplaySlots {
                 Slot::over(sequence.wrapping_sub(1))
             }
             SlotRecord::Intent { sequence, op, intent } => {
-                self.find_out(export, node, Noted { slot, sequence }, (op, intent)).await
+                let noted = Noted { slot, sequence };
+                return self.find_out(export, node, noted, (op, intent)).await;
             }
-        }
+        })
     }
 
-    /// The slot of a change that was answered before the machine was lost.
+    /// The slot of a change that was answered before the machine was lost. None: the export was
+    /// lost, and what its file system has said says nothing.
     async fn look_again(
         &self,
         export: &Export,
         node: NodeId,
         noted: Noted,
         (answer, begun): (Vec<u8>, Option<(Op, Vec<u8>)>),
-    ) -> Slot {
-        match settle::settle_answered(&*export.fs, answer, begun.clone()).await {
+    ) -> Option<Slot> {
+        let settled = settle::settle_answered(&*export.fs, answer, begun.clone()).await;
+        if export.is_lost() {
+            return None;
+        }
+        Some(match settled {
             Settled::Undone => self.undone(noted.slot, noted.sequence),
             Settled::Done(mut answer) => {
                 if begun.is_some_and(|(op, _)| op == Op::Create) {
@@ -84,18 +93,22 @@ impl ReplaySlots {
                 self.cut(noted.sequence, cut, &export.order)
             }
             Settled::Untold => self.unknown(noted.slot, noted.sequence),
-        }
+        })
     }
 
-    /// The slot of a change that was begun and not answered.
+    /// The slot of a change that was begun and not answered. None: as above.
     async fn find_out(
         &self,
         export: &Export,
         node: NodeId,
         noted: Noted,
         (op, intent): (Op, Vec<u8>),
-    ) -> Slot {
-        match settle::settle(&*export.fs, op, &intent).await {
+    ) -> Option<Slot> {
+        let settled = settle::settle(&*export.fs, op, &intent).await;
+        if export.is_lost() {
+            return None;
+        }
+        Some(match settled {
             Settled::Undone => self.undone(noted.slot, noted.sequence),
             Settled::Done(mut answer) => {
                 if op == Op::Create {
@@ -112,7 +125,7 @@ impl ReplaySlots {
                 self.cut(noted.sequence, cut, &export.order)
             }
             Settled::Untold => self.unknown(noted.slot, noted.sequence),
-        }
+        })
     }
 
     /// The slot of a change that keeps its turns until it comes again.

@@ -1,0 +1,223 @@
+//! What file system each export was made on, kept beside who the exports are: file handles of one are
+//! valid on another of the same type, so an export is not served from whatever is at its place.
+//!
+//! It is a file of its own, since earlier versions write `exports.toml` anew without what they do not
+//! know. Without a note what is there is taken to be right.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dray_backends::posix::Origin;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Doing, Failure};
+use crate::serve::state::cannot_write;
+
+const VERSION: u32 = 1;
+const FILE_NAME: &str = "origins.toml";
+
+/// The notes of a server.
+pub struct Origins {
+    dir: PathBuf,
+    noted: Mutex<Vec<Note>>,
+}
+
+/// What an export was made on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Noted {
+    pub origin: Origin,
+    /// The start of the machine in which that was seen last.
+    pub boot: u128,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Content {
+    version: u32,
+    #[serde(default)]
+    export: Vec<Note>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    /// The directory without links, as in `exports.toml`.
+    dir: String,
+    /// As it was named, likewise: without its file system it may have no other name.
+    named: String,
+    kind: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uuid: Option<String>,
+    source: String,
+    at: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    directory: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    in_memory: bool,
+    boot: String,
+}
+
+/// The directory of an export, by both of its names.
+#[derive(Clone, Copy)]
+pub struct Names<'a> {
+    /// Without links; none: there is no such directory now.
+    pub dir: Option<&'a Path>,
+    /// As it was given.
+    pub named: &'a Path,
+}
+
+fn escaped(path: &Path) -> String {
+    path.as_os_str().as_bytes().escape_ascii().to_string()
+}
+
+impl Names<'_> {
+    fn named(self) -> String {
+        let whole = std::path::absolute(self.named);
+        escaped(whole.as_deref().unwrap_or(self.named))
+    }
+
+    fn find(self, notes: &[Note]) -> Option<usize> {
+        let (dir, named) = (self.dir.map(escaped), self.named());
+        let by_dir = notes.iter().position(|note| Some(&note.dir) == dir.as_ref());
+        by_dir.or_else(|| notes.iter().position(|note| note.named == named))
+    }
+}
+
+impl Origins {
+    /// Those that are kept in `dir`. Errors: they cannot be read, or are of a newer version.
+    pub fn read(dir: &Path) -> Result<Origins, Failure> {
+        let path = dir.join(FILE_NAME);
+        let shown = path.display();
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => String::from("version = 1"),
+            Err(error) => return Err(Failure::new(format!("cannot read {shown}: {error}"))),
+        };
+        let content: Content = toml::from_str(&text).doing(|| {
+            format!("{shown} is broken; restore it, or remove it once every export is mounted")
+        })?;
+        if content.version > VERSION {
+            let version = content.version;
+            return Err(Failure::new(format!(
+                "{shown} was written by a newer dray (version {version} of the format): use that one"
+            )));
+        }
+        Ok(Origins { dir: dir.to_owned(), noted: Mutex::new(content.export) })
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Vec<Note>> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What an export was made on; none: nobody knows.
+    pub fn of(&self, names: Names<'_>) -> Option<Noted> {
+        let notes = self.notes();
+        let note = &notes[names.find(&notes)?];
+        let origin = Origin {
+            kind: note.kind.clone(),
+            uuid: note.uuid.clone(),
+            source: note.source.clone(),
+            at: note.at.clone(),
+            directory: note.directory.clone(),
+            in_memory: note.in_memory,
+        };
+        Some(Noted { origin, boot: u128::from_str_radix(&note.boot, 16).unwrap_or(0) })
+    }
+
+    /// Notes what the export of `dir`, which was `named` so, is made on. Errors: it cannot be written.
+    pub fn note(&self, dir: &Path, named: &Path, noted: &Noted) -> Result<(), Failure> {
+        let names = Names { dir: Some(dir), named };
+        let Origin { kind, uuid, source, at, directory, in_memory } = noted.origin.clone();
+        let boot = format!("{:032x}", noted.boot);
+        let (dir, named) = (escaped(dir), names.named());
+        let note = Note { dir, named, kind, uuid, source, at, directory, in_memory, boot };
+        let mut notes = self.notes();
+        let known = names.find(&notes);
+        if known.is_some_and(|at| notes[at] == note) {
+            return Ok(());
+        }
+        let mut all = notes.clone();
+        match known {
+            Some(at) => all[at] = note,
+            None => all.push(note),
+        }
+        self.write(&all)?;
+        *notes = all;
+        Ok(())
+    }
+
+    /// Replaces the file in one step, so that a crash leaves the old or the new one.
+    fn write(&self, notes: &[Note]) -> Result<(), Failure> {
+        let (path, new) = (self.dir.join(FILE_NAME), self.dir.join("origins.toml.new"));
+        let broken = |error: io::Error| cannot_write(&path, &error);
+        let text = toml::to_string(&Content { version: VERSION, export: notes.to_vec() })
+            .doing(|| format!("cannot write {}", path.display()))?;
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(true).write(true).mode(0o600);
+        let mut file = options.open(&new).map_err(broken)?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(broken)?;
+        fs::rename(&new, &path).map_err(broken)?;
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(broken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noted(uuid: &str) -> Noted {
+        let origin = Origin {
+            kind: "ext4".into(),
+            uuid: Some(uuid.into()),
+            source: "/dev/sda1".into(),
+            at: "/srv".into(),
+            directory: Some("1:0200000000000000".into()),
+            in_memory: false,
+        };
+        Noted { origin, boot: 7 }
+    }
+
+    #[test]
+    fn what_an_export_was_made_on_is_found_by_either_name() {
+        let state = tempfile::tempdir().unwrap();
+        let origins = Origins::read(state.path()).unwrap();
+        let (dir, link) = (Path::new("/srv/disk/home"), Path::new("/srv/link"));
+        let names = |dir, named| Names { dir, named };
+        assert!(origins.of(names(Some(dir), link)).is_none());
+        origins.note(dir, link, &noted("aa")).unwrap();
+        drop(origins);
+        let origins = Origins::read(state.path()).unwrap();
+        for names in [names(Some(dir), link), names(None, link), names(Some(dir), dir)] {
+            assert_eq!(origins.of(names), Some(noted("aa")));
+        }
+        assert!(origins.of(names(None, dir)).is_none());
+        // A link that leads elsewhere now is told by its name, and noted anew if that is right.
+        let other = Path::new("/srv/other");
+        assert_eq!(origins.of(names(Some(other), link)), Some(noted("aa")));
+        origins.note(other, link, &noted("bb")).unwrap();
+        assert_eq!(origins.of(names(Some(other), other)), Some(noted("bb")));
+    }
+
+    /// As version 1 wrote it, and any later one reads it.
+    #[test]
+    fn notes_are_what_they_were() {
+        const THEN: &str = "version = 1\n\n[[export]]\ndir = \"/srv/a\"\nnamed = \"/srv/a\"\n\
+            kind = \"ext4\"\nuuid = \"aa\"\nsource = \"/dev/sda1\"\nat = \"/srv\"\n\
+            directory = \"1:0200000000000000\"\nboot = \"00000000000000000000000000000007\"\n";
+        let state = tempfile::tempdir().unwrap();
+        let (file, dir) = (state.path().join(FILE_NAME), Path::new("/srv/a"));
+        fs::write(&file, THEN).unwrap();
+        let origins = Origins::read(state.path()).unwrap();
+        assert_eq!(origins.of(Names { dir: Some(dir), named: dir }), Some(noted("aa")));
+        fs::remove_file(&file).unwrap();
+        let origins = Origins::read(state.path()).unwrap();
+        origins.note(dir, dir, &noted("aa")).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), THEN);
+        for text in ["version = 99\n", "version = [", "version = 1\n[[export]]\ndir = 3\n"] {
+            fs::write(&file, text).unwrap();
+            assert!(Origins::read(state.path()).is_err(), "{text}");
+        }
+    }
+}

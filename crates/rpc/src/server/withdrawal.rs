@@ -1,0 +1,67 @@
+//! An export that is taken away from its clients while the server goes on, because what serves it is
+//! no longer there: its file system was unmounted, or another one has taken its place, or its program
+//! died.
+//!
+//! To its clients that is as if the server had died and not come back yet, which they know how to live
+//! with: their connections end without an answer to what is under way, they come again until the
+//! export is open once more, and find their sessions there, as the journal has them.
+
+use std::sync::{Arc, Weak};
+
+use crate::server::export::Export;
+use crate::server::options::Loss;
+use crate::server::service::{Inner, Server, lock};
+use crate::server::session::Session;
+
+/// What serves an export has gone while the export was being opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost;
+
+/// An export that was withdrawn, with whatever is still under way there.
+pub struct Withdrawn {
+    export: Weak<Export>,
+    /// What is to be said of losses when it is opened again.
+    pub loss: Loss,
+}
+
+impl Withdrawn {
+    /// Whether calls of before are still in its file system, or files of before are not closed yet. It
+    /// must not be opened again as long as they are: what they still change could not be told from
+    /// what others have changed since.
+    pub fn is_in_use(&self) -> bool {
+        self.export.strong_count() > 0
+    }
+}
+
+impl Server {
+    /// Withdraws an open export until [`Server::open`] opens it again; `loss` is what that was told
+    /// last. Waits for nothing. None: it is not open.
+    pub fn withdraw(&self, name: &str, loss: Loss) -> Option<Withdrawn> {
+        let export = self.inner.exports.withdraw(name)?;
+        // Before anything ends: what fails from now on is no answer.
+        export.lose();
+        self.inner.life.stamps_given(export.stamps.newest());
+        self.inner.suspend_sessions(&export);
+        // What was lost with the machine has not all been made again.
+        let loss = if export.recovery.running() { loss } else { Loss::Nothing };
+        // Whoever waits there would be waited for.
+        export.recovery.abandon();
+        export.returning.abandon();
+        Some(Withdrawn { export: Arc::downgrade(&export), loss })
+    }
+}
+
+impl Inner {
+    /// Ends the sessions of an export without giving anything back: the journal has them, and they
+    /// are taken over when the export is opened again.
+    pub(super) fn suspend_sessions(&self, export: &Arc<Export>) {
+        let mut sessions = lock(&self.sessions);
+        let is_theirs = |session: &&Arc<Session>| Arc::ptr_eq(&session.export, export);
+        let theirs: Vec<Arc<Session>> = sessions.values().filter(is_theirs).cloned().collect();
+        theirs.iter().for_each(|session| _ = sessions.remove(&session.id));
+        drop(sessions);
+        theirs.iter().for_each(|session| session.suspend());
+        let former = theirs.iter().map(|session| session.for_the_next_opening());
+        self.exports.keep_former(&export.name, former.collect());
+    }
+}
