@@ -46,5 +46,9 @@ pub use shares::{Place, Shares, Shortage, Taker};
 pub const IO_MAX_BYTES: usize = 1 << 20;
 /// Bytes of one extended attribute's value that Linux accepts (`XATTR_SIZE_MAX`).
 pub const XATTR_MAX_BYTES: usize = 64 << 10;
+/// Supplementary groups of a caller that a server takes: as many as an access token of Windows
+/// holds, and so as many as users of mixed sites can be in. Linux has room for 65,536
+/// (`NGROUPS_MAX`), but becoming somebody in that many takes it 40 ms.
+pub const GROUPS_MAX: usize = 1024;
 /// Bytes of a symbolic link's target or of a path (`PATH_MAX`).
 pub const PATH_MAX_BYTES: usize = 4096;

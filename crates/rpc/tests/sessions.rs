@@ -14,8 +14,8 @@ use common::{
     server_with, simulate,
 };
 use dray_core::{
-    Context, CreateHow, Errno, FileSystem, Gid, Identity, Lock, LockFamily, LockKind, LockOwner,
-    LockRange, Name, Op, OpenHow, Pid, SetAttr, XattrSet,
+    Context, CreateHow, Errno, FileSystem, GROUPS_MAX, Gid, Identity, Lock, LockFamily, LockKind,
+    LockOwner, LockRange, Name, Op, OpenHow, Pid, SetAttr, XattrSet,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Sockets};
@@ -303,6 +303,39 @@ fn one_address_has_so_many_sessions_and_is_told_so() {
         mounts.remove(0).session().goodbye();
         dray_rt::sleep(Duration::from_secs(1)).await;
         connect(network.connector("s"), client_options()).await.unwrap();
+    });
+}
+
+/// Becoming somebody in 19,900 groups took the thread that served others 13 ms, each time.
+#[test]
+fn a_caller_in_more_groups_than_a_server_takes_is_refused_and_nobody_else() {
+    simulate(9, async {
+        let network = Network::new();
+        let server = server_of(memory(), ServerOptions::default());
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let fs = connect(network.connector("s"), client_options()).await.unwrap();
+        let in_groups = |count: usize| {
+            let groups = (1..=count as u32).map(Gid).collect();
+            Context {
+                who: Arc::new(Identity { groups, ..Identity::default() }),
+                ..Context::system()
+            }
+        };
+        let (most, more) = (in_groups(GROUPS_MAX), in_groups(GROUPS_MAX + 1));
+        let root = fs.info().root;
+        let [f, g] = [b"f", b"g"].map(|name| Name::new(name).unwrap());
+        let (_, file) = fs.create(&most, root, f, NEW).await.unwrap();
+        for _ in 0..3 {
+            assert_eq!(fs.create(&more, root, g, NEW).await.err().unwrap().errno(), Errno::E2BIG);
+            assert_eq!(fs.getattr(&more, root).await.unwrap_err().errno(), Errno::E2BIG);
+            assert_eq!(fs.lookup(&most, root, g).await.unwrap_err().errno(), Errno::ENOENT);
+        }
+        fs.create(&most, root, g, NEW).await.unwrap();
+        // What it had before it came into so many groups it can give back.
+        file.flush(&more, LockOwner(1)).await.unwrap();
+        file.close(&more).await.unwrap();
+        assert_eq!(server.status().clients[0].files, 1);
+        assert_eq!(fs.session().status().channels[0].connections, 1);
     });
 }
 

@@ -10,6 +10,7 @@ use dray_rt::{Instant, Pool};
 
 use super::below::Below;
 use super::copies::Copies;
+use super::crowded::Crowded;
 use super::departed::{Asker, Departed};
 use super::devices::Devices;
 use super::files::Files;
@@ -61,6 +62,7 @@ pub(crate) struct Core {
     pub(super) devices: Devices,
     proc_fd: OwnedFd,
     pub(crate) pool: Pool,
+    crowded: Crowded,
     pub(crate) watched: Watched,
 }
 
@@ -124,6 +126,7 @@ impl Core {
             mount_number,
             proc_fd,
             pool: Pool::new("dray-posix", options.threads_max.max(1), options.queue_max),
+            crowded: Crowded::new(options.queue_max.max(1)),
             watched: Watched::new(),
             options,
         }))
@@ -193,9 +196,21 @@ impl Core {
     ) -> Fut<'a, Result<T>> {
         Box::pin(async move {
             cx.check()?;
-            let caller = self.caller(cx, op);
-            let done =
-                if inline { self.now(&caller, |core| work(core, &caller, false)) } else { None };
+            let mut caller = self.caller(cx, op);
+            let done = match self.thread_for(&caller) {
+                _ if !inline => None,
+                None => self.now(&caller, |core| work(core, &caller, false)),
+                Some(thread) => {
+                    let core = self.clone();
+                    let tried = thread.run(move || {
+                        let done = core.now(&caller, |core| work(core, &caller, false));
+                        (done, work, caller)
+                    });
+                    let done;
+                    (done, work, caller) = tried.await.map_err(|_| busy())?;
+                    done
+                }
+            };
             if let Some(result) = done {
                 self.tend_departed();
                 return result.map_err(|error| error.during(op));
@@ -206,6 +221,19 @@ impl Core {
             self.tend_departed();
             result.map_err(|error| error.during(op))
         })
+    }
+
+    /// The thread that is to become `caller` for what is done at once; none: this one.
+    pub(super) fn thread_for(&self, caller: &Caller) -> Option<&Pool> {
+        match self.options.inline {
+            Inline::Always => None,
+            _ => self.crowded.thread_for(caller.taker.holder, &caller.who),
+        }
+    }
+
+    /// Calls that wait for threads of the export's own.
+    pub(super) fn waiting(&self) -> usize {
+        self.pool.waiting() + self.crowded.waiting()
     }
 
     /// Of what was done with a file by its id alone. A file system without handles, such as most below FUSE,

@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 use std::sync::OnceLock;
 
-use dray_core::{Errno, Error, Gid, Identity, Result};
+use dray_core::{Errno, Error, GROUPS_MAX, Gid, Identity, Result};
 
 const CAP_CHOWN: u32 = 0;
 const CAP_DAC_OVERRIDE: u32 = 1;
@@ -38,9 +38,6 @@ const SERVING: u64 = 1 << CAP_CHOWN
 
 /// What the super-user's `security.*` and `trusted.*` attributes take.
 const XATTR: u64 = 1 << CAP_SETFCAP | 1 << CAP_SYS_ADMIN;
-
-/// Supplementary groups of one caller that are passed on (`NGROUPS_MAX` of Linux).
-const GROUPS_MAX: usize = 65_536;
 
 #[derive(Default)]
 struct Thread {
@@ -96,6 +93,11 @@ pub(crate) fn assume(who: &Identity, umask: Option<u32>) -> Result<()> {
         }
         thread.become_user(who)
     })
+}
+
+/// Whether this thread is `who` already.
+pub(crate) fn is(who: &Identity) -> bool {
+    THREAD.with_borrow(|thread| thread.known && thread.is(who))
 }
 
 /// Runs `call` with the super-user's file system id, then becomes the caller again.
@@ -218,7 +220,7 @@ impl Thread {
             return Ok(());
         }
         if who.groups.len() > GROUPS_MAX {
-            return Err(Error::new(Errno::EINVAL).because("more groups than Linux has"));
+            return Err(Error::new(Errno::E2BIG).because("the caller is in more than 1,024 groups"));
         }
         let known = std::mem::replace(&mut self.known, false);
         if !known || !same_groups(&self.groups, &who.groups) {

@@ -10,6 +10,7 @@ mod below;
 mod copies;
 mod core;
 mod cred;
+mod crowded;
 mod data;
 mod departed;
 mod descriptor;
@@ -106,7 +107,7 @@ impl PosixFs {
     /// and then. Never waits for the file system.
     pub fn hang(&self, least: Duration) -> Option<Hang> {
         let lasting = self.core.watched.lasting(least)?;
-        Some(Hang { calls: lasting.calls + self.core.pool.waiting(), since: lasting.longest })
+        Some(Hang { calls: lasting.calls + self.core.waiting(), since: lasting.longest })
     }
 
     /// The advisory locks of this export, for leases that end and for status.

@@ -27,16 +27,22 @@ impl PosixFile {
         Arc::new(PosixFile { core: core.clone(), state })
     }
 
-    /// A buffer cannot be lost with a call that finds no thread: it waits beside it.
-    async fn read_on_pool(&self, cx: &Context, at: u64, into: BufMut) -> Io<BufMut> {
+    /// By another thread; `inline`: one that must not wait is to try it first. A buffer cannot be lost
+    /// with a call that finds no thread: it waits beside it.
+    async fn read_elsewhere(
+        &self,
+        cx: &Context,
+        (at, inline): (u64, bool),
+        into: BufMut,
+    ) -> Io<BufMut> {
         let waiting = Arc::new(Mutex::new(Some(into)));
         let (slot, file) = (waiting.clone(), self.state.clone());
         let lock = |slot: &Mutex<Option<BufMut>>| {
             slot.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
-        let done = self.core.run_patient(cx, Op::Read, false, move |core, _, _| {
+        let done = self.core.run_patient(cx, Op::Read, inline, move |core, _, may_block| {
             let mut into = lock(&slot)?;
-            let result = data::read(core, &file, at, &mut into, true);
+            let result = data::read(core, &file, at, &mut into, may_block);
             *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(into);
             result
         });
@@ -73,6 +79,9 @@ impl OpenFile for PosixFile {
             }
             if self.core.inline {
                 let caller = self.core.caller(cx, Op::Read);
+                if self.core.thread_for(&caller).is_some() {
+                    return self.read_elsewhere(cx, (at, true), into).await;
+                }
                 let read = |core: &Core| data::read(core, &self.state, at, &mut into, false);
                 match self.core.now(&caller, read) {
                     Some(Ok(())) => return Ok(into),
@@ -80,7 +89,7 @@ impl OpenFile for PosixFile {
                     None => {}
                 }
             }
-            self.read_on_pool(cx, at, into).await
+            self.read_elsewhere(cx, (at, false), into).await
         })
     }
 

@@ -88,6 +88,38 @@ fn supplementary_groups_count() {
     });
 }
 
+/// Two users in 1,024 groups each that took turns had the thread that serves everybody sort their
+/// groups, half a millisecond for each call.
+#[test]
+fn a_serving_thread_becomes_nobody_in_many_groups() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
+    on(&disk, plain(), async |kit| {
+        let dir = kit.common("d").await;
+        let id = kit.file(&user(1000, 2000, &[]), dir, "f", 0o640, b"data").await;
+        let groups = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let line = status.lines().find(|line| line.starts_with("Groups:")).unwrap();
+            line.split_ascii_whitespace().count() - 1
+        };
+        let few: Vec<u32> = (0..8).map(|number| 1993 + number).collect();
+        let open = async |uid, groups: &[u32]| {
+            let cx = user(uid, uid, groups);
+            let file = kit.fs.open(&cx, id, OpenHow::READ).await?;
+            get(&cx, &*file, 0, 9).await.map(|data| assert_eq!(data, b"data"))?;
+            file.close(&cx).await
+        };
+        open(1001, &few).await.unwrap();
+        assert_eq!(groups(), 8);
+        for uid in [1002, 1003, 1002] {
+            let many: Vec<u32> = (0..1000).map(|number| 1500 + number).collect();
+            open(uid, &many).await.unwrap();
+            assert_eq!(groups(), 8, "it became a user in many groups");
+            let others: Vec<u32> = (0..1000).map(|number| 2001 + number).collect();
+            assert_eq!(open(uid, &others).await.unwrap_err().errno(), Errno::EACCES);
+        }
+    });
+}
+
 #[test]
 fn sticky_and_setgid_directories() {
     on_each(&Kind::ALL, async |kit| {

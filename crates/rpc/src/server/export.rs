@@ -18,6 +18,7 @@ use crate::server::recovery::returning::Returning;
 use crate::server::recovery::stable::Stable;
 use crate::server::recovery::stamps::Stamps;
 use crate::server::refusals::Refusals;
+use crate::server::seldom::Seldom;
 use crate::server::tickets::Tickets;
 use crate::server::watchers::Watchers;
 
@@ -55,6 +56,8 @@ pub struct Export {
     pub(crate) lock_owners: Arc<Shares>,
     pub(crate) refused_files: Refusals,
     pub(crate) refused_locks: Refusals,
+    /// Callers in too many groups.
+    pub(crate) refused_callers: Seldom,
     /// The executor that took its last connection.
     pub(super) home: Mutex<Option<Handle>>,
 }
@@ -84,6 +87,7 @@ impl Export {
             lock_owners: Arc::new(Shares::new(0)),
             refused_files: Refusals::default(),
             refused_locks: Refusals::default(),
+            refused_callers: Seldom::default(),
             home: Mutex::default(),
         }
     }

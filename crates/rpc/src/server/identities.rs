@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dray_core::{Gid, Identity, Uid};
+use dray_core::{GROUPS_MAX, Gid, Identity, Uid};
 
 use crate::wire::{Input, Malformed};
 
@@ -42,17 +42,26 @@ impl Whom {
     }
 }
 
+/// A caller.
+#[derive(Clone)]
+pub(crate) struct Known {
+    /// Without groups, if there are too many.
+    pub(crate) who: Arc<Identity>,
+    /// It is in more groups than a server takes: what its groups can decide is refused.
+    pub(crate) too_many_groups: bool,
+}
+
 /// Whom the identity numbers of a connection stand for.
 #[derive(Default)]
 pub(crate) struct Identities {
     whom: Whom,
-    known: Vec<Option<Arc<Identity>>>,
+    known: Vec<Option<Known>>,
     bytes: usize,
 }
 
 impl Identities {
     /// The one that `index` stands for, if it was defined.
-    pub(crate) fn get(&self, index: u32) -> Option<Arc<Identity>> {
+    pub(crate) fn get(&self, index: u32) -> Option<Known> {
         self.known.get(index as usize).cloned().flatten()
     }
 
@@ -68,16 +77,20 @@ impl Identities {
         if index >= IDENTITIES_MAX {
             return Err(Malformed("more identities than there may be"));
         }
+        let too_many_groups = who.groups.len() > GROUPS_MAX;
+        if too_many_groups {
+            who.groups = Box::default();
+        }
         who.groups.sort_unstable(); // membership is looked up by bisection
         if self.known.len() <= index {
             self.known.resize(index + 1, None);
         }
-        let before = self.known[index].as_deref().map_or(0, bytes_of);
+        let before = self.known[index].as_ref().map_or(0, |known| bytes_of(&known.who));
         self.bytes = self.bytes - before + bytes_of(&who);
         if self.bytes > IDENTITIES_MAX_BYTES {
             return Err(Malformed("identities with more groups than there is room for"));
         }
-        self.known[index] = Some(Arc::new(who));
+        self.known[index] = Some(Known { who: Arc::new(who), too_many_groups });
         Ok(())
     }
 }
@@ -123,12 +136,15 @@ mod tests {
         };
         let mut all = Identities::default();
         let mut define = |index, groups| all.define(Input(&definition(index, groups)));
-        for _ in 0..100 {
-            define(3, 60_000).unwrap();
+        for _ in 0..5_000 {
+            define(3, GROUPS_MAX as u32).unwrap();
         }
+        define(4, GROUPS_MAX as u32 + 1).unwrap();
         assert!(define(IDENTITIES_MAX as u32, 1).is_err());
-        assert!((4..100).any(|index| define(index, 60_000).is_err()));
+        let crowded = all.get(4).unwrap();
+        assert!(crowded.too_many_groups && crowded.who.groups.is_empty());
+        assert!(!all.get(3).unwrap().too_many_groups);
         assert!(all.get(2).is_none() && all.get(1000).is_none());
-        assert!(all.get(3).unwrap().groups.is_sorted(), "membership is looked up by bisection");
+        assert!(all.get(3).unwrap().who.groups.is_sorted(), "membership is looked up by bisection");
     }
 }

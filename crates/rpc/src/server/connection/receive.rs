@@ -4,11 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{BufMut, Cancel, Context, Errno, Error, Op};
+use dray_core::{BufMut, Cancel, Context, Errno, Error, GROUPS_MAX, Op};
 
 use super::ServerSink;
 use super::call::CallInHand;
 use crate::server::exactly_once::slots::Route;
+use crate::server::identities::Known;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::session::Session;
@@ -30,11 +31,7 @@ impl ServerSink {
         match peek_kind(head)? {
             Kind::Call => {
                 if let Some(tag) = peek_unknown_op(head) {
-                    let error = Error::new(Errno::ENOTSUP);
-                    let mut message = Reply::failure(&error).message;
-                    ReplyHead::address(&mut message, tag, false);
-                    self.say(&message);
-                    return self.room_for_answers(0);
+                    return self.refuse_call(tag, &Error::new(Errno::ENOTSUP));
                 }
                 let call = CallHead::get_message(&mut input)?;
                 self.call(session, call, input.0, data)
@@ -94,6 +91,14 @@ impl ServerSink {
         }
     }
 
+    /// Answers a call that is not begun.
+    fn refuse_call(&self, tag: u32, error: &Error) -> io::Result<()> {
+        let mut message = Reply::failure(error).message;
+        ReplyHead::address(&mut message, tag, false);
+        self.say(&message);
+        self.room_for_answers(0)
+    }
+
     fn call(
         &mut self,
         session: &Arc<Session>,
@@ -102,10 +107,23 @@ impl ServerSink {
         data: Option<BufMut>,
     ) -> io::Result<()> {
         let who = self.identities.get(head.identity);
-        let who = who.ok_or(Malformed("an identity that was not defined"))?;
+        let Known { who, too_many_groups } =
+            who.ok_or(Malformed("an identity that was not defined"))?;
         let one_way = head.flags & CallHead::ONE_WAY != 0;
         if one_way && head.op != Op::Close {
             return Err(Malformed("a call that must be answered and is not to be").into());
+        }
+        // What it gives back it may: groups decide nothing of that.
+        if too_many_groups && !matches!(head.op, Op::Close | Op::Flush | Op::Lock) {
+            let (host, id, uid) = (&session.host, session.id, who.uid);
+            session.export.refused_callers.say(|more| {
+                log::warn!(
+                    "client {host} (session {id:x}): user {uid} is in more groups than the {GROUPS_MAX} \
+                     that are taken, and is refused{more}"
+                )
+            });
+            let error = Error::new(Errno::E2BIG).because("more groups than the server takes");
+            return self.refuse_call(head.tag, &error);
         }
         let under_way = self.shared.counter(one_way).fetch_add(1, Ordering::SeqCst);
         match one_way {
