@@ -6,6 +6,7 @@ mod common;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::raw::{
     NO_PROOF, ask, ask_whole, frame, guest_as, head, hello, identity_of, message, read_frame,
@@ -140,8 +141,9 @@ fn ticket_of(stream: &mut UnixStream, head: &CallHead, call: &Call<'_>) -> Ticke
 }
 
 fn write_to(stream: &mut UnixStream, handle: u64) -> i32 {
-    let mut head = users(Op::Write, None);
-    head.tag = 9;
+    static CHANGES: AtomicU32 = AtomicU32::new(1);
+    let sequence = CHANGES.fetch_add(1, Ordering::Relaxed);
+    let head = CallHead { slot: 1, sequence, ..users(Op::Write, None) };
     let call = Call::Write { handle, how: Write::at(0) };
     stream.write_all(&frame(&message(&head, &call), b"forged")).unwrap();
     let (reply, _) = read_frame(stream).unwrap();

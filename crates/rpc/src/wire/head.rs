@@ -52,7 +52,7 @@ pub fn peek_unknown_op(head: &[u8]) -> Option<u32> {
     if known { None } else { peek_tag(head).ok() }
 }
 
-/// `slot` of a call that may be applied more than once without harm.
+/// `slot` of a call that may be applied more than once without harm. A server refuses changes with it.
 pub const NO_SLOT: u32 = u32::MAX;
 
 wire_struct! {

@@ -3,6 +3,7 @@
 
 pub mod calls;
 pub mod forgetful;
+pub mod lives;
 pub mod raw;
 
 use std::sync::Arc;

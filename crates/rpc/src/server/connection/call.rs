@@ -10,10 +10,11 @@ use dray_core::{Buf, BufMut, Context, Entry, Errno, Error, FileId, Op};
 use super::Shared;
 use crate::server::ahead::Changing;
 use crate::server::claims::Span;
+use crate::server::exactly_once::needs;
 use crate::server::exactly_once::plan::{self, Plan, Standing};
 use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{self, Again, Route, Verdict};
-use crate::server::execute;
+use crate::server::execute::{self, Files};
 use crate::server::recovery::stamps::{self, Stamped};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
@@ -35,8 +36,7 @@ pub(super) struct CallInHand {
 
 /// A call that may be carried out.
 struct Entered<'a> {
-    /// None: it makes no sense.
-    call: Option<Call<'a>>,
+    call: Call<'a>,
     again: Option<Again>,
     /// Until it is answered.
     _slotted: Option<Slotted<'a>>,
@@ -94,7 +94,7 @@ impl CallInHand {
         let Entered { call, again, _slotted } = entered;
         let data = data.map(BufMut::freeze);
         let Executed { reply, plan, again, stamped } =
-            self.execute(&body, call.as_ref(), data, again, changing.as_ref()).await;
+            self.execute(&body, &call, data, again, changing.as_ref()).await;
         if self.session.export.is_lost() {
             // As if the server had died now: whether it was made is found out at the next opening.
             return self.over();
@@ -115,6 +115,12 @@ impl CallInHand {
     /// Whether it may be carried out now: not before a recovery is over, not with files that the
     /// server does not know, and not twice.
     async fn enter<'a>(&'a self, body: &'a [u8]) -> Result<Entered<'a>, Refused> {
+        let in_slot = self.head.slot != NO_SLOT;
+        let call = Call::get(self.head.op, &mut Input(body));
+        let call = call.map_err(|_| malformed("malformed call"))?;
+        if let Some(objection) = needs::objection(&call, in_slot) {
+            return Err(malformed(objection));
+        }
         let recovery = &self.session.export.recovery;
         if recovery.running() && self.waits_for_recovery(body) {
             recovery.wait(&self.cx).await.map_err(|error| Refused::With(Reply::failure(&error)))?;
@@ -125,16 +131,12 @@ impl CallInHand {
         }
         // Nothing was applied then, so the slot stays as it was: the client opens the file
         // again and repeats the call under the same number.
-        execute::check_handles(&self.session, self.head.op, body).map_err(Refused::With)?;
-        let call = Call::get(self.head.op, &mut Input(body)).ok();
-        if self.head.slot == NO_SLOT {
+        execute::check_handles(&self.session, &call).map_err(Refused::With)?;
+        if !in_slot {
             return Ok(Entered { call, again: None, _slotted: None });
         }
-        if !slots::holds(self.head.op) {
-            return Err(malformed("not a change, but in a replay slot"));
-        }
-        let opens = call.as_ref().and_then(opens);
-        let slotted = self.session.slotted(self.connection, opens).ok_or(Refused::Unheard)?;
+        let slotted = self.session.slotted(self.connection, opens(&call));
+        let slotted = slotted.ok_or(Refused::Unheard)?;
         let again = self.enter_slot(body).await?;
         Ok(Entered { call, again, _slotted: Some(slotted) })
     }
@@ -175,7 +177,7 @@ impl CallInHand {
     async fn execute(
         &self,
         body: &[u8],
-        call: Option<&Call<'_>>,
+        call: &Call<'_>,
         data: Option<Buf>,
         again: Option<Again>,
         changing: Option<&Changing<'_>>,
@@ -202,7 +204,7 @@ impl CallInHand {
     async fn execute_noted(
         &self,
         body: &[u8],
-        call: Option<&Call<'_>>,
+        call: &Call<'_>,
         data: Option<Buf>,
         again: Option<Again>,
         changing: Option<&Changing<'_>>,
@@ -212,33 +214,42 @@ impl CallInHand {
             // Its connection has gone: it has been asked for again.
             return Executed::only(Reply::failure(&self.cx.cancelled()));
         };
+        let in_slot = self.head.slot != NO_SLOT;
+        let files = match in_slot {
+            true => Files::of(&self.session, call),
+            false => Ok(Files::default()),
+        };
+        let files = match files {
+            Ok(files) => files,
+            Err(error) => return Executed::only(Reply::failure(&error)),
+        };
+        // Who asks for something else than was cut short has a new change.
+        let again = again.filter(|again| again.is_of(op, execute::changed(call, &files)));
         let sabotaged = self.server.options.sabotage == Some(Sabotage::Named);
-        if let Some(call) = call.filter(|_| again.is_none() && !sabotaged)
+        if again.is_none()
+            && !sabotaged
             && let Err(error) = execute::check_name(&self.session, &self.cx, call).await
         {
             return Executed::only(Reply::failure(&error));
         }
         let amend = again.as_ref().and_then(|again| again.amend);
         let data_bytes = data.as_ref().map_or(0, Buf::len);
-        let mut plan = match call {
-            Some(call) if again.is_none() => match self.intend(call, data_bytes).await {
+        let mut plan = None;
+        if in_slot && again.is_none() {
+            plan = match self.intend((call, &files), data_bytes).await {
                 Ok(plan) => plan,
                 Err(error) => return Executed::only(Reply::failure(&error)),
-            },
-            _ => None,
-        };
+            };
+        }
         let (server, session) = (&self.server, &self.session);
         if let Some(changing) = changing {
             changing.wait(session.id).await;
         }
         // Behind the turn: one that was kept over a kill waits for its call to come again,
         // which takes a stamp then.
-        let stamped = match call {
-            Some(call) => self.stamped(call, data_bytes).await,
-            None => None,
-        };
-        let version = call.and_then(|call| self.version_of_half(call));
-        let standing = Standing { plan: plan.as_mut(), amend };
+        let stamped = self.stamped(call, data_bytes).await;
+        let version = self.version_of_half(call);
+        let standing = Standing { files: &files, plan: plan.as_mut(), amend };
         let changes = op.writes() && !matches!(op, Op::Lock | Op::Close) || stamped.is_some();
         // Behind all waits: what its client had may be somebody else's by now.
         let carried = if changes { session.carry() } else { None };
@@ -256,7 +267,7 @@ impl CallInHand {
         if changes && op != Op::Redo {
             self.stamp(&mut reply, stamped.as_ref(), body, at);
         }
-        if let (Some(version), Some(call)) = (version, call) {
+        if let Some(version) = version {
             let unchanged = self.version_of_half(call) == Some(version);
             if unchanged || server.options.sabotage == Some(Sabotage::Halves) {
                 reply.stamp(Stamp { number: version, at: Stamp::NOWHERE });
@@ -268,7 +279,7 @@ impl CallInHand {
 
     /// Has what changes a session, and is in no slot, come behind what its former connections
     /// brought. Errors: this connection has gone, too.
-    async fn unslotted(&self, call: Option<&Call<'_>>) -> Result<Option<Unslotted<'_>>, Gone> {
+    async fn unslotted(&self, call: &Call<'_>) -> Result<Option<Unslotted<'_>>, Gone> {
         let op = self.head.op;
         let changes = matches!(
             op,
@@ -283,8 +294,8 @@ impl CallInHand {
         if !changes || self.head.slot != NO_SLOT {
             return Ok(None);
         }
-        let closes = match call {
-            Some(Call::Close { handle }) => Some(*handle),
+        let closes = match *call {
+            Call::Close { handle } => Some(handle),
             _ => None,
         };
         let unslotted = self.session.unslotted(self.connection, closes).await.ok_or(Gone)?;
@@ -294,20 +305,16 @@ impl CallInHand {
         Ok(Some(unslotted))
     }
 
-    /// Waits for the turn of a change in a slot, and notes what it is going to do.
-    async fn intend(&self, call: &Call<'_>, data_bytes: usize) -> dray_core::Result<Option<Plan>> {
+    /// Waits for the turn of a change, and notes what it is going to do.
+    async fn intend(
+        &self,
+        change: (&Call<'_>, &Files),
+        data_bytes: usize,
+    ) -> dray_core::Result<Option<Plan>> {
         let CallHead { slot, sequence, op, .. } = self.head;
-        if slot == NO_SLOT {
-            return Ok(None);
-        }
-        let op = match op {
-            // The same by now, and known to earlier versions that may find the note.
-            Op::OpenNamed => Op::Open,
-            op => op,
-        };
-        let plan = plan::plan(&self.session, &self.cx, call, data_bytes).await?;
+        let plan = plan::plan(&self.session, &self.cx, change, data_bytes).await?;
         if let Some(plan) = &plan {
-            self.session.slots.intend(slot, sequence, op, &plan.intent);
+            self.session.slots.intend(slot, sequence, slots::noted(op), &plan.intent);
             dray_rt::step().await;
         }
         Ok(plan)

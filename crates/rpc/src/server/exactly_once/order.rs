@@ -149,6 +149,13 @@ impl Order {
     }
 }
 
+impl Turn {
+    /// Whose turn it is.
+    pub(crate) fn file(&self) -> FileId {
+        self.file
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         if self.cut {

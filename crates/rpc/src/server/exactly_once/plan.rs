@@ -11,6 +11,7 @@ use crate::server::as_server;
 use crate::server::claims::Span;
 use crate::server::exactly_once::order::{Order, Turn};
 use crate::server::exactly_once::settle::{Amend, bars_the_change, is_regular};
+use crate::server::execute::Files;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::session::Session;
 use crate::wire::{Call, Wire};
@@ -44,8 +45,9 @@ impl Plan {
 }
 
 /// What a call in a slot has besides what was asked.
-#[derive(Default)]
 pub(crate) struct Standing<'a> {
+    /// What it names, if it is a change.
+    pub(crate) files: &'a Files,
     /// When it is made for the first time.
     pub(crate) plan: Option<&'a mut Plan>,
     /// When it is made again.
@@ -65,17 +67,20 @@ impl Drop for Plan {
 pub(crate) async fn plan(
     session: &Session,
     cx: &Context,
-    call: &Call<'_>,
+    (call, files): (&Call<'_>, &Files),
     data_bytes: usize,
 ) -> Result<Option<Plan>> {
     let mut intent = SPARE.take();
     intent.clear();
-    let plan = match repeatable(session, call, data_bytes) {
+    let plan = match repeatable(files, call, data_bytes) {
         Some((file, span)) => {
             (false, (file, span)).put(&mut intent);
             Some(Plan::new(intent, session.export.order.turn(file, span).await, None))
         }
-        None => plan_looked_at(session, cx, call, data_bytes, intent).await?,
+        None => {
+            let look = Look { session, cx: as_server::to_look(cx), caller: cx, files, intent };
+            plan_looked_at(look, call, data_bytes).await?
+        }
     };
     // Only names that no file system takes make it longer: such a call changes nothing.
     Ok(plan.filter(|plan| plan.intent.len() <= INTENT_MAX_BYTES))
@@ -83,8 +88,8 @@ pub(crate) async fn plan(
 
 /// What a change is about whose repetition sets the same again, so that there is no need
 /// to know whether it was made.
-fn repeatable(session: &Session, call: &Call<'_>, data_bytes: usize) -> Option<(FileId, Span)> {
-    let id = |handle: &u64| session.file(*handle).map(|file| file.id());
+fn repeatable(files: &Files, call: &Call<'_>, data_bytes: usize) -> Option<(FileId, Span)> {
+    let id = |handle: &u64| files.get(*handle).map(|file| file.id());
     Some(match call {
         Call::Write { handle, how } if !how.append => {
             (id(handle)?, Span::bytes(how.at, data_bytes as u64))
@@ -101,13 +106,10 @@ fn repeatable(session: &Session, call: &Call<'_>, data_bytes: usize) -> Option<(
 
 /// Looks at what is there before a change, in its turn.
 async fn plan_looked_at(
-    session: &Session,
-    cx: &Context,
+    look: Look<'_>,
     call: &Call<'_>,
     data_bytes: usize,
-    intent: Vec<u8>,
 ) -> Result<Option<Plan>> {
-    let look = Look { session, cx: as_server::to_look(cx), caller: cx, intent };
     Ok(match call {
         Call::Make { dir, name, .. }
         | Call::Create { dir, name, .. }
@@ -138,6 +140,7 @@ struct Look<'a> {
     /// The server's own: what it looks at, the caller may not be allowed to see.
     cx: Context,
     caller: &'a Context,
+    files: &'a Files,
     intent: Vec<u8>,
 }
 
@@ -147,7 +150,7 @@ impl Look<'_> {
     }
 
     fn file(&self, handle: u64) -> Result<Arc<dyn OpenFile>> {
-        self.session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))
+        self.files.get(handle).cloned().ok_or_else(|| Error::new(Errno::EBADF))
     }
 
     /// What has this name, if anything has.

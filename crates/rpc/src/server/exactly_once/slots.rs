@@ -8,28 +8,13 @@ mod restore;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use dray_core::Op;
+use dray_core::{FileId, Op};
 use dray_fabric::Connection;
 
 use crate::server::exactly_once::order::Turn;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::journal::SlotLog;
 use crate::server::sabotage::Sabotage;
-
-/// Whether calls of this kind come in a slot: changes with a short answer. The answer of
-/// any other would not fit what is remembered of a slot.
-pub(crate) fn holds(op: Op) -> bool {
-    use Op::*;
-    match op {
-        Setattr | Make | Remove | Rename | Link | Open | OpenNamed | Create | Tmpfile
-        | Setxattr | Removexattr | Write | Allocate | CopyRange | SetFlags | SetXflags | Put => {
-            true
-        }
-        Lookup | Parent | Getattr | Readlink | Access | Statfs | Getxattr | Listxattr | Read
-        | Readdir | Flush | Sync | Seek | Lock | TestLock | GetFlags | GetXflags | Close
-        | SyncAll | Recover | Redo | Reopen | Declare | LookupOpen => false,
-    }
-}
 
 /// The slots of a session.
 pub(crate) struct ReplaySlots {
@@ -62,8 +47,26 @@ enum State {
 
 /// What a change has that is made again.
 pub(crate) struct Again {
-    pub(crate) _turns: Vec<Turn>,
+    pub(crate) op: Op,
+    pub(crate) turns: Vec<Turn>,
     pub(crate) amend: Option<Amend>,
+}
+
+impl Again {
+    /// Whether it is `op` that is made again, and of nothing else than it has the turns of. Where ids are
+    /// others in each life of the server the numbers of files are the same.
+    pub(crate) fn is_of(&self, op: Op, about: impl IntoIterator<Item = FileId>) -> bool {
+        let has_turn = |file: FileId| self.turns.iter().any(|turn| turn.file().ino == file.ino);
+        self.op == noted(op) && (self.turns.is_empty() || about.into_iter().all(has_turn))
+    }
+}
+
+/// As what an operation is noted, so that earlier versions know it.
+pub(crate) fn noted(op: Op) -> Op {
+    match op {
+        Op::OpenNamed => Op::Open,
+        op => op,
+    }
 }
 
 impl Slot {
@@ -237,7 +240,7 @@ mod tests {
     use crate::wire::Wire;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::{
-        Context, CreateHow, Errno, Fate, FileId, FileSystem, Name, NodeId, OpenHow, RenameHow,
+        Context, CreateHow, Errno, Fate, FileSystem, Name, NodeId, OpenHow, RenameHow,
     };
     use dray_fabric::sim::Network;
     use dray_layers::Observed;

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFile, Result, Write};
 
+use super::about::Files;
 use super::opening::cut_ticket;
 use crate::server::claims::Span;
 use crate::server::reply::Reply;
@@ -16,10 +17,13 @@ pub(super) async fn run(
     server: &Inner,
     session: &Session,
     cx: &Context,
-    call: Call<'_>,
+    (call, files): (Call<'_>, &Files),
     data: Option<Buf>,
 ) -> Result<Reply> {
-    let file = |handle| session.file(handle).ok_or_else(|| Error::new(Errno::EBADF));
+    let file = |handle| {
+        let file = files.get(handle).cloned().or_else(|| session.file(handle));
+        file.ok_or_else(|| Error::new(Errno::EBADF))
+    };
     Ok(match call {
         Call::Read { handle, at, len_bytes } => {
             read(server, session, cx, (handle, at, len_bytes)).await?

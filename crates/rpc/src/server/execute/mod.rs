@@ -18,7 +18,7 @@ use crate::server::service::Inner;
 use crate::server::session::Session;
 use crate::wire::{Call, Input, Ticket};
 
-pub(super) use about::{check_handles, subjects};
+pub(super) use about::{Files, changed, check_handles, subjects};
 pub(super) use opening::check_name;
 pub(super) use replayed::open_replayed;
 
@@ -49,7 +49,7 @@ pub(super) async fn execute(
                 Some(amend) => amend.apply(call),
                 None => call,
             };
-            run(server, session, cx, call, data).await
+            run(server, session, cx, (call, standing.files), data).await
         }
         Err(_) => Err(Error::new(Errno::EPROTO).because("malformed call")),
     };
@@ -60,7 +60,7 @@ async fn run(
     server: &Inner,
     session: &Session,
     cx: &Context,
-    call: Call<'_>,
+    (call, files): (Call<'_>, &Files),
     data: Option<Buf>,
 ) -> Result<Reply> {
     let (fs, sabotage) = (&*session.export.fs, server.options.sabotage);
@@ -113,7 +113,7 @@ async fn run(
         Call::SyncAll {} | Call::Recover { .. } | Call::Declare { .. } => {
             media::run(server, session, cx, call).await?
         }
-        call => file::run(server, session, cx, call, data).await?,
+        call => file::run(server, session, cx, (call, files), data).await?,
     })
 }
 

@@ -86,11 +86,12 @@ impl ReplaySlots {
             }
             Settled::Cut(cut) => {
                 // The answer is no answer any more: a later life would give it.
-                if let Some((op, begun)) = begun {
-                    let intent = settle::of_answered(op, begun, cut.amend);
-                    self.log.begin(noted.slot, noted.sequence, op, &intent);
-                }
-                self.cut(noted.sequence, cut, &export.order)
+                let Some((op, begun)) = begun else {
+                    return Some(self.unknown(noted.slot, noted.sequence));
+                };
+                let intent = settle::of_answered(op, begun, cut.amend);
+                self.log.begin(noted.slot, noted.sequence, op, &intent);
+                self.cut((noted.sequence, op), cut, &export.order)
             }
             Settled::Untold => self.unknown(noted.slot, noted.sequence),
         })
@@ -122,21 +123,21 @@ impl ReplaySlots {
                 if let Some(intent) = cut.amend.and_then(|amend| amend.intent(&intent)) {
                     self.log.begin(noted.slot, noted.sequence, op, &intent);
                 }
-                self.cut(noted.sequence, cut, &export.order)
+                self.cut((noted.sequence, op), cut, &export.order)
             }
             Settled::Untold => self.unknown(noted.slot, noted.sequence),
         })
     }
 
     /// The slot of a change that keeps its turns until it comes again.
-    fn cut(&self, sequence: u32, cut: CutShort, order: &Arc<Order>) -> Slot {
+    fn cut(&self, (sequence, op): (u32, Op), cut: CutShort, order: &Arc<Order>) -> Slot {
         let CutShort { held, amend } = cut;
         let held = match self.sabotage {
             Some(Sabotage::Turns) => Vec::new(),
             _ => held,
         };
-        let _turns = held.into_iter().map(|(file, span)| order.hold(file, span)).collect();
-        Slot { sequence, state: State::Cut(Again { _turns, amend }), answer: Vec::new() }
+        let turns = held.into_iter().map(|(file, span)| order.hold(file, span)).collect();
+        Slot { sequence, state: State::Cut(Again { op, turns, amend }), answer: Vec::new() }
     }
 
     /// The slot of a change that was not applied. The intent must go: a later life would
