@@ -124,7 +124,7 @@ pub struct ServeArgs {
     ///   insecure              without a key let ordinary users of clients
     ///                         in, too: any of them can be anybody
     ///   direct                pass O_DIRECT on to the file system below
-    ///   threads=N             threads for calls that block [default: 16]
+    ///   threads=N             threads for calls that block, of each kind [default: 16]
     ///   mountpoint[=yes|no|PATH]
     ///                         serve DIR only while something is mounted
     ///                         there, or at PATH, which DIR is in

@@ -113,6 +113,36 @@ fn hang_blocks_its_own_export_alone(transport: &str) {
     use_mount(ice);
 }
 
+/// A write, a new directory, a file that is cut: each kept the thread that served all clients.
+#[test]
+fn who_looks_at_an_export_does_not_wait_for_its_changes() {
+    on_transports(looks_while_changes_wait);
+}
+
+fn looks_while_changes_wait(transport: &str) {
+    let Ice { rig, ext4, ice, .. } = &mut Ice::new(transport);
+    let other = rig.mount_export("ice", "other", transport);
+    let frozen = Frozen::new(ext4.path());
+    let writers: Vec<_> = ["mkdir $AT/dir", "echo new >$AT/new", "echo appended >>$AT/log"]
+        .iter()
+        .chain(&["rmdir $AT/own", "chmod 600 $AT/log"])
+        .map(|script| rig.start(script, ice))
+        .collect();
+    in_time("the other client", move || {
+        for _ in 0..20 {
+            assert_eq!(fs::read_to_string(other.join("log")).unwrap(), "before\n");
+            assert!(fs::metadata(other.join("log")).unwrap().is_file());
+            assert!(fs::metadata(other.join("none")).is_err());
+            assert!(fs::read_dir(&other).unwrap().count() >= 2);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    drop(frozen);
+    for writer in writers {
+        assert!(rig.end_of(writer).success());
+    }
+}
+
 #[test]
 fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
     if common::skipped() {

@@ -21,7 +21,7 @@ mod turn;
 pub use cpus::CpuSet;
 pub use driver::uring::{Completion, Ring, RingToken};
 pub use executor::{DriverKind, Executor, Handle, in_simulation};
-pub use pool::{NoThread, Pool};
+pub use pool::{NoThread, Pool, Share};
 pub use random::{random_bytes, random_u64};
 pub use scope::Scope;
 pub use source::{Interest, Source};

@@ -1,6 +1,8 @@
 //! Threads for calls that block.
 
-use std::collections::{BTreeMap, VecDeque};
+mod queue;
+
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,6 +10,9 @@ use std::task::{Context, Poll, Waker};
 
 use crate::cpus::CpuSet;
 use crate::executor::in_simulation;
+
+use queue::Queue;
+pub use queue::Share;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -20,6 +25,7 @@ pub struct Pool {
 struct Inner {
     name: String,
     threads_max: usize,
+    /// Of each client.
     queue_max: usize,
     /// Where the threads may run: where whoever made the pool could.
     cpus: Option<CpuSet>,
@@ -27,11 +33,10 @@ struct Inner {
     work: Condvar,
 }
 
-#[derive(Default)]
 struct State {
-    queue: VecDeque<Job>,
-    /// Who waits for a place in the queue, in the order of arrival.
-    waiting: BTreeMap<u64, Waker>,
+    queue: Queue<Job>,
+    /// Who waits for a place in the queue: clients, and their calls in the order of arrival.
+    waiting: BTreeMap<(u64, u64), Waker>,
     next_ticket: u64,
     threads: usize,
     idle: usize,
@@ -53,7 +58,8 @@ impl std::error::Error for NoThread {}
 /// Somebody who may wait for a place in the queue.
 struct Asking<'a> {
     inner: &'a Arc<Inner>,
-    /// Its place among those that wait.
+    share: Share,
+    /// Its place among those of its client that wait.
     ticket: Option<u64>,
 }
 
@@ -65,22 +71,24 @@ impl Asking<'_> {
         job: &mut Option<Job>,
     ) -> Poll<Result<(), NoThread>> {
         let mut state = self.inner.lock();
-        let turn =
-            state.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == self.ticket);
-        if !turn || state.queue.len() >= self.inner.queue_max {
+        let client = self.share.client;
+        let turn = state.first_of(client).is_none_or(|(first, _)| Some(first) == self.ticket);
+        if !turn || state.queue.len_of(client) >= self.inner.queue_max {
             let ticket = *self.ticket.get_or_insert_with(|| {
                 state.next_ticket += 1;
                 state.next_ticket
             });
-            state.waiting.insert(ticket, cx.waker().clone());
+            state.waiting.insert((client, ticket), cx.waker().clone());
             return Poll::Pending;
         }
         if let Some(ticket) = self.ticket.take() {
-            state.waiting.remove(&ticket);
+            state.waiting.remove(&(client, ticket));
         }
-        state.queue.extend(job.take());
-        let next = self.inner.next_waiting(&state);
-        let started = self.inner.find_thread(&mut state);
+        let started = match job.take() {
+            Some(job) => self.inner.submit(&mut state, self.share, job),
+            None => Ok(()),
+        };
+        let next = self.inner.next_waiting(&state, client);
         drop(state);
         next.into_iter().for_each(Waker::wake);
         Poll::Ready(started)
@@ -91,8 +99,8 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let mut state = self.inner.lock();
-        state.waiting.remove(&ticket);
-        let next = self.inner.next_waiting(&state);
+        state.waiting.remove(&(self.share.client, ticket));
+        let next = self.inner.next_waiting(&state, self.share.client);
         drop(state);
         next.into_iter().for_each(Waker::wake);
     }
@@ -106,14 +114,32 @@ impl Pool {
     /// `queue_max` calls; further ones wait for a place in it. The threads run on the CPUs that the calling thread may use now, also
     /// those that are started later by a thread that is pinned to one.
     pub fn new(name: &str, threads_max: usize, queue_max: usize) -> Pool {
-        assert!(threads_max > 0 && queue_max > 0);
+        Pool::shared(name, threads_max, queue_max, (threads_max, threads_max))
+    }
+
+    /// One that clients share: each has a queue of its own, and at most `client_max` of the threads,
+    /// of which calls about one thing have `thing_max`.
+    pub fn shared(
+        name: &str,
+        threads_max: usize,
+        queue_max: usize,
+        (client_max, thing_max): (usize, usize),
+    ) -> Pool {
+        assert!(threads_max > 0 && queue_max > 0 && client_max > 0 && thing_max > 0);
         Pool {
             inner: Arc::new(Inner {
                 name: name.to_owned(),
                 threads_max,
                 queue_max,
                 cpus: CpuSet::allowed().ok(),
-                state: Mutex::default(),
+                state: Mutex::new(State {
+                    queue: Queue::new(client_max, thing_max),
+                    waiting: BTreeMap::new(),
+                    next_ticket: 0,
+                    threads: 0,
+                    idle: 0,
+                    closed: false,
+                }),
                 work: Condvar::new(),
             }),
         }
@@ -124,22 +150,67 @@ impl Pool {
         &self,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NoThread> {
+        self.run_for(Share { client: 0, thing: None }, call).await
+    }
+
+    /// As [`Pool::run`], in its client's turn.
+    pub async fn run_for<T: Send + 'static>(
+        &self,
+        share: Share,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoThread> {
         if in_simulation() {
             return Ok(call());
         }
         let (send, receive) = tokio::sync::oneshot::channel();
         let mut job: Option<Job> = Some(Box::new(move || {
-            let _ = send.send(call()); // whoever asked may have gone
+            // Whoever asked may have gone. What was not begun for him is not to come behind what others
+            // have done since.
+            if !send.is_closed() {
+                let _ = send.send(call());
+            }
         }));
-        let mut asking = Asking { inner: &self.inner, ticket: None };
+        let mut asking = Asking { inner: &self.inner, share, ticket: None };
         std::future::poll_fn(|cx| asking.poll_submit(cx, &mut job)).await?;
         receive.await.map_err(|_| NoThread) // only when the call panics
+    }
+
+    /// Has `call` run on a thread of the pool, whoever else waits for a place in the queue: the
+    /// caller sees to a bound. Where there is no thread it is run here.
+    pub fn spawn_for(&self, share: Share, call: impl FnOnce() + Send + 'static) {
+        if in_simulation() {
+            return call();
+        }
+        let waiting = Arc::new(Mutex::new(Some(call)));
+        let take =
+            |from: &Mutex<Option<_>>| from.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let theirs = waiting.clone();
+        let job = Box::new(move || {
+            let call = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(call) = call {
+                call();
+            }
+        });
+        let submitted = self.inner.submit(&mut self.inner.lock(), share, job);
+        if submitted.is_err()
+            && let Some(call) = take(&waiting)
+        {
+            call();
+        }
     }
 
     /// Calls that wait for a thread now.
     pub fn waiting(&self) -> usize {
         let state = self.inner.lock();
         state.queue.len() + state.waiting.len()
+    }
+}
+
+impl State {
+    /// Who of a client has waited longest for a place, and how to wake it.
+    fn first_of(&self, client: u64) -> Option<(u64, &Waker)> {
+        let mut waiting = self.waiting.range((client, 0)..=(client, u64::MAX));
+        waiting.next().map(|((_, ticket), waker)| (*ticket, waker))
     }
 }
 
@@ -155,14 +226,31 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whom to wake because there is room in the queue.
-    fn next_waiting(&self, state: &State) -> Option<Waker> {
-        let room = state.queue.len() < self.queue_max;
-        let first = room.then(|| state.waiting.first_key_value()).flatten();
+    /// Whom to wake because there is room in the queue of its client.
+    fn next_waiting(&self, state: &State, client: u64) -> Option<Waker> {
+        let room = state.queue.len_of(client) < self.queue_max;
+        let first = room.then(|| state.first_of(client)).flatten();
         first.map(|(_, waker)| waker.clone())
     }
 
-    /// Sees to it that a thread comes to what was put into the queue last.
+    /// Puts a call into the queue, and sees to it that a thread comes to it.
+    fn submit(
+        self: &Arc<Inner>,
+        state: &mut State,
+        share: Share,
+        job: Job,
+    ) -> Result<(), NoThread> {
+        if !state.queue.push(share, job) {
+            return Ok(()); // whoever is in its way comes to it
+        }
+        let found = self.find_thread(state);
+        if found.is_err() {
+            state.queue.take_back(share);
+        }
+        found
+    }
+
+    /// Sees to it that a thread comes to what could begin.
     fn find_thread(self: &Arc<Inner>, state: &mut State) -> Result<(), NoThread> {
         if state.idle >= state.queue.len() || state.threads == self.threads_max {
             self.work.notify_one();
@@ -173,16 +261,13 @@ impl Inner {
             std::thread::Builder::new().name(self.name.clone()).spawn(move || inner.work());
         match started {
             Ok(_) => state.threads += 1,
-            Err(_) if state.threads > 0 => {} // the ones there are will come to it
-            Err(_) => {
-                state.queue.pop_back();
-                return Err(NoThread);
-            }
+            Err(_) if state.threads > 0 => self.work.notify_one(), // they will come to it
+            Err(_) => return Err(NoThread),
         }
         Ok(())
     }
 
-    fn work(&self) {
+    fn work(self: &Arc<Inner>) {
         if let Some(cpus) = &self.cpus {
             // Where it fails the thread runs where the one that started it does, which is slower
             // at worst.
@@ -190,14 +275,19 @@ impl Inner {
         }
         let mut state = self.lock();
         loop {
-            if let Some(job) = state.queue.pop_front() {
-                let next = self.next_waiting(&state);
+            if let Some((share, job)) = state.queue.pop() {
+                let next = self.next_waiting(&state, share.client);
                 drop(state);
                 next.into_iter().for_each(Waker::wake);
                 // It counts as one of the threads there may be: its death would leave the pool one
                 // short. The panic has been told, and whoever waits for the call learns of it.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.lock();
+                state.queue.done(share);
+                // Its end may let two begin, and this thread takes one.
+                if state.queue.len() > 1 && state.queue.has_next() {
+                    let _ = self.find_thread(&mut state); // there is this one
+                }
                 continue;
             }
             if state.closed {
@@ -208,7 +298,7 @@ impl Inner {
                 self.work.wait_timeout(state, IDLE_TIME).unwrap_or_else(PoisonError::into_inner);
             state = woken;
             state.idle -= 1;
-            if result.timed_out() && state.queue.is_empty() {
+            if result.timed_out() && !state.queue.has_next() {
                 break;
             }
         }
@@ -242,6 +332,62 @@ mod tests {
             thaw.send(()).unwrap();
             for (number, call) in calls.into_iter().enumerate() {
                 assert_eq!(call.await.unwrap(), Ok(number as u32));
+            }
+            assert_eq!(pool.waiting(), 0);
+        });
+    }
+
+    /// A call in the queue was made long after the session that it was for had ended.
+    #[test]
+    fn what_nobody_waits_for_any_more_is_not_begun() {
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            let pool = Arc::new(Pool::new("test", 1, 10));
+            let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+            let blocks = pool.clone();
+            let blocked = crate::spawn_join(async move {
+                blocks.run(move || frozen.recv().unwrap_or_default()).await
+            });
+            crate::yield_now().await;
+            let made = Arc::new(std::sync::atomic::AtomicBool::new(false));
+            let theirs = made.clone();
+            let call = pool.run(move || theirs.store(true, std::sync::atomic::Ordering::SeqCst));
+            let over = crate::timeout(std::time::Duration::from_millis(1), call).await;
+            assert!(over.is_err());
+            drop(thaw);
+            assert_eq!(blocked.await.unwrap(), Ok(()));
+            assert_eq!(pool.run(|| ()).await, Ok(()));
+            assert!(!made.load(std::sync::atomic::Ordering::SeqCst));
+        });
+    }
+
+    /// A client whose calls all block took all of the threads, and the next one waited for it.
+    #[test]
+    fn a_client_that_blocks_leaves_threads_to_others() {
+        let mut executor = Executor::new(DriverKind::Epoll).unwrap();
+        executor.block_on(async {
+            let pool = Arc::new(Pool::shared("test", 4, 100, (2, 1)));
+            let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+            let frozen = Arc::new(Mutex::new(frozen));
+            let blocked: Vec<_> = (0..20)
+                .map(|number| {
+                    let (pool, frozen) = (pool.clone(), frozen.clone());
+                    let share = Share { client: 1, thing: Some(number % 3) };
+                    crate::spawn_join(async move {
+                        let block = move || frozen.lock().unwrap().recv().unwrap_or_default();
+                        pool.run_for(share, block).await
+                    })
+                })
+                .collect();
+            let limit = std::time::Duration::from_secs(60);
+            for client in 2..10 {
+                let share = Share { client, thing: None };
+                let call = crate::timeout(limit, pool.run_for(share, move || client));
+                assert_eq!(call.await.expect("no thread is left to it"), Ok(client));
+            }
+            drop(thaw);
+            for call in blocked {
+                assert_eq!(call.await.unwrap(), Ok(()));
             }
             assert_eq!(pool.waiting(), 0);
         });

@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 use dray_core::{Access, Attr, Errno, Error, FileId, FileType, Gid, Result, SetAttr, XattrSet};
 
 use super::core::{Caller, Core};
+use super::lanes::{Lane, QUICK_MAX_BYTES};
+use super::options::Inline;
 use super::{cred, sys};
 
 /// What [`apply`] changes: an inode found by its id, or an open file.
@@ -22,8 +24,28 @@ impl Target<'_> {
 }
 
 impl Core {
-    /// Changes attributes. None if the size is to change while somebody reads or writes
-    /// there, and it may not wait.
+    /// Which threads change attributes, and whether whoever asks may try: a size takes as long
+    /// as there are data behind it.
+    pub(crate) fn way_to_set(&self, id: FileId, set: SetAttr) -> ((Lane, FileId), bool) {
+        match set.size {
+            Some(_) => {
+                let tries = self.inline && self.below.is_memory();
+                ((Lane::Writes, id), tries || self.stays(Lane::Writes))
+            }
+            None => ((Lane::Changes, id), self.stays(Lane::Changes)),
+        }
+    }
+
+    /// Whether there is so little behind `size` in a file that whoever asks may cut it there. Not
+    /// on a disk: what is being written to that is waited for (`truncate_inode_pages_range` in
+    /// mm/truncate.c).
+    pub(crate) fn is_quick_to_cut(&self, attr: &Attr, size: u64) -> bool {
+        self.options.inline == Inline::Always
+            || self.below.is_memory() && attr.size <= size.saturating_add(QUICK_MAX_BYTES)
+    }
+
+    /// Changes attributes. If the size is among them the caller holds what others read or write
+    /// there. None if that would take long, and may not.
     pub(crate) fn set_attr(
         &self,
         caller: &Caller,
@@ -32,13 +54,12 @@ impl Core {
         set: SetAttr,
         may_block: bool,
     ) -> Option<Result<Attr>> {
-        let inode = set.size.and_then(|_| self.files.find(id));
-        let _range = match (&inode, set.size) {
-            (Some(inode), Some(size)) => {
-                Some(inode.ranges.take(size, u64::MAX, true, may_block)?)
-            }
-            _ => None,
-        };
+        if let Some(size) = set.size
+            && !may_block
+            && sys::stat(target.fd()).is_ok_and(|stat| !self.is_quick_to_cut(&stat.attr, size))
+        {
+            return None;
+        }
         let _copying = self.copying([Some(id), None]);
         let attr = self.writable().and_then(|()| apply(self, caller, target, set));
         self.changed(id, target.fd());

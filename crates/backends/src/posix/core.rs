@@ -1,20 +1,22 @@
 //! What the operations of one export share: its root, ids, caches and threads.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 
 use dray_core::{
     Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result, Taker,
 };
-use dray_rt::{Instant, Pool};
+use dray_rt::Instant;
 
-use super::below::Below;
+use super::below::{BTRFS, Below, EXT};
 use super::copies::Copies;
-use super::crowded::Crowded;
 use super::departed::{Asker, Departed};
 use super::devices::Devices;
+use super::directories::Directories;
 use super::files::Files;
 use super::handle::Codec;
+use super::lanes::{Kept, Lane, Lanes};
 use super::mounted::MountsBelow;
 use super::nodes::{Node, NodeCache};
 use super::options::{Inline, PosixOptions};
@@ -25,9 +27,6 @@ use super::sys::Stat;
 use super::watch::Watched;
 use super::{cred, sys};
 use crate::locks::LockTable;
-
-/// Locks that make a change of a directory and the look at its result one step.
-const DIRECTORY_LOCKS: usize = 64;
 
 /// How ids are made and found again.
 pub(crate) enum Ids {
@@ -52,7 +51,7 @@ pub(crate) struct Core {
     pub(crate) below: Below,
     /// Calls come back soon enough to be made by whoever asks.
     pub(crate) inline: bool,
-    directories: [Mutex<()>; DIRECTORY_LOCKS],
+    pub(crate) directories: Directories,
     /// Real descriptor of the root: handles are opened on its mount.
     pub(super) mount: OwnedFd,
     pub(super) mount_id: i32,
@@ -61,8 +60,10 @@ pub(crate) struct Core {
     pub(super) mounts_below: MountsBelow,
     pub(super) devices: Devices,
     proc_fd: OwnedFd,
-    pub(crate) pool: Pool,
-    crowded: Crowded,
+    pub(crate) lanes: Arc<Lanes>,
+    /// The file system below cannot tell whether a read, or a write, would wait.
+    pub(super) nowait_reads_fail: AtomicBool,
+    pub(super) nowait_writes_fail: AtomicBool,
     pub(crate) watched: Watched,
 }
 
@@ -72,7 +73,7 @@ pub(crate) struct Caller {
     /// Only what makes files has to do with it; for the rest it costs a system call.
     umask: Option<u32>,
     pub(super) asker: Asker,
-    /// As one who wants more of what is counted.
+    /// As one who wants more of what is counted, and whose calls take turns with those of others.
     pub(super) taker: Taker,
     /// It is the server itself who asks.
     pub(super) internal: bool,
@@ -94,10 +95,11 @@ impl Core {
             read_only: options.read_only,
         };
         let descriptors = descriptor_limit();
+        let lanes = Lanes::new(&options, below.is_memory());
         let or = |wanted: usize, else_: usize| if wanted == 0 { else_ } else { wanted };
         Ok(Arc::new(Core {
             info,
-            root: Arc::new(Node::new(id, FileType::Directory, fd)),
+            root: Arc::new(Node::new(id, FileType::Directory, Kept::new(fd, &lanes))),
             nodes: NodeCache::new(
                 or(options.inode_cache_max, (descriptors / 4).min(4096)),
                 options.inode_idle_secs,
@@ -109,7 +111,7 @@ impl Core {
                 (or(options.open_descriptors_max, descriptors / 2).max(1), descriptors),
                 options.open_files_max,
                 options.keeper.clone().map(|keeper| (keeper, uuid)),
-                matches!(ids, Ids::Native(_)),
+                (matches!(ids, Ids::Native(_)), lanes.clone()),
             ),
             ids,
             locks: LockTable::new(options.locks_max),
@@ -118,15 +120,18 @@ impl Core {
                 Inline::Always => true,
                 Inline::Never => false,
             },
+            nowait_reads_fail: AtomicBool::new(false),
+            // `ext4_buffered_write_iter` in fs/ext4/file.c refuses it; btrfs has to reserve space for
+            // each copy on write, and seldom can.
+            nowait_writes_fail: AtomicBool::new(matches!(below.magic, EXT | BTRFS)),
             below,
             mounts_below: MountsBelow::new(mount.as_fd()),
-            directories: [const { Mutex::new(()) }; DIRECTORY_LOCKS],
+            directories: Directories::default(),
             mount,
             mount_id,
             mount_number,
             proc_fd,
-            pool: Pool::new("dray-posix", options.threads_max.max(1), options.queue_max),
-            crowded: Crowded::new(options.queue_max.max(1)),
+            lanes,
             watched: Watched::new(),
             options,
         }))
@@ -148,7 +153,8 @@ impl Core {
         let who = if cx.internal { cx.who.clone() } else { self.options.squash.map(&cx.who) };
         let makes = matches!(op, Op::Make | Op::Create | Op::Tmpfile);
         let umask = makes.then_some(cx.umask);
-        Caller { who, umask, asker: Asker::of(cx), taker: cx.taker(), internal: cx.internal }
+        let (asker, taker, internal) = (Asker::of(cx), cx.taker(), cx.internal);
+        Caller { who, umask, asker, taker, internal }
     }
 
     /// `EROFS` where changes are refused.
@@ -161,79 +167,109 @@ impl Core {
     pub(crate) fn run<'a, T: Send + 'static>(
         self: &'a Arc<Core>,
         cx: &'a Context,
-        op: Op,
+        (op, about): (Op, FileId),
         work: impl FnOnce(&Core, &Caller) -> Result<T> + Send + 'static,
-    ) -> Fut<'a, Result<T>> {
+    ) -> impl Future<Output = Result<T>> + Send + 'a {
+        self.run_in(cx, op, (Lane::of(op), about), work)
+    }
+
+    /// As [`Core::run`], in the lane of what takes longer than the operation's name says.
+    pub(crate) fn run_in<'a, T: Send + 'static>(
+        self: &'a Arc<Core>,
+        cx: &'a Context,
+        op: Op,
+        way: (Lane, FileId),
+        work: impl FnOnce(&Core, &Caller) -> Result<T> + Send + 'static,
+    ) -> impl Future<Output = Result<T>> + Send + 'a {
         let mut work = Some(work);
-        self.run_patient(cx, op, self.inline, move |core, caller, _| {
+        let inline = self.stays(way.0);
+        self.run_patient(cx, op, (way, inline), move |core, caller, _| {
             work.take().map(|work| work(core, caller))
         })
     }
 
-    /// Does `work` as the caller on a thread of the export's own: for what waits for media.
-    pub(crate) fn run_slow<'a, T: Send + 'static>(
-        self: &'a Arc<Core>,
-        cx: &'a Context,
-        op: Op,
-        work: impl FnOnce(&Core, &Caller) -> Result<T> + Send + 'static,
-    ) -> Fut<'a, Result<T>> {
-        let mut work = Some(work);
-        let inline = self.options.inline == Inline::Always;
-        self.run_patient(cx, op, inline, move |core, caller, _| {
-            work.take().map(|work| work(core, caller))
-        })
+    /// Whether calls of this lane are made by whoever asks, now.
+    pub(crate) fn stays(&self, lane: Lane) -> bool {
+        if self.options.inline == Inline::Always {
+            return true;
+        }
+        self.inline
+            && match lane {
+                Lane::Looks | Lane::Reads => self.below.is_memory() || !self.lanes.are_busy(),
+                Lane::Changes | Lane::Closes => self.below.is_memory(),
+                Lane::Writes | Lane::Syncs => false,
+            }
     }
 
     /// The one place that decides which thread does the work. If `inline`, `work` is tried
     /// here first and must not wait (its last argument is false); where it answers none,
-    /// it is done again on a thread of the export's own, and may.
-    pub(crate) fn run_patient<'a, T: Send + 'static>(
-        self: &'a Arc<Core>,
-        cx: &'a Context,
+    /// it is done again on a thread of its lane, and may.
+    pub(crate) async fn run_patient<T: Send + 'static>(
+        self: &Arc<Core>,
+        cx: &Context,
         op: Op,
-        inline: bool,
+        ((lane, about), inline): ((Lane, FileId), bool),
         mut work: impl FnMut(&Core, &Caller, bool) -> Option<Result<T>> + Send + 'static,
-    ) -> Fut<'a, Result<T>> {
-        Box::pin(async move {
-            cx.check()?;
-            let mut caller = self.caller(cx, op);
-            let done = match self.thread_for(&caller) {
-                _ if !inline => None,
-                None => self.now(&caller, |core| work(core, &caller, false)),
-                Some(thread) => {
-                    let core = self.clone();
-                    let tried = thread.run(move || {
-                        let done = core.now(&caller, |core| work(core, &caller, false));
-                        (done, work, caller)
-                    });
-                    let done;
-                    (done, work, caller) = tried.await.map_err(|_| busy())?;
-                    done
-                }
-            };
-            if let Some(result) = done {
-                self.tend_departed();
-                return result.map_err(|error| error.during(op));
+    ) -> Result<T> {
+        cx.check()?;
+        let caller = self.caller(cx, op);
+        let inline = inline && self.may_become(&caller);
+        let done = if inline { self.now(&caller, |core| work(core, &caller, false)) } else { None };
+        let result = match done {
+            Some(result) => result,
+            None => {
+                let work = move |core: &Core, caller: &Caller| work(core, caller, true);
+                self.on_lane(lane, about, caller, work).await
             }
-            let core = self.clone();
-            let done = self.pool.run(move || core.now(&caller, |core| work(core, &caller, true)));
-            let result = done.await.map_err(|_| busy())?.unwrap_or_else(|| Err(busy()));
-            self.tend_departed();
-            result.map_err(|error| error.during(op))
-        })
+        };
+        self.tend_departed();
+        result.map_err(|error| error.during(op))
     }
 
-    /// The thread that is to become `caller` for what is done at once; none: this one.
-    pub(super) fn thread_for(&self, caller: &Caller) -> Option<&Pool> {
-        match self.options.inline {
-            Inline::Always => None,
-            _ => self.crowded.thread_for(caller.taker.holder, &caller.who),
+    /// Becomes the caller and does `work` on a thread of a lane.
+    pub(crate) async fn on_lane<T: Send + 'static>(
+        self: &Arc<Core>,
+        lane: Lane,
+        about: FileId,
+        caller: Caller,
+        work: impl FnOnce(&Core, &Caller) -> Option<Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (core, client) = (self.clone(), caller.taker.holder);
+        let work = move || core.now(&caller, |core| work(core, &caller));
+        let done = self.lanes.run(lane, (client, Some(about)), work).await;
+        done.map_err(|_| busy())?.unwrap_or_else(|| Err(busy()))
+    }
+
+    /// Makes a change that takes space; once more, if there was none, and what somebody has removed
+    /// was still to give its own back.
+    pub(crate) async fn with_space<T, F: Future<Output = Result<T>>>(
+        &self,
+        change: impl Fn() -> F,
+    ) -> Result<T> {
+        match change().await {
+            Err(error)
+                if matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT)
+                    && self.lanes.closed().await =>
+            {
+                change().await
+            }
+            changed => changed,
         }
     }
 
-    /// Calls that wait for threads of the export's own.
-    pub(super) fn waiting(&self) -> usize {
-        self.pool.waiting() + self.crowded.waiting()
+    /// Does `work` of the export's own, for nobody.
+    pub(crate) async fn run_for_all<T: Send + 'static>(
+        self: &Arc<Core>,
+        work: impl FnOnce(&Core) -> T + Send + 'static,
+    ) -> Option<T> {
+        let core = self.clone();
+        self.lanes.run(Lane::Looks, (0, None), move || work(&core)).await.ok()
+    }
+
+    /// Whether a thread that serves others may become `caller`: whoever is in many groups bears what
+    /// that costs on a thread of a lane.
+    pub(super) fn may_become(&self, caller: &Caller) -> bool {
+        self.options.inline == Inline::Always || cred::is_quick(&caller.who)
     }
 
     /// Of what was done with a file by its id alone. A file system without handles, such as most below FUSE,
@@ -272,28 +308,11 @@ impl Core {
         work: impl FnOnce(&Core) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
         match cred::assume(&caller.who, caller.umask) {
-            Ok(()) => self.watched.mark(|| self.noticing_death(work(self))),
+            // What is in memory is as slow as it is.
+            Ok(()) if self.below.is_memory() => self.watched.mark(|| work(self)),
+            Ok(()) => self.lanes.timed(|| self.watched.mark(|| self.noticing_death(work(self)))),
             Err(error) => Some(Err(error)),
         }
-    }
-
-    /// Serialises changes of one directory.
-    pub(crate) fn lock_directory(&self, dir: FileId) -> MutexGuard<'_, ()> {
-        let stripe = directory_stripe(dir);
-        self.directories[stripe].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Serialises changes of two directories, in an order that cannot dead-lock.
-    pub(crate) fn lock_directories(
-        &self,
-        one: FileId,
-        two: FileId,
-    ) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
-        let (first, second) = (directory_stripe(one), directory_stripe(two));
-        let lock =
-            |stripe: usize| self.directories[stripe].lock().unwrap_or_else(PoisonError::into_inner);
-        let held = lock(first.min(second));
-        (held, (first != second).then(|| lock(first.max(second))))
     }
 }
 
@@ -328,11 +347,6 @@ impl Drop for Tending {
             core.departed.is_left();
         }
     }
-}
-
-fn directory_stripe(dir: FileId) -> usize {
-    ((dir.ino ^ dir.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
-        % DIRECTORY_LOCKS
 }
 
 fn choose_ids(

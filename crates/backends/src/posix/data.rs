@@ -2,8 +2,8 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use dray_core::{
     Allocate, Buf, BufMut, DirPage, Errno, Error, FileId, FileType, IO_MAX_BYTES, Result, Seek,
@@ -13,6 +13,9 @@ use dray_core::{
 use super::attrs::clear_set_id;
 use super::core::{Caller, Core};
 use super::descriptor::FileState;
+use super::files::OpenInode;
+use super::guard::Held;
+use super::lanes::Kept;
 use super::sys;
 
 /// Bytes that one call copies at most; the caller asks again for the rest.
@@ -28,11 +31,8 @@ const DIR_BUFFER_BYTES: usize = 32 << 10;
 const ENTRY_BYTES: usize = 32;
 const ENTRY_PLUS_BYTES: usize = 160;
 
-/// The file system below cannot tell whether a read would wait.
-static NOWAIT_FAILS: AtomicBool = AtomicBool::new(false);
-
-/// Fills `into` from offset `at`. None, and nothing filled in, if that would have to wait
-/// for a disk or a writer and may not.
+/// Fills `into` from offset `at`, which the caller holds. None, and nothing filled in, if that
+/// would have to wait for a disk and may not.
 pub(crate) fn read(
     core: &Core,
     file: &FileState,
@@ -44,9 +44,8 @@ pub(crate) fn read(
         Ok(fd) => fd,
         Err(error) => return Some(Err(error)),
     };
-    let _range = file.inode.ranges.take(at, into.room() as u64, false, may_block)?;
     let cautious = !may_block && !core.below.is_memory();
-    if cautious && NOWAIT_FAILS.load(Ordering::Relaxed) {
+    if cautious && core.nowait_reads_fail.load(Ordering::Relaxed) {
         return None;
     }
     let flags = if cautious { libc::RWF_NOWAIT } else { 0 };
@@ -56,7 +55,7 @@ pub(crate) fn read(
         // What went wrong on the way the next try finds out, which may wait.
         Err((Errno::EAGAIN, _)) | Err((_, true)) if cautious => None,
         Err((Errno::ENOTSUP, _)) if cautious => {
-            NOWAIT_FAILS.store(true, Ordering::Relaxed);
+            core.nowait_reads_fail.store(true, Ordering::Relaxed);
             None
         }
         filled => Some(filled.map_err(|(errno, _)| errno.into())),
@@ -95,24 +94,84 @@ fn fill(
     Ok(())
 }
 
-/// Writes all of `from`. None if it would have to wait for a reader and may not.
+/// What of a file a write takes for itself: first byte and length.
+pub(crate) fn range_of(how: Write, from: &Buf) -> (u64, u64) {
+    if how.append { (0, u64::MAX) } else { (how.at, from.len() as u64) }
+}
+
+fn fd_to_write(core: &Core, file: &FileState, how: Write) -> Result<Arc<Kept>> {
+    if file.appends_only() && !how.append {
+        return Err(Error::new(Errno::EPERM).because("the file takes appends only"));
+    }
+    file.fd_to_change(core)
+}
+
+/// What came of a write that may not wait.
+pub(crate) enum Tried {
+    Written(Result<usize>),
+    /// So many bytes are written; the rest would have to wait.
+    Waits(usize),
+}
+
+/// Writes as much of `from` as can be done without waiting, for a disk or for room in memory. The
+/// caller holds [`range_of`] it.
+pub(crate) fn try_write(core: &Core, file: &FileState, how: Write, from: &Buf) -> Tried {
+    let fails = &core.nowait_writes_fail;
+    // What lies in pages of the kernel is moved at once, which cannot be tried.
+    if how.sync || how.kill_set_id || from.pages().is_some() || fails.load(Ordering::Relaxed) {
+        return Tried::Waits(0);
+    }
+    let fd = match fd_to_write(core, file, how) {
+        Ok(fd) => fd,
+        Err(error) => return Tried::Written(Err(error)),
+    };
+    let flags = libc::RWF_NOWAIT | if how.append { libc::RWF_APPEND } else { 0 };
+    let mut done = 0;
+    let tried = loop {
+        let at = if how.append { 0 } else { how.at.saturating_add(done as u64) };
+        match sys::write(fd.as_fd(), at, &from[done..], flags) {
+            Ok(count) if done + count >= from.len() => break Tried::Written(Ok(done + count)),
+            Ok(count) if count > 0 => done += count,
+            Err(Errno::ENOTSUP) => {
+                fails.store(true, Ordering::Relaxed);
+                break Tried::Waits(done);
+            }
+            // What is wrong the next try finds out, which may wait.
+            _ => break Tried::Waits(done),
+        }
+    };
+    file.written();
+    tried
+}
+
+/// Writes all of `from`, of which `done` bytes are written, whatever that takes. Answers how far it
+/// came. `held`: what it has taken of the file.
 pub(crate) fn write(
+    core: &Core,
+    caller: &Caller,
+    file: &FileState,
+    (how, done): (Write, usize),
+    from: &Buf,
+    held: Held,
+) -> Result<usize> {
+    let rest = from.slice(done..from.len());
+    let how = Write { at: how.at.saturating_add(done as u64), ..how };
+    match write_rest(core, caller, file, how, &rest, held) {
+        Ok(count) => Ok(done + count),
+        Err(_) if done > 0 => Ok(done),
+        Err(error) => Err(error),
+    }
+}
+
+fn write_rest(
     core: &Core,
     caller: &Caller,
     file: &FileState,
     how: Write,
     from: &Buf,
-    may_block: bool,
-) -> Option<Result<usize>> {
-    if file.appends_only() && !how.append {
-        return Some(Err(Error::new(Errno::EPERM).because("the file takes appends only")));
-    }
-    let fd = match file.fd_to_change(core) {
-        Ok(fd) => fd,
-        Err(error) => return Some(Err(error)),
-    };
-    let (start, len_bytes) = if how.append { (0, u64::MAX) } else { (how.at, from.len() as u64) };
-    let range = file.inode.ranges.take(start, len_bytes, true, may_block)?;
+    held: Held,
+) -> Result<usize> {
+    let fd = fd_to_write(core, file, how)?;
     let sync = if !how.sync {
         0
     } else if file.syncs_all {
@@ -135,7 +194,7 @@ pub(crate) fn write(
         }
         let written = append_all(&fd, from)?;
         // The whole file was taken: wait for the media without it.
-        drop(range);
+        drop(held);
         if how.sync {
             sys::sync(fd.as_fd(), sync == libc::RWF_DSYNC)?;
         }
@@ -145,7 +204,7 @@ pub(crate) fn write(
         Err(error) if how.sync && error.errno() == Errno::EIO => file.sync_failed(Errno::EIO),
         _ => file.written(),
     }
-    Some(written)
+    written
 }
 
 /// Has the kernel move what lies in its pages; answers how far it came. None, and nothing moved, if
@@ -203,13 +262,16 @@ fn all_of(len_bytes: usize, mut write: impl FnMut(usize) -> sys::Sys<usize>) -> 
     }
 }
 
-/// fallocate(2).
+/// What fallocate(2) takes of a file for itself: first byte and length.
+pub(crate) fn range_to_allocate(what: Allocate) -> (u64, u64) {
+    let shifts = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
+    (what.at, if what.flags & shifts == 0 { what.len_bytes } else { u64::MAX })
+}
+
+/// fallocate(2). The caller holds [`range_to_allocate`] it.
 pub(crate) fn allocate(core: &Core, file: &FileState, what: Allocate) -> Result<()> {
     core.writable()?;
     let fd = file.fd_to_change(core)?;
-    let shifts = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
-    let len_bytes = if what.flags & shifts == 0 { what.len_bytes } else { u64::MAX };
-    let _range = file.inode.ranges.take(what.at, len_bytes, true, true);
     let allocated = sys::allocate(fd.as_fd(), what);
     file.written();
     Ok(allocated?)
@@ -229,15 +291,40 @@ pub(crate) fn seek(core: &Core, file: &FileState, at: u64, what: Seek) -> Result
     Ok(sys::seek(file.fd(core)?.as_fd(), at, whence)?)
 }
 
+/// What is copied, from where to where.
+pub(crate) struct Copy {
+    pub(crate) from: (Arc<FileState>, u64),
+    pub(crate) to: (Arc<FileState>, u64),
+    pub(crate) len_bytes: u64,
+}
+
+impl Copy {
+    /// Takes what it reads and what it writes; in one order for everybody, so that two copies cannot
+    /// wait for each other.
+    pub(crate) async fn hold(&self) -> (Held, Option<Held>) {
+        let len_bytes = self.len_bytes.min(COPY_MAX_BYTES);
+        let (source, at) = (&self.from.0.inode, self.from.1);
+        let (target, to_at) = (&self.to.0.inode, self.to.1);
+        let key = |inode: &OpenInode| (inode.id.ino, inode.id.generation);
+        if key(source) == key(target) && at.abs_diff(to_at) < len_bytes {
+            let all_bytes = len_bytes.saturating_add(at.abs_diff(to_at));
+            return (source.take(at.min(to_at), all_bytes, true).await, None);
+        }
+        if (key(source), at) < (key(target), to_at) {
+            let first = source.take(at, len_bytes, false).await;
+            (first, Some(target.take(to_at, len_bytes, true).await))
+        } else {
+            let first = target.take(to_at, len_bytes, true).await;
+            (first, Some(source.take(at, len_bytes, false).await))
+        }
+    }
+}
+
 /// Copies within the export; answers how far it came.
-pub(crate) fn copy_range(
-    core: &Core,
-    from: (&FileState, u64),
-    to: (&FileState, u64),
-    len_bytes: u64,
-) -> Result<u64> {
+pub(crate) fn copy_range(core: &Core, copy: &Copy) -> Result<u64> {
     core.writable()?;
-    let len_bytes = len_bytes.min(COPY_MAX_BYTES);
+    let (from, to) = (&copy.from, &copy.to);
+    let len_bytes = copy.len_bytes.min(COPY_MAX_BYTES);
     let (source, target) = (from.0.fd_to_read(core)?, to.0.fd_to_change(core)?);
     let same = from.0.inode.id == to.0.inode.id;
     let len_bytes =
@@ -249,21 +336,6 @@ pub(crate) fn copy_range(
         sys::copy_range(source.as_fd(), from.1, target.as_fd(), to.1, 0)?;
         return if overlap { Err(Errno::EINVAL.into()) } else { Ok(0) };
     }
-    // In one order for everybody, so that two copies cannot wait for each other.
-    let take_source = || from.0.inode.ranges.take(from.1, len_bytes, false, true);
-    let take_target = || to.0.inode.ranges.take(to.1, len_bytes, true, true);
-    let source_first = match from.0.inode.id.cmp(&to.0.inode.id) {
-        std::cmp::Ordering::Less => true,
-        std::cmp::Ordering::Equal => from.1 < to.1,
-        std::cmp::Ordering::Greater => false,
-    };
-    let _ranges = if source_first {
-        let first = take_source();
-        (first, take_target())
-    } else {
-        let first = take_target();
-        (take_source(), first)
-    };
     let count = usize::try_from(len_bytes).unwrap_or(usize::MAX);
     let copied = match sys::copy_range(source.as_fd(), from.1, target.as_fd(), to.1, count) {
         Err(Errno::EXDEV | Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {

@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use dray_core::{Errno, Error, LockOwner, NodeId, Result};
 
 use super::core::Core;
 use super::files::{Files, OpenInode, lock};
+use super::lanes::Kept;
 use super::reopen::{Granted, Purpose};
 use super::sys;
 use super::write_back::WriteBack;
@@ -37,7 +38,7 @@ pub(crate) struct FileState {
 }
 
 enum Slot {
-    Open(Arc<OwnedFd>),
+    Open(Arc<Kept>),
     /// Closed for want of descriptors.
     Parked,
     /// Closed by the client.
@@ -84,10 +85,10 @@ impl Opened {
 
 /// What came of taking a descriptor away.
 pub(super) enum Parking {
-    Parked(Arc<OwnedFd>),
+    Parked(Arc<Kept>),
     NotOpen,
     /// What was written through it is to be brought to the disk before.
-    Due(Arc<OwnedFd>),
+    Due(Arc<Kept>),
     InUse,
 }
 
@@ -100,6 +101,7 @@ impl FileState {
         (asked, opened): (i32, Opened),
     ) -> Arc<FileState> {
         let Opened { fd, granted, unchanging } = opened;
+        let fd = Kept::new(fd, &files.lanes);
         Arc::new_cyclic(|me| FileState {
             inode,
             directory,
@@ -122,7 +124,7 @@ impl FileState {
     }
 
     /// Its descriptor, if it has one and nobody is about to change that.
-    pub(super) fn descriptor_at_hand(&self) -> Option<Arc<OwnedFd>> {
+    pub(super) fn descriptor_at_hand(&self) -> Option<Arc<Kept>> {
         match &*self.slot.try_lock().ok()? {
             Slot::Open(fd) => Some(fd.clone()),
             Slot::Parked | Slot::Closed => None,
@@ -136,7 +138,7 @@ impl FileState {
 
     /// Its descriptor, opened again if need be. Errors: `EBADF` after the close, `ESTALE` if
     /// the file has gone behind our back.
-    pub(crate) fn fd(&self, core: &Core) -> Result<Arc<OwnedFd>> {
+    pub(crate) fn fd(&self, core: &Core) -> Result<Arc<Kept>> {
         let mut slot = lock(&self.slot);
         match &*slot {
             Slot::Open(fd) => {
@@ -158,7 +160,7 @@ impl FileState {
 
     /// Its descriptor for what changes the file. Errors: as [`FileState::fd`]; `EROFS` if the file
     /// system below takes no changes.
-    pub(crate) fn fd_to_change(&self, core: &Core) -> Result<Arc<OwnedFd>> {
+    pub(crate) fn fd_to_change(&self, core: &Core) -> Result<Arc<Kept>> {
         if self.unchanging.load(Ordering::Acquire) {
             let mut slot = lock(&self.slot);
             if matches!(*slot, Slot::Open(_)) && self.unchanging.load(Ordering::Acquire) {
@@ -173,7 +175,7 @@ impl FileState {
 
     /// Its descriptor for reading. Errors: as [`FileState::fd`]; `EBADF` if it is open for something
     /// else only, and has a descriptor for reading for want of another.
-    pub(crate) fn fd_to_read(&self, core: &Core) -> Result<Arc<OwnedFd>> {
+    pub(crate) fn fd_to_read(&self, core: &Core) -> Result<Arc<Kept>> {
         let fd = self.fd(core)?;
         if self.granted.reads() || !self.unchanging.load(Ordering::Acquire) {
             Ok(fd)
@@ -201,7 +203,7 @@ impl FileState {
     }
 
     /// Opens it again, as the server.
-    fn open_again(&self, core: &Core, slot: &mut MutexGuard<'_, Slot>) -> Result<Arc<OwnedFd>> {
+    fn open_again(&self, core: &Core, slot: &mut MutexGuard<'_, Slot>) -> Result<Arc<Kept>> {
         let pin = lock(&self.inode.pin);
         let opened = match &*pin {
             Some(pin) => Opened::again(core, pin.as_fd(), self.granted)?,
@@ -212,7 +214,7 @@ impl FileState {
         };
         self.unchanging.store(opened.unchanging, Ordering::Release);
         self.write_back.reopened(&self.inode.failures);
-        let fd = Arc::new(opened.fd);
+        let fd = Arc::new(Kept::new(opened.fd, &core.lanes));
         **slot = Slot::Open(fd.clone());
         Ok(fd)
     }
@@ -227,7 +229,8 @@ impl FileState {
         if self.write_back.is_due() {
             return Parking::Due(fd.clone());
         }
-        let _no_removal = self.files.removal.write().unwrap_or_else(PoisonError::into_inner);
+        // A removal takes as long as the disk does, and others wait for us.
+        let Some(_no_removal) = self.files.no_removal() else { return Parking::InUse };
         let kept = lock(&self.inode.pin).is_some();
         if !kept && !sys::stat(fd.as_fd()).is_ok_and(|stat| stat.attr.nlink > 0) {
             return Parking::InUse;
@@ -241,7 +244,7 @@ impl FileState {
     }
 
     /// Gives the descriptor back. The file can not be used any more.
-    pub(crate) fn close(&self) -> Option<Arc<OwnedFd>> {
+    pub(crate) fn close(&self) -> Option<Arc<Kept>> {
         let old = std::mem::replace(&mut *lock(&self.slot), Slot::Closed);
         match old {
             Slot::Open(fd) => {

@@ -7,12 +7,16 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    Weak,
+};
 
 use dray_core::{Errno, Error, FileId, FsUuid, IdMap, Place, Result, Shares, Shortage, Taker};
 
 use super::descriptor::{FileState, Opened, Parking};
 use super::guard::Ranges;
+use super::lanes::{Kept, Lanes};
 use super::options::Keeper;
 use super::sys;
 use super::write_back::Failures;
@@ -36,11 +40,12 @@ pub(crate) struct Files {
     files_max: usize,
     /// Read: a name is being removed. Write: a descriptor is being closed because nobody
     /// used it. One after the other, so that the last hold on a file is not lost between.
-    pub(super) removal: RwLock<()>,
+    removal: RwLock<()>,
     /// Who keeps deleted files over our death, and which file system this is to him.
     keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
     /// The pages of a file are those of its descriptor; on overlays, for one, they are not.
     has_pages: bool,
+    pub(super) lanes: Arc<Lanes>,
 }
 
 /// Files that may hold descriptors, in no order; the hand goes round over them.
@@ -54,7 +59,7 @@ struct Ring {
 pub(crate) struct OpenInode {
     pub(crate) id: FileId,
     /// Keeps reads and writes apart.
-    pub(crate) ranges: Ranges,
+    pub(super) ranges: Ranges,
     /// What keeps the inode after its last name went.
     pub(super) pin: Mutex<Option<Pin>>,
     /// The keeper has it, or has had it since before our time.
@@ -65,7 +70,7 @@ pub(crate) struct OpenInode {
 
 /// An `O_PATH` descriptor of a file without a name, and that it is counted.
 pub(super) struct Pin {
-    fd: OwnedFd,
+    fd: Kept,
     _place: Place,
 }
 
@@ -85,7 +90,7 @@ impl Files {
         (descriptors_max, of_process): (usize, usize),
         files_max: usize,
         keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
-        has_pages: bool,
+        (has_pages, lanes): (bool, Arc<Lanes>),
     ) -> Arc<Files> {
         let pins_min = PINS_MIN.min(of_process / PINS_MIN_PART);
         Arc::new(Files {
@@ -99,6 +104,7 @@ impl Files {
             removal: RwLock::new(()),
             keeper,
             has_pages,
+            lanes,
         })
     }
 
@@ -165,7 +171,7 @@ impl Files {
     }
 
     /// A descriptor of an open inode, for when it cannot be found by its id otherwise.
-    pub(crate) fn any_descriptor(&self, id: FileId) -> Option<Arc<OwnedFd>> {
+    pub(crate) fn any_descriptor(&self, id: FileId) -> Option<Arc<Kept>> {
         self.find(id)?;
         let ring = lock(&self.ring);
         let files = ring.files.iter().filter_map(Weak::upgrade);
@@ -178,6 +184,15 @@ impl Files {
     /// To be held while a name is removed, after asking [`Files::needs_pin`].
     pub(crate) fn removing(&self) -> RwLockReadGuard<'_, ()> {
         self.removal.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while a descriptor is closed because nobody used it; none while a name is removed.
+    pub(super) fn no_removal(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        match self.removal.try_write() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// The open inode that would be lost with its last name, or would keep more descriptors
@@ -306,16 +321,29 @@ const WRITTEN_BACK_MAX: u32 = 16;
 enum Room {
     Made,
     /// Once what was written through this one is on the disk.
-    Soon(Arc<FileState>, Arc<OwnedFd>),
+    Soon(Arc<FileState>, Arc<Kept>),
     None,
 }
 
 impl OpenInode {
+    /// One of no export, for tests of what needs none.
+    #[cfg(test)]
+    pub(crate) fn lone() -> Arc<OpenInode> {
+        Arc::new(OpenInode {
+            id: FileId { ino: 1, generation: 1 },
+            ranges: Ranges::default(),
+            pin: Mutex::default(),
+            kept: AtomicBool::new(false),
+            failures: Failures::default(),
+            files: Weak::new(),
+        })
+    }
+
     /// Keeps the inode by this `O_PATH` descriptor until its last file is closed, on account of
     /// `taker`.
     pub(crate) fn pin(&self, fd: OwnedFd, taker: Taker) {
         let Some(files) = self.files.upgrade() else { return };
-        let pin = Pin { fd, _place: files.pins.hold(taker) };
+        let pin = Pin { fd: Kept::new(fd, &files.lanes), _place: files.pins.hold(taker) };
         let before = lock(&self.pin).replace(pin);
         drop(before); // outside of the lock
     }

@@ -7,6 +7,7 @@ use dray_core::{Attr, Entry, Errno, Error, FileId, FileType, Name, Result, Times
 
 use super::core::{Caller, Core, Ids};
 use super::handle::Codec;
+use super::lanes::Kept;
 use super::nodes::Node;
 use super::paths::PathTable;
 use super::reopen::Purpose;
@@ -23,6 +24,10 @@ const OPENS_MAX: usize = 3;
 const DEPTH_MAX: usize = 2048;
 
 impl Core {
+    pub(super) fn new_node(&self, id: FileId, kind: FileType, fd: OwnedFd) -> Node {
+        Node::new(id, kind, Kept::new(fd, &self.lanes))
+    }
+
     /// The inode with this id. Errors: `ESTALE` if there is none any more, or the id was
     /// never given out.
     pub(crate) fn node(&self, id: FileId) -> Result<Arc<Node>> {
@@ -82,14 +87,14 @@ impl Core {
         if stat.attr.nlink == 0 && !self.files.in_use(id) {
             return Err(stale());
         }
-        Ok(self.nodes.insert(Node::new(id, stat.attr.file_type(), fd)))
+        Ok(self.nodes.insert(self.new_node(id, stat.attr.file_type(), fd)))
     }
 
     fn node_by_place(&self, table: &PathTable, id: FileId) -> Result<Arc<Node>> {
         if let Some(fd) = self.files.any_descriptor(id) {
             let path = self.reopen_as_server(fd.as_fd(), Purpose::Refer)?;
             let kind = sys::stat(path.as_fd())?.attr.file_type();
-            return Ok(self.nodes.insert(Node::new(id, kind, path)));
+            return Ok(self.nodes.insert(self.new_node(id, kind, path)));
         }
         // Up to something that is open, then down again.
         let mut missing = vec![id];
@@ -133,7 +138,7 @@ impl Core {
             let Ok(fd) = cred::as_root(|| sys::open_path(dir.fd(), name))? else { continue };
             let attr = self.stat(fd.as_fd())?.attr;
             if known.is(&self.lasting(attr)) || self.is_copy(table, id, fd.as_fd())? {
-                return Ok(self.nodes.insert(Node::new(id, attr.file_type(), fd)));
+                return Ok(self.nodes.insert(self.new_node(id, attr.file_type(), fd)));
             }
         }
         Err(stale())
@@ -228,7 +233,7 @@ impl Core {
     pub(crate) fn find(&self, dir: &Node, name: &Name) -> Result<(Entry, Arc<Node>)> {
         let fd = sys::open_path(dir.fd(), name)?;
         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
-        let node = Node::new(entry.id, entry.attr.file_type(), fd);
+        let node = self.new_node(entry.id, entry.attr.file_type(), fd);
         let node = match self.ids {
             Ids::Native(_) => self.nodes.insert(node),
             Ids::Table(_) => self.nodes.replace(node),

@@ -10,15 +10,16 @@ mod below;
 mod copies;
 mod core;
 mod cred;
-mod crowded;
 mod data;
 mod departed;
 mod descriptor;
 mod devices;
+mod directories;
 mod files;
 mod find;
 mod guard;
 mod handle;
+mod lanes;
 mod mounted;
 mod names;
 mod nodes;
@@ -41,14 +42,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_core::{
-    Access, Attr, Context, CreateHow, Entry, FileId, FileSystem, FsInfo, FsUuid, Fut, Make, Name,
-    Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp, XattrSet,
-    open_named,
+    Access, Attr, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FsInfo, FsUuid, Fut,
+    Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp,
+    XattrSet, open_named,
 };
 
 use self::attrs::Target;
-use self::core::Core;
+use self::core::{Caller, Core};
 pub use self::cred::{as_server, release};
+use self::files::OpenInode;
+use self::guard::Held;
+use self::lanes::Lane;
+use self::names::{CREATE_TRIES, Created};
 use self::open_file::PosixFile;
 pub use self::options::{Inline, Keeper, PosixOptions, Squash};
 pub use self::origin::{Difference, Origin};
@@ -107,7 +112,7 @@ impl PosixFs {
     /// and then. Never waits for the file system.
     pub fn hang(&self, least: Duration) -> Option<Hang> {
         let lasting = self.core.watched.lasting(least)?;
-        Some(Hang { calls: lasting.calls + self.core.waiting(), since: lasting.longest })
+        Some(Hang { calls: lasting.calls + self.core.lanes.waiting(), since: lasting.longest })
     }
 
     /// The advisory locks of this export, for leases that end and for status.
@@ -120,8 +125,7 @@ impl PosixFs {
     /// that rests.
     pub async fn tidy(&self) {
         if self.core.nodes.is_to_be_trimmed() {
-            let core = self.core.clone();
-            let _ = self.core.pool.run(move || core.nodes.trim()).await; // else the next time
+            let _ = self.core.run_for_all(|core| core.nodes.trim()).await; // else the next time
         }
     }
 
@@ -163,37 +167,45 @@ impl FileSystem for PosixFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         let name = name.to_owned();
-        self.core.run(cx, Op::Lookup, move |core, caller| core.lookup(caller, dir, &name))
+        let look = move |core: &Core, caller: &Caller| core.lookup(caller, dir, &name);
+        Box::pin(self.core.run(cx, (Op::Lookup, dir), look))
     }
 
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
-        self.core.run(cx, Op::Parent, move |core, _| core.parent_of(dir))
+        Box::pin(self.core.run(cx, (Op::Parent, dir), move |core, _| core.parent_of(dir)))
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
-        self.core.by_id(self.core.run(cx, Op::Getattr, move |core, caller| core.attr(caller, id)))
+        let look = move |core: &Core, caller: &Caller| core.attr(caller, id);
+        self.core.by_id(Box::pin(self.core.run(cx, (Op::Getattr, id), look)))
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        self.core.by_id(self.core.run_patient(
-            cx,
-            Op::Setattr,
-            self.core.inline,
-            move |core, caller, may_block| match core.node_for(caller, id) {
-                Ok(node) => core.set_attr(caller, id, &Target::Path(node.fd()), set, may_block),
-                Err(error) => Some(Err(error)),
-            },
-        ))
+        self.core.by_id(Box::pin(async move {
+            let held = match set.size.and_then(|_| self.core.files.find(id)) {
+                Some(inode) => held_to_cut(&inode, set).await,
+                None => None,
+            };
+            let change = move |core: &Core, caller: &Caller, may_block| {
+                let _held = &held;
+                match core.node_for(caller, id) {
+                    Ok(node) => core.set_attr(caller, id, &Target::Path(node.fd()), set, may_block),
+                    Err(error) => Some(Err(error)),
+                }
+            };
+            let way = self.core.way_to_set(id, set);
+            self.core.run_patient(cx, Op::Setattr, way, change).await
+        }))
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        self.core.by_id(self.core.run(cx, Op::Readlink, move |core, caller| {
+        self.core.by_id(Box::pin(self.core.run(cx, (Op::Readlink, id), move |core, caller| {
             let node = core.node_for(caller, id)?;
             match node.kind {
                 dray_core::FileType::Symlink => Ok(sys::read_link(node.fd())?),
                 _ => Err(dray_core::Errno::EINVAL.into()),
             }
-        }))
+        })))
     }
 
     fn make<'a>(
@@ -203,8 +215,12 @@ impl FileSystem for PosixFs {
         name: &'a Name,
         what: Make<'a>,
     ) -> Fut<'a, Result<Entry>> {
-        let (name, what) = (name.to_owned(), what.into());
-        self.core.run(cx, Op::Make, move |core, _| core.make(dir, &name, what))
+        Box::pin(self.core.with_space(move || async move {
+            let (name, what) = (name.to_owned(), what.into());
+            let _turn = self.core.directories.turn(dir).await;
+            let make = move |core: &Core, _: &Caller| core.make(dir, &name, what);
+            self.core.run(cx, (Op::Make, dir), make).await
+        }))
     }
 
     fn remove<'a>(
@@ -215,7 +231,11 @@ impl FileSystem for PosixFs {
         kind: RemoveKind,
     ) -> Fut<'a, Result<()>> {
         let name = name.to_owned();
-        self.core.run(cx, Op::Remove, move |core, caller| core.remove(caller, dir, &name, kind))
+        Box::pin(async move {
+            let _turn = self.core.directories.turn(dir).await;
+            let remove = move |core: &Core, caller: &Caller| core.remove(caller, dir, &name, kind);
+            self.core.run(cx, (Op::Remove, dir), remove).await
+        })
     }
 
     fn rename<'a>(
@@ -226,8 +246,13 @@ impl FileSystem for PosixFs {
         how: RenameHow,
     ) -> Fut<'a, Result<()>> {
         let (from, to) = ((from.0, from.1.to_owned()), (to.0, to.1.to_owned()));
-        self.core.run(cx, Op::Rename, move |core, caller| {
-            core.rename(caller, (from.0, &from.1), (to.0, &to.1), how)
+        Box::pin(async move {
+            let _turns = self.core.directories.turns(from.0, to.0).await;
+            let about = to.0;
+            let rename = move |core: &Core, caller: &Caller| {
+                core.rename(caller, (from.0, &from.1), (to.0, &to.1), how)
+            };
+            self.core.run(cx, (Op::Rename, about), rename).await
         })
     }
 
@@ -239,7 +264,10 @@ impl FileSystem for PosixFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         let name = name.to_owned();
-        self.core.run(cx, Op::Link, move |core, _| core.link(id, dir, &name))
+        Box::pin(async move {
+            let _turn = self.core.directories.turn(dir).await;
+            self.core.run(cx, (Op::Link, dir), move |core, _| core.link(id, dir, &name)).await
+        })
     }
 
     fn open<'a>(
@@ -248,12 +276,17 @@ impl FileSystem for PosixFs {
         id: FileId,
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
-        let opened = self.core.run_patient(
-            cx,
-            Op::Open,
-            self.core.inline,
-            move |core, caller, may_block| core.open_node(caller, id, how, may_block),
-        );
+        let opened = Box::pin(async move {
+            let held = match how.truncates().then(|| self.core.files.find(id)).flatten() {
+                Some(inode) => Some(inode.take(0, u64::MAX, true).await),
+                None => None,
+            };
+            let open = move |core: &Core, caller: &Caller, may_block| {
+                let _held = &held;
+                core.open_node(caller, id, how, may_block)
+            };
+            self.core.run_patient(cx, Op::Open, self.core.way_to_open(id, how), open).await
+        });
         let opened = self.core.by_id(opened);
         Box::pin(async move { Ok(PosixFile::shared(&self.core, opened.await?)) })
     }
@@ -275,15 +308,34 @@ impl FileSystem for PosixFs {
         name: &'a Name,
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
-        let name = name.to_owned();
-        let inline = self.core.inline;
-        let made = self.core.run_patient(cx, Op::Create, inline, move |core, caller, may_block| {
-            core.create(caller, dir, &name, how, may_block).transpose()
-        });
-        Box::pin(async move {
-            let (entry, file) = made.await?;
-            Ok((entry, PosixFile::shared(&self.core, file)))
-        })
+        Box::pin(self.core.with_space(move || async move {
+            let mut cuts: Option<(FileId, Option<Held>)> = None;
+            for _ in 0..CREATE_TRIES {
+                let turn = self.core.directories.turn(dir).await;
+                let (lane, about) = match &cuts {
+                    Some((id, _)) => (Lane::Writes, *id),
+                    None => (Lane::Changes, dir),
+                };
+                let (name, held) = (name.to_owned(), cuts.take());
+                let create = move |core: &Core, caller: &Caller| {
+                    core.create(caller, dir, &name, how, held.as_ref().map(|(id, _)| *id))
+                };
+                match self.core.run_in(cx, Op::Create, (lane, about), create).await? {
+                    Created::Opened(entry, file) => {
+                        return Ok((entry, PosixFile::shared(&self.core, file)));
+                    }
+                    Created::Cuts(id) => {
+                        drop(turn); // nobody waits for a directory because of a file in it
+                        let held = match self.core.files.find(id) {
+                            Some(inode) => Some(inode.take(0, u64::MAX, true).await),
+                            None => None,
+                        };
+                        cuts = Some((id, held));
+                    }
+                }
+            }
+            Err(Error::retry(Errno::EAGAIN).because("the name goes from file to file"))
+        }))
     }
 
     fn tmpfile<'a>(
@@ -292,26 +344,28 @@ impl FileSystem for PosixFs {
         dir: FileId,
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
-        let made =
-            self.core.run(cx, Op::Tmpfile, move |core, caller| core.tmpfile(caller, dir, how));
         Box::pin(async move {
-            let (entry, file) = made.await?;
+            let make = move |core: &Core, caller: &Caller| core.tmpfile(caller, dir, how);
+            let (entry, file) = self.core.run(cx, (Op::Tmpfile, dir), make).await?;
             Ok((entry, PosixFile::shared(&self.core, file)))
         })
     }
 
     fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>> {
-        self.core.by_id(
-            self.core.run(cx, Op::Access, move |core, caller| core.check_access(caller, id, want)),
-        )
+        let check = move |core: &Core, caller: &Caller| core.check_access(caller, id, want);
+        self.core.by_id(Box::pin(self.core.run(cx, (Op::Access, id), check)))
     }
 
     fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>> {
-        self.core.run(cx, Op::Statfs, |core, _| Ok(sys::statfs(core.root.fd())?.0))
+        let about = self.core.info.root;
+        let look = |core: &Core, _: &Caller| Ok(sys::statfs(core.root.fd())?.0);
+        Box::pin(self.core.run(cx, (Op::Statfs, about), look))
     }
 
     fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
-        self.core.run_slow(cx, Op::SyncAll, |core, _| Ok(sys::sync_all(core.mount_fd())?))
+        let about = self.core.info.root;
+        let sync = |core: &Core, _: &Caller| Ok(sys::sync_all(core.mount_fd())?);
+        Box::pin(self.core.run(cx, (Op::SyncAll, about), sync))
     }
 
     fn getxattr<'a>(
@@ -321,9 +375,8 @@ impl FileSystem for PosixFs {
         name: &'a [u8],
     ) -> Fut<'a, Result<Vec<u8>>> {
         let name = name.to_vec();
-        self.core.by_id(
-            self.core.run(cx, Op::Getxattr, move |core, caller| core.get_xattr(caller, id, &name)),
-        )
+        let get = move |core: &Core, caller: &Caller| core.get_xattr(caller, id, &name);
+        self.core.by_id(Box::pin(self.core.run(cx, (Op::Getxattr, id), get)))
     }
 
     fn setxattr<'a>(
@@ -335,15 +388,14 @@ impl FileSystem for PosixFs {
         how: XattrSet,
     ) -> Fut<'a, Result<()>> {
         let (name, value) = (name.to_vec(), value.to_vec());
-        self.core.by_id(self.core.run(cx, Op::Setxattr, move |core, caller| {
-            core.set_xattr(caller, id, &name, &value, how)
-        }))
+        let set =
+            move |core: &Core, caller: &Caller| core.set_xattr(caller, id, &name, &value, how);
+        self.core.by_id(Box::pin(self.core.run(cx, (Op::Setxattr, id), set)))
     }
 
     fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        self.core.by_id(
-            self.core.run(cx, Op::Listxattr, move |core, caller| core.list_xattr(caller, id)),
-        )
+        let list = move |core: &Core, caller: &Caller| core.list_xattr(caller, id);
+        self.core.by_id(Box::pin(self.core.run(cx, (Op::Listxattr, id), list)))
     }
 
     fn removexattr<'a>(
@@ -353,9 +405,15 @@ impl FileSystem for PosixFs {
         name: &'a [u8],
     ) -> Fut<'a, Result<()>> {
         let name = name.to_vec();
-        self.core.by_id(
-            self.core
-                .run(cx, Op::Removexattr, move |core, caller| core.remove_xattr(caller, id, &name)),
-        )
+        let remove = move |core: &Core, caller: &Caller| core.remove_xattr(caller, id, &name);
+        self.core.by_id(Box::pin(self.core.run(cx, (Op::Removexattr, id), remove)))
+    }
+}
+
+/// Keeps others from what lies behind the size that a file is to have, as long as that changes.
+async fn held_to_cut(inode: &Arc<OpenInode>, set: SetAttr) -> Option<Held> {
+    match set.size {
+        Some(size) => Some(inode.take(size, u64::MAX, true).await),
+        None => None,
     }
 }

@@ -11,12 +11,29 @@ use dray_core::{
 use super::core::{Caller, Core, Ids};
 use super::descriptor::{FileState, Opened};
 use super::find::stale;
+use super::lanes::{Kept, Lane, is_large};
 use super::nodes::Node;
 use super::reopen::{Granted, Purpose};
 use super::{attrs, sys};
 
 /// A creation that finds the name taken, and the next moment free again, tries this often.
-const CREATE_TRIES: usize = 16;
+pub(super) const CREATE_TRIES: usize = 16;
+
+/// What is about to lose a name.
+#[derive(Default)]
+struct Leaving {
+    /// As the cache has it.
+    known: Option<Arc<Node>>,
+    _large: Option<Kept>,
+}
+
+/// What came of a creation.
+pub(crate) enum Created {
+    Opened(Entry, Arc<FileState>),
+    /// The name is that of this file, which is to be cut, and nobody has seen to it that it is not
+    /// read or written meanwhile, and that this may take its time.
+    Cuts(FileId),
+}
 
 /// Deepest directory below the export whose parent is searched for its root.
 const DEPTH_MAX: usize = 2048;
@@ -69,7 +86,7 @@ impl Core {
         match &self.ids {
             Ids::Native(_) => {
                 let entry = self.identify(None, fd.as_fd())?;
-                self.nodes.insert(Node::new(entry.id, FileType::Directory, fd));
+                self.nodes.insert(self.new_node(entry.id, FileType::Directory, fd));
                 Ok(entry)
             }
             Ids::Table(table) => {
@@ -105,7 +122,6 @@ impl Core {
     pub(crate) fn make(&self, dir: FileId, name: &Name, what: Making) -> Result<Entry> {
         self.writable()?;
         let dir = self.directory(dir)?;
-        let _one_at_a_time = self.lock_directory(dir.id);
         match what {
             Making::Directory(mode) => sys::make_dir(dir.fd(), name, mode)?,
             Making::Node(mode, rdev) => sys::make_node(dir.fd(), name, mode, rdev)?,
@@ -123,15 +139,14 @@ impl Core {
     ) -> Result<()> {
         self.writable()?;
         let dir = self.directory(dir)?;
-        let _one_at_a_time = self.lock_directory(dir.id);
         self.files.before_removal();
         let _no_parking = self.files.removing();
-        let known = self.before_removal(caller, &dir, name)?;
+        let leaving = self.before_removal(caller, &dir, name)?;
         // An overlay copies what has further names, for the number of these.
         let copied = self.below.is_overlay().then(|| self.known_at(&dir, name)).flatten();
         let _copying = self.copying([copied.as_ref().map(|(id, _)| *id), None]);
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
-        self.after_removal(caller, known);
+        self.after_removal(caller, leaving.known.as_ref());
         dir.removed_from(caller.asker);
         if let Ids::Table(table) = &self.ids {
             table.removed(dir.id, name);
@@ -144,15 +159,10 @@ impl Core {
 
     /// What has this name may be about to go: our cache must not keep it, and files open on
     /// it must. To be called under [`super::files::Files::removing`]. Errors: `ENFILE` if
-    /// there are too many such files; what is open must not be lost. Answers what the cache keeps
-    /// still.
-    fn before_removal(
-        &self,
-        caller: &Caller,
-        dir: &Node,
-        name: &Name,
-    ) -> Result<Option<Arc<Node>>> {
-        let Some(id) = self.id_at(dir, name) else { return Ok(None) };
+    /// there are too many such files; what is open must not be lost. Answers what keeps the file
+    /// over the removal, so that the kernel frees its data later, and elsewhere.
+    fn before_removal(&self, caller: &Caller, dir: &Node, name: &Name) -> Result<Leaving> {
+        let Some(id) = self.id_at(dir, name) else { return Ok(Leaving::default()) };
         if let Some(inode) = self.files.needs_pin(id) {
             match sys::open_path(dir.fd(), name) {
                 Ok(fd) if has_other_names(fd.as_fd()) => {}
@@ -172,14 +182,30 @@ impl Core {
         if !self.below.is_local() {
             // A network file system keeps what is held under another name, for all to see.
             self.nodes.forget(id);
+            return Ok(Leaving::default());
         }
-        Ok(self.nodes.get(id))
+        let known = self.nodes.get(id);
+        let large = match &known {
+            Some(_) => None, // which keeps it
+            None => self.open_large(dir, name),
+        };
+        Ok(Leaving { known, _large: large })
+    }
+
+    /// A descriptor of a file that takes long to go.
+    fn open_large(&self, dir: &Node, name: &Name) -> Option<Kept> {
+        let is_slow =
+            |attr: &Attr| is_large(attr) || !self.below.is_memory() && self.lanes.are_busy();
+        let attr = sys::stat_at(dir.fd(), name).ok()?.attr;
+        let holds = attr.file_type() == FileType::Regular && is_slow(&attr);
+        let fd = holds.then(|| sys::open_path(dir.fd(), name).ok()).flatten()?;
+        Some(Kept::new(fd, &self.lanes))
     }
 
     /// What was `known` has lost its name.
-    fn after_removal(&self, caller: &Caller, known: Option<Arc<Node>>) {
+    fn after_removal(&self, caller: &Caller, known: Option<&Arc<Node>>) {
         let Some(node) = known else { return };
-        self.has_left(caller, &node);
+        self.has_left(caller, node);
         // Somebody may have opened it since we looked.
         if let Some(inode) = self.files.needs_keeping(node.id) {
             self.files.keep(&inode, node.fd());
@@ -195,12 +221,11 @@ impl Core {
     ) -> Result<()> {
         self.writable()?;
         let (old, new) = (self.directory(from.0)?, self.directory(to.0)?);
-        let _one_at_a_time = self.lock_directories(old.id, new.id);
         self.files.before_removal();
         let _no_parking = self.files.removing();
         let replaced = match how {
             RenameHow::Replace => self.before_removal(caller, &new, to.1)?,
-            RenameHow::NoReplace | RenameHow::Exchange => None,
+            RenameHow::NoReplace | RenameHow::Exchange => Leaving::default(),
         };
         let flags = match how {
             RenameHow::Replace => 0,
@@ -210,7 +235,7 @@ impl Core {
         let moved = [(&old, from.1), (&new, to.1)].map(|(dir, name)| self.known_at(dir, name));
         let _copying = self.copying(moved.each_ref().map(|at| at.as_ref().map(|(id, _)| *id)));
         sys::rename((old.fd(), from.1), (new.fd(), to.1), flags)?;
-        self.after_removal(caller, replaced);
+        self.after_removal(caller, replaced.known.as_ref());
         if let Ids::Table(table) = &self.ids {
             table.renamed((old.id, from.1), (new.id, to.1), how == RenameHow::Exchange);
         }
@@ -224,7 +249,6 @@ impl Core {
         self.writable()?;
         let node = self.node(id)?;
         let dir = self.directory(dir)?;
-        let _one_at_a_time = self.lock_directory(dir.id);
         let _copying = self.copying([Some(id), None]);
         sys::link(self.proc_fd(), node.fd(), dir.fd(), name)?;
         if let Ids::Table(table) = &self.ids {
@@ -255,8 +279,17 @@ impl Core {
         Ok(how.flags & passed)
     }
 
-    /// Opens a file or directory. None if it would have to wait for a reader or writer and
-    /// may not.
+    /// Which threads open a file, and whether whoever asks may try: cutting it takes as long as
+    /// it is large, and so does what an overlay copies before a change.
+    pub(crate) fn way_to_open(&self, id: FileId, how: OpenHow) -> ((Lane, FileId), bool) {
+        let copies = self.below.is_overlay() && how.writes();
+        let lane = if how.truncates() || copies { Lane::Writes } else { Lane::Looks };
+        let tries = self.inline && self.below.is_memory();
+        ((lane, id), tries || self.stays(lane))
+    }
+
+    /// Opens a file or directory. Of one that is to be cut the caller holds all that others read
+    /// and write. None if that would take long, and may not.
     pub(crate) fn open_node(
         &self,
         caller: &Caller,
@@ -264,12 +297,17 @@ impl Core {
         how: OpenHow,
         may_block: bool,
     ) -> Option<Result<Arc<FileState>>> {
-        let held = how.truncates().then(|| self.files.find(id)).flatten();
-        let _range = match &held {
-            Some(inode) => Some(inode.ranges.take(0, u64::MAX, true, may_block)?),
-            None => None,
+        let node = match self.node_for(caller, id) {
+            Ok(node) => node,
+            Err(error) => return Some(Err(error)),
         };
-        Some(self.node_for(caller, id).and_then(|node| self.open_found(caller, &node, how)))
+        if how.truncates()
+            && !may_block
+            && sys::stat(node.fd()).is_ok_and(|stat| !self.is_quick_to_cut(&stat.attr, 0))
+        {
+            return None;
+        }
+        Some(self.open_found(caller, &node, how))
     }
 
     fn open_found(&self, caller: &Caller, node: &Node, how: OpenHow) -> Result<Arc<FileState>> {
@@ -344,22 +382,20 @@ impl Core {
         }
     }
 
-    /// Opens a file that is made if need be. None if a file that is to be cut would have to be
-    /// waited for, and may not.
+    /// Opens a file that is made if need be. The file `cuts` can be cut here.
     pub(crate) fn create(
         &self,
         caller: &Caller,
         dir: FileId,
         name: &NameBuf,
         how: CreateHow,
-        may_block: bool,
-    ) -> Result<Option<(Entry, Arc<FileState>)>> {
+        cuts: Option<FileId>,
+    ) -> Result<Created> {
         if how.open.directory() {
             return Err(Error::new(Errno::EINVAL).because("O_CREAT makes no directories"));
         }
         let flags = self.open_flags(None, how.open)?;
         let dir = self.directory(dir)?;
-        let _one_at_a_time = self.lock_directory(dir.id);
         for _ in 0..CREATE_TRIES {
             if !self.options.read_only {
                 self.files.admit()?;
@@ -368,13 +404,13 @@ impl Core {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
                         let opened = Opened::for_caller(fd, flags);
                         let file = self.files.opened(entry.id, false, how.open.flags, opened);
-                        return Ok(Some((entry, file)));
+                        return Ok(Created::Opened(entry, file));
                     }
                     Err(Errno::EEXIST) if !how.exclusive => {}
                     Err(errno) => return Err(errno.into()),
                 }
             }
-            match self.open_existing(caller, &dir, name, how.open, may_block) {
+            match self.open_existing(caller, &dir, name, how.open, cuts) {
                 // Removed between the two steps.
                 Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {
                     self.writable()?;
@@ -391,23 +427,20 @@ impl Core {
         dir: &Node,
         name: &Name,
         how: OpenHow,
-        may_block: bool,
-    ) -> Result<Option<(Entry, Arc<FileState>)>> {
+        cuts: Option<FileId>,
+    ) -> Result<Created> {
         let (entry, node) = self.find(dir, name)?;
         if node.kind == FileType::Directory {
             return Err(Errno::EISDIR.into());
         }
-        let inode = how.truncates().then(|| self.files.find(node.id)).flatten();
-        let _range = match &inode {
-            Some(inode) => match inode.ranges.take(0, u64::MAX, true, may_block) {
-                None => return Ok(None),
-                held => held,
-            },
-            None => None,
-        };
+        let is_quick =
+            || self.is_quick_to_cut(&entry.attr, 0) && self.files.find(node.id).is_none();
+        if how.truncates() && cuts != Some(node.id) && !is_quick() {
+            return Ok(Created::Cuts(node.id));
+        }
         let file = self.open_found(caller, &node, how)?;
         let attr = if how.truncates() { self.stat(node.fd())?.attr } else { entry.attr };
-        Ok(Some((Entry { id: entry.id, attr }, file)))
+        Ok(Created::Opened(Entry { id: entry.id, attr }, file))
     }
 
     pub(crate) fn tmpfile(
@@ -462,11 +495,51 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use dray_core::{Context, FileSystem, FsUuid};
+    use dray_core::{Context, FileSystem, FsUuid, SetAttr};
     use dray_rt::{DriverKind, Executor};
 
     use super::super::{Inline, PosixFs, PosixOptions, Squash};
     use super::*;
+
+    /// The kernel freed the data on the thread that served others, with the directory locked.
+    #[test]
+    fn what_is_large_goes_behind_the_removal_of_its_name() {
+        let name = format!("dray-names-{:x}", dray_rt::random_u64());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        let fs = PosixFs::open(&dir, FsUuid(1), PosixOptions::default()).unwrap();
+        let (cx, root) = (Context::system(), fs.info().root);
+        let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
+        Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+            let large = SetAttr { size: Some(1 << 30), ..SetAttr::default() };
+            let make = async |name: &str, large: Option<SetAttr>| {
+                let name = Name::new(name.as_bytes()).unwrap();
+                let (_, file) = fs.create(&cx, root, name, how).await.unwrap();
+                if let Some(large) = large {
+                    file.setattr(&cx, large).await.unwrap();
+                }
+                file
+            };
+            let [removed, replaced, open] = ["removed", "replaced", "open"]
+                .map(|name| (name, Name::new(name.as_bytes()).unwrap()));
+            for (name, _) in [removed, replaced] {
+                make(name, Some(large)).await.close(&cx).await.unwrap();
+            }
+            let file = make(open.0, Some(large)).await;
+            make("small", None).await.close(&cx).await.unwrap();
+            assert_eq!(fs.core.lanes.closes(), 0);
+            fs.remove(&cx, root, removed.1, RemoveKind::File).await.unwrap();
+            assert_eq!(fs.core.lanes.closes(), 1);
+            let from = (root, Name::new(b"small").unwrap());
+            fs.rename(&cx, from, (root, replaced.1), RenameHow::Replace).await.unwrap();
+            assert_eq!(fs.core.lanes.closes(), 2);
+            fs.remove(&cx, root, open.1, RemoveKind::File).await.unwrap();
+            file.close(&cx).await.unwrap();
+            assert!(fs.core.lanes.closes() > 2);
+            fs.core.lanes.closed().await;
+        });
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 
     /// Opening a file to cut it waited for whoever was writing to it, on a thread that serves
     /// others, with the directory locked.
@@ -488,7 +561,7 @@ mod tests {
         run(Box::pin(async {
             let (entry, _file) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
             let inode = fs.core.files.find(entry.id).unwrap();
-            let writing = inode.ranges.take(0, 10, true, true).unwrap();
+            let writing = inode.try_take(0, 10, true).unwrap();
             let (goes_on, others) = channel();
             std::thread::scope(|scope| {
                 scope.spawn(|| {

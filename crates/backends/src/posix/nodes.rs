@@ -1,18 +1,19 @@
 //! Cached `O_PATH` descriptors of inodes used lately.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{FileId, FileType, IdMap};
 
 use super::departed::{Asker, Lookers};
+use super::lanes::Kept;
 
 /// An inode and a descriptor by which it can be named, but not read or written.
 pub(crate) struct Node {
     pub(crate) id: FileId,
     pub(crate) kind: FileType,
-    fd: OwnedFd,
+    fd: Kept,
     /// Lookups in this directory that are expected to be followed by the removal of what they
     /// find: a program is removing one file after the other. How many, in the lowest bits, and
     /// whose.
@@ -29,7 +30,7 @@ const LOOKS_BEFORE_REMOVAL: u64 = 2;
 const LOOKS_MASK: u64 = 3;
 
 impl Node {
-    pub(crate) fn new(id: FileId, kind: FileType, fd: OwnedFd) -> Node {
+    pub(crate) fn new(id: FileId, kind: FileType, fd: Kept) -> Node {
         Node { id, kind, fd, passing: AtomicU64::new(0), lookers: Mutex::default() }
     }
 
@@ -243,7 +244,7 @@ pub(super) mod tests {
     use super::*;
 
     pub(crate) fn node(ino: u64) -> Node {
-        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        let fd = Kept::of_no_export(std::fs::File::open("/dev/null").unwrap().into());
         Node::new(FileId { ino, generation: 1 }, FileType::Regular, fd)
     }
 

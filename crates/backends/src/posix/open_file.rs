@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
@@ -11,8 +12,11 @@ use dray_core::{
 
 use super::attrs::Target;
 use super::core::{Caller, Core};
-use super::data;
+use super::data::{self, Copy, Tried};
 use super::descriptor::FileState;
+use super::guard::Held;
+use super::lanes::Lane;
+use super::options::Inline;
 use super::sys;
 use crate::locks::Owner;
 
@@ -27,30 +31,58 @@ impl PosixFile {
         Arc::new(PosixFile { core: core.clone(), state })
     }
 
-    /// By another thread; `inline`: one that must not wait is to try it first. A buffer cannot be lost
-    /// with a call that finds no thread: it waits beside it.
-    async fn read_elsewhere(
-        &self,
-        cx: &Context,
-        (at, inline): (u64, bool),
-        into: BufMut,
-    ) -> Io<BufMut> {
+    /// A buffer cannot be lost with a call that finds no thread: it waits beside it.
+    async fn read_on_lane(&self, caller: Caller, at: u64, into: BufMut, held: Held) -> Io<BufMut> {
         let waiting = Arc::new(Mutex::new(Some(into)));
         let (slot, file) = (waiting.clone(), self.state.clone());
         let lock = |slot: &Mutex<Option<BufMut>>| {
             slot.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
-        let done = self.core.run_patient(cx, Op::Read, inline, move |core, _, may_block| {
+        let read = move |core: &Core, _: &Caller| {
+            let _held = held;
             let mut into = lock(&slot)?;
-            let result = data::read(core, &file, at, &mut into, may_block);
+            let result = data::read(core, &file, at, &mut into, true);
             *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(into);
             result
-        });
-        let result = done.await;
+        };
+        let result = self.core.on_lane(Lane::Reads, self.id(), caller, read).await;
         let into = lock(&waiting).unwrap_or_else(|| BufMut::heap(0));
         match result {
             Ok(()) => Ok(into),
-            Err(error) => Err((error, into)),
+            Err(error) => Err((error.during(Op::Read), into)),
+        }
+    }
+
+    /// Writes here and now what does not have to wait, and the rest on a thread that may.
+    async fn write_held(&self, caller: Caller, how: Write, from: Buf, held: Held) -> Result<usize> {
+        let (core, file) = (&self.core, &self.state);
+        let inline = core.inline && core.may_become(&caller);
+        let here = core.options.inline == Inline::Always || core.below.is_memory();
+        if inline && here && !how.sync {
+            let write = |core: &Core| Some(data::write(core, &caller, file, (how, 0), &from, held));
+            return core.now(&caller, write).unwrap_or_else(|| Err(Errno::EIO.into()));
+        }
+        let mut done = 0;
+        let fails = core.nowait_writes_fail.load(Ordering::Relaxed);
+        // While others wait for the disk it may be frozen, which the kernel waits for in any case
+        // (`kiocb_start_write` in include/linux/fs.h).
+        if inline && !how.sync && !fails && !core.lanes.are_busy() {
+            let tried = |core: &Core| Some(Ok(data::try_write(core, file, how, &from)));
+            match core.now(&caller, tried) {
+                Some(Ok(Tried::Written(result))) => return result,
+                Some(Ok(Tried::Waits(count))) => done = count,
+                Some(Err(error)) => return Err(error),
+                None => {}
+            }
+        }
+        let file = file.clone();
+        let write = move |core: &Core, caller: &Caller| {
+            Some(data::write(core, caller, &file, (how, done), &from, held))
+        };
+        let lane = if how.sync { Lane::Syncs } else { Lane::Writes };
+        match core.on_lane(lane, self.id(), caller, write).await {
+            Err(_) if done > 0 => Ok(done),
+            written => written,
         }
     }
 
@@ -77,11 +109,9 @@ impl OpenFile for PosixFile {
             if let Err(error) = cx.check() {
                 return Err((error, into));
             }
-            if self.core.inline {
-                let caller = self.core.caller(cx, Op::Read);
-                if self.core.thread_for(&caller).is_some() {
-                    return self.read_elsewhere(cx, (at, true), into).await;
-                }
+            let held = self.state.inode.take(at, into.room() as u64, false).await;
+            let caller = self.core.caller(cx, Op::Read);
+            if self.core.inline && self.core.may_become(&caller) {
                 let read = |core: &Core| data::read(core, &self.state, at, &mut into, false);
                 match self.core.now(&caller, read) {
                     Some(Ok(())) => return Ok(into),
@@ -89,15 +119,20 @@ impl OpenFile for PosixFile {
                     None => {}
                 }
             }
-            self.read_elsewhere(cx, (at, false), into).await
+            self.read_on_lane(caller, at, into, held).await
         })
     }
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
-        let file = self.state.clone();
-        let inline = self.core.inline && !how.sync;
-        self.core.run_patient(cx, Op::Write, inline, move |core, caller: &Caller, may_block| {
-            data::write(core, caller, &file, how, &from, may_block)
+        Box::pin(async move {
+            cx.check()?;
+            let (start, len_bytes) = data::range_of(how, &from);
+            let write = || async {
+                let caller = self.core.caller(cx, Op::Write);
+                let held = self.state.inode.take(start, len_bytes, true).await;
+                self.write_held(caller, how, from.clone(), held).await
+            };
+            self.core.with_space(write).await.map_err(|error| error.during(Op::Write))
         })
     }
 
@@ -110,31 +145,40 @@ impl OpenFile for PosixFile {
     ) -> Fut<'a, Result<DirPage>> {
         let file = self.state.clone();
         let max_bytes = max_bytes.min(dray_core::IO_MAX_BYTES);
-        self.core.run(cx, Op::Readdir, move |core, _| {
-            data::read_dir(core, &file, cookie, max_bytes, plus)
-        })
+        let read =
+            move |core: &Core, _: &Caller| data::read_dir(core, &file, cookie, max_bytes, plus);
+        Box::pin(self.core.run(cx, (Op::Readdir, self.id()), read))
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
-        self.core.run(cx, Op::Getattr, move |core, _| Ok(core.stat(file.fd(core)?.as_fd())?.attr))
+        let look = move |core: &Core, _: &Caller| Ok(core.stat(file.fd(core)?.as_fd())?.attr);
+        Box::pin(self.core.run(cx, (Op::Getattr, self.id()), look))
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
-        self.core.run_patient(cx, Op::Setattr, self.core.inline, move |core, caller, may_block| {
-            let fd = if set.size.is_some() { file.fd_to_change(core) } else { file.fd(core) };
-            match fd {
-                Ok(fd) => {
-                    let target = Target::Open(fd.as_fd());
-                    let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
-                    if set.size.is_some() {
-                        file.written();
-                    }
-                    done
+        Box::pin(async move {
+            let held = match set.size {
+                Some(size) => Some(self.state.inode.take(size, u64::MAX, true).await),
+                None => None,
+            };
+            let change = move |core: &Core, caller: &Caller, may_block| {
+                let _held = &held;
+                let fd = if set.size.is_some() { file.fd_to_change(core) } else { file.fd(core) };
+                let fd = match fd {
+                    Ok(fd) => fd,
+                    Err(error) => return Some(Err(error)),
+                };
+                let target = Target::Open(fd.as_fd());
+                let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
+                if set.size.is_some() {
+                    file.written();
                 }
-                Err(error) => Some(Err(error)),
-            }
+                done
+            };
+            let way = self.core.way_to_set(self.id(), set);
+            self.core.run_patient(cx, Op::Setattr, way, change).await
         })
     }
 
@@ -144,22 +188,33 @@ impl OpenFile for PosixFile {
             return Box::pin(async { Ok(()) });
         }
         let file = self.state.clone();
-        self.core.run(cx, Op::Flush, move |core, _| Ok(sys::flush_by_close(&*file.fd(core)?)?))
+        let flush = move |core: &Core, _: &Caller| Ok(sys::flush_by_close(&*file.fd(core)?)?);
+        Box::pin(self.core.run(cx, (Op::Flush, self.id()), flush))
     }
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         let file = self.state.clone();
-        self.core.run_slow(cx, Op::Sync, move |core, _| file.sync(core, data_only))
+        let sync = move |core: &Core, _: &Caller| file.sync(core, data_only);
+        Box::pin(self.core.run(cx, (Op::Sync, self.id()), sync))
     }
 
     fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
-        let file = self.state.clone();
-        self.core.run_slow(cx, Op::Allocate, move |core, _| data::allocate(core, &file, what))
+        Box::pin(self.core.with_space(move || async move {
+            let file = self.state.clone();
+            let (at, len_bytes) = data::range_to_allocate(what);
+            let held = self.state.inode.take(at, len_bytes, true).await;
+            let allocate = move |core: &Core, _: &Caller| {
+                let _held = held;
+                data::allocate(core, &file, what)
+            };
+            self.core.run(cx, (Op::Allocate, self.id()), allocate).await
+        }))
     }
 
     fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>> {
         let file = self.state.clone();
-        self.core.run(cx, Op::Seek, move |core, _| data::seek(core, &file, at, what))
+        let seek = move |core: &Core, _: &Caller| data::seek(core, &file, at, what);
+        Box::pin(self.core.run(cx, (Op::Seek, self.id()), seek))
     }
 
     fn copy_range<'a>(
@@ -175,8 +230,15 @@ impl OpenFile for PosixFile {
             _ => return Box::pin(async { Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) }),
         };
         let source = self.state.clone();
-        self.core.run_slow(cx, Op::CopyRange, move |core, _| {
-            data::copy_range(core, (&source, at), (&target, to_at), len_bytes)
+        Box::pin(async move {
+            let about = target.inode.id;
+            let copy = Copy { from: (source, at), to: (target, to_at), len_bytes };
+            let held = copy.hold().await;
+            let copy = move |core: &Core, _: &Caller| {
+                let _held = held;
+                data::copy_range(core, &copy)
+            };
+            self.core.run(cx, (Op::CopyRange, about), copy).await
         })
     }
 
@@ -198,37 +260,38 @@ impl OpenFile for PosixFile {
 
     fn get_flags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<u32>> {
         let file = self.state.clone();
-        self.core.run(cx, Op::GetFlags, move |core, _| Ok(sys::get_flags(file.fd(core)?.as_fd())?))
+        let get = move |core: &Core, _: &Caller| Ok(sys::get_flags(file.fd(core)?.as_fd())?);
+        Box::pin(self.core.run(cx, (Op::GetFlags, self.id()), get))
     }
 
     fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
         let file = self.state.clone();
-        self.core.run(cx, Op::SetFlags, move |core, _| {
+        Box::pin(self.core.run(cx, (Op::SetFlags, self.id()), move |core, _| {
             core.writable()?;
             let fd = file.fd(core)?;
             let _copying = core.copying([Some(file.inode.id), None]);
             let set = sys::set_flags(fd.as_fd(), flags);
             core.changed(file.inode.id, fd.as_fd());
             Ok(set?)
-        })
+        }))
     }
 
     fn get_xflags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Xflags>> {
         let file = self.state.clone();
-        self.core
-            .run(cx, Op::GetXflags, move |core, _| Ok(sys::get_xflags(file.fd(core)?.as_fd())?))
+        let get = move |core: &Core, _: &Caller| Ok(sys::get_xflags(file.fd(core)?.as_fd())?);
+        Box::pin(self.core.run(cx, (Op::GetXflags, self.id()), get))
     }
 
     fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>> {
         let file = self.state.clone();
-        self.core.run(cx, Op::SetXflags, move |core, _| {
+        Box::pin(self.core.run(cx, (Op::SetXflags, self.id()), move |core, _| {
             core.writable()?;
             let fd = file.fd(core)?;
             let _copying = core.copying([Some(file.inode.id), None]);
             let set = sys::set_xflags(fd.as_fd(), set);
             core.changed(file.inode.id, fd.as_fd());
             Ok(set?)
-        })
+        }))
     }
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
@@ -236,10 +299,15 @@ impl OpenFile for PosixFile {
             self.core.locks.release(self.id(), LockFamily::Flock, Owner { node, owner });
         }
         let file = self.state.clone();
-        self.core.run(cx, Op::Close, move |_, _| {
+        // Data go to the disk when a file is closed that was cut before (`ext4_release_file`), and
+        // blocks that were reserved are given back.
+        let is_quick = !file.write_back.is_due() && !self.core.lanes.are_busy();
+        let inline = self.core.stays(Lane::Closes) || self.core.inline && is_quick;
+        let way = ((Lane::Closes, self.id()), inline);
+        Box::pin(self.core.run_patient(cx, Op::Close, way, move |_, _, _| {
             drop(file.close());
-            Ok(())
-        })
+            Some(Ok(()))
+        }))
     }
 }
 

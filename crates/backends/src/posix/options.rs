@@ -47,10 +47,11 @@ fn squash_group(who: &Arc<Identity>, anonymous: Gid) -> Arc<Identity> {
 /// Where calls to the file system below are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inline {
-    /// On the calling thread for file systems on local disks or in memory, except for calls
-    /// that wait for media; on the export's own threads for all others (FUSE, NFS and
-    /// whatever is not known), which take long. One that hangs keeps its thread in either
-    /// case: a calling thread must not serve other exports.
+    /// On the calling thread what does not wait: for file systems in memory nearly everything,
+    /// for those on local disks looks at names and attributes and reading what is in memory. On
+    /// the export's own threads the rest, and everything for all others (FUSE, NFS and whatever is
+    /// not known), which take long. A look can wait after all, and keeps its thread then: a
+    /// calling thread must not serve other exports.
     Auto,
     /// Always on the calling thread.
     Always,
@@ -86,10 +87,10 @@ pub struct PosixOptions {
     pub squash: Squash,
     /// Which thread does the work.
     pub inline: Inline,
-    /// Threads of the export's own, for calls that block.
+    /// Threads of the export's own, for calls that block, of each kind of these.
     pub threads_max: usize,
-    /// Calls that wait for one of these threads in its queue. Further ones, of which each
-    /// connection has a bound, wait for a place in that.
+    /// Calls of one client that wait for one of these threads in its queue. Further ones, of which
+    /// each connection has a bound, wait for a place in that.
     pub queue_max: usize,
     /// Descriptors kept open for files that are open at clients. 0: half of the process's
     /// limit (`RLIMIT_NOFILE`).

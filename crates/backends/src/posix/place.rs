@@ -35,9 +35,9 @@ impl PosixFs {
     /// What `path`, without links, leads to. What is mounted there now may hang, so it is looked at on
     /// a thread of the export's own.
     pub async fn place(&self, path: &Path) -> Place {
-        let (core, path) = (self.core.clone(), path.to_owned());
-        let look = move || cred::as_root(|| core.place(&path)).unwrap_or(Place::There);
-        self.core.pool.run(look).await.unwrap_or(Place::There)
+        let path = path.to_owned();
+        let look = move |core: &Core| cred::as_root(|| core.place(&path)).unwrap_or(Place::There);
+        self.core.run_for_all(look).await.unwrap_or(Place::There)
     }
 
     /// Whether the file system below can die while it is mounted, as one of a program can.
@@ -48,8 +48,7 @@ impl PosixFs {
     /// Whether it has died, and nothing but another mount brings it back. It is asked, and may hang:
     /// that is done on a thread of the export's own.
     pub async fn is_dead(&self) -> bool {
-        let core = self.core.clone();
-        self.core.pool.run(move || core.is_dead()).await.unwrap_or(false)
+        self.core.run_for_all(Core::is_dead).await.unwrap_or(false)
     }
 }
 

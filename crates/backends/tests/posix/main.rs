@@ -9,3 +9,4 @@ mod rig;
 mod rights;
 mod stable;
 mod twins;
+mod waiting;

@@ -30,7 +30,7 @@ pub struct ExportPlan {
     pub direct: bool,
     /// Which thread does the work.
     pub inline: Inline,
-    /// Threads for calls that block; 0: as many as the backend thinks best.
+    /// Threads for calls that block, of each kind; 0: as many as the backend thinks best.
     pub threads: usize,
     /// Where a file system must be mounted, on which the directory is: else it is not served.
     pub mountpoint: Option<PathBuf>,
