@@ -19,6 +19,7 @@ use crate::args::MountDaemonArgs;
 use crate::daemonize;
 use crate::error::{Beginning, Doing, Failure};
 use crate::mount::connection::{NewMemory, Notice, Wishes};
+use crate::mount::flusher;
 use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{
@@ -44,6 +45,7 @@ pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
 fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     signals::name_process(c"dray-mount");
     signals::hold();
+    flusher::declare();
     paths::raise_file_limit();
     paths::lift_size_limit();
     let what = || "cannot serve a mount".to_owned();

@@ -2,6 +2,7 @@
 
 mod connection;
 pub(crate) mod daemon;
+pub(crate) mod flusher;
 pub(crate) mod metrics;
 pub(crate) mod mount_table;
 pub(crate) mod options;

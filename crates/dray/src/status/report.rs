@@ -10,6 +10,7 @@ use dray_rpc::server::{Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
+use crate::mount::flusher;
 use crate::mount::mount_table::Known;
 use crate::serve::exported::{Exported, Found};
 
@@ -195,6 +196,8 @@ impl MountReport {
                 "flags": stats.session.flag_names(),
             },
             "workers": stats.workers,
+            "flusher": flusher::is_declared(),
+            "memory_limit_bytes": flusher::group_limit_bytes(),
             "known_files": stats.nodes,
             "open_files": stats.handles,
             "server": {

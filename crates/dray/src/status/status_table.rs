@@ -147,6 +147,22 @@ fn mount(report: &Value, room: Option<usize>, out: &mut String) {
     if let Some(why) = report["transport_reason"].as_str() {
         line(out, &format!("  no ring: {why}"));
     }
+    if let (Some(false), Some(_)) =
+        (report["flusher"].as_bool(), report["memory_limit_bytes"].as_u64())
+    {
+        let limit = size(&report["memory_limit_bytes"]);
+        line(
+            out,
+            &format!(
+                "  MAY HANG: its memory has a limit of {limit}, and it is no flusher: programs in"
+            ),
+        );
+        line(
+            out,
+            "  the same memory control group must not store into mappings here; see OPERATIONS.md,",
+        );
+        line(out, "  \"Limits on memory\"");
+    }
     let server = &report["server"];
     let state = match (server["connected"] == true, server["evicted"] == true) {
         (_, true) => "EVICTED by its administrator, unmount and mount again",

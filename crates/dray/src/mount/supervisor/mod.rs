@@ -25,6 +25,7 @@ use crate::args::MountSupervisorArgs;
 use crate::control::Kind;
 use crate::daemonize::Waiting;
 use crate::error::{Doing, EXIT_FAILED, Failure};
+use crate::mount::flusher;
 use crate::mount::mount_table::{self, Known, MountEntry};
 
 use child::{Asking, Daemon, Stage, Unmounting};
@@ -86,6 +87,7 @@ struct Supervisor {
 /// Supervises a mount until it ends.
 pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
     crate::signals::name_process(c"dray-supervisor");
+    flusher::declare();
     let what = || "cannot supervise a mount".to_owned();
     let held = Held::take(args.mount.clones).doing(what)?;
     let foreground = args.mount.foreground;
