@@ -149,7 +149,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<String>,
     /// Where what must outlive the server is kept: identities of exports, sessions
-    /// of clients [default: below /var/lib/dray, named after the first --listen]
+    /// of clients [default: that below /var/lib/dray which knows the exports, else
+    /// /var/lib/dray/main]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Threads that serve the connections of each export [default: one for each CPU]

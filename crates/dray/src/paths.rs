@@ -12,6 +12,7 @@ use dray_core::fnv1a;
 use crate::error::{Doing, Failure};
 
 const RUN_DIR: &str = "DRAY_RUN_DIR";
+const STATE_DIR: &str = "DRAY_STATE_DIR";
 
 /// Whether this is the super-user.
 pub fn is_root() -> bool {
@@ -113,8 +114,12 @@ fn complaint(shown: &str, kind: fs::FileType, owner: u32, mode: u32) -> Option<S
     }
 }
 
-/// Default of `--state`.
+/// Where state directories are that no `--state` names: `$DRAY_STATE_DIR`, else /var/lib/dray for
+/// root, else `$XDG_STATE_HOME`/dray.
 pub fn state_dir() -> PathBuf {
+    if let Some(dir) = std::env::var_os(STATE_DIR) {
+        return absolute(dir);
+    }
     if is_root() {
         return "/var/lib/dray".into();
     }

@@ -17,11 +17,12 @@ pub(crate) mod origins;
 mod place;
 mod plan;
 pub(crate) mod state;
+mod state_place;
 pub(crate) mod tidy;
 pub(crate) mod workers;
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -66,6 +67,7 @@ const PARTED_MAX: Duration = Duration::from_secs(5);
 /// A server and what serves with it.
 struct Serving {
     plan: ServePlan,
+    state_dir: PathBuf,
     server: Server,
     exports: Vec<Arc<Exported>>,
     workers: Arc<Workers>,
@@ -84,9 +86,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let descriptors = Descriptors::divide(limit, plan.exports.len());
     options.connections_max = descriptors.connections.min(options.connections_max);
     signals::hold();
-    let state = Arc::new(Mutex::new(Some(open_state(&plan.state)?)));
-    let keeper = start_keeper(&plan.state);
-    let (journal, boot, loss) = former_life(&plan)?;
+    let state = open_state(&plan)?;
+    let state_dir = state.dir().to_owned();
+    let state = Arc::new(Mutex::new(Some(state)));
+    let keeper = start_keeper(&state_dir);
+    let (journal, boot, loss) = former_life(&state_dir, plan.boot)?;
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> = plan.exports.iter().map(|plan| Arc::new(Exported::new(plan))).collect();
@@ -95,7 +99,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     opening::open_all(&openings)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
     let workers = Arc::new(Workers::new(&names, plan.threads));
-    let serving = Serving { plan, server, exports, workers, state, keeper };
+    let serving = Serving { plan, state_dir, server, exports, workers, state, keeper };
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
@@ -138,7 +142,7 @@ impl Serving {
             server: self.server.clone(),
             exports: self.exports.clone(),
             listen: self.plan.listen.iter().map(ToString::to_string).collect(),
-            state: self.plan.state.display().to_string(),
+            state: self.state_dir.clone(),
             threads: self.workers.each(),
             since: dray_rt::now(),
         }
@@ -153,7 +157,7 @@ impl Serving {
                  process is gone when it does, and a new server serves the other exports meanwhile"
             );
         }
-        leave_behind(&self.plan.state, &self.exports, &stuck);
+        leave_behind(&self.state_dir, &self.exports, &stuck);
         result?;
         let deserted = self.is_deserted();
         self.server.disconnect();
@@ -178,8 +182,9 @@ impl Serving {
     }
 }
 
-fn open_state(dir: &Path) -> Result<StateDir, Failure> {
-    StateDir::open(dir).map_err(|failure| match paths::is_root() {
+fn open_state(plan: &ServePlan) -> Result<StateDir, Failure> {
+    let opened = state_place::open(plan.state.as_deref(), &plan.exports);
+    opened.map_err(|failure| match paths::is_root() {
         true => failure,
         false => Failure::new(format!("{}; `dray serve` must be started by root", failure.message)),
     })
@@ -187,11 +192,11 @@ fn open_state(dir: &Path) -> Result<StateDir, Failure> {
 
 /// What the server before us has left: its sessions, its start of the machine, and what a loss of
 /// power has undone of its work.
-fn former_life(plan: &ServePlan) -> Result<(ServerJournal, Boot, Loss), Failure> {
+fn former_life(state: &Path, boot: u128) -> Result<(ServerJournal, Boot, Loss), Failure> {
     // Nobody knows then who is to be waited for.
-    let sessions_lost = !ServerJournal::is_there(&plan.state);
-    let journal = ServerJournal::open(&plan.state)?;
-    let boot = Boot::begin(&plan.state, plan.boot)?;
+    let sessions_lost = !ServerJournal::is_there(state);
+    let journal = ServerJournal::open(state)?;
+    let boot = Boot::begin(state, boot)?;
     let loss = match boot.machine_lost {
         true if sessions_lost => Loss::SessionsToo,
         true => Loss::Unsynced,
@@ -277,7 +282,7 @@ async fn serve(
     }
     report.listen = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let (server, report) = (report.server.clone(), Arc::new(report));
-    let control = listen_for_control(plan, &report, scope)?;
+    let control = listen_for_control(&report, scope)?;
     listen_for_metrics(plan, &report, scope)?;
     let watched = report.clone();
     scope.spawn_on(&handle, async move { hang::watch(&watched).await });
@@ -361,13 +366,9 @@ async fn accept(listener: Listener, server: Server, workers: Arc<Workers>) {
     }
 }
 
-fn listen_for_control(
-    plan: &ServePlan,
-    report: &Arc<ServerReport>,
-    scope: &Scope,
-) -> Result<Named, Failure> {
-    let state = std::fs::canonicalize(&plan.state)
-        .doing(|| format!("cannot look at {}", plan.state.display()))?;
+fn listen_for_control(report: &Arc<ServerReport>, scope: &Scope) -> Result<Named, Failure> {
+    let shown = report.state.display();
+    let state = std::fs::canonicalize(&report.state).doing(|| format!("cannot look at {shown}"))?;
     Kind::Server.remove_all_dead();
     let (socket, file) = Kind::Server.listen(&paths::short_name(&state))?;
     let report = report.clone();

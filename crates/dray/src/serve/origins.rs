@@ -6,7 +6,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +14,7 @@ use dray_backends::posix::Origin;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Doing, Failure};
-use crate::serve::state::cannot_write;
+use crate::serve::state::{cannot_write, escaped};
 
 const VERSION: u32 = 1;
 const FILE_NAME: &str = "origins.toml";
@@ -66,10 +65,6 @@ pub struct Names<'a> {
     pub dir: Option<&'a Path>,
     /// As it was given.
     pub named: &'a Path,
-}
-
-fn escaped(path: &Path) -> String {
-    path.as_os_str().as_bytes().escape_ascii().to_string()
 }
 
 impl Names<'_> {

@@ -26,7 +26,8 @@ pub struct ServePlan {
     pub listen: Vec<Address>,
     pub auth: String,
     pub metrics: Option<String>,
-    pub state: PathBuf,
+    /// The state directory, if one is named.
+    pub state: Option<PathBuf>,
     pub threads: usize,
     /// Of the machine.
     pub boot: u128,
@@ -73,18 +74,12 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
         exports,
         auth: args.auth.or(config.auth.clone()).unwrap_or_else(key::default_auth),
         metrics: args.metrics.or(config.metrics.clone()),
-        state: args.state.or(config.state.clone()).unwrap_or_else(|| default_state(&listen[0])),
+        state: args.state.or(config.state.clone()),
         listen,
         threads,
         boot: args.boot_id.unwrap_or_else(boot_id),
         config,
     })
-}
-
-/// Servers of one machine differ by where they listen, and so do their states.
-fn default_state(listen: &Address) -> PathBuf {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-    paths::state_dir().join(listen.to_string().chars().map(plain).collect::<String>())
 }
 
 /// Of a server that is told this.

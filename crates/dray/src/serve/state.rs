@@ -65,6 +65,17 @@ impl StateDir {
     /// Takes possession of `dir`, making it if need be. Errors: another server has it, or
     /// it cannot be read.
     pub fn open(dir: &Path) -> Result<StateDir, Failure> {
+        StateDir::try_open(dir)?.ok_or_else(|| {
+            let shown = dir.display();
+            Failure::new(format!(
+                "another dray server uses the state directory {shown}: stop it, or give this one a \
+                 directory of its own with --state"
+            ))
+        })
+    }
+
+    /// The same; none if another server has it.
+    pub fn try_open(dir: &Path) -> Result<Option<StateDir>, Failure> {
         make_private(dir).map_err(|failure| {
             Failure::new(format!("state directory (--state): {}", failure.message))
         })?;
@@ -78,16 +89,13 @@ impl StateDir {
             .doing(|| format!("cannot open the lock in {shown}"))?;
         // SAFETY: no memory is passed; the descriptor is open.
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            return Err(Failure::new(match std::io::Error::last_os_error() {
-                error if error.kind() == ErrorKind::WouldBlock => format!(
-                    "another dray server uses the state directory {shown}: stop it, or give this \
-                     one a directory of its own with --state"
-                ),
-                error => format!(
+            return match std::io::Error::last_os_error() {
+                error if error.kind() == ErrorKind::WouldBlock => Ok(None),
+                error => Err(Failure::new(format!(
                     "cannot lock the state directory {shown} (flock): {error}; put it on a local \
                      disk with --state"
-                ),
-            }));
+                ))),
+            };
         }
         let content = read(&dir.join(FILE_NAME))?;
         left_behind::tidy(dir);
@@ -98,7 +106,7 @@ impl StateDir {
             known: Mutex::new(content.export),
         };
         let origins = Arc::new(Origins::read(dir)?);
-        Ok(StateDir { dir: dir.to_owned(), exports: Arc::new(exports), origins })
+        Ok(Some(StateDir { dir: dir.to_owned(), exports: Arc::new(exports), origins }))
     }
 
     /// Where it is.
@@ -122,12 +130,41 @@ impl StateDir {
     }
 }
 
+/// A directory as it is written there.
+pub fn escaped(dir: &Path) -> String {
+    dir.as_os_str().as_bytes().escape_ascii().to_string()
+}
+
+/// Directories whose exports a state directory knows, escaped as it writes them; none of what is no
+/// state directory, or cannot be read.
+pub fn known_dirs(state: &Path) -> Vec<String> {
+    let content = read(&state.join(FILE_NAME)).unwrap_or_default();
+    content.export.into_iter().map(|known| known.dir).collect()
+}
+
 impl Exports {
+    /// Takes over who the exports of these directories are from another state directory, which its
+    /// server goes on to use: for those that are not known here. Errors: it cannot be written.
+    pub fn take_over(&self, other: &Path, dirs: &[String]) -> Result<(), Failure> {
+        let mut written = lock(&self.written);
+        let mut all = lock(&self.known).clone();
+        for known in read(&other.join(FILE_NAME))?.export {
+            let ours = dirs.contains(&known.dir) && !all.iter().any(|one| one.dir == known.dir);
+            if ours {
+                all.push(known);
+            }
+        }
+        self.write(all.clone())?;
+        *written = all.len();
+        *lock(&self.known) = all; // nobody else has it yet
+        Ok(())
+    }
+
     /// The identity of the export of `dir`, new if it was never exported; it is the same
     /// under every name, so that renaming an export does not turn files into others. Exports that
     /// are opened at once are written at once. Errors: it cannot be written, and must not be used.
     pub fn identity(&self, dir: &Path) -> Result<ExportIdentity, Failure> {
-        let dir = dir.as_os_str().as_bytes().escape_ascii().to_string();
+        let dir = escaped(dir);
         let (known, count) = {
             let mut all = lock(&self.known);
             let index = all.iter().position(|known| known.dir == dir).unwrap_or_else(|| {
@@ -157,7 +194,7 @@ impl Exports {
     /// Gives the export of `dir` another identity: what clients know of it means nothing any more.
     /// Errors: as [`Exports::identity`]; then it has the former one.
     pub fn renew(&self, dir: &Path) -> Result<(), Failure> {
-        let dir = dir.as_os_str().as_bytes().escape_ascii().to_string();
+        let dir = escaped(dir);
         let mut written = lock(&self.written);
         let mut all = lock(&self.known).clone();
         let Some(index) = all.iter().position(|known| known.dir == dir) else { return Ok(()) };

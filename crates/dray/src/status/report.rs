@@ -1,6 +1,7 @@
 //! What a server and a mount say of themselves, in JSON.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ pub struct ServerReport {
     pub server: Server,
     pub exports: Vec<Arc<Exported>>,
     pub listen: Vec<String>,
-    pub state: String,
+    pub state: PathBuf,
     pub threads: usize,
     pub since: Instant,
 }
@@ -38,7 +39,7 @@ impl ServerReport {
             "pid": std::process::id(),
             "uptime_s": seconds(self.since.elapsed()),
             "listen": self.listen,
-            "state": self.state,
+            "state": self.state.display().to_string(),
             "threads": self.threads,
             "exports": self.exports.iter().map(|one| self.export(one, &status)).collect::<Vec<_>>(),
             "clients": clients(&status),

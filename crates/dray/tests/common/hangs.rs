@@ -47,6 +47,13 @@ pub fn report_of(rig: &Rig) -> Value {
     serde_json::from_str(text.lines().next().unwrap()).unwrap()
 }
 
+/// What the only server of the rig's says of itself, wherever it listens.
+pub fn report_of_server(rig: &Rig) -> Value {
+    let text = rig.demand(&["status", "--json", "--interval", "0"]);
+    let reports = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    reports.into_iter().find(|report| report["kind"] == "server").unwrap()
+}
+
 /// What it says of an export.
 pub fn export_of(rig: &Rig, export: &str) -> Value {
     let report = report_of(rig);

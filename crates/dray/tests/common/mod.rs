@@ -175,7 +175,8 @@ impl Rig {
         command
     }
 
-    fn start_server(&mut self, command: &Command, log: Option<&Path>) {
+    /// Starts a server, and waits until it serves.
+    pub fn start_server(&mut self, command: &Command, log: Option<&Path>) {
         self.is_ready(); // what a former server has said
         self.server = Some(self.launcher.get_mut().start(command, None, log));
         wait_for("the server", || self.is_ready());
