@@ -7,6 +7,7 @@
 mod accept;
 mod args;
 mod at_once;
+mod completions;
 mod control;
 mod daemonize;
 mod demo;

@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 
 use crate::args::Args;
+use crate::completions;
 use crate::error::{Doing, Failure};
 use crate::output;
 
@@ -14,7 +15,7 @@ use crate::output;
 pub fn completions(shell: Shell) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut shown(&Args::command()), "dray", &mut script);
-    output::print(String::from_utf8_lossy(&script))
+    output::print(completions::with_mount_options(shell, &String::from_utf8_lossy(&script)))
 }
 
 /// A command without what is hidden: shells would offer that, too.

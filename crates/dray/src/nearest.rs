@@ -5,8 +5,9 @@ const SAME: [(&str, &str); 3] = [("ro", "read_only"), ("read_only", "ro"), ("rea
 /// So many letters of a longer word stand for it.
 const BEGINNING_MIN: usize = 3;
 
-/// The known word nearest to `word`, if it is near: another name for it, about a third of its
-/// letters apart and not all of them, or the only one or shortest that begins so.
+/// The known word nearest to `word`, if it is near: another name for it, one that a third of the
+/// letters of the longer one at most keep apart, the same two letters, or the only one or shortest
+/// that begins so. Of a word of two or three letters one that differs in two is a stranger.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let known: Vec<&str> = known.into_iter().collect();
     let same = |other: &&str| SAME.contains(&(word, *other));
@@ -14,11 +15,13 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         return Some(other);
     }
     let letters = word.chars().count();
-    let limit = (letters.max(3) / 3 + 1).min(letters.saturating_sub(1));
     let lower = word.to_lowercase();
     let near = |candidate: &&'a str| {
-        let apart = distance(&lower, &candidate.to_lowercase());
-        (apart <= limit).then_some((apart, *candidate))
+        let candidate_lower = candidate.to_lowercase();
+        let apart = distance(&lower, &candidate_lower);
+        let longer = letters.max(candidate.chars().count());
+        let swapped = letters == 2 && lower.chars().rev().eq(candidate_lower.chars());
+        (apart * 3 <= longer || swapped).then_some((apart, *candidate))
     };
     if let Some((_, near)) = known.iter().filter_map(near).min_by_key(|(apart, _)| *apart) {
         return Some(near);
@@ -76,6 +79,11 @@ mod tests {
         assert_eq!(nearest("zzzzzz", known), None);
         // Of two letters both would have to change.
         assert_eq!((nearest("bg", known), nearest("or", known)), (None, Some("ro")));
+        assert_eq!((nearest("cto", known), nearest("no", known)), (None, None));
+        assert_eq!(
+            (nearest("ro=", known), nearest("noac", ["noexec", "nodev"])),
+            (Some("ro"), None)
+        );
         assert_eq!(nearest("", known), None);
         assert_eq!(hint("zzzzzz", known), "; there are: timeout, consistency, transport, ro");
         assert_eq!(meant("zzzzzz", known), "");

@@ -15,9 +15,27 @@ pub fn print(text: impl Display) -> Result<(), Failure> {
     }
 }
 
-/// As [`print()`], with the end of a line.
+/// As [`print()`], a line, of which nothing is obeyed ([`plain`]).
 pub fn print_line(text: impl Display) -> Result<(), Failure> {
-    print(format_args!("{text}\n"))
+    print(format_args!("{}\n", plain(&text.to_string())))
+}
+
+/// As [`print()`], a line of JSON. What a terminal would obey of it is escaped, as JSON has it: it
+/// means the same to whoever parses it.
+pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+    let text = value.to_string();
+    let mut line = String::with_capacity(text.len() + 1);
+    for letter in text.chars() {
+        match is_obeyed(letter) {
+            true => letter
+                .encode_utf16(&mut [0; 2])
+                .iter()
+                .for_each(|unit| line.push_str(&format!("\\u{unit:04x}"))),
+            false => line.push(letter),
+        }
+    }
+    line.push('\n');
+    print(line)
 }
 
 /// Says on stderr what went wrong; if nobody hears it, there is nobody to tell.
@@ -30,12 +48,23 @@ fn plain_lines(text: &str) -> String {
     text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
 }
 
+/// Whether a terminal does something else with a letter than to show it: controls, separators of
+/// lines, and what changes the direction of the letters around it (Unicode Standard Annex 9, table 1;
+/// also the deprecated U+206A to U+206F).
+pub fn is_obeyed(letter: char) -> bool {
+    let steers = matches!(
+        letter,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}'
+    );
+    letter.is_control() || steers
+}
+
 /// Text as it can be shown: what a terminal or a log would obey is spelled out. Names of
 /// files and what other hosts say may hold anything.
 pub fn plain(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
-        match letter.is_control() {
+        match is_obeyed(letter) {
             true => shown.extend(letter.escape_default()),
             false => shown.push(letter),
         }
@@ -55,6 +84,10 @@ mod tests {
 
     #[test]
     fn nothing_shown_is_obeyed() {
+        for steering in "\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}\u{2028}".chars() {
+            let shown = plain(&format!("a{steering}b"));
+            assert_eq!(shown, format!("a\\u{{{:x}}}b", u32::from(steering)));
+        }
         assert_eq!(plain("a\u{1b}[2J\nb \u{e4}\u{9b}"), "a\\u{1b}[2J\\nb \u{e4}\\u{9b}");
     }
 }

@@ -2,17 +2,18 @@
 
 mod connection;
 pub(crate) mod daemon;
+pub(crate) mod elsewhere;
 pub(crate) mod flusher;
 pub(crate) mod metrics;
 pub(crate) mod mount_table;
 pub(crate) mod options;
 mod place;
+mod remount;
 pub(crate) mod supervisor;
 pub(crate) mod umount;
 pub(crate) mod upgrade;
 
 use std::future::Future;
-use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -60,10 +61,10 @@ pub fn run(args: MountArgs) -> Result<(), Failure> {
 fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
     let mut plan = MountPlan::parse(&args.options)?;
     if plan.remount {
-        return remount(&args, plan);
+        return remount::remount(&args, plan);
     }
     // Said to the mount's processes, too: they go on with it, whatever is there later.
-    if !plan.auth_given && key::is_there() {
+    if plan.auth.is_none() && key::is_there() {
         args.options.push(format!("auth={}", key::default_auth()));
         plan = MountPlan::parse(&args.options)?;
     }
@@ -100,42 +101,6 @@ fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
     let known = Known { at, connection: None };
     let mount = Mount { target: args.target.target, known, plan };
     mount.start(&args.target.text, args.options, args.foreground, waiting)
-}
-
-/// Changes the flags of a mount that is there. What else `-o` says, such as the rest of a line
-/// of fstab, stays as it was when it was mounted.
-fn remount(args: &MountArgs, mut plan: MountPlan) -> Result<(), Failure> {
-    let path = &args.mountpoint;
-    let what = || format!("cannot remount {}", path.display());
-    let entry = mount_table::follow(path)
-        .doing(what)?
-        .mounted_there()
-        .ok_or_else(|| Failure::new(format!("{}: it is not a mount of dray", what())))?;
-    // Whatever it is that is to be changed, it is not that mount.
-    if entry.source.parse().is_ok_and(|mounted: Target| mounted != args.target.target) {
-        return Err(Failure::new(format!(
-            "{}: it is a mount of {}, not of {}; name that, or look at `findmnt -t fuse.dray`",
-            what(),
-            entry.source,
-            args.target.text
-        )));
-    }
-    if args.fake {
-        return Ok(());
-    }
-    // mount(8) says all flags that are to hold; people say those that they want changed.
-    if !args.helper {
-        let mut lists = vec![mount_table::flags_at(&entry.at)];
-        lists.extend(args.options.iter().cloned());
-        plan = MountPlan::parse(&lists)?;
-    }
-    dray_fuse::remount(&entry.at, plan.flags()).map_err(|error| {
-        let advice = match error.kind() {
-            ErrorKind::PermissionDenied => "; root alone may: unmount it and mount it anew",
-            _ => "",
-        };
-        Failure::new(format!("{}: {error}{advice}", what()))
-    })
 }
 
 /// What is to be mounted where, and how.

@@ -7,9 +7,12 @@ use dray_fuse::{Consistency, MountFlags, TransportWish};
 
 use crate::error::Failure;
 use crate::metrics_http::check_address;
+use crate::mount::elsewhere;
 use crate::nearest::{hint, meant};
+use crate::paths;
 use crate::serve::export::split_commas;
 use crate::serve::parse_auth;
+use crate::status::report::consistency_name;
 
 /// What `-o` says.
 #[derive(Clone, Debug)]
@@ -22,8 +25,8 @@ pub struct MountPlan {
     pub transport: TransportWish,
     /// The shared key.
     pub key: Option<Key>,
-    /// It has been said whether there is one.
-    pub auth_given: bool,
+    /// Where it is, as it was said; none: nothing was said.
+    pub auth: Option<String>,
     /// Changes are refused.
     pub read_only: bool,
     /// Other users may use it; none: root's mounts yes, others' no.
@@ -55,7 +58,7 @@ impl Default for MountPlan {
             consistency: Consistency::Strict,
             transport: TransportWish::Auto,
             key: None,
-            auth_given: false,
+            auth: None,
             read_only: false,
             allow_other: None,
             attr_validity: Duration::from_secs(1),
@@ -93,6 +96,37 @@ const KNOWN: [&str; 20] = [
     "metrics",
     "retry",
     "remount",
+];
+
+/// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
+/// a value.
+pub const OFFERED: [&str; 26] = [
+    "ro",
+    "rw",
+    "nosuid",
+    "suid",
+    "nodev",
+    "dev",
+    "noexec",
+    "exec",
+    "remount",
+    "allow_other",
+    "noallow_other",
+    "timeout=",
+    "retry=",
+    "attr_timeout=",
+    "replay=",
+    "workers=",
+    "metrics=",
+    "auth=psk:",
+    "auth=none",
+    "consistency=strict",
+    "consistency=close-to-open",
+    "consistency=immutable",
+    "transport=auto",
+    "transport=uring",
+    "transport=classic",
+    "_netdev",
 ];
 
 /// Options for mount(8), systemd or the kernel's own defaults, which change nothing here; and
@@ -136,6 +170,8 @@ const SHOWN_BY_THE_KERNEL: [&str; 6] =
 const SECONDS_MAX: f64 = (1u64 << 31) as f64;
 /// Most of unsynced writes kept.
 const REPLAY_MAX_BYTES: u64 = 64 << 30;
+/// Below this a size has to say its unit.
+const REPLAY_BARE_MIN_BYTES: u64 = dray_core::IO_MAX_BYTES as u64;
 /// Most threads of a mount.
 const WORKERS_MAX: usize = 64;
 
@@ -171,6 +207,23 @@ impl MountPlan {
         }
     }
 
+    /// What a mount keeps until it ends, by the names of its options, always in this order.
+    pub fn lasting(&self) -> Vec<(&'static str, String)> {
+        let seconds = |time: Duration| time.as_secs_f64().to_string();
+        let allow_other = self.allow_other.unwrap_or(paths::is_root());
+        vec![
+            ("consistency", consistency_name(self.consistency).to_owned()),
+            ("timeout", self.timeout.map_or("never".to_owned(), seconds)),
+            ("attr_timeout", seconds(self.attr_validity)),
+            ("transport", transport_name(self.transport).to_owned()),
+            ("replay", self.replay_bytes.to_string()),
+            ("auth", self.auth.clone().unwrap_or_else(|| "none".to_owned())),
+            ("workers", self.workers.to_string()),
+            ("metrics", self.metrics.clone().unwrap_or_else(|| "none".to_owned())),
+            ("allow_other", if allow_other { "yes" } else { "no" }.to_owned()),
+        ]
+    }
+
     fn set(&mut self, option: &str, auth: &mut ReadKey<'_>) -> Result<(), Failure> {
         let (key, value) = match option.split_once('=') {
             Some((key, value)) => (key, Some(value)),
@@ -197,10 +250,10 @@ impl MountPlan {
             "transport" => {
                 self.transport = parse_transport(needed()?).map_err(|what| wrong(&what))?
             }
-            "replay" => self.replay_bytes = parse_size(needed()?).map_err(|what| wrong(&what))?,
+            "replay" => self.replay_bytes = parse_replay(needed()?).map_err(|what| wrong(&what))?,
             "auth" => {
                 self.key = auth(needed()?)?;
-                self.auth_given = true;
+                self.auth = value.map(str::to_owned);
             }
             "retry" => self.retry = parse_seconds(needed()?).map_err(|what| wrong(&what))?,
             "metrics" => {
@@ -241,7 +294,10 @@ impl MountPlan {
 }
 
 fn unknown(option: &str, key: &str) -> Failure {
-    let hint = hint(key, KNOWN);
+    let hint = match elsewhere::of_a_mount(key) {
+        Some(instead) => format!(": {instead}"),
+        None => hint(key, KNOWN),
+    };
     Failure::usage(format!("unknown mount option `{option}`{hint}"))
 }
 
@@ -272,6 +328,14 @@ fn parse_consistency(text: &str) -> Result<Consistency, String> {
     }
 }
 
+fn transport_name(transport: TransportWish) -> &'static str {
+    match transport {
+        TransportWish::Auto => "auto",
+        TransportWish::Uring => "uring",
+        TransportWish::Classic => "classic",
+    }
+}
+
 fn parse_transport(text: &str) -> Result<TransportWish, String> {
     match text {
         "auto" => Ok(TransportWish::Auto),
@@ -282,6 +346,19 @@ fn parse_transport(text: &str) -> Result<TransportWish, String> {
             Err(format!("it is auto, uring or classic{meant}"))
         }
     }
+}
+
+/// How much is kept. A bare number is of bytes, and one that holds not even one large write is meant
+/// otherwise.
+fn parse_replay(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    let bare = text.bytes().all(|byte| byte.is_ascii_digit());
+    if bare && (1..REPLAY_BARE_MIN_BYTES).contains(&bytes) {
+        return Err(format!(
+            "without a unit it is {bytes} bytes; say {bytes}M, {bytes}K, or 0 for nothing"
+        ));
+    }
+    Ok(bytes)
 }
 
 /// Bytes, with `K`, `M` or `G` for powers of 1024.
@@ -316,9 +393,25 @@ mod tests {
         assert_eq!(plan.consistency, Consistency::CloseToOpen);
         assert_eq!((plan.read_only, plan.replay_bytes), (true, 2 << 30));
         assert_eq!(plan.transport, TransportWish::Uring);
+        for (text, bytes) in [("0", 0), ("64K", 64 << 10), ("1", 1), ("1048576", 1 << 20)] {
+            assert_eq!(
+                parse(&format!("replay={text}")).map(|plan| plan.replay_bytes).ok(),
+                (bytes != 1).then_some(bytes)
+            );
+        }
         let plan = parse("timeout=0,attr_timeout=10s,allow_other,workers=2").unwrap();
         assert_eq!((plan.timeout, plan.allow_other, plan.workers), (None, Some(true), 2));
         assert_eq!(plan.attr_validity, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn what_is_offered_is_all_there_is_and_is_taken() {
+        let key = |word: &'static str| word.split('=').next().unwrap();
+        let offered: Vec<&str> = OFFERED.into_iter().map(key).collect();
+        assert!(KNOWN.iter().all(|known| offered.contains(known)), "{offered:?}");
+        for word in OFFERED.into_iter().filter(|word| !word.ends_with(['=', ':'])) {
+            parse(word).unwrap();
+        }
     }
 
     #[test]
@@ -358,7 +451,16 @@ mod tests {
             ("metrics=9100", "ADDR:PORT"),
             ("retry=soon", "seconds"),
             ("sync", "not offered"),
-            ("bg", "unknown mount option `bg`; there are: timeout"),
+            ("zz", "unknown mount option `zz`; there are: timeout"),
+            ("xyz", "unknown mount option `xyz`; there are: timeout"),
+            ("cto", "unknown mount option `cto`: by default (consistency=strict)"),
+            ("noac", "`noac`: how long names and attributes are believed is attr_timeout="),
+            ("actimeo=3", "attr_timeout=SECONDS under consistency=close-to-open"),
+            ("soft", "timeout=SECONDS has them fail"),
+            ("vers=4.2", "unknown mount option `vers=4.2`: client and server agree"),
+            ("bg", "retry=SECONDS"),
+            ("replay=64", "without a unit it is 64 bytes; say 64M, 64K, or 0"),
+            ("replay=1048575", "without a unit"),
             ("workers=1000", "up to 64"),
         ] {
             let failure = parse(text).unwrap_err();

@@ -9,6 +9,7 @@ use dray_client::Target;
 use dray_core::{Gid, Uid};
 use dray_rpc::server::Allow;
 
+use crate::mount::elsewhere;
 use crate::nearest::{hint, meant};
 
 /// A directory to be served.
@@ -91,7 +92,8 @@ impl ExportPlan {
         let mut allowing = false;
         for part in parts.filter(|part| !part.is_empty()) {
             // Further addresses may follow the first.
-            if allowing && !part.contains('=') && part.parse::<Allow>().is_ok() {
+            let is_range = || Allow::is_range(&part);
+            if allowing && !part.contains('=') && is_range() {
                 plan.allow.push(part.parse().map_err(|what: String| wrong(&what))?);
                 continue;
             }
@@ -125,7 +127,10 @@ impl ExportPlan {
                         mountpoint_of(word, &plan.dir).map_err(|what| wrong(&what))?;
                 }
                 _ => {
-                    let hint = hint(key, OPTIONS);
+                    let hint = match elsewhere::of_an_export(key) {
+                        Some(instead) => return Err(format!("unknown option `{key}`: {instead}")),
+                        None => hint(key, OPTIONS),
+                    };
                     return Err(wrong(&format!("unknown option `{key}`{hint}")));
                 }
             }
@@ -262,6 +267,9 @@ mod tests {
             ("home=/srv,threads=99999999", "up to 1024, not 99999999"),
             ("home=/srv,zzzzzz", "there are: ro, rw, squash"),
             ("home=/srv,allow=10.0.0.0/99", "address range"),
+            ("home=/srv,allow=10.1.1.1/8", "say 10.0.0.0/8 for all of these, or 10.1.1.1"),
+            ("home=/srv,allow=10.0.0.1,10.1.1.1/8", "say 10.0.0.0/8 for all of these"),
+            ("home=/srv,no_root_squash", "unknown option `no_root_squash`: squash=none"),
             ("home=/srv,10.0.0.0/8", "unknown option"),
             ("home=/srv,anonuid=x", "number"),
             ("home=/srv,mountpoint=srv", "absolute path of a mount point, not `srv`"),

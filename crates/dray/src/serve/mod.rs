@@ -43,7 +43,6 @@ use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::keeper::KeeperClient;
 use crate::serve::opening::{Opening, SharedState};
 use crate::serve::plan::ServePlan;
-use crate::serve::state::StateDir;
 use crate::serve::workers::{Stuck, Workers};
 use crate::signals::{self, Ending};
 use crate::status::report::ServerReport;
@@ -77,7 +76,11 @@ struct Serving {
 
 /// Serves until a signal asks for an end.
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
-    let plan = plan::plan(args)?;
+    if args.config.as_deref().is_some_and(is_closed) {
+        check_root()?;
+    }
+    let plan = plan::plan(args)?; // what is wrong with that is so for root, too
+    check_root()?;
     let mut options = plan::server_options(&plan)?;
     plan::warn_of_openness(&plan);
     limits::begin();
@@ -86,7 +89,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let descriptors = Descriptors::divide(limit, plan.exports.len());
     options.connections_max = descriptors.connections.min(options.connections_max);
     signals::hold();
-    let state = open_state(&plan)?;
+    let state = state_place::open(plan.state.as_deref(), &plan.exports)?;
     let state_dir = state.dir().to_owned();
     let state = Arc::new(Mutex::new(Some(state)));
     let keeper = start_keeper(&state_dir);
@@ -182,12 +185,21 @@ impl Serving {
     }
 }
 
-fn open_state(plan: &ServePlan) -> Result<StateDir, Failure> {
-    let opened = state_place::open(plan.state.as_deref(), &plan.exports);
-    opened.map_err(|failure| match paths::is_root() {
-        true => failure,
-        false => Failure::new(format!("{}; `dray serve` must be started by root", failure.message)),
-    })
+/// Says so to an ordinary user, before anything that would come of it: a directory that cannot be
+/// made, a key that cannot be read.
+fn check_root() -> Result<(), Failure> {
+    match paths::is_root() {
+        true => Ok(()),
+        false => Err(Failure::new(
+            "`dray serve` must be started by root, since it carries out calls in the names of their \
+             callers: call it as root, for instance by sudo",
+        )),
+    }
+}
+
+/// Whether there is a configuration that this user may not read, as the one that is installed.
+fn is_closed(config: &Path) -> bool {
+    std::fs::File::open(config).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// What the server before us has left: its sessions, its start of the machine, and what a loss of

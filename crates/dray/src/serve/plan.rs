@@ -9,12 +9,12 @@ use dray_rpc::server::ServerOptions;
 
 use crate::args::ServeArgs;
 use crate::error::Failure;
+use crate::key;
 use crate::mount::mount_table::{self, Below};
 use crate::serve::config::Config;
 use crate::serve::export::{ExportPlan, check_threads};
 use crate::serve::exported::Exported;
 use crate::serve::state::boot_id;
-use crate::{key, paths};
 
 /// Where a server listens that was not told: this machine alone can get there.
 const DEFAULT_LISTEN: &str = "127.0.0.1";

@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use super::status_table::line;
+use crate::output::is_obeyed;
 
 /// Fewest letters that are left of a field that is cut.
 const CUT_MIN: usize = 12;
@@ -121,7 +122,7 @@ fn total(lines: &[Vec<String>]) -> usize {
 
 /// Names of files and clients may contain anything; a terminal should not obey it.
 fn printable(field: &str) -> String {
-    field.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    field.chars().map(|c| if is_obeyed(c) { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

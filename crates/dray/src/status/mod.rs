@@ -38,7 +38,7 @@ pub fn run(args: &StatusArgs) -> Result<(), Failure> {
         add_rates(&before, &mut reports, begin.elapsed());
     }
     match args.json {
-        true => reports.iter().try_for_each(|(_, report)| output::print_line(report)),
+        true => reports.iter().try_for_each(|(_, report)| output::print_json(report)),
         false => output::print(status_table::render(&reports, columns::terminal())),
     }
 }

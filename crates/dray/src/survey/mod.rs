@@ -294,7 +294,7 @@ impl<'a> Survey<'a> {
         self.few |= outcome.count < CALLS_MIN;
         let row = row(cut, &load, &outcome);
         if self.args.json {
-            output::print_line(&row)?;
+            output::print_json(&row)?;
         }
         self.rows.push(row);
         Ok(true)

@@ -27,9 +27,9 @@ const GUESTS_MAX: usize = 1024;
 const PARTS: usize = 8;
 /// However few there may be, so many of one address: what one mount makes.
 const OF_ONE_MIN: usize = 4;
-/// Of one address failures are said once in this time.
+/// Of one address failures of one kind are said once in this time.
 const QUIET: Duration = Duration::from_secs(60);
-/// Addresses remembered as having been complained of.
+/// Failures remembered as having been complained of.
 const COMPLAINTS_MAX: usize = 1024;
 
 pub(crate) struct Door {
@@ -50,7 +50,7 @@ struct State {
     /// Sessions.
     residents: BTreeMap<Origin, usize>,
     residents_all: usize,
-    complaints: BTreeMap<Origin, Instant>,
+    complaints: BTreeMap<(Origin, Fault), Instant>,
     /// When it was last said that there are too many of all.
     crowded: Option<Instant>,
 }
@@ -62,6 +62,19 @@ pub(crate) enum Crowd {
     Everybody,
     /// The address of the newest one.
     OneAddress,
+}
+
+/// What went wrong with a connection: one thing that was said does not hide another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    /// There are too many of its address.
+    Crowd,
+    /// It is no client's, or says nothing.
+    Greeting,
+    /// It was refused at its greeting, with this error number.
+    Greeted(u16),
+    /// It was refused, with this error number, or gave up when the server had shown what it knows.
+    Challenged(u16),
 }
 
 /// A connection, as it is counted.
@@ -169,7 +182,7 @@ impl Door {
     /// once it is not worth one each.
     pub(crate) fn complains_of(&self, crowd: Crowd, peer: Peer) -> bool {
         match crowd {
-            Crowd::OneAddress => self.complains(peer),
+            Crowd::OneAddress => self.complains(peer, Fault::Crowd),
             Crowd::Everybody => {
                 let mut state = self.lock();
                 let tells = state.crowded.is_none_or(|last| last.elapsed() >= QUIET);
@@ -181,11 +194,11 @@ impl Door {
         }
     }
 
-    /// Whether a failure of `peer` is worth a line for people: the first in a while is.
-    pub(crate) fn complains(&self, peer: Peer) -> bool {
-        let (who, now) = (peer.origin(), dray_rt::now());
+    /// Whether a failure of `peer` is worth a line for people: the first of its kind in a while is.
+    pub(crate) fn complains(&self, peer: Peer, fault: Fault) -> bool {
+        let (key, now) = ((peer.origin(), fault), dray_rt::now());
         let mut state = self.lock();
-        if state.complaints.get(&who).is_some_and(|last| last.elapsed() < QUIET) {
+        if state.complaints.get(&key).is_some_and(|last| last.elapsed() < QUIET) {
             return false;
         }
         if state.complaints.len() >= COMPLAINTS_MAX {
@@ -194,7 +207,7 @@ impl Door {
         if state.complaints.len() >= COMPLAINTS_MAX {
             return false; // a thousand addresses in a minute: one line more tells nothing
         }
-        state.complaints.insert(who, now);
+        state.complaints.insert(key, now);
         true
     }
 }
@@ -318,15 +331,18 @@ mod tests {
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {
             let door = Door::new(10, 10);
-            assert!(door.complains(peer(1)) && !door.complains(peer(1)));
-            assert!(door.complains(peer(2)));
+            let refused = |last, fault| door.complains(peer(last), fault);
+            assert!(refused(1, Fault::Greeted(1)) && !refused(1, Fault::Greeted(1)));
+            assert!(refused(2, Fault::Greeted(1)));
+            // What came later for another reason was not said: a wrong key behind none.
+            assert!(refused(1, Fault::Challenged(1)) && refused(1, Fault::Greeted(2)));
             let crowds = (0..=255).filter(|last| door.complains_of(Crowd::Everybody, peer(*last)));
             assert_eq!(crowds.count(), 1, "one line for all of them");
             dray_rt::sleep(QUIET).await;
-            assert!(door.complains(peer(1)) && door.complains_of(Crowd::Everybody, peer(1)));
+            assert!(refused(1, Fault::Crowd) && door.complains_of(Crowd::Everybody, peer(1)));
             assert!(!door.complains_of(Crowd::OneAddress, peer(1)));
             for last in 0..=255 {
-                door.complains(peer(last));
+                (0..8).for_each(|errno| _ = refused(last, Fault::Greeted(errno)));
             }
             assert!(door.lock().complaints.len() <= COMPLAINTS_MAX);
         });

@@ -1,6 +1,6 @@
 //! What a server offers.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -146,6 +146,11 @@ pub struct Allow {
 }
 
 impl Allow {
+    /// Whether `text` is meant to be one, right or wrong.
+    pub fn is_range(text: &str) -> bool {
+        text.split('/').next().is_some_and(|base| base.parse::<IpAddr>().is_ok())
+    }
+
     /// Whether `address` is in the range. IPv4 addresses in IPv6 form count as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.base, address.to_canonical()) {
@@ -156,6 +161,21 @@ impl Allow {
                 same_prefix(u128::from(base), u128::from(address), self.prefix_bits, 128)
             }
             _ => false,
+        }
+    }
+}
+
+/// `address` without what stands behind the first `prefix_bits` bits.
+fn network_of(address: IpAddr, prefix_bits: u8) -> IpAddr {
+    let prefix_bits = u32::from(prefix_bits);
+    match address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32 - prefix_bits).unwrap_or(0);
+            Ipv4Addr::from(u32::from(address) & mask).into()
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128 - prefix_bits).unwrap_or(0);
+            Ipv6Addr::from(u128::from(address) & mask).into()
         }
     }
 }
@@ -185,6 +205,13 @@ impl FromStr for Allow {
         };
         if prefix_bits > width_bits {
             return Err(wrong());
+        }
+        let network = network_of(base, prefix_bits);
+        if network != base {
+            return Err(format!(
+                "`{text}` is an address and no range: say {network}/{prefix_bits} for all of these, or \
+                 {base} for that one"
+            ));
         }
         // As addresses are looked at, too: in IPv6 form it would hold nobody.
         Ok(match base.to_canonical() {
@@ -216,6 +243,17 @@ mod tests {
             assert!(!range.contains(outside.parse().unwrap()));
         }
         assert!("0.0.0.0/0".parse::<Allow>().unwrap().contains("8.8.8.8".parse().unwrap()));
+        for (text, network) in [
+            ("10.1.1.1/8", "10.0.0.0/8"),
+            ("10.0.0.1/0", "0.0.0.0/0"),
+            ("fd00::1/8", "fd00::/8"),
+            ("::ffff:10.1.1.1/104", "::ffff:10.0.0.0/104"),
+        ] {
+            let said = text.parse::<Allow>().unwrap_err();
+            assert!(said.contains(&format!("say {network} for all")), "{said}");
+            assert!(Allow::is_range(text));
+        }
+        assert!("10.1.1.1/32".parse::<Allow>().is_ok() && !Allow::is_range("ro"));
         for wrong in ["10.0.0.0/33", "x", "10.0.0/8", "::/129", "1.2.3.4/"] {
             assert!(wrong.parse::<Allow>().is_err(), "{wrong}");
         }

@@ -9,7 +9,7 @@ use dray_core::Context;
 use dray_fabric::{Connection, Peer};
 use dray_rt::{Pool, random_u64, sleep, timeout};
 
-use crate::server::admission::Door;
+use crate::server::admission::{Door, Fault};
 use crate::server::ahead::Ahead;
 use crate::server::connection::{self, Admission};
 use crate::server::export::Export;
@@ -165,10 +165,10 @@ impl Server {
         connection::admit(&self.inner, peer)
     }
 
-    /// Whether something about connections of `peer` is worth a line for people: the first
-    /// thing in a minute is.
+    /// Whether a connection of `peer` that is no client's is worth a line for people: the first
+    /// in a minute is.
     pub fn complains(&self, peer: Peer) -> bool {
-        self.inner.door.complains(peer)
+        self.inner.door.complains(peer, Fault::Greeting)
     }
 
     /// Serves a connection that was let in until it ends; a task of the executor that the

@@ -36,6 +36,8 @@ struct Seen {
     /// None: it is of a version that does not say so.
     dir: Option<PathBuf>,
     at: PathBuf,
+    /// The lists behind `-o`, as it was mounted with.
+    options: Vec<String>,
 }
 
 impl Supervisors {
@@ -80,6 +82,13 @@ impl Supervisors {
         self.of(mount, &places).into_iter().max_by_key(|seen| seen.began).map(|seen| seen.pid)
     }
 
+    /// What `mount` was mounted with; none if its supervisor is not to be seen from here.
+    pub fn options_of(&self, mount: &MountEntry) -> Option<Vec<String>> {
+        let places = [mount.at.clone()];
+        let newest = self.of(mount, &places).into_iter().max_by_key(|seen| seen.began);
+        newest.map(|seen| seen.options.clone())
+    }
+
     /// Those that may be of `mount`, which is at `places`. The number of a connection alone does not
     /// tell: the kernel gives that of one that has ended to the next one, while the supervisor of
     /// the former may live on. So who says that it mounted at another place is asked only where
@@ -105,7 +114,8 @@ fn seen(dir: &Path) -> Option<Seen> {
     let args = parse(&line)?;
     let began = began(&fs::read(dir.join("stat")).ok()?)?;
     let (connection, at) = (args.connection, args.mount.mountpoint);
-    Some(Seen { pid, user, began, connection, dir: args.run_dir, at })
+    let (dir, options) = (args.run_dir, args.mount.options);
+    Some(Seen { pid, user, began, connection, dir, at, options })
 }
 
 /// When a process was started, from its stat (proc(5), field 22). Its name in parentheses may hold
@@ -150,7 +160,15 @@ mod tests {
 
     fn said(user: u32, at: &str) -> Seen {
         let dir = Some(Path::new("/there").join(at.trim_start_matches('/')));
-        Seen { pid: 1, user, began: 0, connection: 1 << 30, dir, at: at.into() }
+        Seen {
+            pid: 1,
+            user,
+            began: 0,
+            connection: 1 << 30,
+            dir,
+            at: at.into(),
+            options: Vec::new(),
+        }
     }
 
     fn found(all: Vec<Seen>) -> Vec<PathBuf> {

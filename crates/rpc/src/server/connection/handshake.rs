@@ -10,7 +10,7 @@ use dray_rt::random_bytes;
 
 use super::{Beginning, ServerSink, Shared, Stage};
 use crate::auth::{Key, Role, Transcript};
-use crate::server::admission::Guest;
+use crate::server::admission::{Fault, Guest};
 use crate::server::export::Export;
 use crate::server::exports::not_open;
 use crate::server::identities::Whom;
@@ -155,7 +155,7 @@ impl ServerSink {
         {
             return Err(HandshakeError::Refused(refused(
                 Errno::EKEYREJECTED,
-                "the client does not know this server's key",
+                "the client has another key than this server: compare the key files at both ends",
             )));
         }
         let Challenged { hello, export, .. } = &**challenged;
@@ -197,6 +197,7 @@ impl ServerSink {
         match error {
             HandshakeError::Refused(refused) => {
                 self.say(&Refused::refusal(&refused));
+                self.refused = Some(refused.errno);
                 io::Error::new(io::ErrorKind::PermissionDenied, refused.message)
             }
             HandshakeError::Malformed(malformed) => malformed.into(),
@@ -226,7 +227,7 @@ impl Entrance {
         let session = match self.server.new_session(node, (&host, peer), export).await {
             Ok(session) => session,
             Err(refused) => {
-                if self.server.door.complains(peer) {
+                if self.server.door.complains(peer, Fault::Challenged(refused.errno)) {
                     let why = &refused.message;
                     log::warn!("connection from {peer} ended in its handshake: {why}");
                 }

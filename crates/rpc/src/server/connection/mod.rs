@@ -16,7 +16,7 @@ use dray_core::{BufMut, Cancel, Op};
 use dray_fabric::{Connection, Peer, Sink};
 use dray_rt::sleep;
 
-use crate::server::admission::{Crowd, Guest, Visit};
+use crate::server::admission::{Crowd, Fault, Guest, Visit};
 use crate::server::identities::Identities;
 use crate::server::service::Inner;
 use crate::server::session::Session;
@@ -64,6 +64,7 @@ pub(in crate::server) async fn serve(
         has_place: visit.is_some(),
         guest: Some(guest),
         identities: Identities::default(),
+        refused: None,
         shared: shared.clone(),
     };
     dray_rt::spawn(watch_handshake(Arc::downgrade(&connection), Arc::downgrade(&shared)));
@@ -83,18 +84,22 @@ pub(in crate::server) async fn serve(
         Stage::Hello if error.kind() == io::ErrorKind::UnexpectedEof => {
             log::debug!("connection from {peer} ended before it said anything");
         }
-        stage if sink.server.door.complains(peer) => {
+        stage if sink.server.door.complains(peer, sink.fault()) => {
             // Who has another key sees it first, and goes without a word.
             let went = matches!(
                 error.kind(),
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
             );
             let has_key = sink.server.options.key.is_some();
-            let perhaps = match stage {
-                Stage::Challenged(_) if went && has_key => "; perhaps its key is another one",
-                _ => "",
+            let why = match stage {
+                Stage::Challenged(_) if went && has_key => {
+                    "the client went when it had seen the proof of this server's key; perhaps its \
+                     key is another one"
+                        .to_owned()
+                }
+                _ => error.to_string(),
             };
-            log::warn!("connection from {peer} ended in its handshake: {error}{perhaps}");
+            log::warn!("connection from {peer} ended in its handshake: {why}");
         }
         _ => log::debug!("connection from {peer} ended in its handshake: {error}"),
     }
@@ -169,6 +174,8 @@ struct ServerSink {
     /// While it is in its handshake.
     guest: Option<Guest>,
     identities: Identities,
+    /// The error number with which it was turned away.
+    refused: Option<u16>,
     shared: Arc<Shared>,
 }
 
@@ -222,6 +229,16 @@ impl ServerSink {
             && let Some(session) = beginning.session.get()
         {
             self.stage = Stage::Serving(session.clone());
+        }
+    }
+
+    /// Why its handshake came to nothing.
+    fn fault(&self) -> Fault {
+        let errno = self.refused.unwrap_or(0);
+        match self.stage {
+            Stage::Hello if self.refused.is_none() => Fault::Greeting,
+            Stage::Hello => Fault::Greeted(errno),
+            _ => Fault::Challenged(errno),
         }
     }
 
