@@ -52,9 +52,22 @@ fn bad_names_have_their_errors() {
         decode_classic(&bytes).map(|_| ()).unwrap_err().errno()
     };
     assert_eq!(lookup(b"a/b\0"), Errno::EINVAL);
-    assert_eq!(lookup(b"..\0"), Errno::EINVAL);
+    assert_eq!(lookup(b"\0"), Errno::ENOENT);
     assert_eq!(lookup(b"no end"), Errno::EIO);
     assert_eq!(lookup(&[&[b'x'; 256][..], b"\0"].concat()), Errno::ENAMETOOLONG);
+}
+
+/// The kernel asks so for what it has a handle of.
+#[test]
+fn a_node_itself_and_the_one_above_are_looked_up() {
+    let lookup = |name: &[u8]| {
+        let bytes = message(op::LOOKUP, name, 0);
+        format!("{:?}", decode_classic(&bytes).unwrap().op)
+    };
+    assert_eq!((&*lookup(b".\0"), &*lookup(b"..\0")), ("LookupSelf", "LookupParent"));
+    assert!(lookup(b"...\0").starts_with("Lookup {"));
+    let unlink = message(op::UNLINK, b"..\0", 0);
+    assert_eq!(decode_classic(&unlink).unwrap_err().errno(), Errno::EINVAL);
 }
 
 #[test]

@@ -48,7 +48,7 @@ impl Worker {
     /// What the kernel takes for attributes of `node`. Others would have it take the inode for bad, for
     /// as long as it knows it (`fuse_make_bad` in fs/fuse/dir.c): the whole mount, if that is the root.
     /// A file of another type is another file, where numbers are used again; or the server is broken.
-    fn believable(&self, node: u64, attr: Attr) -> Result<Attr> {
+    pub(super) fn believable(&self, node: u64, attr: Attr) -> Result<Attr> {
         let kind = FileType::from_mode(attr.mode);
         if kind.is_none() || i64::try_from(attr.size).is_err() {
             return Err(Error::new(Errno::EPROTO).because("attributes that no file has"));

@@ -9,7 +9,8 @@
 //!
 //! At the second time no name is asked for: what was looked up within the call is opened, though others
 //! may have replaced that, too. And whoever opens by a descriptor (/proc/self/fd, `.` of a directory)
-//! names nothing, comes back to the same file, and gets it.
+//! names nothing, comes back to the same file, and gets it. So does who opens by a handle, without coming
+//! back: the kernel's NFS server would pass ESTALE on.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::front::Worker;
 use crate::options::Options;
 use crate::proto::abi::ROOT_NODE;
 use crate::state::sent_back::{Caller, NOTHING, Opening};
-use crate::worker::caller::call_that_waits;
+use crate::worker::caller::{call_that_waits, is_of_kernel};
 use crate::worker::shared::Shared;
 
 /// System calls that open a file by its path. What io_uring(7) opens is in none of them.
@@ -59,7 +60,12 @@ impl Worker {
             self.give_up(cx, id, how).await;
         }
         if opened.as_ref().is_err_and(|error| error.errno() == Errno::ESTALE) {
-            let call = call_that_waits(cx.pid).await.filter(|call| OPENING.contains(&call.number));
+            let call = call_that_waits(cx.pid).await;
+            let by_handle = call.is_some_and(|call| call.number == libc::SYS_open_by_handle_at);
+            if by_handle || is_of_kernel(cx.pid) {
+                return self.fs.open(cx, id, how).await;
+            }
+            let call = call.filter(|call| OPENING.contains(&call.number));
             opening.caller.call = call.map(|call| call.print);
             sent_back.note(opening);
         }

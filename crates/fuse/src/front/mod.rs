@@ -3,6 +3,7 @@
 mod aftercare;
 mod attr;
 mod believed;
+mod by_handle;
 mod changes;
 pub(crate) mod dirs;
 mod file;
@@ -122,6 +123,8 @@ impl Worker {
                 self.read(cx, (node, fh), (at, size), message).await
             }
             Operation::Write { .. } => self.write(cx, node, &request.op, message).await,
+            Operation::LookupSelf => self.lookup_self(cx, node).await,
+            Operation::LookupParent => self.lookup_parent(cx, node).await,
             Operation::Lookup { .. }
             | Operation::Readlink
             | Operation::Symlink { .. }

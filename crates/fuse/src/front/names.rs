@@ -84,7 +84,7 @@ impl Worker {
     /// at their modes unless it has been told to check permissions (`fuse_permission`,
     /// fs/fuse/dir.c). So it is asked here, where the path is walked, whether the caller may.
     /// Anything else is not barred: the server hears of its opening.
-    async fn may_be_opened(&self, cx: &Context, entry: &Entry) -> Result<bool> {
+    pub(super) async fn may_be_opened(&self, cx: &Context, entry: &Entry) -> Result<bool> {
         if self.shared.options.kernel_checks_permissions() {
             return Ok(true);
         }

@@ -146,7 +146,7 @@ fn wanted(options: &Options) -> u64 {
         | init::MAX_PAGES
         | init::CREATE_SUPP_GROUP
         | init::DIRECT_IO_ALLOW_MMAP
-        | init::NO_EXPORT_SUPPORT
+        | init::EXPORT_SUPPORT
         | init::HAS_RESEND;
     // With attributes believed for no time at all the kernel would look up every name
     // again, so that fetching them with the names would be in vain.

@@ -67,6 +67,7 @@ pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
     pub const FLOCK_LOCKS: u64 = 1 << 10;
@@ -94,6 +95,7 @@ pub mod init {
         (ASYNC_READ, "async_read"),
         (POSIX_LOCKS, "posix_locks"),
         (ATOMIC_O_TRUNC, "atomic_o_trunc"),
+        (EXPORT_SUPPORT, "export_support"),
         (BIG_WRITES, "big_writes"),
         (DONT_MASK, "dont_mask"),
         (FLOCK_LOCKS, "flock_locks"),

@@ -73,7 +73,11 @@ fn decode_naming<'a>(
 ) -> Result<Operation<'a>> {
     let mut arg = || args.u32().ok_or_else(short);
     Ok(match opcode {
-        op::LOOKUP => Operation::Lookup { name: name(&mut payload)? },
+        op::LOOKUP => match payload.string().ok_or_else(short)? {
+            b"." => Operation::LookupSelf,
+            b".." => Operation::LookupParent,
+            name => Operation::Lookup { name: Name::new(name)? },
+        },
         op::UNLINK => Operation::Unlink { name: name(&mut payload)? },
         op::RMDIR => Operation::Rmdir { name: name(&mut payload)? },
         op::SYMLINK => {

@@ -94,6 +94,10 @@ pub enum Operation<'a> {
     Lookup {
         name: &'a Name,
     },
+    /// A lookup of `.`: of the node itself, of which the kernel has a handle.
+    LookupSelf,
+    /// A lookup of `..`: of the directory above one of which the kernel has a handle.
+    LookupParent,
     Forget {
         lookups: u64,
     },

@@ -18,8 +18,8 @@ use crate::state::region::{Region, memfd};
 
 /// "drayfuse", and the version of the layout below it.
 const MAGIC: u64 = 0x6472_6179_6675_7365;
-const VERSION: u64 = 4;
-/// The oldest version whose layout is known here: without `RING_ROOM`.
+const VERSION: u64 = 5;
+/// The oldest version whose layout is known here: without `RING_ROOM`, and with `EPOCH` 0, as before 5.
 const VERSION_OLDEST: u64 = 3;
 
 /// Bytes of the header page, which is followed by node records, handle
@@ -56,9 +56,17 @@ pub(crate) mod header {
     pub(crate) const RING_ROOM: usize = 88;
     /// Not 0 if flocks belong to handles ([`crate::state::handles::Handles::flock_owner`]).
     pub(crate) const FLOCKS: usize = 96;
+    /// What the node numbers of this mount have that those of others do not
+    /// ([`crate::state::nodes`]); 0: nothing, as before there was this word.
+    pub(crate) const EPOCH: usize = 104;
     /// Records of who was sent back to look names up ([`crate::state::sent_back`]), to the end of the
     /// page or nearly so; zeros in memory that has none.
     pub(crate) const SENT_BACK: usize = 128;
+}
+
+/// Neither half is 0, nor has its highest bit set: the lower one is counted up.
+fn new_epoch() -> u64 {
+    dray_rt::random_u64() & 0x7fff_ffff_7fff_ffff | 1 << 32 | 1
 }
 
 fn refused(why: String) -> io::Error {
@@ -79,6 +87,7 @@ impl State {
         let state = State::map(memfd(c"dray-fuse-state", Self::len_bytes())?)?;
         state.region.store(header::VERSION, VERSION);
         state.region.store(header::FLOCKS, 1);
+        state.region.store(header::EPOCH, new_epoch());
         state.region.store(header::MAGIC, MAGIC);
         Ok(state)
     }
@@ -169,7 +178,7 @@ mod tests {
         }
         for other in [VERSION_OLDEST - 1, VERSION + 1, 99] {
             let said = with_word(header::VERSION, other).unwrap_err();
-            assert!(said.contains(&format!("version {other}, this dray knows 3 to 4")), "{said}");
+            assert!(said.contains(&format!("version {other}, this dray knows 3 to 5")), "{said}");
         }
         assert!(with_word(header::MAGIC, 1).unwrap_err().contains("something else"));
         let short = adopted(|file| file.set_len(8192).unwrap()).unwrap_err();
@@ -194,11 +203,12 @@ mod tests {
             RING_READY,
             RING_ROOM,
             FLOCKS,
+            EPOCH,
         ];
         assert_eq!(words, std::array::from_fn(|index| 8 * index));
         assert_eq!((SENT_BACK, sent_back::RECORDS), (128, 120));
         assert_eq!((State::node_at(1), State::handle_at(0)), (4128, 2_147_487_744));
         assert_eq!((State::handle_at(1), State::ring_at()), (2_147_487_776, 2_281_705_472));
-        assert_eq!((super::MAGIC, super::VERSION), (0x6472_6179_6675_7365, 4));
+        assert_eq!((super::MAGIC, super::VERSION), (0x6472_6179_6675_7365, 5));
     }
 }

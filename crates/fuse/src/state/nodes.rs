@@ -1,8 +1,14 @@
 //! The node table: the kernel's node numbers and the files that they stand for.
 //!
-//! A node number is a slot of the table plus one; slot 0 is the root. The records live in
-//! [`State`] and survive the process; the way back from a file to its slot is an index on
-//! the heap, which a successor rebuilds.
+//! A node number is a slot of the table plus one, and above that the epoch of the mount; slot 0 is
+//! the root, whose number is the kernel's. The records live in [`State`] and survive the process; the
+//! way back from a file to its slot is an index on the heap, which a successor rebuilds.
+//!
+//! Handles that programs are given (name_to_handle_at(2)) are a node number and the generation of its
+//! use. The kernel asks for the file behind one that it has forgotten, so a record stays for a
+//! while after that ([`in_handles`]). Its slot is used again with another generation, and
+//! another mount has another epoch and begins to count at another one, so that a handle is of its
+//! file or of none.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +22,11 @@ use crate::proto::abi::ROOT_NODE;
 use crate::proto::reply::NodeRef;
 use crate::state::{NODES_MAX, State, header};
 
+mod in_handles;
+mod kept;
+
+use kept::Kept;
+
 /// Offsets within a record.
 const INO: usize = 0;
 const GENERATION: usize = 8;
@@ -27,6 +38,8 @@ const REUSE: usize = 24;
 const FLAG_LOCKED: u64 = 1;
 /// Not the node of its file, but one beside it, of which one caller was told.
 const FLAG_APART: u64 = 2;
+/// The kernel has forgotten it, and it is still known: `LOOKUPS` is 0.
+const FLAG_KEPT: u64 = 4;
 /// The type of file that the kernel was told of last, as in a mode (`S_IFMT`), so far up; 0: a
 /// predecessor did not note it.
 const TYPE_SHIFT: u32 = 4;
@@ -43,6 +56,7 @@ struct Index {
     free: Vec<u64>,
     places: Places,
     directories: Directories,
+    kept: Kept,
 }
 
 impl Nodes {
@@ -60,14 +74,23 @@ impl Nodes {
             self.state.region.store(header::NODES_USED, 1);
         }
         for slot in 0..self.used() {
+            let flags = self.get(slot, REUSE);
             match self.get(slot, LOOKUPS) {
+                0 if flags & FLAG_KEPT != 0 => index.kept.add(slot),
                 0 => index.free.push(slot),
-                _ if self.get(slot, REUSE) & FLAG_APART != 0 => {}
+                _ if flags & FLAG_APART != 0 => {}
                 _ => {
+                    // Perhaps its end was about to be noted.
+                    self.set(slot, REUSE, flags & !FLAG_KEPT);
                     index.slots.insert(self.id_at(slot), slot);
                 }
             }
         }
+        let kept: Vec<u64> = index.kept.iter().collect();
+        for slot in kept {
+            index.slots.entry(self.id_at(slot)).or_insert(slot);
+        }
+        self.keep_within_bound(&mut index);
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
@@ -98,12 +121,28 @@ impl Nodes {
         self.set(slot, LOOKUPS, lookups);
     }
 
-    fn slot_of(&self, node: u64) -> Result<u64> {
-        let slot = node.wrapping_sub(ROOT_NODE);
-        if slot >= self.used() || self.get(slot, LOOKUPS) == 0 {
-            return Err(Error::new(Errno::ESTALE).because("the kernel names an unknown node"));
+    fn epoch(&self) -> u64 {
+        self.state.region.load(header::EPOCH)
+    }
+
+    fn number(&self, slot: u64) -> u64 {
+        match slot {
+            0 => ROOT_NODE,
+            slot => self.epoch() >> 32 << 32 | (slot + ROOT_NODE),
         }
-        Ok(slot)
+    }
+
+    /// The slot of a number that was given out, known or forgotten; none for any other.
+    fn slot_in(&self, node: u64) -> Option<u64> {
+        let slot = (node & u64::from(u32::MAX)).checked_sub(ROOT_NODE)?;
+        (slot < self.used() && node == self.number(slot)).then_some(slot)
+    }
+
+    fn slot_of(&self, node: u64) -> Result<u64> {
+        match self.slot_in(node) {
+            Some(slot) if self.get(slot, LOOKUPS) != 0 => Ok(slot),
+            _ => Err(Error::new(Errno::ESTALE).because("the kernel names an unknown node")),
+        }
     }
 
     /// The file behind a node number; `ESTALE` for a number that was never given out.
@@ -113,7 +152,8 @@ impl Nodes {
 
     /// The node number of a file that the kernel knows.
     pub(crate) fn find(&self, id: FileId) -> Option<u64> {
-        self.lock().slots.get(&id).map(|slot| slot + ROOT_NODE)
+        let slot = self.lock().slots.get(&id).copied()?;
+        (self.get(slot, LOOKUPS) != 0).then(|| self.number(slot))
     }
 
     /// The node for `id`, found as `place`, of which the kernel is about to be told once
@@ -129,11 +169,22 @@ impl Nodes {
         place: Option<(FileId, &Name)>,
     ) -> Result<NodeRef> {
         if let Some(&slot) = index.slots.get(&id) {
-            self.set(slot, LOOKUPS, self.get(slot, LOOKUPS) + 1);
+            self.told_once_more(index, slot);
             index.places.seen(slot, place);
             return Ok(self.reference(slot));
         }
         self.add(index, id, place)
+    }
+
+    /// The kernel is told of what it knows, or has forgotten.
+    fn told_once_more(&self, index: &mut Index, slot: u64) {
+        let lookups = self.get(slot, LOOKUPS);
+        self.set(slot, LOOKUPS, lookups + 1);
+        if lookups == 0 {
+            // Nobody has it open, nor locks on it.
+            self.set(slot, REUSE, self.get(slot, REUSE) & !(FLAG_KEPT | FLAG_LOCKED));
+            index.kept.take(slot);
+        }
     }
 
     /// The same for a directory, found in the node `parent`. If the kernel has it at another place,
@@ -158,7 +209,9 @@ impl Nodes {
             true => self.add(&mut index, id, Some(seen))?,
             false => self.remember_in(&mut index, id, Some(seen))?,
         };
-        index.directories.seen(node.node - ROOT_NODE, place);
+        if let Some(slot) = self.slot_in(node.node) {
+            index.directories.seen(slot, place);
+        }
         Ok(node)
     }
 
@@ -210,6 +263,10 @@ impl Nodes {
 
     /// A free slot, for `id` from now on.
     fn take_slot(&self, index: &mut Index, id: FileId, flags: u64) -> Result<u64> {
+        // What is kept gives way last to what the kernel must know.
+        if index.free.is_empty() && self.used() >= NODES_MAX {
+            self.let_go_one(index);
+        }
         let slot = match index.free.pop() {
             Some(slot) => slot,
             None if self.used() < NODES_MAX => {
@@ -219,7 +276,11 @@ impl Nodes {
             }
             None => return Err(Error::new(Errno::ENFILE).because("the node table is full")),
         };
-        let reuse = ((self.get(slot, REUSE) >> 32) + 1) << 32;
+        let last_use = match self.get(slot, REUSE) >> 32 {
+            0 => self.epoch() & u64::from(u32::MAX), // it was never used
+            last_use => last_use,
+        };
+        let reuse = (last_use + 1) << 32;
         self.write(slot, id, 1, reuse | flags);
         index.directories.forget(slot);
         index.places.forget(slot);
@@ -235,7 +296,7 @@ impl Nodes {
     }
 
     fn reference(&self, slot: u64) -> NodeRef {
-        NodeRef { node: slot + ROOT_NODE, generation: self.get(slot, REUSE) >> 32 }
+        NodeRef { node: self.number(slot), generation: self.get(slot, REUSE) >> 32 }
     }
 
     /// The kernel has forgotten `lookups` of the times it was told of `node`; `gone` is called
@@ -249,15 +310,30 @@ impl Nodes {
             return; // the root stays
         }
         let left = self.get(slot, LOOKUPS).saturating_sub(lookups);
-        self.set(slot, LOOKUPS, left);
-        if left == 0 {
-            let id = self.id_at(slot);
-            if index.slots.get(&id) == Some(&slot) {
-                index.slots.remove(&id); // else it has another node by now
+        if left > 0 {
+            return self.set(slot, LOOKUPS, left);
+        }
+        let id = self.id_at(slot);
+        let is_its_node = index.slots.get(&id) == Some(&slot); // else it has another by now
+        let keeps = is_its_node && self.has_handles();
+        let flags = self.get(slot, REUSE);
+        // In this order: whoever finds one without the other knows what was meant.
+        self.set(slot, REUSE, if keeps { flags | FLAG_KEPT } else { flags });
+        self.set(slot, LOOKUPS, 0);
+        index.directories.forget(slot);
+        index.places.forget(slot);
+        gone();
+        match keeps {
+            true => {
+                index.kept.add(slot);
+                self.keep_within_bound(&mut index);
             }
-            index.directories.forget(slot);
-            gone();
-            index.free.push(slot);
+            false => {
+                if is_its_node {
+                    index.slots.remove(&id);
+                }
+                index.free.push(slot);
+            }
         }
     }
 
@@ -286,18 +362,19 @@ impl Nodes {
         }
     }
 
-    /// What the kernel takes the node for; none if that is not known.
+    /// What the kernel takes the node for, or took it for; none if that is not known.
     pub(crate) fn type_of(&self, node: u64) -> Option<FileType> {
         if node == ROOT_NODE {
             return Some(FileType::Directory);
         }
-        let noted = self.get(self.slot_of(node).ok()?, REUSE) & TYPE_BITS;
+        let noted = self.get(self.slot_in(node)?, REUSE) & TYPE_BITS;
         FileType::from_mode((noted >> TYPE_SHIFT << 12) as u32)
     }
 
     /// Nodes that the kernel knows.
     pub(crate) fn count(&self) -> usize {
-        self.lock().slots.len()
+        let index = self.lock();
+        index.slots.len().saturating_sub(index.kept.len())
     }
 }
 
@@ -381,6 +458,18 @@ mod tests {
         let second = nodes.remember(id(8), None).unwrap();
         assert_eq!(first.node, second.node);
         assert_ne!(first.generation, second.generation);
+    }
+
+    /// Numbers of a mount that an earlier version began are what they were.
+    #[test]
+    fn a_mount_without_an_epoch_goes_on_as_it_began() {
+        let state = State::create().unwrap();
+        state.region.store(header::EPOCH, 0);
+        let nodes = Nodes::new(state, ROOT);
+        let first = nodes.remember(id(7), None).unwrap();
+        assert_eq!(first, NodeRef { node: 2, generation: 1 });
+        nodes.forget(2, 1, || ());
+        assert_eq!(nodes.remember(id(8), None).unwrap(), NodeRef { node: 2, generation: 2 });
     }
 
     /// What is noted elsewhere under the number was once forgotten a moment later, when it could

@@ -69,9 +69,17 @@ fn outlook_in(status: &str) -> Outlook {
         return Outlook::Gone; // the first thread of a process is shown until the last has ended
     }
     // A thread of the kernel has no memory either, and another parent.
-    let of_kernel = field(status, "PPid:").and_then(|mut ids| ids.next()) == Some(KTHREADD);
-    let ends = is_killed(status) || !of_kernel && !status.contains("\nVmSize:");
+    let ends = is_killed(status) || !of_kernel_in(status) && !status.contains("\nVmSize:");
     if ends { Outlook::Ends } else { Outlook::Lives }
+}
+
+fn of_kernel_in(status: &str) -> bool {
+    field(status, "PPid:").and_then(|mut ids| ids.next()) == Some(KTHREADD)
+}
+
+/// Whether the thread `pid` is the kernel's own, such as one of its NFS server.
+pub(crate) fn is_of_kernel(pid: Pid) -> bool {
+    status_of(pid).is_ok_and(|status| of_kernel_in(&status))
 }
 
 /// As proc(5) has it.
@@ -233,6 +241,7 @@ mod tests {
         assert_eq!(outlook_in(&gone.replace("D (disk sleep)", "Z (zombie)")), Outlook::Gone);
         let of_kernel = gone.replace("PPid:\t1", "PPid:\t2");
         assert_eq!(outlook_in(&of_kernel), Outlook::Lives);
+        assert!(of_kernel_in(&of_kernel) && !of_kernel_in(&lives));
     }
 
     #[test]

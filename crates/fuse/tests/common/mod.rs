@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test binary uses a part
 
 pub mod dropping;
+pub mod file_handle;
 pub mod locking;
 pub mod pushing;
 
