@@ -53,8 +53,9 @@ impl Devices {
         if dev == self.own {
             return ino;
         }
-        if dev >> DEVICE_BITS == 0 && ino >> INO_BITS == 0 {
-            return MARK | dev << INO_BITS | ino;
+        let (major, minor) = (libc::major(dev), u64::from(libc::minor(dev)));
+        if major == 0 && minor >> DEVICE_BITS == 0 && ino >> INO_BITS == 0 {
+            return MARK | minor << INO_BITS | ino;
         }
         MARK | HASHED | siphash(0, [dev, ino]) & (HASHED - 1)
     }
@@ -109,10 +110,11 @@ mod tests {
         for ino in [1, 3, 128, long - 1, long, most] {
             assert_eq!(devices.number(46, ino), ino);
         }
-        let foreign = [0, 47, 48, 0xfffff, libc::makedev(8, 1), libc::makedev(7, 0xfffff)];
+        let foreign = [(0, 0), (0, 47), (0, 48), (0, 0xfffff), (8, 1), (7, 0xfffff)];
         let mut numbers: Vec<u64> = foreign
             .iter()
-            .flat_map(|dev| [1, 3, 128, long - 1, long, most].map(|ino| devices.number(*dev, ino)))
+            .map(|(major, minor)| libc::makedev(*major, *minor))
+            .flat_map(|dev| [1, 3, 128, long - 1, long, most].map(|ino| devices.number(dev, ino)))
             .collect();
         assert!(numbers.iter().all(|number| *number >= MARK && *number >> 63 == 0));
         numbers.sort_unstable();
@@ -120,5 +122,6 @@ mod tests {
         assert_eq!(numbers.len(), 6 * 6);
         // What clients and the log of the path table know from the version before.
         assert_eq!(devices.number(48, 3), 0x4000_6000_0000_0003);
+        assert_eq!(devices.number(libc::makedev(0, 300), 3), 0x4002_5800_0000_0003);
     }
 }
