@@ -78,9 +78,12 @@ mod tests {
             return;
         }
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {
-            let any = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
-            let (one, other) =
-                (Listener::bind(&any).await.unwrap(), Listener::bind(&any).await.unwrap());
+            let any = |host: &str| Address::Tcp { host: host.into(), port: 0 };
+            let one = Listener::bind(&any("127.0.0.1")).await.unwrap();
+            let other = match Listener::bind(&any("::1")).await {
+                Ok(six) => six,
+                Err(_) => Listener::bind(&any("127.0.0.1")).await.unwrap(),
+            };
             let mut held = Vec::new();
             let mut reserved = [0; 2];
             for turn in 0..usize::from(COUNT) + 8 {
