@@ -9,6 +9,7 @@ use dray_core::{
 };
 use dray_rt::Instant;
 
+use super::above::Inside;
 use super::below::{BTRFS, Below, EXT};
 use super::copies::Copies;
 use super::departed::{Asker, Departed};
@@ -45,6 +46,7 @@ pub(crate) struct Core {
     pub(crate) nodes: NodeCache,
     pub(super) departed: Departed,
     /// None where nothing is copied to be changed.
+    pub(super) inside: Inside,
     pub(super) copies: Option<Box<Copies>>,
     pub(crate) files: Arc<Files>,
     pub(crate) locks: LockTable,
@@ -105,6 +107,7 @@ impl Core {
                 options.inode_idle_secs,
             ),
             departed: Departed::default(),
+            inside: Inside::default(),
             copies: below.is_overlay().then(Box::default),
             devices: Devices::new(stat.dev, below.is_overlay()),
             files: Files::new(

@@ -20,8 +20,8 @@ const LOOKS_MAX: usize = 4;
 /// Tries to open a handle while the number of its inode is being used again, or memory is short.
 const OPENS_MAX: usize = 3;
 
-/// Deepest place that the path table follows (`PATH_MAX` over two bytes a component).
-const DEPTH_MAX: usize = 2048;
+/// Deepest place that the path table follows.
+const DEPTH_MAX: usize = 16_384;
 
 impl Core {
     pub(super) fn new_node(&self, id: FileId, kind: FileType, fd: OwnedFd) -> Node {

@@ -5,6 +5,7 @@
 //! the server (see the decision records on handles and credentials). Where a file system
 //! has no such handles a table of paths stands in.
 
+mod above;
 mod attrs;
 mod below;
 mod copies;

@@ -1,6 +1,6 @@
 //! Operations on names.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use dray_core::{
@@ -10,7 +10,6 @@ use dray_core::{
 
 use super::core::{Caller, Core, Ids};
 use super::descriptor::{FileState, Opened};
-use super::find::stale;
 use super::lanes::{Kept, Lane, is_large};
 use super::nodes::Node;
 use super::reopen::{Granted, Purpose};
@@ -34,9 +33,6 @@ pub(crate) enum Created {
     /// read or written meanwhile, and that this may take its time.
     Cuts(FileId),
 }
-
-/// Deepest directory below the export whose parent is searched for its root.
-const DEPTH_MAX: usize = 2048;
 
 /// [`Make`] with a target of its own.
 pub(crate) enum Making {
@@ -69,54 +65,6 @@ impl Core {
             Some(entry) => Ok(entry),
             None => self.find_for(caller, &dir, name),
         }
-    }
-
-    /// The directory above. A directory that was moved out of the export has none.
-    pub(crate) fn parent_of(&self, dir: FileId) -> Result<Entry> {
-        let node = self.directory(dir)?;
-        if dir == self.root.id {
-            return Ok(Entry { id: dir, attr: self.stat(node.fd())?.attr });
-        }
-        let fd = sys::open_parent(node.fd()).map_err(parent_error)?;
-        let attr = self.stat(fd.as_fd())?.attr;
-        self.must_be_inside(&fd)?;
-        if attr.ino == self.root.id.ino {
-            return Ok(Entry { id: self.root.id, attr });
-        }
-        match &self.ids {
-            Ids::Native(_) => {
-                let entry = self.identify(None, fd.as_fd())?;
-                self.nodes.insert(self.new_node(entry.id, FileType::Directory, fd));
-                Ok(entry)
-            }
-            Ids::Table(table) => {
-                let known = table.find(dir).ok_or_else(stale)?;
-                let id = known.places.first().ok_or_else(stale)?.0;
-                if id.ino == attr.ino { Ok(Entry { id, attr }) } else { Err(stale()) }
-            }
-        }
-    }
-
-    /// Walks up until it meets the export's root; `ESTALE` if it does not.
-    fn must_be_inside(&self, dir: &OwnedFd) -> Result<()> {
-        let root = sys::stat(self.root.fd())?;
-        let place = |stat: &sys::Stat| (stat.dev, stat.attr.ino);
-        let mut here = sys::stat(dir.as_fd())?;
-        let mut fd = None;
-        for _ in 0..DEPTH_MAX {
-            if place(&here) == place(&root) {
-                return Ok(());
-            }
-            let below = fd.as_ref().unwrap_or(dir);
-            let up = super::cred::as_root(|| sys::open_parent(below.as_fd()))?;
-            let up = up.map_err(parent_error)?;
-            let above = sys::stat(up.as_fd())?;
-            if place(&above) == place(&here) {
-                break;
-            }
-            (here, fd) = (above, Some(up));
-        }
-        Err(stale().because("the directory has left the export"))
     }
 
     pub(crate) fn make(&self, dir: FileId, name: &Name, what: Making) -> Result<Entry> {
@@ -473,15 +421,6 @@ impl Core {
 /// changes by now, and what was opened to be changed can be read all the same.
 fn opens_again(caller: &Caller, how: OpenHow) -> bool {
     caller.internal && !how.executes()
-}
-
-/// A directory within an export has its parent on the same mount, unless it has been moved away
-/// or something was mounted over its parent.
-fn parent_error(errno: Errno) -> Error {
-    match errno {
-        Errno::EXDEV => stale().because("the directory above is on another mount"),
-        errno => errno.into(),
-    }
 }
 
 /// Whether a file goes on to be found by a name when it loses one.

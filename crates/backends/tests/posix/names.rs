@@ -210,6 +210,31 @@ fn a_parent_is_found_and_the_root_is_its_own() {
     });
 }
 
+/// Beyond 2048 levels none was found, and each search went up all of them: of a tree of 4000, whose
+/// directories are listed one after the other, that was most of the work.
+#[test]
+fn the_parent_of_a_directory_is_found_at_any_depth() {
+    const DEPTH: usize = 2500;
+    on_each(&[Kind::Tmpfs, Kind::Overlay], async |kit| {
+        let cx = &kit.root_user;
+        let mut path = vec![kit.common("d").await];
+        for _ in 0..DEPTH {
+            let made = kit.mkdir(cx, path[path.len() - 1], "d", 0o755).await.unwrap();
+            path.push(made.id);
+        }
+        for pair in path.windows(2).rev().step_by(100) {
+            let parent = kit.fs.parent(cx, pair[1]).await.unwrap();
+            assert_eq!(parent, kit.fs.parent(cx, pair[1]).await.unwrap());
+            assert_eq!(parent.id, pair[0]);
+        }
+        while let Some(dir) = path.pop().filter(|_| !path.is_empty()) {
+            assert_ne!(dir, kit.root);
+            let above = path[path.len() - 1];
+            kit.fs.remove(cx, above, name("d"), RemoveKind::Directory).await.unwrap();
+        }
+    });
+}
+
 /// Somebody of another process of the same client.
 fn neighbour(cx: &Context) -> Context {
     Context { pid: Pid(cx.pid.0 + 1), ..cx.clone() }
