@@ -5,6 +5,7 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -152,6 +153,9 @@ fn an_export_that_loses_its_file_system_waits_for_it() {
         stand.serve();
         let at = stand.rig.mount_export("disk", "mount", "");
         let open = OpenOptions::new().append(true).open(at.join("file")).unwrap();
+        fs::write(at.join("deleted"), "deleted").unwrap();
+        let deleted = File::open(at.join("deleted")).unwrap();
+        fs::remove_file(at.join("deleted")).unwrap();
         let script = "exec 9<$AT/file; flock 9; echo >$AT/held; exec sleep 1000";
         let holder = stand.rig.start(script, &at);
         wait_for("a lock", || at.join("held").exists());
@@ -182,6 +186,9 @@ fn an_export_that_loses_its_file_system_waits_for_it() {
             assert!(place.join(format!("made-{round}")).is_dir());
             let text = fs::read_to_string(place.join("file")).unwrap();
             assert_eq!(text, format!("the right one{}", ", more".repeat(round + 1)));
+            let mut text = [0; 7];
+            deleted.read_at(&mut text, 0).unwrap();
+            assert_eq!(&text, b"deleted");
             let other = stand.rig.start("exec 9<$AT/file; flock -n 9", &at);
             assert!(!stand.rig.end_of(other).success(), "its holder has it still");
         }

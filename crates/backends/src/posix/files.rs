@@ -46,6 +46,8 @@ pub(crate) struct Files {
     /// The pages of a file are those of its descriptor; on overlays, for one, they are not.
     has_pages: bool,
     pub(super) lanes: Arc<Lanes>,
+    /// Nobody closes files any more: who has them open will open them again elsewhere.
+    left: AtomicBool,
 }
 
 /// Files that may hold descriptors, in no order; the hand goes round over them.
@@ -105,7 +107,13 @@ impl Files {
             keeper,
             has_pages,
             lanes,
+            left: AtomicBool::new(false),
         })
+    }
+
+    /// What is closed from now on was not closed by whoever had it open: it is kept for them.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::SeqCst);
     }
 
     /// Makes room for one more descriptor; `ENFILE` if there are too many open files. To be
@@ -360,7 +368,11 @@ impl Drop for OpenInode {
         if let Some((keeper, fs)) = &files.keeper
             && self.kept.load(Ordering::Relaxed)
         {
-            keeper.release(*fs, self.id); // once for each that has it
+            // Once for each that has it.
+            match files.left.load(Ordering::SeqCst) {
+                true => keeper.keep_for_return(*fs, self.id),
+                false => keeper.release(*fs, self.id),
+            }
         }
     }
 }

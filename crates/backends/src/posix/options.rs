@@ -76,6 +76,10 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
 
     /// The last open file of it was closed, of whoever held or adopted it.
     fn release(&self, fs: FsUuid, id: FileId);
+
+    /// It is no longer open here, and whoever had it open will come back for it: as in the life of a
+    /// process that ends.
+    fn keep_for_return(&self, fs: FsUuid, id: FileId);
 }
 
 /// Options of [`PosixFs::open`](super::PosixFs::open).

@@ -48,7 +48,14 @@ impl PosixFs {
     /// Whether it has died, and nothing but another mount brings it back. It is asked, and may hang:
     /// that is done on a thread of the export's own.
     pub async fn is_dead(&self) -> bool {
-        self.core.run_for_all(Core::is_dead).await.unwrap_or(false)
+        let ask = |core: &Core| core.watched.mark(|| core.is_dead());
+        self.core.run_for_all(ask).await.unwrap_or(false)
+    }
+
+    /// It is about to be dropped, and whoever has files open will open them again in what takes its
+    /// place: those that were deleted meanwhile are kept for that.
+    pub fn leave(&self) {
+        self.core.files.leave();
     }
 }
 

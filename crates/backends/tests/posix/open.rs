@@ -23,6 +23,7 @@ impl Keeper for Holding {
         self.holds(fs, id)
     }
     fn release(&self, _: FsUuid, _: FileId) {}
+    fn keep_for_return(&self, _: FsUuid, _: FileId) {}
 }
 
 /// stat(2) of an open file asks by the file's id. Before its client had opened it again it was

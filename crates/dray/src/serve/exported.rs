@@ -7,6 +7,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use dray_backends::posix::{Hang, OnDeath, Origin, PosixFs};
+use dray_core::{FileSystem, FsUuid};
 use dray_layers::metrics::Metrics;
 use dray_rt::Instant;
 
@@ -37,6 +38,9 @@ struct State {
     fs: Option<Arc<PosixFs>>,
     /// What served it before it was withdrawn, as long as calls are in there.
     former: Weak<PosixFs>,
+    /// What it is to clients.
+    uuid: Option<FsUuid>,
+    /// Since when it has been starting, or open.
     begun: Instant,
     open: bool,
     /// What was last seen at its place.
@@ -95,6 +99,7 @@ impl Exported {
                 dir: None,
                 fs: None,
                 former: Weak::new(),
+                uuid: None,
                 begun: dray_rt::now(),
                 open: false,
                 found: Found::There,
@@ -136,7 +141,19 @@ impl Exported {
         let mut state = self.state();
         (state.trouble, state.held, state.accepted) = (None, None, None);
         state.dir = Some(dir.to_owned());
+        state.uuid = Some(fs.info().uuid);
         state.fs = Some(fs);
+    }
+
+    /// What it is to clients; none before its file system has answered once.
+    pub fn uuid(&self) -> Option<FsUuid> {
+        self.state().uuid
+    }
+
+    /// How long it has been open; none: it is not.
+    pub fn open_for(&self) -> Option<Duration> {
+        let state = self.state();
+        state.open.then(|| state.begun.elapsed())
     }
 
     /// Clients can have it from now on. Answers how long that took.
@@ -144,6 +161,7 @@ impl Exported {
         let mut state = self.state();
         state.open = true;
         let lasted = state.begun.elapsed();
+        state.begun = dray_rt::now();
         drop(state);
         self.stir(); // what happened meanwhile nobody has looked at
         lasted
@@ -160,6 +178,7 @@ impl Exported {
         let fs = state.fs.take();
         state.former = fs.as_ref().map(Arc::downgrade).unwrap_or_default();
         drop(state);
+        fs.iter().for_each(|fs| fs.leave());
         drop(fs); // perhaps the last: descriptors are closed, which may take a while
         true
     }
@@ -292,7 +311,6 @@ impl OnDeath for DeathNotice {
 mod tests {
     use super::*;
     use dray_backends::posix::PosixOptions;
-    use dray_core::FsUuid;
 
     /// That was said also where taking up again what clients had took its time.
     #[test]

@@ -163,15 +163,20 @@ impl KeeperClient {
         let _ = self.socket.shutdown(std::net::Shutdown::Both); // or it has ended
     }
 
-    /// Lets go what was held for the server's last life and nobody came back for.
-    pub fn release_inherited(&self) {
+    /// Lets go what was held for an earlier life of these file systems and nobody came back for.
+    pub fn release_inherited(&self, of: impl Fn(FsUuid) -> bool) {
         self.lock().held.retain(|key, users| {
-            if *users == 0 {
+            let stays = *users > 0 || !of(fs_of(key));
+            if !stays {
                 let _ = send(&self.socket, &message(OP_RELEASE, key), None); // or it has ended
             }
-            *users > 0
+            stays
         });
     }
+}
+
+fn fs_of(key: &Key) -> FsUuid {
+    FsUuid(u128::from_le_bytes(std::array::from_fn(|index| key[index])))
 }
 
 pub fn message_key(message: &Message) -> Key {
@@ -217,6 +222,12 @@ impl Keeper for KeeperClient {
         if *users == 0 {
             state.held.remove(&key);
             let _ = send(&self.socket, &message(OP_RELEASE, &key), None); // or it has ended
+        }
+    }
+
+    fn keep_for_return(&self, fs: FsUuid, id: FileId) {
+        if let Some(users) = self.lock().held.get_mut(&key(fs, id)) {
+            *users = users.saturating_sub(1);
         }
     }
 }
@@ -365,12 +376,30 @@ mod tests {
         let held = HashMap::from([seen, opened].map(|id| (key(fs, id), 0)));
         let client = client(near, held);
         assert!(client.holds(fs, seen) && client.holds(fs, opened) && client.adopt(fs, opened));
-        client.release_inherited();
+        client.release_inherited(|other| other != fs);
+        assert!(client.holds(fs, seen), "its export is not open yet");
+        client.release_inherited(|other| other == fs);
         assert!(!client.holds(fs, seen) && client.holds(fs, opened));
         client.release(fs, opened);
         for id in [seen, opened] {
             assert_eq!(receive(&far).unwrap().0, message(OP_RELEASE, &key(fs, id)));
         }
+    }
+
+    /// An export that is taken away closes its files, and their users come back for them.
+    #[test]
+    fn what_is_left_is_held_for_who_comes_back() {
+        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let (fs, id) = (FsUuid(1), FileId { ino: 1, generation: 7 });
+        let client = client(near, HashMap::new());
+        let file = std::fs::File::open("/dev/null").unwrap();
+        client.hold(fs, id, std::os::fd::AsFd::as_fd(&file));
+        client.keep_for_return(fs, id);
+        assert!(client.holds(fs, id) && client.adopt(fs, id));
+        client.release(fs, id);
+        assert!(!client.holds(fs, id));
+        let heard = [0; 2].map(|_| receive(&far).unwrap().0[0]);
+        assert_eq!(heard, [OP_HOLD, OP_RELEASE]);
     }
 
     /// It took as many as it may have descriptors; then it could not hear the next server, and let

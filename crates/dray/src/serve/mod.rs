@@ -131,12 +131,12 @@ impl Serving {
             }
         });
         let Some(keeper) = self.keeper.clone() else { return };
-        let server = self.server.clone();
+        let (server, exports) = (self.server.clone(), self.exports.clone());
         scope.spawn_on(&Handle::current(), async move {
             server.opened().await;
-            // By then every client has come back, or has been given up.
-            dray_rt::sleep(server.lease() * 2).await;
-            keeper.release_inherited();
+            // Who sees to an open export lets go what is of that.
+            let known: Vec<_> = exports.iter().filter_map(|export| export.uuid()).collect();
+            keeper.release_inherited(|fs| !known.contains(&fs));
         });
     }
 
@@ -166,7 +166,7 @@ impl Serving {
         self.server.disconnect();
         if let Some(keeper) = &self.keeper {
             if deserted {
-                keeper.release_inherited();
+                keeper.release_inherited(|_| true);
             }
             keeper.leave();
         }

@@ -43,11 +43,24 @@ pub async fn keep(opening: Arc<Opening>) {
         if tidied.elapsed() >= TIDY_EVERY {
             tidied = dray_rt::now();
             fs.tidy().await;
+            release_unclaimed(&opening);
             let found = what_is_at(&fs, &path).await;
             if export.found(found) {
                 tell(export, found);
             }
         }
+    }
+}
+
+/// Lets go deleted files that were kept for clients of before. By then each has come back, or has been
+/// given up.
+fn release_unclaimed(opening: &Opening) {
+    let export = &opening.exported;
+    if let (Some(keeper), Some(uuid), Some(open_for)) =
+        (&opening.keeper, export.uuid(), export.open_for())
+        && open_for >= opening.server.lease() * 2
+    {
+        keeper.release_inherited(|fs| fs == uuid);
     }
 }
 
