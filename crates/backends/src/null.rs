@@ -7,7 +7,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, Errno, Error,
     FileId, FileSystem, FileType, FsInfo, FsUuid, Fut, Io, Lock, LockOwner, Make, Name, OpenFile,
-    OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Write, XattrSet,
+    OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Uid, Write, XattrSet,
     Xflags, open_named,
 };
 
@@ -67,6 +67,10 @@ impl FileSystem for NullFs {
 
     fn clock(&self) -> Option<Timestamp> {
         None
+    }
+
+    fn user_of(&self, cx: &Context) -> Uid {
+        cx.who.uid
     }
 
     fn lookup<'a>(&'a self, _: &'a Context, dir: FileId, _: &'a Name) -> Fut<'a, Result<Entry>> {

@@ -126,6 +126,13 @@ impl Attr {
         }
     }
 
+    /// Whether it was made since that clock showed `clock`. Where the file system keeps no time of birth
+    /// that of the last change of content stands for it.
+    pub fn is_born_since(&self, clock: Timestamp) -> bool {
+        let born = if self.btime == Timestamp::default() { self.mtime } else { self.btime };
+        born.nanos() + self.grain().as_nanos() as i128 >= clock.nanos()
+    }
+
     /// Whether the clock that its times are from has gone on since, so that any further change of
     /// content gives it other ones: each gives it a new ctime, whatever programs say. So it is, too,
     /// where the clock has been set back since. `clock` was read before these attributes.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
     FsInfo, Io, Lock, LockOwner, Make, Name, OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr,
-    Statfs, Timestamp, Write, XattrSet, Xflags,
+    Statfs, Timestamp, Uid, Write, XattrSet, Xflags,
 };
 
 /// A boxed future: stacks are put together at run time. `Send`, so that a task
@@ -37,6 +37,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// What the clock shows that files' times are taken from, or a little less; none if that is not
     /// known here.
     fn clock(&self) -> Option<Timestamp>;
+
+    /// Whom it takes the caller for, which may be somebody else than who the caller says it is. What the
+    /// caller makes is this user's.
+    fn user_of(&self, cx: &Context) -> Uid;
 
     /// Finds `name` in `dir`. Errors: `ENOENT`, `ENOTDIR`, `EACCES` and those of the file
     /// system below.

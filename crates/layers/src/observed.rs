@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
     FileSystem, FsInfo, Fut, Io, Lock, LockOwner, Make, Name, Op, OpenFile, OpenHow, RemoveKind,
-    RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Write, XattrSet, Xflags,
+    RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Uid, Write, XattrSet, Xflags,
 };
 
 use crate::observe::{Admit, Call, Observer, Outcome};
@@ -96,6 +96,10 @@ impl<O: Observer> FileSystem for Observed<O> {
 
     fn clock(&self) -> Option<Timestamp> {
         self.inner.clock()
+    }
+
+    fn user_of(&self, cx: &Context) -> Uid {
+        self.inner.user_of(cx)
     }
 
     fn lookup<'a>(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dray_core::{
     Access, Attr, Context, CreateHow, Entry, Errno, FileId, FileSystem, FileType, FsInfo, Fut,
-    Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp,
+    Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp, Uid,
     XattrSet, open_named,
 };
 
@@ -109,6 +109,10 @@ impl FileSystem for MemoryFs {
 
     fn clock(&self) -> Option<Timestamp> {
         Some(super::inode::now())
+    }
+
+    fn user_of(&self, cx: &Context) -> Uid {
+        cx.who.uid
     }
 
     fn lookup<'a>(

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use dray_core::{
-    Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result, Taker,
+    Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result, Taker, Uid,
 };
 use dray_rt::Instant;
 
@@ -147,6 +147,11 @@ impl Core {
 
     pub(crate) fn proc_fd(&self) -> BorrowedFd<'_> {
         self.proc_fd.as_fd()
+    }
+
+    /// The user of [`Core::caller`].
+    pub(crate) fn user_of(&self, cx: &Context) -> Uid {
+        if cx.internal { cx.who.uid } else { self.options.squash.user_of(&cx.who) }
     }
 
     /// Who asks, after squashing.

@@ -45,7 +45,7 @@ use std::time::Duration;
 use dray_core::{
     Access, Attr, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FsInfo, FsUuid, Fut,
     Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp,
-    XattrSet, open_named,
+    Uid, XattrSet, open_named,
 };
 
 use self::attrs::Target;
@@ -159,6 +159,10 @@ impl FileSystem for PosixFs {
 
     fn clock(&self) -> Option<Timestamp> {
         self.core.below.is_local().then(|| dray_rt::coarse_wall_clock().into())
+    }
+
+    fn user_of(&self, cx: &Context) -> Uid {
+        self.core.user_of(cx)
     }
 
     fn lookup<'a>(

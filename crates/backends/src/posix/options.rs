@@ -23,6 +23,15 @@ impl Squash {
     /// The user that files are left to when nobody is named: `nobody` of most systems.
     pub const NOBODY: (Uid, Gid) = (Uid(65_534), Gid(65_534));
 
+    /// Which user `who` is here.
+    pub(crate) fn user_of(self, who: &Identity) -> Uid {
+        match self {
+            Squash::Root(uid, _) if who.is_root() => uid,
+            Squash::All(uid, _) => uid,
+            Squash::None | Squash::Root(..) => who.uid,
+        }
+    }
+
     /// Who `who` is here. A group 0 of somebody else than root is squashed with root.
     pub(crate) fn map(self, who: &Arc<Identity>) -> Arc<Identity> {
         let (uid, gid) = match self {
@@ -165,6 +174,15 @@ mod tests {
         assert_eq!((user.uid, user.gid, &*user.groups), (Uid(5), Gid(98), &[Gid(4)][..]));
         let other = identity(5, 6, &[7]);
         assert!(Arc::ptr_eq(&squash.map(&other), &other));
+    }
+
+    #[test]
+    fn a_user_is_who_the_identity_is() {
+        for squash in [Squash::None, Squash::Root(Uid(9), Gid(8)), Squash::All(Uid(9), Gid(8))] {
+            for who in [identity(0, 0, &[]), identity(5, 0, &[4]), identity(5, 6, &[])] {
+                assert_eq!(squash.user_of(&who), squash.map(&who).uid);
+            }
+        }
     }
 
     #[test]

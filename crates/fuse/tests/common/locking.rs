@@ -122,6 +122,10 @@ impl FileSystem for Locking {
         self.inner.clock()
     }
 
+    fn user_of(&self, cx: &Context) -> Uid {
+        self.inner.user_of(cx)
+    }
+
     pass_on! {
         parent(dir: FileId) -> Result<Entry>;
         setattr(id: FileId, set: SetAttr) -> Result<Attr>;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Fate, FileId, FileSystem,
     FileType, FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result,
-    SetAttr, Statfs, Timestamp, XattrSet, open_named,
+    SetAttr, Statfs, Timestamp, Uid, XattrSet, open_named,
 };
 
 use crate::client::ahead::{Guess, Surplus};
@@ -247,6 +247,10 @@ impl FileSystem for RemoteFs {
 
     fn clock(&self) -> Option<Timestamp> {
         None
+    }
+
+    fn user_of(&self, cx: &Context) -> Uid {
+        cx.who.uid // who else it may be the server knows
     }
 
     fn lookup<'a>(

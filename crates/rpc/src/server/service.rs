@@ -345,7 +345,7 @@ impl Inner {
         let mut former = self.exports.former(&export.name, &*self.journal).into_iter();
         while let Some((record, log)) = former.next() {
             let session = Session::new(record, export.clone(), options, log);
-            if !session.slots.restore(export, session.node, lost).await {
+            if !session.slots.restore(export, lost).await {
                 self.exports.keep_former(&export.name, former.collect());
                 self.exports.keep_former(&export.name, vec![session.for_the_next_opening()]);
                 self.suspend_sessions(export);

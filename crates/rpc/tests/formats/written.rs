@@ -38,6 +38,11 @@ impl Written {
         then
     }
 
+    /// What was written as `name` by a former version, which wrote it in another way.
+    pub fn formerly(&mut self, name: &str) -> Vec<u8> {
+        self.lines.remove(name).unwrap_or_else(|| panic!("{}: no {name}", self.file))
+    }
+
     /// The same of a value, which must be what is read.
     pub fn value<T: for<'a> Wire<'a> + PartialEq + Debug>(&mut self, name: &str, value: T) {
         let mut now = Vec::new();

@@ -224,7 +224,11 @@ impl CallInHand {
             Err(error) => return Executed::only(Reply::failure(&error)),
         };
         // Who asks for something else than was cut short has a new change.
-        let again = again.filter(|again| again.is_of(op, execute::changed(call, &files)));
+        let mut again = again.filter(|again| again.is_of(op, execute::changed(call, &files)));
+        let amend = again.as_ref().and_then(|again| again.amend);
+        if execute::is_to_be_made(&self.session, &self.cx, amend).await {
+            again = None;
+        }
         let sabotaged = self.server.options.sabotage == Some(Sabotage::Named);
         if again.is_none()
             && !sabotaged

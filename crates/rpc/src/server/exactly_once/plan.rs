@@ -9,6 +9,7 @@ use dray_core::{Context, Entry, Errno, Error, FileId, Name, OpenFile, RenameHow,
 
 use crate::server::as_server;
 use crate::server::claims::Span;
+use crate::server::exactly_once::maker::Maker;
 use crate::server::exactly_once::order::{Order, Turn};
 use crate::server::exactly_once::settle::{Amend, bars_the_change, is_regular};
 use crate::server::execute::Files;
@@ -115,7 +116,9 @@ async fn plan_looked_at(
         | Call::Create { dir, name, .. }
         | Call::Link { dir, name, .. }
         | Call::Remove { dir, name, .. } => Some(look.at_a_name(call, *dir, name).await?),
-        Call::Put { dir, name, .. } => Some(look.at_what_is_put(*dir, name).await?),
+        Call::Put { dir, name, .. } => {
+            Some(look.at_what_is_put((call, data_bytes), *dir, name).await?)
+        }
         Call::Rename { from, from_name, to, to_name, how } => {
             Some(look.at_two_names((*from, from_name), (*to, to_name), *how).await?)
         }
@@ -171,6 +174,11 @@ impl Look<'_> {
         }
     }
 
+    /// Whose what is made will be.
+    fn maker(&self, call: &Call<'_>, data_bytes: usize) -> Option<Maker> {
+        Maker::of(&*self.session.export.fs, self.caller, call, data_bytes)
+    }
+
     /// It loses this name, which may be its last: who has it open goes on with it.
     async fn keep(&self, victim: &Entry) {
         let export = &self.session.export;
@@ -192,16 +200,26 @@ impl Look<'_> {
                     second = Some(self.order().turn(entry.id, Span::ALL).await);
                 }
             }
+            (Call::Make { .. } | Call::Create { .. }, None) => {
+                (None::<(FileId, bool)>, self.maker(call, 0)).put(&mut self.intent);
+            }
+            (Call::Link { id, .. }, _) => id.put(&mut self.intent),
             _ => {}
         }
         Ok(Plan::new(self.intent, turn, second))
     }
 
-    async fn at_what_is_put(mut self, dir: FileId, name: &[u8]) -> Result<Plan> {
+    async fn at_what_is_put(
+        mut self,
+        (call, data_bytes): (&Call<'_>, usize),
+        dir: FileId,
+        name: &[u8],
+    ) -> Result<Plan> {
         let turn = self.order().turn(dir, Span::ALL).await;
         let entry = self.find(dir, name).await?;
         let before = entry.as_ref().map(|entry| entry.id);
         ((dir, name), (before, None::<(FileId, bool)>)).put(&mut self.intent);
+        self.maker(call, data_bytes).put(&mut self.intent);
         let second = match entry.filter(is_regular) {
             Some(file) => Some(self.order().turn(file.id, Span::ALL).await),
             None => None,

@@ -1,11 +1,11 @@
 //! Finds out, after a death of the server process, whether a change was applied that was under
 //! way.
 //!
-//! An intent holds what was under the names before the change ([`plan`](super::plan)). The server
-//! that finds an intent without an answer looks what is there now. That decides it, because
-//! changes of the same thing happen one after the other
-//! ([`Order`](crate::server::exactly_once::order::Order)) and nobody but dray changes the
-//! directory; where somebody else does, the guess is as good as looking can be. Changes that set
+//! An intent holds what was under the names before the change ([`plan`](super::plan)), and who was to
+//! make something there ([`Maker`]). The server that finds an intent without an answer looks what is
+//! there now. That decides it, because changes of the same thing happen one after the other
+//! ([`Order`](crate::server::exactly_once::order::Order)). Where somebody beside dray changes the
+//! directory, what he made is told from what the caller made by its owner, age and content. Changes that set
 //! something, such as a write at an offset, need no decision: they are made again, and nobody
 //! else gets at the same before.
 
@@ -14,6 +14,7 @@ use dray_core::{
 };
 
 use crate::server::claims::Span;
+use crate::server::exactly_once::maker::Maker;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::reply::Reply;
 use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};
@@ -67,8 +68,11 @@ pub(crate) enum Amend {
     /// A copy within a file takes what was there, not what it has put behind that.
     CopyAtMost(u64),
     /// This file is to be written, whatever name it has now. If `made`, it was made for
-    /// that, so that its mode does not limit the writing.
+    /// that, so that its mode does not limit the writing of who owns it.
     Put { id: FileId, made: bool },
+    /// This was found under the name: if who asks again owns it, it is what was to be made. If `proven`,
+    /// that was noted beforehand, and its mode does not limit what it was opened for.
+    Made { id: FileId, proven: bool },
 }
 
 impl Amend {
@@ -87,12 +91,15 @@ impl Amend {
 
     /// The intent to note instead, where looking once more could find something else.
     pub(crate) fn intent(self, old: &[u8]) -> Option<Vec<u8>> {
-        let Amend::Put { id, made } = self else { return None };
+        let (Amend::Put { id, made: sure } | Amend::Made { id, proven: sure }) = self else {
+            return None;
+        };
         let mut input = Input(old);
         let place: (FileId, &[u8]) = input.get().ok()?;
         let before: Option<FileId> = input.get().ok()?;
+        let (_, by) = found_by(&mut input).ok()?;
         let mut intent = Vec::with_capacity(INTENT_MAX_BYTES);
-        (place, (before, Some((id, made)))).put(&mut intent);
+        ((place, before), (Some((id, sure)), by)).put(&mut intent);
         Some(intent)
     }
 }
@@ -103,15 +110,32 @@ impl CutShort {
     }
 }
 
+/// What was found under a name, and whether it is sure that it was made by this change.
+type Found = (FileId, bool);
+
+/// What an earlier life has found under the name, and who was to make it. Former versions did not note
+/// the latter, nor the first but of a put.
+fn found_by(input: &mut Input<'_>) -> Looked<(Option<Found>, Option<Maker>)> {
+    let found = if input.0.is_empty() { None } else { input.get()? };
+    let by = if input.0.is_empty() { None } else { input.get()? };
+    Ok((found, by))
+}
+
 /// Finds out what came of a change.
 pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settled {
+    settle_known(fs, op, intent, None).await
+}
+
+/// The same; `made` is what it was answered to have made.
+async fn settle_known(fs: &dyn FileSystem, op: Op, intent: &[u8], made: Option<FileId>) -> Settled {
     let settled = match op {
-        Op::Make | Op::Create | Op::Link => settle_new_name(fs, op, intent).await,
+        Op::Make | Op::Create => settle_made(fs, op, intent, made).await,
+        Op::Link => settle_link(fs, intent).await,
         Op::Remove => settle_remove(fs, intent).await,
         Op::Rename => settle_rename(fs, intent).await,
         Op::Write => settle_write(fs, intent).await,
         Op::CopyRange => settle_copy(intent),
-        Op::Put => settle_put(fs, intent).await,
+        Op::Put => settle_put(fs, intent, made).await,
         Op::Setxattr | Op::Removexattr => settle_xattr(fs, op, intent).await,
         _ => settle_repeatable(intent),
     };
@@ -131,7 +155,10 @@ pub(crate) async fn settle_answered(
     let failed = ReplyHead::get_message(&mut Input(&answer)).is_ok_and(|head| head.errno != 0);
     match begun {
         _ if failed => Settled::Done(answer),
-        Some((op, intent)) => settle(fs, op, &of_answered(op, intent, None)).await,
+        Some((op, intent)) => {
+            let made = ReplyHead::results(&answer).and_then(|results| Input(results).get().ok());
+            settle_known(fs, op, &of_answered(op, intent, None), made).await
+        }
         None => Settled::Undone,
     }
 }
@@ -197,25 +224,60 @@ fn is_same(one: Option<FileId>, other: Option<FileId>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if one.ino == other.ino)
 }
 
-async fn settle_new_name(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Looked<Settled> {
+async fn settle_made(
+    fs: &dyn FileSystem,
+    op: Op,
+    intent: &[u8],
+    answered: Option<FileId>,
+) -> Looked<Settled> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
-    let before: Option<FileId> = input.get()?;
-    if let Some(file) = before
-        && op == Op::Create
-        && input.get()?
-    {
+    if let Some(file) = input.get::<Option<FileId>>()? {
+        // There was something: it was cut, or it is as before.
+        if op != Op::Create || !input.get()? {
+            return Ok(Settled::Undone);
+        }
         let held = vec![(file, Span::ALL), (dir, Span::ALL)];
         return Ok(Settled::Cut(CutShort { held, amend: None }));
     }
-    let now = find(fs, dir, name).await?;
-    Ok(match (before, now) {
-        // Nothing is known of its extended attributes.
-        (None, Some(entry)) if op == Op::Create => {
-            Settled::Done(Reply::success(&(entry, false)).message)
+    let (found, by) = found_by(&mut input)?;
+    let found = match found {
+        Some(found) => Some(found),
+        None => find(fs, dir, name).await?.and_then(|entry| made_it(entry, by, answered)),
+    };
+    let Some((id, proven)) = found else { return Ok(Settled::Undone) };
+    let amend = Some(Amend::Made { id, proven });
+    Ok(Settled::Cut(CutShort { held: Vec::new(), amend }))
+}
+
+/// Whether an entry that was not there before is what a change has made, and whether that is sure.
+/// `by`: who was to make it, not known of former versions. `answered`: what it was answered to be.
+fn made_it(entry: Entry, by: Option<Maker>, answered: Option<FileId>) -> Option<Found> {
+    let its_own = match (answered, by) {
+        (Some(answered), _) if answered == entry.id => true,
+        // It may have changed since, and its number may be in use again.
+        (Some(answered), by) => {
+            is_same(Some(answered), Some(entry.id)) && by.is_none_or(|by| by.owns(&entry.attr))
         }
-        (None, Some(entry)) => Settled::Done(Reply::success(&entry).message),
-        _ => Settled::Undone,
+        (None, by) => by.is_none_or(|by| by.has_made(&entry.attr)),
+    };
+    its_own.then_some((entry.id, by.is_some() || answered == Some(entry.id)))
+}
+
+async fn settle_link(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
+    let mut input = Input(intent);
+    let (dir, name): (FileId, &[u8]) = input.get()?;
+    let before: Option<FileId> = input.get()?;
+    // Former versions did not note what is linked.
+    let linked = if input.0.is_empty() { None } else { Some(input.get::<FileId>()?) };
+    let is_link = |entry: &Entry| match linked {
+        Some(linked) => is_same(Some(linked), Some(entry.id)),
+        None => entry.attr.nlink > 1,
+    };
+    let now = find(fs, dir, name).await?;
+    Ok(match now.filter(|entry| before.is_none() && is_link(entry)) {
+        Some(entry) => Settled::Done(Reply::success(&entry).message),
+        None => Settled::Undone,
     })
 }
 
@@ -290,21 +352,28 @@ fn settle_copy(intent: &[u8]) -> Looked<Settled> {
     Ok(Settled::Cut(CutShort { held, amend: Some(Amend::CopyAtMost(most)) }))
 }
 
-async fn settle_put(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
+async fn settle_put(
+    fs: &dyn FileSystem,
+    intent: &[u8],
+    answered: Option<FileId>,
+) -> Looked<Settled> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
-    let (before, begun): (Option<FileId>, Option<(FileId, bool)>) = input.get()?;
-    let (id, made) = match begun {
-        Some(begun) => begun,
-        None => match (before, find(fs, dir, name).await?.map(|entry| entry.id)) {
-            (None, Some(made)) => (made, true),
+    let before: Option<FileId> = input.get()?;
+    let (begun, by) = found_by(&mut input)?;
+    let found = match begun {
+        Some(begun) => Some(begun),
+        None => match (before, find(fs, dir, name).await?) {
+            (None, Some(entry)) => made_it(entry, by, answered),
             // Cut and written, or not yet: once more into the same file is the same.
-            (Some(before), Some(now)) if before == now => (now, false),
-            _ => return Ok(Settled::Undone),
+            (Some(before), Some(now)) if before == now.id => Some((before, false)),
+            _ => None,
         },
     };
-    // The name is free for others: the data go to the file, whatever name it has.
-    let held = vec![(id, Span::ALL)];
+    let Some((id, made)) = found else { return Ok(Settled::Undone) };
+    // The name is free for others: the data go to the file, whatever name it has. What a former version
+    // says to have been made it did not know for sure.
+    let (held, made) = (vec![(id, Span::ALL)], made && by.is_some());
     Ok(Settled::Cut(CutShort { held, amend: Some(Amend::Put { id, made }) }))
 }
 

@@ -121,7 +121,9 @@ impl ReplaySlots {
         let mut slots = self.lock();
         let mut given_up = Vec::new(); // their turns end outside of the lock
         for (number, slot) in slots.iter_mut().enumerate() {
-            if matches!(slot.state, State::Cut(_)) {
+            // For what is only to be answered nobody waits.
+            let waited_for = |again: &Again| !matches!(again.amend, Some(Amend::Made { .. }));
+            if matches!(&slot.state, State::Cut(again) if waited_for(again)) {
                 let unknown = self.unknown(number as u32, slot.sequence);
                 given_up.push(std::mem::replace(slot, unknown));
             }
@@ -239,9 +241,7 @@ mod tests {
     use crate::server::reply::Reply;
     use crate::wire::Wire;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
-    use dray_core::{
-        Context, CreateHow, Errno, Fate, FileSystem, Name, NodeId, OpenHow, RenameHow,
-    };
+    use dray_core::{Context, CreateHow, Errno, Fate, FileSystem, Name, OpenHow, RenameHow};
     use dray_fabric::sim::Network;
     use dray_layers::Observed;
     use dray_layers::faults::{Fault, Faults, When};
@@ -338,7 +338,7 @@ mod tests {
         /// What the next server does with it when it comes again.
         async fn next_life(&self, lost: bool) -> (ReplaySlots, Verdict) {
             let slots = ReplaySlots::new(self.log.clone(), None);
-            slots.restore(&self.export(), NodeId(1), lost).await;
+            slots.restore(&self.export(), lost).await;
             let verdict = slots.begin(0, 1, &self.route);
             (slots, verdict)
         }
@@ -390,7 +390,7 @@ mod tests {
             let answered = Answered::new(Op::Make, &intent).await;
             // Nobody asks in the first life.
             let slots = ReplaySlots::new(answered.log.clone(), None);
-            slots.restore(&answered.export(), NodeId(1), true).await;
+            slots.restore(&answered.export(), true).await;
             let (_, verdict) = answered.next_life(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
         });
@@ -470,7 +470,7 @@ mod tests {
                 let export = Export::new("data", Arc::new(below), Vec::new());
                 let begun = Answered::begun(op, &intent).await;
                 let slots = ReplaySlots::new(begun.log.clone(), None);
-                slots.restore(&export, NodeId(1), false).await;
+                slots.restore(&export, false).await;
                 let Verdict::Replay(answer) = slots.begin(0, 1, &begun.route) else {
                     panic!("{op:?} is made once more, or is said to have been");
                 };

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use dray_core::{Buf, Context, Errno, Error, FileSystem, Make, Name, Op, Result};
 
 use crate::server::exactly_once::plan::Standing;
+use crate::server::exactly_once::settle::Amend;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
@@ -19,7 +20,7 @@ use crate::server::session::Session;
 use crate::wire::{Call, Input, Ticket};
 
 pub(super) use about::{Files, changed, check_handles, subjects};
-pub(super) use opening::check_name;
+pub(super) use opening::{check_name, is_to_be_made};
 pub(super) use replayed::open_replayed;
 
 use opening::Place;
@@ -34,8 +35,8 @@ pub(super) async fn execute(
     data: Option<Buf>,
     standing: Standing<'_>,
 ) -> Reply {
-    let result = match Call::get(op, &mut Input(body)) {
-        Ok(Call::Put { dir, name, mode }) => {
+    let result = match (Call::get(op, &mut Input(body)), standing.amend) {
+        (Ok(Call::Put { dir, name, mode }), _) => {
             let data = data.unwrap_or_default();
             session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
             let place = Place { dir, name, mode, standing };
@@ -44,14 +45,17 @@ pub(super) async fn execute(
                 Reply::success(&id).with_ticket(Some(ticket))
             })
         }
-        Ok(call) => {
-            let call = match standing.amend {
+        (Ok(call), Some(Amend::Made { id, proven })) => {
+            opening::made(session, cx, call, (id, proven)).await
+        }
+        (Ok(call), amend) => {
+            let call = match amend {
                 Some(amend) => amend.apply(call),
                 None => call,
             };
             run(server, session, cx, (call, standing.files), data).await
         }
-        Err(_) => Err(Error::new(Errno::EPROTO).because("malformed call")),
+        (Err(_), _) => Err(Error::new(Errno::EPROTO).because("malformed call")),
     };
     result.unwrap_or_else(|error| Reply::failure(&error))
 }

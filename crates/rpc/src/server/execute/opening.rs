@@ -93,6 +93,62 @@ async fn open(
     Ok(opened(session, cx, how, handle).await)
 }
 
+/// Whether what a death of the server cut short has to be made after all, though something was found
+/// under the name: that belongs to somebody else than who asks now.
+pub(in crate::server) async fn is_to_be_made(
+    session: &Session,
+    cx: &Context,
+    amend: Option<Amend>,
+) -> bool {
+    let Some(Amend::Made { id, .. }) = amend else { return false };
+    matches!(is_own(&*session.export.fs, cx, id).await, Ok(false))
+}
+
+/// Whether the caller owns this file.
+async fn is_own(fs: &dyn FileSystem, cx: &Context, id: FileId) -> Result<bool> {
+    let attr = fs.getattr(&as_server::to_look(cx), id).await?;
+    Ok(attr.uid == fs.user_of(cx))
+}
+
+/// Opens what the caller has made, whatever its mode: creat(2) opens a file for more than that allows.
+async fn open_own(
+    fs: &dyn FileSystem,
+    cx: &Context,
+    id: FileId,
+    how: OpenHow,
+) -> Result<Arc<dyn OpenFile>> {
+    match fs.open(cx, id, how).await {
+        Err(error) if error.errno() == Errno::EACCES && is_own(fs, cx, id).await? => {
+            as_server::open(fs, cx, id, how).await
+        }
+        opened => opened,
+    }
+}
+
+/// Answers a call that has made this before a death of the server.
+pub(super) async fn made(
+    session: &Session,
+    cx: &Context,
+    call: Call<'_>,
+    (id, proven): (FileId, bool),
+) -> Result<Reply> {
+    let fs = &*session.export.fs;
+    match call {
+        Call::Create { how, handle, .. } => {
+            let place = place_for(session, true)?;
+            let again = tickets::again(how.open); // nothing is left to be cut
+            let file = match proven {
+                true => open_own(fs, cx, id, again).await?,
+                false => fs.open(cx, id, again).await?,
+            };
+            let entry = Entry { id, attr: file.getattr(cx).await? };
+            keep_new(session, cx, (entry, file), (how.open, handle, place)).await
+        }
+        Call::Make { .. } => Ok(Reply::success(&Entry { id, attr: fs.getattr(cx, id).await? })),
+        _ => Err(Error::new(Errno::EPROTO).because("it makes nothing")),
+    }
+}
+
 /// The answer that it is open.
 async fn opened(session: &Session, cx: &Context, how: OpenHow, handle: u64) -> Reply {
     let at_open = at_open(session, cx, handle, how).await;
@@ -178,7 +234,7 @@ pub(super) async fn put(
         Some(Amend::Put { id, made }) => {
             // One that was made was empty, and others may have written to it since.
             let opened = match made {
-                true => as_server::open(fs, cx, id, OpenHow::new(libc::O_WRONLY)).await,
+                true => open_own(fs, cx, id, OpenHow::new(libc::O_WRONLY)).await,
                 false => fs.open(cx, id, how).await,
             };
             match opened {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dray_core::{Entry, NodeId, Op};
+use dray_core::Op;
 
 use super::{Again, ReplaySlots, Slot, State};
 use crate::server::exactly_once::order::Order;
@@ -11,7 +11,6 @@ use crate::server::exactly_once::settle::{self, CutShort, Settled};
 use crate::server::export::Export;
 use crate::server::journal::SlotRecord;
 use crate::server::sabotage::Sabotage;
-use crate::wire::{Input, ReplyHead, Ticket};
 
 /// A change as it was noted: its slot and its number.
 #[derive(Clone, Copy)]
@@ -21,12 +20,12 @@ struct Noted {
 }
 
 impl ReplaySlots {
-    /// Takes over what a server before us had noted of the client on `node`.
+    /// Takes over what a server before us had noted.
     /// After a loss of the machine (`lost`) an answer is no proof that its change is there. False: the
     /// export was lost meanwhile, and what could not be found out is noted as it was.
-    pub(crate) async fn restore(&self, export: &Export, node: NodeId, lost: bool) -> bool {
+    pub(crate) async fn restore(&self, export: &Export, lost: bool) -> bool {
         for (number, record) in self.log.records() {
-            let slot = self.restored(export, node, lost, (number, record)).await;
+            let slot = self.restored(export, lost, (number, record)).await;
             let Some(slot) = slot else { return false };
             if let Some(place) = self.lock().get_mut(number as usize) {
                 *place = slot;
@@ -38,7 +37,6 @@ impl ReplaySlots {
     async fn restored(
         &self,
         export: &Export,
-        node: NodeId,
         lost: bool,
         (slot, record): (u32, SlotRecord),
     ) -> Option<Slot> {
@@ -48,7 +46,7 @@ impl ReplaySlots {
             }
             SlotRecord::Answer { sequence, answer, begun } if lost => {
                 let noted = Noted { slot, sequence };
-                return self.look_again(export, node, noted, (answer, begun)).await;
+                return self.look_again(export, noted, (answer, begun)).await;
             }
             SlotRecord::Answer { sequence, answer, .. } => Slot::done(sequence, answer),
             SlotRecord::Intent { sequence, op, .. }
@@ -58,7 +56,7 @@ impl ReplaySlots {
             }
             SlotRecord::Intent { sequence, op, intent } => {
                 let noted = Noted { slot, sequence };
-                return self.find_out(export, node, noted, (op, intent)).await;
+                return self.find_out(export, noted, (op, intent)).await;
             }
         })
     }
@@ -68,7 +66,6 @@ impl ReplaySlots {
     async fn look_again(
         &self,
         export: &Export,
-        node: NodeId,
         noted: Noted,
         (answer, begun): (Vec<u8>, Option<(Op, Vec<u8>)>),
     ) -> Option<Slot> {
@@ -78,12 +75,7 @@ impl ReplaySlots {
         }
         Some(match settled {
             Settled::Undone => self.undone(noted.slot, noted.sequence),
-            Settled::Done(mut answer) => {
-                if begun.is_some_and(|(op, _)| op == Op::Create) {
-                    made_by(export, node, &mut answer);
-                }
-                Slot::done(noted.sequence, answer)
-            }
+            Settled::Done(answer) => Slot::done(noted.sequence, answer),
             Settled::Cut(cut) => {
                 // The answer is no answer any more: a later life would give it.
                 let Some((op, begun)) = begun else {
@@ -101,7 +93,6 @@ impl ReplaySlots {
     async fn find_out(
         &self,
         export: &Export,
-        node: NodeId,
         noted: Noted,
         (op, intent): (Op, Vec<u8>),
     ) -> Option<Slot> {
@@ -111,10 +102,7 @@ impl ReplaySlots {
         }
         Some(match settled {
             Settled::Undone => self.undone(noted.slot, noted.sequence),
-            Settled::Done(mut answer) => {
-                if op == Op::Create {
-                    made_by(export, node, &mut answer);
-                }
+            Settled::Done(answer) => {
                 self.log.done(noted.slot, noted.sequence, &answer);
                 Slot::done(noted.sequence, answer)
             }
@@ -159,18 +147,5 @@ impl ReplaySlots {
 impl Slot {
     fn done(sequence: u32, answer: Vec<u8>) -> Slot {
         Slot { sequence, state: State::Done, answer }
-    }
-}
-
-/// Adds to the answer that a file was created what its client, who made it, may open it
-/// for: anything.
-fn made_by(export: &Export, node: NodeId, answer: &mut Vec<u8>) {
-    let mut input = Input(answer);
-    let head = ReplyHead::get_message(&mut input);
-    if head.is_ok_and(|head| head.errno == 0 && head.flags == 0)
-        && let Ok(entry) = input.get::<Entry>()
-    {
-        let access = Ticket::READ | Ticket::WRITE;
-        ReplyHead::set_ticket(answer, export.tickets.opened(node, entry.id, access));
     }
 }
