@@ -20,6 +20,7 @@ pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {
         replay_bytes: 0,
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
+        counts_on_one_user: false,
     };
     let session =
         Session::connect(Arc::new(ReservedPort(address.clone())), options, SessionMemory::heap())

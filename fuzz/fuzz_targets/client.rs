@@ -42,6 +42,7 @@ fuzz_target!(|bytes: &[u8]| {
             replay_bytes: 1 << 16,
             split_min_bytes: 4096,
             caches: false,
+            counts_on_one_user: false,
         };
         let connected = Session::connect(connector, options, SessionMemory::heap());
         let connected = dray_rt::timeout(TIMEOUT * 20, connected).await;

@@ -257,6 +257,7 @@ async fn connect_one(plan: Plan, number: usize, first: usize) -> (Option<Arc<Mem
             replay_bytes: 1 << 20,
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
+            counts_on_one_user: false,
         };
         match Session::connect(link.clone(), options, SessionMemory::heap()).await {
             Ok(session) => {

@@ -24,6 +24,9 @@ pub struct Options {
     /// What is open is cached: the server is to tell of changes by others
     /// ([`Session::hear_changes_by`]).
     pub caches: bool,
+    /// Nobody looks at who calls, since all are one user at the server: one at which they are not is not
+    /// gone on with.
+    pub counts_on_one_user: bool,
 }
 
 /// Begins a session with the server of `target`, served by the calling task's executor.
@@ -67,6 +70,7 @@ fn session_options(target: &Target, options: &Options) -> ClientOptions {
         replay_bytes: options.replay_bytes,
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: options.caches,
+        counts_on_one_user: options.counts_on_one_user,
     }
 }
 

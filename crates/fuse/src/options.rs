@@ -51,6 +51,9 @@ pub enum Transport {
 pub struct Options {
     /// Consistency promised.
     pub consistency: Consistency,
+    /// Whether the kernel was told to check permissions when it mounted. Where it was not, it must not
+    /// matter who has looked up a name that is believed.
+    pub kernel_checks: bool,
     /// Transport wanted.
     pub transport: TransportWish,
     /// How long attributes are believed under close-to-open.
@@ -87,6 +90,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             consistency: Consistency::Strict,
+            kernel_checks: true,
             transport: TransportWish::Auto,
             attr_validity: Duration::from_secs(1),
             entry_validity: Duration::from_secs(1),
@@ -130,10 +134,10 @@ impl Options {
         }
     }
 
-    /// Whether the kernel must check permissions, because the server no longer sees
-    /// every component of a path.
+    /// Whether the kernel checks permissions. It must where the server no longer sees every component of
+    /// a path, unless all callers are one user there.
     pub fn kernel_checks_permissions(&self) -> bool {
-        self.consistency != Consistency::Strict
+        self.consistency != Consistency::Strict && self.kernel_checks
     }
 }
 

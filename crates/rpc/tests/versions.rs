@@ -17,7 +17,7 @@ use dray_core::{
 use dray_fabric::{Address, Sockets};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
-use dray_rpc::client::ConnectError;
+use dray_rpc::client::{ClientOptions, ConnectError};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{
     Auth, Call, CallHead, Challenge, FEATURE_JOBS, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED,
@@ -345,4 +345,32 @@ fn a_client_that_knows_nothing_of_jobs_is_not_asked() {
         assert_eq!(test.join().unwrap(), 3, "a question came before the answer");
         assert!(looked > 0);
     });
+}
+
+/// A client whose kernel does not look at who calls must know of it. Servers of former versions do not say
+/// that all users are one: they are not gone on with by who counts on it.
+#[test]
+fn a_server_says_whether_all_users_are_one_there() {
+    for one_user in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Unix(dir.path().join("socket"));
+        run(async {
+            let mut export = Export::new("data", Arc::new(memory()), Vec::new());
+            export.one_user = one_user;
+            let journal = Arc::new(MemoryJournal::default());
+            let server = Server::new(ServerOptions::default(), vec![export], journal);
+            serve_sockets(&address, server).await;
+            let connector = Arc::new(Sockets(address.clone()));
+            let options = ClientOptions { counts_on_one_user: true, ..client_options() };
+            match connect(connector.clone(), options).await {
+                Ok(fs) => assert!(one_user && fs.session().one_user()),
+                Err(ConnectError::Refused { errno: Errno::EACCES, message }) => {
+                    assert!(!one_user && message.contains("squash=all"), "{message}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+            let fs = connect(connector, client_options()).await.unwrap();
+            assert_eq!(fs.session().one_user(), one_user);
+        });
+    }
 }

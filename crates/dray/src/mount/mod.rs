@@ -110,6 +110,15 @@ pub struct Mount {
     pub plan: MountPlan,
 }
 
+/// What an export is like that is about to be mounted.
+#[derive(Clone, Copy)]
+struct Offered {
+    /// It takes no changes.
+    read_only: bool,
+    /// Whoever calls is the same user there (`squash=all`).
+    one_user: bool,
+}
+
 /// A mount that is being served.
 pub struct Running {
     mount: Mount,
@@ -128,7 +137,7 @@ impl Mount {
         foreground: bool,
         waiting: Waiting,
     ) -> Result<(), Failure> {
-        let read_only = self.try_server()?;
+        let offered = self.try_server()?;
         // Before anything is mounted: what there is no room for leaves nothing behind.
         let memory = Memory::create(self.plan.key.as_ref())?;
         // What is mounted is not left without its daemon: from here on signals are the supervisor's.
@@ -136,7 +145,7 @@ impl Mount {
         if !foreground {
             daemonize::outlive_parent();
         }
-        let device = self.attach(source, read_only, &waiting)?;
+        let device = self.attach(source, offered, &waiting)?;
         if !foreground {
             daemonize::leave_session();
         }
@@ -166,26 +175,37 @@ impl Mount {
         launch.exec(waiting).map(drop)
     }
 
+    /// Whether the kernel goes by what it was told before.
+    fn believes(&self) -> bool {
+        self.plan.consistency != Consistency::Strict
+    }
+
+    /// Whether the kernel checks permissions in the mount that is there. What the server says may be
+    /// something else by now.
+    fn kernel_checks(&self) -> bool {
+        self.known.connection.is_none() || self.known.place().is_none_or(|place| place.checks)
+    }
+
     fn client_options(&self) -> ClientOptions {
         ClientOptions {
             key: self.plan.key.clone(),
             timeout: self.plan.timeout,
             replay_bytes: self.plan.replay_bytes,
             caches: self.plan.consistency == Consistency::CloseToOpen,
+            counts_on_one_user: self.believes() && !self.kernel_checks(),
         }
     }
 
     /// Says hello to the server and goodbye, so that what is wrong is known before anything
     /// is mounted. One that cannot be reached is tried again for as long as `retry` says.
-    /// Answers whether the export is read only.
-    fn try_server(&self) -> Result<bool, Failure> {
+    fn try_server(&self) -> Result<Offered, Failure> {
         let mut executor =
             Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
         executor.block_on(async {
             let (begin, mut told) = (dray_rt::now(), false);
             loop {
                 let error = match self.greet().await {
-                    Ok(read_only) => return Ok(read_only),
+                    Ok(offered) => return Ok(offered),
                     Err(error) => error,
                 };
                 // Not there, or full for the moment.
@@ -207,14 +227,15 @@ impl Mount {
         })
     }
 
-    async fn greet(&self) -> Result<bool, ConnectError> {
+    async fn greet(&self) -> Result<Offered, ConnectError> {
         let options = self.client_options();
         let memory = SessionMemory::heap();
         let session =
             dray_client::connect_timeout(&self.target, &options, CONNECT_MAX, memory).await?;
         let checked = self.check_root(&session).await;
         session.goodbye();
-        checked.map(|()| session.info().read_only)
+        checked
+            .map(|()| Offered { read_only: session.info().read_only, one_user: session.one_user() })
     }
 
     /// That what would be mounted is a directory: the kernel takes nothing else for the root of a
@@ -245,13 +266,19 @@ impl Mount {
 
     /// Mounts: from here on the kernel sends requests. Errors: those of mount(2), or somebody else
     /// has mounted there meanwhile.
-    fn attach(&self, source: &str, read_only: bool, waiting: &Waiting) -> Result<OwnedFd, Failure> {
+    fn attach(
+        &self,
+        source: &str,
+        offered: Offered,
+        waiting: &Waiting,
+    ) -> Result<OwnedFd, Failure> {
         let flags = self.plan.flags();
         let options = MountOptions {
             source: source.to_owned(),
-            default_permissions: self.plan.consistency != Consistency::Strict,
+            // What is cached was looked up by one user, where all are one.
+            default_permissions: self.believes() && !offered.one_user,
             allow_other: self.plan.allow_other.unwrap_or(paths::is_root()),
-            flags: MountFlags { read_only: flags.read_only || read_only, ..flags },
+            flags: MountFlags { read_only: flags.read_only || offered.read_only, ..flags },
         };
         let at = &self.known.at;
         let what = || format!("cannot mount on {}", at.display());
@@ -325,6 +352,7 @@ impl Mount {
     fn fuse_options(&self) -> FuseOptions {
         FuseOptions {
             consistency: self.plan.consistency,
+            kernel_checks: self.kernel_checks(),
             transport: self.plan.transport,
             attr_validity: self.plan.attr_validity,
             entry_validity: self.plan.attr_validity,

@@ -25,6 +25,8 @@ pub struct MountEntry {
     pub connection: u32,
     /// Who mounted it.
     pub user: u32,
+    /// The kernel checks permissions.
+    pub checks: bool,
 }
 
 /// All mounts of dray that this process sees.
@@ -220,10 +222,11 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let device = std::str::from_utf8(fields.get(2)?).ok()?;
     let connection = device.split_once(':')?.1.parse().ok()?;
     let options = fields.get(dash + 3).copied().unwrap_or_default();
-    let mut options = options.split(|&byte| byte == b',');
-    let user = options.find_map(|option| option.strip_prefix(b"user_id="))?;
+    let options = || options.split(|&byte| byte == b',');
+    let checks = options().any(|option| option == b"default_permissions");
+    let user = options().find_map(|option| option.strip_prefix(b"user_id="))?;
     let user = std::str::from_utf8(user).ok()?.parse().ok()?;
-    Some(MountEntry { at, source, connection, user })
+    Some(MountEntry { at, source, connection, user, checks })
 }
 
 /// Blanks and backslashes are written as three octal digits.
@@ -308,6 +311,10 @@ mod tests {
         let entry = parse_line(line).unwrap();
         assert_eq!(entry.at.to_str(), Some("/mnt/a b"));
         assert_eq!((&*entry.source, entry.connection), ("dray://h:1/x", 44));
+        assert!(!entry.checks);
+        let line =
+            b"36 35 0:44 / /mnt rw - fuse.dray d rw,user_id=0,default_permissions,allow_other";
+        assert!(parse_line(line).unwrap().checks);
         assert!(parse_line(b"36 35 0:44 / /mnt rw - fuse.sshfs h: rw").is_none());
         assert!(parse_line(b"36 35 0:44 / /mnt rw").is_none());
         assert!(parse_line(b"").is_none());

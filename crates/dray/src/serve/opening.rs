@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_backends::posix::{Keeper, PosixFs, PosixOptions, Root};
+use dray_backends::posix::{Keeper, PosixFs, PosixOptions, Root, Squash};
 use dray_core::FileSystem;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults};
@@ -251,6 +251,7 @@ impl Opening {
         let fs = Arc::new(Observed::new(fs, self.exported.metrics.clone()));
         let mut export = Export::new(&plan.name, fs, plan.allow.clone());
         export.insecure = plan.insecure;
+        export.one_user = matches!(plan.squash, Squash::All(..));
         Ok(export.that_may_be_lost(lost))
     }
 

@@ -76,7 +76,9 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let auth = args.auth.clone().unwrap_or_else(key::default_auth);
     let key = crate::serve::parse_auth(&auth)?;
     let timeout = Some(Duration::from_secs(30));
-    let options = dray_client::Options { key, timeout, replay_bytes: 0, caches: false };
+    let (caches, counts_on_one_user) = (false, false);
+    let options =
+        dray_client::Options { key, timeout, replay_bytes: 0, caches, counts_on_one_user };
     let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;
     let loopback = nothing.place();

@@ -152,7 +152,9 @@ fn wanted(options: &Options) -> u64 {
     // again, so that fetching them with the names would be in vain.
     if options.consistency != Consistency::Strict {
         flags |= init::DO_READDIRPLUS | init::AUTO_INVAL_DATA;
-        // Where the kernel checks permissions it must know the ACLs.
+    }
+    // Where the kernel checks permissions it must know the ACLs; and it checks where it knows them.
+    if options.kernel_checks_permissions() {
         flags |= init::POSIX_ACL;
     }
     if options.consistency == Consistency::Immutable {

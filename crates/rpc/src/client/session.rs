@@ -45,6 +45,9 @@ pub struct ClientOptions {
     /// Data and attributes of open files are cached: the server is to tell of changes by others
     /// ([`Session::hear_changes_by`]).
     pub caches: bool,
+    /// Nobody looks at who calls, since all are one user at the server: one at which they are not is not
+    /// gone on with.
+    pub counts_on_one_user: bool,
 }
 
 impl ClientOptions {
@@ -262,6 +265,11 @@ impl Session {
         &self.info
     }
 
+    /// Whether whoever calls is the same user at the server, as that said last.
+    pub fn one_user(&self) -> bool {
+        self.link.known().one_user
+    }
+
     /// Gives the calling thread a channel of its own, served by its executor, as long as
     /// there are not too many.
     pub fn attach_here(self: &Arc<Session>) {
@@ -411,6 +419,7 @@ pub(crate) mod tests {
             replay_bytes: 0,
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
+            counts_on_one_user: false,
         };
         let root = FileId { ino: 1, generation: 1 };
         let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };

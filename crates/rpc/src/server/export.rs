@@ -37,6 +37,8 @@ pub struct Export {
     pub(crate) lost: Arc<AtomicBool>,
     /// Which opening of it this is: whoever was told another one has to claim what it had.
     pub(crate) instance: u64,
+    /// Whoever calls is the same user there, and clients are told.
+    pub one_user: bool,
     pub(crate) order: Arc<Order>,
     pub(crate) returning: Returning,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
@@ -74,6 +76,7 @@ impl Export {
             insecure: false,
             lost: Arc::default(),
             instance: 0, // its server gives it one
+            one_user: false,
             order: Arc::default(),
             returning: Returning::default(),
             stamps: Arc::default(),

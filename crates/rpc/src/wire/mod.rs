@@ -69,6 +69,9 @@ pub const FEATURES: u64 = FEATURE_STAMPS
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;
+/// Among a server's features: whoever calls is the same user there, so that a client's kernel must not
+/// judge by the ids of its callers.
+pub const ONE_USER: u64 = 1 << 62;
 
 /// Most bytes that a page of directory entries takes; it travels as data.
 pub const PAGE_MAX_BYTES: usize = 256 << 10;

@@ -49,6 +49,7 @@ pub fn client_options() -> ClientOptions {
         replay_bytes: 1 << 20,
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
+        counts_on_one_user: false,
     }
 }
 

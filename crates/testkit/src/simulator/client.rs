@@ -74,6 +74,7 @@ impl Client {
             replay_bytes,
             split_min_bytes: 8,
             caches: true,
+            counts_on_one_user: false,
         };
         loop {
             let connector = network.connector_from(name, SERVER);

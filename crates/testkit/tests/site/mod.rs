@@ -78,6 +78,7 @@ async fn clients_of(
             replay_bytes: 1 << 20,
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
+            counts_on_one_user: false,
         };
         let session = Session::connect(connector, options, SessionMemory::heap()).await;
         let remote: Stack = Arc::new(RemoteFs::new(session.expect("a session in fair weather")));

@@ -172,8 +172,13 @@ mod tests {
     }
 
     fn found(all: Vec<Seen>) -> Vec<PathBuf> {
-        let mount =
-            MountEntry { at: "/m".into(), source: "s".into(), connection: 1 << 30, user: 7 };
+        let mount = MountEntry {
+            at: "/m".into(),
+            source: "s".into(),
+            connection: 1 << 30,
+            user: 7,
+            checks: true,
+        };
         let whereabouts = Supervisors(all).whereabouts_of(&mount).into_iter();
         let mut dirs: Vec<PathBuf> =
             whereabouts.map(|one| one.dir).filter(|dir| dir.starts_with("/there")).collect();
@@ -184,8 +189,13 @@ mod tests {
     /// What had been moved away from `/m` was taken for what was mounted there afterwards.
     #[test]
     fn who_is_called_by_the_number_is_found_before_who_is_not() {
-        let mount =
-            MountEntry { at: "/m".into(), source: "s".into(), connection: 1 << 30, user: 0 };
+        let mount = MountEntry {
+            at: "/m".into(),
+            source: "s".into(),
+            connection: 1 << 30,
+            user: 0,
+            checks: true,
+        };
         let names = Supervisors(Vec::new()).whereabouts_of(&mount).into_iter().map(|one| one.name);
         let expected = [Some(1 << 30), None].map(|number| paths::mount_name(&mount.at, number));
         assert_eq!(names.collect::<Vec<_>>(), expected);

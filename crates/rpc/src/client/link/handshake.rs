@@ -20,8 +20,8 @@ use crate::client::recovery::Recovery;
 use crate::client::session::ConnectError;
 use crate::wire::{
     Auth, Challenge, FEATURE_CHANGES, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES, HandshakeError,
-    Hello, Input, Kind, Malformed, NotifyHead, Proof, RECOVERING, VERSION_MAX, VERSION_MIN,
-    Welcome, peek_kind,
+    Hello, Input, Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING, Refused, VERSION_MAX,
+    VERSION_MIN, Welcome, peek_kind,
 };
 
 /// As much of what a server says is passed on to people.
@@ -143,6 +143,15 @@ impl LinkSink {
         };
         if key.is_some_and(|key| !key.verify(Role::Server, seen, &challenge.proof)) {
             return Err(Malformed(KEYS_DIFFER).into());
+        }
+        if self.link.options.counts_on_one_user && challenge.features & ONE_USER == 0 {
+            return Err(HandshakeError::Refused(Refused {
+                errno: Errno::EACCES.raw() as u16,
+                message:
+                    "the export has no squash=all any more, or an older server serves it: unmount, \
+                          and mount again"
+                        .to_owned(),
+            }));
         }
         let known = self.link.known().clone();
         let proof = self.proof(&known, seen);

@@ -4,7 +4,7 @@ use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
     FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_OPEN_NAMED, FEATURE_STAMPS,
-    FEATURE_TICKETS, FEATURE_XFLAGS, Welcome,
+    FEATURE_TICKETS, FEATURE_XFLAGS, ONE_USER, Welcome,
 };
 
 /// What opening at a lookup takes.
@@ -28,6 +28,8 @@ pub(crate) struct Known {
     pub(crate) xflags: bool,
     /// Whether it opens what has a name.
     pub(crate) opens_named: bool,
+    /// Whether all callers are one user at the server.
+    pub(crate) one_user: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -100,6 +102,7 @@ impl Link {
         known.halves = features & FEATURE_HALVES != 0;
         known.xflags = features & FEATURE_XFLAGS != 0;
         known.opens_named = features & FEATURE_OPEN_NAMED != 0;
+        known.one_user = features & ONE_USER != 0;
         self.met.send_replace(true);
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);

@@ -466,6 +466,7 @@ mod tests {
             replay_bytes: 0,
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
+            counts_on_one_user: false,
         };
         let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
         RemoteFs::new(mounted.unwrap())

@@ -19,8 +19,8 @@ use crate::server::service::Inner;
 use crate::server::session::Session;
 use crate::server::sessions::refused;
 use crate::wire::{
-    Auth, Challenge, FEATURES, HandshakeError, Hello, Malformed, Proof, RECOVERING, Refused,
-    VERSION_MAX, VERSION_MIN, Welcome,
+    Auth, Challenge, FEATURES, HandshakeError, Hello, Malformed, ONE_USER, Proof, RECOVERING,
+    Refused, VERSION_MAX, VERSION_MIN, Welcome,
 };
 
 /// The newest version that both ends speak.
@@ -95,7 +95,9 @@ impl ServerSink {
         let mut nonce = [0; 32];
         random_bytes(&mut nonce);
         let recovering = export.recovery.running();
-        let features = hello.features & FEATURES | if recovering { RECOVERING } else { 0 };
+        let of_server = [(recovering, RECOVERING), (export.one_user, ONE_USER)];
+        let of_server = of_server.iter().filter(|(is_so, _)| *is_so).map(|(_, bit)| bit);
+        let features = of_server.fold(hello.features & FEATURES, |all, bit| all | bit);
         let message = head.to_vec();
         let challenged = Challenged { hello, message, nonce, version, features, export };
         let key = self.server.options.key.as_ref();
