@@ -280,6 +280,47 @@ fn an_export_that_must_be_a_mount_point_waits_for_one_at_its_first_start() {
     assert!(place.join("dir/file").exists());
 }
 
+/// The server did not start, though it serves others, too.
+#[test]
+fn a_directory_of_a_file_system_that_is_not_mounted_is_waited_for() {
+    if common::skipped() {
+        return;
+    }
+    let Some(mut stand) = Stand::new("ext4") else { return };
+    let place = stand.places.at.clone();
+    fs::create_dir(place.join("dir")).unwrap();
+    let export = format!("disk={}", place.join("dir").display());
+    stand.serve_exports(&[&export]);
+    let at = stand.rig.mount_export("disk", "mount", "");
+    fs::write(at.join("file"), "").unwrap();
+    // While the server runs, and at its start.
+    for _ in 0..2 {
+        detach(&place);
+        stand.wait_until_held_back();
+        let error = export_of(&stand.rig, "disk")["starting"]["error"].clone();
+        assert!(error.as_str().unwrap().contains("is not there"), "{error}");
+        stand.right.mount(&place);
+        stand.wait_until_open();
+        assert!(at.join("file").exists());
+        stand.rig.end_server(libc::SIGTERM);
+        unmount(&place);
+        stand.serve_exports(&[&export]);
+        stand.wait_until_held_back();
+        stand.right.mount(&place);
+        stand.wait_until_open();
+        assert!(at.join("file").exists());
+    }
+    // Of one that has been removed from its file system nobody thinks that it may be mounted.
+    stand.rig.end_server(libc::SIGTERM);
+    fs::remove_dir_all(place.join("dir")).unwrap();
+    let listen = format!("unix://{}", stand.rig.path("other").display());
+    let state = stand.rig.path("state").display().to_string();
+    let args = ["serve", "--export", &export, "--listen", &listen, "--state", &state];
+    let refused = stand.rig.run(&args);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("make it first"), "{said}");
+}
+
 /// As where a directory is bound to the place of the export, and once is not.
 #[test]
 fn another_directory_of_the_same_file_system_is_not_taken_for_the_former_one() {

@@ -74,6 +74,10 @@ impl Core {
         let Ok(root) = sys::stat(self.root.fd()) else { return Place::There };
         let same = (stat.dev, stat.attr.ino) == (root.dev, root.attr.ino);
         match (mount_of(there.as_fd()), self.mount_number) {
+            // The very directory by another mount, over its own one: as good.
+            (Some(there), Some(own)) if there != own && same && Mounted::find(own).is_some() => {
+                Place::There
+            }
             (Some(there), Some(own)) if there != own => Place::OtherMount,
             (Some(_), Some(_)) if same => Place::There,
             (Some(_), Some(_)) => Place::Elsewhere,

@@ -58,26 +58,26 @@ struct Note {
     boot: String,
 }
 
-/// The directory of an export, by both of its names.
+/// The directory of an export.
 #[derive(Clone, Copy)]
-pub struct Names<'a> {
-    /// Without links; none: there is no such directory now.
-    pub dir: Option<&'a Path>,
-    /// As it was given.
-    pub named: &'a Path,
+pub enum Whose<'a> {
+    /// Without links. A link that leads elsewhere by now is no matter: that is another export.
+    Dir(&'a Path),
+    /// As it was named: there is no such directory now.
+    Named(&'a Path),
 }
 
-impl Names<'_> {
-    fn named(self) -> String {
-        let whole = std::path::absolute(self.named);
-        escaped(whole.as_deref().unwrap_or(self.named))
-    }
-
+impl Whose<'_> {
     fn find(self, notes: &[Note]) -> Option<usize> {
-        let (dir, named) = (self.dir.map(escaped), self.named());
-        let by_dir = notes.iter().position(|note| Some(&note.dir) == dir.as_ref());
-        by_dir.or_else(|| notes.iter().position(|note| note.named == named))
+        match self {
+            Whose::Dir(dir) => notes.iter().position(|note| note.dir == escaped(dir)),
+            Whose::Named(named) => notes.iter().position(|note| note.named == whole(named)),
+        }
     }
+}
+
+fn whole(named: &Path) -> String {
+    escaped(std::path::absolute(named).as_deref().unwrap_or(named))
 }
 
 impl Origins {
@@ -107,9 +107,9 @@ impl Origins {
     }
 
     /// What an export was made on; none: nobody knows.
-    pub fn of(&self, names: Names<'_>) -> Option<Noted> {
+    pub fn of(&self, whose: Whose<'_>) -> Option<Noted> {
         let notes = self.notes();
-        let note = &notes[names.find(&notes)?];
+        let note = notes.get(whose.find(&notes)?)?;
         let origin = Origin {
             kind: note.kind.clone(),
             uuid: note.uuid.clone(),
@@ -123,20 +123,21 @@ impl Origins {
 
     /// Notes what the export of `dir`, which was `named` so, is made on. Errors: it cannot be written.
     pub fn note(&self, dir: &Path, named: &Path, noted: &Noted) -> Result<(), Failure> {
-        let names = Names { dir: Some(dir), named };
         let Origin { kind, uuid, source, at, directory, in_memory } = noted.origin.clone();
         let boot = format!("{:032x}", noted.boot);
-        let (dir, named) = (escaped(dir), names.named());
+        let (dir, named) = (escaped(dir), whole(named));
         let note = Note { dir, named, kind, uuid, source, at, directory, in_memory, boot };
         let mut notes = self.notes();
-        let known = names.find(&notes);
-        if known.is_some_and(|at| notes[at] == note) {
-            return Ok(());
-        }
         let mut all = notes.clone();
-        match known {
-            Some(at) => all[at] = note,
+        // The name led to them once.
+        let others = all.iter_mut().filter(|one| one.named == note.named && one.dir != note.dir);
+        others.for_each(|one| one.named = one.dir.clone());
+        match all.iter_mut().find(|one| one.dir == note.dir) {
+            Some(known) => *known = note,
             None => all.push(note),
+        }
+        if *notes == all {
+            return Ok(());
         }
         self.write(&all)?;
         *notes = all;
@@ -179,20 +180,20 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let origins = Origins::read(state.path()).unwrap();
         let (dir, link) = (Path::new("/srv/disk/home"), Path::new("/srv/link"));
-        let names = |dir, named| Names { dir, named };
-        assert!(origins.of(names(Some(dir), link)).is_none());
+        assert!(origins.of(Whose::Dir(dir)).is_none());
         origins.note(dir, link, &noted("aa")).unwrap();
         drop(origins);
         let origins = Origins::read(state.path()).unwrap();
-        for names in [names(Some(dir), link), names(None, link), names(Some(dir), dir)] {
-            assert_eq!(origins.of(names), Some(noted("aa")));
+        for whose in [Whose::Dir(dir), Whose::Named(link)] {
+            assert_eq!(origins.of(whose), Some(noted("aa")));
         }
-        assert!(origins.of(names(None, dir)).is_none());
-        // A link that leads elsewhere now is told by its name, and noted anew if that is right.
+        assert!(origins.of(Whose::Named(dir)).is_none());
+        // A link that leads elsewhere now is another export.
         let other = Path::new("/srv/other");
-        assert_eq!(origins.of(names(Some(other), link)), Some(noted("aa")));
+        assert!(origins.of(Whose::Dir(other)).is_none());
         origins.note(other, link, &noted("bb")).unwrap();
-        assert_eq!(origins.of(names(Some(other), other)), Some(noted("bb")));
+        assert_eq!(origins.of(Whose::Named(link)), Some(noted("bb")));
+        assert_eq!(origins.of(Whose::Dir(dir)), Some(noted("aa")));
     }
 
     /// As version 1 wrote it, and any later one reads it.
@@ -205,7 +206,7 @@ mod tests {
         let (file, dir) = (state.path().join(FILE_NAME), Path::new("/srv/a"));
         fs::write(&file, THEN).unwrap();
         let origins = Origins::read(state.path()).unwrap();
-        assert_eq!(origins.of(Names { dir: Some(dir), named: dir }), Some(noted("aa")));
+        assert_eq!(origins.of(Whose::Dir(dir)), Some(noted("aa")));
         fs::remove_file(&file).unwrap();
         let origins = Origins::read(state.path()).unwrap();
         origins.note(dir, dir, &noted("aa")).unwrap();

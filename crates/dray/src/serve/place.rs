@@ -11,7 +11,7 @@ use crate::error::Failure;
 use crate::paths;
 use crate::serve::exported::Held;
 use crate::serve::opening::{Hindrance, Opening};
-use crate::serve::origins::{Names, Noted, Origins};
+use crate::serve::origins::{Noted, Origins, Whose};
 use crate::serve::state::Exports;
 
 impl Opening {
@@ -43,10 +43,10 @@ impl Opening {
         Ok((dir, root))
     }
 
-    /// What the export was made on, as far as that is known.
-    fn noted(&self, dir: Option<&Path>) -> Option<Noted> {
+    /// What the export was made on, as far as that is known by its name.
+    fn noted(&self) -> Option<Noted> {
         let origins = self.with_state(|state| state.origins()).ok()?;
-        origins.of(Names { dir, named: &self.plan.dir })
+        origins.of(Whose::Named(&self.plan.dir))
     }
 
     /// There is no such directory: `why`. One whose file system is not mounted is waited for.
@@ -62,7 +62,7 @@ impl Opening {
             let there = above.as_ref().map(|above| above.difference(&noted.origin, same_boot));
             there.is_none_or(|difference| difference == Some(Difference::FileSystem))
         };
-        let Some(noted) = self.noted(None).filter(is_elsewhere) else {
+        let Some(noted) = self.noted().filter(is_elsewhere) else {
             return Failure::new(format!("{}: {why}", self.cannot())).into();
         };
         let expected = noted.origin.to_string();
@@ -77,7 +77,7 @@ impl Opening {
     /// The program of the file system below has gone.
     pub(super) fn dead(&self, dir: &Path) -> Hindrance {
         let name = &self.plan.name;
-        let noted = self.noted(Some(dir));
+        let noted = self.noted();
         let expected =
             noted.map_or_else(|| "its file system".to_owned(), |one| one.origin.to_string());
         let dir = dir.display();
@@ -121,9 +121,7 @@ impl Opening {
         root: &Root,
         (exports, origins): (&Exports, &Origins),
     ) -> Result<(), Hindrance> {
-        let Some(noted) = origins.of(Names { dir: Some(dir), named: &self.plan.dir }) else {
-            return Ok(());
-        };
+        let Some(noted) = origins.of(Whose::Dir(dir)) else { return Ok(()) };
         let Some(difference) = root.difference(&noted.origin, noted.boot == self.boot) else {
             return Ok(());
         };
