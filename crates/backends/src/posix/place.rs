@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 use std::fmt;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use dray_core::{Errno, Result};
@@ -70,21 +70,25 @@ impl Core {
             Err(Errno::ENOENT | Errno::ENOTDIR) => return self.place_of_missing(path),
             Err(_) => return Place::There,
         };
-        let Ok(stat) = sys::stat(there.as_fd()) else { return Place::There };
-        let Ok(root) = sys::stat(self.root.fd()) else { return Place::There };
-        let same = (stat.dev, stat.attr.ino) == (root.dev, root.attr.ino);
         match (mount_of(there.as_fd()), self.mount_number) {
-            // The very directory by another mount, over its own one: as good.
-            (Some(there), Some(own)) if there != own && same && Mounted::find(own).is_some() => {
-                Place::There
+            // The very directory by another mount, over its own one, is as good. One that is out of
+            // the tree is not even looked at: it may hang.
+            (Some(there_is), Some(own)) if there_is != own => {
+                let covered =
+                    Mounted::find(own).is_some() && self.is_root(there.as_fd()) == Some(true);
+                if covered { Place::There } else { Place::OtherMount }
             }
-            (Some(there), Some(own)) if there != own => Place::OtherMount,
-            (Some(_), Some(_)) if same => Place::There,
-            (Some(_), Some(_)) => Place::Elsewhere,
-            _ if same => Place::There,
-            _ if stat.dev == root.dev => Place::Elsewhere,
-            _ => Place::OtherMount,
+            _ => match self.is_root(there.as_fd()) {
+                Some(false) => Place::Elsewhere,
+                _ => Place::There,
+            },
         }
+    }
+
+    /// Whether this is the directory that is served; none where it cannot be looked at.
+    fn is_root(&self, there: BorrowedFd<'_>) -> Option<bool> {
+        let (there, root) = (sys::stat(there).ok()?, sys::stat(self.root.fd()).ok()?);
+        Some((there.dev, there.attr.ino) == (root.dev, root.attr.ino))
     }
 
     /// Nothing is at `path`: the directory has been moved, or what it was mounted with has.

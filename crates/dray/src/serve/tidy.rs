@@ -67,15 +67,15 @@ fn release_unclaimed(opening: &Opening) {
 /// Whether what serves it is no longer what is at its place, or has died.
 async fn is_to_be_withdrawn(export: &Exported, fs: &PosixFs, path: &Path) -> bool {
     let (name, dir) = (&export.name, export.dir());
-    if fs.is_mortal() && fs.is_dead().await {
-        log::error!("export `{name}`: the file system below {dir} has died; clients wait");
-        return true;
-    }
     if fs.place(path).await == Place::OtherMount {
         log::error!(
             "export `{name}`: what it is on is no longer mounted at {dir}, or is covered by another \
              mount; clients wait"
         );
+        return true;
+    }
+    if fs.is_mortal() && fs.is_dead().await {
+        log::error!("export `{name}`: the file system below {dir} has died; clients wait");
         return true;
     }
     false
