@@ -73,6 +73,18 @@ pub enum Class {
     Background,
 }
 
+/// What of a request is counted among those of clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Counted {
+    /// That it came, how long it took and what it moved.
+    #[default]
+    Whole,
+    /// What it moves only: it is the rest of one that was counted when its first part came.
+    Bytes,
+    /// Nothing: no client asked for it.
+    Nothing,
+}
+
 /// Everything about a request but its arguments.
 ///
 /// Immutable: a layer that wants to change something clones it. Cheap to clone.
@@ -103,9 +115,8 @@ pub struct Context {
     /// The client had, before its server started anew, what it asks for: a share that has become
     /// smaller meanwhile does not keep it from that.
     pub claims: bool,
-    /// The rest of a request that was counted when its first part came: whoever counts requests
-    /// counts what this one moves only.
-    pub rest: bool,
+    /// What whoever counts requests counts of it.
+    pub counted: Counted,
 }
 
 impl Context {
@@ -123,7 +134,7 @@ impl Context {
             internal: false,
             origin: Origin::default(),
             claims: false,
-            rest: false,
+            counted: Counted::Whole,
         }
     }
 
@@ -136,6 +147,11 @@ impl Context {
     /// The client, as one who wants more of what is counted.
     pub fn taker(&self) -> Taker {
         Taker { holder: self.node.0, origin: self.origin, claims: self.claims }
+    }
+
+    /// The same for a call that a server makes by itself, on the way to what was asked of it.
+    pub fn uncounted(&self) -> Context {
+        Context { counted: Counted::Nothing, ..self.clone() }
     }
 
     /// `EINTR` once the caller has been asked to give up.

@@ -23,7 +23,7 @@ mod shares;
 
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
 pub use buf::{Buf, BufMut, Memory, Pages, Take, copied_bytes};
-pub use context::{Cancel, Class, Context, Identity};
+pub use context::{Cancel, Class, Context, Counted, Identity};
 pub use dir::{DirEntry, DirPage};
 pub use errno::Errno;
 pub use error::{Error, Fate, Io, Result};

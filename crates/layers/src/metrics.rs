@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dray_core::{Context, Errno, Op};
+use dray_core::{Context, Counted, Errno, Op};
 
 use crate::observe::{Admit, Call, Observer, Outcome};
 
@@ -132,8 +132,11 @@ impl Observer for Metrics {
     }
 
     fn done(&self, cx: &Context, call: &Call<'_>, outcome: Outcome<'_>, elapsed: Duration) {
-        let counters = self.counters(call.op);
-        if cx.rest {
+        let counters = match cx.counted {
+            Counted::Nothing => return,
+            Counted::Whole | Counted::Bytes => self.counters(call.op),
+        };
+        if cx.counted == Counted::Bytes {
             counters.bytes.fetch_add(outcome.bytes, Ordering::Relaxed);
             return;
         }
@@ -337,6 +340,18 @@ mod tests {
         let shards = metrics.shards.iter().filter(|shard| shard.get().is_some());
         assert_eq!((shards.count(), metrics.errors.get().is_some()), (1, false));
         assert!(size_of::<Metrics>() < 512);
+    }
+
+    #[test]
+    fn what_no_client_asked_for_is_not_counted() {
+        let (metrics, call) =
+            (Metrics::new(), Call::new(Op::Lookup, FileId { ino: 1, generation: 1 }));
+        let error = Error::new(Errno::ENOENT);
+        for error in [None, Some(&error)] {
+            let outcome = Outcome { bytes: 7, error };
+            metrics.done(&Context::system().uncounted(), &call, outcome, Duration::from_micros(1));
+        }
+        assert_eq!(metrics.snapshot(), Snapshot::default());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What the server does by its own rights for whoever asked. Nothing else is done with them.
+//! What the server does by its own rights for whoever asked. Nothing else is done with them, and none of
+//! it is counted as what a client did.
 
 use std::sync::Arc;
 
@@ -22,7 +23,12 @@ pub(crate) async fn open(
 }
 
 fn own(cx: &Context) -> Context {
-    Context { who: Identity::system(), internal: true, claims: true, ..cx.clone() }
+    Context { who: Identity::system(), internal: true, claims: true, ..cx.uncounted() }
+}
+
+/// For what no call of a client is about.
+pub(crate) fn of_nobody() -> Context {
+    Context::system().uncounted()
 }
 
 fn bare(how: OpenHow) -> OpenHow {

@@ -14,6 +14,7 @@ use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
 use crate::server::admission::Resident;
+use crate::server::as_server;
 use crate::server::exactly_once::slots::ReplaySlots;
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
@@ -427,7 +428,7 @@ impl Session {
     pub(crate) async fn end(&self) {
         self.carried_out().await;
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
-        let cx = Context { node: self.holder(), ..Context::system() };
+        let cx = Context { node: self.holder(), ..as_server::of_nobody() };
         for (handle, Opened { file, .. }) in files {
             self.watches_no_more(&*file);
             let _ = self.close_file(&cx, handle, &*file).await; // nobody is left to be told

@@ -4,11 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{Context, Errno, NodeId};
+use dray_core::{Errno, NodeId};
 use dray_fabric::Peer;
 use dray_rt::sync::oneshot;
 use dray_rt::{Handle, random_bytes, random_u64};
 
+use crate::server::as_server;
 use crate::server::export::Export;
 use crate::server::journal::{Journal, SessionRecord};
 use crate::server::sabotage::Sabotage;
@@ -169,7 +170,7 @@ impl Inner {
         if session.changed_at() <= export.stable.floor() || skipped {
             return;
         }
-        let cx = Context::system();
+        let cx = as_server::of_nobody();
         // What clients have not sent again yet is not on media, whatever its stamp.
         let _ = export.recovery.wait(&cx).await; // nobody cancels it
         let synced = export.stable.sync_all(&cx, &*export.fs, &export.stamps);

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{BufMut, Cancel, Context, Errno, Error, GROUPS_MAX, Op};
+use dray_core::{BufMut, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, Op};
 
 use super::ServerSink;
 use super::call::CallInHand;
@@ -142,8 +142,9 @@ impl ServerSink {
             self.shared.lock().cancels.insert(head.tag, cancel.clone());
             cx.cancel = Some(cancel);
         }
-        cx.rest = head.op == Op::Read && head.flags & CallHead::REST != 0;
-        if !cx.rest {
+        if head.op == Op::Read && head.flags & CallHead::REST != 0 {
+            cx.counted = Counted::Bytes;
+        } else {
             session.calls.fetch_add(1, Ordering::Relaxed);
         }
         let call = CallInHand {

@@ -163,7 +163,7 @@ impl Look<'_> {
         let found = match fs.lookup(&self.cx, dir, name).await {
             // Some do not trust a super-user (root_squash of NFS), but whoever may change.
             Err(error) if matches!(error.errno(), Errno::EACCES | Errno::EPERM) => {
-                fs.lookup(self.caller, dir, name).await
+                fs.lookup(&self.caller.uncounted(), dir, name).await
             }
             found => found,
         };

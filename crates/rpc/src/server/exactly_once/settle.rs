@@ -10,9 +10,10 @@
 //! else gets at the same before.
 
 use dray_core::{
-    Context, Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result, Write,
+    Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result, Write,
 };
 
+use crate::server::as_server;
 use crate::server::claims::Span;
 use crate::server::exactly_once::maker::Maker;
 use crate::server::journal::INTENT_MAX_BYTES;
@@ -193,7 +194,7 @@ pub(super) fn is_regular(entry: &Entry) -> bool {
 /// What has this name now.
 async fn find(fs: &dyn FileSystem, dir: FileId, name: &[u8]) -> Looked<Option<Entry>> {
     let Ok(name) = Name::new(name) else { return Ok(None) }; // no file system takes it
-    match fs.lookup(&Context::system(), dir, name).await {
+    match fs.lookup(&as_server::of_nobody(), dir, name).await {
         Ok(entry) => Ok(Some(entry)),
         Err(error) if bars_the_change(error.errno()) => Ok(None),
         Err(_) => Err(Unsettled::Untold),
@@ -286,7 +287,7 @@ async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
     let now = match Name::new(name) {
-        Ok(name) => fs.lookup(&Context::system(), dir, name).await.map(|entry| entry.id),
+        Ok(name) => fs.lookup(&as_server::of_nobody(), dir, name).await.map(|entry| entry.id),
         Err(error) => Err(error),
     };
     let gone = match now {
@@ -328,7 +329,7 @@ async fn settle_write(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
         return settle_repeatable(intent);
     }
     let (kind, (file, (before, _))): (u8, (FileId, (u64, u64))) = Input::whole(intent)?;
-    let now = match fs.getattr(&Context::system(), file).await {
+    let now = match fs.getattr(&as_server::of_nobody(), file).await {
         Ok(now) => now,
         Err(error) if bars_the_change(error.errno()) => return Ok(Settled::Undone),
         Err(_) => return Err(Unsettled::Untold),
@@ -386,7 +387,7 @@ async fn settle_xattr(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Looked<Sett
     let mut input = Input(intent);
     let (id, name): (FileId, &[u8]) = input.get()?;
     let existed: bool = input.get()?;
-    let now: Result<Vec<u8>> = fs.getxattr(&Context::system(), id, name).await;
+    let now: Result<Vec<u8>> = fs.getxattr(&as_server::of_nobody(), id, name).await;
     let exists = match &now {
         Ok(_) => true,
         Err(error) if error.errno() == Errno::ENODATA => false,

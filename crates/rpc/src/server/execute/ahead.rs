@@ -27,7 +27,7 @@ pub(super) async fn lookup_open(
         _ => false,
     };
     if !open && let Some(file) = session.take_file(handle) {
-        let _ = session.close_file(cx, handle, &*file).await; // its client never heard of it
+        let _ = session.close_file(&cx.uncounted(), handle, &*file).await; // its client never heard of it
     }
     let ticket = if open { session.ticket_of(handle) } else { None };
     Ok(Reply::success(&(found?, open)).with_ticket(ticket))

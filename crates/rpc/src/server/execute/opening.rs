@@ -66,7 +66,8 @@ pub(in crate::server) async fn check_name(
     match *call {
         // Which the session has open had its name when the call came first.
         Call::OpenNamed { dir, name, id, handle, .. } if !session.has_file(handle) => {
-            must_be_named(&*session.export.fs, cx, (dir, Name::new(name)?), id).await
+            let place = (dir, Name::new(name)?);
+            must_be_named(&*session.export.fs, &cx.uncounted(), place, id).await
         }
         _ => Ok(()),
     }
@@ -141,7 +142,7 @@ pub(super) async fn made(
                 true => open_own(fs, cx, id, again).await?,
                 false => fs.open(cx, id, again).await?,
             };
-            let entry = Entry { id, attr: file.getattr(cx).await? };
+            let entry = Entry { id, attr: file.getattr(&cx.uncounted()).await? };
             keep_new(session, cx, (entry, file), (how.open, handle, place)).await
         }
         Call::Make { .. } => Ok(Reply::success(&Entry { id, attr: fs.getattr(cx, id).await? })),
@@ -177,7 +178,7 @@ pub(super) async fn keep(
     match session.keep_file(handle, file, (tickets::access_of(how), place)) {
         Ok(()) => Ok(()),
         Err(file) => {
-            let _ = file.close(cx).await; // the error that counts is the next
+            let _ = file.close(&cx.uncounted()).await; // the error that counts is the next
             Err(cx.cancelled()) // the session is over, and nobody hears of it
         }
     }
@@ -193,6 +194,7 @@ pub(super) fn cut_ticket(session: &Session, id: FileId, set: SetAttr) -> Option<
 /// told when it does.
 async fn at_open(session: &Session, cx: &Context, handle: u64, how: OpenHow) -> Option<AtOpen> {
     let file = session.file(handle).filter(|_| how.with_attr)?;
+    let cx = &cx.uncounted();
     // A write that is under way has given the file its time already, and changes it still.
     let at_rest = !session.export.stamps.is_changing(file.id());
     let clock = session.export.fs.clock();
@@ -208,7 +210,7 @@ async fn no_capability(fs: &dyn FileSystem, cx: &Context, id: FileId, how: OpenH
     how.with_attr
         && how.writes()
         && fs
-            .getxattr(cx, id, b"security.capability")
+            .getxattr(&cx.uncounted(), id, b"security.capability")
             .await
             .is_err_and(|error| matches!(error.errno(), Errno::ENODATA | Errno::ENOTSUP))
 }

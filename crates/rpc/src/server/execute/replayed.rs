@@ -36,7 +36,7 @@ pub(in crate::server) async fn open_replayed(
     let fs = &*session.export.fs;
     let opened = match known {
         true => as_server::open(fs, cx, id, how).await,
-        false => fs.open(cx, id, how).await,
+        false => fs.open(&cx.uncounted(), id, how).await,
     };
     if let Ok(file) = opened {
         let _ = keep(session, cx, handle, (file, how, place)).await; // as above
