@@ -32,6 +32,9 @@ pub(crate) use under_way::{Slotted, Unslotted};
 /// again, those that it has given up are noticed late.
 const CONNECTIONS_MAX: usize = 16;
 
+/// Files of a session that has ended that are closed before others get their turn.
+const CLOSED_AT_ONCE: usize = 64;
+
 /// An open file.
 struct Opened {
     file: Arc<dyn OpenFile>,
@@ -429,7 +432,10 @@ impl Session {
         self.carried_out().await;
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
         let cx = Context { node: self.holder(), ..as_server::of_nobody() };
-        for (handle, Opened { file, .. }) in files {
+        for (number, (handle, Opened { file, .. })) in files.into_iter().enumerate() {
+            if number > 0 && number.is_multiple_of(CLOSED_AT_ONCE) {
+                dray_rt::yield_now().await; // others are served by this thread, too
+            }
             self.watches_no_more(&*file);
             let _ = self.close_file(&cx, handle, &*file).await; // nobody is left to be told
         }
@@ -441,7 +447,7 @@ mod tests {
     use super::*;
 
     use dray_backends::memory::{MemoryFs, MemoryOptions};
-    use dray_core::{Errno, Op};
+    use dray_core::{CreateHow, Errno, FileSystem, Name, Op, OpenHow};
     use dray_fabric::sim::Network;
     use dray_layers::Observed;
     use dray_layers::faults::{Fault, Faults, When};
@@ -482,6 +488,42 @@ mod tests {
             assert!(session.unslotted(7, None).await.is_none());
             assert!(session.slotted(7, Some(5)).is_none());
             assert!(session.slotted(8, Some(5)).is_some());
+        });
+    }
+
+    /// A client that had hundreds of thousands of files open and went kept the thread that serves
+    /// others until all of them were closed.
+    #[test]
+    fn the_end_of_a_session_with_many_files_leaves_others_their_turn() {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
+            let export = Export::new("data", fs.clone(), Vec::new());
+            let export = Arc::new(export.within(&ServerOptions::default()));
+            let record = SessionRecord {
+                id: 1,
+                secret: [0; 16],
+                node: 1,
+                export: "data".into(),
+                host: "host".into(),
+            };
+            let log = MemoryJournal::default().create(&record, 1).unwrap();
+            let session = Session::new(record, export, &ServerOptions::default(), log);
+            let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
+            let (entry, file) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
+            let place = || session.place_for_file(false).unwrap();
+            assert!(session.keep_file(0, file, (Ticket::READ, place())).is_ok());
+            for handle in 1..2 * CLOSED_AT_ONCE as u64 + 1 {
+                let file = fs.open(&cx, entry.id, OpenHow::READ).await.unwrap();
+                assert!(session.keep_file(handle, file, (Ticket::READ, place())).is_ok());
+            }
+            session.cut_off();
+            let mut task = std::task::Context::from_waker(Waker::noop());
+            let mut ending = std::pin::pin!(session.end());
+            let turns =
+                std::iter::from_fn(|| ending.as_mut().poll(&mut task).is_pending().then_some(()));
+            assert_eq!(turns.count(), 2);
         });
     }
 
