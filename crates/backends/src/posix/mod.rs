@@ -28,6 +28,7 @@ mod open_file;
 mod options;
 mod origin;
 mod path_log;
+mod path_rewrite;
 mod paths;
 mod place;
 mod reopen;

@@ -60,8 +60,11 @@ pub(crate) enum Event {
 /// A log that is being written.
 pub(crate) struct PathLog {
     file: File,
+    /// The one that is about to take its place: what is noted goes into both.
+    next: Option<File>,
     pending: Vec<u8>,
     records: usize,
+    len_bytes: u64,
 }
 
 impl Whose {
@@ -110,29 +113,73 @@ impl Whose {
         }
     }
 
+    /// Where a log is written that will take the place of this one.
+    pub(crate) fn next_path(&self) -> PathBuf {
+        let mut name = OsString::from("new-");
+        name.push(self.path.file_name().unwrap_or_default());
+        self.path.with_file_name(name)
+    }
+
+    /// Begins a log to take the place of this one. It is the server's alone: whoever calls this must
+    /// be the server itself, not one of its callers.
+    pub(crate) fn begin_next(&self) -> io::Result<NextLog> {
+        let path = self.next_path();
+        match fs::remove_file(&path) {
+            // What an earlier process left may be somebody else's.
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        let file = options.create_new(true).read(true).write(true).mode(0o600).open(&path)?;
+        let mut output = BufWriter::with_capacity(1 << 20, file);
+        output.write_all(&self.header())?;
+        Ok(NextLog { output, records: 0, record: Vec::new(), len_bytes: HEADER_BYTES as u64 })
+    }
+
     /// Begins the log anew with the names that there are, in one step: a process that dies
     /// meanwhile leaves the old one.
     pub(crate) fn begin<'a>(
         &self,
         known: impl Iterator<Item = (Event, &'a Place)>,
     ) -> io::Result<PathLog> {
-        let mut name = OsString::from("new-");
-        name.push(self.path.file_name().unwrap_or_default());
-        let new = self.path.with_file_name(name);
-        let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(true).write(true).mode(0o600).open(&new)?;
-        let mut output = BufWriter::with_capacity(1 << 20, file);
-        output.write_all(&self.header())?;
-        let (mut records, mut record) = (0, Vec::new());
+        let mut next = self.begin_next()?;
         for (event, place) in known {
-            record.clear();
-            encode(event, place, &mut record);
-            output.write_all(&record)?;
-            records += 1;
+            next.note(event, place)?;
         }
-        let file = output.into_inner().map_err(io::IntoInnerError::into_error)?;
-        fs::rename(&new, &self.path)?;
-        Ok(PathLog { file, pending: Vec::new(), records })
+        let (records, len_bytes) = (next.records, next.len_bytes);
+        let file = next.output.into_inner().map_err(io::IntoInnerError::into_error)?;
+        fs::rename(self.next_path(), &self.path)?;
+        Ok(PathLog { file, next: None, pending: Vec::new(), records, len_bytes })
+    }
+}
+
+/// A log that is not in its place yet.
+pub(crate) struct NextLog {
+    output: BufWriter<File>,
+    record: Vec<u8>,
+    pub(crate) records: usize,
+    len_bytes: u64,
+}
+
+impl NextLog {
+    pub(crate) fn note(&mut self, event: Event, place: &Place) -> io::Result<()> {
+        self.record.clear();
+        encode(event, place, &mut self.record);
+        self.records += 1;
+        self.len_bytes += self.record.len() as u64;
+        self.output.write_all(&self.record)
+    }
+
+    /// Adds records that another log has.
+    pub(crate) fn add(&mut self, records: &[u8]) -> io::Result<()> {
+        self.len_bytes += records.len() as u64;
+        self.output.write_all(records)
+    }
+
+    /// Another descriptor of it, at its end.
+    pub(crate) fn flushed(&mut self) -> io::Result<File> {
+        self.output.flush()?;
+        self.output.get_ref().try_clone()
     }
 }
 
@@ -149,8 +196,38 @@ impl PathLog {
             return Ok(());
         }
         self.file.write_all(&self.pending)?;
+        self.len_bytes += self.pending.len() as u64;
+        if let Some(next) = &mut self.next
+            && let Err(error) = next.write_all(&self.pending)
+        {
+            log::warn!("the next log of paths: {error}; it is given up");
+            self.next = None;
+        }
         self.pending.clear();
         Ok(())
+    }
+
+    /// Bytes and records so far.
+    pub(crate) fn size(&self) -> (u64, usize) {
+        (self.len_bytes, self.records)
+    }
+
+    /// From now on `next` gets what is noted, too.
+    pub(crate) fn write_both(&mut self, next: File) {
+        self.next = Some(next);
+    }
+
+    /// The next log has taken the place of this one, with `records`. The former file; none if the
+    /// next one has not got all.
+    pub(crate) fn switch(&mut self, records: usize) -> Option<File> {
+        let next = self.next.take()?;
+        self.records = records;
+        Some(std::mem::replace(&mut self.file, next))
+    }
+
+    /// There will be no next log, and no other try before as much again was noted.
+    pub(crate) fn go_on(&mut self) {
+        (self.next, self.records) = (None, 0);
     }
 
     /// Whether it had better be begun anew, with so many places.

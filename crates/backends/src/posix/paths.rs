@@ -8,14 +8,15 @@
 //! back, or that the bounded table has dropped, answers `ESTALE`; the client looks the name up
 //! again.
 
-use std::collections::VecDeque;
-use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Attr, FileId, FileType, IdMap, Name, NameBuf, Timestamp};
 
+use dray_rt::CpuSet;
+
 use super::cred;
 use super::path_log::{Event, PathLog, Whose};
+use super::path_rewrite;
 
 /// Names of one inode that are remembered; more hard links are served, each found by the
 /// ones remembered.
@@ -24,21 +25,47 @@ const PLACES_MAX: usize = 8;
 /// A name in a directory.
 pub(crate) type Place = (FileId, NameBuf);
 
+/// Entries that one is looked for among that was not used: with room for none and all of them used,
+/// the last of these goes.
+const LOOKS_MAX: usize = 64;
+
 /// The table.
 pub(crate) struct PathTable {
-    state: Mutex<State>,
+    shared: Arc<Shared>,
     entries_max: usize,
 }
 
-struct State {
+/// What a rewrite of the log shares with the table.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// Of the thread that opened the export: one that serves may be kept on one of them.
+    pub(super) cpus: Option<CpuSet>,
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct State {
     by_id: IdMap<FileId, Known>,
     by_place: IdMap<Place, FileId>,
     by_ino: IdMap<u64, FileId>,
-    /// Order in which entries are looked at when room is needed.
-    order: VecDeque<FileId>,
+    /// All ids, each at a place that it keeps, and the places that are free.
+    slots: Vec<Option<FileId>>,
+    free: Vec<usize>,
+    /// Which one is looked at next when room is needed.
+    hand: usize,
     next_generation: u64,
     /// Where it is noted; none where it is not, or no longer.
-    log: Option<(Whose, PathLog)>,
+    pub(super) log: Option<(Whose, PathLog)>,
+    /// The log is being written anew.
+    pub(super) rewriting: bool,
+    /// Most entries that a rewrite has handled at once.
+    #[cfg(test)]
+    pub(super) handled_max: usize,
 }
 
 /// An inode as it was last seen.
@@ -50,12 +77,13 @@ pub(crate) struct Known {
     kind: FileType,
     btime: Timestamp,
     used: bool,
+    slot: usize,
 }
 
 impl Known {
     /// One without a place, not used as long as it was only seen once.
     fn new(ino: u64, kind: FileType, btime: Timestamp) -> Known {
-        Known { places: Vec::with_capacity(1), ino, kind, btime, used: false }
+        Known { places: Vec::with_capacity(1), ino, kind, btime, used: false, slot: 0 }
     }
 
     fn entered(&self, id: FileId) -> Event {
@@ -74,15 +102,10 @@ impl Known {
 impl PathTable {
     /// An empty table. `boot` makes its ids differ from those of an earlier one.
     pub(crate) fn new(entries_max: usize, boot: u32) -> PathTable {
-        let state = State {
-            by_id: IdMap::default(),
-            by_place: IdMap::default(),
-            by_ino: IdMap::default(),
-            order: VecDeque::new(),
-            next_generation: u64::from(boot.max(1)) << 32,
-            log: None,
-        };
-        PathTable { state: Mutex::new(state), entries_max }
+        let shared = Shared { state: Mutex::default(), cpus: CpuSet::allowed().ok() };
+        let shared = Arc::new(shared);
+        shared.lock().next_generation = u64::from(boot.max(1)) << 32;
+        PathTable { shared, entries_max }
     }
 
     /// As it was when an earlier process noted it last, and noted from now on. Where that cannot be
@@ -104,7 +127,16 @@ impl PathTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
+    }
+
+    /// To be called once a change is complete.
+    fn commit(&self, mut state: MutexGuard<'_, State>) {
+        let is_long = state.commit();
+        drop(state);
+        if is_long {
+            path_rewrite::start(&self.shared);
+        }
     }
 
     /// The id of an inode known by other names, if what was found at a place not known yet can be
@@ -150,7 +182,7 @@ impl PathTable {
                 state.add(attr, Some(place))
             }
         };
-        state.commit();
+        self.commit(state);
         id
     }
 
@@ -173,7 +205,7 @@ impl PathTable {
         let mut state = self.lock();
         state.make_room(self.entries_max);
         let id = state.add(attr, None);
-        state.commit();
+        self.commit(state);
         id
     }
 
@@ -199,7 +231,7 @@ impl PathTable {
         for place in &places {
             state.note_entered(id, place);
         }
-        state.commit();
+        self.commit(state);
     }
 
     /// Where an id was last seen.
@@ -216,14 +248,14 @@ impl PathTable {
         let mut state = self.lock();
         state.leave(&place);
         state.enter(id, place);
-        state.commit();
+        self.commit(state);
     }
 
     /// `name` in `dir` was removed.
     pub(crate) fn removed(&self, dir: FileId, name: &Name) {
         let mut state = self.lock();
         state.leave(&(dir, name.to_owned()));
-        state.commit();
+        self.commit(state);
     }
 
     /// A name moved; what had the new one is gone, or has the old one if they `exchange`d.
@@ -261,7 +293,7 @@ impl PathTable {
                 state.note(Event::Left, old);
             }
         }
-        state.commit();
+        self.commit(state);
     }
 
     /// Inodes remembered.
@@ -269,10 +301,30 @@ impl PathTable {
     fn len(&self) -> usize {
         self.lock().by_id.len()
     }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// What is known, in an order of its own.
+    #[cfg(test)]
+    pub(super) fn content(&self) -> Vec<(Place, FileId, u64, Timestamp)> {
+        let state = self.lock();
+        let about = |(place, id): (&Place, &FileId)| {
+            let known = &state.by_id[id];
+            assert!(known.places.contains(place) && state.slots[known.slot] == Some(*id));
+            (place.clone(), *id, known.ino, known.btime)
+        };
+        let mut content: Vec<_> = state.by_place.iter().map(about).collect();
+        content.sort_by_key(|(place, id, ..)| (place.0, place.1.as_bytes().to_vec(), *id));
+        content
+    }
 }
 
 /// What it means that the log cannot be written.
-const STALE_LATER: &str = "files that are open will be stale after a restart of the server";
+pub(super) const STALE_LATER: &str =
+    "files that are open will be stale after a restart of the server";
 
 impl State {
     /// Does once more what was noted. Whatever had the name has it no more.
@@ -292,13 +344,33 @@ impl State {
         self.enter(id, place);
     }
 
-    /// Writes the log anew, as the server.
-    fn begin(&self, whose: &Whose) -> io::Result<PathLog> {
+    /// Begins the log with what is known. Nobody waits for it yet.
+    fn begin(&self, whose: &Whose) -> dray_core::Result<PathLog> {
         let places = self.by_place.iter().filter_map(|(place, id)| {
             let known = self.by_id.get(id)?;
             Some((known.entered(*id), place))
         });
-        cred::as_root(|| whose.begin(places)).map_err(io::Error::other)?
+        Ok(cred::as_server(|| whose.begin(places))??)
+    }
+
+    /// What is known of the next `max` entries from `from` on, and where they end; none at the end
+    /// of all. What comes to an entry that was passed is noted, as every change is.
+    pub(super) fn noted_from(
+        &mut self,
+        from: usize,
+        max: usize,
+    ) -> Option<(Vec<(Event, Place)>, usize)> {
+        let to = self.slots.len().min(from + max);
+        let ids = self.slots.get(from..to).filter(|ids| !ids.is_empty())?;
+        #[cfg(test)]
+        {
+            self.handled_max = self.handled_max.max(ids.len());
+        }
+        let known = ids.iter().flatten().filter_map(|id| Some((id, self.by_id.get(id)?)));
+        let noted = known.flat_map(|(id, known)| {
+            known.places.iter().map(|place| (known.entered(*id), place.clone()))
+        });
+        Some((noted.collect(), to))
     }
 
     fn note(&mut self, event: Event, place: &Place) {
@@ -313,21 +385,19 @@ impl State {
         }
     }
 
-    /// To be called once a change is complete.
-    fn commit(&mut self) {
-        let Some((whose, mut log)) = self.log.take() else { return };
-        let mut result = log.commit();
-        if result.is_ok() && log.is_long(self.by_place.len()) {
-            result = self.begin(&whose).map(|anew| log = anew);
+    /// Writes what was noted; whether the log has become long.
+    fn commit(&mut self) -> bool {
+        let Some((whose, log)) = &mut self.log else { return false };
+        if let Err(error) = log.commit() {
+            log::error!("{}: {error}; {STALE_LATER}", whose.path.display());
+            // One that is behind would say of names what is long over.
+            let _ = cred::as_root(|| std::fs::remove_file(&whose.path));
+            self.log = None;
+            return false;
         }
-        match result {
-            Ok(()) => self.log = Some((whose, log)),
-            Err(error) => {
-                log::error!("{}: {error}; {STALE_LATER}", whose.path.display());
-                // One that is behind would say of names what is long over.
-                let _ = cred::as_root(|| std::fs::remove_file(&whose.path));
-            }
-        }
+        let begins = !self.rewriting && log.is_long(self.by_place.len());
+        self.rewriting |= begins;
+        begins
     }
 
     fn add(&mut self, attr: &Attr, place: Option<Place>) -> FileId {
@@ -340,10 +410,19 @@ impl State {
         id
     }
 
-    fn insert(&mut self, id: FileId, known: Known) {
+    fn insert(&mut self, id: FileId, mut known: Known) {
+        known.slot = match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot] = Some(id);
+                slot
+            }
+            None => {
+                self.slots.push(Some(id));
+                self.slots.len() - 1
+            }
+        };
         self.by_ino.insert(known.ino, id);
         self.by_id.insert(id, known);
-        self.order.push_back(id);
     }
 
     fn enter(&mut self, id: FileId, place: Place) {
@@ -368,6 +447,8 @@ impl State {
 
     fn drop_entry(&mut self, id: FileId) {
         let Some(known) = self.by_id.remove(&id) else { return };
+        self.slots[known.slot] = None;
+        self.free.push(known.slot);
         for place in known.places {
             self.by_place.remove(&place);
             self.note(Event::Left, &place);
@@ -378,20 +459,15 @@ impl State {
     }
 
     fn make_room(&mut self, entries_max: usize) {
+        let mut looks = 0;
         while self.by_id.len() >= entries_max {
-            let Some(id) = self.order.pop_front() else { return };
+            self.hand = (self.hand + 1) % self.slots.len().max(1);
+            let Some(id) = self.slots.get(self.hand).copied().flatten() else { continue };
+            looks += 1;
             match self.by_id.get_mut(&id) {
-                Some(known) if known.used => {
-                    known.used = false;
-                    self.order.push_back(id);
-                }
-                Some(_) => self.drop_entry(id),
-                None => {}
+                Some(known) if known.used && looks < LOOKS_MAX => known.used = false,
+                _ => self.drop_entry(id),
             }
-        }
-        if self.order.len() > 2 * self.by_id.len() + 64 {
-            let by_id = &self.by_id;
-            self.order.retain(|id| by_id.contains_key(id));
         }
     }
 }
@@ -458,19 +534,6 @@ mod tests {
         Whose { path, uuid: dray_core::FsUuid(1), root_ino: 1, magic: 2 }
     }
 
-    /// What is known, in an order of its own.
-    fn content(table: &PathTable) -> Vec<(Place, FileId, u64, Timestamp)> {
-        let state = table.lock();
-        let about = |(place, id): (&Place, &FileId)| {
-            let known = &state.by_id[id];
-            assert!(known.places.contains(place));
-            (place.clone(), *id, known.ino, known.btime)
-        };
-        let mut content: Vec<_> = state.by_place.iter().map(about).collect();
-        content.sort_by_key(|(place, id, ..)| (place.0, place.1.as_bytes().to_vec(), *id));
-        content
-    }
-
     #[test]
     fn a_noted_table_is_there_in_the_next_life() {
         let whose = whose();
@@ -491,18 +554,10 @@ mod tests {
         let btime = Timestamp { sec: 5, nsec: 6 };
         table.changed(copied, &Attr { btime, ..file(600, 1) });
         assert!(seen(&table, "f9", &Attr { btime, ..file(600, 1) }) == copied);
-        let before = content(&table);
+        let before = table.content();
         let next = PathTable::noted(100, 8, whose.clone());
-        assert_eq!(content(&next), before);
+        assert_eq!(next.content(), before);
         assert_eq!(seen(&next, "copied", &Attr { btime, ..file(600, 2) }), copied);
-        // The log is begun anew when it is long.
-        for _ in 0..40_000 {
-            next.renamed((ROOT, name("f9")), (ROOT, name("h9")), false);
-            next.renamed((ROOT, name("h9")), (ROOT, name("f9")), false);
-        }
-        let bytes = std::fs::metadata(&whose.path).unwrap().len();
-        assert!(bytes < 70_000 * 80, "{bytes}");
-        assert_eq!(content(&PathTable::noted(100, 9, whose.clone())), content(&next));
         std::fs::remove_file(&whose.path).unwrap();
     }
 
@@ -515,6 +570,6 @@ mod tests {
             assert!(table.find(kept).is_some());
         }
         assert!(table.len() <= 50);
-        assert!(table.lock().order.len() <= 200);
+        assert!(table.lock().slots.len() <= 51);
     }
 }

@@ -1,0 +1,160 @@
+//! Writes the log of the path table anew when it has become long, while the table is in use.
+//!
+//! A thread of its own takes what is known, a few entries at a time, and writes it to a file beside
+//! the log. What changes meanwhile is in the log, as ever: from where that ended at the beginning it
+//! is copied behind. Then changes go into both files, and the new one is put in the place of the log.
+//! Whenever the process dies, what has the log's name is whole.
+//!
+//! An entry that is taken after it has changed is told of twice: what is noted of a name last counts.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::cred;
+use super::path_log::{NextLog, Whose};
+use super::paths::{STALE_LATER, Shared};
+
+/// Entries that are handled under the table's lock at once.
+pub(super) const ENTRIES_AT_ONCE: usize = 256;
+
+/// Bytes of the log that are copied under the table's lock at the end.
+const LAST_BYTES_MAX: u64 = 64 << 10;
+
+/// Bytes that are copied at once while nobody waits.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Times that the rest of the log is copied before it is given up: it grows faster.
+const COPIES_MAX: usize = 1000;
+
+/// Begins to write the log of this table anew, which has been marked as being written.
+pub(super) fn start(shared: &Arc<Shared>) {
+    let theirs = shared.clone();
+    let work = move || {
+        if let Some(cpus) = &theirs.cpus {
+            let _ = cpus.pin(); // else it is in the way of the thread that started it
+        }
+        // The thread was started in the middle of a caller's operation.
+        let done = cred::release().map_err(io::Error::other).and_then(|()| rewrite(&theirs));
+        ended(&theirs, done);
+    };
+    if let Err(error) = std::thread::Builder::new().name("dray-paths".to_owned()).spawn(work) {
+        ended(shared, Err(error));
+    }
+}
+
+fn rewrite(shared: &Shared) -> io::Result<()> {
+    let mut rewrite = Rewrite::begin(shared)?;
+    while rewrite.take_some(shared)? {}
+    rewrite.catch_up(shared)?;
+    rewrite.put_in_place()?;
+    rewrite.switch(shared)
+}
+
+fn ended(shared: &Shared, done: io::Result<()>) {
+    let mut state = shared.lock();
+    state.rewriting = false;
+    let Err(error) = done else { return };
+    if let Some((whose, log)) = &mut state.log {
+        log.go_on();
+        log::warn!("{}: cannot be written anew: {error}", whose.path.display());
+    }
+}
+
+/// One in the making.
+struct Rewrite {
+    whose: Whose,
+    next: NextLog,
+    /// Entry that is taken next.
+    at: usize,
+    /// The log, up to where it has been copied, and its records at the beginning.
+    log: File,
+    copied_bytes: u64,
+    records_before: usize,
+}
+
+fn no_log() -> io::Error {
+    io::Error::other("the log has been given up")
+}
+
+impl Rewrite {
+    fn begin(shared: &Shared) -> io::Result<Rewrite> {
+        let (whose, (copied_bytes, records_before)) = {
+            let state = shared.lock();
+            let (whose, log) = state.log.as_ref().ok_or_else(no_log)?;
+            (whose.clone(), log.size())
+        };
+        let log = File::open(&whose.path)?;
+        let next = whose.begin_next()?;
+        Ok(Rewrite { whose, next, at: 0, log, copied_bytes, records_before })
+    }
+
+    /// Takes some entries; false when there are no more.
+    fn take_some(&mut self, shared: &Shared) -> io::Result<bool> {
+        let some = shared.lock().noted_from(self.at, ENTRIES_AT_ONCE);
+        let Some((noted, to)) = some else { return Ok(false) };
+        self.at = to;
+        for (event, place) in &noted {
+            self.next.note(*event, place)?;
+        }
+        Ok(true)
+    }
+
+    /// Copies what was noted since the beginning, until changes go into both.
+    fn catch_up(&mut self, shared: &Shared) -> io::Result<()> {
+        for _ in 0..COPIES_MAX {
+            let len_bytes = shared.lock().log.as_ref().ok_or_else(no_log)?.1.size().0;
+            self.copy_to(len_bytes)?;
+            self.next.flushed()?;
+            let mut state = shared.lock();
+            let log = &mut state.log.as_mut().ok_or_else(no_log)?.1;
+            let len_bytes = log.size().0;
+            if len_bytes - self.copied_bytes <= LAST_BYTES_MAX {
+                self.copy_to(len_bytes)?;
+                log.write_both(self.next.flushed()?);
+                return Ok(());
+            }
+        }
+        Err(io::Error::other("names change faster than they can be noted"))
+    }
+
+    fn copy_to(&mut self, len_bytes: u64) -> io::Result<()> {
+        let mut buffer = vec![0; COPY_BYTES.min((len_bytes - self.copied_bytes) as usize)];
+        while self.copied_bytes < len_bytes {
+            let left = (len_bytes - self.copied_bytes).min(COPY_BYTES as u64) as usize;
+            let part = &mut buffer[..left];
+            self.log.read_exact_at(part, self.copied_bytes)?;
+            self.next.add(part)?;
+            self.copied_bytes += left as u64;
+        }
+        Ok(())
+    }
+
+    /// Both files say the same from now on: it does not matter which one is found.
+    fn put_in_place(&mut self) -> io::Result<()> {
+        self.next.flushed()?.sync_data()?;
+        fs::rename(self.whose.next_path(), &self.whose.path)
+    }
+
+    /// The former file goes, by its last close.
+    fn switch(&mut self, shared: &Shared) -> io::Result<()> {
+        let mut state = shared.lock();
+        let switched = state.log.as_mut().and_then(|(_, log)| {
+            let since = log.size().1.saturating_sub(self.records_before);
+            log.switch(self.next.records + since)
+        });
+        if switched.is_none() {
+            state.log = None;
+            log::error!("{}: cannot be written; {STALE_LATER}", self.whose.path.display());
+        }
+        drop(state); // before the file is closed, which may take a while
+        match switched {
+            Some(_former) => Ok(()),
+            None => fs::remove_file(&self.whose.path),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
