@@ -1,6 +1,6 @@
 #!/bin/bash
 # sqlite with four writers, in both journal modes; the rollback journal over two mounts too (the
-# write-ahead log shares memory, which ends at a mount). sqlite.sh [classic|uring]
+# write-ahead log shares memory, which ends at a mount, and loses commits). sqlite.sh [classic|uring]
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}

@@ -213,6 +213,8 @@ pub struct MountArgs {
     ///   allow_other           let other users use the mount (root's
     ///                         mounts do; see fusermount3(1))
     ///   noallow_other         a mount of root's for root alone
+    ///   noshared_mmap         programs cannot map files to share what they
+    ///                         store, which other mounts do not see
     ///
     /// Options that concern fstab alone (noauto, user, x-systemd.*) are
     /// accepted.

@@ -54,6 +54,9 @@ pub struct Options {
     /// Whether the kernel was told to check permissions when it mounted. Where it was not, it must not
     /// matter who has looked up a name that is believed.
     pub kernel_checks: bool,
+    /// Shared mappings that can be stored into are made. Programs of other mounts do not see what is in
+    /// them until it is synced.
+    pub shared_mmap: bool,
     /// Transport wanted.
     pub transport: TransportWish,
     /// How long attributes are believed under close-to-open.
@@ -91,6 +94,7 @@ impl Default for Options {
         Options {
             consistency: Consistency::Strict,
             kernel_checks: true,
+            shared_mmap: true,
             transport: TransportWish::Auto,
             attr_validity: Duration::from_secs(1),
             entry_validity: Duration::from_secs(1),

@@ -353,6 +353,7 @@ impl Mount {
         FuseOptions {
             consistency: self.plan.consistency,
             kernel_checks: self.kernel_checks(),
+            shared_mmap: self.plan.shared_mmap,
             transport: self.plan.transport,
             attr_validity: self.plan.attr_validity,
             entry_validity: self.plan.attr_validity,

@@ -31,6 +31,9 @@ pub struct MountPlan {
     pub read_only: bool,
     /// Other users may use it; none: root's mounts yes, others' no.
     pub allow_other: Option<bool>,
+    /// Files can be mapped by several programs that see each other's stores, and not those of other
+    /// mounts.
+    pub shared_mmap: bool,
     /// How long attributes and names are believed under close-to-open.
     pub attr_validity: Duration,
     /// Unsynced writes kept for a server that loses power, bytes.
@@ -61,6 +64,7 @@ impl Default for MountPlan {
             auth: None,
             read_only: false,
             allow_other: None,
+            shared_mmap: true,
             attr_validity: Duration::from_secs(1),
             replay_bytes: 64 << 20,
             workers: 0,
@@ -75,7 +79,7 @@ impl Default for MountPlan {
 }
 
 /// Options that mean something to us.
-const KNOWN: [&str; 20] = [
+const KNOWN: [&str; 22] = [
     "timeout",
     "consistency",
     "transport",
@@ -93,6 +97,8 @@ const KNOWN: [&str; 20] = [
     "exec",
     "noexec",
     "noallow_other",
+    "shared_mmap",
+    "noshared_mmap",
     "metrics",
     "retry",
     "remount",
@@ -273,6 +279,7 @@ impl MountPlan {
             "rw" => self.read_only = false,
             "allow_other" => self.allow_other = Some(true),
             "noallow_other" => self.allow_other = Some(false),
+            "shared_mmap" | "noshared_mmap" => self.shared_mmap = key == "shared_mmap",
             "suid" | "nosuid" => self.no_suid = key == "nosuid",
             "dev" | "nodev" => self.no_dev = key == "nodev",
             "exec" | "noexec" => self.no_exec = key == "noexec",
@@ -402,6 +409,7 @@ mod tests {
         let plan = parse("timeout=0,attr_timeout=10s,allow_other,workers=2").unwrap();
         assert_eq!((plan.timeout, plan.allow_other, plan.workers), (None, Some(true), 2));
         assert_eq!(plan.attr_validity, Duration::from_secs(10));
+        assert!(plan.shared_mmap && !parse("ro,noshared_mmap").unwrap().shared_mmap);
     }
 
     #[test]

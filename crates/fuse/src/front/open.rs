@@ -108,10 +108,14 @@ impl Worker {
 
     /// Appends must come in one piece, for the server to place. Through its page cache the kernel
     /// splits them where it takes a page to end (`fuse_fill_write_pages` in fs/fuse/file.c). What
-    /// may be mapped has to stay in the cache, where the kernel maps nothing else (before 6.6).
+    /// may be mapped has to stay in the cache, where the kernel maps nothing else (before 6.6). What must
+    /// not be mapped to be stored into must not stay there.
     fn past_the_cache(&self, flags: i32) -> u32 {
-        let maps = flags & libc::O_ACCMODE != libc::O_WRONLY
-            && !self.shared.session.has(init::DIRECT_IO_ALLOW_MMAP);
+        let access = flags & libc::O_ACCMODE;
+        if !self.shared.options.shared_mmap && access == libc::O_RDWR {
+            return fopen::DIRECT_IO;
+        }
+        let maps = access != libc::O_WRONLY && !self.shared.session.has(init::DIRECT_IO_ALLOW_MMAP);
         if flags & libc::O_APPEND == 0 || maps { 0 } else { fopen::DIRECT_IO }
     }
 

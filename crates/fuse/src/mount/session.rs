@@ -153,6 +153,10 @@ fn wanted(options: &Options) -> u64 {
     if options.consistency != Consistency::Strict {
         flags |= init::DO_READDIRPLUS | init::AUTO_INVAL_DATA;
     }
+    // Without it whatever is not cached is not mapped to be shared (`fuse_file_mmap` in fs/fuse/file.c).
+    if !options.shared_mmap {
+        flags &= !init::DIRECT_IO_ALLOW_MMAP;
+    }
     // Where the kernel checks permissions it must know the ACLs; and it checks where it knows them.
     if options.kernel_checks_permissions() {
         flags |= init::POSIX_ACL;

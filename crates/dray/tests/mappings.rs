@@ -1,0 +1,116 @@
+//! Shared mappings of two mounts, which do not see each other's stores: SQLite's write-ahead log has its
+//! index in one. The real command, real mounts. Needs root.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use common::Rig;
+
+const LEN_BYTES: usize = 4096;
+
+/// The error of mapping so much of a file; 0: none.
+fn map_errno(file: &File, protection: i32, flags: i32) -> i32 {
+    let (none, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+    // SAFETY: no address is asked for, and what is mapped is given back and not looked at.
+    unsafe {
+        let start = libc::mmap(none, LEN_BYTES, protection, flags, fd, 0);
+        if start == libc::MAP_FAILED {
+            return std::io::Error::last_os_error().raw_os_error().unwrap();
+        }
+        libc::munmap(start, LEN_BYTES);
+    }
+    0
+}
+
+/// Both mounts of a rig, with these options.
+fn two(options: &str) -> (Rig, std::path::PathBuf, std::path::PathBuf) {
+    common::two_mounts(options)
+}
+
+#[test]
+fn a_mount_without_shared_mappings_makes_none_that_can_be_stored_into() {
+    common::on_transports(|transport| {
+        for mode in ["strict", "close-to-open"] {
+            for (option, expected) in [("shared_mmap", 0), ("noshared_mmap", libc::ENODEV)] {
+                let (mut rig, one, other) =
+                    two(&format!("consistency={mode},{transport},{option}"));
+                fs::write(one.join("file"), vec![b'x'; LEN_BYTES]).unwrap();
+                let created = File::options().read(true).write(true).create_new(true).to_owned();
+                let files = [
+                    File::options().read(true).write(true).open(one.join("file")).unwrap(),
+                    File::options().read(true).write(true).open(other.join("file")).unwrap(),
+                    created.open(one.join("new")).unwrap(),
+                ];
+                for (number, file) in files.iter().enumerate() {
+                    file.set_len(LEN_BYTES as u64).unwrap();
+                    let both = libc::PROT_READ | libc::PROT_WRITE;
+                    let case = format!("{mode}, {option}, file {number}");
+                    assert_eq!(map_errno(file, both, libc::MAP_SHARED), expected, "{case}");
+                    assert_eq!(map_errno(file, both, libc::MAP_PRIVATE), 0, "{case}");
+                }
+                drop(files);
+                let reader = File::open(one.join("file")).unwrap();
+                assert_eq!(map_errno(&reader, libc::PROT_READ, libc::MAP_PRIVATE), 0);
+                drop(reader);
+                [one, other].iter().for_each(|at| rig.umount(at));
+            }
+        }
+    });
+}
+
+/// Runs SQLite on the databases, which are one seen by two mounts, with this journal.
+fn sqlite(rig: &Rig, journal: &str, databases: &[&Path]) -> std::process::Output {
+    let script = r#"
+import sqlite3, sys
+journal, paths = sys.argv[1], sys.argv[2:]
+connect = lambda path: sqlite3.connect(path, timeout=20, isolation_level=None)
+all = [connect(path) for path in paths]
+for one in all:
+    mode = one.execute(f"PRAGMA journal_mode={journal}").fetchone()[0]
+    assert mode == journal, mode
+all[0].execute("CREATE TABLE entry (number INTEGER)")
+for number in range(20):
+    one = all[number % len(all)]
+    one.execute("BEGIN IMMEDIATE")
+    one.execute("INSERT INTO entry VALUES (?)", (number,))
+    one.execute("COMMIT")
+for one in all:
+    one.close()
+count = connect(paths[0]).execute("SELECT count(*) FROM entry").fetchone()[0]
+sys.exit(0 if count == 20 else 42)
+"#;
+    let program = rig.path("store.py");
+    fs::write(&program, script).unwrap();
+    let mut words = vec![program.to_str().unwrap(), journal];
+    words.extend(databases.iter().map(|path| path.to_str().unwrap()));
+    rig.run_as(0, &["timeout", "60"], "python3", &words)
+}
+
+/// Commits were lost without an error, since SQLite's locks hold over both mounts and what it shares by a
+/// mapping does not.
+#[test]
+fn sqlite_with_a_write_ahead_log_over_two_mounts_is_refused_where_nothing_is_shared() {
+    const LOST: i32 = 42;
+    if common::skipped() {
+        return;
+    }
+    for mode in ["strict", "close-to-open"] {
+        let (mut rig, one, other) = two(&format!("consistency={mode},noshared_mmap"));
+        let both = |name: &str| [one.join(name), other.join(name)];
+        let [first, second] = both("wal.db");
+        let wal = sqlite(&rig, "wal", &[&first, &second]);
+        let said = String::from_utf8_lossy(&wal.stderr).into_owned();
+        assert!(!wal.status.success() && wal.status.code() != Some(LOST), "{mode}: {said}");
+        assert!(said.contains("sqlite3.OperationalError"), "{mode}: {said}");
+        for journal in ["delete", "truncate", "persist"] {
+            let [first, second] = both(&format!("{journal}.db"));
+            let kept = sqlite(&rig, journal, &[&first, &second]);
+            let said = String::from_utf8_lossy(&kept.stderr).into_owned();
+            assert!(kept.status.success(), "{mode}, {journal}: {said}");
+        }
+        [one, other].iter().for_each(|at| rig.umount(at));
+    }
+}
