@@ -29,7 +29,7 @@ pub use connect::{ReservedPort, Sockets, connect};
 pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
 pub use listen::{Bound, Listener};
 pub use peek::peek_head;
-pub use pool::{BufferPool, PoolShare, PoolStats};
+pub use pool::{BufferPool, Charge, PoolShare, PoolStats};
 pub use socket_file::somebody_listens;
 pub use socket_options::{incoming_cpu, notice_loss};
 pub use stream::StreamConnection;
@@ -47,6 +47,14 @@ pub trait Sink: Send {
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>>;
 
+    /// Whether a frame of this head alone may come in now, and what goes with it: memory that it is
+    /// counted by, as an empty buffer. While it is pending nothing more is read from the connection,
+    /// as above.
+    fn poll_head(&mut self, cx: &mut Context<'_>, head: &[u8]) -> Poll<io::Result<Option<BufMut>>> {
+        let _ = (cx, head);
+        Poll::Ready(Ok(None))
+    }
+
     /// Whether somebody waits for the data behind this head, for which [`Sink::poll_place`] gave
     /// memory. Else that memory is let go, and what comes of them goes nowhere. It is asked while
     /// they come; who gives up what is awaited wakes what `cx` was there.
@@ -62,7 +70,8 @@ pub trait Sink: Send {
         false
     }
 
-    /// A whole frame is there. An error ends the connection.
+    /// A whole frame is there, with its data or what [`Sink::poll_head`] gave. An error ends the
+    /// connection.
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()>;
 }
 

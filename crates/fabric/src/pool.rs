@@ -10,6 +10,8 @@
 //! (dynamic thresholds with alpha 1; Choudhury and Hahne, IEEE/ACM Transactions on
 //! Networking 6(2), 1998).
 
+mod charge;
+
 use std::alloc::Layout;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -18,6 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use dray_core::{BufMut, Memory};
+
+pub use charge::Charge;
 
 /// Slot sizes, bytes. 1 MiB is the largest I/O; 64 KiB a page of directory entries.
 const CLASS_BYTES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
@@ -83,6 +87,13 @@ impl State {
         });
         self.waiting = waiting;
         wakers
+    }
+
+    fn uncount(&mut self, party: usize, bytes: usize, share: Option<&Share>) {
+        self.count(party, |used| used - bytes);
+        if let Some(share) = share {
+            share.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Changes what `party` uses, by `change`.
@@ -195,10 +206,7 @@ impl Inner {
     fn give_back(&self, slot: Slot, party: usize, share: Option<&Share>) {
         let bytes = CLASS_BYTES[slot.class];
         let mut state = self.lock();
-        state.count(party, |used| used - bytes);
-        if let Some(share) = share {
-            share.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        }
+        state.uncount(party, bytes, share);
         let surplus = if state.free_bytes + bytes <= self.kept_bytes_max {
             state.free_bytes += bytes;
             state.free[slot.class].push(slot);
@@ -209,6 +217,18 @@ impl Inner {
         let wakers = state.whom_to_wake(self.limit_bytes);
         drop(state);
         drop(surplus); // to the system, outside of the lock
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Bytes that were counted, and are no longer.
+    fn uncount(&self, bytes: usize, party: usize, share: &Share) {
+        if bytes == 0 {
+            return;
+        }
+        let mut state = self.lock();
+        state.uncount(party, bytes, Some(share));
+        let wakers = state.whom_to_wake(self.limit_bytes);
+        drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
 }
@@ -270,15 +290,26 @@ impl BufferPool {
         match self.take(&mut state, class, share) {
             Some(slot) => Poll::Ready(self.lend(slot, share.cloned())),
             None => {
-                let (waker, share) = (cx.waker().clone(), share.cloned());
-                let waiter = Waiter { waker, party: self.party, bytes: CLASS_BYTES[class], share };
-                let mut waiting = state.waiting.iter_mut();
-                match waiting.find(|known| known.waker.will_wake(cx.waker())) {
-                    Some(known) => *known = waiter,
-                    None => state.waiting.push_back(waiter),
-                }
+                self.wait_in(&mut state, cx, CLASS_BYTES[class], share);
                 Poll::Pending
             }
+        }
+    }
+
+    /// The task of `cx` is woken when there may be room.
+    fn wait_in(
+        &self,
+        state: &mut State,
+        cx: &Context<'_>,
+        bytes: usize,
+        share: Option<&Arc<Share>>,
+    ) {
+        let (waker, share) = (cx.waker().clone(), share.cloned());
+        let waiter = Waiter { waker, party: self.party, bytes, share };
+        let mut waiting = state.waiting.iter_mut();
+        match waiting.find(|known| known.waker.will_wake(cx.waker())) {
+            Some(known) => *known = waiter,
+            None => state.waiting.push_back(waiter),
         }
     }
 
@@ -294,8 +325,7 @@ impl BufferPool {
 
     fn take(&self, state: &mut State, class: usize, share: Option<&Arc<Share>>) -> Option<Slot> {
         let bytes = CLASS_BYTES[class];
-        let free_bytes = state.free_bytes_of(self.party, self.inner.limit_bytes);
-        if held_bytes(share) + bytes > free_bytes {
+        if !self.fits(state, bytes, share) {
             return None;
         }
         let slot = match state.free[class].pop() {
@@ -305,12 +335,22 @@ impl BufferPool {
             }
             None => Slot::new(class)?,
         };
+        self.count(state, bytes, share);
+        Some(slot)
+    }
+
+    /// Whether there is room for `bytes` more of this user's.
+    fn fits(&self, state: &State, bytes: usize, share: Option<&Arc<Share>>) -> bool {
+        let free_bytes = state.free_bytes_of(self.party, self.inner.limit_bytes);
+        held_bytes(share) + bytes <= free_bytes
+    }
+
+    fn count(&self, state: &mut State, bytes: usize, share: Option<&Arc<Share>>) {
         if let Some(share) = share {
             share.used_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         state.count(self.party, |used| used + bytes);
         state.peak_bytes = state.peak_bytes.max(state.used_bytes);
-        Some(slot)
     }
 
     fn lend(&self, slot: Slot, share: Option<Arc<Share>>) -> BufMut {

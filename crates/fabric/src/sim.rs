@@ -436,7 +436,10 @@ impl SimConnection {
 }
 
 async fn deliver(sink: &mut dyn Sink, head: &[u8], data: Option<Buf>) -> io::Result<()> {
-    let Some(data) = data.filter(|data| !data.is_empty()) else { return sink.frame(head, None) };
+    let Some(data) = data.filter(|data| !data.is_empty()) else {
+        let beside = std::future::poll_fn(|cx| sink.poll_head(cx, head)).await?;
+        return sink.frame(head, beside);
+    };
     let mut into = std::future::poll_fn(|cx| sink.poll_place(cx, head, data.len())).await?;
     into.put(&data);
     sink.frame(head, Some(into))

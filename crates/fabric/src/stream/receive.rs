@@ -55,7 +55,7 @@ pub(super) struct Receiver {
 enum State {
     #[default]
     Head,
-    /// The head is there; memory for the data is awaited.
+    /// The head is there; memory for the data, or for the head where there are none, is awaited.
     Place { head: Vec<u8>, data_bytes: usize },
     /// Data are landing.
     Data { head: Vec<u8>, data_bytes: usize, into: Landing },
@@ -204,7 +204,12 @@ impl Receiver {
             self.bulk = prefix.data_bytes >= BULK_BYTES;
             self.frames += 1;
             if prefix.data_bytes == 0 {
-                sink.frame(head, None)?;
+                match sink.poll_head(cx, head) {
+                    Poll::Ready(beside) => sink.frame(head, beside?)?,
+                    Poll::Pending => {
+                        self.state = State::Place { head: head.to_vec(), data_bytes: 0 };
+                    }
+                }
                 continue;
             }
             match sink.poll_place(cx, head, prefix.data_bytes) {
@@ -240,6 +245,14 @@ impl Receiver {
         until: Instant,
     ) -> Poll<io::Result<()>> {
         while let State::Place { head, data_bytes } = &mut self.state {
+            if *data_bytes == 0 {
+                let Poll::Ready(beside) = sink.poll_head(cx, head) else { return Poll::Pending };
+                let (head, rest) = (std::mem::take(head), std::mem::take(&mut self.rest));
+                self.state = State::Head;
+                sink.frame(&head, beside?)?;
+                self.take(cx, sink, &rest, until)?;
+                continue;
+            }
             let Poll::Ready(into) = sink.poll_place(cx, head, *data_bytes) else {
                 return Poll::Pending;
             };

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use dray_core::{GROUPS_MAX, Gid, Identity, Uid};
+use dray_fabric::{Charge, PoolShare};
 
+use crate::server::counted::CALLERS_FREE_BYTES;
 use crate::wire::{Input, Malformed};
 
 /// Identities that one connection may define.
 const IDENTITIES_MAX: usize = 256;
-/// What they may take together, bytes: a group each takes four.
-const IDENTITIES_MAX_BYTES: usize = 4 << 20;
+/// Longest name of a job, bytes: clients send 64 at most.
+const JOB_MAX_BYTES: usize = 256;
+/// What callers take is counted in steps of this, bytes.
+const STEP_BYTES: usize = 4096;
 
 /// For whom a connection may speak.
 #[derive(Default)]
@@ -57,6 +61,8 @@ pub(crate) struct Identities {
     whom: Whom,
     known: Vec<Option<Known>>,
     bytes: usize,
+    /// Of these, what is counted within the share of the session.
+    charge: Option<Charge>,
 }
 
 impl Identities {
@@ -70,12 +76,20 @@ impl Identities {
         self.whom = whom;
     }
 
-    /// Takes a definition. Errors: it is none, or there are too many.
-    pub(crate) fn define(&mut self, mut input: Input<'_>) -> Result<(), Malformed> {
+    /// Takes a definition, which takes of the memory in `share` what is beyond a little. Errors: it is
+    /// none, there are too many, or there is no memory for it.
+    pub(crate) fn define(
+        &mut self,
+        mut input: Input<'_>,
+        share: &PoolShare,
+    ) -> Result<(), Malformed> {
         let index = input.get::<u32>()? as usize;
         let mut who = self.whom.squash(Input::whole(input.0)?);
         if index >= IDENTITIES_MAX {
             return Err(Malformed("more identities than there may be"));
+        }
+        if who.job.len() > JOB_MAX_BYTES {
+            return Err(Malformed("a job of a longer name than there may be"));
         }
         let too_many_groups = who.groups.len() > GROUPS_MAX;
         if too_many_groups {
@@ -87,22 +101,36 @@ impl Identities {
         }
         let before = self.known[index].as_ref().map_or(0, |known| bytes_of(&known.who));
         self.bytes = self.bytes - before + bytes_of(&who);
-        if self.bytes > IDENTITIES_MAX_BYTES {
+        if !self.count(share) {
             return Err(Malformed("identities with more groups than there is room for"));
         }
         self.known[index] = Some(Known { who: Arc::new(who), too_many_groups });
         Ok(())
     }
+
+    /// Whether there is room for what it takes now.
+    fn count(&mut self, share: &PoolShare) -> bool {
+        let counted = self.bytes.saturating_sub(CALLERS_FREE_BYTES).next_multiple_of(STEP_BYTES);
+        match &mut self.charge {
+            Some(charge) => charge.resize(counted),
+            None if counted == 0 => true,
+            none => {
+                *none = share.try_charge(counted);
+                none.is_some()
+            }
+        }
+    }
 }
 
 fn bytes_of(who: &Identity) -> usize {
-    std::mem::size_of_val(&*who.groups) + who.job.len()
+    size_of::<Identity>() + size_of_val(&*who.groups) + who.job.len()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::wire::Wire;
+    use dray_fabric::BufferPool;
 
     #[test]
     fn a_user_of_this_machine_is_nobody_else() {
@@ -125,8 +153,9 @@ mod tests {
         assert_eq!(Whom::Anybody.squash(ids(0, 0, &[1])), ids(0, 0, &[1]));
     }
 
+    /// Each connection had 4 MiB beside all other bounds, and a thousand of them a GiB.
     #[test]
-    fn what_they_take_is_bounded_and_redefining_frees_it() {
+    fn what_they_take_is_counted_in_the_share_and_redefining_frees_it() {
         let definition = |index: u32, groups: u32| {
             let mut message = Vec::new();
             index.put(&mut message);
@@ -135,16 +164,27 @@ mod tests {
             message
         };
         let mut all = Identities::default();
-        let mut define = |index, groups| all.define(Input(&definition(index, groups)));
+        let pool = BufferPool::new(256 << 10, 0);
+        let (share, other) = (pool.share(), pool.share());
+        let define = |all: &mut Identities, index, groups| {
+            all.define(Input(&definition(index, groups)), &share)
+        };
         for _ in 0..5_000 {
-            define(3, GROUPS_MAX as u32).unwrap();
+            define(&mut all, 3, GROUPS_MAX as u32).unwrap();
         }
-        define(4, GROUPS_MAX as u32 + 1).unwrap();
-        assert!(define(IDENTITIES_MAX as u32, 1).is_err());
+        define(&mut all, 4, GROUPS_MAX as u32 + 1).unwrap();
+        assert!(define(&mut all, IDENTITIES_MAX as u32, 1).is_err());
         let crowded = all.get(4).unwrap();
         assert!(crowded.too_many_groups && crowded.who.groups.is_empty());
         assert!(!all.get(3).unwrap().too_many_groups);
+        assert_eq!(share.used_bytes(), 0, "an ordinary mount's are not counted");
+        let taken =
+            (5..200).map_while(|index| define(&mut all, index, GROUPS_MAX as u32).ok()).count();
+        assert!((30..36).contains(&taken), "{taken}: half of what there is");
+        assert!(share.used_bytes() <= 128 << 10 && other.try_charge(60 << 10).is_some());
         assert!(all.get(2).is_none() && all.get(1000).is_none());
         assert!(all.get(3).unwrap().who.groups.is_sorted(), "membership is looked up by bisection");
+        drop(all);
+        assert_eq!(pool.stats().used_bytes, 0);
     }
 }

@@ -5,6 +5,7 @@ mod ahead;
 mod as_server;
 mod claims;
 mod connection;
+mod counted;
 mod exactly_once;
 mod execute;
 mod export;

@@ -1,6 +1,7 @@
 //! Answers to calls, as they are put together.
 
 use dray_core::{Buf, Errno, Error};
+use dray_fabric::Charge;
 
 use crate::wire::{Input, ReplyHead, Stamp, Ticket, Wire};
 
@@ -20,6 +21,11 @@ impl Reply {
 
     pub(super) fn with_data(data: Buf) -> Reply {
         Reply { data: Some(data), ..Reply::success(&()) }
+    }
+
+    /// It counts until it has been sent.
+    pub(super) fn counted(self, charge: Charge) -> Reply {
+        Reply { data: Some(charge.beside().freeze()), ..self }
     }
 
     /// With what its client can show to a later life of the server.

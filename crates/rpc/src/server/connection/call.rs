@@ -83,7 +83,7 @@ enum Refused {
 }
 
 impl CallInHand {
-    pub(super) async fn carry_out(self, body: Vec<u8>, data: Option<BufMut>) {
+    pub(super) async fn carry_out(self, body: Arc<[u8]>, data: Option<BufMut>) {
         // Noted before any wait: what its client asks for later is not opened ahead of it.
         let changing = self.changing(&body);
         let entered = match self.enter(&body).await {
@@ -176,7 +176,7 @@ impl CallInHand {
     /// status while they last.
     async fn execute(
         &self,
-        body: &[u8],
+        body: &Arc<[u8]>,
         call: &Call<'_>,
         data: Option<Buf>,
         again: Option<Again>,
@@ -193,7 +193,7 @@ impl CallInHand {
             session: self.session.id,
             cx: self.cx.clone(),
             since: dray_rt::now(),
-            body: body.to_vec(),
+            body: body.clone(),
         });
         let executed = executed.await;
         self.server.finished(number);

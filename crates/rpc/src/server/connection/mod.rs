@@ -17,6 +17,7 @@ use dray_fabric::{Connection, Peer, Sink};
 use dray_rt::sleep;
 
 use crate::server::admission::{Crowd, Fault, Guest, Visit};
+use crate::server::counted::{CALL_BYTES, CALLS_FREE, HEAD_FREE_BYTES};
 use crate::server::identities::Identities;
 use crate::server::service::Inner;
 use crate::server::session::Session;
@@ -141,6 +142,10 @@ impl Shared {
         if one_way { &self.one_way } else { &self.in_flight }
     }
 
+    fn under_way(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed) + self.one_way.load(Ordering::Relaxed)
+    }
+
     fn serving(&self) -> bool {
         self.lock().serving
     }
@@ -199,6 +204,21 @@ impl Sink for ServerSink {
             return Poll::Ready(Err(Malformed("data where none belongs").into()));
         }
         session.buffers.poll_get(cx, data_bytes).map(Ok)
+    }
+
+    fn poll_head(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        head: &[u8],
+    ) -> Poll<io::Result<Option<BufMut>>> {
+        self.look();
+        let Stage::Serving(session) = &self.stage else { return Poll::Ready(Ok(None)) };
+        let many = self.shared.under_way() >= CALLS_FREE;
+        if head.len() <= HEAD_FREE_BYTES && !many {
+            return Poll::Ready(Ok(None)); // nearly always
+        }
+        let bytes = head.len() + if many { CALL_BYTES } else { 0 };
+        session.buffers.poll_charge(cx, bytes).map(|charge| Ok(Some(charge.beside())))
     }
 
     fn is_for_a_file(&self, head: &[u8]) -> bool {

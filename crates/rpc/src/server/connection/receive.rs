@@ -38,7 +38,7 @@ impl ServerSink {
             }
             Kind::Identity => {
                 input.get::<Kind>()?;
-                Ok(self.identities.define(input)?)
+                Ok(self.identities.define(input, &session.buffers)?)
             }
             Kind::Notify => {
                 let head = NotifyHead::get_message(&mut input)?;
@@ -156,9 +156,7 @@ impl ServerSink {
             head,
             cx,
         };
-        let mut bytes = Vec::with_capacity(body.len());
-        bytes.extend_from_slice(body);
-        dray_rt::poll_once_then_spawn(Box::pin(call.carry_out(bytes, data)));
+        dray_rt::poll_once_then_spawn(Box::pin(call.carry_out(Arc::from(body), data)));
         Ok(())
     }
 }

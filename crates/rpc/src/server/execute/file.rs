@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering;
 
 use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFile, Result, Write};
 
+use dray_fabric::Charge;
+
 use super::about::Files;
 use super::opening::cut_ticket;
 use crate::server::claims::Span;
@@ -35,7 +37,10 @@ pub(super) async fn run(
         Call::Readdir { handle, cookie, max_bytes, plus } => {
             // The page must fit its frame with every record's fixed part.
             let max_bytes = (max_bytes as usize).min(PAGE_MAX_BYTES / 2);
-            page(&file(handle)?.readdir(cx, cookie, max_bytes, plus).await?)?
+            let charge = session.buffers.charge(PAGE_COPIES * max_bytes.max(PAGE_MIN_BYTES)).await;
+            // Looked for behind the wait: it may have been closed meanwhile.
+            let entries = file(handle)?.readdir(cx, cookie, max_bytes, plus).await?;
+            page(&entries, max_bytes, charge)?
         }
         Call::Getattr { handle: Some(handle), .. } => {
             Reply::success(&file(handle)?.getattr(cx).await?)
@@ -115,13 +120,20 @@ async fn write(
     Ok(Reply::success(&(written as u32)))
 }
 
-fn page(page: &DirPage) -> Result<Reply> {
-    let mut bytes = Vec::with_capacity(PAGE_MAX_BYTES / 2);
+/// What a page takes while it is made: its entries, as many bytes as a message, and room to grow.
+const PAGE_COPIES: usize = 3;
+/// The least that a page is counted for until it is there: a long name may be all of it.
+const PAGE_MIN_BYTES: usize = 4096;
+
+fn page(page: &DirPage, max_bytes: usize, mut charge: Charge) -> Result<Reply> {
+    let mut bytes = Vec::with_capacity(max_bytes);
     page.put(&mut bytes);
     if bytes.len() > PAGE_MAX_BYTES {
         return Err(Error::new(Errno::EIO).because("a directory page larger than asked for"));
     }
-    Ok(Reply::with_data(Buf::from(bytes)))
+    bytes.shrink_to_fit();
+    charge.resize(bytes.len()); // less, mostly; else it counts for what it was made in
+    Ok(Reply::with_data(charge.over(bytes)))
 }
 
 /// Syncs a file. Its stamp says what is on media: everything that was over before.

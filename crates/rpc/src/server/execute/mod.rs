@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 
 use dray_core::{Buf, Context, Errno, Error, FileSystem, Make, Name, Op, Result};
 
+use crate::server::counted;
 use crate::server::exactly_once::plan::Standing;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::reply::Reply;
@@ -79,7 +80,7 @@ async fn run(
             let reply = Reply::success(&fs.setattr(cx, id, set).await?);
             reply.with_ticket(opening::cut_ticket(session, id, set))
         }
-        Call::Readlink { id } => Reply::success(&fs.readlink(cx, id).await?),
+        Call::Readlink { id } => counted::answer(session, || fs.readlink(cx, id)).await?,
         Call::Make { .. } => make(fs, cx, call).await?,
         Call::Remove { .. } | Call::Rename { .. } if Sabotage::forgets(sabotage, call.op()) => {
             Reply::success(&())
@@ -101,11 +102,13 @@ async fn run(
         | Call::Tmpfile { .. } => opening::run(session, cx, call).await?,
         Call::Access { id, want } => Reply::success(&fs.access(cx, id, want).await?),
         Call::Statfs {} => Reply::success(&fs.statfs(cx).await?),
-        Call::Getxattr { id, name } => Reply::success(&fs.getxattr(cx, id, name).await?),
+        Call::Getxattr { id, name } => {
+            counted::answer(session, || fs.getxattr(cx, id, name)).await?
+        }
         Call::Setxattr { id, name, value, how } => {
             Reply::success(&fs.setxattr(cx, id, name, value, how).await?)
         }
-        Call::Listxattr { id } => Reply::success(&fs.listxattr(cx, id).await?),
+        Call::Listxattr { id } => counted::answer(session, || fs.listxattr(cx, id)).await?,
         Call::Removexattr { id, name } => Reply::success(&fs.removexattr(cx, id, name).await?),
         Call::Close { .. } if sabotage == Some(Sabotage::Closes) => Reply::success(&()),
         Call::Close { handle } => {

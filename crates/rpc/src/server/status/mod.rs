@@ -110,7 +110,7 @@ pub(crate) struct Running {
     pub(crate) session: u64,
     pub(crate) cx: Context,
     pub(crate) since: Instant,
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Arc<[u8]>,
 }
 
 impl Inner {
@@ -269,7 +269,7 @@ mod tests {
             let journal = Arc::new(MemoryJournal::default());
             let server = Server::new(ServerOptions::default(), Vec::new(), journal);
             for session in 0..OPERATIONS_MAX as u64 + 7 {
-                let (cx, since, body) = (Context::system(), dray_rt::now(), Vec::new());
+                let (cx, since, body) = (Context::system(), dray_rt::now(), Arc::default());
                 server.inner.running(Running { op: Op::Lock, session, cx, since, body });
                 dray_rt::sleep(Duration::from_millis(1)).await;
             }

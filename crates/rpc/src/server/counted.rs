@@ -1,0 +1,45 @@
+//! What a server keeps for a client on the heap, and how that is counted within the client's share of
+//! the buffers.
+//!
+//! Each connection has a little that is not counted, so that the usual call costs nothing: heads of
+//! [`HEAD_FREE_BYTES`], [`CALLS_FREE`] calls that wait, and [`CALLERS_FREE_BYTES`] of callers.
+
+use dray_core::{Fut, Result};
+use dray_fabric::HEAD_MAX_BYTES;
+
+use crate::server::reply::Reply;
+use crate::server::session::Session;
+use crate::wire::Wire;
+
+/// Heads of messages up to this size are not counted.
+pub(crate) const HEAD_FREE_BYTES: usize = 512;
+/// Calls under way on a connection that are not counted.
+pub(crate) const CALLS_FREE: u32 = 4;
+/// What a further one counts for besides its message: its future, its tasks, its note for the status.
+pub(crate) const CALL_BYTES: usize = 8 << 10;
+/// Callers of a connection up to this size are not counted.
+pub(crate) const CALLERS_FREE_BYTES: usize = 16 << 10;
+
+/// Asks for what may be long, and counts it until it has been sent. Where there is no room it is let go,
+/// and asked for again when there is: nobody keeps it meanwhile.
+pub(crate) async fn answer<'a, T>(
+    session: &Session,
+    ask: impl Fn() -> Fut<'a, Result<T>> + Send,
+) -> Result<Reply>
+where
+    T: for<'b> Wire<'b>,
+{
+    let reply = Reply::success(&ask().await?);
+    let bytes = reply.message.len();
+    if bytes <= HEAD_FREE_BYTES {
+        return Ok(reply);
+    }
+    if let Some(charge) = session.buffers.try_charge(bytes) {
+        return Ok(reply.counted(charge));
+    }
+    drop(reply);
+    let mut charge = session.buffers.charge(HEAD_MAX_BYTES).await;
+    let reply = Reply::success(&ask().await?);
+    charge.resize(reply.message.len().min(HEAD_MAX_BYTES));
+    Ok(reply.counted(charge))
+}
