@@ -61,6 +61,69 @@ fn a_mount_without_shared_mappings_makes_none_that_can_be_stored_into() {
     });
 }
 
+/// Stores a byte into a shared mapping of the whole file, and syncs it.
+fn store(file: &File, at: usize) {
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    let (none, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+    // SAFETY: the mapping is as long as the file, and is given back at the end.
+    unsafe {
+        let start = libc::mmap(none, LEN_BYTES, both, libc::MAP_SHARED, fd, 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        start.cast::<u8>().add(at).write_volatile(7);
+        assert_eq!(libc::msync(start, LEN_BYTES, libc::MS_SYNC), 0);
+        libc::munmap(start, LEN_BYTES);
+    }
+}
+
+/// Nobody said anything while programs of two mounts lost each other's stores.
+#[test]
+fn a_server_says_that_two_mounts_store_into_mappings_of_one_file() {
+    common::on_transports(|transport| {
+        for mode in ["strict", "close-to-open"] {
+            let mut rig = Rig::new();
+            let log = rig.path("log");
+            rig.serve_logging(&log, &[]);
+            let options = format!("consistency={mode},{transport}");
+            let [one, other] = ["one", "other"].map(|name| rig.mount(name, &options));
+            let mapped_twice = || {
+                let status = rig.demand(&["status", "data", "--json", "--interval", "0"]);
+                let status: serde_json::Value =
+                    serde_json::from_str(status.lines().next().unwrap()).unwrap();
+                status["exports"][0]["mapped_twice"].as_u64().unwrap()
+            };
+            let open = |at: &Path, name: &str| {
+                File::options().read(true).write(true).open(at.join(name)).unwrap()
+            };
+            // One after the other is no matter, nor what one of both does alone.
+            for name in ["in turn", "alone", "shared"] {
+                fs::write(one.join(name), vec![b'x'; LEN_BYTES]).unwrap();
+            }
+            store(&open(&one, "in turn"), 1);
+            let alone = [open(&one, "alone"), open(&one, "alone"), open(&other, "alone")];
+            alone[..2].iter().for_each(|file| store(file, 1));
+            // The server hears of a close a little later.
+            common::wait_for("the file to be closed", || {
+                let status = rig.demand(&["status", "data", "--json", "--interval", "0"]);
+                let status: serde_json::Value =
+                    serde_json::from_str(status.lines().next().unwrap()).unwrap();
+                let open = |client: &serde_json::Value| client["open_files"].as_u64().unwrap();
+                status["clients"].as_array().unwrap().iter().map(open).sum::<u64>() == 3
+            });
+            store(&open(&other, "in turn"), 2);
+            assert_eq!(mapped_twice(), 0);
+            let shared = [open(&one, "shared"), open(&other, "shared")];
+            shared.iter().for_each(|file| store(file, 3));
+            common::wait_for("the server to notice", || mapped_twice() == 1);
+            let said = fs::read_to_string(&log).unwrap();
+            assert!(said.contains("store into shared mappings of one file"), "{said}");
+            let text = rig.demand(&["status", "data", "--interval", "0"]);
+            assert!(text.contains("MAPPED TWICE"), "{text}");
+            drop((shared, alone));
+            [one, other].iter().for_each(|at| rig.umount(at));
+        }
+    });
+}
+
 /// Runs SQLite on the databases, which are one seen by two mounts, with this journal.
 fn sqlite(rig: &Rig, journal: &str, databases: &[&Path]) -> std::process::Output {
     let script = r#"

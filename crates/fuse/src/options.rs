@@ -190,6 +190,11 @@ pub trait Host: Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Programs store into a shared mapping of this file. Said once for each open file.
+    fn mapped(&self, id: FileId) {
+        let _ = id;
+    }
+
     /// The owners of fcntl locks that a predecessor left, and their files; none if there may
     /// be more of them: then each close of a file that had locks is passed on.
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {

@@ -117,6 +117,12 @@ impl Host for Attached {
         }
     }
 
+    fn mapped(&self, id: FileId) {
+        if let Some(session) = self.session.borrow().clone().flatten() {
+            session.tell_mapped(id);
+        }
+    }
+
     fn wake_queues(&self) {
         (self.wishes.push)();
     }

@@ -18,6 +18,7 @@ pub fn text(report: &ServerReport) -> String {
     let mut text = calls.finish();
     hangs(report, &mut text);
     held_back(report, &mut text);
+    mapped_twice(&status.mapped_twice, &mut text);
     recovery(&status.recovery, &mut text);
     refused(&status.refused, &mut text);
     let operations = status.operations.len() + status.operations_left_out;
@@ -81,6 +82,15 @@ fn held_back(report: &ServerReport, text: &mut String) {
         // From the first moment on it is not 0.
         let seconds = held.map_or(0, |held| held.since.as_secs().max(1));
         sample(text, name, &format!("export=\"{}\"", export.name), seconds);
+    }
+}
+
+/// How often two clients did not see each other's stores into mappings of one file.
+fn mapped_twice(exports: &[(String, u64)], text: &mut String) {
+    let name = "dray_mapped_twice_total";
+    head(text, name, Counter, "Files that two clients stored into by shared mappings.");
+    for (export, files) in exports {
+        sample(text, name, &format!("export=\"{export}\""), *files);
     }
 }
 

@@ -68,6 +68,8 @@ impl ServerReport {
 
     fn export(&self, export: &Exported, status: &ServerStatus) -> Value {
         let below = status.exports.iter().find(|(name, _)| *name == export.name);
+        let mapped_twice = status.mapped_twice.iter().find(|(name, _)| *name == export.name);
+        let mapped_twice = mapped_twice.map_or(0, |(_, files)| *files);
         let ops: Value =
             serde_json::from_str(&export.metrics.snapshot().json()).unwrap_or(Value::Null);
         json!({
@@ -76,6 +78,7 @@ impl ServerReport {
             "below": below.map(|(_, kind)| kind),
             "read_only": export.read_only,
             "ops": ops,
+            "mapped_twice": mapped_twice,
             "gone": export.place() != Found::There,
             "moved": export.place() == Found::Elsewhere,
             "starting": export.starting().map(|starting| json!({

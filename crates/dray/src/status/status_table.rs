@@ -116,7 +116,10 @@ fn state_of(export: &Value) -> String {
     match (starting["since_s"].is_null(), hang["since_s"].is_null()) {
         (true, true) if export["moved"] == true => "DIRECTORY MOVED".to_owned(),
         (true, true) if export["gone"] == true => "DIRECTORY GONE".to_owned(),
-        (true, true) => "answers".to_owned(),
+        (true, true) => match export["mapped_twice"].as_u64() {
+            Some(files @ 1..) => format!("answers; MAPPED TWICE: {files} files"),
+            _ => "answers".to_owned(),
+        },
         (true, false) => format!("HANGS {}, {} calls", age(&hang["since_s"]), text(&hang["calls"])),
         (false, false) => format!("STARTING, HANGS {}", age(&hang["since_s"])),
         (false, true) if !starting["held_back"].is_null() => {

@@ -4,7 +4,7 @@
 //! is needed to open the file again is in [`State`]; the open file itself is beside it on
 //! the heap, and after a restart is opened when it is first needed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{
@@ -38,6 +38,8 @@ pub(crate) struct Handle {
     file: Mutex<Option<Arc<dyn OpenFile>>>,
     /// Which pages its opening has the kernel drop, until that is known to be done; 0: none.
     drops: AtomicU64,
+    /// A page of a mapping has been written through it.
+    mapped: AtomicBool,
     /// What was read of a directory and not yet asked for.
     pub(crate) listing: Mutex<Listing>,
 }
@@ -60,6 +62,11 @@ impl Handle {
     /// The open file if there is one in this process.
     pub(crate) fn opened(&self) -> Option<Arc<dyn OpenFile>> {
         self.slot().clone()
+    }
+
+    /// A page of a mapping was written through it; true for the first time.
+    pub(crate) fn note_mapped(&self) -> bool {
+        !self.mapped.load(Ordering::Relaxed) && !self.mapped.swap(true, Ordering::Relaxed)
     }
 
     /// Which pages the kernel was told to drop when it opened this, once: of that a request
@@ -240,7 +247,7 @@ fn handle(
     let (file, dropping) = opened.unzip();
     let drops = AtomicU64::new(dropping.flatten().map_or(0, |dropping| dropping.0));
     let (file, listing) = (Mutex::new(file), Mutex::default());
-    Arc::new(Handle { id, flags, request, file, drops, listing })
+    Arc::new(Handle { id, flags, request, file, drops, mapped: AtomicBool::new(false), listing })
 }
 
 #[cfg(test)]

@@ -270,6 +270,15 @@ impl Session {
         self.link.known().one_user
     }
 
+    /// Tells the server that programs store into a shared mapping of this file: another mount that does so,
+    /// too, does not see it.
+    pub fn tell_mapped(&self, file: FileId) {
+        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = channels.first() {
+            channel.tell_mapped(file);
+        }
+    }
+
     /// Gives the calling thread a channel of its own, served by its executor, as long as
     /// there are not too many.
     pub fn attach_here(self: &Arc<Session>) {

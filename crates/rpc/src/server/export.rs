@@ -10,6 +10,7 @@ use dray_fabric::{BufferPool, Peer};
 use dray_rt::Handle;
 
 use crate::server::exactly_once::order::Order;
+use crate::server::mappings::Mappings;
 use crate::server::options::ServerOptions;
 use crate::server::recovery::Recovery;
 use crate::server::recovery::grace::Grace;
@@ -48,6 +49,7 @@ pub struct Export {
     pub(crate) redone: Redone,
     pub(crate) tickets: Tickets,
     pub(crate) watchers: Watchers,
+    pub(crate) mappings: Mappings,
     /// Who is waited for after a start of the server: those of another export, whose file
     /// system may hang, need not be.
     pub(crate) grace: Grace,
@@ -83,6 +85,7 @@ impl Export {
             stable: Stable::default(),
             redone: Redone::default(),
             watchers: Watchers::default(),
+            mappings: Mappings::default(),
             pool: BufferPool::new(0, 0),
             grace: Grace::default(),
             recovery: Recovery::default(),

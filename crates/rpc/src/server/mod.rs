@@ -12,6 +12,7 @@ mod export;
 mod exports;
 mod identities;
 mod journal;
+mod mappings;
 mod options;
 mod recovery;
 mod refusals;

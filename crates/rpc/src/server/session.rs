@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use dray_core::{Cancel, Context, Error, IdMap, NodeId, OpenFile, Origin, Place, Taker};
+use dray_core::{Cancel, Context, Error, FileId, IdMap, NodeId, OpenFile, Origin, Place, Taker};
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
@@ -259,6 +259,11 @@ impl Session {
 
     pub(crate) fn has_file(&self, handle: u64) -> bool {
         self.files().contains_key(&handle)
+    }
+
+    /// Whether it has this file open. It is looked for among all that it has open.
+    pub(crate) fn has_open(&self, file: FileId) -> bool {
+        self.files().values().any(|opened| opened.file.id() == file)
     }
 
     /// Files that are open now.

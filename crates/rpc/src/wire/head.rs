@@ -318,6 +318,8 @@ impl NotifyHead {
     /// From the server: others changed these files, which the client has open; as many follow as
     /// the argument says ([`put_changed`](super::put_changed)).
     pub const CHANGED: u8 = 10;
+    /// From the client: programs store into a shared mapping of the file whose id follows.
+    pub const MAPPED: u8 = 11;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dray_core::{Context, Identity, Pid, RequestId};
+use dray_core::{Context, FileId, Identity, Pid, RequestId};
 use dray_rt::sleep;
 
 use super::tags::Class;
@@ -96,6 +96,19 @@ impl Channel {
             head.put_message(&mut message);
             put_jobs(jobs, &mut message);
             let _ = connection.notify(&message); // who asked waits for a moment only
+            connection.flush();
+        }
+    }
+
+    /// Says that programs store into a shared mapping of this file. Advice: where there is no connection
+    /// nobody hears of it.
+    pub(crate) fn tell_mapped(&self, file: FileId) {
+        let connection = self.lock().connection.clone();
+        if let Some(connection) = connection {
+            let mut message = Vec::new();
+            NotifyHead { what: NotifyHead::MAPPED, flags: 0, tag: 0 }.put_message(&mut message);
+            file.put(&mut message);
+            let _ = connection.notify(&message);
             connection.flush();
         }
     }

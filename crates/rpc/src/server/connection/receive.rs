@@ -71,6 +71,7 @@ impl ServerSink {
                 }
             }
             NotifyHead::JOBS => session.questions.answered(head.tag, get_jobs(&mut input)?),
+            NotifyHead::MAPPED => session.export.mappings.stored(session, input.get()?),
             NotifyHead::RETURNED => session.export.returning.returned(session.id),
             NotifyHead::GOODBYE if self.server.options.sabotage == Some(Sabotage::Goodbyes) => {}
             NotifyHead::GOODBYE => {

@@ -40,6 +40,9 @@ pub struct ServerStatus {
     pub buffer_used_bytes: usize,
     /// Buffers that may be lent, bytes.
     pub buffer_limit_bytes: usize,
+    /// Names of exports, and of how many files of each two clients stored into shared mappings at the
+    /// same time.
+    pub mapped_twice: Vec<(String, u64)>,
     /// What a loss of the machine's power cost.
     pub recovery: RecoveryStatus,
     /// What clients were refused, so that there is some for others.
@@ -182,6 +185,8 @@ impl Inner {
         clients.sort_by(|left, right| left.host.cmp(&right.host));
         let exports = self.exports.opened();
         let kind = |export: &Arc<Export>| (export.name.clone(), export.fs.info().kind.clone());
+        let mapped_twice =
+            |export: &Arc<Export>| (export.name.clone(), export.mappings.conflicts());
         let (operations, subjects, operations_left_out) = self.operations();
         let status = ServerStatus {
             exports: exports.iter().map(kind).collect(),
@@ -191,6 +196,7 @@ impl Inner {
             repeated_calls: self.repeated.load(Ordering::Relaxed),
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
+            mapped_twice: exports.iter().map(mapped_twice).collect(),
             recovery: self.recovery(),
             refused: self.refused(),
         };
