@@ -22,11 +22,12 @@ use dray_rt::{NoThread, Pool, Share};
 use super::options::PosixOptions;
 use super::sys;
 
-/// A call that takes longer has waited for a disk.
-const SLOW_MIN: Duration = Duration::from_millis(2);
+/// A call that takes longer has waited for a disk. Waiting for a busy CPU seldom takes as long, and
+/// the hand-over that follows would wait for one twice more.
+const SLOW_MIN: Duration = Duration::from_millis(10);
 
 /// For so long after a slow call looks are expected to be slow, too.
-const SLOW_LASTS: Duration = Duration::from_secs(5);
+const SLOW_LASTS: Duration = Duration::from_secs(1);
 
 /// Calls that one file has under way at once in a lane where they wait for each other
 /// in the kernel (`inode->i_rwsem`): one that runs, and one that follows.

@@ -240,7 +240,7 @@ fn what_waits_for_a_disk_keeps_no_thread_that_serves_others() {
                 look(&with).await;
                 // XFS takes what needs no waiting at once, but on a frozen one the kernel waits in any
                 // case: so not as long as others are seen to wait.
-                dray_rt::sleep(Duration::from_millis(10)).await;
+                dray_rt::sleep(Duration::from_millis(50)).await;
                 changes.append(&mut begin(&with, &WRITES));
                 dray_rt::yield_now().await;
                 look(&with).await;
