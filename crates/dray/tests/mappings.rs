@@ -119,6 +119,16 @@ fn a_server_says_that_two_mounts_store_into_mappings_of_one_file() {
             let text = rig.demand(&["status", "data", "--interval", "0"]);
             assert!(text.contains("MAPPED TWICE"), "{text}");
             drop((shared, alone));
+            // As a database does: each is closed by its own mount, one after the other.
+            let shared = [open(&one, "in turn"), open(&other, "in turn")];
+            for file in shared {
+                store(&file, 4);
+                drop(file);
+            }
+            common::wait_for("the server to notice", || mapped_twice() == 2);
+            let [first, second] = [&one, &other].map(|at| at.join("wal.db"));
+            let _lost_or_not = sqlite(&rig, "wal", &[&first, &second]);
+            common::wait_for("the server to notice SQLite", || mapped_twice() == 3);
             [one, other].iter().for_each(|at| rig.umount(at));
         }
     });
@@ -129,7 +139,7 @@ fn sqlite(rig: &Rig, journal: &str, databases: &[&Path]) -> std::process::Output
     let script = r#"
 import sqlite3, sys
 journal, paths = sys.argv[1], sys.argv[2:]
-connect = lambda path: sqlite3.connect(path, timeout=20, isolation_level=None)
+connect = lambda path: sqlite3.connect(path, timeout=2, isolation_level=None)
 all = [connect(path) for path in paths]
 for one in all:
     mode = one.execute(f"PRAGMA journal_mode={journal}").fetchone()[0]

@@ -4,6 +4,7 @@
 //! of each open file ([`NotifyHead::MAPPED`](crate::wire::NotifyHead::MAPPED)).
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dray_core::FileId;
@@ -19,6 +20,8 @@ const FILES_MAX: usize = 256;
 pub(crate) struct Mappings {
     state: Mutex<State>,
     complaint: Seldom,
+    /// Numbers opens: who had a file open when somebody else stored into it.
+    turns: AtomicU64,
 }
 
 #[derive(Default)]
@@ -30,11 +33,21 @@ struct State {
 struct Mapped {
     file: FileId,
     by: Weak<Session>,
+    /// Who that is, also if it has gone.
+    session: u64,
+    host: String,
+    /// When it said so last.
+    turn: u64,
     /// It has been counted.
     told: bool,
 }
 
 impl Mappings {
+    /// A number for something that happens now, for an open or a store.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turns.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// How many files two clients have stored into at the same time.
     pub(crate) fn conflicts(&self) -> u64 {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).conflicts
@@ -43,37 +56,50 @@ impl Mappings {
     /// `session` stores into a mapping of `file`, as it says: whoever says what is not so causes a
     /// line in the log, once for each file.
     pub(crate) fn stored(&self, session: &Arc<Session>, file: FileId) {
-        if let Some(other) = self.other(session, file) {
-            let (export, hosts) = (&session.export.name, [&other.host, &session.host]);
+        let Some(since) = session.first_open(file) else { return }; // it is closed by now
+        if let Some(other) = self.other(session, file, since) {
             self.complaint.say(|more| {
                 log::warn!(
-                    "export `{export}`: clients {} and {} store into shared mappings of one file (inode {}) \
-                     and do not see each other's: its programs may lose data; have them on one \
-                     mount, or mount with noshared_mmap{more}",
-                    hosts[0],
-                    hosts[1],
+                    "export `{}`: clients {other} and {} store into shared mappings of one file (inode \
+                     {}) and do not see each other's: its programs may lose data; have them on \
+                     one mount, or mount with noshared_mmap{more}",
+                    session.export.name,
+                    session.host,
                     file.ino
                 );
             });
         }
     }
 
-    /// Another session that does so and still has the file open, once for each file.
-    fn other(&self, session: &Arc<Session>, file: FileId) -> Option<Arc<Session>> {
+    /// The host of another session that had the file open at the same time and stored into it, too; once
+    /// for each file. `since`: when this one has opened it.
+    fn other(&self, session: &Arc<Session>, file: FileId, since: u64) -> Option<String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let by = Arc::downgrade(session);
+        let now = |told| Mapped {
+            file,
+            by: Arc::downgrade(session),
+            session: session.id,
+            host: session.host.clone(),
+            turn: self.turn(),
+            told,
+        };
         let Some(mapped) = state.files.iter_mut().find(|mapped| mapped.file == file) else {
             if state.files.len() >= FILES_MAX {
                 state.files.pop_front();
             }
-            state.files.push_back(Mapped { file, by, told: false });
+            state.files.push_back(now(false));
             return None;
         };
-        let before = mapped.by.upgrade().filter(|before| !Arc::ptr_eq(before, session));
-        mapped.by = by;
-        let other = before.filter(|before| !mapped.told && before.has_open(file))?;
-        mapped.told = true;
-        state.conflicts += 1;
-        Some(other)
+        // It stored when this one had it open, or has it open still and may store at any time.
+        let meets =
+            |by: &Weak<Session>| by.upgrade().is_some_and(|by| by.first_open(file).is_some());
+        let is_new = mapped.session != session.id
+            && !mapped.told
+            && (since < mapped.turn || meets(&mapped.by));
+        let before = std::mem::replace(mapped, now(mapped.told || is_new));
+        is_new.then(|| {
+            state.conflicts += 1;
+            before.host
+        })
     }
 }

@@ -35,6 +35,9 @@ const CONNECTIONS_MAX: usize = 16;
 /// Files of a session that has ended that are closed before others get their turn.
 const CLOSED_AT_ONCE: usize = 64;
 
+/// Open files that are looked at, one after the other, for the sake of one message.
+const LOOKED_AMONG_MAX: usize = 1024;
+
 /// An open file.
 struct Opened {
     file: Arc<dyn OpenFile>,
@@ -42,6 +45,8 @@ struct Opened {
     access: u8,
     /// That it is counted among the export's.
     _place: Place,
+    /// Before or after others of the export: see [`Mappings`](super::mappings::Mappings).
+    turn: u64,
 }
 
 /// A mount: its open files, its replay slots, its connections.
@@ -261,9 +266,15 @@ impl Session {
         self.files().contains_key(&handle)
     }
 
-    /// Whether it has this file open. It is looked for among all that it has open.
-    pub(crate) fn has_open(&self, file: FileId) -> bool {
-        self.files().values().any(|opened| opened.file.id() == file)
+    /// When it opened this file, of those times that it has it open the first; none: it has not, or it
+    /// has so many files open that whoever looks among them would keep others waiting.
+    pub(crate) fn first_open(&self, file: FileId) -> Option<u64> {
+        let files = self.files();
+        if files.len() > LOOKED_AMONG_MAX {
+            return None;
+        }
+        let of_file = files.values().filter(|opened| opened.file.id() == file);
+        of_file.map(|opened| opened.turn).min()
     }
 
     /// Files that are open now.
@@ -286,7 +297,8 @@ impl Session {
         }
         let id = file.id();
         let same = files.get(&handle).is_some_and(|kept| kept.file.id() == id);
-        let opened = Opened { file, access, _place: place };
+        let turn = self.export.mappings.turn();
+        let opened = Opened { file, access, _place: place, turn };
         if same {
             drop(files);
             return Ok(()); // outside of the lock: to drop it may close a descriptor
