@@ -11,7 +11,9 @@ use dray_bench::syscalls::Counter;
 use dray_bench::target::Place;
 use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
-use dray_bench::{Outcome, counters, idle, inetd, layers, many, plot, report, sessions, tcp, told};
+use dray_bench::{
+    Outcome, counters, idle, inetd, layers, lock_waiters, many, plot, report, sessions, tcp, told,
+};
 
 /// Runs one command. An empty error asks for the usage.
 pub fn run(command: &str, args: &Args) -> Outcome {
@@ -26,6 +28,7 @@ pub fn run(command: &str, args: &Args) -> Outcome {
         "idle" => idle_cost(args),
         "sessions" => idle_sessions(args),
         "many" => many::run(args),
+        "lock-waiters" => lock_waiters(args),
         "counters" => count(args),
         "inetd" => inetd::run(args.number("port", 0)?, args.plain()),
         "report" => report::run(args),
@@ -206,6 +209,17 @@ fn idle_sessions(args: &Args) -> Outcome {
     let (count, server) = (args.number("count", 200)?, args.pids("server")?);
     let kib = sessions::kib_per_session(&address, args.need("export")?, count, &server)?;
     printer.put("server_kib_per_idle_conn", kib, "KiB");
+    Ok(())
+}
+
+/// `lock-waiters --address tcp://HOST:PORT --export NAME --file NAME [--count N] [--rounds N]`: the
+/// time in which the last of N waiting requests was told that it was given up, of the slowest round.
+fn lock_waiters(args: &Args) -> Outcome {
+    let address = args.need("address")?.parse().map_err(told("--address"))?;
+    let how_many = (args.number("count", 5000)?, args.number("rounds", 1)?);
+    let (export, file) = (args.need("export")?, args.need("file")?);
+    let slowest = lock_waiters::give_up(&address, export, file, how_many)?;
+    println!("{} waiters were told within {:.3} s", how_many.0, slowest.as_secs_f64());
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! `script/bench` starts servers, mounts and peers; this crate loads them and reads the
 //! clocks. It must not know how dray is built inside: it sees a mount as any other
 //! directory, a daemon as a process id, and `dray status --json` as text. Only
-//! [`counters`], [`sessions`] and [`many`] speak the wire themselves, as a client would.
+//! [`counters`], [`sessions`], [`lock_waiters`] and [`many`] speak the wire themselves, as a client would.
 
 pub mod alloc;
 pub mod args;
@@ -16,6 +16,7 @@ pub mod inetd;
 pub mod json;
 pub mod layers;
 pub mod load;
+pub mod lock_waiters;
 pub mod many;
 pub mod measure;
 pub mod nfs;

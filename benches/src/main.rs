@@ -15,6 +15,7 @@ const USAGE: &str = "usage: dray-bench COMMAND ...
   idle      wake-ups and resident memory of processes
   many      many clients of one server: at rest, coming, contending, restarting, leaving
   sessions  resident memory that idle connections cost a server
+  lock-waiters   requests for locks that wait and are given up all at once
   counters  allocations, bytes, system calls and round trips of single calls
   inetd     gives each connection on a port to a new process
   report    medians, ratios and targets of a run, as JSON lines and as a table

@@ -3,14 +3,15 @@
 latency.py OPERATION DIR SECONDS: makes one call every 2 ms, for SECONDS, in the directory DIR of a
 mount, and prints `p50 p99 max count`: three times in microseconds, and the number of calls.
 OPERATION is `stat` (of a file that is there), `mkdir` (of a new directory, which is removed again;
-the removal is not timed), `create` (of a new file, removed likewise) or `read` (4 KiB of a file
-that was read before).
+the removal is not timed), `create` (of a new file, removed likewise), `read` (4 KiB of a file
+that was read before) or `lock` (of a file that nobody else locks).
 
 A call that takes longer than the pause delays the next one. Such a call stands for the calls that
 it kept from being made: each of them is counted as having waited from its own time on. Otherwise
 one long wait would be a single sample among thousands.
 """
 
+import fcntl
 import os
 import sys
 import time
@@ -40,7 +41,12 @@ def read(directory, _number):
     return lambda: os.pread(file, 4096, 0), lambda: os.close(file)
 
 
-OPERATIONS = {"stat": stat, "mkdir": mkdir, "create": create, "read": read}
+def lock(directory, _number):
+    file = os.open(os.path.join(directory, "latency-file"), os.O_RDWR)
+    return lambda: fcntl.lockf(file, fcntl.LOCK_EX), lambda: os.close(file)
+
+
+OPERATIONS = {"stat": stat, "mkdir": mkdir, "create": create, "read": read, "lock": lock}
 
 
 def measure(operation, directory, seconds):
