@@ -106,7 +106,7 @@ const KNOWN: [&str; 22] = [
 
 /// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
 /// a value.
-pub const OFFERED: [&str; 26] = [
+pub const OFFERED: [&str; 28] = [
     "ro",
     "rw",
     "nosuid",
@@ -118,6 +118,8 @@ pub const OFFERED: [&str; 26] = [
     "remount",
     "allow_other",
     "noallow_other",
+    "shared_mmap",
+    "noshared_mmap",
     "timeout=",
     "retry=",
     "attr_timeout=",
@@ -227,6 +229,7 @@ impl MountPlan {
             ("workers", self.workers.to_string()),
             ("metrics", self.metrics.clone().unwrap_or_else(|| "none".to_owned())),
             ("allow_other", if allow_other { "yes" } else { "no" }.to_owned()),
+            ("shared_mmap", if self.shared_mmap { "yes" } else { "no" }.to_owned()),
         ]
     }
 

@@ -115,6 +115,7 @@ mod tests {
             ("", "workers=2", "workers", "0"),
             ("", "metrics=127.0.0.1:9", "metrics", "none"),
             ("noallow_other", "allow_other", "allow_other", "no"),
+            ("", "noshared_mmap", "shared_mmap", "yes"),
         ] {
             let told = between(mounted, wanted).unwrap_or_else(|| panic!("{mounted}: {wanted}"));
             assert_eq!((told.0, told.1.as_str()), (key, is), "{mounted}: {wanted}");
