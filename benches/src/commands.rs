@@ -12,7 +12,8 @@ use dray_bench::target::Place;
 use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
 use dray_bench::{
-    Outcome, counters, idle, inetd, layers, lock_waiters, many, plot, report, sessions, tcp, told,
+    Outcome, counters, hoard, idle, inetd, layers, lock_waiters, many, plot, report, sessions, tcp,
+    told,
 };
 
 /// Runs one command. An empty error asks for the usage.
@@ -28,6 +29,7 @@ pub fn run(command: &str, args: &Args) -> Outcome {
         "idle" => idle_cost(args),
         "sessions" => idle_sessions(args),
         "many" => many::run(args),
+        "hoard" => hoard(args),
         "lock-waiters" => lock_waiters(args),
         "counters" => count(args),
         "inetd" => inetd::run(args.number("port", 0)?, args.plain()),
@@ -220,6 +222,17 @@ fn lock_waiters(args: &Args) -> Outcome {
     let (export, file) = (args.need("export")?, args.need("file")?);
     let slowest = lock_waiters::give_up(&address, export, file, how_many)?;
     println!("{} waiters were told within {:.3} s", how_many.0, slowest.as_secs_f64());
+    Ok(())
+}
+
+/// `hoard --socket PATH --export NAME --server PIDS [--count N]`: resident memory of the server before
+/// and with N connections that name as many callers as they can.
+fn hoard(args: &Args) -> Outcome {
+    let (socket, export) = (args.need("socket")?, args.need("export")?);
+    let (count, server) = (args.number("count", 1000)?, args.pids("server")?);
+    let hoard = hoard::hoard(std::path::Path::new(socket), export, count, &server)?;
+    let (before, with) = hoard.resident_kib;
+    println!("{} connections took {} MiB", hoard.connections, with.saturating_sub(before) >> 10);
     Ok(())
 }
 

@@ -4,13 +4,14 @@
 //! `script/bench` starts servers, mounts and peers; this crate loads them and reads the
 //! clocks. It must not know how dray is built inside: it sees a mount as any other
 //! directory, a daemon as a process id, and `dray status --json` as text. Only
-//! [`counters`], [`sessions`], [`lock_waiters`] and [`many`] speak the wire themselves, as a client would.
+//! [`counters`], [`sessions`], [`lock_waiters`], [`hoard`] and [`many`] speak the wire themselves, as a client would.
 
 pub mod alloc;
 pub mod args;
 pub mod counters;
 pub mod cpu;
 pub mod field;
+pub mod hoard;
 pub mod idle;
 pub mod inetd;
 pub mod json;

@@ -16,6 +16,7 @@ const USAGE: &str = "usage: dray-bench COMMAND ...
   many      many clients of one server: at rest, coming, contending, restarting, leaving
   sessions  resident memory that idle connections cost a server
   lock-waiters   requests for locks that wait and are given up all at once
+  hoard     connections that have the server remember as much as it lets them
   counters  allocations, bytes, system calls and round trips of single calls
   inetd     gives each connection on a port to a new process
   report    medians, ratios and targets of a run, as JSON lines and as a table
