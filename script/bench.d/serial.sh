@@ -12,8 +12,10 @@ TRANSPORTS=${TRANSPORTS:-classic uring}
 COUNT=${COUNT:-200}
 IDLE_SECS=${IDLE_SECS:-10}
 CLOSE_TO_OPEN=${CLOSE_TO_OPEN:-consistency=close-to-open}
-STRICT_LOADS="stream_read stream_write stream_read:$JOBS stream_write:$JOBS rand4k rand4k:$JOBS
-    stream_sync sync4k create stat_cold open_close unlink create_write_close unlink"
+DATA_LOADS="stream_read stream_write stream_read:$JOBS stream_write:$JOBS rand4k rand4k:$JOBS
+    stream_sync sync4k"
+NAME_LOADS="create stat_cold open_close unlink create_write_close unlink"
+STRICT_LOADS="$DATA_LOADS $NAME_LOADS"
 # What keeping unsynced changes costs: without it, and with four times the default room.
 REPLAYS=${REPLAYS:-0 256M}
 REPLAY_LOADS="stream_write stream_write:$JOBS stream_sync sync4k create unlink"
@@ -159,15 +161,19 @@ idle_all() {
         --server "$(pids_of "$SERVER")" >>"$RAW" || say "idle connections were not measured"
 }
 
-# bench_against PATH: this binary and another one, each with its own server, mounts and files. In every round each load runs on one and then on the other; which is first changes from
-# round to round.
+# bench_against PATH: this binary and another one, each with its own server and mounts, over the same
+# files: those of a tmpfs cost a fifth more or less by where they lie in memory. In every round each
+# load of data runs on one and then on the other, and so do all loads of names together, which leave
+# nothing behind; which binary is first changes from round to round.
 bench_against() {
-    local other=$1 transport round load order
+    local other=$1 transport round loads order which
     [ -x "$other" ] || { say "--against needs the path of another dray"; exit 2; }
     build_all
     scratch
     RAW=$OUT/against.raw.jsonl
     : >"$RAW"
+    mkdir "$STORE/export"
+    "$BENCH" fill --dir "$STORE/export" --jobs "$JOBS" --file-mib "$FILE_MIB" --with-names yes
     declare -A server=()
     serve_and_mount "" "$DRAY"
     serve_and_mount .other "$(realpath "$other")"
@@ -176,11 +182,11 @@ bench_against() {
         order=("" .other)
         [ $((round % 2)) = 0 ] || order=(.other "")
         for transport in $ARMS; do
-            for load in $STRICT_LOADS; do
+            for loads in $DATA_LOADS "$NAME_LOADS"; do
                 for which in "${order[@]}"; do
                     load "$transport$which" "$round" --dir "$WORK/$transport$which" \
                         --server "$(pids_of "${server[this$which]}")" \
-                        --client "$(pids_of "${CLIENT[$transport$which]}")" "$load"
+                        --client "$(pids_of "${CLIENT[$transport$which]}")" $loads
                 done
             done
         done
@@ -191,10 +197,8 @@ bench_against() {
 # serve_and_mount SUFFIX BINARY: a server of its own, and a mount on each transport.
 serve_and_mount() {
     local transport port DRAY=$2
-    mkdir "$STORE/export$1"
-    "$BENCH" fill --dir "$STORE/export$1" --jobs "$JOBS" --file-mib "$FILE_MIB" --with-names yes
     port=$(free_port $((17440 + RANDOM % 1000)))
-    start "dray-server$1" "$DRAY" serve --export "data=$STORE/export$1,squash=none" \
+    start "dray-server$1" "$DRAY" serve --export "data=$STORE/export,squash=none" \
         --listen "tcp://127.0.0.1:$port" --state "$WORK/state$1"
     server[this$1]=$STARTED
     wait_for 10 listens "$port"
