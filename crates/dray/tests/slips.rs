@@ -182,7 +182,7 @@ fn completions_offer_the_options_of_mounts() {
         compopt() { :; }
         offers() { COMP_WORDS=(dray "$@"); COMP_CWORD=$#; _dray dray "${!#}" "${@: -2:1}"; }
         offers mount -o ti; echo "${COMPREPLY[*]}"
-        offers mount -o ro,nos; echo "${COMPREPLY[*]}"
+        offers mount -o ro,nosu; echo "${COMPREPLY[*]}"
         offers mount -o consistency=i; echo "${COMPREPLY[*]}"
         # As bash takes a line to pieces.
         line() { COMP_LINE="$1"; COMP_POINT=${#COMP_LINE}; shift; offers "$@"; echo "${COMPREPLY[*]}"; }

@@ -1,13 +1,14 @@
 //! File systems that hang: what must not hang with them, and what the server says.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Pid, Rig};
+use super::{Pid, Rig, wait_for};
 
 /// What does not hang takes at most this long, on a busy machine and a busy disk too.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -29,7 +30,12 @@ pub fn use_mount(at: &Path) {
             File::open(dir.join("f")).unwrap().sync_all().unwrap(); // the disk may be others'
         }
         assert_eq!(fs::read(dir.join("f")).unwrap(), data);
-        fs::remove_dir_all(dir).unwrap();
+        // The kernel tells a program below of a close without waiting for it, and one that hears of
+        // the removal first keeps the file under another name for that long.
+        wait_for("what was just closed to go", || match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => false,
+            gone => gone.map(|()| true).unwrap(),
+        });
     }
 }
 
