@@ -16,12 +16,13 @@ latency_of() {
 # beside the command AGGRESSOR is at most GOAL times the p99 that it has alone. Alone it is measured
 # before and after the aggressor, and the larger p99 of the two counts: what else the machine does
 # must not pass for the aggressor. The command runs in a subshell, and is ended with all that it
-# started. The line `figure ...` says what came of it; the step's log keeps it.
+# started. The line `figure ...` says what came of it; the step's log keeps it. The ratio is in $ratio.
 beside() {
     local name=$1 goal=$2 operation=$3 dir=$4
     shift 4
     check "$name" measure_beside "$name" "$goal" "$operation" "$dir" "$@"
     sed -n 's/^figure /figure '"$suite"' /p' "$scratch/check.log"
+    ratio=$(sed -n 's/^figure .* ratio \([0-9.]*\),.*/\1/p' "$scratch/check.log")
 }
 
 measure_beside() {
@@ -70,8 +71,16 @@ throttle() {
     set_throttle "$1"
 }
 
+# Where the kernel takes it (Linux 6.2), writers wait once so much of the device's is dirty, and not only
+# when a part of all memory is.
+dirty_max_bytes=$((64 << 20))
+
 set_throttle() {
     local device limits=/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device
-    device=$(basename "$(findmnt -no SOURCE "$scratch/store")")
-    [ -w "$limits" ] && echo "$(cat "/sys/class/block/$device/dev") $1" >"$limits"
+    device=$(cat "/sys/class/block/$(basename "$(findmnt -no SOURCE "$scratch/store")")/dev")
+    if [ "$1" != 0 ] && [ -w "/sys/class/bdi/$device/max_bytes" ]; then
+        echo 1 >"/sys/class/bdi/$device/strict_limit"
+        echo "$dirty_max_bytes" >"/sys/class/bdi/$device/max_bytes"
+    fi
+    [ -w "$limits" ] && echo "$device $1" >"$limits"
 }

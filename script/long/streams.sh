@@ -12,19 +12,24 @@ mount_at aggressor
 mount_at stranger
 mkdir "$scratch/store/export/streams" "$scratch/store/export/quiet"
 
-# streams NUMBER: so many files are written over and over, each by a process of its own.
+# streams NUMBER [DIR]: so many files are written over and over, each by a process of its own.
 streams() {
-    local number
+    local number dir=${2:-$scratch/aggressor/streams}
     for number in $(seq "$1"); do
         while :; do
-            dd if=/dev/zero of="$scratch/aggressor/streams/$number" bs=1M count=64 conv=notrunc
+            dd if=/dev/zero of="$dir/$number" bs=1M count=64 conv=notrunc
         done &
     done
     wait
 }
 
-beside stat-1-stream-quiet-disk 3 stat "$scratch/stranger/quiet" streams 1
-beside stat-24-streams-quiet-disk 3 stat "$scratch/stranger/quiet" streams 24
+# What the machine itself makes a stranger wait: the same streams without dray. No goal of dray's, but
+# where processors are few, more than that cannot be asked of it on a quiet disk.
+beside stat-24-streams-of-others 100000 stat "$scratch/stranger/quiet" streams 24 "$scratch/store/bare"
+quiet_goal=$(awk -v ratio="${ratio:-0}" 'BEGIN { print (ratio > 3 ? ratio : 3) }')
+
+beside stat-1-stream-quiet-disk "$quiet_goal" stat "$scratch/stranger/quiet" streams 1
+beside stat-24-streams-quiet-disk "$quiet_goal" stat "$scratch/stranger/quiet" streams 24
 if throttle $((20 << 20)); then
     beside stat-1-stream-slow-disk 20 stat "$scratch/stranger/quiet" streams 1
     beside stat-24-streams-slow-disk 20 stat "$scratch/stranger/quiet" streams 24
