@@ -287,8 +287,12 @@ impl Buf {
         self.len_bytes == 0
     }
 
-    /// A part of it, over the same memory. Asserts that `range` is within.
+    /// A part of it, over the same memory. Asserts that `range` is within. A part of what lies in
+    /// pages is brought into memory; all of it stays where it is.
     pub fn slice(&self, range: Range<usize>) -> Buf {
+        if range == (0..self.len_bytes) {
+            return self.clone();
+        }
         fetch(&*self.owner); // parts of pages are nobody's
         assert!(range.start <= range.end && range.end <= self.len_bytes);
         Buf {

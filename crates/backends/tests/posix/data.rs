@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::rig::*;
 use dray_backends::posix::{self, Inline, PosixOptions};
@@ -125,6 +126,8 @@ struct Piped {
     bytes: usize,
     /// The kernel does not move it.
     stuck: bool,
+    /// It is in the memory now, and no longer here.
+    fetched: AtomicBool,
 }
 
 impl Memory for Piped {
@@ -136,12 +139,15 @@ impl Memory for Piped {
 impl Pages for Piped {
     fn take(&self, at: usize, to: Take<'_>) -> Option<std::io::Result<usize>> {
         match self.stuck {
+            _ if self.fetched.load(Ordering::Relaxed) => None,
             true => Some(Err(std::io::Error::from_raw_os_error(libc::EINVAL))),
             false => Some(to(self.pipe.0.as_fd(), self.bytes - at)),
         }
     }
 
-    fn fetch(&self) {}
+    fn fetch(&self) {
+        self.fetched.store(true, Ordering::Relaxed);
+    }
 }
 
 const IN_MEMORY: &[u8] = &[b'm'; IO_MAX_BYTES];
@@ -153,7 +159,7 @@ fn piped(content: &[u8], stuck: bool) -> Buf {
         unsafe { libc::fcntl(pipe.1.as_raw_fd(), libc::F_SETPIPE_SZ, IO_MAX_BYTES as libc::c_int) };
     assert!(size >= IO_MAX_BYTES as libc::c_int);
     (&pipe.1).write_all(content).unwrap();
-    let owner = Arc::new(Piped { pipe, bytes: content.len(), stuck });
+    let owner = Arc::new(Piped { pipe, bytes: content.len(), stuck, fetched: false.into() });
     // SAFETY: the memory is there for ever, and nobody writes it.
     unsafe { Buf::over(std::ptr::NonNull::from(&IN_MEMORY[0]), content.len(), owner) }
 }
