@@ -59,6 +59,9 @@ impl Core {
             && let Some(entry) = self.glance(dir.id, dir.fd(), name)
             && entry.attr.file_type() == FileType::Regular
         {
+            if !is_large(&entry.attr) {
+                dir.found_small(entry.id);
+            }
             return Ok(entry);
         }
         match self.find_at_hand(caller, &dir, name)? {
@@ -135,17 +138,22 @@ impl Core {
         let known = self.nodes.get(id);
         let large = match &known {
             Some(_) => None, // which keeps it
+            None if dir.was_small(id) && !self.may_take_long() => None,
             None => self.open_large(dir, name),
         };
         Ok(Leaving { known, _large: large })
     }
 
+    /// Whether even a small file takes long to go, as behind a disk that others wait for.
+    fn may_take_long(&self) -> bool {
+        !self.below.is_memory() && self.lanes.are_busy()
+    }
+
     /// A descriptor of a file that takes long to go.
     fn open_large(&self, dir: &Node, name: &Name) -> Option<Kept> {
-        let is_slow =
-            |attr: &Attr| is_large(attr) || !self.below.is_memory() && self.lanes.are_busy();
         let attr = sys::stat_at(dir.fd(), name).ok()?.attr;
-        let holds = attr.file_type() == FileType::Regular && is_slow(&attr);
+        let is_slow = is_large(&attr) || self.may_take_long();
+        let holds = attr.file_type() == FileType::Regular && is_slow;
         let fd = holds.then(|| sys::open_path(dir.fd(), name).ok()).flatten()?;
         Some(Kept::new(fd, &self.lanes))
     }

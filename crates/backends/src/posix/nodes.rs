@@ -18,6 +18,8 @@ pub(crate) struct Node {
     /// find: a program is removing one file after the other. How many, in the lowest bits, and
     /// whose.
     passing: AtomicU64,
+    /// The file that was last looked up here to be removed, if it was small: a mix of its id.
+    small: AtomicU64,
     /// Who has just looked it up by a name.
     lookers: Mutex<Lookers>,
 }
@@ -31,7 +33,14 @@ const LOOKS_MASK: u64 = 3;
 
 impl Node {
     pub(crate) fn new(id: FileId, kind: FileType, fd: Kept) -> Node {
-        Node { id, kind, fd, passing: AtomicU64::new(0), lookers: Mutex::default() }
+        Node {
+            id,
+            kind,
+            fd,
+            passing: AtomicU64::new(0),
+            small: AtomicU64::new(0),
+            lookers: Mutex::default(),
+        }
     }
 
     /// Something in this directory has been removed by `asker`.
@@ -50,6 +59,17 @@ impl Node {
         self.passing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
     }
 
+    /// A lookup before a removal has found a small file with this id here.
+    pub(crate) fn found_small(&self, id: FileId) {
+        self.small.store(mixed(id), Ordering::Relaxed);
+    }
+
+    /// Whether the last lookup before a removal has found a small file with this id here. Files of
+    /// one mix are taken for each other: the removal of a large one then takes its time.
+    pub(crate) fn was_small(&self, id: FileId) -> bool {
+        self.small.load(Ordering::Relaxed) == mixed(id)
+    }
+
     pub(crate) fn lookers(&self) -> MutexGuard<'_, Lookers> {
         self.lookers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -57,6 +77,10 @@ impl Node {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn mixed(id: FileId) -> u64 {
+    id.ino.rotate_left(32) ^ id.generation
 }
 
 /// Independent parts of the cache, so that threads seldom meet.
