@@ -10,7 +10,7 @@
 //! memory, and nothing else.
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -297,6 +297,11 @@ pub(crate) struct Kept {
 impl Kept {
     pub(crate) fn new(fd: OwnedFd, lanes: &Arc<Lanes>) -> Kept {
         Kept { fd: Some(fd), lanes: Some(lanes.clone()) }
+    }
+
+    /// Closes it here: another descriptor keeps the file, so that this close frees no data.
+    pub(crate) fn close_beside(mut self, _keeper: BorrowedFd<'_>) {
+        drop(self.fd.take());
     }
 
     /// One that nobody waits for.

@@ -312,6 +312,17 @@ impl Core {
         Ok(())
     }
 
+    /// Closes `file`. Where the node cache has a descriptor of it, too, nobody asks the kernel
+    /// whether this one is the last.
+    pub(crate) fn close_file(&self, file: &FileState) {
+        let Some(fd) = file.close() else { return };
+        if let Some(node) = self.nodes.get(file.inode.id)
+            && let Some(fd) = Arc::into_inner(fd)
+        {
+            fd.close_beside(node.fd());
+        }
+    }
+
     /// Opens what was found.
     fn reopen_for(&self, caller: &Caller, node: &Node, how: OpenHow, flags: i32) -> Result<Opened> {
         if how.executes() && node.kind == FileType::Regular {

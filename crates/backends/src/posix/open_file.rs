@@ -308,8 +308,8 @@ impl OpenFile for PosixFile {
         // comes behind it.
         let lane = if self.core.below.is_local() { Lane::Closes } else { Lane::Changes };
         let way = ((lane, self.id()), inline);
-        Box::pin(self.core.run_patient(cx, Op::Close, way, move |_, _, _| {
-            drop(file.close());
+        Box::pin(self.core.run_patient(cx, Op::Close, way, move |core, _, _| {
+            core.close_file(&file);
             Some(Ok(()))
         }))
     }
