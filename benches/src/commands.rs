@@ -12,8 +12,8 @@ use dray_bench::target::Place;
 use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
 use dray_bench::{
-    Outcome, counters, hoard, idle, inetd, layers, lock_waiters, many, plot, report, sessions, tcp,
-    told,
+    Outcome, counters, hoard, idle, inetd, layers, lock_waiters, many, null_mount, plot, report,
+    sessions, tcp, told,
 };
 
 /// Runs one command. An empty error asks for the usage.
@@ -26,6 +26,7 @@ pub fn run(command: &str, args: &Args) -> Outcome {
             pin_cpu: args.get("pin").and_then(|cpu| cpu.parse().ok()),
             congestion: args.get("congestion"),
         }),
+        "null-mount" => null_mount::serve(Path::new(args.need("at")?), args.need("transport")?),
         "idle" => idle_cost(args),
         "sessions" => idle_sessions(args),
         "many" => many::run(args),

@@ -4,7 +4,8 @@
 //! `script/bench` starts servers, mounts and peers; this crate loads them and reads the
 //! clocks. It must not know how dray is built inside: it sees a mount as any other
 //! directory, a daemon as a process id, and `dray status --json` as text. Only
-//! [`counters`], [`sessions`], [`lock_waiters`], [`hoard`] and [`many`] speak the wire themselves, as a client would.
+//! [`counters`], [`sessions`], [`lock_waiters`], [`hoard`] and [`many`] speak the wire themselves, as a client would,
+//! and [`null_mount`] uses the front end alone.
 
 pub mod alloc;
 pub mod args;
@@ -21,6 +22,7 @@ pub mod lock_waiters;
 pub mod many;
 pub mod measure;
 pub mod nfs;
+pub mod null_mount;
 pub mod plot;
 pub mod report;
 pub mod sessions;

@@ -12,6 +12,7 @@ const USAGE: &str = "usage: dray-bench COMMAND ...
   load      one or more workloads on a directory or an NFS export
   fill      makes the files and names that workloads use
   tcp       the raw TCP denominators
+  null-mount     serves the null file system through FUSE: FUSE's part of every operation
   idle      wake-ups and resident memory of processes
   many      many clients of one server: at rest, coming, contending, restarting, leaving
   sessions  resident memory that idle connections cost a server

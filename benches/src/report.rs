@@ -4,6 +4,7 @@ mod against;
 mod many;
 mod peers;
 mod serial;
+mod sums;
 pub(crate) mod table;
 
 use std::fs::File;
@@ -14,7 +15,8 @@ use crate::measure::{Measure, median, read_all};
 use crate::{Outcome, told};
 
 pub use peers::{ROWS as PEER_ROWS, ratio_metric};
-pub use serial::{TARGETS, Target, Verdict, yardsticks};
+pub use serial::{TARGETS, Target, Verdict, value};
+pub use sums::table as parts_table;
 
 /// The measures of a run, to be asked for.
 pub struct Measures(Vec<Measure>);
@@ -42,6 +44,12 @@ impl Measures {
         same.map(|measure| (measure.round, measure.value)).collect()
     }
 
+    /// The figure of one round.
+    pub fn in_round(&self, arm: &str, metric: &str, round: u32) -> Option<f64> {
+        let rounds = self.rounds(arm, metric);
+        rounds.into_iter().find_map(|(other, value)| (other == round).then_some(value))
+    }
+
     /// The median over rounds.
     pub fn median(&self, arm: &str, metric: &str) -> Option<f64> {
         median(self.rounds(arm, metric).into_iter().map(|(_, value)| value).collect())
@@ -49,10 +57,9 @@ impl Measures {
 
     /// The median over rounds of the ratio within a round.
     pub fn ratio(&self, over: (&str, &str), under: (&str, &str)) -> Option<f64> {
-        let under = self.rounds(under.0, under.1);
         let ratios = self.rounds(over.0, over.1).into_iter().filter_map(|(round, over)| {
-            let (_, under) = under.iter().find(|(other, _)| *other == round)?;
-            (*under > 0.0).then(|| over / under)
+            let under = self.in_round(under.0, under.1, round)?;
+            (under > 0.0).then(|| over / under)
         });
         median(ratios.collect())
     }

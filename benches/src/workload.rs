@@ -6,6 +6,7 @@
 //! | `rand4k` | pread of 4 KiB at a random aligned offset of the job's own existing file, `O_DIRECT` | none used |
 //! | `stream_sync`, `sync4k` | as `stream_write`; pwrite of 4 KiB at a random aligned offset; both with `O_SYNC` | none used |
 //! | `warm_read` | pread of 1 MiB at the next offset, buffered | the file was read once through another descriptor, closed, and opened again |
+//! | `zeros` | fills 1 MiB of its own memory with zeros, as the null file system does for a read | none |
 //! | `create` | open(`O_CREAT\|O_EXCL\|O_WRONLY`) of a new name in the root, close | directory known |
 //! | `create_write_close` | as `create`, with a write of 4 KiB between | directory known |
 //! | `stat_cold` | stat of a name that exists | dentries and inodes dropped before |
@@ -153,6 +154,7 @@ impl Run<'_> {
             "stream_sync" => self.stream(How::WriteSync),
             "rand4k" => self.random_pages(How::ReadDirect),
             "sync4k" => self.random_pages(How::WriteSync),
+            "zeros" => self.zeros(),
             "create" => self.create(0),
             "create_write_close" => self.create(PAGE_BYTES),
             "stat_cold" => self.each_name(&|target, path| target.stat(path).map(drop)),
@@ -215,6 +217,16 @@ impl Run<'_> {
                     _ => file.read_at(page, at)?,
                 };
                 whole(moved, PAGE_BYTES)
+            }))
+        })
+    }
+
+    fn zeros(&self) -> Outcome<Sample> {
+        run(self.place, self.jobs, self.until, self.daemons, &|_, _| {
+            let mut block = Aligned::new(BLOCK_BYTES);
+            Ok(Box::new(move |_| {
+                std::hint::black_box(block.bytes(BLOCK_BYTES)).fill(0);
+                Ok(BLOCK_BYTES)
             }))
         })
     }

@@ -1,9 +1,10 @@
-# dray, end to end on one machine, against a raw TCP connection and the bare tmpfs.
+# dray, end to end on one machine, against a raw TCP connection, the bare tmpfs and FUSE alone.
 #
 # In every round: raw TCP (as the system sets it up, which the targets are about, and with the
-# congestion control that dray uses on loopback), native tmpfs, then each transport, one after the other, so that
-# whatever else the machine does hits all of them. Ratios are taken within a round; the
-# median over rounds counts. All arms use the same files on the same tmpfs.
+# congestion control that dray uses on loopback), native tmpfs, then for each transport FUSE's null file
+# system and dray, one after the other. So whatever else the machine does hits all of them. Ratios are
+# taken within a round; the median over rounds counts. All arms but the null file system use the same files
+# on the same tmpfs.
 #
 # shellcheck disable=SC2086 # lists of loads and prefixes of commands are words
 
@@ -16,6 +17,8 @@ DATA_LOADS="stream_read stream_write stream_read:$JOBS stream_write:$JOBS rand4k
     stream_sync sync4k"
 NAME_LOADS="create stat_cold open_close unlink create_write_close unlink"
 STRICT_LOADS="$DATA_LOADS $NAME_LOADS"
+# What FUSE costs alone: benches/src/report/sums.rs says which load stands for which.
+NULL_LOADS="stream_read stream_write rand4k open_close stat_cold"
 # What keeping unsynced changes costs: without it, and with four times the default room.
 REPLAYS=${REPLAYS:-0 256M}
 REPLAY_LOADS="stream_write stream_write:$JOBS stream_sync sync4k create unlink"
@@ -73,6 +76,7 @@ mount_all() {
         fi
         mount_dray "$PORT" "$WORK/$transport" "transport=$transport"
         CLIENT[$transport]=$STARTED
+        mount_null "$transport"
         mount_dray "$PORT" "$WORK/$transport.cto" "transport=$transport,$CLOSE_TO_OPEN"
         CLIENT[$transport.cto]=$STARTED
         for replay in $REPLAYS; do
@@ -83,6 +87,16 @@ mount_all() {
         ARMS="$ARMS $transport"
         fresh_idle "$transport"
     done
+}
+
+# mount_null TRANSPORT: the null file system at $WORK/null.TRANSPORT.
+mount_null() {
+    local at=$WORK/null.$1
+    mkdir -p "$at"
+    start "null-$1" "$BENCH" null-mount --at "$at" --transport "$1"
+    CLIENT[null.$1]=$STARTED
+    defer "unmount '$at'"
+    wait_for 10 is_mounted "$at"
 }
 
 # Memory of a mount that has done nothing yet. Its wake-ups would be those of starting.
@@ -97,8 +111,10 @@ one_round() {
     "$BENCH" tcp --bench serial --arm tcp --round "$round" --secs "$SECS" >>"$RAW"
     "$BENCH" tcp --bench serial --arm tcp.reno --round "$round" --secs "$SECS" \
         --congestion reno >>"$RAW"
-    load native "$round" --dir "$STORE/export" $STRICT_LOADS
+    load native "$round" --dir "$STORE/export" zeros $STRICT_LOADS
     for arm in $ARMS; do
+        load "null.$arm" "$round" --dir "$WORK/null.$arm" \
+            --client "$(pids_of "${CLIENT[null.$arm]}")" $NULL_LOADS
         load "$arm" "$round" --dir "$WORK/$arm" --server "$server" \
             --client "$(pids_of "${CLIENT[$arm]}")" $STRICT_LOADS
         for replay in $REPLAYS; do

@@ -1,0 +1,38 @@
+//! A mount of the null file system by dray's own front end: what FUSE costs without a network and without
+//! a file system below.
+
+use std::path::Path;
+
+use dray_backends::null::NullFs;
+use dray_core::FsUuid;
+use dray_fuse::{Device, MountOptions, Mounted, Options, Transport, TransportWish, mount};
+
+use crate::{Outcome, told};
+
+/// Size of its one file, bytes: more than any load reads.
+const FILE_BYTES: u64 = 1 << 40;
+
+/// Mounts at `at` and serves until the mount ends. Errors: those of mounting, and a `transport` that is
+/// unknown or that this kernel does not offer.
+pub fn serve(at: &Path, transport: &str) -> Outcome {
+    let (wish, wanted) = match transport {
+        "classic" => (TransportWish::Classic, Transport::Classic),
+        "uring" => (TransportWish::Uring, Transport::Uring),
+        other => return Err(format!("no transport is called {other}")),
+    };
+    let options = Options { transport: wish, ..Options::default() };
+    let mount_options = MountOptions {
+        source: "null".to_owned(),
+        default_permissions: options.kernel_checks_permissions(),
+        ..MountOptions::default()
+    };
+    let place = at.display().to_string();
+    let descriptor = mount(at, &mount_options).map_err(told(&place))?;
+    let device = Device::new(descriptor).map_err(told(&place))?;
+    let fs = NullFs::new(FsUuid(1), FILE_BYTES);
+    let mounted = Mounted::start_with(fs, device, options).map_err(told(&place))?;
+    if mounted.stats().transport != wanted {
+        return Err(format!("{place}: the kernel does not offer the transport {transport}"));
+    }
+    mounted.wait().map_err(told(&place))
+}
