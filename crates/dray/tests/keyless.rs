@@ -157,7 +157,7 @@ fn the_quick_start_lets_no_user_be_another() {
     }
     const README: &str = include_str!("../../../README.md");
     let section =
-        README.split("\n## ").find(|section| section.starts_with("Three commands")).unwrap();
+        README.split("\n## ").find(|section| section.starts_with("Two commands")).unwrap();
     let line = |command: &str| {
         let found = section.lines().find_map(|line| {
             line.trim_start().strip_prefix(command).map(|rest| format!("{command}{rest}"))
