@@ -6,17 +6,9 @@
 //! says is not its business.
 
 mod address;
-mod connect;
-mod frame;
-mod listen;
-mod pages;
-mod peek;
 mod pool;
-mod reserved_port;
 pub mod sim;
-mod socket_file;
-mod socket_options;
-mod stream;
+mod sockets;
 
 use std::io;
 use std::sync::Arc;
@@ -25,14 +17,12 @@ use std::task::{Context, Poll};
 use dray_core::{Buf, BufMut, Fut, Gid, Origin, Uid};
 
 pub use address::Address;
-pub use connect::{ReservedPort, Sockets, connect};
-pub use frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
-pub use listen::{Bound, Listener};
-pub use peek::peek_head;
 pub use pool::{BufferPool, Charge, PoolShare, PoolStats};
-pub use socket_file::somebody_listens;
-pub use socket_options::{incoming_cpu, notice_loss};
-pub use stream::StreamConnection;
+pub use sockets::frame::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
+pub use sockets::{
+    Bound, Listener, ReservedPort, Sockets, StreamConnection, connect, incoming_cpu, notice_loss,
+    peek_head, somebody_listens,
+};
 
 /// Gets what arrives on a connection.
 pub trait Sink: Send {

@@ -351,7 +351,7 @@ impl Connection for SimConnection {
 
 impl SimConnection {
     fn put(&self, head: &[u8], data: Option<Buf>, is_notice: bool) -> io::Result<()> {
-        crate::frame::Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
+        crate::sockets::frame::Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
         let weather = self.network.lock().weather;
         let breaks = one_in(weather.break_one_in);
         let delivered = !breaks || one_in(weather.deliver_then_break_one_in);

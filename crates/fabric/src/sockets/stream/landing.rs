@@ -7,7 +7,7 @@ use dray_core::BufMut;
 use dray_rt::{Interest, Source};
 
 use super::socket::read2;
-use crate::pages::Arriving;
+use crate::sockets::pages::Arriving;
 
 /// Data from this size on are worth a pipe.
 const PAGES_FROM_BYTES: usize = 256 << 10;
@@ -121,7 +121,7 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn, timeout};
 
     use super::*;
-    use crate::frame::{DATA_MAX_BYTES, Prefix};
+    use crate::sockets::frame::{DATA_MAX_BYTES, Prefix};
     use crate::{Connection, Peer, Sink, StreamConnection};
 
     /// Keeps what comes, in pages if it can.

@@ -19,8 +19,8 @@ use std::task::{Context, Poll, Waker};
 use dray_core::{Buf, Fut, Gid};
 use dray_rt::{Interest, Source};
 
-use crate::frame::Prefix;
-use crate::socket_options::local_peer_groups;
+use crate::sockets::frame::Prefix;
+use crate::sockets::options::local_peer_groups;
 use crate::{Connection, Peer, Progress, Sink, Unfinished};
 
 use queue::Out;

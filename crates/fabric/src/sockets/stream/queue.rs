@@ -9,7 +9,7 @@ use dray_core::Buf;
 
 use super::socket::{send_parts, slice};
 use crate::NOTICES_MAX;
-use crate::frame::Prefix;
+use crate::sockets::frame::Prefix;
 
 /// Frames that wait for the end of a turn; with one more all go.
 const BATCH_FRAMES: usize = 32;

@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use dray_rt::{Interest, Source};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::connect::{no_address, resolve};
-use crate::socket_file::{SocketFile, bind_unix, turn, unix_name};
-use crate::socket_options::{calm, local_peer, prepare};
+use crate::sockets::connect::{no_address, resolve};
+use crate::sockets::file::{SocketFile, bind_unix, turn, unix_name};
+use crate::sockets::options::{calm, local_peer, prepare};
 use crate::{Address, Peer};
 
 /// Connections that may wait to be accepted: as many as the system allows by default

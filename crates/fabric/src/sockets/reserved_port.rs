@@ -10,8 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
-use crate::connect::{Begun, begin};
-use crate::socket_options::prepare;
+use crate::sockets::connect::{Begun, begin};
+use crate::sockets::options::prepare;
 use crate::{Peer, RESERVED_PORTS_END};
 
 /// The first port that is taken: those below it are well-known services' (bindresvport(3)).

@@ -9,7 +9,7 @@ use dray_rt::{Instant, Interest, Source, now};
 
 use super::landing::Landing;
 use super::socket::{read2, set_low_water};
-use crate::frame::{PREFIX_BYTES, Prefix};
+use crate::sockets::frame::{PREFIX_BYTES, Prefix};
 use crate::{Peer, Sink};
 
 /// Bytes read ahead of knowing what they are.

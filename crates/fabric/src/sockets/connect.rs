@@ -11,10 +11,10 @@ use dray_core::Fut;
 use dray_rt::{Interest, Pool, Source, timeout};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::reserved_port::begin_from_reserved;
-use crate::socket_file::unix_name;
-use crate::socket_options::prepare;
-use crate::stream::StreamConnection;
+use crate::sockets::file::unix_name;
+use crate::sockets::options::prepare;
+use crate::sockets::reserved_port::begin_from_reserved;
+use crate::sockets::stream::StreamConnection;
 use crate::{Address, Connect, Connection, Peer};
 
 /// An address of a name that has not answered for this long is no longer the only one that is
@@ -203,7 +203,7 @@ mod tests {
     use dray_rt::{DriverKind, Executor};
 
     use super::*;
-    use crate::socket_options::UNACKNOWLEDGED_MAX;
+    use crate::sockets::options::UNACKNOWLEDGED_MAX;
 
     /// It was given all the time that a client takes for a connection, each time anew: the other
     /// addresses were never tried.

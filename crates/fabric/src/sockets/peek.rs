@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, RawFd};
 
 use dray_rt::{Interest, Source};
 
-use crate::frame::{PREFIX_BYTES, Prefix};
+use crate::sockets::frame::{PREFIX_BYTES, Prefix};
 
 /// Longest first frame that is looked at.
 const PEEK_MAX_BYTES: usize = 4 << 10;
