@@ -11,7 +11,7 @@ use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
     Buf, BufMut, Context, CreateHow, FileId, FileSystem, Name, OpenFile, OpenHow, RemoveKind, Write,
 };
-use dray_fabric::{Address, Listener, StreamConnection};
+use dray_fabric::{Address, listen_first};
 use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{Export, FileJournal, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor};
@@ -73,14 +73,9 @@ fn serve(address: Address, sessions: PathBuf, ready: &mpsc::Sender<Outcome<i32>>
         let export = Export::new("data", fs, Vec::new());
         let journal = FileJournal::open(&sessions).map_err(told("journal"))?;
         let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal));
-        let listener = Listener::bind(&address).await.map_err(told("bind"))?;
+        let listener = listen_first(&address).await.map_err(told("bind"))?.listener;
         drop(ready.send(Ok(thread_id()))); // whoever started us waits
-        loop {
-            let (socket, peer) = listener.accept().await.map_err(told("accept"))?;
-            let connection = StreamConnection::new(socket, peer).map_err(told("socket"))?;
-            let server = server.clone();
-            dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
-        }
+        Err(server.serve_all(listener).await).map_err(told("accept"))
     })
 }
 

@@ -8,16 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dray_core::Fut;
-use dray_fabric::{Connect, Connection, Peer, StreamConnection};
-use dray_rt::{Interest, Source};
-use socket2::{Domain, Socket, Type};
+use dray_fabric::{Address, Connect, ConnectFrom, Connection};
 
 /// Connects to one address from one address.
 pub struct Link {
     to: SocketAddr,
     from: Ipv4Addr,
     gone: AtomicBool,
-    last: Mutex<Weak<StreamConnection>>,
+    last: Mutex<Option<Weak<dyn Connection>>>,
 }
 
 impl Link {
@@ -31,27 +29,8 @@ impl Link {
     /// Nothing is said to the server from now on, not even that it is so.
     pub fn die(&self) {
         self.gone.store(true, Ordering::SeqCst);
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
-        last.into_iter().for_each(|connection| connection.close());
-    }
-
-    async fn socket(&self) -> io::Result<Socket> {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-        socket.set_nonblocking(true)?;
-        socket.set_tcp_nodelay(true)?;
-        socket.bind(&SocketAddr::from((self.from, 0)).into())?;
-        match socket.connect(&self.to.into()) {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
-            _ => {}
-        }
-        let source = Source::new(socket.try_clone()?.into())?;
-        let connected = |_| match (socket.take_error()?, socket.peer_addr()) {
-            (Some(error), _) => Err(error),
-            (None, Ok(_)) => Ok(()),
-            (None, Err(_)) => Err(io::ErrorKind::WouldBlock.into()),
-        };
-        source.io(Interest::Write, connected).await?;
-        Ok(socket)
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        last.and_then(|last| last.upgrade()).into_iter().for_each(|connection| connection.close());
     }
 }
 
@@ -61,10 +40,12 @@ impl Connect for Link {
             if self.gone.load(Ordering::SeqCst) {
                 pending::<()>().await;
             }
-            let socket = self.socket().await?;
-            let connection = Arc::new(StreamConnection::new(socket.into(), Peer::Ip(self.to))?);
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&connection);
-            Ok(connection as Arc<dyn Connection>)
+            let to = Address::Tcp { host: self.to.ip().to_string(), port: self.to.port() };
+            let from = ConnectFrom::Address(self.from.into());
+            let connection = dray_fabric::connector(&to, from).connect().await?;
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(Arc::downgrade(&connection));
+            Ok(connection)
         })
     }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_fabric::{Connect, ReservedPort, Sockets};
+use dray_fabric::{Connect, ConnectFrom};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{ClientOptions, ConnectError, Session, SessionMemory};
 
@@ -36,7 +36,7 @@ pub async fn connect_session(
     options: &Options,
     memory: SessionMemory,
 ) -> Result<Arc<Session>, ConnectError> {
-    Session::connect(sockets(target, options), session_options(target, options), memory).await
+    Session::connect(connector(target, options), session_options(target, options), memory).await
 }
 
 /// Goes on with the session of a process before us, whether its server can be reached or not;
@@ -48,17 +48,17 @@ pub async fn take_over_session(
     patience: Duration,
     replaceable: bool,
 ) -> Option<Result<Arc<Session>, ConnectError>> {
-    let (sockets, options) = (sockets(target, options), session_options(target, options));
-    Session::take_over(sockets, options, memory, patience, replaceable).await
+    let (connector, options) = (connector(target, options), session_options(target, options));
+    Session::take_over(connector, options, memory, patience, replaceable).await
 }
 
 /// Whoever has no key shows that its machine vouches for it, as far as it may.
-fn sockets(target: &Target, options: &Options) -> Arc<dyn Connect> {
-    let address = target.address.clone();
-    match options.key {
-        Some(_) => Arc::new(Sockets(address)),
-        None => Arc::new(ReservedPort(address)),
-    }
+fn connector(target: &Target, options: &Options) -> Arc<dyn Connect> {
+    let from = match options.key {
+        Some(_) => ConnectFrom::Any,
+        None => ConnectFrom::ReservedPort,
+    };
+    dray_fabric::connector(&target.address, from)
 }
 
 fn session_options(target: &Target, options: &Options) -> ClientOptions {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_client::{Client, ConnectError, Options, Target, connect};
 use dray_core::{Context, Errno, FileSystem, Make, Name};
-use dray_fabric::{Address, Listener, StreamConnection};
+use dray_fabric::{Address, listen_first};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor};
 
@@ -24,14 +24,8 @@ async fn serve(dir: &std::path::Path, fs: Arc<dyn FileSystem>) -> Target {
     let export = Export::new("data", fs, Vec::new());
     let server =
         Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()));
-    let listener = Listener::bind(&address).await.unwrap();
-    dray_rt::spawn(async move {
-        while let Ok((socket, peer)) = listener.accept().await {
-            let connection = Arc::new(StreamConnection::new(socket, peer).unwrap());
-            let server = server.clone();
-            dray_rt::spawn(async move { server.serve(connection).await });
-        }
-    });
+    let listener = listen_first(&address).await.unwrap().listener;
+    dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
     Target { address, export: "data".into() }
 }
 

@@ -22,6 +22,7 @@ use dray_core::{Buf, Fut};
 use dray_rt::sync::mpsc;
 use dray_rt::{Instant, now, random_u64, sleep, sleep_until};
 
+use crate::connection::check_bounds;
 use crate::{Connect, Connection, NOTICES_MAX, Peer, Sink, Unfinished};
 
 pub use counts::Counts;
@@ -351,7 +352,7 @@ impl Connection for SimConnection {
 
 impl SimConnection {
     fn put(&self, head: &[u8], data: Option<Buf>, is_notice: bool) -> io::Result<()> {
-        crate::sockets::frame::Prefix::of(head, data.as_ref().map_or(0, Buf::len))?;
+        check_bounds(head, data.as_ref().map_or(0, Buf::len))?;
         let weather = self.network.lock().weather;
         let breaks = one_in(weather.break_one_in);
         let delivered = !breaks || one_in(weather.deliver_then_break_one_in);

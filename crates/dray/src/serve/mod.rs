@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_fabric::{Address, Listener, Peer};
+use dray_fabric::{Address, Listening, listen};
 use dray_rpc::server::{Loss, Server};
 use dray_rt::{DriverKind, Executor, Handle, Scope, timeout};
 
@@ -278,21 +278,21 @@ async fn serve(
 ) -> Result<(), Failure> {
     let ending = Ending::new().doing(|| "cannot wait for signals".into())?;
     let handle = Handle::current();
-    let mut listeners = Vec::new();
+    let mut listening = Vec::new();
     paths::make_run_dir()?; // a socket may be meant to be in it
     // Every address of IPv6 means every one of IPv4, too, but for those that are listened at.
     let mut wanted = plan.listen.clone();
     wanted.sort_by_key(|address| address.to_string().starts_with("tcp://[::]:"));
     for (index, address) in wanted.iter().enumerate() {
         let ours = &wanted[..index];
-        let bound = Listener::bind_all(address).await;
+        let bound = listen(address).await;
         let bound = bound.map_err(|error| listen_problem(address, ours, &error))?;
         for (one, error) in bound.left_out {
             log::warn!("{address} is {one}, too, which is not listened at: {error}");
         }
-        listeners.extend(bound.listeners);
+        listening.extend(bound.listening);
     }
-    report.listen = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    report.listen = listening.iter().map(|one| one.address.to_string()).collect();
     let (server, report) = (report.server.clone(), Arc::new(report));
     let control = listen_for_control(&report, scope)?;
     listen_for_metrics(plan, &report, scope)?;
@@ -302,9 +302,9 @@ async fn serve(
     scope.spawn_on(&handle, async move { leases.expire_leases().await });
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let names = names.join(", ");
-    for listener in listeners {
-        log::info!("serving {names} at {}", listener.address());
-        scope.spawn_on(&handle, accept(listener, server.clone(), workers.clone()));
+    for one in listening {
+        log::info!("serving {names} at {}", one.address);
+        scope.spawn_on(&handle, accept(one, server.clone(), workers.clone()));
     }
     notify(&format!("READY=1\nSTATUS=serving {names} at {}", report.listen.join(", ")));
     let signal = ending.wait().await.doing(|| "cannot wait for signals".into())?;
@@ -352,25 +352,22 @@ fn listen_problem(address: &Address, ours: &[Address], error: &io::Error) -> Fai
     Failure::new(format!("cannot listen on {address}: {error}; {advice}"))
 }
 
-async fn accept(listener: Listener, server: Server, workers: Arc<Workers>) {
+async fn accept(listening: Listening, server: Server, workers: Arc<Workers>) {
+    let Listening { address, listener } = listening;
     let mut complained: Option<dray_rt::Instant> = None;
     loop {
         match listener.accept().await {
-            Ok((socket, peer)) => {
-                let Some(admission) = server.admit(peer) else { continue }; // it is closed
-                if matches!(peer, Peer::Ip(_)) {
-                    let _ = dray_fabric::notice_loss(&socket, server.lease()); // else it takes longer
-                }
+            Ok(incoming) => {
+                let Some(admission) = server.admit(incoming.peer()) else { continue }; // it is closed
+                let _ = incoming.notice_loss(server.lease()); // else it takes longer
                 let (workers, server) = (workers.clone(), server.clone());
-                dray_rt::spawn(async move {
-                    workers.serve(&server, (socket, peer), admission).await;
-                });
+                dray_rt::spawn(async move { workers.serve(&server, incoming, admission).await });
             }
             Err(error) => {
                 // Out of descriptors or memory: what there is goes on, and later is better.
                 if complained.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY) {
                     complained = Some(dray_rt::now());
-                    log::error!("cannot accept a connection on {}: {error}", listener.address());
+                    log::error!("cannot accept a connection on {address}: {error}");
                 }
                 dray_rt::sleep(ACCEPT_AGAIN).await;
             }

@@ -8,13 +8,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_fabric::{Peer, StreamConnection};
+use dray_fabric::Incoming;
 use dray_rpc::server::{Admission, Server, wanted_export};
 use dray_rt::sync::oneshot;
 use dray_rt::{CpuSet, DriverKind, Executor, Handle, Scope};
@@ -86,17 +85,11 @@ impl Workers {
 
     /// Serves a connection that was let in, on a thread of the export that its client greets
     /// with; whoever wants none of ours is refused here. A task of the calling executor.
-    pub async fn serve(
-        &self,
-        server: &Server,
-        (socket, peer): (OwnedFd, Peer),
-        admission: Admission,
-    ) {
-        let greeting = dray_rt::timeout(GREETING_MAX, dray_fabric::peek_head(&socket)).await;
+    pub async fn serve(&self, server: &Server, incoming: Box<dyn Incoming>, admission: Admission) {
+        let peer = incoming.peer();
+        let greeting = dray_rt::timeout(GREETING_MAX, incoming.first_head()).await;
         let what = match greeting {
-            Ok(Ok(head)) => {
-                return self.serve_greeted(server, (socket, peer), admission, &head).await;
-            }
+            Ok(Ok(head)) => return self.serve_greeted(server, incoming, admission, &head).await,
             // A look whether somebody is there, as monitoring makes it.
             Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 return log::debug!("{peer} has connected and gone");
@@ -113,16 +106,17 @@ impl Workers {
     async fn serve_greeted(
         &self,
         server: &Server,
-        (socket, peer): (OwnedFd, Peer),
+        incoming: Box<dyn Incoming>,
         admission: Admission,
         head: &[u8],
     ) {
+        let peer = incoming.peer();
         let group = wanted_export(head).and_then(|name| self.exports.get(&name));
-        let index = group.map(|group| (group, self.index(group, &socket, peer)));
+        let index = group.map(|group| (group, self.index(group, &*incoming)));
         let server = server.clone();
         let serve = async move {
-            match StreamConnection::new(socket, peer) {
-                Ok(connection) => server.serve_admitted(Arc::new(connection), admission).await,
+            match incoming.establish() {
+                Ok(connection) => server.serve_admitted(connection, admission).await,
                 Err(error) => log::error!("cannot serve a connection of {peer}: {error}"),
             }
         };
@@ -133,14 +127,11 @@ impl Workers {
         }
     }
 
-    /// The worker at home where packets of `socket` arrive, which spares wake-ups across
-    /// CPUs, else the next one.
-    fn index(&self, group: &Group, socket: &OwnedFd, peer: Peer) -> usize {
-        let index = match dray_fabric::incoming_cpu(socket) {
-            Some(cpu) if matches!(peer, Peer::Ip(_)) => {
-                self.cpus.iter().position(|known| *known == cpu).unwrap_or(cpu)
-            }
-            _ => group.next.fetch_add(1, Ordering::Relaxed),
+    /// The worker at the connection's home, which spares wake-ups across CPUs, else the next one.
+    fn index(&self, group: &Group, incoming: &dyn Incoming) -> usize {
+        let index = match incoming.home_cpu() {
+            Some(cpu) => self.cpus.iter().position(|known| *known == cpu).unwrap_or(cpu),
+            None => group.next.fetch_add(1, Ordering::Relaxed),
         };
         index % self.each
     }

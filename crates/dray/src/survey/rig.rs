@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use dray_backends::null::NullFs;
 use dray_client::{Options, Target};
 use dray_core::FsUuid;
-use dray_fabric::{Address, Listener};
+use dray_fabric::{Address, Listening, listen_first};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::sync::oneshot;
 use dray_rt::{DriverKind, Executor, Handle, Scope};
@@ -75,22 +75,20 @@ async fn accept(
     stopped: oneshot::Receiver<()>,
 ) {
     let any = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
-    let listener = match Listener::bind(&any).await {
-        Ok(listener) => listener,
+    let Listening { address, listener } = match listen_first(&any).await {
+        Ok(listening) => listening,
         Err(error) => {
             let _ = tell.send(Err(error)); // whoever started us waits for it
             return;
         }
     };
-    let _ = tell.send(Ok(listener.address().clone())); // as above
+    let _ = tell.send(Ok(address)); // as above
     let scope = Scope::new();
     scope.spawn_on(&Handle::current(), async move {
-        while let Ok((socket, peer)) = listener.accept().await {
-            let Some(admission) = server.admit(peer) else { continue };
+        while let Ok(incoming) = listener.accept().await {
+            let Some(admission) = server.admit(incoming.peer()) else { continue };
             let (workers, server) = (workers.clone(), server.clone());
-            dray_rt::spawn(async move {
-                workers.serve(&server, (socket, peer), admission).await;
-            });
+            dray_rt::spawn(async move { workers.serve(&server, incoming, admission).await });
         }
     });
     let _ = stopped.await; // an error too means that it is over

@@ -11,11 +11,11 @@ use dray_core::Fut;
 use dray_rt::{Interest, Pool, Source, timeout};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::sockets::file::unix_name;
-use crate::sockets::options::prepare;
-use crate::sockets::reserved_port::begin_from_reserved;
-use crate::sockets::stream::StreamConnection;
-use crate::{Address, Connect, Connection, Peer};
+use super::file::unix_name;
+use super::options::prepare;
+use super::reserved_port::begin_from_reserved;
+use super::stream::StreamConnection;
+use crate::{Address, Connect, ConnectFrom, Connection, Peer};
 
 /// An address of a name that has not answered for this long is no longer the only one that is
 /// tried (RFC 8305, section 5: Connection Attempt Delay).
@@ -25,31 +25,19 @@ const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 #[derive(Clone, Debug)]
 pub struct Sockets(pub Address);
 
-impl Connect for Sockets {
-    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
-        Box::pin(async {
-            let connection = connect(&self.0).await?;
-            Ok(Arc::new(connection) as Arc<dyn Connection>)
-        })
-    }
-
-    fn target(&self) -> String {
-        self.0.to_string()
-    }
-}
-
-/// As [`Sockets`]; over TCP from a port below [`RESERVED_PORTS_END`](crate::RESERVED_PORTS_END),
-/// where this process may have one and one is free, which is what a server wants that asks for no
-/// key.
+/// As [`Sockets`], from a [`ConnectFrom::ReservedPort`].
 #[derive(Clone, Debug)]
 pub struct ReservedPort(pub Address);
 
-impl Connect for ReservedPort {
+/// As [`Sockets`], from wherever is wished.
+pub(super) struct SocketConnect {
+    pub(super) to: Address,
+    pub(super) from: ConnectFrom,
+}
+
+impl Connect for Sockets {
     fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
-        Box::pin(async {
-            let connection = connect_from(&self.0, SourcePort::Reserved).await?;
-            Ok(Arc::new(connection) as Arc<dyn Connection>)
-        })
+        Box::pin(connect_shared(&self.0, ConnectFrom::Any))
     }
 
     fn target(&self) -> String {
@@ -57,21 +45,37 @@ impl Connect for ReservedPort {
     }
 }
 
-/// The port that a connection comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SourcePort {
-    Any,
-    Reserved,
+impl Connect for ReservedPort {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(connect_shared(&self.0, ConnectFrom::ReservedPort))
+    }
+
+    fn target(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+impl Connect for SocketConnect {
+    fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
+        Box::pin(connect_shared(&self.to, self.from))
+    }
+
+    fn target(&self) -> String {
+        self.to.to_string()
+    }
+}
+
+async fn connect_shared(to: &Address, from: ConnectFrom) -> io::Result<Arc<dyn Connection>> {
+    Ok(Arc::new(connect_from(to, from).await?))
 }
 
 /// Connects to `address`, on this thread's executor; of a name's addresses to the one that
 /// answers first, if those in front of it do not answer soon. Errors: those of the name's
 /// resolution and of connect(2); the last one if a name has several addresses.
-pub async fn connect(address: &Address) -> io::Result<StreamConnection> {
-    connect_from(address, SourcePort::Any).await
-}
-
-async fn connect_from(address: &Address, from: SourcePort) -> io::Result<StreamConnection> {
+pub(super) async fn connect_from(
+    address: &Address,
+    from: ConnectFrom,
+) -> io::Result<StreamConnection> {
     match address {
         Address::Unix(path) => {
             let name = unix_name(path)?;
@@ -89,7 +93,7 @@ type Try = Fut<'static, io::Result<StreamConnection>>;
 /// not answered for a while. Those go on meanwhile.
 async fn connect_to_any(
     addresses: Vec<SocketAddr>,
-    from: SourcePort,
+    from: ConnectFrom,
 ) -> io::Result<StreamConnection> {
     let mut last = no_address();
     let mut tries: Vec<Try> = Vec::new();
@@ -126,11 +130,12 @@ async fn first_to_end(tries: &mut Vec<Try>) -> io::Result<StreamConnection> {
     .await
 }
 
-async fn connect_tcp(to: SocketAddr, from: SourcePort) -> io::Result<StreamConnection> {
+async fn connect_tcp(to: SocketAddr, from: ConnectFrom) -> io::Result<StreamConnection> {
     let peer = Peer::Ip(to);
-    let reserved = match from {
-        SourcePort::Reserved => begin_from_reserved(to)?,
-        SourcePort::Any => None,
+    let (reserved, bound_to) = match from {
+        ConnectFrom::ReservedPort => (begin_from_reserved(to)?, None),
+        ConnectFrom::Address(ip) => (None, Some(SocketAddr::new(ip, 0))),
+        ConnectFrom::Any => (None, None),
     };
     let begun = match reserved {
         Some(begun) => begun,
@@ -138,6 +143,9 @@ async fn connect_tcp(to: SocketAddr, from: SourcePort) -> io::Result<StreamConne
         None => {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
             prepare(&socket, peer)?;
+            if let Some(address) = bound_to {
+                socket.bind(&address.into())?;
+            }
             begin(socket, &to.into())?
         }
     };
@@ -225,13 +233,14 @@ mod tests {
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {
             let limit = UNACKNOWLEDGED_MAX * 2 / 3; // by then the kernel has not given up
             for addresses in [vec![silent_at, live_at], vec![refused_at, silent_at, live_at]] {
-                let connected = timeout(limit, connect_to_any(addresses, SourcePort::Any)).await;
+                let connected = timeout(limit, connect_to_any(addresses, ConnectFrom::Any)).await;
                 let peer = connected.expect("the first one is waited for").unwrap().peer();
                 assert_eq!(peer, Peer::Ip(live_at));
             }
-            let refused = connect_to_any(vec![refused_at; 2], SourcePort::Any).await.err().unwrap();
+            let refused =
+                connect_to_any(vec![refused_at; 2], ConnectFrom::Any).await.err().unwrap();
             assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-            let none = connect_to_any(Vec::new(), SourcePort::Any).await.err().unwrap();
+            let none = connect_to_any(Vec::new(), ConnectFrom::Any).await.err().unwrap();
             assert_eq!(none.kind(), io::ErrorKind::AddrNotAvailable);
         });
         drop((crowd, silent, refusing));

@@ -120,7 +120,7 @@ impl Drop for SocketFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Address, Listener};
+    use crate::{Address, listen_first};
     use dray_rt::{DriverKind, Executor};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::sync::{Arc, Barrier};
@@ -146,7 +146,7 @@ mod tests {
                 std::thread::spawn(move || {
                     let mut executor = Executor::new(DriverKind::Epoll).unwrap();
                     begin.wait();
-                    let bound = executor.block_on(Listener::bind(&Address::Unix(path.clone())));
+                    let bound = executor.block_on(listen_first(&Address::Unix(path.clone())));
                     done.wait();
                     let reached = UnixStream::connect(&path).is_ok();
                     done.wait();
@@ -169,7 +169,7 @@ mod tests {
         let dir = directory();
         let address = Address::Unix(dir.join("socket"));
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {
-            let _listener = Listener::bind(&address).await.unwrap();
+            let _listener = listen_first(&address).await.unwrap();
             let mode = std::fs::metadata(dir.join("socket")).unwrap().mode();
             assert_eq!(mode & 0o777, 0o600);
         });
@@ -183,9 +183,9 @@ mod tests {
         let path = dir.join("socket");
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {
             let address = Address::Unix(path.clone());
-            let first = Listener::bind(&address).await.unwrap();
+            let first = listen_first(&address).await.unwrap();
             std::fs::remove_file(&path).unwrap();
-            let second = Listener::bind(&address).await.unwrap();
+            let second = listen_first(&address).await.unwrap();
             drop(first);
             UnixStream::connect(&path).unwrap();
             drop(second);

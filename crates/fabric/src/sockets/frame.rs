@@ -15,10 +15,8 @@
 
 use std::io;
 
-/// Longest head: a path, a name and an attribute value of 64 KiB fit.
-pub const HEAD_MAX_BYTES: usize = 80 << 10;
-/// Most data in one frame: the largest read or write, and a page of directory entries.
-pub const DATA_MAX_BYTES: usize = dray_core::IO_MAX_BYTES;
+use crate::connection::check_bounds;
+use crate::{DATA_MAX_BYTES, HEAD_MAX_BYTES};
 
 pub(crate) const PREFIX_BYTES: usize = 16;
 /// Where data begin in a frame: at a multiple of a cache line.
@@ -35,9 +33,7 @@ pub(crate) struct Prefix {
 impl Prefix {
     /// Checks the bounds of a frame to be sent.
     pub(crate) fn of(head: &[u8], data_bytes: usize) -> io::Result<Prefix> {
-        if head.is_empty() || head.len() > HEAD_MAX_BYTES || data_bytes > DATA_MAX_BYTES {
-            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
-        }
+        check_bounds(head, data_bytes)?;
         Ok(Prefix { head_bytes: head.len(), data_bytes })
     }
 

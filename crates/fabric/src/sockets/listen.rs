@@ -2,15 +2,16 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 
+use dray_core::Fut;
 use dray_rt::{Interest, Source};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::sockets::connect::{no_address, resolve};
-use crate::sockets::file::{SocketFile, bind_unix, turn, unix_name};
-use crate::sockets::options::{calm, local_peer, prepare};
-use crate::{Address, Peer};
+use super::connect::{no_address, resolve};
+use super::file::{SocketFile, bind_unix, turn, unix_name};
+use super::incoming::IncomingSocket;
+use super::options::{calm, local_peer, prepare};
+use crate::{Address, Bound, Incoming, Listener, Listening, Peer};
 
 /// Connections that may wait to be accepted: as many as the system allows by default
 /// (net.core.somaxconn, listen(2)). Where all clients come back at once those beyond are heard a
@@ -21,75 +22,53 @@ const BACKLOG: i32 = 4096;
 const ANY_PORT_TRIES: usize = 16;
 
 /// Accepts connections on one address.
-pub struct Listener {
+pub(super) struct SocketListener {
     /// A Unix socket's, removed in the end, and before the socket.
     _file: Option<SocketFile>,
     source: Source,
-    address: Address,
 }
 
-/// What became of the addresses that a name has.
-pub struct Bound {
-    /// One for each address that this machine has; there is one at least.
-    pub listeners: Vec<Listener>,
-    /// Addresses of the name that this machine has not, or has no protocol for.
-    pub left_out: Vec<(SocketAddr, io::Error)>,
-}
-
-impl Listener {
-    /// Listens on `address`, on this thread's executor; on the first one of a name that has
-    /// several. Errors: as of [`Listener::bind_all`].
-    pub async fn bind(address: &Address) -> io::Result<Listener> {
-        Ok(Listener::bind_all(address).await?.listeners.remove(0))
-    }
-
-    /// Listens on all addresses that `address` names, on this thread's executor. All addresses of
-    /// IPv6 are those of IPv4, too, unless somebody listens at these. Errors: those of socket(7)
-    /// of any address that this machine has, and of the last one if it has none.
-    ///
-    /// A Unix socket left over from a server that died is replaced; one that somebody answers
-    /// on is `EADDRINUSE`, a file that is no socket `EEXIST`, a path that is too long
-    /// `ENAMETOOLONG` (unix(7): 107 bytes).
-    pub async fn bind_all(address: &Address) -> io::Result<Bound> {
-        match address {
-            Address::Tcp { port, .. } => {
-                let tries = if *port == 0 { ANY_PORT_TRIES } else { 1 };
-                bind_any(&resolve(address).await?, tries)
-            }
-            Address::Unix(path) => {
-                let name = unix_name(path)?;
-                let turn = turn(path).await?;
-                let socket = bind_unix(path, &name)?;
-                let file = SocketFile::made(path)?;
-                let listener = Listener::listen(socket, address.clone(), Some(file))?;
-                drop(turn); // whoever looks from now on finds somebody who listens
-                Ok(Bound { listeners: vec![listener], left_out: Vec::new() })
-            }
+/// See [`crate::listen`].
+pub(super) async fn bind_all(address: &Address) -> io::Result<Bound> {
+    match address {
+        Address::Tcp { port, .. } => {
+            let tries = if *port == 0 { ANY_PORT_TRIES } else { 1 };
+            bind_any(&resolve(address).await?, tries)
+        }
+        Address::Unix(path) => {
+            let name = unix_name(path)?;
+            let turn = turn(path).await?;
+            let socket = bind_unix(path, &name)?;
+            let file = SocketFile::made(path)?;
+            let listener = SocketListener::begin(socket, Some(file))?;
+            drop(turn); // whoever looks from now on finds somebody who listens
+            let listening = vec![listening(address.clone(), listener)];
+            Ok(Bound { listening, left_out: Vec::new() })
         }
     }
+}
 
-    fn bind_one(address: SocketAddr) -> io::Result<Listener> {
-        let socket = bind_tcp(address)?;
-        calm(&socket, address.ip()); // before a connection begins, it inherits this
-        let bound = socket.local_addr()?.as_socket().unwrap_or(address);
-        let address = Address::Tcp { host: host_of(bound), port: bound.port() };
-        Listener::listen(socket, address, None)
-    }
+fn listening(address: Address, listener: SocketListener) -> Listening {
+    Listening { address, listener: Box::new(listener) }
+}
 
-    fn listen(socket: Socket, address: Address, file: Option<SocketFile>) -> io::Result<Listener> {
+/// A listener, and where the system put it.
+pub(super) fn bind_one(address: SocketAddr) -> io::Result<(Address, SocketListener)> {
+    let socket = bind_tcp(address)?;
+    calm(&socket, address.ip()); // before a connection begins, it inherits this
+    let bound = socket.local_addr()?.as_socket().unwrap_or(address);
+    let address = Address::Tcp { host: host_of(bound), port: bound.port() };
+    Ok((address, SocketListener::begin(socket, None)?))
+}
+
+impl SocketListener {
+    fn begin(socket: Socket, file: Option<SocketFile>) -> io::Result<SocketListener> {
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
-        Ok(Listener { _file: file, source: Source::new(socket.into())?, address })
+        Ok(SocketListener { _file: file, source: Source::new(socket.into())? })
     }
 
-    /// Where it listens; with the port that the system chose if 0 was asked for.
-    pub fn address(&self) -> &Address {
-        &self.address
-    }
-
-    /// The next connection: a socket, to be made a [`crate::StreamConnection`] on the executor
-    /// that shall serve it.
-    pub async fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
+    pub(super) async fn next(&self) -> io::Result<IncomingSocket> {
         let (socket, name) =
             self.source.io(Interest::Read, |_| SockRef::from(&self.source).accept()).await?;
         let peer = match name.as_socket() {
@@ -97,7 +76,13 @@ impl Listener {
             None => local_peer(&socket)?,
         };
         prepare(&socket, peer)?;
-        Ok((socket.into(), peer))
+        Ok(IncomingSocket { socket: socket.into(), peer })
+    }
+}
+
+impl Listener for SocketListener {
+    fn accept(&self) -> Fut<'_, io::Result<Box<dyn Incoming>>> {
+        Box::pin(async { Ok(Box::new(self.next().await?) as Box<dyn Incoming>) })
     }
 }
 
@@ -113,7 +98,7 @@ fn bind_any(addresses: &[SocketAddr], tries: usize) -> io::Result<Bound> {
 }
 
 fn bind_each(addresses: &[SocketAddr]) -> io::Result<Bound> {
-    let mut bound = Bound { listeners: Vec::new(), left_out: Vec::new() };
+    let mut bound = Bound { listening: Vec::new(), left_out: Vec::new() };
     let mut chosen = None;
     for (index, address) in addresses.iter().enumerate() {
         if addresses[..index].contains(address) {
@@ -121,18 +106,18 @@ fn bind_each(addresses: &[SocketAddr]) -> io::Result<Bound> {
         }
         let mut at = *address;
         at.set_port(chosen.unwrap_or(address.port()));
-        match Listener::bind_one(at) {
-            Ok(listener) => {
-                if let Address::Tcp { port, .. } = listener.address {
+        match bind_one(at) {
+            Ok((address, listener)) => {
+                if let Address::Tcp { port, .. } = address {
                     chosen = Some(port);
                 }
-                bound.listeners.push(listener);
+                bound.listening.push(listening(address, listener));
             }
             Err(error) if is_elsewhere(&error) => bound.left_out.push((*address, error)),
             Err(error) => return Err(error),
         }
     }
-    match (bound.listeners.is_empty(), bound.left_out.pop()) {
+    match (bound.listening.is_empty(), bound.left_out.pop()) {
         (true, last) => Err(last.map_or_else(no_address, |(_, error)| error)),
         (false, last) => {
             bound.left_out.extend(last);
@@ -181,6 +166,7 @@ fn is_all_of_ipv6(address: SocketAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listen_first;
     use dray_rt::{DriverKind, Executor};
 
     #[test]
@@ -188,10 +174,10 @@ mod tests {
         let mut executor = Executor::new(DriverKind::Epoll).unwrap();
         executor.block_on(async {
             let at = |host: &str, port| Address::Tcp { host: host.into(), port };
-            let four = Listener::bind(&at("0.0.0.0", 0)).await.unwrap();
-            let Address::Tcp { port, .. } = *four.address() else { unreachable!() };
-            let six = Listener::bind(&at("::", port)).await.unwrap();
-            let twice = Listener::bind(&at("::", port)).await.err().unwrap();
+            let four = listen_first(&at("0.0.0.0", 0)).await.unwrap();
+            let Address::Tcp { port, .. } = four.address else { unreachable!() };
+            let six = listen_first(&at("::", port)).await.unwrap();
+            let twice = listen_first(&at("::", port)).await.err().unwrap();
             assert_eq!(twice.kind(), io::ErrorKind::AddrInUse);
             drop((four, six));
         });
@@ -204,12 +190,12 @@ mod tests {
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {
             let far = at("192.0.2.1:0"); // of nobody (RFC 5737)
             let bound = bind_any(&[at("127.0.0.1:0"), far, at("[::1]:0"), at("127.0.0.1:0")], 16);
-            let Bound { listeners, left_out } = bound.unwrap();
-            let port = |listener: &Listener| match listener.address() {
+            let Bound { listening, left_out } = bound.unwrap();
+            let port = |one: &Listening| match &one.address {
                 Address::Tcp { host, port } => (host.clone(), *port),
                 Address::Unix(_) => unreachable!(),
             };
-            let bound: Vec<_> = listeners.iter().map(port).collect();
+            let bound: Vec<_> = listening.iter().map(port).collect();
             let chosen = bound[0].1;
             assert_eq!(bound, [("127.0.0.1".into(), chosen), ("::1".into(), chosen)]);
             assert_eq!(left_out.iter().map(|(address, _)| *address).collect::<Vec<_>>(), [far]);
@@ -255,7 +241,7 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
-            let bound = executor.block_on(Listener::bind(&Address::Unix(path)));
+            let bound = executor.block_on(listen_first(&Address::Unix(path)));
             let _ = tell.send(bound.err().map(|error| error.kind()));
         });
         let found = told.recv_timeout(std::time::Duration::from_secs(30));

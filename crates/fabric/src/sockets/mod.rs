@@ -2,7 +2,8 @@
 
 mod connect;
 mod file;
-pub(crate) mod frame;
+mod frame;
+mod incoming;
 mod listen;
 mod options;
 mod pages;
@@ -10,9 +11,26 @@ mod peek;
 mod reserved_port;
 mod stream;
 
-pub use connect::{ReservedPort, Sockets, connect};
+use std::io;
+use std::sync::Arc;
+
+use dray_core::Fut;
+
+use crate::provider::Provider;
+use crate::{Address, Bound, Connect, ConnectFrom};
+
+pub use connect::{ReservedPort, Sockets};
 pub use file::somebody_listens;
-pub use listen::{Bound, Listener};
-pub use options::{incoming_cpu, notice_loss};
-pub use peek::peek_head;
-pub use stream::StreamConnection;
+
+/// Carries frames to `tcp://` and `unix://` addresses.
+pub(crate) struct SocketProvider;
+
+impl Provider for SocketProvider {
+    fn listen<'a>(&self, at: &'a Address) -> Fut<'a, io::Result<Bound>> {
+        Box::pin(listen::bind_all(at))
+    }
+
+    fn connector(&self, to: &Address, from: ConnectFrom) -> Arc<dyn Connect> {
+        Arc::new(connect::SocketConnect { to: to.clone(), from })
+    }
+}

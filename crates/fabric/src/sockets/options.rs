@@ -41,7 +41,7 @@ fn keepalive(after: Duration, every: Duration) -> TcpKeepalive {
 
 /// Has a connection over TCP end `within` so long of the last sign of the other end, where that
 /// is sooner than otherwise; in whole seconds, and 4 at least. Errors: those of setsockopt(2).
-pub fn notice_loss(socket: &impl AsFd, within: Duration) -> io::Result<()> {
+pub(crate) fn notice_loss(socket: &impl AsFd, within: Duration) -> io::Result<()> {
     if within >= KEEPALIVE_AFTER + KEEPALIVE_EVERY * KEEPALIVE_TRIES {
         return Ok(());
     }
@@ -119,7 +119,7 @@ pub(crate) fn local_peer_groups(socket: &impl AsFd) -> io::Result<Vec<Gid>> {
 
 /// The processor that last handled packets of `socket`, where the kernel tells
 /// (`SO_INCOMING_CPU`): serving a connection there spares wake-ups across processors.
-pub fn incoming_cpu(socket: &impl AsFd) -> Option<usize> {
+pub(crate) fn incoming_cpu(socket: &impl AsFd) -> Option<usize> {
     let mut cpu: i32 = -1;
     let mut len = std::mem::size_of::<i32>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `cpu`.
@@ -140,7 +140,9 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn_join};
 
     use super::*;
-    use crate::{Address, Listener, connect};
+    use crate::sockets::connect::connect_from;
+    use crate::sockets::listen::bind_one;
+    use crate::{Address, ConnectFrom};
 
     fn congestion_control(socket: &impl AsFd) -> Vec<u8> {
         let mut name = SockRef::from(socket).tcp_congestion().unwrap();
@@ -153,12 +155,12 @@ mod tests {
         let mut executor = Executor::new(DriverKind::Epoll).unwrap();
         executor.block_on(async {
             for host in ["127.0.0.1", "0.0.0.0"] {
-                let any = Address::Tcp { host: host.into(), port: 0 };
-                let listener = Listener::bind(&any).await.unwrap();
-                let Address::Tcp { port, .. } = *listener.address() else { unreachable!() };
-                let accepted = spawn_join(async move { listener.accept().await.unwrap().0 });
+                let any = (host.parse::<IpAddr>().unwrap(), 0).into();
+                let (address, listener) = bind_one(any).unwrap();
+                let Address::Tcp { port, .. } = address else { unreachable!() };
+                let accepted = spawn_join(async move { listener.next().await.unwrap().socket });
                 let near = Address::Tcp { host: "127.0.0.1".into(), port };
-                let connection = connect(&near).await.unwrap();
+                let connection = connect_from(&near, ConnectFrom::Any).await.unwrap();
                 assert_eq!(congestion_control(&accepted.await.unwrap()), b"reno");
                 assert_eq!(congestion_control(connection.socket()), b"reno");
             }

@@ -5,19 +5,17 @@ use std::os::fd::{AsFd, RawFd};
 
 use dray_rt::{Interest, Source};
 
+use crate::FIRST_HEAD_MAX_BYTES;
 use crate::sockets::frame::{PREFIX_BYTES, Prefix};
-
-/// Longest first frame that is looked at.
-const PEEK_MAX_BYTES: usize = 4 << 10;
 
 /// The head of the first frame that arrives on `socket`, which stays there to be read.
 /// Waits for it on this thread's executor. Errors: `EPROTO` where no frame begins,
 /// `EMSGSIZE` for one longer than 4 KiB, `UnexpectedEof` at the end of the stream, and
 /// those of recv(2).
-pub async fn peek_head(socket: &impl AsFd) -> io::Result<Vec<u8>> {
+pub(crate) async fn peek_head(socket: &impl AsFd) -> io::Result<Vec<u8>> {
     // Of a descriptor of its own, since the socket will belong to another executor.
     let source = Source::new(socket.as_fd().try_clone_to_owned()?)?;
-    let mut bytes = [0; PREFIX_BYTES + PEEK_MAX_BYTES];
+    let mut bytes = [0; PREFIX_BYTES + FIRST_HEAD_MAX_BYTES];
     source.io(Interest::Read, |fd| look(fd, &mut bytes)).await
 }
 
@@ -32,7 +30,7 @@ fn look(fd: RawFd, bytes: &mut [u8]) -> io::Result<Vec<u8>> {
     let bytes = &bytes[..got];
     let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Err(incomplete(fd)) };
     let head_bytes = Prefix::decode(prefix)?.head_bytes;
-    if head_bytes > PEEK_MAX_BYTES {
+    if head_bytes > FIRST_HEAD_MAX_BYTES {
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
     match bytes.get(PREFIX_BYTES..PREFIX_BYTES + head_bytes) {
@@ -102,7 +100,7 @@ mod tests {
 
     #[test]
     fn what_is_no_greeting_is_not_waited_for() {
-        for bytes in [vec![b'x'; 40], frame(&vec![0; PEEK_MAX_BYTES + 1])[..20].to_vec()] {
+        for bytes in [vec![b'x'; 40], frame(&vec![0; FIRST_HEAD_MAX_BYTES + 1])[..20].to_vec()] {
             let (near, mut far) = UnixStream::pair().unwrap();
             far.write_all(&bytes).unwrap();
             assert!(peek(&near).is_err());

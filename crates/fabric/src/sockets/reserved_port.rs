@@ -10,8 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
-use crate::sockets::connect::{Begun, begin};
-use crate::sockets::options::prepare;
+use super::connect::{Begun, begin};
+use super::options::prepare;
 use crate::{Peer, RESERVED_PORTS_END};
 
 /// The first port that is taken: those below it are well-known services' (bindresvport(3)).
@@ -55,7 +55,7 @@ fn begin_from(port: u16, to: SocketAddr) -> io::Result<Begun> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Address, Connect, Listener, ReservedPort};
+    use crate::{Address, Connect, ReservedPort, listen_first};
     use dray_core::{Gid, Uid};
     use dray_rt::{DriverKind, Executor};
 
@@ -79,20 +79,19 @@ mod tests {
         }
         Executor::new(DriverKind::Epoll).unwrap().block_on(async {
             let any = |host: &str| Address::Tcp { host: host.into(), port: 0 };
-            let one = Listener::bind(&any("127.0.0.1")).await.unwrap();
-            let other = match Listener::bind(&any("::1")).await {
+            let one = listen_first(&any("127.0.0.1")).await.unwrap();
+            let other = match listen_first(&any("::1")).await {
                 Ok(six) => six,
-                Err(_) => Listener::bind(&any("127.0.0.1")).await.unwrap(),
+                Err(_) => listen_first(&any("127.0.0.1")).await.unwrap(),
             };
             let mut held = Vec::new();
             let mut reserved = [0; 2];
             for turn in 0..usize::from(COUNT) + 8 {
-                for (index, listener) in [&one, &other].into_iter().enumerate() {
-                    let connection = ReservedPort(listener.address().clone()).connect().await;
+                for (index, one) in [&one, &other].into_iter().enumerate() {
+                    let connection = ReservedPort(one.address.clone()).connect().await;
                     held.push(connection.unwrap_or_else(|error| panic!("{turn}: {error}")));
-                    let (socket, peer) = listener.accept().await.unwrap();
-                    reserved[index] += usize::from(peer.is_privileged());
-                    drop(socket);
+                    let incoming = one.listener.accept().await.unwrap();
+                    reserved[index] += usize::from(incoming.peer().is_privileged());
                 }
             }
             // Others on this machine listen at some of them, or connect from them.

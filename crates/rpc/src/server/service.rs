@@ -1,12 +1,13 @@
 //! The server: exports and sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::Context;
-use dray_fabric::{Connection, Peer};
+use dray_fabric::{Connection, Listener, Peer};
 use dray_rt::{Pool, random_u64, sleep, timeout};
 
 use crate::server::admission::{Door, Fault};
@@ -169,6 +170,27 @@ impl Server {
     /// in a minute is.
     pub fn complains(&self, peer: Peer) -> bool {
         self.inner.door.complains(peer, Fault::Greeting)
+    }
+
+    /// Serves whoever comes by `listener`, on the executor of the calling task: for a server of one
+    /// thread. Ends with the first connection that cannot be accepted, and says why.
+    pub async fn serve_all(&self, listener: Box<dyn Listener>) -> io::Error {
+        loop {
+            let incoming = match listener.accept().await {
+                Ok(incoming) => incoming,
+                Err(error) => return error,
+            };
+            let Some(admission) = self.admit(incoming.peer()) else { continue }; // it is closed
+            match incoming.establish() {
+                Ok(connection) => {
+                    let server = self.clone();
+                    dray_rt::spawn(
+                        async move { server.serve_admitted(connection, admission).await },
+                    );
+                }
+                Err(error) => return error,
+            }
+        }
     }
 
     /// Serves a connection that was let in until it ends; a task of the executor that the

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_fabric::sim::Network;
-use dray_fabric::{Address, Connect, Listener, StreamConnection};
+use dray_fabric::{Address, Connect, Listening, listen_first};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{ClientOptions, ConnectError, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -83,14 +83,7 @@ pub async fn connect(
 
 /// Serves on `address` by sockets; answers where.
 pub async fn serve_sockets(address: &Address, server: Server) -> Address {
-    let listener = Listener::bind(address).await.unwrap();
-    let bound = listener.address().clone();
-    dray_rt::spawn(async move {
-        while let Ok((socket, peer)) = listener.accept().await {
-            let connection = Arc::new(StreamConnection::new(socket, peer).unwrap());
-            let server = server.clone();
-            dray_rt::spawn(async move { server.serve(connection).await });
-        }
-    });
-    bound
+    let Listening { address, listener } = listen_first(address).await.unwrap();
+    dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
+    address
 }

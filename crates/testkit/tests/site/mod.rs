@@ -11,7 +11,7 @@ use std::time::Duration;
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{Context, FileSystem, FsUuid};
 use dray_fabric::sim::{Network, Weather};
-use dray_fabric::{Address, Connect, Listener, Sockets, StreamConnection};
+use dray_fabric::{Address, Connect, Sockets, listen_first};
 use dray_layers::{Admit, Call, Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -117,14 +117,8 @@ pub const FOUL: Weather = Weather {
 pub async fn on_a_socket(dir: &Path, fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
     let address: Address = format!("unix://{}/socket", dir.display()).parse().expect("an address");
     let server = server_of(layered(fs, idle));
-    let listener = Listener::bind(&address).await.expect("a socket");
-    dray_rt::spawn(async move {
-        while let Ok((socket, peer)) = listener.accept().await {
-            let Ok(connection) = StreamConnection::new(socket, peer) else { return };
-            let server = server.clone();
-            dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
-        }
-    });
+    let listener = listen_first(&address).await.expect("a socket").listener;
+    dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
     let connector = |_| Arc::new(Sockets(address.clone())) as Arc<dyn Connect>;
     clients_of((0..count).map(connector).collect(), idle).await
 }

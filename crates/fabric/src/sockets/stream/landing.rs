@@ -121,8 +121,9 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn, timeout};
 
     use super::*;
-    use crate::sockets::frame::{DATA_MAX_BYTES, Prefix};
-    use crate::{Connection, Peer, Sink, StreamConnection};
+    use crate::sockets::frame::Prefix;
+    use crate::sockets::stream::StreamConnection;
+    use crate::{Connection, DATA_MAX_BYTES, Peer, Sink};
 
     /// Keeps what comes, in pages if it can.
     struct Keeping(Arc<Mutex<Vec<Buf>>>);

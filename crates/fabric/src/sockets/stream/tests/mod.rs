@@ -11,8 +11,7 @@ use dray_rt::{DriverKind, Executor, spawn, yield_now};
 
 use super::queue::BATCH_BYTES;
 use super::*;
-use crate::NOTICES_MAX;
-use crate::sockets::frame::HEAD_MAX_BYTES;
+use crate::{HEAD_MAX_BYTES, NOTICES_MAX};
 
 /// Refuses whatever comes, with a last word.
 struct Refusing(Arc<StreamConnection>);

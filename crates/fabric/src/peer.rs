@@ -1,0 +1,58 @@
+//! Who is at the other end of a connection.
+
+use dray_core::{Gid, Origin, Uid};
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A host on the network.
+    Ip(std::net::SocketAddr),
+    /// A process on this machine, of root's or of the user's that this one is of.
+    Local,
+    /// A process on this machine, of this user's and group's, who is neither.
+    User(Uid, Gid),
+}
+
+/// Ports below this one are for processes with CAP_NET_BIND_SERVICE over their network (ip(7);
+/// `IPPORT_RESERVED` of netinet/in.h).
+pub const RESERVED_PORTS_END: u16 = 1024;
+
+impl Peer {
+    /// Whether who is there may be anybody on its machine as far as the kernels of both ends say, and
+    /// so may speak for all of its users: it came from a reserved port, or is root here, or is
+    /// whoever this process is.
+    pub fn is_privileged(&self) -> bool {
+        match self {
+            Peer::Ip(address) => address.port() < RESERVED_PORTS_END,
+            Peer::Local => true,
+            Peer::User(..) => false,
+        }
+    }
+}
+
+impl Peer {
+    /// Whose share of what is counted it takes of: that of an IPv4 address, of an IPv6 network of
+    /// 64 bits, which is what one host can have (RFC 4291, 2.5.4), or of a user of this machine.
+    pub fn origin(self) -> Origin {
+        /// Addresses that begin so are multicast ones (RFC 4291, 2.7): nobody comes from there.
+        const LOCAL: u64 = 0xffff_ffff << 32;
+        Origin(match self {
+            Peer::Ip(address) => match address.ip().to_canonical() {
+                std::net::IpAddr::V4(address) => u32::from(address).into(),
+                std::net::IpAddr::V6(address) => (u128::from(address) >> 64) as u64,
+            },
+            Peer::Local => LOCAL,
+            Peer::User(uid, _) => LOCAL | u64::from(uid.0),
+        })
+    }
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Peer::Ip(address) => address.fmt(f),
+            Peer::Local => f.write_str("local"),
+            Peer::User(uid, _) => write!(f, "user {} of this machine", uid.0),
+        }
+    }
+}
