@@ -22,6 +22,33 @@ pub trait Memory: Send + Sync + 'static {
     fn pages(&self) -> Option<&dyn Pages> {
         None
     }
+
+    /// The region that the memory is a part of, if it has been registered.
+    fn region(&self) -> Option<RegionId> {
+        None
+    }
+}
+
+/// A piece of memory that has been registered with a network card or with another process, so that
+/// data in it are moved without a copy. Whoever registers it gives it a number that nobody else in
+/// this process gives, and knows by it what the card calls it. Sockets know no regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RegionId(pub u32);
+
+/// An owner of memory, and what is kept as long.
+struct KeptWith<T> {
+    memory: Arc<dyn Memory>,
+    _beside: T,
+}
+
+impl<T: Send + Sync + 'static> Memory for KeptWith<T> {
+    fn pages(&self) -> Option<&dyn Pages> {
+        self.memory.pages()
+    }
+
+    fn region(&self) -> Option<RegionId> {
+        self.memory.region()
+    }
 }
 
 /// Takes bytes out of a pipe: it is told the pipe's end and how many at most, and answers how many
@@ -116,6 +143,11 @@ impl BufMut {
         assert!(bytes <= self.room_bytes && self.filled_bytes == 0);
         let owner = make(self.start, self.owner);
         BufMut { start: self.start, room_bytes: self.room_bytes, filled_bytes: bytes, owner }
+    }
+
+    /// The registered region that its memory is a part of, if there is one.
+    pub fn region(&self) -> Option<RegionId> {
+        self.owner.region()
     }
 
     /// Bytes that it can hold in all.
@@ -277,6 +309,22 @@ impl Buf {
         self.owner.pages()
     }
 
+    /// Copies content that lies elsewhere into its memory, where it stays.
+    pub fn fetch(&self) {
+        fetch(&*self.owner);
+    }
+
+    /// The registered region that its memory is a part of, if there is one.
+    pub fn region(&self) -> Option<RegionId> {
+        self.owner.region()
+    }
+
+    /// The same buffer, whose last user drops `beside`, too. Its content stays where it is.
+    pub fn kept_with(self, beside: impl Send + Sync + 'static) -> Buf {
+        let owner = Arc::new(KeptWith { memory: self.owner, _beside: beside });
+        Buf { start: self.start, len_bytes: self.len_bytes, owner }
+    }
+
     /// Bytes in it. Its content stays where it is.
     pub fn len(&self) -> usize {
         self.len_bytes
@@ -402,6 +450,41 @@ mod tests {
         let part = whole.slice(5..10);
         drop(whole);
         assert_eq!(&*part, b"point");
+    }
+
+    #[test]
+    fn a_buffer_and_its_parts_say_which_region_they_are_of() {
+        struct Registered(Vec<u8>);
+        impl Memory for Registered {
+            fn region(&self) -> Option<RegionId> {
+                Some(RegionId(7))
+            }
+        }
+        let mut memory = vec![0; 16];
+        let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+        let owner = Arc::new(Registered(memory));
+        assert_eq!(owner.0.len(), 16);
+        // SAFETY: the owner keeps the vector, which nobody touches or moves meanwhile.
+        let mut left = unsafe { BufMut::over(start, 16, owner) };
+        let right = left.split_off(8);
+        left.put(b"abcd");
+        assert_eq!((left.region(), right.region()), (Some(RegionId(7)), Some(RegionId(7))));
+        let part = left.freeze().kept_with(()).slice(1..3);
+        assert_eq!((&*part, part.region()), (&b"bc"[..], Some(RegionId(7))));
+        assert_eq!(Buf::from(&b"heap"[..]).region(), None);
+    }
+
+    #[test]
+    fn what_is_kept_with_a_buffer_goes_with_its_last_user() {
+        let beside = Arc::new(());
+        let whole = Buf::from(&b"checkpoint"[..]);
+        let kept = whole.clone().kept_with(beside.clone());
+        assert_eq!(whole.as_ptr(), kept.as_ptr(), "it was copied");
+        let part = kept.slice(0..5);
+        drop((whole, kept));
+        assert_eq!(Arc::strong_count(&beside), 2);
+        drop(part);
+        assert_eq!(Arc::strong_count(&beside), 1);
     }
 
     #[test]

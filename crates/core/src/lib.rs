@@ -22,7 +22,7 @@ mod op;
 mod shares;
 
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
-pub use buf::{Buf, BufMut, Memory, Pages, Take, copied_bytes};
+pub use buf::{Buf, BufMut, Memory, Pages, RegionId, Take, copied_bytes};
 pub use context::{Cancel, Class, Context, Counted, Identity};
 pub use dir::{DirEntry, DirPage};
 pub use errno::Errno;

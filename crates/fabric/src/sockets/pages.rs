@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{BufMut, IO_MAX_BYTES, Memory, Pages, Take};
+use dray_core::{BufMut, IO_MAX_BYTES, Memory, Pages, RegionId, Take};
 
 /// Pipes at once: two descriptors and 10 KiB each. What finds none is copied.
 const PIPES_MAX: usize = 32;
@@ -186,7 +186,7 @@ impl Arriving {
         unsafe {
             memory.filled_with_pages(bytes, |start, memory| {
                 let content = Mutex::new(Content { pipe: Some(pipe), taken: 0 });
-                Arc::new(Piped { start, bytes, content, _memory: memory })
+                Arc::new(Piped { start, bytes, content, memory })
             })
         }
     }
@@ -205,7 +205,7 @@ struct Piped {
     start: NonNull<u8>,
     bytes: usize,
     content: Mutex<Content>,
-    _memory: Arc<dyn Memory>,
+    memory: Arc<dyn Memory>,
 }
 
 struct Content {
@@ -229,6 +229,10 @@ impl Piped {
 impl Memory for Piped {
     fn pages(&self) -> Option<&dyn Pages> {
         Some(self)
+    }
+
+    fn region(&self) -> Option<RegionId> {
+        self.memory.region()
     }
 }
 
