@@ -2,6 +2,7 @@
 
 use std::io;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use dray_core::{Buf, BufMut, Fut, Gid};
 
@@ -14,6 +15,10 @@ pub const DATA_MAX_BYTES: usize = dray_core::IO_MAX_BYTES;
 /// Longest head that a server looks at before it decides who serves its connection
 /// ([`Incoming::first_head`](crate::Incoming::first_head)).
 pub const FIRST_HEAD_MAX_BYTES: usize = 4 << 10;
+
+/// Frames are handled for so long before other tasks get their turn: one end may ask for a hundred
+/// large reads at once, each of which is work for a good part of this.
+pub(crate) const TICK_MAX: Duration = Duration::from_millis(1);
 
 /// Checks the bounds of a frame to be sent. Errors: `EMSGSIZE`.
 pub(crate) fn check_bounds(head: &[u8], data_bytes: usize) -> io::Result<()> {
@@ -57,6 +62,22 @@ pub trait Sink: Send {
     fn is_for_a_file(&self, head: &[u8]) -> bool {
         let _ = head;
         false
+    }
+
+    /// A whole frame is there whose data are in memory of this process, which both ends may have
+    /// from now on: a sink that has to have them elsewhere copies them. While it is pending nothing
+    /// more is received, as above; an error ends the connection.
+    fn poll_shared(
+        &mut self,
+        cx: &mut Context<'_>,
+        head: &[u8],
+        data: &Buf,
+    ) -> Poll<io::Result<()>> {
+        self.poll_place(cx, head, data.len()).map(|into| {
+            let mut into = into?;
+            into.put(data);
+            self.frame(head, Some(into))
+        })
     }
 
     /// A whole frame is there, with its data or what [`Sink::poll_head`] gave. An error ends the

@@ -10,6 +10,7 @@
 
 mod address;
 mod connection;
+pub mod local;
 mod peer;
 mod pool;
 mod provider;

@@ -9,6 +9,7 @@
 //! end of the first ([`Weather::linger_one_in`]).
 
 mod counts;
+mod listen;
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -27,6 +28,7 @@ use crate::{Connect, Connection, NOTICES_MAX, Peer, Sink, Unfinished};
 
 pub use counts::Counts;
 use counts::{Tally, add};
+pub use listen::SimListener;
 
 /// What the network does to traffic, until it is told otherwise.
 #[derive(Clone, Copy, Debug)]
@@ -107,11 +109,11 @@ impl Network {
         self.lock().weather = weather;
     }
 
-    /// Accepts connections to `name` until the receiver is dropped.
-    pub fn listen(&self, name: &str) -> mpsc::UnboundedReceiver<SimConnection> {
+    /// Accepts connections to `name` until the listener is dropped.
+    pub fn listen(&self, name: &str) -> SimListener {
         let (send, receive) = mpsc::unbounded_channel();
         self.lock().listeners.insert(name.to_owned(), send);
-        receive
+        SimListener::new(receive)
     }
 
     /// Cuts `name` off from everybody, or heals the cut. Nothing is delivered meanwhile;
@@ -400,6 +402,15 @@ impl SimConnection {
 
     /// The next frame when it is due; none once this end is over.
     async fn next(&self) -> Option<(Vec<u8>, Option<Buf>)> {
+        let take = |end: &mut End| {
+            let late = end.told_at.is_some();
+            end.frames.pop_front().map(|frame| self.link.arrives(frame, self.side, late))
+        };
+        self.when_due(take).await.flatten()
+    }
+
+    /// What `look` finds at this end when a frame is due; none once the end is over.
+    async fn when_due<T>(&self, look: impl Fn(&mut End) -> T) -> Option<T> {
         let mut timer: Option<(Instant, dray_rt::Sleep)> = None;
         std::future::poll_fn(|cx| {
             let mut ends = self.link.lock();
@@ -410,12 +421,8 @@ impl SimConnection {
             let due = end.frames.front().map(|frame| frame.due);
             match due.or(end.told_at) {
                 Some(due) if due <= now() => {
-                    let frame = end.frames.pop_front();
-                    end.over = frame.is_none();
-                    let late = end.told_at.is_some();
-                    return Poll::Ready(
-                        frame.map(|frame| self.link.arrives(frame, self.side, late)),
-                    );
+                    end.over = end.frames.is_empty();
+                    return Poll::Ready((!end.over).then(|| look(end)));
                 }
                 Some(due) if timer.as_ref().is_none_or(|(set, _)| *set != due) => {
                     timer = Some((due, sleep_until(due)));

@@ -194,6 +194,7 @@ impl Connection for StreamConnection {
             let _ = out.flush(self.fd()); // a last word, such as a refusal, may wait
         }
         out.closed = true;
+        out.full = false; // nothing waits for the other end
         out.queue.clear();
         out.notices = 0;
         out.queued_bytes = 0;

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use dray_core::BufMut;
 use dray_rt::{Instant, Interest, Source, now};
 
 use super::landing::Landing;
 use super::socket::{read2, set_low_water};
+use crate::connection::TICK_MAX;
 use crate::sockets::frame::{PREFIX_BYTES, Prefix};
 use crate::{Peer, Sink};
 
@@ -28,9 +28,6 @@ const PATIENT_FOR_BYTES: usize = 256 << 10;
 const SMALL_PIECES_FOR: u64 = 1000;
 /// System calls made before other tasks get their turn.
 const READS_PER_TURN: usize = 64;
-/// Frames are handled for so long before other tasks get their turn: one end may ask for a hundred
-/// large reads at once, each of which is work for a good part of this.
-const TURN_MAX: Duration = Duration::from_millis(1);
 
 /// Takes frames off the stream.
 #[derive(Default)]
@@ -97,7 +94,7 @@ impl Receiver {
         sink: &mut dyn Sink,
         scratch: &mut [u8],
     ) -> Poll<io::Result<std::convert::Infallible>> {
-        let until = now() + TURN_MAX;
+        let until = now() + TICK_MAX;
         for _ in 0..READS_PER_TURN {
             if self.poll_placed(cx, sink, until)?.is_pending() {
                 return Poll::Pending;
