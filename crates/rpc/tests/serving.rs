@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of, simulate,
+    client_options, connect, key, memory, run, serve_simulated, serve_sockets, serve_within,
+    server_of, simulate,
 };
 use dray_core::{
     Buf, BufMut, Cancel, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind,
@@ -78,6 +79,44 @@ fn over_tcp_and_unix_sockets() {
             assert_eq!((status.clients[0].files, status.buffer_used_bytes), (0, 0));
         });
     }
+}
+
+/// As a front end does that is a session of the server beside it.
+#[test]
+fn within_the_process() {
+    async fn both_ends() {
+        let server = server_of(memory(), ServerOptions::default());
+        let fs = connect(serve_within(server.clone()), client_options()).await.unwrap();
+        use_files(&fs).await;
+        let status = server.status();
+        assert_eq!((status.clients[0].files, status.buffer_used_bytes), (0, 0));
+        server.disconnect();
+        fs.statfs(&Context::system()).await.unwrap(); // by another connection
+        assert_eq!(server.status().clients.len(), 1);
+        fs.session().goodbye();
+    }
+    run(both_ends());
+    simulate(1, both_ends());
+}
+
+/// The same, with the server on a thread of its own.
+#[test]
+fn within_the_process_by_another_thread() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let (end, ended) = dray_rt::sync::oneshot::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        run(async move {
+            let connector = serve_within(server_of(memory(), ServerOptions::default()));
+            tell.send(connector).unwrap();
+            let _ = ended.await;
+        });
+    });
+    run(async {
+        let fs = connect(told.recv().unwrap(), client_options()).await.unwrap();
+        use_files(&fs).await;
+    });
+    drop(end);
+    thread.join().unwrap();
 }
 
 #[test]

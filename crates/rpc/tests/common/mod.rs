@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_fabric::sim::Network;
-use dray_fabric::{Address, Connect, Listening, listen_first};
+use dray_fabric::{Address, Connect, Listening, listen_first, local};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{ClientOptions, ConnectError, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -72,6 +72,13 @@ pub fn serve_simulated(network: &Network, name: &str, server: &Server, scope: &S
             dray_rt::spawn(async move { server.serve(Arc::new(connection)).await });
         }
     });
+}
+
+/// Serves within this process, on the calling executor; answers the way there.
+pub fn serve_within(server: Server) -> Arc<dyn Connect> {
+    let (listener, connector) = local::listen();
+    dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
+    Arc::new(connector)
 }
 
 pub async fn connect(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use dray_core::{Buf, BufMut, Context, Entry, Errno, Error, FileId, Op};
+use dray_core::{Buf, Context, Entry, Errno, Error, FileId, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
@@ -83,7 +83,7 @@ enum Refused {
 }
 
 impl CallInHand {
-    pub(super) async fn carry_out(self, body: Arc<[u8]>, data: Option<BufMut>) {
+    pub(super) async fn carry_out(self, body: Arc<[u8]>, data: Option<Buf>) {
         // Noted before any wait: what its client asks for later is not opened ahead of it.
         let changing = self.changing(&body);
         let entered = match self.enter(&body).await {
@@ -92,7 +92,6 @@ impl CallInHand {
             Err(Refused::Unheard) => return self.over(),
         };
         let Entered { call, again, _slotted } = entered;
-        let data = data.map(BufMut::freeze);
         let Executed { reply, plan, again, stamped } =
             self.execute(&body, &call, data, again, changing.as_ref()).await;
         if self.session.export.is_lost() {

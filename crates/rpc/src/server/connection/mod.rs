@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use dray_core::{BufMut, Cancel, Op};
+use dray_core::{Buf, BufMut, Cancel, Op};
 use dray_fabric::{Connection, Peer, Sink};
 use dray_rt::sleep;
 
@@ -191,19 +191,22 @@ impl Sink for ServerSink {
         head: &[u8],
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>> {
-        self.look();
-        let Stage::Serving(session) = &self.stage else {
-            return Poll::Ready(Err(Malformed("data in a handshake").into()));
-        };
-        let call = CallHead::get_message(&mut Input(head));
-        let takes_data = match &call {
-            Ok(call) => matches!(call.op, Op::Write | Op::Put | Op::Redo),
-            Err(_) => peek_unknown_op(head).is_some(), // a later version's; it is refused
-        };
-        if !takes_data {
-            return Poll::Ready(Err(Malformed("data where none belongs").into()));
-        }
+        let session = self.session_for_data(head)?;
         session.buffers.poll_get(cx, data_bytes).map(Ok)
+    }
+
+    /// As they are: they count as this session's for as long as it has them.
+    fn poll_shared(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        head: &[u8],
+        data: &Buf,
+    ) -> Poll<io::Result<()>> {
+        let session = self.session_for_data(head)?.clone();
+        session.buffers.poll_charge(cx, data.len()).map(|charge| {
+            let data = data.clone().kept_with(charge);
+            self.message(&session, head, Some(data))
+        })
     }
 
     fn poll_head(
@@ -233,7 +236,7 @@ impl Sink for ServerSink {
         match &self.stage {
             Stage::Serving(session) => {
                 let session = session.clone();
-                self.message(&session, head, data)
+                self.message(&session, head, data.map(BufMut::freeze))
             }
             Stage::Hello => self.hello(head).map_err(|error| self.refuse(error)),
             Stage::Challenged { .. } => self.proof(head).map_err(|error| self.refuse(error)),
@@ -243,6 +246,23 @@ impl Sink for ServerSink {
 }
 
 impl ServerSink {
+    /// Whose data come behind this head. Errors: none belong there.
+    fn session_for_data(&mut self, head: &[u8]) -> io::Result<&Arc<Session>> {
+        self.look();
+        let Stage::Serving(session) = &self.stage else {
+            return Err(Malformed("data in a handshake").into());
+        };
+        let call = CallHead::get_message(&mut Input(head));
+        let takes_data = match &call {
+            Ok(call) => matches!(call.op, Op::Write | Op::Put | Op::Redo),
+            Err(_) => peek_unknown_op(head).is_some(), // a later version's; it is refused
+        };
+        match takes_data {
+            true => Ok(session),
+            false => Err(Malformed("data where none belongs").into()),
+        }
+    }
+
     /// Whether its new session has begun.
     fn look(&mut self) {
         if let Stage::Beginning(beginning) = &self.stage

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{BufMut, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, Op};
+use dray_core::{Buf, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, Op};
 
 use super::ServerSink;
 use super::call::CallInHand;
@@ -22,7 +22,7 @@ impl ServerSink {
         &mut self,
         session: &Arc<Session>,
         head: &[u8],
-        data: Option<BufMut>,
+        data: Option<Buf>,
     ) -> io::Result<()> {
         if session.is_ended() {
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the session has ended"));
@@ -105,7 +105,7 @@ impl ServerSink {
         session: &Arc<Session>,
         head: CallHead,
         body: &[u8],
-        data: Option<BufMut>,
+        data: Option<Buf>,
     ) -> io::Result<()> {
         let who = self.identities.get(head.identity);
         let Known { who, too_many_groups } =
