@@ -1,4 +1,4 @@
-//! Changes wait for each other's turns, and never in a circle.
+//! Changes wait for each other, and never in a circle.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn cutting_a_directory_does_not_wait_in_a_circle_with_a_rename() {
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let (cx, root) = (Context::system(), fs.info().root);
         let directory = Make::Directory { mode: 0o755 };
-        // The inner one is the older, and so comes first where both turns are taken.
+        // The inner one is the older, and so comes first where both are waited for.
         let inner = fs.make(&cx, root, name("inner"), directory).await.unwrap().id;
         let outer = fs.make(&cx, root, name("outer"), directory).await.unwrap().id;
         assert!(inner.ino < outer.ino);

@@ -9,15 +9,14 @@ use dray_core::{FileSystem, Shares};
 use dray_fabric::{BufferPool, Peer};
 use dray_rt::Handle;
 
-use crate::server::exactly_once::order::Order;
 use crate::server::mappings::Mappings;
 use crate::server::options::ServerOptions;
+use crate::server::ranges::RangeTable;
 use crate::server::recovery::Recovery;
 use crate::server::recovery::grace::Grace;
 use crate::server::recovery::redone::Redone;
 use crate::server::recovery::returning::Returning;
 use crate::server::recovery::stable::Stable;
-use crate::server::recovery::stamps::Stamps;
 use crate::server::refusals::Refusals;
 use crate::server::seldom::Seldom;
 use crate::server::tickets::Tickets;
@@ -40,11 +39,11 @@ pub struct Export {
     pub(crate) instance: u64,
     /// Whoever calls is the same user there, and clients are told.
     pub one_user: bool,
-    pub(crate) order: Arc<Order>,
+    /// Which parts of its files are in use, and the stamps of its changes.
+    pub(crate) ranges: Arc<RangeTable>,
     pub(crate) returning: Returning,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
     pub(crate) pool: BufferPool,
-    pub(crate) stamps: Arc<Stamps>,
     pub(crate) stable: Stable,
     pub(crate) redone: Redone,
     pub(crate) tickets: Tickets,
@@ -79,9 +78,8 @@ impl Export {
             lost: Arc::default(),
             instance: 0, // its server gives it one
             one_user: false,
-            order: Arc::default(),
+            ranges: Arc::default(),
             returning: Returning::default(),
-            stamps: Arc::default(),
             stable: Stable::default(),
             redone: Redone::default(),
             watchers: Watchers::default(),

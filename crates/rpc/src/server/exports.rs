@@ -82,7 +82,7 @@ impl Exports {
         let mut state = self.lock();
         let export = state.open.remove(name)?;
         if let Some(place) = state.opened.iter_mut().find(|place| place.name == name) {
-            place.newest = export.stamps.newest();
+            place.newest = export.ranges.stamps.newest();
             place.export = None;
         }
         Some(export)

@@ -3,7 +3,6 @@
 mod admission;
 mod ahead;
 mod as_server;
-mod claims;
 mod connection;
 mod counted;
 mod exactly_once;
@@ -14,6 +13,7 @@ mod identities;
 mod journal;
 mod mappings;
 mod options;
+mod ranges;
 mod recovery;
 mod refusals;
 mod reply;

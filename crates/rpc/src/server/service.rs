@@ -220,7 +220,7 @@ impl Server {
                 looked = dray_rt::now();
                 self.end_stalled(&mut stalls);
                 let newest = self.inner.exports.opened();
-                let newest = newest.iter().map(|export| export.stamps.newest());
+                let newest = newest.iter().map(|export| export.ranges.stamps.newest());
                 let newest = newest.max().unwrap_or(0);
                 self.note(move |inner| inner.life.stamps_given(newest)).await;
             }
@@ -352,12 +352,12 @@ impl Inner {
     fn belongs(&self, export: Export) -> Arc<Export> {
         let pool = self.exports.pool(&export.name).expect("one of those awaited");
         let tickets = Tickets::new(&self.life.ticket_keys, export.fs.info().uuid);
-        export.stamps.begin_above(self.life.stamps_before());
+        export.ranges.stamps.begin_above(self.life.stamps_before());
         // To its clients an export that is opened once more is that of another server.
         let withdrawn = self.exports.newest_before(&export.name);
         let instance = withdrawn.map_or(self.instance, |_| random_u64());
-        export.stamps.begin_above(withdrawn.unwrap_or(0));
-        self.life.stamps_given(export.stamps.newest());
+        export.ranges.stamps.begin_above(withdrawn.unwrap_or(0));
+        self.life.stamps_given(export.ranges.stamps.newest());
         Arc::new(Export { pool, tickets, instance, ..export.within(&self.options) })
     }
 

@@ -573,7 +573,7 @@ mod tests {
             let (one, other) = (session(1), session(2));
             let cx = Context::system();
             let sync =
-                async || export.stable.sync_all(&cx, &*export.fs, &export.stamps).await.is_ok();
+                async || export.stable.sync_all(&cx, &*export.fs, &export.ranges).await.is_ok();
             assert!(!sync().await && one.sync_failure(5).is_some());
             assert!(sync().await && one.sync_failure(5).is_some(), "asked again");
             assert!(one.sync_failure(6).is_none() && one.sync_failure(7).is_none());

@@ -173,7 +173,7 @@ impl Inner {
         let cx = as_server::of_nobody();
         // What clients have not sent again yet is not on media, whatever its stamp.
         let _ = export.recovery.wait(&cx).await; // nobody cancels it
-        let synced = export.stable.sync_all(&cx, &*export.fs, &export.stamps);
+        let synced = export.stable.sync_all(&cx, &*export.fs, &export.ranges);
         match synced.await {
             Ok(stamp) => {
                 let ticket = export.tickets.on_media(None, stamp);
@@ -277,12 +277,12 @@ mod tests {
     use dray_layers::faults::{Fault, Faults, When};
     use dray_rt::{DriverKind, Executor, sleep, timeout};
 
-    use crate::server::claims::Span;
     use crate::server::exactly_once::settle;
     use crate::server::exactly_once::slots::{Route, Verdict};
     use crate::server::journal::watched::{Watch, WatchedJournal};
     use crate::server::journal::{MemoryJournal, SlotRecord};
     use crate::server::options::{Loss, ServerOptions};
+    use crate::server::ranges::Span;
     use crate::server::service::Server;
 
     /// The first sessions that were taken over ended, before their clients could come back, while
@@ -346,10 +346,10 @@ mod tests {
             let _incoming = network.listen("s");
             let connection = network.connector("s").connect().await.unwrap();
             session.connected(1, connection.clone());
-            let early = timeout(lease / 2, export.order.turn(root, Span::ALL)).await;
+            let early = timeout(lease / 2, export.ranges.change(root, Span::ALL)).await;
             assert!(early.is_err(), "the change had not been asked for again");
-            let turn = timeout(lease, export.order.turn(root, Span::ALL)).await;
-            drop(turn.expect("it is waited for as long as its client stays"));
+            let change = timeout(lease, export.ranges.change(root, Span::ALL)).await;
+            drop(change.expect("it is waited for as long as its client stays"));
             assert!(lock(&server.inner.sessions).contains_key(&1), "its client is there");
             // Whoever asks after all is told, by this server and by the next.
             let route = Route { connection: Arc::downgrade(&connection), tag: 0 };

@@ -40,7 +40,7 @@ impl Server {
         let export = self.inner.exports.withdraw(name)?;
         // Before anything ends: what fails from now on is no answer.
         export.lose();
-        self.inner.life.stamps_given(export.stamps.newest());
+        self.inner.life.stamps_given(export.ranges.stamps.newest());
         self.inner.suspend_sessions(&export);
         // What was lost with the machine has not all been made again.
         let loss = if export.recovery.running() { loss } else { Loss::Nothing };

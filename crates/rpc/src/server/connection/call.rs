@@ -9,13 +9,12 @@ use dray_core::{Buf, Context, Entry, Errno, Error, FileId, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
-use crate::server::claims::Span;
 use crate::server::exactly_once::needs;
 use crate::server::exactly_once::plan::{self, Plan, Standing};
 use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{self, Again, Route, Verdict};
 use crate::server::execute::{self, Files};
-use crate::server::recovery::stamps::{self, Stamped};
+use crate::server::ranges::{RangeGrant, Span, bytes_changed};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
@@ -45,17 +44,18 @@ struct Entered<'a> {
 /// The connection that a call came by has gone.
 struct Gone;
 
-/// What came of a call. It keeps its turns until the answer has been noted.
+/// What came of a call. It keeps its grants until the answer has been noted.
 struct Executed {
     reply: Reply,
     plan: Option<Plan>,
     again: Option<Again>,
-    stamped: Option<Stamped>,
+    /// Of the bytes that it writes, where it has none of the file besides.
+    lone: Option<RangeGrant>,
 }
 
 impl Executed {
     fn only(reply: Reply) -> Executed {
-        Executed { reply, plan: None, again: None, stamped: None }
+        Executed { reply, plan: None, again: None, lone: None }
     }
 }
 
@@ -92,7 +92,7 @@ impl CallInHand {
             Err(Refused::Unheard) => return self.over(),
         };
         let Entered { call, again, _slotted } = entered;
-        let Executed { reply, plan, again, stamped } =
+        let Executed { reply, plan, again, lone } =
             self.execute(&body, &call, data, again, changing.as_ref()).await;
         if self.session.export.is_lost() {
             // As if the server had died now: whether it was made is found out at the next opening.
@@ -103,7 +103,7 @@ impl CallInHand {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply.message),
         };
-        drop((plan, again, stamped, changing));
+        drop((plan, again, lone, changing));
         match route {
             Some(route) => self.answer(&route, reply),
             // Its client has given up on it, and waits for the tag alone.
@@ -248,12 +248,12 @@ impl CallInHand {
         if let Some(changing) = changing {
             changing.wait(session.id).await;
         }
-        // Behind the turn: one that was kept over a kill waits for its call to come again,
-        // which takes a stamp then.
-        let stamped = self.stamped(call, data_bytes).await;
+        let written = self.written((call, &files), data_bytes, plan.as_ref(), amend).await;
+        // Behind all else that it waits for: whoever reads the same waits from now on.
+        let lone = self.take_bytes(written, plan.as_mut(), again.as_mut()).await;
         let version = self.version_of_half(call);
         let standing = Standing { files: &files, plan: plan.as_mut(), amend };
-        let changes = op.writes() && !matches!(op, Op::Lock | Op::Close) || stamped.is_some();
+        let changes = op.writes() && !matches!(op, Op::Lock | Op::Close) || written.is_some();
         // Behind all waits: what its client had may be somebody else's by now.
         let carried = if changes { session.carry() } else { None };
         if changes && carried.is_none() {
@@ -268,7 +268,10 @@ impl CallInHand {
         };
         let at = amended_at.or(plan.as_ref().and_then(|plan| plan.append_at));
         if changes && op != Op::Redo {
-            self.stamp(&mut reply, stamped.as_ref(), body, at);
+            let stamp = plan.as_ref().and_then(Plan::stamp);
+            let stamp =
+                stamp.or_else(|| again.as_ref()?.stamp()).or_else(|| lone.as_ref()?.stamp());
+            self.stamp(&mut reply, stamp, body, at);
         }
         if let Some(version) = version {
             let unchanged = self.version_of_half(call) == Some(version);
@@ -277,7 +280,7 @@ impl CallInHand {
             }
         }
         dray_rt::step().await;
-        Executed { reply, plan, again, stamped }
+        Executed { reply, plan, again, lone }
     }
 
     /// Has what changes a session, and is in no slot, come behind what its former connections
@@ -308,7 +311,7 @@ impl CallInHand {
         Ok(Some(unslotted))
     }
 
-    /// Waits for the turn of a change, and notes what it is going to do.
+    /// Waits until no other change of the same is under way, and notes what this one is going to do.
     async fn intend(
         &self,
         change: (&Call<'_>, &Files),
@@ -360,14 +363,53 @@ impl CallInHand {
         let span = Span::bytes(at, u64::from(len_bytes));
         match self.server.options.sabotage {
             Some(Sabotage::Halves) => Some(1),
-            _ => self.session.export.order.version(file.id(), span),
+            _ => self.session.export.ranges.version(file.id(), span),
         }
     }
 
-    /// The stamp of a change of data, once nobody else changes the same bytes.
-    async fn stamped(&self, call: &Call<'_>, data_bytes: usize) -> Option<Stamped> {
-        let (file, range) = stamps::bytes_changed(&self.session, call, data_bytes)?;
-        Some(self.session.export.stamps.take(file, range).await)
+    /// The bytes that a call writes; none if it writes none, or has them already.
+    async fn written(
+        &self,
+        (call, files): (&Call<'_>, &Files),
+        data_bytes: usize,
+        plan: Option<&Plan>,
+        amend: Option<Amend>,
+    ) -> Option<(FileId, Span)> {
+        let of = |handle| Some(files.get(handle)?.id());
+        match (call, amend) {
+            (Call::Put { .. }, Some(Amend::Put { id, .. })) => return Some((id, Span::ALL)),
+            (Call::Create { .. }, None) if plan.is_none() => {
+                let file = plan::cut_by(&self.session, &self.cx, call).await?;
+                return Some((file, Span::ALL));
+            }
+            _ => {}
+        }
+        let changed = match amend {
+            Some(amend) => bytes_changed(&amend.apply(call.clone()), data_bytes, of),
+            None => bytes_changed(call, data_bytes, of),
+        };
+        match (changed?, plan.and_then(|plan| plan.append_at)) {
+            // What was there before an append is not written.
+            ((file, _), Some(end)) => Some((file, Span::from(end))),
+            (changed, None) => Some(changed),
+        }
+    }
+
+    /// Waits until nobody else reads or writes these bytes. Answers the grant of a change that has
+    /// none of the file so far.
+    async fn take_bytes(
+        &self,
+        written: Option<(FileId, Span)>,
+        plan: Option<&mut Plan>,
+        again: Option<&mut Again>,
+    ) -> Option<RangeGrant> {
+        let (file, span) = written?;
+        let of_plan = plan.and_then(|plan| plan.grant_of(file));
+        let Some(grant) = of_plan.or_else(|| again?.grant_of(file)) else {
+            return Some(self.session.export.ranges.write(file, span).await);
+        };
+        grant.write(span).await;
+        None
     }
 
     /// The file whose data or attributes this has changed, if somebody watches any.
@@ -389,17 +431,19 @@ impl CallInHand {
                 named.as_mut()?.get::<Entry>().ok().map(|entry| entry.id)
             }
             Call::Put { .. } => named.as_mut()?.get().ok(),
-            call => stamps::bytes_changed(&self.session, &call, 0).map(|(file, _)| file),
+            call => {
+                let of = |handle| Some(self.session.file(handle)?.id());
+                bytes_changed(&call, 0, of).map(|(file, _)| file)
+            }
         }
     }
 
     /// Puts the stamp of a change that was made into its answer.
-    fn stamp(&self, reply: &mut Reply, stamped: Option<&Stamped>, body: &[u8], at: Option<u64>) {
+    fn stamp(&self, reply: &mut Reply, stamp: Option<u64>, body: &[u8], at: Option<u64>) {
         if !reply.is_success() {
             return;
         }
-        let number =
-            stamped.map_or_else(|| self.session.export.stamps.next(), |stamped| stamped.number);
+        let number = stamp.unwrap_or_else(|| self.session.export.ranges.stamps.next());
         self.session.changed(number);
         if let Some(file) = self.watched_file(body, reply) {
             self.server.tell_change(&self.session, file);
@@ -427,24 +471,24 @@ mod tests {
 
     use super::*;
     use crate::client::{ClientOptions, RemoteFs, Session as Mount, SessionMemory};
-    use crate::server::exactly_once::order::Order;
     use crate::server::journal::watched::{Watch, WatchedJournal};
+    use crate::server::ranges::RangeTable;
     use crate::server::{Export, Server, ServerOptions};
 
-    /// What the changes are about, and what is seen of its turn when an answer is noted.
+    /// What the changes are about, and what is seen of its grant when an answer is noted.
     #[derive(Default)]
     struct Seen {
-        about: Option<(Arc<Order>, FileId)>,
+        about: Option<(Arc<RangeTable>, FileId)>,
         held: Vec<bool>,
     }
 
     impl Watch for Mutex<Seen> {
         fn answers(&self) {
             let mut seen = self.lock().unwrap();
-            if let Some((order, file)) = seen.about.clone() {
+            if let Some((ranges, file)) = seen.about.clone() {
                 let mut task = std::task::Context::from_waker(Waker::noop());
-                let turn = pin!(order.turn(file, Span::ALL)).poll(&mut task);
-                seen.held.push(turn.is_pending());
+                let other = pin!(ranges.change(file, Span::ALL)).poll(&mut task);
+                seen.held.push(other.is_pending());
             }
         }
     }
@@ -474,7 +518,7 @@ mod tests {
     /// Whoever changed the same in between would be taken for this change, or its work undone by
     /// it, if the server died before the answer is noted.
     #[test]
-    fn a_turn_lasts_until_the_answer_is_noted() {
+    fn a_grant_lasts_until_the_answer_is_noted() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let network = Network::new();
@@ -484,8 +528,8 @@ mod tests {
             let export = Export::new("data", below, Vec::new());
             let server = Server::new(ServerOptions::default(), vec![export], journal);
             let fs = mount(&network, &server).await;
-            let order = server.inner.exports.get("data").ok().unwrap().order.clone();
-            let watch = |file| seen.lock().unwrap().about = Some((order.clone(), file));
+            let ranges = server.inner.exports.get("data").ok().unwrap().ranges.clone();
+            let watch = |file| seen.lock().unwrap().about = Some((ranges.clone(), file));
             let (cx, root) = (Context::system(), fs.info().root);
             let [file, dir] = [b"f", b"d"].map(|name| Name::new(name).unwrap());
             watch(root);

@@ -3,7 +3,6 @@
 
 pub(crate) mod maker;
 pub(crate) mod needs;
-pub(crate) mod order;
 pub(crate) mod plan;
 pub(crate) mod settle;
 pub(crate) mod slots;

@@ -1,7 +1,7 @@
 //! Which calls come in a replay slot.
 //!
-//! A change in a slot has its turn among the changes of the same thing ([`order`](super::order)), by
-//! which a read in two halves is found to be whole, and its intent is noted, by which the next life of
+//! A change in a slot has a grant of what it changes ([`ranges`](crate::server::ranges)), by
+//! which a split read is found to be whole, and its intent is noted, by which the next life of
 //! the server tells whose a file is. A change in no slot would pass both by.
 
 use dray_core::Op;

@@ -8,22 +8,21 @@ use std::sync::Arc;
 use dray_core::{Context, Entry, Errno, Error, FileId, Name, OpenFile, RenameHow, Result};
 
 use crate::server::as_server;
-use crate::server::claims::Span;
 use crate::server::exactly_once::maker::Maker;
-use crate::server::exactly_once::order::{Order, Turn};
 use crate::server::exactly_once::settle::{Amend, bars_the_change, is_regular};
 use crate::server::execute::Files;
 use crate::server::journal::INTENT_MAX_BYTES;
+use crate::server::ranges::{RangeGrant, RangeTable, Span, copied_bytes};
 use crate::server::session::Session;
 use crate::wire::{Call, Wire};
 
-/// A change's turn, and the intent to note before it.
+/// What a change needs of files, and the intent to note before it.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) intent: Vec<u8>,
     /// Where an append goes, bytes.
     pub(crate) append_at: Option<u64>,
-    _turns: [Option<Turn>; 2],
+    grants: [Option<RangeGrant>; 2],
 }
 
 thread_local! {
@@ -32,17 +31,34 @@ thread_local! {
 }
 
 impl Plan {
-    fn new(intent: Vec<u8>, turn: Turn, second: Option<Turn>) -> Plan {
-        Plan { intent, append_at: None, _turns: [Some(turn), second] }
+    fn new(intent: Vec<u8>, grant: RangeGrant, second: Option<RangeGrant>) -> Plan {
+        Plan { intent, append_at: None, grants: [Some(grant), second] }
     }
 
     /// The file that a put has just made is its too, until its data are in it: who appended
     /// meanwhile could not tell, after a death, whose bytes are at the end.
-    pub(crate) async fn made(&mut self, order: &Arc<Order>, file: FileId) {
-        if self._turns[1].is_none() {
-            self._turns[1] = Some(order.turn(file, Span::ALL).await);
+    pub(crate) async fn made(&mut self, ranges: &Arc<RangeTable>, file: FileId) {
+        if self.grants[1].is_none() {
+            self.grants[1] = Some(to_overwrite(ranges, file).await);
         }
     }
+
+    /// What it has of this file.
+    pub(crate) fn grant_of(&mut self, file: FileId) -> Option<&mut RangeGrant> {
+        self.grants.iter_mut().flatten().find(|grant| grant.file() == file)
+    }
+
+    /// The stamp of the data that it writes.
+    pub(crate) fn stamp(&self) -> Option<u64> {
+        self.grants.iter().flatten().find_map(RangeGrant::stamp)
+    }
+}
+
+/// All of a file, to be cut and written.
+async fn to_overwrite(ranges: &Arc<RangeTable>, file: FileId) -> RangeGrant {
+    let mut grant = ranges.change(file, Span::ALL).await;
+    grant.write(Span::ALL).await;
+    grant
 }
 
 /// What a call in a slot has besides what was asked.
@@ -62,7 +78,7 @@ impl Drop for Plan {
     }
 }
 
-/// Waits for the turn of a change and looks at what there is before it. None for a call
+/// Waits until no other change of the same is under way, and looks at what there is. None for a call
 /// that may be repeated without harm. Errors: it cannot be told what is there, and so nobody could
 /// tell later whether the change was made: it must not be begun.
 pub(crate) async fn plan(
@@ -76,7 +92,7 @@ pub(crate) async fn plan(
     let plan = match repeatable(files, call, data_bytes) {
         Some((file, span)) => {
             (false, (file, span)).put(&mut intent);
-            Some(Plan::new(intent, session.export.order.turn(file, span).await, None))
+            Some(Plan::new(intent, session.export.ranges.change(file, span).await, None))
         }
         None => {
             let look = Look { session, cx: as_server::to_look(cx), caller: cx, files, intent };
@@ -85,6 +101,17 @@ pub(crate) async fn plan(
     };
     // Only names that no file system takes make it longer: such a call changes nothing.
     Ok(plan.filter(|plan| plan.intent.len() <= INTENT_MAX_BYTES))
+}
+
+/// The file that a creation cuts, which a server before us had begun to make.
+pub(crate) async fn cut_by(session: &Session, cx: &Context, call: &Call<'_>) -> Option<FileId> {
+    let Call::Create { dir, name, how, .. } = *call else { return None };
+    if !how.open.truncates() {
+        return None;
+    }
+    let (files, intent) = (&Files::default(), Vec::new());
+    let look = Look { session, cx: as_server::to_look(cx), caller: cx, files, intent };
+    look.find(dir, name).await.ok()?.filter(is_regular).map(|file| file.id)
 }
 
 /// What a change is about whose repetition sets the same again, so that there is no need
@@ -105,7 +132,7 @@ fn repeatable(files: &Files, call: &Call<'_>, data_bytes: usize) -> Option<(File
     })
 }
 
-/// Looks at what is there before a change, in its turn.
+/// Looks at what is there before a change, which is under way already.
 async fn plan_looked_at(
     look: Look<'_>,
     call: &Call<'_>,
@@ -128,8 +155,9 @@ async fn plan_looked_at(
             if from == target {
                 return look.at_a_copy_within(*handle, *at).await.map(Some);
             }
-            let source = (from, Span::bytes(*at, *len_bytes));
-            Some(look.at_a_copy(source, (target, Span::bytes(*to_at, *len_bytes))).await)
+            let [source, target] = [(from, *at), (target, *to_at)]
+                .map(|(file, at)| (file, Span::bytes(at, copied_bytes(*len_bytes))));
+            Some(look.at_a_copy(source, target).await)
         }
         Call::Setxattr { id, name, .. } => Some(look.at_an_xattr(*id, name, true).await),
         Call::Removexattr { id, name } => Some(look.at_an_xattr(*id, name, false).await),
@@ -148,8 +176,8 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn order(&self) -> &Arc<Order> {
-        &self.session.export.order
+    fn ranges(&self) -> &Arc<RangeTable> {
+        &self.session.export.ranges
     }
 
     fn file(&self, handle: u64) -> Result<Arc<dyn OpenFile>> {
@@ -186,7 +214,7 @@ impl Look<'_> {
     }
 
     async fn at_a_name(mut self, call: &Call<'_>, dir: FileId, name: &[u8]) -> Result<Plan> {
-        let turn = self.order().turn(dir, Span::ALL).await;
+        let grant = self.ranges().change(dir, Span::ALL).await;
         let mut second = None;
         (dir, name).put(&mut self.intent);
         let entry = self.find(dir, name).await?;
@@ -197,7 +225,7 @@ impl Look<'_> {
                 let cuts = how.open.truncates() && !how.exclusive && is_regular(entry);
                 cuts.put(&mut self.intent);
                 if cuts {
-                    second = Some(self.order().turn(entry.id, Span::ALL).await);
+                    second = Some(to_overwrite(self.ranges(), entry.id).await);
                 }
             }
             (Call::Make { .. } | Call::Create { .. }, None) => {
@@ -206,7 +234,7 @@ impl Look<'_> {
             (Call::Link { id, .. }, _) => id.put(&mut self.intent),
             _ => {}
         }
-        Ok(Plan::new(self.intent, turn, second))
+        Ok(Plan::new(self.intent, grant, second))
     }
 
     async fn at_what_is_put(
@@ -215,16 +243,16 @@ impl Look<'_> {
         dir: FileId,
         name: &[u8],
     ) -> Result<Plan> {
-        let turn = self.order().turn(dir, Span::ALL).await;
+        let grant = self.ranges().change(dir, Span::ALL).await;
         let entry = self.find(dir, name).await?;
         let before = entry.as_ref().map(|entry| entry.id);
         ((dir, name), (before, None::<(FileId, bool)>)).put(&mut self.intent);
         self.maker(call, data_bytes).put(&mut self.intent);
         let second = match entry.filter(is_regular) {
-            Some(file) => Some(self.order().turn(file.id, Span::ALL).await),
+            Some(file) => Some(to_overwrite(self.ranges(), file.id).await),
             None => None,
         };
-        Ok(Plan::new(self.intent, turn, second))
+        Ok(Plan::new(self.intent, grant, second))
     }
 
     async fn at_two_names(
@@ -233,7 +261,8 @@ impl Look<'_> {
         to: (FileId, &[u8]),
         how: RenameHow,
     ) -> Result<Plan> {
-        let (turn, second) = self.order().turns(from.0, to.0).await;
+        let (one, two) = ((from.0, Span::ALL), (to.0, Span::ALL));
+        let (grant, second) = self.ranges().change_both(one, two).await;
         (from, to).put(&mut self.intent);
         how.put(&mut self.intent);
         let source = self.find(from.0, from.1).await?;
@@ -243,38 +272,38 @@ impl Look<'_> {
         if let (RenameHow::Replace, Some(victim)) = (how, &victim) {
             self.keep(victim).await;
         }
-        Ok(Plan::new(self.intent, turn, second))
+        Ok(Plan::new(self.intent, grant, second))
     }
 
     async fn at_the_end(mut self, handle: u64, data_bytes: usize) -> Result<Plan> {
         let file = self.file(handle)?;
-        let turn = self.order().turn(file.id(), Span::ALL).await;
+        let grant = self.ranges().change(file.id(), Span::ALL).await;
         let size = file.getattr(&self.cx).await?.size;
         (true, (file.id(), (size, data_bytes as u64))).put(&mut self.intent);
-        let mut plan = Plan::new(self.intent, turn, None);
+        let mut plan = Plan::new(self.intent, grant, None);
         plan.append_at = Some(size);
         Ok(plan)
     }
 
-    /// The source has its turn as well: when the copy is made again it must be what it was.
+    /// Nobody else changes the source either: when the copy is made again it must be what it was.
     async fn at_a_copy(mut self, source: (FileId, Span), target: (FileId, Span)) -> Plan {
         (false, (target, source)).put(&mut self.intent);
-        let (turn, second) = self.order().turns_of(source, target).await;
-        Plan::new(self.intent, turn, second)
+        let (grant, second) = self.ranges().change_both(source, target).await;
+        Plan::new(self.intent, grant, second)
     }
 
     async fn at_a_copy_within(mut self, handle: u64, at: u64) -> Result<Plan> {
         let file = self.file(handle)?;
-        let turn = self.order().turn(file.id(), Span::ALL).await;
+        let grant = self.ranges().change(file.id(), Span::ALL).await;
         let size = file.getattr(&self.cx).await?.size;
         (true, (file.id(), size.saturating_sub(at))).put(&mut self.intent);
-        Ok(Plan::new(self.intent, turn, None))
+        Ok(Plan::new(self.intent, grant, None))
     }
 
     /// Where it cannot be told whether there is one, it is noted to be as it is to `be`: then the
     /// change is made again, which is no harm.
     async fn at_an_xattr(mut self, id: FileId, name: &[u8], be: bool) -> Plan {
-        let turn = self.order().turn(id, Span::ALL).await;
+        let grant = self.ranges().change(id, Span::ALL).await;
         (id, name).put(&mut self.intent);
         let existed = match self.session.export.fs.getxattr(&self.cx, id, name).await {
             Ok(_) => true,
@@ -282,6 +311,6 @@ impl Look<'_> {
             Err(_) => be,
         };
         existed.put(&mut self.intent);
-        Plan::new(self.intent, turn, None)
+        Plan::new(self.intent, grant, None)
     }
 }

@@ -4,7 +4,7 @@
 //! An intent holds what was under the names before the change ([`plan`](super::plan)), and who was to
 //! make something there ([`Maker`]). The server that finds an intent without an answer looks what is
 //! there now. That decides it, because changes of the same thing happen one after the other
-//! ([`Order`](crate::server::exactly_once::order::Order)). Where somebody beside dray changes the
+//! ([`RangeTable`](crate::server::ranges::RangeTable)). Where somebody beside dray changes the
 //! directory, what he made is told from what the caller made by its owner, age and content. Changes that set
 //! something, such as a write at an offset, need no decision: they are made again, and nobody
 //! else gets at the same before.
@@ -14,9 +14,9 @@ use dray_core::{
 };
 
 use crate::server::as_server;
-use crate::server::claims::Span;
 use crate::server::exactly_once::maker::Maker;
 use crate::server::journal::INTENT_MAX_BYTES;
+use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};
 
@@ -185,8 +185,8 @@ fn settle_repeatable(intent: &[u8]) -> Looked<Settled> {
     Ok(CutShort::of(file, span))
 }
 
-/// Of these alone a change of the directory takes the turn too: the turn of a directory
-/// behind that of another, out of their order, could wait for ever.
+/// Of these alone a change of the directory has a grant, too: whoever waits for a directory behind
+/// another, out of their order, could wait for ever.
 pub(super) fn is_regular(entry: &Entry) -> bool {
     entry.attr.file_type() == FileType::Regular
 }

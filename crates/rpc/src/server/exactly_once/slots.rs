@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use dray_core::{FileId, Op};
 use dray_fabric::Connection;
 
-use crate::server::exactly_once::order::Turn;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::journal::SlotLog;
+use crate::server::ranges::RangeGrant;
 use crate::server::sabotage::Sabotage;
 
 /// The slots of a session.
@@ -41,23 +41,34 @@ enum State {
     /// Being applied; the answer goes where the client asked last.
     Running(Route),
     Done,
-    /// The server's death cut it short: its turn is kept until it comes again.
+    /// The server's death cut it short: its grants are kept until it comes again.
     Cut(Again),
 }
 
 /// What a change has that is made again.
 pub(crate) struct Again {
     pub(crate) op: Op,
-    pub(crate) turns: Vec<Turn>,
+    pub(crate) grants: Vec<RangeGrant>,
     pub(crate) amend: Option<Amend>,
 }
 
 impl Again {
-    /// Whether it is `op` that is made again, and of nothing else than it has the turns of. Where ids are
+    /// What it has of this file.
+    pub(crate) fn grant_of(&mut self, file: FileId) -> Option<&mut RangeGrant> {
+        self.grants.iter_mut().find(|grant| grant.file() == file)
+    }
+
+    /// The stamp of the data that it writes.
+    pub(crate) fn stamp(&self) -> Option<u64> {
+        self.grants.iter().find_map(RangeGrant::stamp)
+    }
+
+    /// Whether it is `op` that is made again, and of nothing else than it has the grants of. Where ids are
     /// others in each life of the server the numbers of files are the same.
     pub(crate) fn is_of(&self, op: Op, about: impl IntoIterator<Item = FileId>) -> bool {
-        let has_turn = |file: FileId| self.turns.iter().any(|turn| turn.file().ino == file.ino);
-        self.op == noted(op) && (self.turns.is_empty() || about.into_iter().all(has_turn))
+        let is_granted =
+            |file: FileId| self.grants.iter().any(|grant| grant.file().ino == file.ino);
+        self.op == noted(op) && (self.grants.is_empty() || about.into_iter().all(is_granted))
     }
 }
 
@@ -119,7 +130,7 @@ impl ReplaySlots {
     /// nobody knows. Answers how many changes that were.
     pub(crate) fn give_up_cut(&self) -> usize {
         let mut slots = self.lock();
-        let mut given_up = Vec::new(); // their turns end outside of the lock
+        let mut given_up = Vec::new(); // their grants end outside of the lock
         for (number, slot) in slots.iter_mut().enumerate() {
             // For what is only to be answered nobody waits.
             let waited_for = |again: &Again| !matches!(again.amend, Some(Amend::Made { .. }));

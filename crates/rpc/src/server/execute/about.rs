@@ -32,7 +32,7 @@ fn handles(call: &Call<'_>) -> impl Iterator<Item = u64> + use<> {
     named.into_iter().flatten()
 }
 
-/// The open files that a change in a slot names, found once: those that it has its turn for are those
+/// The open files that a change in a slot names, found once: those that it has its grants for are those
 /// that it changes, whatever its client opens under their numbers meanwhile.
 #[derive(Default)]
 pub(in crate::server) struct Files([Option<(u64, Arc<dyn OpenFile>)>; 2]);
@@ -62,7 +62,7 @@ impl Files {
     }
 }
 
-/// What a change is about that a death of the server may cut short: that of which it needs the turn.
+/// What a change is about that a death of the server may cut short: that of which it needs a grant.
 pub(in crate::server) fn changed(call: &Call<'_>, files: &Files) -> impl Iterator<Item = FileId> {
     let named = match *call {
         Call::Setattr { id, .. }
@@ -77,7 +77,7 @@ pub(in crate::server) fn changed(call: &Call<'_>, files: &Files) -> impl Iterato
 }
 
 /// Whether the session has the open files that a call names. One that names a file besides by its
-/// id, for which it has its turn and its stamp, must mean the same.
+/// id, for which it has its grant, must mean the same.
 pub(in crate::server) fn check_handles(
     session: &Session,
     call: &Call<'_>,

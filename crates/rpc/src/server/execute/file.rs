@@ -8,7 +8,7 @@ use dray_fabric::Charge;
 
 use super::about::Files;
 use super::opening::cut_ticket;
-use crate::server::claims::Span;
+use crate::server::ranges::{Span, copied_bytes};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
@@ -64,6 +64,7 @@ pub(super) async fn run(
         Call::Seek { handle, at, what } => Reply::success(&file(handle)?.seek(cx, at, what).await?),
         Call::CopyRange { handle, at, to, to_at, len_bytes } => {
             let (from, to) = (file(handle)?, file(to)?);
+            let len_bytes = copied_bytes(len_bytes);
             Reply::success(&from.copy_range(cx, at, &*to, to_at, len_bytes).await?)
         }
         Call::Lock { handle, lock, wait, reclaim } => {
@@ -93,14 +94,18 @@ async fn read(
     let file = || session.file(handle).ok_or_else(|| Error::new(Errno::EBADF));
     let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
     let span = Span::bytes(at, len_bytes as u64);
-    session.export.order.whole(file()?.id(), span).await;
+    let ranges = &session.export.ranges;
+    ranges.whole(file()?.id(), span).await;
     let mut into = session.buffers.wait(len_bytes).await;
     if server.options.sabotage == Some(Sabotage::Buffers) && at == 0 {
         std::mem::forget(session.buffers.wait(1).await);
     }
     drop(into.split_off(len_bytes));
     // Asked for once more: it may have been closed meanwhile.
-    let read = file()?.read(cx, at, into).await.map_err(|(error, _)| error)?;
+    let file = file()?;
+    let reading = ranges.read(file.id(), span).await;
+    let read = file.read(cx, at, into).await.map_err(|(error, _)| error)?;
+    drop(reading);
     session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
     Ok(Reply::with_data(read.freeze()))
 }
@@ -144,7 +149,7 @@ async fn sync(
     (handle, data_only): (u64, bool),
 ) -> Result<Reply> {
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
-    let upto = session.export.stamps.take(file.id(), Span::ALL).await.number;
+    let upto = session.export.ranges.settled_in(file.id()).await;
     if !Sabotage::forgets(server.options.sabotage, Op::Sync) {
         file.sync(cx, data_only).await?;
     }
@@ -166,13 +171,13 @@ async fn redo(
     let _active = session.export.recovery.enter(session.id)?;
     let stamp = match server.options.sabotage {
         Some(Sabotage::Redo) => return Ok(Reply::success(&())),
-        Some(Sabotage::RedoOrder) => session.export.stamps.next(),
+        Some(Sabotage::RedoOrder) => session.export.ranges.stamps.next(),
         _ => stamp,
     };
     let export = &session.export;
     let bytes = data.len() as u64;
     let change = (stamp, change, data);
-    export.redone.redo(cx, session.id, &export.stamps, file, change).await?;
+    export.redone.redo(cx, session.id, &export.ranges, file, change).await?;
     session.changed(stamp);
     session.export.recovery.tally.redone(bytes);
     Ok(Reply::success(&()))

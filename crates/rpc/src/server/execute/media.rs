@@ -41,7 +41,7 @@ pub(super) async fn run(
 
 async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
     let export = &session.export;
-    let synced = export.stable.sync_all(cx, &*export.fs, &export.stamps).await;
+    let synced = export.stable.sync_all(cx, &*export.fs, &export.ranges).await;
     if let Some(error) = session.sync_failure(cx.request.0) {
         return Err(error);
     }

@@ -196,7 +196,7 @@ async fn at_open(session: &Session, cx: &Context, handle: u64, how: OpenHow) -> 
     let file = session.file(handle).filter(|_| how.with_attr)?;
     let cx = &cx.uncounted();
     // A write that is under way has given the file its time already, and changes it still.
-    let at_rest = !session.export.stamps.is_changing(file.id());
+    let at_rest = !session.export.ranges.is_changing(file.id());
     let clock = session.export.fs.clock();
     let attr = file.getattr(cx).await.ok()?;
     let times_past = clock.map(|clock| at_rest && attr.is_past(clock));
@@ -249,7 +249,7 @@ pub(super) async fn put(
             let how = CreateHow { open: how, mode: place.mode, exclusive: false };
             let (entry, file) = fs.create(cx, place.dir, Name::new(place.name)?, how).await?;
             if let Some(plan) = place.standing.plan {
-                plan.made(&session.export.order, entry.id).await;
+                plan.made(&session.export.ranges, entry.id).await;
             }
             file
         }

@@ -12,7 +12,6 @@ pub(crate) mod life;
 pub(crate) mod redone;
 pub(crate) mod returning;
 pub(crate) mod stable;
-pub(crate) mod stamps;
 pub(crate) mod tally;
 
 use std::collections::BTreeSet;

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Allocate, Buf, Context, Errno, Error, FileId, OpenFile, Result, SetAttr, Write};
 
-use crate::server::claims::Span;
-use crate::server::recovery::stamps::Stamps;
+use crate::server::ranges::{RangeTable, Span};
 use crate::wire::{Change, Floor};
 
 /// Ranges, files and failures remembered for one export; beyond it changes are refused.
@@ -133,16 +132,16 @@ impl Redone {
         &self,
         cx: &Context,
         session: u64,
-        stamps: &Arc<Stamps>,
+        ranges: &Arc<RangeTable>,
         file: &dyn OpenFile,
         (stamp, change, data): (u64, Change, Buf),
     ) -> Result<()> {
         let id = file.id();
-        if stamp > stamps.before() {
+        if stamp > ranges.stamps.before() {
             let error = Error::new(Errno::EINVAL);
             return Err(error.because("a change from before the loss of power with a later stamp"));
         }
-        let _alone = stamps.take(id, Span::ALL).await;
+        let _alone = ranges.write(id, Span::ALL).await;
         let step = self.plan(session, id, (stamp, change, data.len() as u64))?;
         let made = carry_out(cx, file, step, change, data).await;
         if made.is_err() {

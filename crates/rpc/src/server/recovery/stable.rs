@@ -2,12 +2,12 @@
 //! before it began.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use dray_core::{Context, Error, FileSystem, Result};
 
-use crate::server::recovery::stamps::Stamps;
+use crate::server::ranges::RangeTable;
 
 /// The syncs of one export.
 #[derive(Default)]
@@ -91,14 +91,14 @@ impl Stable {
         &self,
         cx: &Context,
         fs: &dyn FileSystem,
-        stamps: &Arc<Stamps>,
+        ranges: &RangeTable,
     ) -> Result<u64> {
         let wanted = self.lock().begun + 1;
         match self.turn(wanted).await {
             Turn::Done(outcome) => outcome,
             Turn::Run => {
                 let running = Running(self);
-                let upto = stamps.settled().await;
+                let upto = ranges.settled().await;
                 let outcome = fs.sync_all(cx).await.map(|()| upto);
                 if outcome.is_ok() {
                     self.floor.fetch_max(upto, Ordering::SeqCst);
@@ -141,7 +141,9 @@ impl Stable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::claims::Span;
+    use std::sync::Arc;
+
+    use crate::server::ranges::Span;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::FileId;
 
@@ -151,19 +153,20 @@ mod tests {
     fn a_sync_speaks_of_what_was_over_before_it_began() {
         let kind = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(kind).unwrap().block_on(async {
-            let (stable, stamps) = (Arc::new(Stable::default()), Arc::new(Stamps::default()));
+            let (stable, ranges) = (Arc::new(Stable::default()), Arc::new(RangeTable::default()));
             let file = |ino| FileId { ino, generation: 1 };
-            let running = stamps.take(file(1), Span::ALL).await;
-            let over = stamps.take(file(2), Span::ALL).await.number;
+            let running = ranges.write(file(1), Span::ALL).await;
+            let over = ranges.write(file(2), Span::ALL).await.stamp().unwrap();
             let sync = dray_rt::spawn_join({
-                let (stable, stamps) = (stable.clone(), stamps.clone());
+                let (stable, ranges) = (stable.clone(), ranges.clone());
                 async move {
                     let fs = MemoryFs::new(MemoryOptions::default());
-                    stable.sync_all(&Context::system(), &fs, &stamps).await.unwrap()
+                    stable.sync_all(&Context::system(), &fs, &ranges).await.unwrap()
                 }
             });
             dray_rt::sleep(std::time::Duration::from_secs(1)).await;
-            assert!(stable.floor() < running.number, "{} is being written", running.number);
+            let stamp = running.stamp().unwrap();
+            assert!(stable.floor() < stamp, "{stamp} is being written");
             drop(running);
             assert_eq!(sync.await.unwrap(), over);
             assert_eq!(stable.floor(), over);

@@ -11,7 +11,7 @@ impl Session {
     /// Gives up what was cut short and has not been asked for again a `lease` after its client has
     /// come back. Answers how many changes that were.
     pub(crate) fn give_up_unasked(&self, lease: Duration) -> usize {
-        if !self.export.order.has_cut() {
+        if !self.export.ranges.has_cut() {
             return 0; // as good as always
         }
         let since = {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use dray_core::Op;
 
 use super::{Again, ReplaySlots, Slot, State};
-use crate::server::exactly_once::order::Order;
 use crate::server::exactly_once::settle::{self, CutShort, Settled};
 use crate::server::export::Export;
 use crate::server::journal::SlotRecord;
+use crate::server::ranges::RangeTable;
 use crate::server::sabotage::Sabotage;
 
 /// A change as it was noted: its slot and its number.
@@ -83,7 +83,7 @@ impl ReplaySlots {
                 };
                 let intent = settle::of_answered(op, begun, cut.amend);
                 self.log.begin(noted.slot, noted.sequence, op, &intent);
-                self.cut((noted.sequence, op), cut, &export.order)
+                self.cut((noted.sequence, op), cut, &export.ranges)
             }
             Settled::Untold => self.unknown(noted.slot, noted.sequence),
         })
@@ -111,21 +111,22 @@ impl ReplaySlots {
                 if let Some(intent) = cut.amend.and_then(|amend| amend.intent(&intent)) {
                     self.log.begin(noted.slot, noted.sequence, op, &intent);
                 }
-                self.cut((noted.sequence, op), cut, &export.order)
+                self.cut((noted.sequence, op), cut, &export.ranges)
             }
             Settled::Untold => self.unknown(noted.slot, noted.sequence),
         })
     }
 
-    /// The slot of a change that keeps its turns until it comes again.
-    fn cut(&self, (sequence, op): (u32, Op), cut: CutShort, order: &Arc<Order>) -> Slot {
+    /// The slot of a change that keeps its grants until it comes again.
+    fn cut(&self, (sequence, op): (u32, Op), cut: CutShort, ranges: &Arc<RangeTable>) -> Slot {
         let CutShort { held, amend } = cut;
         let held = match self.sabotage {
             Some(Sabotage::Turns) => Vec::new(),
             _ => held,
         };
-        let turns = held.into_iter().map(|(file, span)| order.hold(file, span)).collect();
-        Slot { sequence, state: State::Cut(Again { op, turns, amend }), answer: Vec::new() }
+        let grants =
+            held.into_iter().map(|(file, span)| ranges.change_cut_short(file, span)).collect();
+        Slot { sequence, state: State::Cut(Again { op, grants, amend }), answer: Vec::new() }
     }
 
     /// The slot of a change that was not applied. The intent must go: a later life would
