@@ -20,7 +20,9 @@ pub type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///
 /// - Operations run with the credentials in the [`Context`]; the file system
 ///   below decides permissions.
-/// - Each call is atomic with respect to every other call on the same file system.
+/// - Each call is atomic with respect to every other call on the same file system. Of reads and changes of
+///   the same bytes a backend need not see to that: the server end of a session keeps them apart, which
+///   every front end comes through.
 /// - There are no default bodies: a new operation forces a decision everywhere.
 /// - An operation on a [`FileId`] whose file is gone answers `ESTALE`, but for a moment to whoever
 ///   has just looked it up, if the file system can go on with it for him; an operation

@@ -44,8 +44,7 @@ impl Core {
             || self.below.is_memory() && attr.size <= size.saturating_add(QUICK_MAX_BYTES)
     }
 
-    /// Changes attributes. If the size is among them the caller holds what others read or write
-    /// there. None if that would take long, and may not.
+    /// Changes attributes. None if that would take long, and may not.
     pub(crate) fn set_attr(
         &self,
         caller: &Caller,

@@ -13,8 +13,6 @@ use dray_core::{
 use super::attrs::clear_set_id;
 use super::core::{Caller, Core};
 use super::descriptor::FileState;
-use super::files::OpenInode;
-use super::guard::Held;
 use super::lanes::Kept;
 use super::sys;
 
@@ -31,7 +29,7 @@ const DIR_BUFFER_BYTES: usize = 32 << 10;
 const ENTRY_BYTES: usize = 32;
 const ENTRY_PLUS_BYTES: usize = 160;
 
-/// Fills `into` from offset `at`, which the caller holds. None, and nothing filled in, if that
+/// Fills `into` from offset `at`. None, and nothing filled in, if that
 /// would have to wait for a disk and may not.
 pub(crate) fn read(
     core: &Core,
@@ -94,11 +92,6 @@ fn fill(
     Ok(())
 }
 
-/// What of a file a write takes for itself: first byte and length.
-pub(crate) fn range_of(how: Write, from: &Buf) -> (u64, u64) {
-    if how.append { (0, u64::MAX) } else { (how.at, from.len() as u64) }
-}
-
 fn fd_to_write(core: &Core, file: &FileState, how: Write) -> Result<Arc<Kept>> {
     if file.appends_only() && !how.append {
         return Err(Error::new(Errno::EPERM).because("the file takes appends only"));
@@ -113,8 +106,7 @@ pub(crate) enum Tried {
     Waits(usize),
 }
 
-/// Writes as much of `from` as can be done without waiting, for a disk or for room in memory. The
-/// caller holds [`range_of`] it.
+/// Writes as much of `from` as can be done without waiting, for a disk or for room in memory.
 pub(crate) fn try_write(core: &Core, file: &FileState, how: Write, from: &Buf) -> Tried {
     let fails = &core.nowait_writes_fail;
     // What lies in pages of the kernel is moved at once, which cannot be tried.
@@ -145,18 +137,17 @@ pub(crate) fn try_write(core: &Core, file: &FileState, how: Write, from: &Buf) -
 }
 
 /// Writes all of `from`, of which `done` bytes are written, whatever that takes. Answers how far it
-/// came. `held`: what it has taken of the file.
+/// came.
 pub(crate) fn write(
     core: &Core,
     caller: &Caller,
     file: &FileState,
     (how, done): (Write, usize),
     from: &Buf,
-    held: Held,
 ) -> Result<usize> {
     let rest = from.slice(done..from.len());
     let how = Write { at: how.at.saturating_add(done as u64), ..how };
-    match write_rest(core, caller, file, how, &rest, held) {
+    match write_rest(core, caller, file, how, &rest) {
         Ok(count) => Ok(done + count),
         Err(_) if done > 0 => Ok(done),
         Err(error) => Err(error),
@@ -169,7 +160,6 @@ fn write_rest(
     file: &FileState,
     how: Write,
     from: &Buf,
-    held: Held,
 ) -> Result<usize> {
     let fd = fd_to_write(core, file, how)?;
     let sync = if !how.sync {
@@ -184,8 +174,8 @@ fn write_rest(
             clear_set_id(core, fd.as_fd(), caller)?;
         }
         if !core.below.is_local() {
-            // Who is behind it is told of the open file's flags, and not of those of a call. An
-            // append has all of the file to itself here.
+            // Who is behind it is told of the open file's flags, and not of those of a call. No other
+            // write is under way beside an append (`rpc::server::ranges`).
             sys::set_append(fd.as_fd(), how.append)?;
         }
         if !how.append {
@@ -193,8 +183,6 @@ fn write_rest(
             return moved.unwrap_or_else(|| write_all(&fd, how.at, from, sync));
         }
         let written = append_all(&fd, from)?;
-        // The whole file was taken: wait for the media without it.
-        drop(held);
         if how.sync {
             sys::sync(fd.as_fd(), sync == libc::RWF_DSYNC)?;
         }
@@ -262,13 +250,7 @@ fn all_of(len_bytes: usize, mut write: impl FnMut(usize) -> sys::Sys<usize>) -> 
     }
 }
 
-/// What fallocate(2) takes of a file for itself: first byte and length.
-pub(crate) fn range_to_allocate(what: Allocate) -> (u64, u64) {
-    let shifts = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
-    (what.at, if what.flags & shifts == 0 { what.len_bytes } else { u64::MAX })
-}
-
-/// fallocate(2). The caller holds [`range_to_allocate`] it.
+/// fallocate(2).
 pub(crate) fn allocate(core: &Core, file: &FileState, what: Allocate) -> Result<()> {
     core.writable()?;
     let fd = file.fd_to_change(core)?;
@@ -296,28 +278,6 @@ pub(crate) struct Copy {
     pub(crate) from: (Arc<FileState>, u64),
     pub(crate) to: (Arc<FileState>, u64),
     pub(crate) len_bytes: u64,
-}
-
-impl Copy {
-    /// Takes what it reads and what it writes; in one order for everybody, so that two copies cannot
-    /// wait for each other.
-    pub(crate) async fn hold(&self) -> (Held, Option<Held>) {
-        let len_bytes = self.len_bytes.min(COPY_MAX_BYTES);
-        let (source, at) = (&self.from.0.inode, self.from.1);
-        let (target, to_at) = (&self.to.0.inode, self.to.1);
-        let key = |inode: &OpenInode| (inode.id.ino, inode.id.generation);
-        if key(source) == key(target) && at.abs_diff(to_at) < len_bytes {
-            let all_bytes = len_bytes.saturating_add(at.abs_diff(to_at));
-            return (source.take(at.min(to_at), all_bytes, true).await, None);
-        }
-        if (key(source), at) < (key(target), to_at) {
-            let first = source.take(at, len_bytes, false).await;
-            (first, Some(target.take(to_at, len_bytes, true).await))
-        } else {
-            let first = target.take(to_at, len_bytes, true).await;
-            (first, Some(source.take(at, len_bytes, false).await))
-        }
-    }
 }
 
 /// Copies within the export; answers how far it came.

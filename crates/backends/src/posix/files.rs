@@ -15,7 +15,6 @@ use std::sync::{
 use dray_core::{Errno, Error, FileId, FsUuid, IdMap, Place, Result, Shares, Shortage, Taker};
 
 use super::descriptor::{FileState, Opened, Parking};
-use super::guard::Ranges;
 use super::lanes::{Kept, Lanes};
 use super::options::Keeper;
 use super::sys;
@@ -60,8 +59,6 @@ struct Ring {
 /// What all open files of one inode share.
 pub(crate) struct OpenInode {
     pub(crate) id: FileId,
-    /// Keeps reads and writes apart.
-    pub(super) ranges: Ranges,
     /// What keeps the inode after its last name went.
     pub(super) pin: Mutex<Option<Pin>>,
     /// The keeper has it, or has had it since before our time.
@@ -155,7 +152,6 @@ impl Files {
         }
         let inode = Arc::new(OpenInode {
             id,
-            ranges: Ranges::default(),
             pin: Mutex::default(),
             kept: AtomicBool::new(
                 self.keeper.as_ref().is_some_and(|(keeper, fs)| keeper.adopt(*fs, id)),
@@ -334,19 +330,6 @@ enum Room {
 }
 
 impl OpenInode {
-    /// One of no export, for tests of what needs none.
-    #[cfg(test)]
-    pub(crate) fn lone() -> Arc<OpenInode> {
-        Arc::new(OpenInode {
-            id: FileId { ino: 1, generation: 1 },
-            ranges: Ranges::default(),
-            pin: Mutex::default(),
-            kept: AtomicBool::new(false),
-            failures: Failures::default(),
-            files: Weak::new(),
-        })
-    }
-
     /// Keeps the inode by this `O_PATH` descriptor until its last file is closed, on account of
     /// `taker`.
     pub(crate) fn pin(&self, fd: OwnedFd, taker: Taker) {

@@ -18,7 +18,6 @@ mod devices;
 mod directories;
 mod files;
 mod find;
-mod guard;
 mod handle;
 mod lanes;
 mod mounted;
@@ -52,8 +51,6 @@ use dray_core::{
 use self::attrs::Target;
 use self::core::{Caller, Core};
 pub use self::cred::{as_server, release};
-use self::files::OpenInode;
-use self::guard::Held;
 use self::lanes::Lane;
 use self::names::{CREATE_TRIES, Created};
 use self::open_file::PosixFile;
@@ -187,21 +184,13 @@ impl FileSystem for PosixFs {
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        self.core.by_id(Box::pin(async move {
-            let held = match set.size.and_then(|_| self.core.files.find(id)) {
-                Some(inode) => held_to_cut(&inode, set).await,
-                None => None,
-            };
-            let change = move |core: &Core, caller: &Caller, may_block| {
-                let _held = &held;
-                match core.node_for(caller, id) {
-                    Ok(node) => core.set_attr(caller, id, &Target::Path(node.fd()), set, may_block),
-                    Err(error) => Some(Err(error)),
-                }
-            };
-            let way = self.core.way_to_set(id, set);
-            self.core.run_patient(cx, Op::Setattr, way, change).await
-        }))
+        let change = move |core: &Core, caller: &Caller, may_block| match core.node_for(caller, id)
+        {
+            Ok(node) => core.set_attr(caller, id, &Target::Path(node.fd()), set, may_block),
+            Err(error) => Some(Err(error)),
+        };
+        let way = self.core.way_to_set(id, set);
+        self.core.by_id(Box::pin(self.core.run_patient(cx, Op::Setattr, way, change)))
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
@@ -282,18 +271,11 @@ impl FileSystem for PosixFs {
         id: FileId,
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
-        let opened = Box::pin(async move {
-            let held = match how.truncates().then(|| self.core.files.find(id)).flatten() {
-                Some(inode) => Some(inode.take(0, u64::MAX, true).await),
-                None => None,
-            };
-            let open = move |core: &Core, caller: &Caller, may_block| {
-                let _held = &held;
-                core.open_node(caller, id, how, may_block)
-            };
-            self.core.run_patient(cx, Op::Open, self.core.way_to_open(id, how), open).await
-        });
-        let opened = self.core.by_id(opened);
+        let open = move |core: &Core, caller: &Caller, may_block| {
+            core.open_node(caller, id, how, may_block)
+        };
+        let way = self.core.way_to_open(id, how);
+        let opened = self.core.by_id(Box::pin(self.core.run_patient(cx, Op::Open, way, open)));
         Box::pin(async move { Ok(PosixFile::shared(&self.core, opened.await?)) })
     }
 
@@ -315,29 +297,21 @@ impl FileSystem for PosixFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(self.core.with_space(move || async move {
-            let mut cuts: Option<(FileId, Option<Held>)> = None;
+            let mut cuts: Option<FileId> = None;
             for _ in 0..CREATE_TRIES {
-                let turn = self.core.directories.turn(dir).await;
-                let (lane, about) = match &cuts {
-                    Some((id, _)) => (Lane::Writes, *id),
+                let _turn = self.core.directories.turn(dir).await;
+                let (lane, about) = match cuts {
+                    Some(id) => (Lane::Writes, id),
                     None => (Lane::Changes, dir),
                 };
-                let (name, held) = (name.to_owned(), cuts.take());
-                let create = move |core: &Core, caller: &Caller| {
-                    core.create(caller, dir, &name, how, held.as_ref().map(|(id, _)| *id))
-                };
+                let name = name.to_owned();
+                let create =
+                    move |core: &Core, caller: &Caller| core.create(caller, dir, &name, how, cuts);
                 match self.core.run_in(cx, Op::Create, (lane, about), create).await? {
                     Created::Opened(entry, file) => {
                         return Ok((entry, PosixFile::shared(&self.core, file)));
                     }
-                    Created::Cuts(id) => {
-                        drop(turn); // nobody waits for a directory because of a file in it
-                        let held = match self.core.files.find(id) {
-                            Some(inode) => Some(inode.take(0, u64::MAX, true).await),
-                            None => None,
-                        };
-                        cuts = Some((id, held));
-                    }
+                    Created::Cuts(id) => cuts = Some(id),
                 }
             }
             Err(Error::retry(Errno::EAGAIN).because("the name goes from file to file"))
@@ -413,13 +387,5 @@ impl FileSystem for PosixFs {
         let name = name.to_vec();
         let remove = move |core: &Core, caller: &Caller| core.remove_xattr(caller, id, &name);
         self.core.by_id(Box::pin(self.core.run(cx, (Op::Removexattr, id), remove)))
-    }
-}
-
-/// Keeps others from what lies behind the size that a file is to have, as long as that changes.
-async fn held_to_cut(inode: &Arc<OpenInode>, set: SetAttr) -> Option<Held> {
-    match set.size {
-        Some(size) => Some(inode.take(size, u64::MAX, true).await),
-        None => None,
     }
 }

@@ -29,8 +29,8 @@ struct Leaving {
 /// What came of a creation.
 pub(crate) enum Created {
     Opened(Entry, Arc<FileState>),
-    /// The name is that of this file, which is to be cut, and nobody has seen to it that it is not
-    /// read or written meanwhile, and that this may take its time.
+    /// The name is that of this file, which is to be cut, and nobody has seen to it that this may
+    /// take its time.
     Cuts(FileId),
 }
 
@@ -244,8 +244,7 @@ impl Core {
         ((lane, id), tries || self.stays(lane))
     }
 
-    /// Opens a file or directory. Of one that is to be cut the caller holds all that others read
-    /// and write. None if that would take long, and may not.
+    /// Opens a file or directory. None if that would take long, and may not.
     pub(crate) fn open_node(
         &self,
         caller: &Caller,
@@ -400,8 +399,7 @@ impl Core {
         if node.kind == FileType::Directory {
             return Err(Errno::EISDIR.into());
         }
-        let is_quick =
-            || self.is_quick_to_cut(&entry.attr, 0) && self.files.find(node.id).is_none();
+        let is_quick = || self.is_quick_to_cut(&entry.attr, 0);
         if how.truncates() && cuts != Some(node.id) && !is_quick() {
             return Ok(Created::Cuts(node.id));
         }
@@ -450,13 +448,10 @@ fn has_other_names(fd: BorrowedFd<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-    use std::time::Duration;
-
     use dray_core::{Context, FileSystem, FsUuid, SetAttr};
     use dray_rt::{DriverKind, Executor};
 
-    use super::super::{Inline, PosixFs, PosixOptions, Squash};
+    use super::super::{PosixFs, PosixOptions};
     use super::*;
 
     /// The kernel freed the data on the thread that served others, with the directory locked.
@@ -496,46 +491,6 @@ mod tests {
             assert!(fs.core.lanes.closes() > 2);
             fs.core.lanes.closed().await;
         });
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    /// Opening a file to cut it waited for whoever was writing to it, on a thread that serves
-    /// others, with the directory locked.
-    #[test]
-    fn cutting_a_file_that_is_being_written_holds_up_nobody_else() {
-        let name = format!("dray-names-{:x}", dray_rt::random_u64());
-        let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir(&dir).unwrap();
-        let (inline, squash) = (Inline::Always, Squash::None);
-        let options = PosixOptions { inline, squash, ..PosixOptions::default() };
-        let fs = PosixFs::open(&dir, FsUuid(1), options).unwrap();
-        let cx = Context { internal: false, ..Context::system() };
-        let name = Name::new(b"f").unwrap();
-        let how = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
-        let how = CreateHow { open: how, mode: 0o600, exclusive: false };
-        let run = |test: std::pin::Pin<Box<dyn Future<Output = ()> + '_>>| {
-            Executor::new(DriverKind::Epoll).unwrap().block_on(test);
-        };
-        run(Box::pin(async {
-            let (entry, _file) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
-            let inode = fs.core.files.find(entry.id).unwrap();
-            let writing = inode.try_take(0, 10, true).unwrap();
-            let (goes_on, others) = channel();
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    run(Box::pin(async {
-                        let mut cutting = fs.create(&cx, fs.info().root, name, how);
-                        let mut task = std::task::Context::from_waker(std::task::Waker::noop());
-                        assert!(cutting.as_mut().poll(&mut task).is_pending());
-                        goes_on.send(()).unwrap();
-                        cutting.await.unwrap();
-                    }));
-                });
-                let held_up = others.recv_timeout(Duration::from_secs(60)).is_err();
-                drop(writing);
-                assert!(!held_up);
-            });
-        }));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

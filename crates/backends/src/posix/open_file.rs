@@ -14,7 +14,6 @@ use super::attrs::Target;
 use super::core::{Caller, Core};
 use super::data::{self, Copy, Tried};
 use super::descriptor::FileState;
-use super::guard::Held;
 use super::lanes::Lane;
 use super::options::Inline;
 use super::sys;
@@ -32,14 +31,13 @@ impl PosixFile {
     }
 
     /// A buffer cannot be lost with a call that finds no thread: it waits beside it.
-    async fn read_on_lane(&self, caller: Caller, at: u64, into: BufMut, held: Held) -> Io<BufMut> {
+    async fn read_on_lane(&self, caller: Caller, at: u64, into: BufMut) -> Io<BufMut> {
         let waiting = Arc::new(Mutex::new(Some(into)));
         let (slot, file) = (waiting.clone(), self.state.clone());
         let lock = |slot: &Mutex<Option<BufMut>>| {
             slot.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
         let read = move |core: &Core, _: &Caller| {
-            let _held = held;
             let mut into = lock(&slot)?;
             let result = data::read(core, &file, at, &mut into, true);
             *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(into);
@@ -54,12 +52,12 @@ impl PosixFile {
     }
 
     /// Writes here and now what does not have to wait, and the rest on a thread that may.
-    async fn write_held(&self, caller: Caller, how: Write, from: Buf, held: Held) -> Result<usize> {
+    async fn write_as(&self, caller: Caller, how: Write, from: Buf) -> Result<usize> {
         let (core, file) = (&self.core, &self.state);
         let inline = core.inline && core.may_become(&caller);
         let here = core.options.inline == Inline::Always || core.below.is_memory();
         if inline && here && !how.sync {
-            let write = |core: &Core| Some(data::write(core, &caller, file, (how, 0), &from, held));
+            let write = |core: &Core| Some(data::write(core, &caller, file, (how, 0), &from));
             return core.now(&caller, write).unwrap_or_else(|| Err(Errno::EIO.into()));
         }
         let mut done = 0;
@@ -77,7 +75,7 @@ impl PosixFile {
         }
         let file = file.clone();
         let write = move |core: &Core, caller: &Caller| {
-            Some(data::write(core, caller, &file, (how, done), &from, held))
+            Some(data::write(core, caller, &file, (how, done), &from))
         };
         let lane = if how.sync { Lane::Syncs } else { Lane::Writes };
         match core.on_lane(lane, self.id(), caller, write).await {
@@ -109,7 +107,6 @@ impl OpenFile for PosixFile {
             if let Err(error) = cx.check() {
                 return Err((error, into));
             }
-            let held = self.state.inode.take(at, into.room() as u64, false).await;
             let caller = self.core.caller(cx, Op::Read);
             if self.core.inline && self.core.may_become(&caller) {
                 let read = |core: &Core| data::read(core, &self.state, at, &mut into, false);
@@ -119,19 +116,14 @@ impl OpenFile for PosixFile {
                     None => {}
                 }
             }
-            self.read_on_lane(caller, at, into, held).await
+            self.read_on_lane(caller, at, into).await
         })
     }
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
         Box::pin(async move {
             cx.check()?;
-            let (start, len_bytes) = data::range_of(how, &from);
-            let write = || async {
-                let caller = self.core.caller(cx, Op::Write);
-                let held = self.state.inode.take(start, len_bytes, true).await;
-                self.write_held(caller, how, from.clone(), held).await
-            };
+            let write = || self.write_as(self.core.caller(cx, Op::Write), how, from.clone());
             self.core.with_space(write).await.map_err(|error| error.during(Op::Write))
         })
     }
@@ -158,28 +150,21 @@ impl OpenFile for PosixFile {
 
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
-        Box::pin(async move {
-            let held = match set.size {
-                Some(size) => Some(self.state.inode.take(size, u64::MAX, true).await),
-                None => None,
+        let change = move |core: &Core, caller: &Caller, may_block| {
+            let fd = if set.size.is_some() { file.fd_to_change(core) } else { file.fd(core) };
+            let fd = match fd {
+                Ok(fd) => fd,
+                Err(error) => return Some(Err(error)),
             };
-            let change = move |core: &Core, caller: &Caller, may_block| {
-                let _held = &held;
-                let fd = if set.size.is_some() { file.fd_to_change(core) } else { file.fd(core) };
-                let fd = match fd {
-                    Ok(fd) => fd,
-                    Err(error) => return Some(Err(error)),
-                };
-                let target = Target::Open(fd.as_fd());
-                let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
-                if set.size.is_some() {
-                    file.written();
-                }
-                done
-            };
-            let way = self.core.way_to_set(self.id(), set);
-            self.core.run_patient(cx, Op::Setattr, way, change).await
-        })
+            let target = Target::Open(fd.as_fd());
+            let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
+            if set.size.is_some() {
+                file.written();
+            }
+            done
+        };
+        let way = self.core.way_to_set(self.id(), set);
+        Box::pin(self.core.run_patient(cx, Op::Setattr, way, change))
     }
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
@@ -199,15 +184,10 @@ impl OpenFile for PosixFile {
     }
 
     fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
-        Box::pin(self.core.with_space(move || async move {
+        Box::pin(self.core.with_space(move || {
             let file = self.state.clone();
-            let (at, len_bytes) = data::range_to_allocate(what);
-            let held = self.state.inode.take(at, len_bytes, true).await;
-            let allocate = move |core: &Core, _: &Caller| {
-                let _held = held;
-                data::allocate(core, &file, what)
-            };
-            self.core.run(cx, (Op::Allocate, self.id()), allocate).await
+            let allocate = move |core: &Core, _: &Caller| data::allocate(core, &file, what);
+            self.core.run(cx, (Op::Allocate, self.id()), allocate)
         }))
     }
 
@@ -229,17 +209,10 @@ impl OpenFile for PosixFile {
             Some(to) if Arc::ptr_eq(&to.core, &self.core) => to.state.clone(),
             _ => return Box::pin(async { Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) }),
         };
-        let source = self.state.clone();
-        Box::pin(async move {
-            let about = target.inode.id;
-            let copy = Copy { from: (source, at), to: (target, to_at), len_bytes };
-            let held = copy.hold().await;
-            let copy = move |core: &Core, _: &Caller| {
-                let _held = held;
-                data::copy_range(core, &copy)
-            };
-            self.core.run(cx, (Op::CopyRange, about), copy).await
-        })
+        let about = target.inode.id;
+        let copy = Copy { from: (self.state.clone(), at), to: (target, to_at), len_bytes };
+        let copy = move |core: &Core, _: &Caller| data::copy_range(core, &copy);
+        Box::pin(self.core.run(cx, (Op::CopyRange, about), copy))
     }
 
     fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {

@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::task::{Context as Task, Waker};
 use std::time::Duration;
 
-use dray_backends::posix::{self, Inline, PosixFs, PosixOptions};
+use dray_backends::posix::{self, PosixFs, PosixOptions};
 use dray_core::*;
 
 use crate::rig::*;
@@ -262,34 +262,6 @@ fn closing_what_has_no_name_keeps_no_thread_that_serves_others() {
             dray_rt::yield_now().await;
             look(&with).await;
             closing
-        },
-    );
-}
-
-/// Who waited for a range that somebody was writing to kept one of the few threads, and others
-/// had none to read what nobody writes to.
-#[test]
-fn waiting_for_a_range_keeps_no_thread() {
-    let Some(disk) = Disk::new(Kind::Ext4, 64) else { return };
-    let options = PosixOptions { inline: Inline::Never, threads_max: 2, ..plain() };
-    frozen_between(
-        &disk,
-        async || prepare(&disk.path, options.clone()).await,
-        async |with| {
-            let cx = user(0, 0, &[]);
-            let of = |number: u64| {
-                let (file, cx) = (with.f.1.clone(), cx.clone());
-                spawn(async move {
-                    match number {
-                        0 => put(&cx, &*file, 0, b"new").await.map(drop),
-                        _ => get(&cx, &*file, 0, 3).await.map(|read| assert_eq!(read, b"new")),
-                    }
-                })
-            };
-            let waiting: Vec<_> = (0..20).map(of).collect();
-            dray_rt::yield_now().await;
-            look(&with).await;
-            waiting
         },
     );
 }

@@ -57,7 +57,7 @@ pub fn posix(root: &Path) -> Arc<PosixFs> {
 
 const EXPORT: &str = "data";
 
-fn server_of(fs: Stack) -> Server {
+pub fn server_of(fs: Stack) -> Server {
     let export = Export::new(EXPORT, fs, Vec::new());
     Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()))
 }
@@ -115,8 +115,18 @@ pub const FOUL: Weather = Weather {
 /// So many clients over a Unix socket in `dir`. To be called on an executor with a real
 /// driver.
 pub async fn on_a_socket(dir: &Path, fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
+    on_a_socket_of(dir, &server_of(layered(fs, idle)), count, idle).await
+}
+
+/// The same, of a server that other threads serve as well, each at a socket of its own.
+pub async fn on_a_socket_of(
+    dir: &Path,
+    server: &Server,
+    count: usize,
+    idle: &Arc<Idle>,
+) -> Vec<Stack> {
     let address: Address = format!("unix://{}/socket", dir.display()).parse().expect("an address");
-    let server = server_of(layered(fs, idle));
+    let server = server.clone();
     let listener = listen_first(&address).await.expect("a socket").listener;
     dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
     let connector = |_| Arc::new(Sockets(address.clone())) as Arc<dyn Connect>;
