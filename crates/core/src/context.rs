@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use crate::{Errno, Error, Gid, NodeId, Origin, Pid, RequestId, Result, Taker, Uid};
+use crate::{Errno, Error, Gid, NodeId, Origin, Pid, RequestId, Result, Taker, Uid, Via};
 
 /// The credentials of a caller and the job it belongs to. Shared by all
 /// requests of the same process, so that it is built and sent once.
@@ -112,6 +112,8 @@ pub struct Context {
     pub internal: bool,
     /// Where the client comes from, whose share of what is counted this takes of.
     pub origin: Origin,
+    /// The session and the connection that brought it; none: no connection did.
+    pub via: Option<Via>,
     /// The client had, before its server started anew, what it asks for: a share that has become
     /// smaller meanwhile does not keep it from that.
     pub claims: bool,
@@ -133,6 +135,7 @@ impl Context {
             class: Class::Foreground,
             internal: false,
             origin: Origin::default(),
+            via: None,
             claims: false,
             counted: Counted::Whole,
         }

@@ -26,6 +26,8 @@ number!(/// A client node: chosen at random by its mount, stable for the mount's
     NodeId(u64));
 number!(/// One request of one node; the replay key together with [`NodeId`].
     RequestId(u64));
+number!(/// A session of a client at one server, as `dray status` shows it.
+    SessionId(u64));
 number!(/// Where clients come from, as far as they share what is counted: those of one number count
     /// together. 0 stands for this process itself.
     Origin(u64));

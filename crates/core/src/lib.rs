@@ -19,6 +19,7 @@ mod lock;
 mod name;
 mod named;
 mod op;
+mod peer;
 mod shares;
 
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
@@ -33,11 +34,12 @@ pub use how::{
     Access, Allocate, AtOpen, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,
     XattrSet, Xflags,
 };
-pub use id::{FileId, FsUuid, Gid, LockOwner, NodeId, Origin, Pid, RequestId, Uid};
+pub use id::{FileId, FsUuid, Gid, LockOwner, NodeId, Origin, Pid, RequestId, SessionId, Uid};
 pub use lock::{Lock, LockFamily, LockKind, LockRange};
 pub use name::{NAME_MAX_BYTES, Name, NameBuf};
 pub use named::{must_be_named, open_named};
 pub use op::Op;
+pub use peer::{Peer, RESERVED_PORTS_END, Via};
 pub use shares::{Place, Shares, Shortage, Taker};
 
 /// Bytes that one read or write call may carry, everywhere in dray. The Linux

@@ -11,7 +11,6 @@
 mod address;
 mod connection;
 pub mod local;
-mod peer;
 mod pool;
 mod provider;
 pub mod sim;
@@ -22,7 +21,7 @@ pub use connection::{
     Connection, DATA_MAX_BYTES, FIRST_HEAD_MAX_BYTES, HEAD_MAX_BYTES, NOTICES_MAX, Progress, Sink,
     Unfinished,
 };
-pub use peer::{Peer, RESERVED_PORTS_END};
+pub use dray_core::{Peer, RESERVED_PORTS_END};
 pub use pool::{BufferPool, Charge, PoolShare, PoolStats};
 pub use provider::{
     Bound, Connect, ConnectFrom, Incoming, Listener, Listening, connector, listen, listen_first,

@@ -59,6 +59,7 @@ pub(in crate::server) async fn serve(
     let shared = Arc::new(Shared::default());
     let mut sink = ServerSink {
         number: server.new_connection(),
+        peer,
         server,
         connection: connection.clone(),
         stage: Stage::Hello,
@@ -173,6 +174,7 @@ struct ServerSink {
     server: Arc<Inner>,
     connection: Arc<dyn Connection>,
     number: u64,
+    peer: Peer,
     stage: Stage,
     /// Else there are as many connections as there may be.
     has_place: bool,

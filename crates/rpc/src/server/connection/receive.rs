@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{Buf, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, Op};
+use dray_core::{Buf, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, Op, SessionId, Via};
 
 use super::ServerSink;
 use super::call::CallInHand;
@@ -138,6 +138,7 @@ impl ServerSink {
         let mut cx = Context::new(session.holder(), head.request, who, head.pid);
         cx.umask = head.umask;
         cx.origin = session.origin();
+        cx.via = Some(Via { session: SessionId(session.id), peer: self.peer });
         if head.op == Op::Lock {
             let cancel = Arc::new(Cancel::default());
             self.shared.lock().cancels.insert(head.tag, cancel.clone());

@@ -1,12 +1,15 @@
 //! Who is at the other end of a connection.
 
-use dray_core::{Gid, Origin, Uid};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::{Gid, Origin, SessionId, Uid};
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// A host on the network.
-    Ip(std::net::SocketAddr),
+    Ip(SocketAddr),
     /// A process on this machine, of root's or of the user's that this one is of.
     Local,
     /// A process on this machine, of this user's and group's, who is neither.
@@ -28,9 +31,7 @@ impl Peer {
             Peer::User(..) => false,
         }
     }
-}
 
-impl Peer {
     /// Whose share of what is counted it takes of: that of an IPv4 address, of an IPv6 network of
     /// 64 bits, which is what one host can have (RFC 4291, 2.5.4), or of a user of this machine.
     pub fn origin(self) -> Origin {
@@ -38,8 +39,8 @@ impl Peer {
         const LOCAL: u64 = 0xffff_ffff << 32;
         Origin(match self {
             Peer::Ip(address) => match address.ip().to_canonical() {
-                std::net::IpAddr::V4(address) => u32::from(address).into(),
-                std::net::IpAddr::V6(address) => (u128::from(address) >> 64) as u64,
+                IpAddr::V4(address) => u32::from(address).into(),
+                IpAddr::V6(address) => (u128::from(address) >> 64) as u64,
             },
             Peer::Local => LOCAL,
             Peer::User(uid, _) => LOCAL | u64::from(uid.0),
@@ -47,12 +48,21 @@ impl Peer {
     }
 }
 
-impl std::fmt::Display for Peer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Peer::Ip(address) => address.fmt(f),
             Peer::Local => f.write_str("local"),
             Peer::User(uid, _) => write!(f, "user {} of this machine", uid.0),
         }
     }
+}
+
+/// How a call came to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Via {
+    /// The session that it belongs to, which outlives connections.
+    pub session: SessionId,
+    /// The other end of the connection that brought it.
+    pub peer: Peer,
 }
