@@ -5,6 +5,7 @@
 //! clock, spawns nothing, and imports nothing of ours. What travels on the wire
 //! is not defined here either: core types are not wire types.
 
+mod admission;
 mod attr;
 mod buf;
 mod context;
@@ -22,6 +23,7 @@ mod op;
 mod peer;
 mod shares;
 
+pub use admission::{Admit, CallAdmission, ObservedCall};
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
 pub use buf::{Buf, BufMut, Memory, Pages, RegionId, Take, copied_bytes};
 pub use context::{Cancel, Class, Context, Counted, Identity};

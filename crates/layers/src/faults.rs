@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dray_core::{Context, Errno, Error, Op};
+use dray_core::{Admit, Context, Errno, Error, ObservedCall, Op};
 use dray_rt::{random_u64, sleep};
 
-use crate::observe::{Admit, Call, Observer, Outcome};
+use crate::observe::{Observer, Outcome};
 
 /// Which of the calls are hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,11 @@ fn strikes(fault: &Fault, calls: &AtomicU64, op: Op) -> bool {
 }
 
 impl Observer for Faults {
-    fn admit<'a>(&'a self, _: &'a Context, call: &'a Call<'a>) -> Admit<'a> {
+    fn admits(&self) -> bool {
+        !self.plan.is_empty()
+    }
+
+    fn admit<'a>(&'a self, _: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a> {
         let (mut delay, mut error, mut hit) = (Duration::ZERO, None, false);
         for (fault, calls) in &self.plan {
             if strikes(fault, calls, call.op) {
@@ -88,5 +92,5 @@ impl Observer for Faults {
         }
     }
 
-    fn done(&self, _: &Context, _: &Call<'_>, _: Outcome<'_>, _: Duration) {}
+    fn done(&self, _: &Context, _: &ObservedCall<'_>, _: Outcome<'_>, _: Duration) {}
 }

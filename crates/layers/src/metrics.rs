@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dray_core::{Context, Counted, Errno, Op};
+use dray_core::{Admit, Context, Counted, Errno, ObservedCall, Op};
 
-use crate::observe::{Admit, Call, Observer, Outcome};
+use crate::observe::{Observer, Outcome};
 
 /// Latency classes: class `n` holds what took from 2^n to 2^(n+1) nanoseconds, the last
 /// everything from 2^39 ns (nine minutes) on.
@@ -127,11 +127,15 @@ fn errno_label(raw: usize) -> String {
 }
 
 impl Observer for Metrics {
-    fn admit<'a>(&'a self, _: &'a Context, _: &'a Call<'a>) -> Admit<'a> {
+    fn admits(&self) -> bool {
+        false
+    }
+
+    fn admit<'a>(&'a self, _: &'a Context, _: &'a ObservedCall<'a>) -> Admit<'a> {
         Admit::Now
     }
 
-    fn done(&self, cx: &Context, call: &Call<'_>, outcome: Outcome<'_>, elapsed: Duration) {
+    fn done(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, elapsed: Duration) {
         let counters = match cx.counted {
             Counted::Nothing => return,
             Counted::Whole | Counted::Bytes => self.counters(call.op),
@@ -306,8 +310,8 @@ mod tests {
 
     fn observe(metrics: &Metrics, op: Op, bytes: u64, error: Option<Errno>, micros: u64) {
         let error = error.map(Error::new);
-        let call = Call::new(op, FileId { ino: 1, generation: 1 });
-        let outcome = Outcome { bytes, error: error.as_ref() };
+        let call = ObservedCall::new(op, FileId { ino: 1, generation: 1 });
+        let outcome = Outcome { error: error.as_ref(), ..Outcome::moved(bytes) };
         metrics.done(&Context::system(), &call, outcome, Duration::from_micros(micros));
     }
 
@@ -345,10 +349,10 @@ mod tests {
     #[test]
     fn what_no_client_asked_for_is_not_counted() {
         let (metrics, call) =
-            (Metrics::new(), Call::new(Op::Lookup, FileId { ino: 1, generation: 1 }));
+            (Metrics::new(), ObservedCall::new(Op::Lookup, FileId { ino: 1, generation: 1 }));
         let error = Error::new(Errno::ENOENT);
         for error in [None, Some(&error)] {
-            let outcome = Outcome { bytes: 7, error };
+            let outcome = Outcome { error, ..Outcome::moved(7) };
             metrics.done(&Context::system().uncounted(), &call, outcome, Duration::from_micros(1));
         }
         assert_eq!(metrics.snapshot(), Snapshot::default());

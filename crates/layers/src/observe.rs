@@ -2,56 +2,47 @@
 
 use std::time::Duration;
 
-use dray_core::{Context, Error, FileId, Fut, Name, Op, Result};
-
-/// A call as observers see it.
-#[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
-    /// The operation.
-    pub op: Op,
-    /// The file or directory it is about; the root where it names none.
-    pub id: FileId,
-    /// The name in it, where the operation has one.
-    pub name: Option<&'a Name>,
-    /// Where a rename or a link leads to.
-    pub to: Option<(FileId, &'a Name)>,
-    /// Bytes asked for or brought along.
-    pub bytes: u64,
-}
-
-impl<'a> Call<'a> {
-    /// A call on `id` that has neither names nor data.
-    pub fn new(op: Op, id: FileId) -> Call<'a> {
-        Call { op, id, name: None, to: None, bytes: 0 }
-    }
-}
+use dray_core::{Admit, Context, Error, FileId, ObservedCall};
 
 /// How a call ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome<'a> {
     /// Bytes moved; 0 if it failed or moves none.
     pub bytes: u64,
+    /// The file that the answer is about, where the call found, made, linked or opened one.
+    pub id: Option<FileId>,
     /// Why it failed.
     pub error: Option<&'a Error>,
 }
 
-/// What becomes of a call.
-pub enum Admit<'a> {
-    /// It goes on.
-    Now,
-    /// It goes on, or fails, when this has ended.
-    After(Fut<'a, Result<()>>),
-    /// It fails. [`Observer::done`] is told nevertheless.
-    Refuse(Error),
+impl Outcome<'_> {
+    /// Of a call that has moved so many bytes.
+    pub fn moved(bytes: u64) -> Outcome<'static> {
+        Outcome { bytes, ..Outcome::default() }
+    }
+
+    /// Of a call whose answer is about this file.
+    pub fn about(id: FileId) -> Outcome<'static> {
+        Outcome { id: Some(id), ..Outcome::default() }
+    }
 }
 
 /// Looks on at every call of a file system: metrics, faults, audit, shares of bandwidth.
 /// Its state is its own; wrappers are cheap.
+///
+/// Who calls is in the context: the user, the node, and where a server serves the call, the session and
+/// the peer ([`Context::via`]). Calls that a server makes by itself are told with a context that says so
+/// ([`Context::counted`]); of an export they are not admitted before.
 pub trait Observer: Send + Sync + 'static {
-    /// A call is about to be made. What can be decided at once should be, because a future
-    /// costs an allocation.
-    fn admit<'a>(&'a self, cx: &'a Context, call: &'a Call<'a>) -> Admit<'a>;
+    /// Whether it ever lets a call wait, or refuses one. Asked once: where no observer does, no call is
+    /// slower for it.
+    fn admits(&self) -> bool;
 
-    /// It has ended, after `elapsed`, the wait for its admission included.
-    fn done(&self, cx: &Context, call: &Call<'_>, outcome: Outcome<'_>, elapsed: Duration);
+    /// A call is about to be made. What can be decided at once should be, because a future
+    /// costs an allocation. [`Observer::done`] is told of a call that is refused, too.
+    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
+
+    /// It has ended, after `elapsed`. The wait for its admission is part of that where the call was
+    /// refused, and where no server asked before.
+    fn done(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, elapsed: Duration);
 }

@@ -4,12 +4,12 @@ use std::any::Any;
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
-    FileSystem, FsInfo, Fut, Io, Lock, LockOwner, Make, Name, Op, OpenFile, OpenHow, RemoveKind,
-    RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Uid, Write, XattrSet, Xflags,
+    Access, Admit, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
+    FileSystem, FsInfo, Fut, Io, Lock, LockOwner, Make, Name, ObservedCall, Op, OpenFile, OpenHow,
+    RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Uid, Write, XattrSet, Xflags,
 };
 
-use crate::observe::{Admit, Call, Observer, Outcome};
+use crate::observe::{Observer, Outcome};
 
 /// A file system whose calls an observer sees.
 pub struct Observed<O> {
@@ -27,12 +27,16 @@ impl<O: Observer> Observed<O> {
         observed_file(file, &self.observer)
     }
 
-    fn call<'a>(&self, op: Op, id: FileId) -> Call<'a> {
-        Call::new(op, id)
+    fn call<'a>(&self, op: Op, id: FileId) -> ObservedCall<'a> {
+        ObservedCall::new(op, id)
     }
 
-    fn named<'a>(&self, op: Op, dir: FileId, name: &'a Name) -> Call<'a> {
-        Call { name: Some(name), ..Call::new(op, dir) }
+    fn named<'a>(&self, op: Op, dir: FileId, name: &'a Name) -> ObservedCall<'a> {
+        ObservedCall { name: Some(name), ..ObservedCall::new(op, dir) }
+    }
+
+    fn opening<'a>(&self, call: ObservedCall<'a>, how: OpenHow) -> ObservedCall<'a> {
+        ObservedCall { open: Some(how), ..call }
     }
 }
 
@@ -41,7 +45,12 @@ pub fn observed_file<O: Observer>(file: Arc<dyn OpenFile>, observer: &Arc<O>) ->
     Arc::new(ObservedFile { inner: file, observer: observer.clone() })
 }
 
-async fn admitted<O: Observer>(observer: &O, cx: &Context, call: &Call<'_>) -> Result<()> {
+/// Waits until `observer` lets the call begin. Errors: it is refused.
+pub(crate) async fn admitted<O: Observer + ?Sized>(
+    observer: &O,
+    cx: &Context,
+    call: &ObservedCall<'_>,
+) -> Result<()> {
     match observer.admit(cx, call) {
         Admit::Now => Ok(()),
         Admit::After(wait) => wait.await,
@@ -49,15 +58,15 @@ async fn admitted<O: Observer>(observer: &O, cx: &Context, call: &Call<'_>) -> R
     }
 }
 
-/// Makes the call if it is admitted, and tells the observer how it went. `bytes_of` says
-/// how much a success has moved. `work` must begin when it is first polled: file systems
+/// Makes the call if it is admitted, and tells the observer how it went. `outcome_of` says
+/// what a success was about. `work` must begin when it is first polled: file systems
 /// may do their work when a method is called, not only when its future is polled.
 async fn observe<O: Observer, T>(
     observer: &O,
     cx: &Context,
-    call: Call<'_>,
+    call: ObservedCall<'_>,
     work: impl Future<Output = Result<T>>,
-    bytes_of: impl FnOnce(&T) -> u64,
+    outcome_of: impl FnOnce(&T) -> Outcome<'static>,
 ) -> Result<T> {
     let begin = dray_rt::now();
     let result = match admitted(observer, cx, &call).await {
@@ -65,23 +74,38 @@ async fn observe<O: Observer, T>(
         Err(error) => Err(error.during(call.op)),
     };
     let outcome = match &result {
-        Ok(value) => Outcome { bytes: bytes_of(value), error: None },
-        Err(error) => Outcome { bytes: 0, error: Some(error) },
+        Ok(value) => outcome_of(value),
+        Err(error) => Outcome { error: Some(error), ..Outcome::default() },
     };
     observer.done(cx, &call, outcome, begin.elapsed());
     result
 }
 
-fn none<T>(_: &T) -> u64 {
-    0
+fn plain<T>(_: &T) -> Outcome<'static> {
+    Outcome::default()
 }
 
-/// Wraps a call: what it is, and the call itself.
+fn entry(entry: &Entry) -> Outcome<'static> {
+    Outcome::about(entry.id)
+}
+
+fn opened(file: &Arc<dyn OpenFile>) -> Outcome<'static> {
+    Outcome::about(file.id())
+}
+
+fn created((entry, _): &(Entry, Arc<dyn OpenFile>)) -> Outcome<'static> {
+    Outcome::about(entry.id)
+}
+
+/// Wraps a call: what it is, the call itself, and what its answer is about.
 macro_rules! watch {
     ($self:ident, $cx:ident, $call:expr, $work:expr) => {
-        Box::pin(
-            async move { observe(&*$self.observer, $cx, $call, async { $work.await }, none).await },
-        )
+        watch!($self, $cx, $call, $work, plain)
+    };
+    ($self:ident, $cx:ident, $call:expr, $work:expr, $outcome:expr) => {
+        Box::pin(async move {
+            observe(&*$self.observer, $cx, $call, async { $work.await }, $outcome).await
+        })
     };
 }
 
@@ -109,11 +133,11 @@ impl<O: Observer> FileSystem for Observed<O> {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         let call = self.named(Op::Lookup, dir, name);
-        watch!(self, cx, call, self.inner.lookup(cx, dir, name))
+        watch!(self, cx, call, self.inner.lookup(cx, dir, name), entry)
     }
 
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
-        watch!(self, cx, self.call(Op::Parent, dir), self.inner.parent(cx, dir))
+        watch!(self, cx, self.call(Op::Parent, dir), self.inner.parent(cx, dir), entry)
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
@@ -136,7 +160,7 @@ impl<O: Observer> FileSystem for Observed<O> {
         what: Make<'a>,
     ) -> Fut<'a, Result<Entry>> {
         let call = self.named(Op::Make, dir, name);
-        watch!(self, cx, call, self.inner.make(cx, dir, name, what))
+        watch!(self, cx, call, self.inner.make(cx, dir, name, what), entry)
     }
 
     fn remove<'a>(
@@ -157,7 +181,7 @@ impl<O: Observer> FileSystem for Observed<O> {
         to: (FileId, &'a Name),
         how: RenameHow,
     ) -> Fut<'a, Result<()>> {
-        let call = Call { to: Some(to), ..self.named(Op::Rename, from.0, from.1) };
+        let call = ObservedCall { to: Some(to), ..self.named(Op::Rename, from.0, from.1) };
         watch!(self, cx, call, self.inner.rename(cx, from, to, how))
     }
 
@@ -168,8 +192,8 @@ impl<O: Observer> FileSystem for Observed<O> {
         dir: FileId,
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
-        let call = Call { to: Some((dir, name)), ..self.call(Op::Link, id) };
-        watch!(self, cx, call, self.inner.link(cx, id, dir, name))
+        let call = ObservedCall { to: Some((dir, name)), ..self.call(Op::Link, id) };
+        watch!(self, cx, call, self.inner.link(cx, id, dir, name), entry)
     }
 
     fn open<'a>(
@@ -180,8 +204,8 @@ impl<O: Observer> FileSystem for Observed<O> {
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
             let work = async { self.inner.open(cx, id, how).await };
-            let call = self.call(Op::Open, id);
-            observe(&*self.observer, cx, call, work, none).await.map(|file| self.file(file))
+            let call = self.opening(self.call(Op::Open, id), how);
+            observe(&*self.observer, cx, call, work, opened).await.map(|file| self.file(file))
         })
     }
 
@@ -194,8 +218,8 @@ impl<O: Observer> FileSystem for Observed<O> {
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
             let work = async { self.inner.open_named(cx, place, id, how).await };
-            let call = self.call(Op::OpenNamed, id);
-            observe(&*self.observer, cx, call, work, none).await.map(|file| self.file(file))
+            let call = self.opening(self.call(Op::OpenNamed, id), how);
+            observe(&*self.observer, cx, call, work, opened).await.map(|file| self.file(file))
         })
     }
 
@@ -208,8 +232,8 @@ impl<O: Observer> FileSystem for Observed<O> {
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
             let work = async { self.inner.create(cx, dir, name, how).await };
-            let call = self.named(Op::Create, dir, name);
-            let (entry, file) = observe(&*self.observer, cx, call, work, none).await?;
+            let call = self.opening(self.named(Op::Create, dir, name), how.open);
+            let (entry, file) = observe(&*self.observer, cx, call, work, created).await?;
             Ok((entry, self.file(file)))
         })
     }
@@ -222,8 +246,8 @@ impl<O: Observer> FileSystem for Observed<O> {
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
             let work = async { self.inner.tmpfile(cx, dir, how).await };
-            let call = self.call(Op::Tmpfile, dir);
-            let (entry, file) = observe(&*self.observer, cx, call, work, none).await?;
+            let call = self.opening(self.call(Op::Tmpfile, dir), how.open);
+            let (entry, file) = observe(&*self.observer, cx, call, work, created).await?;
             Ok((entry, self.file(file)))
         })
     }
@@ -259,7 +283,7 @@ impl<O: Observer> FileSystem for Observed<O> {
         value: &'a [u8],
         how: XattrSet,
     ) -> Fut<'a, Result<()>> {
-        let call = Call { bytes: value.len() as u64, ..self.call(Op::Setxattr, id) };
+        let call = ObservedCall { bytes: value.len() as u64, ..self.call(Op::Setxattr, id) };
         watch!(self, cx, call, self.inner.setxattr(cx, id, name, value, how))
     }
 
@@ -284,12 +308,12 @@ struct ObservedFile<O> {
 }
 
 impl<O: Observer> ObservedFile<O> {
-    fn call<'a>(&self, op: Op) -> Call<'a> {
-        Call::new(op, self.inner.id())
+    fn call<'a>(&self, op: Op) -> ObservedCall<'a> {
+        ObservedCall::new(op, self.inner.id())
     }
 
-    fn sized<'a>(&self, op: Op, bytes: usize) -> Call<'a> {
-        Call { bytes: bytes as u64, ..self.call(op) }
+    fn sized<'a>(&self, op: Op, bytes: usize) -> ObservedCall<'a> {
+        ObservedCall { bytes: bytes as u64, ..self.call(op) }
     }
 }
 
@@ -316,8 +340,8 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
                 Err(error) => Err((error.during(Op::Read), into)),
             };
             let outcome = match &result {
-                Ok(into) => Outcome { bytes: (into.len() - before) as u64, error: None },
-                Err((error, _)) => Outcome { bytes: 0, error: Some(error) },
+                Ok(into) => Outcome::moved((into.len() - before) as u64),
+                Err((error, _)) => Outcome { error: Some(error), ..Outcome::default() },
             };
             self.observer.done(cx, &call, outcome, begin.elapsed());
             result
@@ -328,7 +352,8 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
         Box::pin(async move {
             let call = self.sized(Op::Write, from.len());
             let work = async { self.inner.write(cx, how, from).await };
-            observe(&*self.observer, cx, call, work, |written| *written as u64).await
+            observe(&*self.observer, cx, call, work, |written| Outcome::moved(*written as u64))
+                .await
         })
     }
 
@@ -376,9 +401,9 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
         len_bytes: u64,
     ) -> Fut<'a, Result<u64>> {
         Box::pin(async move {
-            let call = Call { bytes: len_bytes, ..self.call(Op::CopyRange) };
+            let call = ObservedCall { bytes: len_bytes, ..self.call(Op::CopyRange) };
             let work = async { self.inner.copy_range(cx, at, to, to_at, len_bytes).await };
-            observe(&*self.observer, cx, call, work, |copied| *copied).await
+            observe(&*self.observer, cx, call, work, |copied| Outcome::moved(*copied)).await
         })
     }
 

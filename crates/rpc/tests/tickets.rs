@@ -14,12 +14,12 @@ use common::raw::{
 use common::{client_options, memory, run, serve_simulated, serve_sockets, simulate};
 use dray_backends::memory::MemoryFs;
 use dray_core::{
-    Attr, Buf, BufMut, Context, CreateHow, Entry, Errno, FileId, FileSystem, Gid, Identity, Name,
-    Op, OpenHow, SetAttr, Uid, Write,
+    Admit, Attr, Buf, BufMut, Context, CreateHow, Entry, Errno, FileId, FileSystem, Gid, Identity,
+    Name, ObservedCall, Op, OpenHow, SetAttr, Uid, Write,
 };
 use dray_fabric::Address;
 use dray_fabric::sim::Network;
-use dray_layers::{Admit, Observed, Observer, Outcome};
+use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{
@@ -65,14 +65,18 @@ async fn files() -> (MemoryFs, [FileId; 3]) {
 struct Squash;
 
 impl Observer for Squash {
-    fn admit<'a>(&'a self, cx: &'a Context, call: &'a dray_layers::Call<'a>) -> Admit<'a> {
+    fn admits(&self) -> bool {
+        true
+    }
+
+    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a> {
         match call.op == Op::Open && cx.who.uid == Uid(0) && !cx.internal {
             true => Admit::Refuse(dray_core::Error::new(Errno::EACCES)),
             false => Admit::Now,
         }
     }
 
-    fn done(&self, _: &Context, _: &dray_layers::Call<'_>, _: Outcome<'_>, _: Duration) {}
+    fn done(&self, _: &Context, _: &ObservedCall<'_>, _: Outcome<'_>, _: Duration) {}
 }
 
 fn server_of(fs: &MemoryFs, journal: &MemoryJournal, options: ServerOptions) -> Server {

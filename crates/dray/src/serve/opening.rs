@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dray_backends::posix::{Keeper, PosixFs, PosixOptions, Root, Squash};
-use dray_core::FileSystem;
-use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults};
+use dray_layers::{ObservedExport, Observer, observe_export};
 use dray_rpc::server::{Export, Loss, Lost, Server};
 use dray_rt::{DriverKind, Executor};
 
@@ -213,8 +212,7 @@ impl Opening {
         }
     }
 
-    /// Puts the export's stack together: metrics over faults, if there are any, over a
-    /// directory.
+    /// Puts the export's stack together: observers over a directory.
     fn below(&self) -> Result<Export, Hindrance> {
         let plan = &self.plan;
         let (dir, root) = self.root()?;
@@ -243,16 +241,20 @@ impl Opening {
             log::warn!("export `{}`: {caveat}", plan.name);
         }
         self.exported.answered(&dir, posix.clone());
-        let mut fs: Arc<dyn FileSystem> = posix;
-        if !self.faults.is_empty() {
-            log::warn!("export `{}` fails on purpose: `faults` is on", plan.name);
-            fs = Arc::new(Observed::new(fs, Arc::new(Faults::new(self.faults.clone()))));
-        }
-        let fs = Arc::new(Observed::new(fs, self.exported.metrics.clone()));
+        let ObservedExport { fs, admission } = observe_export(posix, self.observers());
         let mut export = Export::new(&plan.name, fs, plan.allow.clone());
+        export.admission = admission;
         export.insecure = plan.insecure;
         export.one_user = matches!(plan.squash, Squash::All(..));
         Ok(export.that_may_be_lost(lost))
+    }
+
+    /// Who looks on at the calls to the export: a line for each.
+    fn observers(&self) -> Vec<Arc<dyn Observer>> {
+        if !self.faults.is_empty() {
+            log::warn!("export `{}` fails on purpose: `faults` is on", self.plan.name);
+        }
+        vec![Arc::new(Faults::new(self.faults.clone())), self.exported.metrics.clone()]
     }
 
     pub(super) fn cannot(&self) -> String {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dray_core::{FileSystem, Shares};
+use dray_core::{CallAdmission, FileSystem, Shares};
 use dray_fabric::{BufferPool, Peer};
 use dray_rt::Handle;
 
@@ -33,6 +33,8 @@ pub struct Export {
     /// Where the server has no key: whether ordinary users of clients may speak for anybody, too
     /// ([`Peer::is_privileged`]); `insecure` of exports(5).
     pub insecure: bool,
+    /// Who is asked before a call of a client begins; none: nobody.
+    pub admission: Option<Arc<dyn CallAdmission>>,
     /// What serves it is no longer there: nothing is answered any more, as if the server had died.
     pub(crate) lost: Arc<AtomicBool>,
     /// Which opening of it this is: whoever was told another one has to claim what it had.
@@ -75,6 +77,7 @@ impl Export {
             fs,
             allow,
             insecure: false,
+            admission: None,
             lost: Arc::default(),
             instance: 0, // its server gives it one
             one_user: false,

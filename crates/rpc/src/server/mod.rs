@@ -3,6 +3,7 @@
 mod admission;
 mod ahead;
 mod as_server;
+mod call_admission;
 mod connection;
 mod counted;
 mod exactly_once;

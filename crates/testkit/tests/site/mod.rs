@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
-use dray_core::{Context, FileSystem, FsUuid};
+use dray_core::{Admit, Context, FileSystem, FsUuid, ObservedCall};
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connect, Sockets, listen_first};
-use dray_layers::{Admit, Call, Observed, Observer, Outcome};
+use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 
@@ -28,11 +28,15 @@ pub struct Idle {
 }
 
 impl Observer for Idle {
-    fn admit<'a>(&'a self, _: &'a Context, _: &'a Call<'a>) -> Admit<'a> {
+    fn admits(&self) -> bool {
+        false
+    }
+
+    fn admit<'a>(&'a self, _: &'a Context, _: &'a ObservedCall<'a>) -> Admit<'a> {
         Admit::Now
     }
 
-    fn done(&self, _: &Context, _: &Call<'_>, _: Outcome<'_>, _: Duration) {
+    fn done(&self, _: &Context, _: &ObservedCall<'_>, _: Outcome<'_>, _: Duration) {
         self.calls.fetch_add(1, Ordering::Relaxed);
     }
 }

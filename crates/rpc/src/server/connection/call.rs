@@ -9,6 +9,7 @@ use dray_core::{Buf, Context, Entry, Errno, Error, FileId, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
+use crate::server::call_admission;
 use crate::server::exactly_once::needs;
 use crate::server::exactly_once::plan::{self, Plan, Standing};
 use crate::server::exactly_once::settle::Amend;
@@ -209,6 +210,11 @@ impl CallInHand {
         changing: Option<&Changing<'_>>,
     ) -> Executed {
         let op = self.head.op;
+        let data_bytes = data.as_ref().map_or(0, Buf::len);
+        let refused = self.admitted(call, data_bytes, again.is_some()).await.err();
+        if let Some(error) = refused.as_ref().filter(|_| op != Op::Close) {
+            return Executed::only(Reply::failure(error));
+        }
         let Ok(_unslotted) = self.unslotted(call).await else {
             // Its connection has gone: it has been asked for again.
             return Executed::only(Reply::failure(&self.cx.cancelled()));
@@ -236,7 +242,6 @@ impl CallInHand {
             return Executed::only(Reply::failure(&error));
         }
         let amend = again.as_ref().and_then(|again| again.amend);
-        let data_bytes = data.as_ref().map_or(0, Buf::len);
         let mut plan = None;
         if in_slot && again.is_none() {
             plan = match self.intend((call, &files), data_bytes).await {
@@ -279,8 +284,27 @@ impl CallInHand {
                 reply.stamp(Stamp { number: version, at: Stamp::NOWHERE });
             }
         }
+        if let Some(error) = refused {
+            reply = Reply::failure(&error); // of a file that is closed nevertheless
+        }
         dray_rt::step().await;
         Executed { reply, plan, again, lone }
+    }
+
+    /// Waits until whoever admits calls to the export lets this one begin. `cut_short`: the server before
+    /// us began it, and others wait for it. Errors: it is refused.
+    async fn admitted(
+        &self,
+        call: &Call<'_>,
+        data_bytes: usize,
+        cut_short: bool,
+    ) -> dray_core::Result<()> {
+        let restores = cut_short || self.head.flags & CallHead::RECOVERY != 0;
+        if restores || self.session.export.admission.is_none() {
+            return Ok(());
+        }
+        // In a box, so that calls to exports without admission are no larger.
+        Box::pin(call_admission::ask(&self.session, &self.cx, call, data_bytes)).await
     }
 
     /// Has what changes a session, and is in no slot, come behind what its former connections

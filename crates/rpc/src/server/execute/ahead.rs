@@ -3,6 +3,7 @@
 use dray_core::{Context, FileId, FileType, Name, OpenHow, Result};
 
 use super::opening::keep;
+use crate::server::call_admission;
 use crate::server::reply::Reply;
 use crate::server::service::Inner;
 use crate::server::session::Session;
@@ -46,6 +47,11 @@ async fn open(
     }
     // Who is refused here is told when it opens it.
     let Ok(place) = session.place_for_file(false) else { return false };
+    if session.export.admission.is_some()
+        && Box::pin(call_admission::ask_for_open(session, cx, id, how)).await.is_err()
+    {
+        return false; // as above
+    }
     // What waits for it begins to wait before the rights are looked at.
     if !server.ahead.opens(id, session.id) {
         return false;

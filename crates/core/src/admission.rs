@@ -1,0 +1,54 @@
+//! Whether and when a call may begin.
+
+use std::time::Duration;
+
+use crate::{Context, Error, FileId, Fut, Name, Op, OpenHow, Result};
+
+/// A call, for whoever admits it or looks on.
+#[derive(Clone, Copy, Debug)]
+pub struct ObservedCall<'a> {
+    /// The operation.
+    pub op: Op,
+    /// The file or directory it is about; the root where it names none.
+    pub id: FileId,
+    /// The name in it, where the operation has one.
+    pub name: Option<&'a Name>,
+    /// Where a rename or a link leads to.
+    pub to: Option<(FileId, &'a Name)>,
+    /// How a file is opened, where the operation opens one.
+    pub open: Option<OpenHow>,
+    /// Bytes asked for or brought along.
+    pub bytes: u64,
+}
+
+impl<'a> ObservedCall<'a> {
+    /// A call on `id` that has neither names nor data, and opens nothing.
+    pub fn new(op: Op, id: FileId) -> ObservedCall<'a> {
+        ObservedCall { op, id, name: None, to: None, open: None, bytes: 0 }
+    }
+}
+
+/// What becomes of a call.
+pub enum Admit<'a> {
+    /// It goes on.
+    Now,
+    /// It goes on, or fails, when this has ended.
+    After(Fut<'a, Result<()>>),
+    /// It fails.
+    Refuse(Error),
+}
+
+/// Decides about the calls of clients to one export: shares of bandwidth, faults on purpose.
+///
+/// A server asks before a call waits for anything: a call that has to wait here holds no lock on a
+/// directory, no range of a file and nothing else that calls of other clients wait for. Calls that the
+/// server makes by itself, and those that restore what a client had before a restart, are not asked for.
+pub trait CallAdmission: Send + Sync + 'static {
+    /// A call has come. What can be decided at once should be, because a future costs an
+    /// allocation.
+    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
+
+    /// A call has failed with the error that [`CallAdmission::admit`] gave it, `elapsed` after that was
+    /// asked. It was not carried out.
+    fn refused(&self, cx: &Context, call: &ObservedCall<'_>, error: &Error, elapsed: Duration);
+}

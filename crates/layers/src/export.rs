@@ -1,0 +1,91 @@
+//! The observers of an export. Its server asks them to admit a call before the call waits for others,
+//! so that others do not wait for one that is held up. How the call ended they see around the file
+//! system.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_core::{Admit, CallAdmission, Context, Error, FileSystem, ObservedCall, Result};
+
+use crate::observe::{Observer, Outcome};
+use crate::observed::{Observed, admitted};
+
+/// A file system with its observers, to be served.
+pub struct ObservedExport {
+    /// It tells the observers how calls ended.
+    pub fs: Arc<dyn FileSystem>,
+    /// For the server to ask; none: no observer admits calls.
+    pub admission: Option<Arc<dyn CallAdmission>>,
+}
+
+/// Puts `observers` around `fs`, which a server is to serve. They are asked in this order.
+pub fn observe_export(
+    fs: Arc<dyn FileSystem>,
+    observers: Vec<Arc<dyn Observer>>,
+) -> ObservedExport {
+    let admitting = observers.iter().filter(|one| one.admits()).cloned().collect();
+    let all = Arc::new(Observers { admitting, all: observers });
+    let fs = match all.all.is_empty() {
+        true => fs,
+        false => Arc::new(Observed::new(fs, all.clone())),
+    };
+    let admits = !all.admitting.is_empty();
+    ObservedExport { fs, admission: admits.then_some(all as Arc<dyn CallAdmission>) }
+}
+
+/// Several observers as one.
+struct Observers {
+    all: Vec<Arc<dyn Observer>>,
+    /// Those of them that may hold a call up.
+    admitting: Vec<Arc<dyn Observer>>,
+}
+
+impl Observer for Observers {
+    fn admits(&self) -> bool {
+        false
+    }
+
+    /// The server has asked.
+    fn admit<'a>(&'a self, _: &'a Context, _: &'a ObservedCall<'a>) -> Admit<'a> {
+        Admit::Now
+    }
+
+    fn done(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, elapsed: Duration) {
+        self.all.iter().for_each(|one| one.done(cx, call, outcome, elapsed));
+    }
+}
+
+impl CallAdmission for Observers {
+    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a> {
+        for (index, one) in self.admitting.iter().enumerate() {
+            match one.admit(cx, call) {
+                Admit::Now => {}
+                Admit::Refuse(error) => return Admit::Refuse(error),
+                Admit::After(wait) => {
+                    let rest = &self.admitting[index + 1..];
+                    return Admit::After(Box::pin(async move {
+                        wait.await?;
+                        admitted_by_all(rest, cx, call).await
+                    }));
+                }
+            }
+        }
+        Admit::Now
+    }
+
+    fn refused(&self, cx: &Context, call: &ObservedCall<'_>, error: &Error, elapsed: Duration) {
+        let outcome = Outcome { error: Some(error), ..Outcome::default() };
+        self.done(cx, call, outcome, elapsed);
+    }
+}
+
+async fn admitted_by_all(
+    observers: &[Arc<dyn Observer>],
+    cx: &Context,
+    call: &ObservedCall<'_>,
+) -> Result<()> {
+    for one in observers {
+        admitted(&**one, cx, call).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Asks whoever admits the calls of clients to an export. A call is asked for once its replay slot
+//! knows it, so that it is not asked for again when it is sent again, and before it waits for a range
+//! of a file, a directory or a stamp, so that nobody waits for it meanwhile.
+
+use dray_core::{Admit, CallAdmission, Context, FileId, Name, ObservedCall, Op, OpenHow, Result};
+
+use crate::server::session::Session;
+use crate::wire::Call;
+
+/// How a put opens the file that it makes or replaces.
+const PUT_OPEN: OpenHow = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
+
+/// Waits until `call` may go on. `data_bytes`: what it brings along. Errors: those of whoever refuses
+/// it.
+pub(super) async fn ask(
+    session: &Session,
+    cx: &Context,
+    call: &Call<'_>,
+    data_bytes: usize,
+) -> Result<()> {
+    let Some(admission) = &session.export.admission else { return Ok(()) };
+    for part in parts(session, call, data_bytes as u64).into_iter().flatten() {
+        admit(&**admission, cx, &part).await?;
+    }
+    Ok(())
+}
+
+/// The same for the opening of a file that its client has asked to have looked up and opened.
+pub(super) async fn ask_for_open(
+    session: &Session,
+    cx: &Context,
+    id: FileId,
+    how: OpenHow,
+) -> Result<()> {
+    let Some(admission) = &session.export.admission else { return Ok(()) };
+    admit(&**admission, cx, &opening(Op::Open, id, None, how)).await
+}
+
+async fn admit(admission: &dyn CallAdmission, cx: &Context, call: &ObservedCall<'_>) -> Result<()> {
+    let begun = dray_rt::now();
+    let admitted = match admission.admit(cx, call) {
+        Admit::Now => return Ok(()),
+        Admit::After(wait) => wait.await,
+        Admit::Refuse(error) => Err(error),
+    };
+    admitted.map_err(|error| {
+        let error = error.during(call.op);
+        admission.refused(cx, call, &error, begun.elapsed());
+        error
+    })
+}
+
+/// The operations of a call that are asked for. A call that names no open file of its client's is not
+/// asked for: it fails by itself.
+fn parts<'a>(session: &Session, call: &Call<'a>, data_bytes: u64) -> [Option<ObservedCall<'a>>; 2] {
+    let (op, root) = (call.op(), session.export.fs.info().root);
+    let of = |handle: u64| {
+        let file = session.file(handle)?;
+        Some(ObservedCall::new(op, file.id()))
+    };
+    let sized = |handle, bytes| Some(ObservedCall { bytes, ..of(handle)? });
+    let one = match *call {
+        Call::Lookup { dir, name }
+        | Call::Make { dir, name, .. }
+        | Call::Remove { dir, name, .. } => Some(named(op, dir, name)),
+        // Its opening is asked for once the file is known.
+        Call::LookupOpen { dir, name, .. } => Some(named(Op::Lookup, dir, name)),
+        Call::Rename { from, from_name, to, to_name, .. } => {
+            let to = Name::new(to_name).ok().map(|name| (to, name));
+            Some(ObservedCall { to, ..named(op, from, from_name) })
+        }
+        Call::Link { id, dir, name } => {
+            let to = Name::new(name).ok().map(|name| (dir, name));
+            Some(ObservedCall { to, ..ObservedCall::new(op, id) })
+        }
+        Call::Parent { dir: id }
+        | Call::Getattr { id, .. }
+        | Call::Setattr { id, .. }
+        | Call::Readlink { id }
+        | Call::Access { id, .. }
+        | Call::Getxattr { id, .. }
+        | Call::Listxattr { id }
+        | Call::Removexattr { id, .. } => Some(ObservedCall::new(op, id)),
+        Call::Setxattr { id, value, .. } => {
+            Some(ObservedCall { bytes: value.len() as u64, ..ObservedCall::new(op, id) })
+        }
+        Call::Open { again: true, .. } => None, // a recovery
+        Call::Open { id, how, .. } => Some(opening(op, id, None, how)),
+        Call::OpenNamed { id, how, .. } => Some(opening(op, id, None, how)),
+        Call::Create { dir, name, how, .. } => Some(opening(op, dir, Some(name), how.open)),
+        Call::Tmpfile { dir, how, .. } => Some(opening(op, dir, None, how.open)),
+        Call::Put { dir, name, .. } => {
+            let create = opening(Op::Create, dir, Some(name), PUT_OPEN);
+            let write = ObservedCall { op: Op::Write, bytes: data_bytes, ..create };
+            return [Some(create), Some(write)];
+        }
+        Call::Statfs {} | Call::SyncAll {} => Some(ObservedCall::new(op, root)),
+        Call::Read { handle, len_bytes, .. } => sized(handle, len_bytes.into()),
+        Call::Readdir { handle, max_bytes, .. } => sized(handle, max_bytes.into()),
+        Call::Write { handle, .. } => sized(handle, data_bytes),
+        Call::CopyRange { handle, len_bytes, .. } => sized(handle, len_bytes),
+        Call::Flush { handle, .. }
+        | Call::Sync { handle, .. }
+        | Call::Allocate { handle, .. }
+        | Call::Seek { handle, .. }
+        | Call::TestLock { handle, .. }
+        | Call::GetFlags { handle }
+        | Call::SetFlags { handle, .. }
+        | Call::GetXflags { handle }
+        | Call::SetXflags { handle, .. }
+        | Call::Close { handle } => of(handle),
+        Call::Lock { reclaim: true, .. } => None, // a recovery
+        Call::Lock { handle, .. } => of(handle),
+        Call::Recover { .. } | Call::Redo { .. } | Call::Reopen { .. } | Call::Declare { .. } => {
+            None
+        }
+    };
+    [one, None]
+}
+
+fn named<'a>(op: Op, dir: FileId, name: &'a [u8]) -> ObservedCall<'a> {
+    ObservedCall { name: Name::new(name).ok(), ..ObservedCall::new(op, dir) }
+}
+
+fn opening<'a>(op: Op, id: FileId, name: Option<&'a [u8]>, how: OpenHow) -> ObservedCall<'a> {
+    let name = name.and_then(|name| Name::new(name).ok());
+    ObservedCall { name, open: Some(how), ..ObservedCall::new(op, id) }
+}
