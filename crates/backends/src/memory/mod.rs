@@ -19,6 +19,7 @@ mod file;
 mod fs;
 mod inode;
 mod journal;
+mod kind;
 mod names;
 mod rename;
 mod store;
@@ -35,6 +36,7 @@ use crate::locks::LockTable;
 
 pub use disk::MemoryDisk;
 pub use file::MemoryFile;
+pub use kind::MemoryKind;
 use store::Store;
 
 /// Limits and identity of a [`MemoryFs`].

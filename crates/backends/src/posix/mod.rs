@@ -19,6 +19,7 @@ mod directories;
 mod files;
 mod find;
 mod handle;
+mod kind;
 mod lanes;
 mod mounted;
 mod names;
@@ -33,6 +34,7 @@ mod place;
 mod reopen;
 mod root;
 mod siphash;
+mod source;
 mod sys;
 mod watch;
 mod whereabouts;
@@ -51,6 +53,7 @@ use dray_core::{
 use self::attrs::Target;
 use self::core::{Caller, Core};
 pub use self::cred::{as_server, release};
+pub use self::kind::PosixKind;
 use self::lanes::Lane;
 use self::names::{CREATE_TRIES, Created};
 use self::open_file::PosixFile;
@@ -58,6 +61,7 @@ pub use self::options::{Inline, Keeper, PosixOptions, Squash};
 pub use self::origin::{Difference, Origin};
 pub use self::place::{OnDeath, Place};
 pub use self::root::Root;
+use crate::backend::Hang;
 use crate::locks::LockTable;
 
 /// A directory, served.
@@ -76,15 +80,6 @@ pub struct Holdings {
     pub cached_inodes: usize,
     /// Advisory locks held.
     pub locks: usize,
-}
-
-/// A file system below that does not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hang {
-    /// Calls that are in it, and those that wait for a thread behind them.
-    pub calls: usize,
-    /// How long the first of them has been in it at least.
-    pub since: Duration,
 }
 
 impl PosixFs {

@@ -5,7 +5,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dray_backends::posix::{Inline, Squash};
+use dray_backends::KINDS;
+use dray_backends::backend::{BackendKind, Squash};
 use dray_core::{Errno, Gid, Op, Uid};
 use dray_fabric::Address;
 use dray_layers::faults::{Fault, When};
@@ -14,7 +15,9 @@ use serde::Deserialize;
 use crate::error::Failure;
 use crate::metrics_http::check_address;
 use crate::nearest::{hint, meant};
-use crate::serve::export::{ExportPlan, check_id, check_threads, mountpoint_of, squash_of};
+use crate::serve::export::{
+    BackendOptions, ExportPlan, backend_of, check_id, check_threads, default_backend, squash_of,
+};
 use crate::serve::plan::key_file;
 
 /// The file, as written.
@@ -59,18 +62,10 @@ pub struct ExportTable {
     anongid: Option<u32>,
     allow: Vec<String>,
     insecure: bool,
-    direct: bool,
-    inline: Option<String>,
-    threads: usize,
-    mountpoint: Option<Mountpoint>,
-}
-
-/// Whether, or where, a file system must be mounted.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "mountpoint is true, false, or a path in quotes")]
-enum Mountpoint {
-    Itself(bool),
-    Named(String),
+    backend: Option<String>,
+    /// Those of its backend's own.
+    #[serde(skip)]
+    own: BackendOptions,
 }
 
 /// One `[[fault]]`.
@@ -100,20 +95,8 @@ const KEYS: [&str; 12] = [
     "export",
     "fault",
 ];
-const EXPORT_KEYS: [&str; 12] = [
-    "name",
-    "dir",
-    "read_only",
-    "squash",
-    "anonuid",
-    "anongid",
-    "allow",
-    "insecure",
-    "direct",
-    "inline",
-    "threads",
-    "mountpoint",
-];
+const EXPORT_KEYS: [&str; 9] =
+    ["name", "dir", "read_only", "squash", "anonuid", "anongid", "allow", "insecure", "backend"];
 const FAULT_KEYS: [&str; 6] = ["export", "op", "error", "delay_ms", "one_in", "nth"];
 
 /// Of a configuration; /dev/zero has no end.
@@ -175,7 +158,8 @@ impl Config {
     fn parse(text: &str) -> Result<Config, String> {
         let table: toml::Table = text.parse().map_err(in_plain_words)?;
         check_keys(text, 0, "the top level", &table, &KEYS)?;
-        for (name, keys) in [("export", &EXPORT_KEYS[..]), ("fault", &FAULT_KEYS[..])] {
+        let mut own = Vec::new();
+        for name in ["export", "fault"] {
             if table.get(name).is_some_and(|value| !value.is_array()) {
                 let line = line_of(text, 0, name).unwrap_or(1);
                 return Err(format!(
@@ -186,10 +170,20 @@ impl Config {
             let tables = tables.into_iter().flatten().filter_map(toml::Value::as_table);
             for (number, one) in tables.enumerate() {
                 let place = format!("[[{name}]]");
-                check_keys(text, head_of(text, &place, number), &place, one, keys)?;
+                let head = head_of(text, &place, number);
+                if name == "fault" {
+                    check_keys(text, head, &place, one, &FAULT_KEYS)?;
+                    continue;
+                }
+                let backend = backend_in(one)?;
+                let keys = [&EXPORT_KEYS[..], backend.options()].concat();
+                check_keys(text, head, &place, one, &keys)?;
+                own.push(own_options(backend, one)?);
             }
         }
-        toml::from_str(text).map_err(in_plain_words)
+        let mut config: Config = toml::from_str(text).map_err(in_plain_words)?;
+        config.export.iter_mut().zip(own).for_each(|(export, own)| export.own = own);
+        Ok(config)
     }
 
     /// Addresses to listen on.
@@ -228,6 +222,35 @@ impl Config {
             Some(_) => Err("buffers_mib is a number from 8 to 1048576".to_owned()),
         }
     }
+}
+
+/// The backend that an `[[export]]` names.
+fn backend_in(export: &toml::Table) -> Result<&'static dyn BackendKind, String> {
+    let name = export.get("backend").and_then(toml::Value::as_str);
+    name.map_or(Ok(default_backend()), backend_of)
+}
+
+/// The options of an `[[export]]` that are its backend's own, as words.
+fn own_options(backend: &dyn BackendKind, export: &toml::Table) -> Result<BackendOptions, String> {
+    let given = backend.options().iter().filter_map(|key| Some((*key, export.get(*key)?)));
+    let word = |(key, value): (&str, &toml::Value)| {
+        let word = match value {
+            toml::Value::Boolean(true) => "yes".to_owned(),
+            toml::Value::Boolean(false) => "no".to_owned(),
+            toml::Value::Integer(number) => number.to_string(),
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Float(_)
+            | toml::Value::Datetime(_)
+            | toml::Value::Array(_)
+            | toml::Value::Table(_) => {
+                return Err(format!(
+                    "`{key}` in [[export]] is true, false, a whole number, or text in quotes"
+                ));
+            }
+        };
+        Ok((key.to_owned(), word))
+    };
+    given.map(word).collect()
 }
 
 /// What is wrong with a file, without the names that types have in Rust.
@@ -273,10 +296,16 @@ fn check_keys(
 fn place_of(key: &str) -> Option<&'static str> {
     match key {
         key if KEYS.contains(&key) => Some("further up, before the first table in brackets"),
-        key if EXPORT_KEYS.contains(&key) => Some("below a line [[export]]"),
+        key if EXPORT_KEYS.contains(&key) || is_of_a_backend(key) => {
+            Some("below a line [[export]]")
+        }
         key if FAULT_KEYS.contains(&key) => Some("below a line [[fault]]"),
         _ => None,
     }
+}
+
+fn is_of_a_backend(key: &str) -> bool {
+    KINDS.iter().any(|kind| kind.options().contains(&key))
 }
 
 /// The line, counted from 0, of the table of this number that is written as `head`.
@@ -303,11 +332,12 @@ impl ExportTable {
             let dir = self.dir.display();
             return Err(format!("the [[export]] of `{dir}` has no name, as in name = \"home\""));
         }
-        if self.dir.as_os_str().is_empty() {
+        let backend = self.backend.as_deref().map_or(Ok(default_backend()), backend_of)?;
+        if self.dir.as_os_str().is_empty() && backend.has_directory() {
             let name = &self.name;
             return Err(format!("export `{name}` has no directory, as in dir = \"/srv/home\""));
         }
-        let mut plan = ExportPlan::new(&self.name, self.dir.clone())?;
+        let mut plan = ExportPlan::of(backend, &self.name, self.dir.clone())?;
         let of = |what: String| format!("export `{}`: {what}", self.name);
         for (key, id) in [("anonuid", self.anonuid), ("anongid", self.anongid)] {
             id.map_or(Ok(()), |id| check_id(key, id)).map_err(of)?;
@@ -319,25 +349,9 @@ impl ExportTable {
             plan.allow
                 .push(text.parse().map_err(|what| format!("export `{}`: {what}", self.name))?);
         }
-        plan.inline = match self.inline.as_deref() {
-            None | Some("auto") => Inline::Auto,
-            Some("always") => Inline::Always,
-            Some("never") => Inline::Never,
-            Some(word) => {
-                let meant = meant(word, ["auto", "always", "never"]);
-                return Err(of(format!("inline is auto, always or never, not `{word}`{meant}")));
-            }
-        };
         plan.read_only = self.read_only;
-        plan.direct = self.direct;
         plan.insecure = self.insecure;
-        plan.threads = check_threads(self.threads).map_err(of)?;
-        plan.mountpoint = match &self.mountpoint {
-            None | Some(Mountpoint::Itself(false)) => None,
-            Some(Mountpoint::Itself(true)) => Some(self.dir.clone()),
-            Some(Mountpoint::Named(word)) => mountpoint_of(word, &self.dir).map_err(of)?,
-        };
-        Ok(plan)
+        plan.with_own(&self.own).map_err(of)
     }
 }
 
@@ -396,8 +410,13 @@ mod tests {
         config.addresses().unwrap();
         assert!(!config.exports().unwrap().is_empty());
         assert!(!config.faults_of("home").unwrap().is_empty());
-        for key in KEYS.iter().chain(&EXPORT_KEYS).chain(&FAULT_KEYS) {
+        let own = default_backend().options();
+        for key in KEYS.iter().chain(&EXPORT_KEYS).chain(&FAULT_KEYS).chain(own) {
             assert!(line_of(&active, 0, key).is_some(), "`{key}` is not documented");
+        }
+        for kind in KINDS {
+            let mut words = kind.options().iter().copied().chain([kind.name()]);
+            assert!(words.all(|word| example.contains(word)), "{kind:?} is not documented");
         }
         Config::parse(example).unwrap();
     }
@@ -459,6 +478,10 @@ mod tests {
             ("[[export]\n", "line 1"),
             ("export = ['a']\n", "expected a table [[export]]"),
             ("state = 1\n", "expected a path in quotes"),
+            ("[[export]]\nmountpoint = []\n", "`mountpoint` in [[export]] is true, false"),
+            ("[[export]]\nbackend = 'zfs'\n", "no backend is called `zfs`; there are: posix"),
+            ("[[export]]\nbackend = 7\n", "line 2"),
+            ("[[export]]\nsize_mib = 7\n", "line 2: unknown key `size_mib` in [[export]]"),
             ("[[export]]\nanonuid = 5000000000\n", "from 0 to 4294967295"),
             ("[[export]]\nanonuid = 99999999999999999999\n", "`, a number that is too large"),
         ] {
@@ -479,9 +502,11 @@ mod tests {
             ("listen = ['tpc://x']\n", "listen: `tpc://x`"),
             (
                 "[[export]]\nname='a'\ndir='/x'\nthreads=99999\n",
-                "export `a`: threads is a number up to 1024, not 99999",
+                "export `a`: threads is a number up to 1024, not `99999`",
             ),
             ("[[export]]\nname='a'\ndir='/x'\nsquash='rot'\n", "did you mean `root`?"),
+            ("[[export]]\nname='a'\ndir='/x'\nmountpoint='ye'\n", "did you mean `yes`?"),
+            ("[[export]]\nname='a'\nbackend='memory'\n", "export `a`: the backend memory replaces"),
             ("[[fault]]\none_in=0\n", "from 1 on"),
             ("[[fault]]\nerror='ENOSPACE'\n", "did you mean `ENOSPC`?"),
         ] {

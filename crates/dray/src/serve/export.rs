@@ -1,10 +1,13 @@
 //! What an export is to be like, from `--export NAME=DIR[,OPTION...]` or the configuration.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use dray_backends::posix::{Inline, Squash};
+use dray_backends::KINDS;
+use dray_backends::backend::{BackendKind, BackendSource, ExportSettings, Squash};
 use dray_client::Target;
 use dray_core::{Gid, Uid};
 use dray_rpc::server::Allow;
@@ -12,12 +15,12 @@ use dray_rpc::server::Allow;
 use crate::mount::elsewhere;
 use crate::nearest::{hint, meant};
 
-/// A directory to be served.
-#[derive(Clone, Debug, PartialEq)]
+/// An export to be served.
+#[derive(Clone, Debug)]
 pub struct ExportPlan {
     /// Name by which clients ask for it.
     pub name: String,
-    /// The directory.
+    /// The directory, as it was named; of a backend without directories what it is shown as.
     pub dir: PathBuf,
     /// Changes are refused.
     pub read_only: bool,
@@ -27,49 +30,62 @@ pub struct ExportPlan {
     pub allow: Vec<Allow>,
     /// Without a key, too, any user of a client may be anybody.
     pub insecure: bool,
-    /// Pass `O_DIRECT` on to the file system below.
-    pub direct: bool,
-    /// Which thread does the work.
-    pub inline: Inline,
-    /// Threads for calls that block, of each kind; 0: as many as the backend thinks best.
-    pub threads: usize,
-    /// Where a file system must be mounted, on which the directory is: else it is not served.
-    pub mountpoint: Option<PathBuf>,
+    /// The kind of what serves it.
+    pub backend: &'static dyn BackendKind,
+    /// Where its files are.
+    pub source: Arc<dyn BackendSource>,
 }
 
-/// Options of `--export`, for the help and for slips of the pen.
-pub const OPTIONS: [&str; 11] = [
-    "ro",
-    "rw",
-    "squash",
-    "allow",
-    "anonuid",
-    "anongid",
-    "direct",
-    "threads",
-    "secure",
-    "insecure",
-    "mountpoint",
-];
+/// Options of all exports on the command line, for slips of the pen. Backends have further ones.
+const OPTIONS: [&str; 9] =
+    ["ro", "rw", "squash", "allow", "anonuid", "anongid", "secure", "insecure", "backend"];
+
+/// Options of a backend's own, as the administrator wrote them.
+pub type BackendOptions = BTreeMap<String, String>;
+
+/// The backend of exports that name none.
+pub fn default_backend() -> &'static dyn BackendKind {
+    KINDS[0]
+}
+
+/// The backend that is called so.
+pub fn backend_of(name: &str) -> Result<&'static dyn BackendKind, String> {
+    let names = || KINDS.iter().map(|kind| kind.name());
+    let found = KINDS.iter().copied().find(|kind| kind.name() == name);
+    found.ok_or_else(|| format!("no backend is called `{name}`{}", hint(name, names())))
+}
 
 impl ExportPlan {
-    /// One with the defaults.
+    /// One of the default backend, with the defaults.
+    #[cfg(test)]
     pub fn new(name: &str, dir: PathBuf) -> Result<ExportPlan, String> {
+        ExportPlan::of(default_backend(), name, dir)?.with_own(&BackendOptions::new())
+    }
+
+    /// One with the defaults, before its backend has taken its options.
+    pub fn of(
+        backend: &'static dyn BackendKind,
+        name: &str,
+        dir: PathBuf,
+    ) -> Result<Unconfigured, String> {
         Target::check_export(name)?;
-        if dir.as_os_str().is_empty() {
-            return Err(format!("export `{name}` has no directory"));
-        }
-        Ok(ExportPlan {
+        let dir = match (backend.has_directory(), dir.as_os_str().is_empty()) {
+            (true, true) => return Err(format!("export `{name}` has no directory")),
+            (true, false) => dir,
+            (false, true) => format!("{}:{name}", backend.name()).into(),
+            (false, false) => {
+                let kind = backend.name();
+                return Err(format!("export `{name}`: the backend {kind} has no directory"));
+            }
+        };
+        Ok(Unconfigured {
+            backend,
             name: name.to_owned(),
             dir,
             read_only: false,
             squash: Squash::Root(Squash::NOBODY.0, Squash::NOBODY.1),
             allow: Vec::new(),
             insecure: false,
-            direct: false,
-            inline: Inline::Auto,
-            threads: 0,
-            mountpoint: None,
         })
     }
 
@@ -85,58 +101,93 @@ impl ExportPlan {
         let rest = halves.next().ok_or_else(|| wrong("expected NAME=DIR"))?;
         let mut parts = split_bytes(rest).into_iter();
         let dir = OsString::from_vec(parts.next().unwrap_or_default());
-        let mut plan = ExportPlan::new(&name, dir.into()).map_err(|what| wrong(&what))?;
-        let parts = parts.map(|part| String::from_utf8_lossy(&part).into_owned());
+        let parts: Vec<String> = parts
+            .map(|part| String::from_utf8_lossy(&part).into_owned())
+            .filter(|part| !part.is_empty())
+            .collect();
+        let backend = parts.iter().rev().find_map(|part| part.strip_prefix("backend="));
+        let backend = backend.map_or(Ok(default_backend()), backend_of);
+        let plan = backend.and_then(|backend| ExportPlan::of(backend, &name, dir.into()));
+        plan.map_err(|what| wrong(&what))?.with_options(&parts, &wrong)
+    }
+}
+
+/// An export whose backend has not taken its options.
+pub struct Unconfigured {
+    backend: &'static dyn BackendKind,
+    name: String,
+    dir: PathBuf,
+    pub read_only: bool,
+    pub squash: Squash,
+    pub allow: Vec<Allow>,
+    pub insecure: bool,
+}
+
+impl Unconfigured {
+    /// With the options of the backend's own.
+    pub fn with_own(self, own: &BackendOptions) -> Result<ExportPlan, String> {
+        let Unconfigured { backend, name, dir, read_only, squash, allow, insecure } = self;
+        let source = backend
+            .configure(&ExportSettings { dir: &dir, read_only, squash, own })
+            .map_err(|wrong| {
+                let meant = meant(&wrong.value, wrong.known.iter().copied());
+                format!("{}{meant}", wrong.what)
+            })?;
+        Ok(ExportPlan { name, dir, read_only, squash, allow, insecure, backend, source })
+    }
+
+    /// With options of the command line. `wrong` makes a message of what is wrong with one.
+    fn with_options(
+        mut self,
+        parts: &[String],
+        wrong: &dyn Fn(&str) -> String,
+    ) -> Result<ExportPlan, String> {
         let mut squash = "root".to_owned();
         let (mut uid, mut gid) = Squash::NOBODY;
         let mut allowing = false;
-        for part in parts.filter(|part| !part.is_empty()) {
+        let mut own = BackendOptions::new();
+        for part in parts {
             // Further addresses may follow the first.
-            let is_range = || Allow::is_range(&part);
-            if allowing && !part.contains('=') && is_range() {
-                plan.allow.push(part.parse().map_err(|what: String| wrong(&what))?);
+            if allowing && !part.contains('=') && Allow::is_range(part) {
+                self.allow.push(part.parse().map_err(|what: String| wrong(&what))?);
                 continue;
             }
-            let (key, value) = part.split_once('=').unwrap_or((&part, ""));
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
             allowing = key == "allow";
-            let number =
-                || value.parse::<u32>().map_err(|_| wrong(&format!("`{key}` needs a number")));
             let id = || {
-                let id = number()?;
+                let number = value.parse::<u32>();
+                let id = number.map_err(|_| wrong(&format!("`{key}` needs a number")))?;
                 check_id(key, id).map(|()| id).map_err(|what| wrong(&what))
             };
-            if matches!(key, "ro" | "rw" | "direct" | "secure" | "insecure") && part.contains('=') {
+            if matches!(key, "ro" | "rw" | "secure" | "insecure") && part.contains('=') {
                 return Err(wrong(&format!("`{key}` takes no value")));
             }
             match key {
-                "ro" => plan.read_only = true,
-                "rw" => plan.read_only = false,
-                "direct" => plan.direct = true,
-                "secure" | "insecure" => plan.insecure = key == "insecure",
+                "ro" => self.read_only = true,
+                "rw" => self.read_only = false,
+                "secure" | "insecure" => self.insecure = key == "insecure",
                 "squash" => squash = value.to_owned(),
-                "allow" => plan.allow.push(value.parse().map_err(|what: String| wrong(&what))?),
+                "allow" => self.allow.push(value.parse().map_err(|what: String| wrong(&what))?),
                 "anonuid" => uid = Uid(id()?),
                 "anongid" => gid = Gid(id()?),
-                "threads" => {
-                    plan.threads =
-                        check_threads(number()? as usize).map_err(|what| wrong(&what))?;
+                "backend" if part.contains('=') => {} // it has been heeded
+                _ if self.backend.options().contains(&key) => {
+                    let value = if part.contains('=') { value } else { "yes" };
+                    own.insert(key.to_owned(), value.to_owned());
                 }
-                "mountpoint" => {
-                    let word = if part.contains('=') { value } else { "yes" };
-                    plan.mountpoint =
-                        mountpoint_of(word, &plan.dir).map_err(|what| wrong(&what))?;
-                }
-                _ => {
-                    let hint = match elsewhere::of_an_export(key) {
-                        Some(instead) => return Err(format!("unknown option `{key}`: {instead}")),
-                        None => hint(key, OPTIONS),
-                    };
-                    return Err(wrong(&format!("unknown option `{key}`{hint}")));
-                }
+                _ => return Err(self.unknown_option(key, wrong)),
             }
         }
-        plan.squash = squash_of(&squash, uid, gid).map_err(|what| wrong(&what))?;
-        Ok(plan)
+        self.squash = squash_of(&squash, uid, gid).map_err(|what| wrong(&what))?;
+        self.with_own(&own).map_err(|what| wrong(&what))
+    }
+
+    fn unknown_option(&self, key: &str, wrong: &dyn Fn(&str) -> String) -> String {
+        if let Some(instead) = elsewhere::of_an_export(key) {
+            return format!("unknown option `{key}`: {instead}");
+        }
+        let known = OPTIONS.iter().chain(self.backend.options()).copied();
+        wrong(&format!("unknown option `{key}`{}", hint(key, known)))
     }
 }
 
@@ -153,19 +204,6 @@ pub fn squash_of(word: &str, uid: Uid, gid: Gid) -> Result<Squash, String> {
     }
 }
 
-/// `yes`: the directory `dir` itself; `no`, or the path of a directory that it is in.
-pub fn mountpoint_of(word: &str, dir: &Path) -> Result<Option<PathBuf>, String> {
-    match word {
-        "yes" => Ok(Some(dir.to_owned())),
-        "no" => Ok(None),
-        path if path.starts_with('/') => Ok(Some(path.into())),
-        _ => Err(format!(
-            "mountpoint is yes, no or the absolute path of a mount point, not `{word}`{}",
-            meant(word, ["yes", "no"])
-        )),
-    }
-}
-
 /// That `id`, the value of `key`, can be somebody's: the last number stands for nobody in system
 /// calls, and all that such a user did would fail.
 pub fn check_id(key: &str, id: u32) -> Result<(), String> {
@@ -175,10 +213,10 @@ pub fn check_id(key: &str, id: u32) -> Result<(), String> {
     }
 }
 
-/// Most threads of a server, and of one of its exports for calls that block.
+/// Most threads of a server.
 const THREADS_MAX: usize = 1024;
 
-/// A number of threads that a server, or one export, may have.
+/// A number of threads that a server may have.
 pub fn check_threads(threads: usize) -> Result<usize, String> {
     match threads {
         0..=THREADS_MAX => Ok(threads),
@@ -227,16 +265,11 @@ mod tests {
         assert_eq!(plan.squash, Squash::All(Uid(7), Gid(65_534)));
         assert_eq!(plan.allow.len(), 2);
         assert_eq!(parse("a=/x,squash=none").unwrap().squash, Squash::None);
-        for (text, mountpoint) in [
-            ("a=/x", None),
-            ("a=/x,mountpoint", Some("/x")),
-            ("a=/x,mountpoint=yes,ro", Some("/x")),
-            ("a=/x,mountpoint=no", None),
-            ("a=/x/y,mountpoint=/x", Some("/x")),
-        ] {
-            let plan = parse(text).unwrap();
-            assert_eq!(plan.mountpoint.as_deref(), mountpoint.map(Path::new), "{text}");
-        }
+        let source = |text| format!("{:?}", parse(text).unwrap().source);
+        assert!(source("a=/x,mountpoint,ro").contains("mountpoint: Some(\"/x\")"));
+        assert!(source("a=/x/y,mountpoint=/x").contains("mountpoint: Some(\"/x\")"));
+        let memory = parse("a=,backend=memory,squash=none,size_mib=8").unwrap();
+        assert_eq!((memory.backend.name(), memory.dir.to_str()), ("memory", Some("memory:a")));
         // What a script leaves between or behind commas is no harm.
         assert!(parse("a=/x,,ro,").unwrap().read_only);
     }
@@ -264,7 +297,7 @@ mod tests {
             ("home=/srv,squash=some", "root, all or none"),
             ("home=/srv,squash=rot", "did you mean `root`?"),
             ("home=/srv,ro=1", "takes no value"),
-            ("home=/srv,threads=99999999", "up to 1024, not 99999999"),
+            ("home=/srv,threads=99999999", "up to 1024, not `99999999`"),
             ("home=/srv,zzzzzz", "there are: ro, rw, squash"),
             ("home=/srv,allow=10.0.0.0/99", "address range"),
             ("home=/srv,allow=10.1.1.1/8", "say 10.0.0.0/8 for all of these, or 10.1.1.1"),
@@ -274,6 +307,12 @@ mod tests {
             ("home=/srv,anonuid=x", "number"),
             ("home=/srv,mountpoint=srv", "absolute path of a mount point, not `srv`"),
             ("home=/srv,mountpoint=ye", "did you mean `yes`?"),
+            ("home=/srv,direct=1", "direct is yes or no, not `1`"),
+            ("home=/srv,size_mib=8", "unknown option `size_mib`"),
+            ("home=/srv,backend=memry", "did you mean `memory`?"),
+            ("home=/srv,backend", "unknown option `backend`"),
+            ("home=/srv,backend=memory", "the backend memory has no directory"),
+            ("home=,backend=memory", "say squash none"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(hint), "{text}: {error}");

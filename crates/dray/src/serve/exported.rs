@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use dray_backends::posix::{Hang, OnDeath, Origin, PosixFs};
-use dray_core::{FileSystem, FsUuid};
+use dray_backends::backend::{Backend, FsIdentity, Hang, OnDeath};
+use dray_core::FsUuid;
 use dray_layers::metrics::Metrics;
 use dray_rt::Instant;
 
@@ -35,9 +35,9 @@ impl std::fmt::Debug for Exported {
 struct State {
     /// The same without links, known once its file system has answered.
     dir: Option<PathBuf>,
-    fs: Option<Arc<PosixFs>>,
+    fs: Option<Arc<dyn Backend>>,
     /// What served it before it was withdrawn, as long as calls are in there.
-    former: Weak<PosixFs>,
+    former: Option<Weak<dyn Backend>>,
     /// What it is to clients.
     uuid: Option<FsUuid>,
     /// Since when it has been starting, or open.
@@ -49,7 +49,7 @@ struct State {
     trouble: Option<String>,
     held: Option<Held>,
     /// What may be served though the export was made on something else.
-    accepted: Option<Origin>,
+    accepted: Option<FsIdentity>,
     /// Something has happened that may concern its place.
     stirred: bool,
     waiting: Option<Waker>,
@@ -74,7 +74,7 @@ pub struct Held {
     /// What is there instead, for people.
     pub found: String,
     /// The same, if it could be served by an administrator's word.
-    pub acceptable: Option<Origin>,
+    pub acceptable: Option<FsIdentity>,
 }
 
 /// The opening of an export that is not open.
@@ -98,7 +98,7 @@ impl Exported {
             state: Mutex::new(State {
                 dir: None,
                 fs: None,
-                former: Weak::new(),
+                former: None,
                 uuid: None,
                 begun: dray_rt::now(),
                 open: false,
@@ -137,7 +137,7 @@ impl Exported {
     }
 
     /// Its file system has answered: `dir` is its directory without links.
-    pub fn answered(&self, dir: &Path, fs: Arc<PosixFs>) {
+    pub fn answered(&self, dir: &Path, fs: Arc<dyn Backend>) {
         let mut state = self.state();
         (state.trouble, state.held, state.accepted) = (None, None, None);
         state.dir = Some(dir.to_owned());
@@ -176,7 +176,7 @@ impl Exported {
         state.begun = dray_rt::now();
         state.found = Found::There;
         let fs = state.fs.take();
-        state.former = fs.as_ref().map(Arc::downgrade).unwrap_or_default();
+        state.former = fs.as_ref().map(Arc::downgrade);
         drop(state);
         fs.iter().for_each(|fs| fs.leave());
         drop(fs); // perhaps the last: descriptors are closed, which may take a while
@@ -201,7 +201,7 @@ impl Exported {
 
     /// Lets it be served from what is at its place, though it was made on something else. Errors:
     /// why it cannot be, in words.
-    pub fn accept(&self) -> Result<Origin, String> {
+    pub fn accept(&self) -> Result<FsIdentity, String> {
         let mut state = self.state();
         let name = &self.name;
         let Some(held) = &state.held else {
@@ -218,7 +218,7 @@ impl Exported {
     }
 
     /// Whether it may be served from this, though it was made on something else.
-    pub fn accepts(&self, origin: &Origin) -> bool {
+    pub fn accepts(&self, origin: &FsIdentity) -> bool {
         self.state().accepted.as_ref() == Some(origin)
     }
 
@@ -231,7 +231,7 @@ impl Exported {
     }
 
     /// What serves it, once its file system has answered.
-    pub fn fs(&self) -> Option<Arc<PosixFs>> {
+    pub fn fs(&self) -> Option<Arc<dyn Backend>> {
         self.state().fs.clone()
     }
 
@@ -272,7 +272,7 @@ impl Exported {
     pub fn has_calls(&self) -> bool {
         let (fs, former) = {
             let state = self.state();
-            (state.fs.clone(), state.former.upgrade())
+            (state.fs.clone(), state.former.as_ref().and_then(Weak::upgrade))
         };
         let all = fs.into_iter().chain(former);
         all.into_iter().any(|fs| fs.hang(Duration::ZERO).is_some())
@@ -310,18 +310,15 @@ impl OnDeath for DeathNotice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_backends::posix::PosixOptions;
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
 
     /// That was said also where taking up again what clients had took its time.
     #[test]
     fn a_file_system_is_not_said_to_be_silent_when_it_has_answered() {
-        let dir = tempfile::tempdir().unwrap();
-        let Ok(fs) = PosixFs::open(dir.path(), FsUuid(1), PosixOptions::default()) else {
-            return eprintln!("skipped: needs root");
-        };
-        let one = Exported::new(&ExportPlan::new("a", dir.path().into()).unwrap());
+        let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
+        let one = Exported::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
         assert!(one.why_late().ends_with("does not answer"));
-        one.answered(dir.path(), fs);
+        one.answered(Path::new("/srv/a"), fs);
         assert!(one.why_late().contains("taken up again"));
     }
 
@@ -344,7 +341,7 @@ mod tests {
     fn what_is_accepted_is_what_was_shown() {
         let one = Exported::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
         assert!(one.accept().unwrap_err().contains("not held back"));
-        let origin = |uuid: &str| Origin {
+        let origin = |uuid: &str| FsIdentity {
             kind: "ext4".into(),
             uuid: Some(uuid.into()),
             source: "/dev/sda1".into(),

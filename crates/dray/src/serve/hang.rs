@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dray_backends::posix::Hang;
+use dray_backends::backend::Hang;
 
 use crate::serve::exported::Exported;
 use crate::status::report::ServerReport;

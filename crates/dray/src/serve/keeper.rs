@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dray_backends::posix::Keeper;
+use dray_backends::backend::DescriptorStore;
 use dray_core::{FileId, FsUuid};
 use socket2::{Domain, SockAddr, Socket, Type};
 
@@ -183,7 +183,7 @@ pub fn message_key(message: &Message) -> Key {
     std::array::from_fn(|index| message[1 + index])
 }
 
-impl Keeper for KeeperClient {
+impl DescriptorStore for KeeperClient {
     fn hold(&self, fs: FsUuid, id: FileId, fd: BorrowedFd<'_>) {
         let key = key(fs, id);
         let mut state = self.lock();

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_backends::posix::{Keeper, PosixFs, PosixOptions, Root, Squash};
+use dray_backends::backend::{BackendResources, DescriptorStore, FoundBackend, Squash};
 use dray_layers::faults::{Fault, Faults};
 use dray_layers::{ObservedExport, Observer, observe_export};
 use dray_rpc::server::{Export, Loss, Lost, Server};
@@ -156,7 +156,7 @@ impl Opening {
         let export = self.below()?;
         self.wait_for_former()?;
         let opened = executor.block_on(self.server.open(export, loss));
-        opened.map_err(|Lost| self.dead(&self.plan.dir))
+        opened.map_err(|Lost| self.died())
     }
 
     /// Takes the export away from its clients, as if the server had died, and opens it again once it
@@ -212,36 +212,32 @@ impl Opening {
         }
     }
 
-    /// Puts the export's stack together: observers over a directory.
+    /// Puts the export's stack together: observers over what serves it.
     fn below(&self) -> Result<Export, Hindrance> {
         let plan = &self.plan;
-        let (dir, root) = self.root()?;
-        let identity = self.identity(&dir, &root)?;
+        let found = self.find()?;
+        let dir = found.dir().to_owned();
+        let identity = self.identity(&*found)?;
         let lost = Arc::new(AtomicBool::new(false));
         let exported = Arc::downgrade(&self.exported);
         let on_death = DeathNotice { lost: lost.clone(), exported };
-        let defaults = PosixOptions::default();
-        let options = PosixOptions {
-            read_only: plan.read_only,
-            squash: plan.squash,
-            inline: plan.inline,
-            direct: plan.direct,
-            id_key: Some(identity.key),
-            threads_max: if plan.threads == 0 { defaults.threads_max } else { plan.threads },
-            path_table_file: Some(self.path_table_file()?),
-            keeper: self.keeper.clone().map(|keeper| keeper as Arc<dyn Keeper>),
+        let resources = BackendResources {
+            uuid: identity.uuid,
+            id_key: identity.key,
+            state_file: self.state_file()?,
+            descriptor_store: self.keeper.clone().map(|keeper| keeper as Arc<dyn DescriptorStore>),
             open_descriptors_max: self.descriptors.files_of_each,
             inode_cache_max: self.descriptors.inodes_of_each,
-            on_death: Some(Arc::new(on_death)),
-            ..defaults
+            on_death: Arc::new(on_death),
         };
-        let posix = PosixFs::serve(root, identity.uuid, options)
+        let backend = found
+            .open(resources)
             .map_err(|error| Failure::new(format!("{}: {error}", self.cannot())))?;
-        for caveat in posix.caveats() {
+        for caveat in backend.caveats() {
             log::warn!("export `{}`: {caveat}", plan.name);
         }
-        self.exported.answered(&dir, posix.clone());
-        let ObservedExport { fs, admission } = observe_export(posix, self.observers());
+        self.exported.answered(&dir, backend.clone());
+        let ObservedExport { fs, admission } = observe_export(backend, self.observers());
         let mut export = Export::new(&plan.name, fs, plan.allow.clone());
         export.admission = admission;
         export.insecure = plan.insecure;
@@ -267,20 +263,22 @@ impl Opening {
         Ok(work(state.as_ref().ok_or_else(|| Failure::new("the server is ending"))?))
     }
 
-    /// Where ids of files are noted, if the file system below has none that last.
-    fn path_table_file(&self) -> Result<PathBuf, Failure> {
+    /// Where the backend notes what must outlive the server, such as ids of files.
+    fn state_file(&self) -> Result<PathBuf, Failure> {
         self.with_state(|state| state.dir().join(format!("paths-{}", self.plan.name)))
     }
 
-    /// Who the export of `dir` is, which is the same as long as it is on what it was made on.
-    fn identity(&self, dir: &Path, root: &Root) -> Result<ExportIdentity, Hindrance> {
+    /// Who the export of what was found is, which is the same as long as it is on what it was made on.
+    fn identity(&self, found: &dyn FoundBackend) -> Result<ExportIdentity, Hindrance> {
+        let Some(origin) = found.identity() else { return Ok(ExportIdentity::random()) };
+        let dir = found.dir();
         let (exports, origins) = self.with_state(|state| {
             self.warn_of_state_within(state, dir);
             (state.exports(), state.origins())
         })?;
-        self.check_origin(dir, root, (&exports, &origins))?;
+        self.check_origin(found, (&exports, &origins))?;
         let identity = exports.identity(dir)?;
-        let noted = Noted { origin: root.origin().clone(), boot: self.boot };
+        let noted = Noted { origin: origin.clone(), boot: self.boot };
         origins.note(dir, &self.plan.dir, &noted)?;
         Ok(identity)
     }

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dray_backends::posix::Origin;
+use dray_backends::backend::FsIdentity;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Doing, Failure};
@@ -28,7 +28,7 @@ pub struct Origins {
 /// What an export was made on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
-    pub origin: Origin,
+    pub origin: FsIdentity,
     /// The start of the machine in which that was seen last.
     pub boot: u128,
 }
@@ -110,7 +110,7 @@ impl Origins {
     pub fn of(&self, whose: Whose<'_>) -> Option<Noted> {
         let notes = self.notes();
         let note = notes.get(whose.find(&notes)?)?;
-        let origin = Origin {
+        let origin = FsIdentity {
             kind: note.kind.clone(),
             uuid: note.uuid.clone(),
             source: note.source.clone(),
@@ -123,7 +123,7 @@ impl Origins {
 
     /// Notes what the export of `dir`, which was `named` so, is made on. Errors: it cannot be written.
     pub fn note(&self, dir: &Path, named: &Path, noted: &Noted) -> Result<(), Failure> {
-        let Origin { kind, uuid, source, at, directory, in_memory } = noted.origin.clone();
+        let FsIdentity { kind, uuid, source, at, directory, in_memory } = noted.origin.clone();
         let boot = format!("{:032x}", noted.boot);
         let (dir, named) = (escaped(dir), whole(named));
         let note = Note { dir, named, kind, uuid, source, at, directory, in_memory, boot };
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     fn noted(uuid: &str) -> Noted {
-        let origin = Origin {
+        let origin = FsIdentity {
             kind: "ext4".into(),
             uuid: Some(uuid.into()),
             source: "/dev/sda1".into(),

@@ -61,6 +61,16 @@ pub struct ExportIdentity {
     pub key: u128,
 }
 
+impl ExportIdentity {
+    /// Of an export that is another one after each start of the server.
+    pub fn random() -> ExportIdentity {
+        let (mut uuid, mut key) = ([0; 16], [0; 16]);
+        dray_rt::random_bytes(&mut uuid);
+        dray_rt::random_bytes(&mut key);
+        ExportIdentity { uuid: FsUuid(u128::from_le_bytes(uuid)), key: u128::from_le_bytes(key) }
+    }
+}
+
 impl StateDir {
     /// Takes possession of `dir`, making it if need be. Errors: another server has it, or
     /// it cannot be read.
@@ -235,11 +245,8 @@ pub fn cannot_write(path: &Path, error: &io::Error) -> Failure {
 
 impl Known {
     fn new(dir: String) -> Known {
-        let (mut uuid, mut key) = ([0; 16], [0; 16]);
-        dray_rt::random_bytes(&mut uuid);
-        dray_rt::random_bytes(&mut key);
-        let uuid = FsUuid(u128::from_le_bytes(uuid)).to_string();
-        Known { dir, uuid, key: format!("{:032x}", u128::from_le_bytes(key)) }
+        let ExportIdentity { uuid, key } = ExportIdentity::random();
+        Known { dir, uuid: uuid.to_string(), key: format!("{key:032x}") }
     }
 
     fn identity(&self) -> Option<ExportIdentity> {

@@ -71,7 +71,8 @@ pub fn open(given: Option<&Path>, exports: &[ExportPlan]) -> Result<StateDir, Fa
 }
 
 fn wanted(exports: &[ExportPlan]) -> Vec<Wanted> {
-    let dirs: Vec<PathBuf> = exports.iter().map(|export| export.dir.clone()).collect();
+    let exports = exports.iter().filter(|export| export.backend.has_directory());
+    let dirs: Vec<PathBuf> = exports.clone().map(|export| export.dir.clone()).collect();
     // A file system that hangs is waited for by its own export alone.
     let plain = at_once::each(ANSWER_MAX, dirs, |dir| std::fs::canonicalize(dir).ok());
     let one = |(export, plain): (&ExportPlan, Option<Option<PathBuf>>)| {
@@ -79,7 +80,7 @@ fn wanted(exports: &[ExportPlan]) -> Vec<Wanted> {
         let dirs = plain.flatten().into_iter().chain([given]).map(|dir| escaped(&dir)).collect();
         Wanted { name: export.name.clone(), dirs }
     };
-    exports.iter().zip(plain).map(one).collect()
+    exports.zip(plain).map(one).collect()
 }
 
 /// Those below `base`, and `base` itself, that know any of the wanted exports: the one that knows most

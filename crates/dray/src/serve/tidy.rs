@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_backends::posix::{Place, PosixFs};
-use dray_core::{Context, Errno, FileSystem};
+use dray_backends::backend::{Backend, ExportLocation};
+use dray_core::{Context, Errno};
 
 use crate::serve::exported::{Exported, Found};
 use crate::serve::opening::Opening;
@@ -31,7 +31,7 @@ pub async fn keep(opening: Arc<Opening>) {
         }
         let Some(fs) = export.fs() else { continue };
         let path = export.path();
-        if is_to_be_withdrawn(export, &fs, &path).await {
+        if is_to_be_withdrawn(export, &*fs, &path).await {
             drop(fs);
             if let Err(failure) = opening.withdraw() {
                 log::error!("{}; trying again", failure.message);
@@ -42,9 +42,9 @@ pub async fn keep(opening: Arc<Opening>) {
         }
         if tidied.elapsed() >= TIDY_EVERY {
             tidied = dray_rt::now();
-            fs.tidy().await;
+            fs.upkeep().await;
             release_unclaimed(&opening);
-            let found = what_is_at(&fs, &path).await;
+            let found = what_is_at(&*fs, &path).await;
             if export.found(found) {
                 tell(export, found);
             }
@@ -65,9 +65,9 @@ fn release_unclaimed(opening: &Opening) {
 }
 
 /// Whether what serves it is no longer what is at its place, or has died.
-async fn is_to_be_withdrawn(export: &Exported, fs: &PosixFs, path: &Path) -> bool {
+async fn is_to_be_withdrawn(export: &Exported, fs: &dyn Backend, path: &Path) -> bool {
     let (name, dir) = (&export.name, export.dir());
-    if fs.place(path).await == Place::OtherMount {
+    if fs.location(path).await == ExportLocation::OtherMount {
         log::error!(
             "export `{name}`: what it is on is no longer mounted at {dir}, or is covered by another \
              mount; clients wait"
@@ -81,11 +81,11 @@ async fn is_to_be_withdrawn(export: &Exported, fs: &PosixFs, path: &Path) -> boo
     false
 }
 
-async fn what_is_at(fs: &PosixFs, path: &Path) -> Found {
+async fn what_is_at(fs: &dyn Backend, path: &Path) -> Found {
     let root = fs.getattr(&Context::system(), fs.info().root).await;
     match root {
         Err(error) if error.errno() == Errno::ESTALE => Found::Gone,
-        _ if fs.place(path).await == Place::Elsewhere => Found::Elsewhere,
+        _ if fs.location(path).await == ExportLocation::Elsewhere => Found::Elsewhere,
         _ => Found::There,
     }
 }

@@ -1,0 +1,94 @@
+//! Whether an export may be served from what is there. What keeps it from that is told in words, with
+//! what is waited for, what is there, and what to do.
+
+use dray_backends::backend::{Difference, FoundBackend, NotedIdentity, Unavailable};
+
+use crate::error::Failure;
+use crate::serve::exported::Held;
+use crate::serve::opening::{Hindrance, Opening};
+use crate::serve::origins::{Noted, Origins, Whose};
+use crate::serve::state::Exports;
+
+impl Opening {
+    /// What is to be served. Errors: it is not there, or not what it has to be.
+    pub(super) fn find(&self) -> Result<Box<dyn FoundBackend>, Hindrance> {
+        let noted = self.noted();
+        let found = self.plan.source.find(noted.as_ref().map(|noted| self.compared(noted)));
+        found.map_err(|unavailable| self.hindrance(unavailable))
+    }
+
+    /// Its file system has died while it was opened.
+    pub(super) fn died(&self) -> Hindrance {
+        let noted = self.noted();
+        let noted = noted.as_ref().map(|noted| self.compared(noted));
+        self.hindrance(self.plan.source.died(noted))
+    }
+
+    fn hindrance(&self, unavailable: Unavailable) -> Hindrance {
+        match unavailable {
+            Unavailable::Wrong(why) => Failure::new(format!("{}: {why}", self.cannot())).into(),
+            Unavailable::Awaited { why, expected, found } => {
+                let held = Held { expected, found, acceptable: None };
+                Hindrance::held(self.waits(&why), held)
+            }
+        }
+    }
+
+    /// That it is held back, and that nothing but what `why` says is to be done.
+    fn waits(&self, why: &str) -> String {
+        let name = &self.plan.name;
+        format!(
+            "export `{name}` is held back: {why}, and the export goes on by itself; clients wait"
+        )
+    }
+
+    /// What the export was made on, as far as that is known by its name.
+    fn noted(&self) -> Option<Noted> {
+        let origins = self.with_state(|state| state.origins()).ok()?;
+        origins.of(Whose::Named(&self.plan.dir))
+    }
+
+    fn compared<'a>(&self, noted: &'a Noted) -> NotedIdentity<'a> {
+        NotedIdentity { identity: &noted.origin, same_boot: noted.boot == self.boot }
+    }
+
+    /// Whether `there` is what the export was made on, or an administrator has said that it may be
+    /// served from it. Then the export becomes another one: what clients know of it, and have open,
+    /// means nothing on this file system.
+    pub(super) fn check_origin(
+        &self,
+        there: &dyn FoundBackend,
+        (exports, origins): (&Exports, &Origins),
+    ) -> Result<(), Hindrance> {
+        let dir = there.dir();
+        let (Some(noted), Some(identity)) = (origins.of(Whose::Dir(dir)), there.identity()) else {
+            return Ok(());
+        };
+        let Some(difference) = there.difference(self.compared(&noted)) else { return Ok(()) };
+        let name = &self.plan.name;
+        if self.exported.accepts(identity) {
+            exports.renew(dir)?;
+            log::warn!(
+                "export `{name}` is made anew on {identity}, as was said; clients mount anew: what \
+                 they know of it is stale"
+            );
+            return Ok(());
+        }
+        let (shown, was) = (dir.display(), noted.origin.to_string());
+        let (expected, found, mend) = match difference {
+            Difference::FileSystem => (was, identity.to_string(), "mount that one there"),
+            Difference::Directory => (
+                format!("the directory of {was} that it was made on"),
+                format!("another directory of the same file system ({identity})"),
+                "have that one there, be it mounted or moved",
+            ),
+        };
+        let words = format!(
+            "export `{name}` is held back: at {shown} is {found}, and the export was made on {expected}: \
+             {mend}, and the export goes on by itself; or, to serve what is there now instead, say \
+             `dray accept {name}`; clients wait"
+        );
+        let acceptable = Some(identity.clone());
+        Err(Hindrance::held(words, Held { expected, found, acceptable }))
+    }
+}
