@@ -11,5 +11,8 @@ pub mod memory;
 pub mod null;
 pub mod posix;
 
-/// The kinds of backends that a server can serve. The first is that of exports that name none.
-pub static KINDS: &[&dyn backend::BackendKind] = &[&posix::PosixKind, &memory::MemoryKind];
+/// The kinds of backends that a server can serve, a line each.
+pub static KINDS: &[&dyn backend::BackendKind] = &[
+    &posix::PosixKind, // the first is that of exports that name none
+    &memory::MemoryKind,
+];

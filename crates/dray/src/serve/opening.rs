@@ -250,7 +250,10 @@ impl Opening {
         if !self.faults.is_empty() {
             log::warn!("export `{}` fails on purpose: `faults` is on", self.plan.name);
         }
-        vec![Arc::new(Faults::new(self.faults.clone())), self.exported.metrics.clone()]
+        vec![
+            Arc::new(Faults::new(self.faults.clone())), // the first is asked first
+            self.exported.metrics.clone(),
+        ]
     }
 
     pub(super) fn cannot(&self) -> String {
