@@ -1,7 +1,7 @@
-//! Sees to exports while they are open: descriptors of inodes used lately are closed, so that the space
-//! of files that somebody removes beside the server becomes free; an export whose directory itself has
-//! been removed or replaced is told of; and one whose file system was unmounted, covered or has died is
-//! taken away from its clients until it is there again.
+//! Monitors the exports while they are open. Descriptors of inodes used lately are closed, so that the
+//! space of files that somebody removes beside the server becomes free. An export whose directory has
+//! been removed or replaced is reported. One whose file system was unmounted, covered or has died is
+//! taken away from its clients until the file system is there again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use std::time::Duration;
 use dray_backends::backend::{Backend, ExportLocation};
 use dray_core::{Context, Errno};
 
-use crate::serve::exported::{Exported, Found};
+use crate::serve::exported::{DirectoryState, Exported};
 use crate::serve::opening::Opening;
 
 /// How often; descriptors are kept for as long without use. Mounts are looked at when they change.
-const TIDY_EVERY: Duration = Duration::from_secs(10);
+const UPKEEP_EVERY: Duration = Duration::from_secs(10);
 /// The same where a file system may die without anybody noticing.
 const MORTAL_EVERY: Duration = Duration::from_secs(2);
 
-/// Sees to an export for ever. One whose file system hangs waits for that, and no other does.
-pub async fn keep(opening: Arc<Opening>) {
+/// Monitors an export for ever. One whose file system hangs waits for that, and no other does.
+pub async fn run(opening: Arc<Opening>) {
     let export = &opening.exported;
-    let mut tidied = dray_rt::now();
+    let mut kept_up = dray_rt::now();
     loop {
         let mortal = export.fs().is_some_and(|fs| fs.is_mortal());
-        let pause = if mortal { MORTAL_EVERY } else { TIDY_EVERY };
+        let pause = if mortal { MORTAL_EVERY } else { UPKEEP_EVERY };
         let _ = dray_rt::timeout(pause, export.stirred()).await; // whichever comes first
         if export.starting().is_some() {
             continue;
@@ -40,13 +40,13 @@ pub async fn keep(opening: Arc<Opening>) {
             }
             continue;
         }
-        if tidied.elapsed() >= TIDY_EVERY {
-            tidied = dray_rt::now();
+        if kept_up.elapsed() >= UPKEEP_EVERY {
+            kept_up = dray_rt::now();
             fs.upkeep().await;
             release_unclaimed(&opening);
-            let found = what_is_at(&*fs, &path).await;
-            if export.found(found) {
-                tell(export, found);
+            let state = directory_state(&*fs, &path).await;
+            if export.directory_is(state) {
+                report(export, state);
             }
         }
     }
@@ -81,25 +81,25 @@ async fn is_to_be_withdrawn(export: &Exported, fs: &dyn Backend, path: &Path) ->
     false
 }
 
-async fn what_is_at(fs: &dyn Backend, path: &Path) -> Found {
+async fn directory_state(fs: &dyn Backend, path: &Path) -> DirectoryState {
     let root = fs.getattr(&Context::system(), fs.info().root).await;
     match root {
-        Err(error) if error.errno() == Errno::ESTALE => Found::Gone,
-        _ if fs.location(path).await == ExportLocation::Elsewhere => Found::Elsewhere,
-        _ => Found::There,
+        Err(error) if error.errno() == Errno::ESTALE => DirectoryState::Gone,
+        _ if fs.location(path).await == ExportLocation::Elsewhere => DirectoryState::Elsewhere,
+        _ => DirectoryState::There,
     }
 }
 
-fn tell(export: &Exported, found: Found) {
+fn report(export: &Exported, state: DirectoryState) {
     let (name, dir) = (&export.name, export.dir());
-    match found {
-        Found::There => log::warn!("export `{name}`: its directory {dir} is there again"),
-        Found::Gone => log::error!(
+    match state {
+        DirectoryState::There => log::warn!("export `{name}`: its directory {dir} is there again"),
+        DirectoryState::Gone => log::error!(
             "export `{name}`: its directory {dir} is gone: it was removed, or another one is in its \
              place; whatever clients ask for fails with ESTALE; have the right one there, and \
              restart this server"
         ),
-        Found::Elsewhere => log::error!(
+        DirectoryState::Elsewhere => log::error!(
             "export `{name}`: its directory is no longer at {dir}: it was moved; clients are served what \
              they had there, wherever it is now; have it there again, or restart this server, say \
              `dray accept {name}` and mount anew to have what is there"

@@ -44,7 +44,7 @@ struct State {
     begun: Instant,
     open: bool,
     /// What was last seen at its place.
-    found: Found,
+    directory: DirectoryState,
     /// Why it could not be opened when that was last tried.
     trouble: Option<String>,
     held: Option<Held>,
@@ -57,7 +57,7 @@ struct State {
 
 /// What has become of the directory itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Found {
+pub enum DirectoryState {
     #[default]
     There,
     /// It has been removed.
@@ -102,7 +102,7 @@ impl Exported {
                 uuid: None,
                 begun: dray_rt::now(),
                 open: false,
-                found: Found::There,
+                directory: DirectoryState::There,
                 trouble: None,
                 held: None,
                 accepted: None,
@@ -174,7 +174,7 @@ impl Exported {
             return false;
         }
         state.begun = dray_rt::now();
-        state.found = Found::There;
+        state.directory = DirectoryState::There;
         let fs = state.fs.take();
         state.former = fs.as_ref().map(Arc::downgrade);
         drop(state);
@@ -236,13 +236,13 @@ impl Exported {
     }
 
     /// What has become of the directory itself, as is looked for now and then. False if that was known.
-    pub fn found(&self, found: Found) -> bool {
-        std::mem::replace(&mut self.state().found, found) != found
+    pub fn directory_is(&self, now: DirectoryState) -> bool {
+        std::mem::replace(&mut self.state().directory, now) != now
     }
 
     /// As was last seen.
-    pub fn place(&self) -> Found {
-        self.state().found
+    pub fn directory_state(&self) -> DirectoryState {
+        self.state().directory
     }
 
     /// Has whoever waits look at its place.

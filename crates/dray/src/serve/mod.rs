@@ -3,6 +3,7 @@
 pub(crate) mod config;
 pub(crate) mod descriptors;
 pub(crate) mod export;
+pub(crate) mod export_monitor;
 pub(crate) mod exported;
 pub(crate) mod hang;
 mod held_back;
@@ -18,7 +19,6 @@ pub(crate) mod origins;
 mod plan;
 pub(crate) mod state;
 mod state_place;
-pub(crate) mod tidy;
 pub(crate) mod workers;
 
 use std::io;
@@ -109,7 +109,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let result = executor.block_on(async {
         serving.spawn_followers_of_recovery(boot, &scope);
         for opening in openings {
-            scope.spawn_on(&Handle::current(), tidy::keep(opening));
+            scope.spawn_on(&Handle::current(), export_monitor::run(opening));
         }
         mounts::watch(serving.exports.clone());
         let result = serve(&serving.plan, serving.report(), &serving.workers, &scope).await;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::mount::flusher;
 use crate::mount::mount_table::Known;
-use crate::serve::exported::{Exported, Found};
+use crate::serve::exported::{DirectoryState, Exported};
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
@@ -79,8 +79,8 @@ impl ServerReport {
             "read_only": export.read_only,
             "ops": ops,
             "mapped_twice": mapped_twice,
-            "gone": export.place() != Found::There,
-            "moved": export.place() == Found::Elsewhere,
+            "gone": export.directory_state() != DirectoryState::There,
+            "moved": export.directory_state() == DirectoryState::Elsewhere,
             "starting": export.starting().map(|starting| json!({
                 "since_s": seconds(starting.since),
                 "error": starting.trouble,
