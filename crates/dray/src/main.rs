@@ -60,7 +60,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Serve(args) => serve::run(args),
         Command::Mount(args) => mount::run(args),
-        Command::KeepFiles { state } => serve::keeper_process::run(&state),
+        Command::KeepFiles { state } => serve::descriptor_store_process::run(&state),
         Command::Key(args) => key::run(&args),
         Command::Umount(args) => mount::umount::run(&args),
         Command::Status(args) => status::run(&args),

@@ -56,11 +56,11 @@ pub async fn run(opening: Arc<Opening>) {
 /// given up.
 fn release_unclaimed(opening: &Opening) {
     let export = &opening.exported;
-    if let (Some(keeper), Some(uuid), Some(open_for)) =
-        (&opening.keeper, export.uuid(), export.open_for())
+    if let (Some(descriptor_store), Some(uuid), Some(open_for)) =
+        (&opening.descriptor_store, export.uuid(), export.open_for())
         && open_for >= opening.server.lease() * 2
     {
-        keeper.release_inherited(|fs| fs == uuid);
+        descriptor_store.release_inherited(|fs| fs == uuid);
     }
 }
 

@@ -1,6 +1,8 @@
 //! `dray serve`.
 
 pub(crate) mod config;
+pub(crate) mod descriptor_store;
+pub(crate) mod descriptor_store_process;
 pub(crate) mod descriptors;
 pub(crate) mod export;
 pub(crate) mod export_monitor;
@@ -8,8 +10,6 @@ pub(crate) mod exported;
 pub(crate) mod hang;
 mod held_back;
 pub(crate) mod journal;
-pub(crate) mod keeper;
-pub(crate) mod keeper_process;
 pub(crate) mod left_behind;
 mod limits;
 pub(crate) mod metrics;
@@ -36,11 +36,11 @@ use crate::endpoint::{self, Answer};
 use crate::error::{Doing, Failure};
 use crate::named::Named;
 use crate::notify_systemd::notify;
+use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
 use crate::serve::exported::Exported;
 use crate::serve::journal::{Boot, ServerJournal};
-use crate::serve::keeper::KeeperClient;
 use crate::serve::opening::{Opening, SharedState};
 use crate::serve::plan::ServePlan;
 use crate::serve::workers::{Stuck, Workers};
@@ -71,7 +71,7 @@ struct Serving {
     exports: Vec<Arc<Exported>>,
     workers: Arc<Workers>,
     state: SharedState,
-    keeper: Option<Arc<KeeperClient>>,
+    descriptor_store: Option<Arc<DescriptorStoreClient>>,
 }
 
 /// Serves until a signal asks for an end.
@@ -92,17 +92,22 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let state = state_place::open(plan.state.as_deref(), &plan.exports)?;
     let state_dir = state.dir().to_owned();
     let state = Arc::new(Mutex::new(Some(state)));
-    let keeper = start_keeper(&state_dir);
+    let descriptor_store = start_descriptor_store(&state_dir);
     let (journal, boot, loss) = former_life(&state_dir, plan.boot)?;
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> = plan.exports.iter().map(|plan| Arc::new(Exported::new(plan))).collect();
-    let openings =
-        openings(&plan, &exports, &server, (&state, &keeper, descriptors), (loss, plan.boot))?;
+    let openings = openings(
+        &plan,
+        &exports,
+        &server,
+        (&state, &descriptor_store, descriptors),
+        (loss, plan.boot),
+    )?;
     opening::open_all(&openings)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
     let workers = Arc::new(Workers::new(&names, plan.threads));
-    let serving = Serving { plan, state_dir, server, exports, workers, state, keeper };
+    let serving = Serving { plan, state_dir, server, exports, workers, state, descriptor_store };
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
@@ -130,13 +135,13 @@ impl Serving {
                 log::error!("{}; the next start waits for clients again", failure.message);
             }
         });
-        let Some(keeper) = self.keeper.clone() else { return };
+        let Some(descriptor_store) = self.descriptor_store.clone() else { return };
         let (server, exports) = (self.server.clone(), self.exports.clone());
         scope.spawn_on(&Handle::current(), async move {
             server.opened().await;
             // Who sees to an open export lets go what is of that.
             let known: Vec<_> = exports.iter().filter_map(|export| export.uuid()).collect();
-            keeper.release_inherited(|fs| !known.contains(&fs));
+            descriptor_store.release_inherited(|fs| !known.contains(&fs));
         });
     }
 
@@ -164,11 +169,11 @@ impl Serving {
         result?;
         let deserted = self.is_deserted();
         self.server.disconnect();
-        if let Some(keeper) = &self.keeper {
+        if let Some(descriptor_store) = &self.descriptor_store {
             if deserted {
-                keeper.release_inherited(|_| true);
+                descriptor_store.release_inherited(|_| true);
             }
-            keeper.leave();
+            descriptor_store.leave();
         }
         // Whatever else there is belongs to the next server, or could hang as well: only what
         // others wait for is given back.
@@ -236,7 +241,11 @@ fn openings(
     plan: &ServePlan,
     exports: &[Arc<Exported>],
     server: &Server,
-    (state, keeper, descriptors): (&SharedState, &Option<Arc<KeeperClient>>, Descriptors),
+    (state, descriptor_store, descriptors): (
+        &SharedState,
+        &Option<Arc<DescriptorStoreClient>>,
+        Descriptors,
+    ),
     (loss, boot): (Loss, u128),
 ) -> Result<Vec<Arc<Opening>>, Failure> {
     let opening = |(plan_of, exported): (&ExportPlan, &Arc<Exported>)| {
@@ -245,7 +254,7 @@ fn openings(
             faults: plan.config.faults_of(&plan_of.name).map_err(Failure::usage)?,
             exported: exported.clone(),
             state: state.clone(),
-            keeper: keeper.clone(),
+            descriptor_store: descriptor_store.clone(),
             descriptors,
             server: server.clone(),
             loss,
@@ -257,9 +266,9 @@ fn openings(
 
 /// Who keeps deleted files over our death. Without him they end with us, which is no
 /// reason not to serve.
-fn start_keeper(state: &Path) -> Option<Arc<KeeperClient>> {
-    match KeeperClient::start(state) {
-        Ok(keeper) => Some(Arc::new(keeper)),
+fn start_descriptor_store(state: &Path) -> Option<Arc<DescriptorStoreClient>> {
+    match DescriptorStoreClient::start(state) {
+        Ok(descriptor_store) => Some(Arc::new(descriptor_store)),
         Err(failure) => {
             log::error!(
                 "{}; files deleted while open are lost if the server dies",

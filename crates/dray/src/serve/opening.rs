@@ -14,10 +14,10 @@ use dray_rpc::server::{Export, Loss, Lost, Server};
 use dray_rt::{DriverKind, Executor};
 
 use crate::error::{Doing, Failure};
+use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
 use crate::serve::exported::{DeathNotice, Exported, Held};
-use crate::serve::keeper::KeeperClient;
 use crate::serve::left_behind;
 use crate::serve::origins::Noted;
 use crate::serve::state::{ExportIdentity, StateDir};
@@ -47,7 +47,7 @@ pub struct Opening {
     pub faults: Vec<Fault>,
     pub exported: Arc<Exported>,
     pub state: SharedState,
-    pub keeper: Option<Arc<KeeperClient>>,
+    pub descriptor_store: Option<Arc<DescriptorStoreClient>>,
     pub descriptors: Descriptors,
     pub server: Server,
     pub loss: Loss,
@@ -225,7 +225,10 @@ impl Opening {
             uuid: identity.uuid,
             id_key: identity.key,
             state_file: self.state_file()?,
-            descriptor_store: self.keeper.clone().map(|keeper| keeper as Arc<dyn DescriptorStore>),
+            descriptor_store: self
+                .descriptor_store
+                .clone()
+                .map(|descriptor_store| descriptor_store as Arc<dyn DescriptorStore>),
             open_descriptors_max: self.descriptors.files_of_each,
             inode_cache_max: self.descriptors.inodes_of_each,
             on_death: Arc::new(on_death),

@@ -15,8 +15,8 @@ use socket2::{Domain, Socket, Type};
 
 use crate::error::{Doing, Failure};
 use crate::flock::lock_within;
-use crate::serve::keeper::{
-    Key, OP_END, OP_HELD, OP_HOLD, OP_RELEASE, held_max, message, message_key, receive, send,
+use crate::serve::descriptor_store::{
+    OP_END, OP_HELD, OP_HOLD, OP_RELEASE, StoreKey, held_max, message, message_key, receive, send,
     socket_address, socket_path,
 };
 use crate::{paths, signals};
@@ -24,8 +24,8 @@ use crate::{paths, signals};
 /// How long it waits for a new server while it holds something, and while it does not.
 const WAIT_HOLDING: Duration = Duration::from_secs(300);
 const WAIT_EMPTY: Duration = Duration::from_secs(3);
-/// How long it waits for the keeper before it to end. One that has a server does not.
-const TURN_MAX: Duration = Duration::from_secs(5);
+/// How long it waits for the store process before it to end. One that has a server does not.
+const FORMER_STORE_MAX: Duration = Duration::from_secs(5);
 /// After a server could not be heard, as where the system has no descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -39,8 +39,8 @@ pub fn run(state: &Path) -> Result<(), Failure> {
     let doing = || format!("cannot listen on {}", path.display());
     // A server that was killed as it started may have left one that starts, too. Of both one has
     // the socket, or the files of the other are where the next server does not find them.
-    let Some(_turn) = turn(state).doing(doing)? else { return Ok(()) };
-    // Nobody listens here: at most the socket of a keeper that was killed is left.
+    let Some(_sole) = sole_store(state).doing(doing)? else { return Ok(()) };
+    // Nobody listens here: at most the socket of a store process that was killed is left.
     let _ = std::fs::remove_file(&path);
     let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None).doing(doing)?;
     let (address, _dir) = socket_address(state).doing(doing)?;
@@ -53,18 +53,18 @@ pub fn run(state: &Path) -> Result<(), Failure> {
         // The server's end, however it comes about, is no reason to let go.
         let _ = serve(&server, &mut held);
     }
-    // In a directory that was put in the place of ours there may be that of another keeper.
+    // In a directory that was put in the place of ours there may be that of another store process.
     if inode().is_ok_and(|inode| inode == ours) {
         let _ = std::fs::remove_file(&path); // nothing is lost if it stays
     }
     Ok(())
 }
 
-/// What one keeper of a state directory has at a time, until it is dropped; none if another one
+/// What one store process of a state directory has at a time, until it is dropped; none if another one
 /// does not give it up. Errors: those of open(2) and flock(2).
-fn turn(state: &Path) -> io::Result<Option<File>> {
+fn sole_store(state: &Path) -> io::Result<Option<File>> {
     let dir = File::open(state)?;
-    Ok(lock_within(&dir, TURN_MAX)?.then_some(dir))
+    Ok(lock_within(&dir, FORMER_STORE_MAX)?.then_some(dir))
 }
 
 /// The next server, if one comes in time.
@@ -91,26 +91,26 @@ fn next_server(listener: &Socket, empty: bool) -> Option<Socket> {
 struct Held {
     /// Files at most.
     max: usize,
-    files: HashMap<Key, OwnedFd>,
+    files: HashMap<StoreKey, OwnedFd>,
     /// A thread for each file system: closing the last descriptor of a deleted file frees
     /// its space, and waits where the file system hangs.
     closers: HashMap<[u8; 16], Sender<OwnedFd>>,
 }
 
 impl Held {
-    fn hold(&mut self, key: Key, fd: OwnedFd) {
+    fn hold(&mut self, key: StoreKey, fd: OwnedFd) {
         if let Some(old) = self.files.insert(key, fd) {
             self.close(&key, old);
         }
     }
 
-    fn release(&mut self, key: &Key) {
+    fn release(&mut self, key: &StoreKey) {
         if let Some(fd) = self.files.remove(key) {
             self.close(key, fd);
         }
     }
 
-    fn close(&mut self, key: &Key, fd: OwnedFd) {
+    fn close(&mut self, key: &StoreKey, fd: OwnedFd) {
         let closer = match self.closers.entry(std::array::from_fn(|index| key[index])) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {

@@ -1,7 +1,7 @@
 //! Keeps files that were deleted while they are open, over the death of the server.
 //!
 //! A second small process holds a descriptor of each; as long as somebody does, the file
-//! system below keeps the file, and the server's next life finds it by its id. The two
+//! system below keeps the file, and the next server finds it by its id. The two
 //! talk over a socket in the state directory: messages of one operation and one key.
 
 use std::collections::HashMap;
@@ -21,11 +21,11 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use crate::error::{Doing, Failure};
 use crate::paths;
 
-/// Descriptors that the keeper holds at most; of files beyond them the server says that
+/// Descriptors that the store process holds at most; of files beyond them the server says that
 /// they would end with it.
 const HELD_MAX: usize = 4096;
-/// Descriptors that the keeper needs besides: its own, and that of the next server.
-const KEEPER_SPARE: usize = 32;
+/// Descriptors that the store process needs besides: its own, and that of the next server.
+const STORE_SPARE: usize = 32;
 /// How long the new process may take until it listens, on a machine that swaps. Without it files that
 /// were deleted while open end with this server.
 const START_MAX: Duration = Duration::from_secs(20);
@@ -34,18 +34,18 @@ const TELL_MAX: Duration = Duration::from_secs(5);
 
 pub const OP_HOLD: u8 = 1;
 pub const OP_RELEASE: u8 = 2;
-/// From the keeper: it holds this.
+/// From the store process: it holds this.
 pub const OP_HELD: u8 = 3;
-/// From the keeper: that was all.
+/// From the store process: that was all.
 pub const OP_END: u8 = 4;
 
 /// Operation, file system, file.
 pub const MESSAGE_BYTES: usize = 33;
-pub type Message = [u8; MESSAGE_BYTES];
+pub type StoreMessage = [u8; MESSAGE_BYTES];
 /// File system and file.
-pub type Key = [u8; 32];
+pub type StoreKey = [u8; 32];
 
-/// Where the keeper of a state directory listens.
+/// Where the store process of a state directory listens.
 pub fn socket_path(state: &Path) -> PathBuf {
     state.join("keeper.sock")
 }
@@ -61,19 +61,19 @@ pub fn socket_address(state: &Path) -> io::Result<(SockAddr, Option<File>)> {
     Ok((SockAddr::unix(socket_path(&by_descriptor))?, Some(dir)))
 }
 
-/// How many a keeper holds that may have `limit` descriptors (`RLIMIT_NOFILE`, which it has from
+/// How many a store process holds that may have `limit` descriptors (`RLIMIT_NOFILE`, which it has from
 /// its server).
 pub fn held_max(limit: usize) -> usize {
-    HELD_MAX.min(limit.saturating_sub(KEEPER_SPARE))
+    HELD_MAX.min(limit.saturating_sub(STORE_SPARE))
 }
 
-pub fn message(op: u8, key: &Key) -> Message {
+pub fn message(op: u8, key: &StoreKey) -> StoreMessage {
     let mut message = [op; MESSAGE_BYTES];
     message[1..].copy_from_slice(key);
     message
 }
 
-fn key(fs: FsUuid, id: FileId) -> Key {
+fn key(fs: FsUuid, id: FileId) -> StoreKey {
     let mut key = [0; 32];
     key[..16].copy_from_slice(&fs.0.to_le_bytes());
     key[16..24].copy_from_slice(&id.ino.to_le_bytes());
@@ -82,7 +82,7 @@ fn key(fs: FsUuid, id: FileId) -> Key {
 }
 
 /// The server's end.
-pub struct KeeperClient {
+pub struct DescriptorStoreClient {
     socket: Socket,
     held_max: usize,
     state: Mutex<State>,
@@ -91,25 +91,25 @@ pub struct KeeperClient {
 #[derive(Default)]
 struct State {
     /// What is held, and for how many: two exports of one directory have the same files. None
-    /// yet: it is held since the server's last life, and let go in the end if nobody asks for it.
-    held: HashMap<Key, u32>,
+    /// yet: it is held since the last server, and let go in the end if nobody asks for it.
+    held: HashMap<StoreKey, u32>,
     complained: bool,
 }
 
-impl std::fmt::Debug for KeeperClient {
+impl std::fmt::Debug for DescriptorStoreClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "KeeperClient({} held)", self.lock().held.len())
+        write!(f, "DescriptorStoreClient({} held)", self.lock().held.len())
     }
 }
 
-impl KeeperClient {
-    /// Connects to the keeper of the server's last life, or starts one.
-    pub fn start(state: &Path) -> Result<KeeperClient, Failure> {
+impl DescriptorStoreClient {
+    /// Connects to the store process of the last server, or starts one.
+    pub fn start(state: &Path) -> Result<DescriptorStoreClient, Failure> {
         let doing = || format!("cannot start the keeper of deleted files in {}", state.display());
-        if let Ok(client) = KeeperClient::connect(state) {
+        if let Ok(client) = DescriptorStoreClient::connect(state) {
             return Ok(client);
         }
-        let mut keeper = Command::new("/proc/self/exe")
+        let mut process = Command::new("/proc/self/exe")
             .arg0("dray")
             .arg("keep-files")
             .arg(state)
@@ -120,8 +120,8 @@ impl KeeperClient {
             .doing(doing)?;
         let begin = Instant::now();
         loop {
-            let has_ended = keeper.try_wait().is_ok_and(|ended| ended.is_some());
-            match KeeperClient::connect(state) {
+            let has_ended = process.try_wait().is_ok_and(|ended| ended.is_some());
+            match DescriptorStoreClient::connect(state) {
                 Ok(client) => return Ok(client),
                 Err(error) if has_ended => return Err(error).doing(doing),
                 Err(error) if begin.elapsed() > START_MAX => {
@@ -134,7 +134,7 @@ impl KeeperClient {
         }
     }
 
-    fn connect(state: &Path) -> io::Result<KeeperClient> {
+    fn connect(state: &Path) -> io::Result<DescriptorStoreClient> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         let (address, _dir) = socket_address(state)?;
         socket.connect(&address)?;
@@ -151,19 +151,23 @@ impl KeeperClient {
             }
         }
         let held_max = held_max(paths::raise_file_limit());
-        Ok(KeeperClient { socket, held_max, state: Mutex::new(State { held, complained: false }) })
+        Ok(DescriptorStoreClient {
+            socket,
+            held_max,
+            state: Mutex::new(State { held, complained: false }),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves the keeper to the server's next life, though this process lasts on.
+    /// Leaves the store process to the next server, though this process lasts on.
     pub fn leave(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both); // or it has ended
     }
 
-    /// Lets go what was held for an earlier life of these file systems and nobody came back for.
+    /// Lets go what was held for an earlier server of these file systems and nobody came back for.
     pub fn release_inherited(&self, of: impl Fn(FsUuid) -> bool) {
         self.lock().held.retain(|key, users| {
             let stays = *users > 0 || !of(fs_of(key));
@@ -175,15 +179,15 @@ impl KeeperClient {
     }
 }
 
-fn fs_of(key: &Key) -> FsUuid {
+fn fs_of(key: &StoreKey) -> FsUuid {
     FsUuid(u128::from_le_bytes(std::array::from_fn(|index| key[index])))
 }
 
-pub fn message_key(message: &Message) -> Key {
+pub fn message_key(message: &StoreMessage) -> StoreKey {
     std::array::from_fn(|index| message[1 + index])
 }
 
-impl DescriptorStore for KeeperClient {
+impl DescriptorStore for DescriptorStoreClient {
     fn hold(&self, fs: FsUuid, id: FileId, fd: BorrowedFd<'_>) {
         let key = key(fs, id);
         let mut state = self.lock();
@@ -233,7 +237,7 @@ impl DescriptorStore for KeeperClient {
 }
 
 /// Sends a message, and a descriptor with it.
-pub fn send(socket: &Socket, message: &Message, fd: Option<RawFd>) -> io::Result<()> {
+pub fn send(socket: &Socket, message: &StoreMessage, fd: Option<RawFd>) -> io::Result<()> {
     let mut part = libc::iovec { iov_base: message.as_ptr() as *mut _, iov_len: message.len() };
     let mut control = Control::default();
     // SAFETY: an all-zero msghdr is a valid, empty one.
@@ -261,7 +265,7 @@ pub fn send(socket: &Socket, message: &Message, fd: Option<RawFd>) -> io::Result
 
 /// Receives a message, and the descriptor that came with it. Errors: `UnexpectedEof` when
 /// the other end has gone.
-pub fn receive(socket: &Socket) -> io::Result<(Message, Option<OwnedFd>)> {
+pub fn receive(socket: &Socket) -> io::Result<(StoreMessage, Option<OwnedFd>)> {
     let mut message = [0; MESSAGE_BYTES];
     let mut part = libc::iovec { iov_base: message.as_mut_ptr().cast(), iov_len: MESSAGE_BYTES };
     let mut control = Control::default();
@@ -308,15 +312,15 @@ impl Default for Control {
 mod tests {
     use super::*;
 
-    fn client(socket: Socket, held: HashMap<Key, u32>) -> KeeperClient {
-        KeeperClient {
+    fn client(socket: Socket, held: HashMap<StoreKey, u32>) -> DescriptorStoreClient {
+        DescriptorStoreClient {
             socket,
             held_max: HELD_MAX,
             state: Mutex::new(State { held, complained: false }),
         }
     }
 
-    /// A keeper lives on over upgrades of its server, and over upgrades back.
+    /// A store process lives on over upgrades of its server, and over upgrades back.
     #[test]
     fn processes_of_two_versions_understand_each_other() {
         assert_eq!([OP_HOLD, OP_RELEASE, OP_HELD, OP_END], [1, 2, 3, 4]);
@@ -327,7 +331,7 @@ mod tests {
         assert_eq!(socket_path(Path::new("/state")), Path::new("/state/keeper.sock"));
     }
 
-    /// There was no keeper, where a server listened at a Unix socket with a long path, by which its
+    /// There was no store process, where a server listened at a Unix socket with a long path, by which its
     /// state directory is named.
     #[test]
     fn a_state_directory_may_have_a_long_path() {
@@ -335,10 +339,10 @@ mod tests {
         for name in ["short".to_owned(), "long".repeat(30)] {
             let state = base.join(name);
             std::fs::create_dir_all(&state).unwrap();
-            let keeper = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+            let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
             let (address, _dir) = socket_address(&state).unwrap();
-            keeper.bind(&address).unwrap();
-            keeper.listen(1).unwrap();
+            listener.bind(&address).unwrap();
+            listener.listen(1).unwrap();
             assert!(socket_path(&state).exists());
             let server = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
             let (address, _dir) = socket_address(&state).unwrap();
@@ -407,7 +411,7 @@ mod tests {
     #[test]
     fn a_keeper_has_descriptors_left_for_the_next_server() {
         assert_eq!(held_max(20_000), HELD_MAX);
-        assert_eq!(held_max(4096), 4096 - KEEPER_SPARE);
+        assert_eq!(held_max(4096), 4096 - STORE_SPARE);
         assert_eq!(held_max(16), 0);
     }
 }
