@@ -207,19 +207,19 @@ impl Exported {
         let Some(held) = &state.held else {
             return Err(format!("export `{name}` is not held back: there is nothing to accept"));
         };
-        let Some(origin) = held.acceptable.clone() else {
+        let Some(identity) = held.acceptable.clone() else {
             let (expected, found) = (&held.expected, &held.found);
             return Err(format!(
                 "export `{name}` waits for {expected}, and found {found}, which cannot be served"
             ));
         };
-        state.accepted = Some(origin.clone());
-        Ok(origin)
+        state.accepted = Some(identity.clone());
+        Ok(identity)
     }
 
     /// Whether it may be served from this, though it was made on something else.
-    pub fn accepts(&self, origin: &FsIdentity) -> bool {
-        self.state().accepted.as_ref() == Some(origin)
+    pub fn accepts(&self, identity: &FsIdentity) -> bool {
+        self.state().accepted.as_ref() == Some(identity)
     }
 
     /// Why it takes long to open it, in words.
@@ -341,7 +341,7 @@ mod tests {
     fn what_is_accepted_is_what_was_shown() {
         let one = Exported::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
         assert!(one.accept().unwrap_err().contains("not held back"));
-        let origin = |uuid: &str| FsIdentity {
+        let identity = |uuid: &str| FsIdentity {
             kind: "ext4".into(),
             uuid: Some(uuid.into()),
             source: "/dev/sda1".into(),
@@ -353,9 +353,9 @@ mod tests {
             let (expected, found) = ("ext4 aa".to_owned(), "ext4 bb".to_owned());
             Some(Held { expected, found, acceptable })
         };
-        one.failed("it is another one", held(Some(origin("bb"))));
-        assert_eq!(one.accept().unwrap(), origin("bb"));
-        assert!(one.accepts(&origin("bb")) && !one.accepts(&origin("cc")));
+        one.failed("it is another one", held(Some(identity("bb"))));
+        assert_eq!(one.accept().unwrap(), identity("bb"));
+        assert!(one.accepts(&identity("bb")) && !one.accepts(&identity("cc")));
         one.failed("nothing is there", held(None));
         assert!(one.accept().unwrap_err().contains("cannot be served"));
     }

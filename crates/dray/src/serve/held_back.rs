@@ -5,8 +5,8 @@ use dray_backends::backend::{Difference, FoundBackend, NotedIdentity, Unavailabl
 
 use crate::error::Failure;
 use crate::serve::exported::Held;
+use crate::serve::fs_identities::{ExportDirectory, FsIdentities, IdentityNote};
 use crate::serve::opening::{Hindrance, Opening};
-use crate::serve::origins::{Noted, Origins, Whose};
 use crate::serve::state::Exports;
 
 impl Opening {
@@ -43,25 +43,27 @@ impl Opening {
     }
 
     /// What the export was made on, as far as that is known by its name.
-    fn noted(&self) -> Option<Noted> {
-        let origins = self.with_state(|state| state.origins()).ok()?;
-        origins.of(Whose::Named(&self.plan.dir))
+    fn noted(&self) -> Option<IdentityNote> {
+        let fs_identities = self.with_state(|state| state.fs_identities()).ok()?;
+        fs_identities.of(ExportDirectory::Named(&self.plan.dir))
     }
 
-    fn compared<'a>(&self, noted: &'a Noted) -> NotedIdentity<'a> {
-        NotedIdentity { identity: &noted.origin, same_boot: noted.boot == self.boot }
+    fn compared<'a>(&self, noted: &'a IdentityNote) -> NotedIdentity<'a> {
+        NotedIdentity { identity: &noted.identity, same_boot: noted.boot == self.boot }
     }
 
     /// Whether `there` is what the export was made on, or an administrator has said that it may be
     /// served from it. Then the export becomes another one: what clients know of it, and have open,
     /// means nothing on this file system.
-    pub(super) fn check_origin(
+    pub(super) fn check_identity(
         &self,
         there: &dyn FoundBackend,
-        (exports, origins): (&Exports, &Origins),
+        (exports, fs_identities): (&Exports, &FsIdentities),
     ) -> Result<(), Hindrance> {
         let dir = there.dir();
-        let (Some(noted), Some(identity)) = (origins.of(Whose::Dir(dir)), there.identity()) else {
+        let (Some(noted), Some(identity)) =
+            (fs_identities.of(ExportDirectory::Dir(dir)), there.identity())
+        else {
             return Ok(());
         };
         let Some(difference) = there.difference(self.compared(&noted)) else { return Ok(()) };
@@ -74,7 +76,7 @@ impl Opening {
             );
             return Ok(());
         }
-        let (shown, was) = (dir.display(), noted.origin.to_string());
+        let (shown, was) = (dir.display(), noted.identity.to_string());
         let (expected, found, mend) = match difference {
             Difference::FileSystem => (was, identity.to_string(), "mount that one there"),
             Difference::Directory => (

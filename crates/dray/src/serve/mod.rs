@@ -7,6 +7,7 @@ pub(crate) mod descriptors;
 pub(crate) mod export;
 pub(crate) mod export_monitor;
 pub(crate) mod exported;
+pub(crate) mod fs_identities;
 pub(crate) mod hang;
 mod held_back;
 pub(crate) mod journal;
@@ -15,7 +16,6 @@ mod limits;
 pub(crate) mod metrics;
 pub(crate) mod mounts;
 pub(crate) mod opening;
-pub(crate) mod origins;
 mod plan;
 pub(crate) mod state;
 mod state_place;
@@ -421,7 +421,7 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
         ("accept", name) => match report.exports.iter().find(|export| export.name == name) {
             None => serde_json::json!({ "unknown": true }),
             Some(export) => match export.accept() {
-                Ok(origin) => serde_json::json!({ "accepted": origin.to_string() }),
+                Ok(identity) => serde_json::json!({ "accepted": identity.to_string() }),
                 Err(why) => control::refusal(&why),
             },
         },

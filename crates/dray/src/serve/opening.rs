@@ -18,8 +18,8 @@ use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
 use crate::serve::exported::{DeathNotice, Exported, Held};
+use crate::serve::fs_identities::IdentityNote;
 use crate::serve::left_behind;
-use crate::serve::origins::Noted;
 use crate::serve::state::{ExportIdentity, StateDir};
 
 /// The start waits so long for exports. What is wrong with one that answers within that time
@@ -276,16 +276,16 @@ impl Opening {
 
     /// Who the export of what was found is, which is the same as long as it is on what it was made on.
     fn identity(&self, found: &dyn FoundBackend) -> Result<ExportIdentity, Hindrance> {
-        let Some(origin) = found.identity() else { return Ok(ExportIdentity::random()) };
+        let Some(found_on) = found.identity() else { return Ok(ExportIdentity::random()) };
         let dir = found.dir();
-        let (exports, origins) = self.with_state(|state| {
+        let (exports, fs_identities) = self.with_state(|state| {
             self.warn_of_state_within(state, dir);
-            (state.exports(), state.origins())
+            (state.exports(), state.fs_identities())
         })?;
-        self.check_origin(found, (&exports, &origins))?;
+        self.check_identity(found, (&exports, &fs_identities))?;
         let identity = exports.identity(dir)?;
-        let noted = Noted { origin: origin.clone(), boot: self.boot };
-        origins.note(dir, &self.plan.dir, &noted)?;
+        let noted = IdentityNote { identity: found_on.clone(), boot: self.boot };
+        fs_identities.note(dir, &self.plan.dir, &noted)?;
         Ok(identity)
     }
 

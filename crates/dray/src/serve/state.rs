@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Doing, Failure};
 use crate::paths::make_private;
+use crate::serve::fs_identities::FsIdentities;
 use crate::serve::left_behind;
-use crate::serve::origins::Origins;
 
 const VERSION: u32 = 1;
 const FILE_NAME: &str = "exports.toml";
@@ -23,7 +23,7 @@ const FILE_NAME: &str = "exports.toml";
 pub struct StateDir {
     dir: PathBuf,
     exports: Arc<Exports>,
-    origins: Arc<Origins>,
+    fs_identities: Arc<FsIdentities>,
 }
 
 /// Who the exports are, kept in a file.
@@ -115,8 +115,8 @@ impl StateDir {
             written: Mutex::new(content.export.len()),
             known: Mutex::new(content.export),
         };
-        let origins = Arc::new(Origins::read(dir)?);
-        Ok(Some(StateDir { dir: dir.to_owned(), exports: Arc::new(exports), origins }))
+        let fs_identities = Arc::new(FsIdentities::read(dir)?);
+        Ok(Some(StateDir { dir: dir.to_owned(), exports: Arc::new(exports), fs_identities }))
     }
 
     /// Where it is.
@@ -135,8 +135,8 @@ impl StateDir {
     }
 
     /// What file systems they were made on.
-    pub fn origins(&self) -> Arc<Origins> {
-        self.origins.clone()
+    pub fn fs_identities(&self) -> Arc<FsIdentities> {
+        self.fs_identities.clone()
     }
 }
 

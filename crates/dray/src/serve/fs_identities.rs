@@ -1,5 +1,5 @@
-//! What file system each export was made on, kept beside who the exports are: file handles of one are
-//! valid on another of the same type, so an export is not served from whatever is at its place.
+//! What file system each export was made on, kept beside who the exports are. File handles of one file
+//! system are valid on another of the same type, so an export is not served from whatever is at its path.
 //!
 //! It is a file of its own, since earlier versions write `exports.toml` anew without what they do not
 //! know. Without a note what is there is taken to be right.
@@ -20,15 +20,15 @@ const VERSION: u32 = 1;
 const FILE_NAME: &str = "origins.toml";
 
 /// The notes of a server.
-pub struct Origins {
+pub struct FsIdentities {
     dir: PathBuf,
     noted: Mutex<Vec<Note>>,
 }
 
 /// What an export was made on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Noted {
-    pub origin: FsIdentity,
+pub struct IdentityNote {
+    pub identity: FsIdentity,
     /// The start of the machine in which that was seen last.
     pub boot: u128,
 }
@@ -60,18 +60,20 @@ struct Note {
 
 /// The directory of an export.
 #[derive(Clone, Copy)]
-pub enum Whose<'a> {
+pub enum ExportDirectory<'a> {
     /// Without links. A link that leads elsewhere by now is no matter: that is another export.
     Dir(&'a Path),
     /// As it was named: there is no such directory now.
     Named(&'a Path),
 }
 
-impl Whose<'_> {
+impl ExportDirectory<'_> {
     fn find(self, notes: &[Note]) -> Option<usize> {
         match self {
-            Whose::Dir(dir) => notes.iter().position(|note| note.dir == escaped(dir)),
-            Whose::Named(named) => notes.iter().position(|note| note.named == whole(named)),
+            ExportDirectory::Dir(dir) => notes.iter().position(|note| note.dir == escaped(dir)),
+            ExportDirectory::Named(named) => {
+                notes.iter().position(|note| note.named == whole(named))
+            }
         }
     }
 }
@@ -80,9 +82,9 @@ fn whole(named: &Path) -> String {
     escaped(std::path::absolute(named).as_deref().unwrap_or(named))
 }
 
-impl Origins {
+impl FsIdentities {
     /// Those that are kept in `dir`. Errors: they cannot be read, or are of a newer version.
-    pub fn read(dir: &Path) -> Result<Origins, Failure> {
+    pub fn read(dir: &Path) -> Result<FsIdentities, Failure> {
         let path = dir.join(FILE_NAME);
         let shown = path.display();
         let text = match fs::read_to_string(&path) {
@@ -99,7 +101,7 @@ impl Origins {
                 "{shown} was written by a newer dray (version {version} of the format): use that one"
             )));
         }
-        Ok(Origins { dir: dir.to_owned(), noted: Mutex::new(content.export) })
+        Ok(FsIdentities { dir: dir.to_owned(), noted: Mutex::new(content.export) })
     }
 
     fn notes(&self) -> MutexGuard<'_, Vec<Note>> {
@@ -107,10 +109,10 @@ impl Origins {
     }
 
     /// What an export was made on; none: nobody knows.
-    pub fn of(&self, whose: Whose<'_>) -> Option<Noted> {
+    pub fn of(&self, directory: ExportDirectory<'_>) -> Option<IdentityNote> {
         let notes = self.notes();
-        let note = notes.get(whose.find(&notes)?)?;
-        let origin = FsIdentity {
+        let note = notes.get(directory.find(&notes)?)?;
+        let identity = FsIdentity {
             kind: note.kind.clone(),
             uuid: note.uuid.clone(),
             source: note.source.clone(),
@@ -118,12 +120,12 @@ impl Origins {
             directory: note.directory.clone(),
             in_memory: note.in_memory,
         };
-        Some(Noted { origin, boot: u128::from_str_radix(&note.boot, 16).unwrap_or(0) })
+        Some(IdentityNote { identity, boot: u128::from_str_radix(&note.boot, 16).unwrap_or(0) })
     }
 
     /// Notes what the export of `dir`, which was `named` so, is made on. Errors: it cannot be written.
-    pub fn note(&self, dir: &Path, named: &Path, noted: &Noted) -> Result<(), Failure> {
-        let FsIdentity { kind, uuid, source, at, directory, in_memory } = noted.origin.clone();
+    pub fn note(&self, dir: &Path, named: &Path, noted: &IdentityNote) -> Result<(), Failure> {
+        let FsIdentity { kind, uuid, source, at, directory, in_memory } = noted.identity.clone();
         let boot = format!("{:032x}", noted.boot);
         let (dir, named) = (escaped(dir), whole(named));
         let note = Note { dir, named, kind, uuid, source, at, directory, in_memory, boot };
@@ -163,8 +165,8 @@ impl Origins {
 mod tests {
     use super::*;
 
-    fn noted(uuid: &str) -> Noted {
-        let origin = FsIdentity {
+    fn noted(uuid: &str) -> IdentityNote {
+        let identity = FsIdentity {
             kind: "ext4".into(),
             uuid: Some(uuid.into()),
             source: "/dev/sda1".into(),
@@ -172,28 +174,28 @@ mod tests {
             directory: Some("1:0200000000000000".into()),
             in_memory: false,
         };
-        Noted { origin, boot: 7 }
+        IdentityNote { identity, boot: 7 }
     }
 
     #[test]
     fn what_an_export_was_made_on_is_found_by_either_name() {
         let state = tempfile::tempdir().unwrap();
-        let origins = Origins::read(state.path()).unwrap();
+        let fs_identities = FsIdentities::read(state.path()).unwrap();
         let (dir, link) = (Path::new("/srv/disk/home"), Path::new("/srv/link"));
-        assert!(origins.of(Whose::Dir(dir)).is_none());
-        origins.note(dir, link, &noted("aa")).unwrap();
-        drop(origins);
-        let origins = Origins::read(state.path()).unwrap();
-        for whose in [Whose::Dir(dir), Whose::Named(link)] {
-            assert_eq!(origins.of(whose), Some(noted("aa")));
+        assert!(fs_identities.of(ExportDirectory::Dir(dir)).is_none());
+        fs_identities.note(dir, link, &noted("aa")).unwrap();
+        drop(fs_identities);
+        let fs_identities = FsIdentities::read(state.path()).unwrap();
+        for directory in [ExportDirectory::Dir(dir), ExportDirectory::Named(link)] {
+            assert_eq!(fs_identities.of(directory), Some(noted("aa")));
         }
-        assert!(origins.of(Whose::Named(dir)).is_none());
+        assert!(fs_identities.of(ExportDirectory::Named(dir)).is_none());
         // A link that leads elsewhere now is another export.
         let other = Path::new("/srv/other");
-        assert!(origins.of(Whose::Dir(other)).is_none());
-        origins.note(other, link, &noted("bb")).unwrap();
-        assert_eq!(origins.of(Whose::Named(link)), Some(noted("bb")));
-        assert_eq!(origins.of(Whose::Dir(dir)), Some(noted("aa")));
+        assert!(fs_identities.of(ExportDirectory::Dir(other)).is_none());
+        fs_identities.note(other, link, &noted("bb")).unwrap();
+        assert_eq!(fs_identities.of(ExportDirectory::Named(link)), Some(noted("bb")));
+        assert_eq!(fs_identities.of(ExportDirectory::Dir(dir)), Some(noted("aa")));
     }
 
     /// As version 1 wrote it, and any later one reads it.
@@ -205,15 +207,15 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let (file, dir) = (state.path().join(FILE_NAME), Path::new("/srv/a"));
         fs::write(&file, THEN).unwrap();
-        let origins = Origins::read(state.path()).unwrap();
-        assert_eq!(origins.of(Whose::Dir(dir)), Some(noted("aa")));
+        let fs_identities = FsIdentities::read(state.path()).unwrap();
+        assert_eq!(fs_identities.of(ExportDirectory::Dir(dir)), Some(noted("aa")));
         fs::remove_file(&file).unwrap();
-        let origins = Origins::read(state.path()).unwrap();
-        origins.note(dir, dir, &noted("aa")).unwrap();
+        let fs_identities = FsIdentities::read(state.path()).unwrap();
+        fs_identities.note(dir, dir, &noted("aa")).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), THEN);
         for text in ["version = 99\n", "version = [", "version = 1\n[[export]]\ndir = 3\n"] {
             fs::write(&file, text).unwrap();
-            assert!(Origins::read(state.path()).is_err(), "{text}");
+            assert!(FsIdentities::read(state.path()).is_err(), "{text}");
         }
     }
 }
