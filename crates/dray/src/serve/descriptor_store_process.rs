@@ -48,7 +48,8 @@ pub fn run(state: &Path) -> Result<(), Failure> {
     let inode = || std::fs::symlink_metadata(&path).map(|meta| meta.ino());
     let ours = inode().doing(doing)?;
     listener.listen(1).doing(doing)?;
-    let mut held = Held { max: held_max(paths::raise_file_limit()), ..Held::default() };
+    let mut held =
+        StoredFiles { max: held_max(paths::raise_file_limit()), ..StoredFiles::default() };
     while let Some(server) = next_server(&listener, held.files.is_empty()) {
         // The server's end, however it comes about, is no reason to let go.
         let _ = serve(&server, &mut held);
@@ -88,7 +89,7 @@ fn next_server(listener: &Socket, empty: bool) -> Option<Socket> {
 
 /// What is held, and who lets it go.
 #[derive(Default)]
-struct Held {
+struct StoredFiles {
     /// Files at most.
     max: usize,
     files: HashMap<StoreKey, OwnedFd>,
@@ -97,7 +98,7 @@ struct Held {
     closers: HashMap<[u8; 16], Sender<OwnedFd>>,
 }
 
-impl Held {
+impl StoredFiles {
     fn hold(&mut self, key: StoreKey, fd: OwnedFd) {
         if let Some(old) = self.files.insert(key, fd) {
             self.close(&key, old);
@@ -127,7 +128,7 @@ impl Held {
     }
 }
 
-fn serve(server: &Socket, held: &mut Held) -> io::Result<()> {
+fn serve(server: &Socket, held: &mut StoredFiles) -> io::Result<()> {
     for key in held.files.keys() {
         send(server, &message(OP_HELD, key), None)?;
     }
@@ -173,7 +174,7 @@ mod tests {
         let (hung, well) = ([1; 32], [2; 32]);
         let (stubborn, _far) = stubborn();
         let (file, mut witness) = UnixStream::pair().unwrap();
-        let mut held = Held::default();
+        let mut held = StoredFiles::default();
         held.hold(hung, stubborn);
         held.hold(well, file.into());
         let begin = Instant::now();

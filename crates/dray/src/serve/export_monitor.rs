@@ -10,8 +10,8 @@ use std::time::Duration;
 use dray_backends::backend::{Backend, ExportLocation};
 use dray_core::{Context, Errno};
 
-use crate::serve::exported::{DirectoryState, Exported};
-use crate::serve::opening::Opening;
+use crate::serve::export_state::{DirectoryState, ExportState};
+use crate::serve::opening::ExportOpener;
 
 /// How often; descriptors are kept for as long without use. Mounts are looked at when they change.
 const UPKEEP_EVERY: Duration = Duration::from_secs(10);
@@ -19,7 +19,7 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(10);
 const MORTAL_EVERY: Duration = Duration::from_secs(2);
 
 /// Monitors an export for ever. One whose file system hangs waits for that, and no other does.
-pub async fn run(opening: Arc<Opening>) {
+pub async fn run(opening: Arc<ExportOpener>) {
     let export = &opening.exported;
     let mut kept_up = dray_rt::now();
     loop {
@@ -54,7 +54,7 @@ pub async fn run(opening: Arc<Opening>) {
 
 /// Lets go deleted files that were kept for clients of before. By then each has come back, or has been
 /// given up.
-fn release_unclaimed(opening: &Opening) {
+fn release_unclaimed(opening: &ExportOpener) {
     let export = &opening.exported;
     if let (Some(descriptor_store), Some(uuid), Some(open_for)) =
         (&opening.descriptor_store, export.uuid(), export.open_for())
@@ -65,7 +65,7 @@ fn release_unclaimed(opening: &Opening) {
 }
 
 /// Whether what serves it is no longer what is at its place, or has died.
-async fn is_to_be_withdrawn(export: &Exported, fs: &dyn Backend, path: &Path) -> bool {
+async fn is_to_be_withdrawn(export: &ExportState, fs: &dyn Backend, path: &Path) -> bool {
     let (name, dir) = (&export.name, export.dir());
     if fs.location(path).await == ExportLocation::OtherMount {
         log::error!(
@@ -90,7 +90,7 @@ async fn directory_state(fs: &dyn Backend, path: &Path) -> DirectoryState {
     }
 }
 
-fn report(export: &Exported, state: DirectoryState) {
+fn report(export: &ExportState, state: DirectoryState) {
     let (name, dir) = (&export.name, export.dir());
     match state {
         DirectoryState::There => log::warn!("export `{name}`: its directory {dir} is there again"),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dray_backends::backend::Hang;
 
-use crate::serve::exported::Exported;
+use crate::serve::export_state::ExportState;
 use crate::status::report::ServerReport;
 
 /// How often that is looked at, also while the server is idle.
@@ -23,7 +23,7 @@ pub async fn watch(report: &ServerReport) {
     }
 }
 
-fn tell(export: &Exported, before: Option<Hang>, now: Option<Hang>) {
+fn tell(export: &ExportState, before: Option<Hang>, now: Option<Hang>) {
     let (name, dir) = (&export.name, export.dir());
     match (before, now) {
         (None, Some(hang)) => log::error!(

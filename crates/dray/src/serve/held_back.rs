@@ -4,12 +4,12 @@
 use dray_backends::backend::{Difference, FoundBackend, NotedIdentity, Unavailable};
 
 use crate::error::Failure;
-use crate::serve::exported::Held;
+use crate::serve::export_state::HoldReason;
 use crate::serve::fs_identities::{ExportDirectory, FsIdentities, IdentityNote};
-use crate::serve::opening::{Hindrance, Opening};
+use crate::serve::opening::{ExportOpener, Hindrance};
 use crate::serve::state::Exports;
 
-impl Opening {
+impl ExportOpener {
     /// What is to be served. Errors: it is not there, or not what it has to be.
     pub(super) fn find(&self) -> Result<Box<dyn FoundBackend>, Hindrance> {
         let noted = self.noted();
@@ -28,8 +28,8 @@ impl Opening {
         match unavailable {
             Unavailable::Wrong(why) => Failure::new(format!("{}: {why}", self.cannot())).into(),
             Unavailable::Awaited { why, expected, found } => {
-                let held = Held { expected, found, acceptable: None };
-                Hindrance::held(self.waits(&why), held)
+                let held = HoldReason { expected, found, acceptable: None };
+                Hindrance::hold(self.waits(&why), held)
             }
         }
     }
@@ -91,6 +91,6 @@ impl Opening {
              `dray accept {name}`; clients wait"
         );
         let acceptable = Some(identity.clone());
-        Err(Hindrance::held(words, Held { expected, found, acceptable }))
+        Err(Hindrance::hold(words, HoldReason { expected, found, acceptable }))
     }
 }

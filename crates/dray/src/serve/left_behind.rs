@@ -35,7 +35,7 @@ pub fn of(state: &Path, export: &str) -> Option<u32> {
 }
 
 /// Forgets those that are gone.
-pub fn tidy(state: &Path) {
+pub fn forget_ended(state: &Path) {
     let path = file_in(state);
     let Ok(text) = fs::read_to_string(&path) else { return };
     if !text.lines().take(LINES_MAX).any(|line| there(line, None).is_some()) {
@@ -84,7 +84,7 @@ mod tests {
         let line = |boot: u128, start: u64| format!("{boot:032x} {} {start} x\n", child.id());
         fs::write(file_in(state), line(boot_id(), start)).unwrap();
         assert_eq!(of(state, "x"), Some(child.id()));
-        tidy(state);
+        forget_ended(state);
         assert_eq!(of(state, "x"), Some(child.id()));
         for other in [line(boot_id() ^ 1, start), line(boot_id(), start + 1), "x\ny z".into()] {
             fs::write(file_in(state), &other).unwrap();
@@ -97,7 +97,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5)); // until only its status is left
         }
         child.wait().unwrap();
-        tidy(state);
+        forget_ended(state);
         assert!(!file_in(state).exists());
     }
 }

@@ -6,7 +6,7 @@ pub(crate) mod descriptor_store_process;
 pub(crate) mod descriptors;
 pub(crate) mod export;
 pub(crate) mod export_monitor;
-pub(crate) mod exported;
+pub(crate) mod export_state;
 pub(crate) mod fs_identities;
 pub(crate) mod hang;
 mod held_back;
@@ -39,9 +39,9 @@ use crate::notify_systemd::notify;
 use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
-use crate::serve::exported::Exported;
+use crate::serve::export_state::ExportState;
 use crate::serve::journal::{Boot, ServerJournal};
-use crate::serve::opening::{Opening, SharedState};
+use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
 use crate::serve::workers::{Stuck, Workers};
 use crate::signals::{self, Ending};
@@ -68,7 +68,7 @@ struct Serving {
     plan: ServePlan,
     state_dir: PathBuf,
     server: Server,
-    exports: Vec<Arc<Exported>>,
+    exports: Vec<Arc<ExportState>>,
     workers: Arc<Workers>,
     state: SharedState,
     descriptor_store: Option<Arc<DescriptorStoreClient>>,
@@ -93,10 +93,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let state_dir = state.dir().to_owned();
     let state = Arc::new(Mutex::new(Some(state)));
     let descriptor_store = start_descriptor_store(&state_dir);
-    let (journal, boot, loss) = former_life(&state_dir, plan.boot)?;
+    let (journal, boot, loss) = former_server(&state_dir, plan.boot)?;
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let server = Server::awaiting(options, &names, Arc::new(journal));
-    let exports: Vec<_> = plan.exports.iter().map(|plan| Arc::new(Exported::new(plan))).collect();
+    let exports: Vec<_> =
+        plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();
     let openings = openings(
         &plan,
         &exports,
@@ -209,7 +210,7 @@ fn is_closed(config: &Path) -> bool {
 
 /// What the server before us has left: its sessions, its start of the machine, and what a loss of
 /// power has undone of its work.
-fn former_life(state: &Path, boot: u128) -> Result<(ServerJournal, Boot, Loss), Failure> {
+fn former_server(state: &Path, boot: u128) -> Result<(ServerJournal, Boot, Loss), Failure> {
     // Nobody knows then who is to be waited for.
     let sessions_lost = !ServerJournal::is_there(state);
     let journal = ServerJournal::open(state)?;
@@ -223,8 +224,9 @@ fn former_life(state: &Path, boot: u128) -> Result<(ServerJournal, Boot, Loss), 
 }
 
 /// Tells the next server for which exports it has to wait until we are gone.
-fn leave_behind(state: &Path, exports: &[Arc<Exported>], stuck: &Stuck) {
-    let is_held = |export: &&Arc<Exported>| stuck.contains_key(&export.name) || export.has_calls();
+fn leave_behind(state: &Path, exports: &[Arc<ExportState>], stuck: &Stuck) {
+    let is_held =
+        |export: &&Arc<ExportState>| stuck.contains_key(&export.name) || export.has_calls();
     for export in exports.iter().filter(is_held) {
         if let Err(error) = left_behind::note(state, &export.name) {
             log::error!(
@@ -239,7 +241,7 @@ fn leave_behind(state: &Path, exports: &[Arc<Exported>], stuck: &Stuck) {
 /// What is to be opened, checked as far as that takes no file system.
 fn openings(
     plan: &ServePlan,
-    exports: &[Arc<Exported>],
+    exports: &[Arc<ExportState>],
     server: &Server,
     (state, descriptor_store, descriptors): (
         &SharedState,
@@ -247,9 +249,9 @@ fn openings(
         Descriptors,
     ),
     (loss, boot): (Loss, u128),
-) -> Result<Vec<Arc<Opening>>, Failure> {
-    let opening = |(plan_of, exported): (&ExportPlan, &Arc<Exported>)| {
-        Ok(Arc::new(Opening {
+) -> Result<Vec<Arc<ExportOpener>>, Failure> {
+    let opening = |(plan_of, exported): (&ExportPlan, &Arc<ExportState>)| {
+        Ok(Arc::new(ExportOpener {
             plan: plan_of.clone(),
             faults: plan.config.faults_of(&plan_of.name).map_err(Failure::usage)?,
             exported: exported.clone(),

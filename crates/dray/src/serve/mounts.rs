@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::mount::mount_table;
-use crate::serve::exported::Exported;
+use crate::serve::export_state::ExportState;
 
 /// Of the thread that opens exports, and of this one: all threads of a server have the same mounts.
 const TABLE: &str = "/proc/self/mountinfo";
 
 /// After a change the table is read once in this time at most: where containers come and go it
 /// changes all the time.
-const GATHER_TIME: Duration = Duration::from_millis(50);
+const COALESCE_TIME: Duration = Duration::from_millis(50);
 
 /// Starts the thread that does so for ever. Where it cannot, exports are looked at now and then.
-pub fn watch(exports: Vec<Arc<Exported>>) {
+pub fn watch(exports: Vec<Arc<ExportState>>) {
     let watching = File::open(TABLE).and_then(|table| {
         let name = "dray-mounts".into();
         std::thread::Builder::new().name(name).spawn(move || follow(table, &exports))
@@ -29,7 +29,7 @@ pub fn watch(exports: Vec<Arc<Exported>>) {
     }
 }
 
-fn follow(mut table: File, exports: &[Arc<Exported>]) {
+fn follow(mut table: File, exports: &[Arc<ExportState>]) {
     // What happened before this began nobody has seen.
     let mut known: Vec<Option<Vec<u8>>> = vec![None; exports.len()];
     loop {
@@ -48,7 +48,7 @@ fn follow(mut table: File, exports: &[Arc<Exported>]) {
             }
         }
         wait_for_change(&table);
-        std::thread::sleep(GATHER_TIME);
+        std::thread::sleep(COALESCE_TIME);
     }
 }
 

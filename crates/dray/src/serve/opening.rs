@@ -17,7 +17,7 @@ use crate::error::{Doing, Failure};
 use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
-use crate::serve::exported::{DeathNotice, Exported, Held};
+use crate::serve::export_state::{DeathNotice, ExportState, HoldReason};
 use crate::serve::fs_identities::IdentityNote;
 use crate::serve::left_behind;
 use crate::serve::state::{ExportIdentity, StateDir};
@@ -42,10 +42,10 @@ const FORMER_MAX: Duration = Duration::from_secs(5);
 pub type SharedState = Arc<Mutex<Option<StateDir>>>;
 
 /// One export to open.
-pub struct Opening {
+pub struct ExportOpener {
     pub plan: ExportPlan,
     pub faults: Vec<Fault>,
-    pub exported: Arc<Exported>,
+    pub exported: Arc<ExportState>,
     pub state: SharedState,
     pub descriptor_store: Option<Arc<DescriptorStoreClient>>,
     pub descriptors: Descriptors,
@@ -57,8 +57,8 @@ pub struct Opening {
 
 /// Opens all of them. Errors: what is wrong with one whose file system has answered. Those
 /// that have not are opened when they do, whenever that is.
-pub fn open_all(openings: &[Arc<Opening>]) -> Result<(), Failure> {
-    let mut late: Vec<Arc<Exported>> = Vec::new();
+pub fn open_all(openings: &[Arc<ExportOpener>]) -> Result<(), Failure> {
+    let mut late: Vec<Arc<ExportState>> = Vec::new();
     let (tell, told) = channel();
     for opening in openings {
         late.push(opening.exported.clone());
@@ -96,7 +96,7 @@ fn wait_for_all(told: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
 pub(super) struct Hindrance {
     failure: Failure,
     /// Something else has to be at its place first.
-    held: Option<Box<Held>>,
+    held: Option<Box<HoldReason>>,
 }
 
 impl From<Failure> for Hindrance {
@@ -106,12 +106,12 @@ impl From<Failure> for Hindrance {
 }
 
 impl Hindrance {
-    pub(super) fn held(message: String, held: Held) -> Hindrance {
+    pub(super) fn hold(message: String, held: HoldReason) -> Hindrance {
         Hindrance { failure: Failure::new(message), held: Some(Box::new(held)) }
     }
 }
 
-impl Opening {
+impl ExportOpener {
     /// To its good end, or until the process ends.
     fn run(&self, tell: &Sender<Result<(), Failure>>) {
         let lasted = self.open_at_last(self.loss, Some(tell));

@@ -13,7 +13,7 @@ use crate::key;
 use crate::mount::mount_table::{self, Below};
 use crate::serve::config::Config;
 use crate::serve::export::{ExportPlan, check_threads};
-use crate::serve::exported::Exported;
+use crate::serve::export_state::ExportState;
 use crate::serve::state::boot_id;
 
 /// Where a server listens that was not told: this machine alone can get there.
@@ -141,7 +141,7 @@ pub fn warn_of_openness(plan: &ServePlan) {
 }
 
 /// Says so where files can be had through two exports, be it by a second mount of their directory.
-pub fn warn_of_sharing(exports: &[Arc<Exported>]) {
+pub fn warn_of_sharing(exports: &[Arc<ExportState>]) {
     let paths: Vec<PathBuf> = exports.iter().map(|export| export.path()).collect();
     let paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
     let below = mount_table::below(&paths);

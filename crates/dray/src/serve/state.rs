@@ -108,7 +108,7 @@ impl StateDir {
             };
         }
         let content = read(&dir.join(FILE_NAME))?;
-        left_behind::tidy(dir);
+        left_behind::forget_ended(dir);
         let exports = Exports {
             dir: dir.to_owned(),
             _lock: lock,

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use crate::mount::flusher;
 use crate::mount::mount_table::Known;
-use crate::serve::exported::{DirectoryState, Exported};
+use crate::serve::export_state::{DirectoryState, ExportState};
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
     pub server: Server,
-    pub exports: Vec<Arc<Exported>>,
+    pub exports: Vec<Arc<ExportState>>,
     pub listen: Vec<String>,
     pub state: PathBuf,
     pub threads: usize,
@@ -66,7 +66,7 @@ impl ServerReport {
         })
     }
 
-    fn export(&self, export: &Exported, status: &ServerStatus) -> Value {
+    fn export(&self, export: &ExportState, status: &ServerStatus) -> Value {
         let below = status.exports.iter().find(|(name, _)| *name == export.name);
         let mapped_twice = status.mapped_twice.iter().find(|(name, _)| *name == export.name);
         let mapped_twice = mapped_twice.map_or(0, |(_, files)| *files);

@@ -17,7 +17,7 @@ use crate::serve::export::ExportPlan;
 const HANG_AFTER: Duration = Duration::from_secs(5);
 
 /// An export, for the status and for whoever opens it.
-pub struct Exported {
+pub struct ExportState {
     pub name: String,
     pub read_only: bool,
     pub metrics: Arc<Metrics>,
@@ -26,9 +26,9 @@ pub struct Exported {
     state: Mutex<State>,
 }
 
-impl std::fmt::Debug for Exported {
+impl std::fmt::Debug for ExportState {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Exported").field("name", &self.name).finish_non_exhaustive()
+        out.debug_struct("ExportState").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -47,7 +47,7 @@ struct State {
     directory: DirectoryState,
     /// Why it could not be opened when that was last tried.
     trouble: Option<String>,
-    held: Option<Held>,
+    held: Option<HoldReason>,
     /// What may be served though the export was made on something else.
     accepted: Option<FsIdentity>,
     /// Something has happened that may concern its place.
@@ -68,7 +68,7 @@ pub enum DirectoryState {
 
 /// Why an export must not be served from what is at its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HoldReason {
     /// What is waited for, for people.
     pub expected: String,
     /// What is there instead, for people.
@@ -78,19 +78,19 @@ pub struct Held {
 }
 
 /// The opening of an export that is not open.
-pub struct Starting {
+pub struct StartState {
     /// How long it has lasted.
     pub since: Duration,
     /// What went wrong at the last try, if anything did: it is tried again.
     pub trouble: Option<String>,
     /// It is held back until something else is at its place.
-    pub held: Option<Held>,
+    pub held: Option<HoldReason>,
 }
 
-impl Exported {
+impl ExportState {
     /// One that is about to be opened.
-    pub fn new(plan: &ExportPlan) -> Exported {
-        Exported {
+    pub fn new(plan: &ExportPlan) -> ExportState {
+        ExportState {
             name: plan.name.clone(),
             read_only: plan.read_only,
             metrics: Arc::new(Metrics::new()),
@@ -128,7 +128,7 @@ impl Exported {
 
     /// It could not be opened; `held`: because of what is at its place. True if that is not what was
     /// said before.
-    pub fn failed(&self, why: &str, held: Option<Held>) -> bool {
+    pub fn failed(&self, why: &str, held: Option<HoldReason>) -> bool {
         let mut state = self.state();
         let new = state.trouble.as_deref() != Some(why);
         state.trouble = Some(why.to_owned());
@@ -190,9 +190,9 @@ impl Exported {
     }
 
     /// Its opening, if it is not open yet.
-    pub fn starting(&self) -> Option<Starting> {
+    pub fn starting(&self) -> Option<StartState> {
         let state = self.state();
-        (!state.open).then(|| Starting {
+        (!state.open).then(|| StartState {
             since: state.begun.elapsed(),
             trouble: state.trouble.clone(),
             held: state.held.clone(),
@@ -282,7 +282,7 @@ impl Exported {
     pub fn hang(&self) -> Option<Hang> {
         match (self.fs(), self.starting()) {
             (Some(fs), _) => fs.hang(HANG_AFTER),
-            (None, Some(Starting { since, trouble: None, .. })) => {
+            (None, Some(StartState { since, trouble: None, .. })) => {
                 (since >= HANG_AFTER).then_some(Hang { calls: 1, since })
             }
             (None, _) => None,
@@ -295,7 +295,7 @@ impl Exported {
 pub struct DeathNotice {
     /// Shared with what the server has of that opening.
     pub lost: Arc<AtomicBool>,
-    pub exported: Weak<Exported>,
+    pub exported: Weak<ExportState>,
 }
 
 impl OnDeath for DeathNotice {
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn a_file_system_is_not_said_to_be_silent_when_it_has_answered() {
         let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
-        let one = Exported::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
+        let one = ExportState::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
         assert!(one.why_late().ends_with("does not answer"));
         one.answered(Path::new("/srv/a"), fs);
         assert!(one.why_late().contains("taken up again"));
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn an_export_is_starting_until_it_is_open_and_says_what_is_in_its_way() {
-        let one = Exported::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
+        let one = ExportState::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
         assert_eq!(one.dir(), "/srv/a");
         assert!(one.hang().is_none(), "it has only begun");
         assert!(one.starting().unwrap().trouble.is_none());
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn what_is_accepted_is_what_was_shown() {
-        let one = Exported::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
+        let one = ExportState::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
         assert!(one.accept().unwrap_err().contains("not held back"));
         let identity = |uuid: &str| FsIdentity {
             kind: "ext4".into(),
@@ -351,7 +351,7 @@ mod tests {
         };
         let held = |acceptable| {
             let (expected, found) = ("ext4 aa".to_owned(), "ext4 bb".to_owned());
-            Some(Held { expected, found, acceptable })
+            Some(HoldReason { expected, found, acceptable })
         };
         one.failed("it is another one", held(Some(identity("bb"))));
         assert_eq!(one.accept().unwrap(), identity("bb"));
