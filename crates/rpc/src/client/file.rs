@@ -11,11 +11,11 @@ use dray_core::{
 use dray_rt::timeout;
 
 use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
+use crate::client::durability::{Confirmation, FileChange, Writer, changes_of};
 use crate::client::holdings::tickets::{Reopened, reopen};
 use crate::client::link::Standing;
 use crate::client::session::Session;
 use crate::client::slots::Slot;
-use crate::client::unsynced::{Changed, Writer, changes_of};
 use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 
 /// A server that loses a file between its opening and the call after it, this often in one
@@ -49,7 +49,7 @@ impl RemoteFile {
         let renewed = session.link.files.renewed();
         let ticket = (ticket.or_else(|| session.link.files.ticket(handle)), renewed);
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
-        let writer = Writer::default();
+        let writer = Writer::new(id);
         RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
     }
 
@@ -79,7 +79,7 @@ impl RemoteFile {
     /// One that a process before us opened, and may have written.
     pub(crate) fn adopted(self) -> RemoteFile {
         if self.how.writes() {
-            self.session.link.unsynced.adopted(self.id, &self.writer);
+            self.session.link.unsynced.writer_inherited(&self.writer);
         }
         self
     }
@@ -99,23 +99,24 @@ impl RemoteFile {
         self.written(cx, made, (change, data), false);
     }
 
-    /// As above; `on_media`: it was synced as it was made.
+    /// As above; `is_durable`: it was synced as it was made.
     fn written(
         &self,
         cx: &Context,
         made: Made,
         (change, data): (Option<Change>, &[u8]),
-        on_media: bool,
+        is_durable: bool,
     ) {
         let (file, who) = (self.id, &cx.who);
-        let made = Made { ticket: made.ticket.or_else(|| self.ticket()), ..made };
-        let changed = Changed { file, made, change, data, who, on_media };
-        self.session.changed(changed, Some(&self.writer));
+        let ticket = made.ticket.or_else(|| self.ticket());
+        let confirmation = Confirmation { ticket, ..made.confirmation() };
+        let new = FileChange { file, confirmation, change, data, who, is_durable };
+        self.session.link.unsynced.change_answered(new, Some(&self.writer));
     }
 
     /// Fails if something that was written through it is lost, once for each loss.
-    fn owed(&self, op: Op) -> Result<()> {
-        self.session.link.unsynced.owed(self.id, &self.writer, op)
+    fn loss_to_report(&self, op: Op) -> Result<()> {
+        self.session.link.unsynced.loss_to_report(&self.writer, op)
     }
 
     pub(super) async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
@@ -324,8 +325,8 @@ impl OpenFile for RemoteFile {
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let given_up = self.give_up_locks(cx, owner).await;
-            // A loss is told also where the server cannot be asked: the locks follow.
-            self.owed(Op::Flush)?;
+            // A loss is reported also where the server cannot be asked: the locks follow.
+            self.loss_to_report(Op::Flush)?;
             given_up
         })
     }
@@ -336,13 +337,11 @@ impl OpenFile for RemoteFile {
             let unsynced = &self.session.link.unsynced;
             let synced = self.send(cx, &call, None, (None, None)).await;
             if synced.as_ref().is_err_and(|error| error.fate() == Fate::Final) {
-                unsynced.told(self.id, &self.writer);
+                unsynced.loss_reported_by_server(&self.writer);
             }
             let ((), made) = synced?;
-            if unsynced.synced(self.id, made) {
-                self.session.tend();
-            }
-            self.owed(Op::Sync)
+            unsynced.sync_answered(self.id, made.confirmation());
+            self.loss_to_report(Op::Sync)
         })
     }
 
@@ -429,12 +428,12 @@ impl OpenFile for RemoteFile {
             };
             // What was written through it may be lost, and this is the last chance to say so.
             let unsynced = &self.session.link.unsynced;
-            let owed = match self.decided(cx).await {
-                Ok(()) => self.owed(Op::Close),
+            let loss = match self.losses_known(cx).await {
+                Ok(()) => self.loss_to_report(Op::Close),
                 Err(error) => Err(error),
             };
-            unsynced.closed(self.id, &self.writer);
-            closed.and(owed)
+            unsynced.writer_closed(&self.writer);
+            closed.and(loss)
         })
     }
 }
@@ -442,15 +441,15 @@ impl OpenFile for RemoteFile {
 impl RemoteFile {
     /// Waits until it is known what became of that which a loss of power may have undone; like
     /// a call no longer than the mount's limit.
-    async fn decided(&self, cx: &Context) -> Result<()> {
+    async fn losses_known(&self, cx: &Context) -> Result<()> {
         let link = &self.session.link;
-        let decided = link.unsynced.decided(cx);
-        let Some(limit) = link.options.timeout else { return decided.await };
+        let known = link.unsynced.losses_known(cx);
+        let Some(limit) = link.options.timeout else { return known.await };
         let late = |_| {
             let error = Error::unknown(Errno::EHOSTDOWN);
             Err(error.because("the server lost power, and it is not known yet what was lost"))
         };
-        dray_rt::timeout(limit, decided).await.unwrap_or_else(late)
+        dray_rt::timeout(limit, known).await.unwrap_or_else(late)
     }
 
     async fn close_at_server(&self, cx: &Context) -> Result<()> {
@@ -494,7 +493,7 @@ fn believable(moved_bytes: u64, given_bytes: u64) -> Result<u64> {
 impl Drop for RemoteFile {
     /// A file that was not closed is closed without anybody being told how that went.
     fn drop(&mut self) {
-        self.session.link.unsynced.closed(self.id, &self.writer);
+        self.session.link.unsynced.writer_closed(&self.writer);
         let closed = self.closed.swap(true, Ordering::Relaxed);
         if !closed && self.session.link.files.leave(self.handle) {
             self.session.link.close_later(&self.session, self.handle);

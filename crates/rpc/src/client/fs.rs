@@ -10,11 +10,11 @@ use dray_core::{
 
 use crate::client::ahead::{Guess, Surplus};
 use crate::client::channel::{Ask, Made, error_of};
+use crate::client::durability::{ExpectedName, FileChange, NameChange, changes_of};
 use crate::client::file::RemoteFile;
 use crate::client::link::Standing;
 use crate::client::session::Session;
 use crate::client::slots::Slot;
-use crate::client::unsynced::{Changed, Expect, changes_of};
 use crate::wire::{Call, Change, Input, Ticket, Wire};
 
 /// A file system that a server serves.
@@ -62,14 +62,14 @@ impl RemoteFs {
         let slot = self.session.link.take_slot(cx).await?;
         let call = Call::Put { dir, name: name.as_bytes(), mode };
         let (id, made): (FileId, _) = self.send(cx, &call, Some(&slot), Some(data.clone())).await?;
-        self.session.named((dir, name.as_bytes()), made, Expect::Is(id));
+        self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(id));
         let who = &cx.who;
         for (change, data) in
             [(Change::Size { size: 0 }, &[][..]), (Change::Write { at: 0 }, &data[..])]
         {
-            let changed =
-                Changed { file: id, made, change: Some(change), data, who, on_media: false };
-            self.session.changed(changed, None);
+            let (file, confirmation, change) = (id, made.confirmation(), Some(change));
+            let new = FileChange { file, confirmation, change, data, who, is_durable: false };
+            self.session.link.unsynced.change_answered(new, None);
         }
         Ok(())
     }
@@ -230,9 +230,15 @@ impl RemoteFs {
 
     /// Notes a change of what has no content, or none that can be made again.
     fn changed(&self, cx: &Context, file: FileId, made: Made, change: Option<Change>) {
-        let who = &cx.who;
-        let changed = Changed { file, made, change, data: &[], who, on_media: false };
-        self.session.changed(changed, None);
+        let (confirmation, who) = (made.confirmation(), &cx.who);
+        let new = FileChange { file, confirmation, change, data: &[], who, is_durable: false };
+        self.session.link.unsynced.change_answered(new, None);
+    }
+
+    /// Notes a change of a name.
+    fn name_changed(&self, (dir, name): (FileId, &[u8]), made: Made, expected: ExpectedName) {
+        let stamp = made.change_stamp();
+        self.session.link.unsynced.name_answered(NameChange { dir, name, stamp, expected });
     }
 }
 
@@ -321,7 +327,7 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let call = Call::Make { dir, name, kind, mode, rdev, target };
             let (entry, made): (Entry, _) = self.change(cx, call).await?;
-            self.session.named((dir, name), made, Expect::Is(entry.id));
+            self.name_changed((dir, name), made, ExpectedName::File(entry.id));
             Ok(entry)
         })
     }
@@ -338,7 +344,7 @@ impl FileSystem for RemoteFs {
             self.session.close_all_ahead();
             self.session.send_closes();
             let ((), made) = self.change(cx, Call::Remove { dir, name, kind }).await?;
-            self.session.named((dir, name), made, Expect::Gone);
+            self.name_changed((dir, name), made, ExpectedName::Absent);
             Ok(())
         })
     }
@@ -355,15 +361,15 @@ impl FileSystem for RemoteFs {
                 ((from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()));
             self.session.close_all_ahead();
             self.session.send_closes();
-            let moved = self.session.link.unsynced.expected(from, from_name);
+            let moved = self.session.link.unsynced.expected_name(from, from_name);
             let call = Call::Rename { from, from_name, to, to_name, how };
             let ((), made) = self.change(cx, call).await?;
             let [before, after] = match how {
-                RenameHow::Exchange => [Expect::Unknown; 2],
-                _ => [Expect::Gone, moved.unwrap_or(Expect::There)],
+                RenameHow::Exchange => [ExpectedName::Unknown; 2],
+                _ => [ExpectedName::Absent, moved.unwrap_or(ExpectedName::AnyFile)],
             };
-            self.session.named((from, from_name), made, before);
-            self.session.named((to, to_name), made, after);
+            self.name_changed((from, from_name), made, before);
+            self.name_changed((to, to_name), made, after);
             Ok(())
         })
     }
@@ -378,7 +384,7 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let name = name.as_bytes();
             let (entry, made): (Entry, _) = self.change(cx, Call::Link { id, dir, name }).await?;
-            self.session.named((dir, name), made, Expect::Is(entry.id));
+            self.name_changed((dir, name), made, ExpectedName::File(entry.id));
             Ok(entry)
         })
     }
@@ -422,7 +428,7 @@ impl FileSystem for RemoteFs {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
             let (answer, made): ((Entry, bool), _) = self.change(cx, call).await?;
-            self.session.named((dir, name.as_bytes()), made, Expect::Is(answer.0.id));
+            self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(answer.0.id));
             self.made(cx, answer, (handle, how.open), made).await
         })
     }

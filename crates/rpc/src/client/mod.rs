@@ -7,6 +7,8 @@
 
 mod ahead;
 mod channel;
+mod durability;
+mod failed_sync;
 mod file;
 mod fs;
 mod halves;
@@ -18,13 +20,13 @@ mod pace;
 mod recovery;
 mod session;
 mod slots;
-mod unsynced;
+mod sync_scheduler;
 
 pub use ahead::AheadStats;
 pub use channel::ChannelStats;
+pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;
 pub use link::changes::HearChanges;
 pub use link::jobs::{FindJobs, TellJobs};
 pub use memory::SessionMemory;
-pub use recovery::losses::{LossEvent, UnsyncedStatus};
 pub use session::{ClientOptions, ConnectError, Session, SessionStatus};

@@ -13,12 +13,12 @@ use dray_fabric::Connect;
 use crate::auth::Key;
 use crate::client::ahead::AheadStats;
 use crate::client::channel::{Channel, ChannelStats};
+use crate::client::durability::UnsyncedStatus;
 use crate::client::link::Link;
 use crate::client::link::changes::HearChanges;
 use crate::client::link::jobs::FindJobs;
 use crate::client::memory::SessionMemory;
 use crate::client::pace::Pace;
-use crate::client::recovery::losses::UnsyncedStatus;
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
@@ -195,16 +195,17 @@ impl Session {
         let info = link.start(channel.clone()).await?;
         let session = Session::new(link, info);
         session.adopt(channel);
-        if !session.link.unsynced.is_clean() && session.link.unsynced.call_tender() {
-            session.tend(); // for what a process before us wrote
-        }
+        session.link.unsynced.sync_inherited();
         Ok(session)
     }
 
     fn new(link: Arc<Link>, info: FsInfo) -> Arc<Session> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Session { link, number, info, channels: RwLock::default(), pace: Pace::default() })
+        let (channels, pace) = (RwLock::default(), Pace::default());
+        let session = Arc::new(Session { link, number, info, channels, pace });
+        session.schedule_syncs();
+        session
     }
 
     /// Goes on with the session of a process before us, noted in `memory`, whether its server
@@ -234,16 +235,7 @@ impl Session {
         {
             return Some(Err(error));
         }
-        if !session.link.unsynced.is_clean() && session.link.unsynced.call_tender() {
-            let later = Arc::downgrade(&session);
-            session.link.spawn_home(async move {
-                let Some(link) = later.upgrade().map(|session| session.link.clone()) else {
-                    return;
-                };
-                link.met().await;
-                later.upgrade().into_iter().for_each(|session| session.tend());
-            });
-        }
+        session.link.unsynced.sync_inherited();
         Some(Ok(session))
     }
 
@@ -327,7 +319,7 @@ impl Session {
     /// Whether the close of a descriptor of `id` has a loss to tell, or may have, so that it
     /// must be passed on.
     pub fn owes_error(&self, id: FileId) -> bool {
-        self.link.unsynced.owes(id)
+        self.link.unsynced.may_report_loss(id)
     }
 
     /// What it is doing.

@@ -11,6 +11,7 @@ use super::silence::Mark;
 use super::tags::Class;
 use super::waiting::{CallGuard, Place};
 use super::{Channel, Life, Phase, State};
+use crate::client::durability::{ChangeStamp, Confirmation};
 use crate::client::file::RemoteFile;
 use crate::client::link::Standing;
 use crate::client::slots::Slot;
@@ -91,6 +92,17 @@ pub(crate) struct Made {
     pub(crate) ticket: Option<Ticket>,
     /// Of an opening: see [`ReplyHead::times_past`].
     pub(crate) times_past: Option<bool>,
+}
+
+impl Made {
+    pub(crate) fn change_stamp(&self) -> ChangeStamp {
+        ChangeStamp { number: self.stamp, power_epoch: self.epoch }
+    }
+
+    /// For the unsynced log.
+    pub(crate) fn confirmation(&self) -> Confirmation {
+        Confirmation { stamp: self.change_stamp(), ticket: self.ticket }
+    }
 }
 
 /// A call that was answered, or for which nobody waits any more.

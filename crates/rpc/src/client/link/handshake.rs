@@ -16,6 +16,7 @@ use super::connecting::key_of;
 use super::known::{Known, News, Standing};
 use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Channel, Life, Receiver};
+use crate::client::durability::SyncedFor;
 use crate::client::recovery::Recovery;
 use crate::client::session::ConnectError;
 use crate::wire::{
@@ -203,7 +204,7 @@ impl LinkSink {
         self.settled = None;
         self.link.say_back(self.link.outage.welcomed(key_of(&self.channel)));
         self.link.reached.notify_waiters();
-        let epoch = self.link.unsynced.epoch();
+        let epoch = self.link.unsynced.power_epoch();
         let life = Life { epoch, standing: Standing::of(&welcome) };
         let granted = (welcome.calls_max, welcome.slots);
         let one_way = self.features & FEATURE_ONE_WAY != 0;
@@ -213,7 +214,7 @@ impl LinkSink {
             let recovery = Recovery::begin(&self.link, Standing::of(&welcome));
             recovery.into_iter().for_each(|recovery| dray_rt::spawn(recovery.run()));
         } else if power_lost {
-            self.link.unsynced.recovery_ends(Some("the server did not wait for it"));
+            self.link.unsynced.replay_ends(Some("the server did not wait for it"));
         }
         if let Some(locks) = forgotten {
             let (channel, instance) = (self.link.lasting(&self.channel), welcome.instance);
@@ -255,7 +256,8 @@ impl LinkSink {
             }
             NotifyHead::STABLE => {
                 let stamp = input.get()?;
-                self.link.unsynced.stable(stamp, input.get().ok(), false);
+                let ticket = input.get().ok();
+                self.link.unsynced.durable_up_to(stamp, ticket, SyncedFor::OtherClients);
             }
             NotifyHead::CHANGED => self.link.others_changed(head.tag, input)?,
             NotifyHead::WHOSE => self.link.asked_for_jobs(&self.channel, head.tag, input)?,

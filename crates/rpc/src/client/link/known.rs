@@ -109,7 +109,7 @@ impl Link {
         // While it is noted nobody else can come to another conclusion.
         let power_lost = !first && before != 0 && boot != 0 && before != boot;
         if power_lost {
-            self.unsynced.power_lost();
+            self.unsynced.server_lost_power();
         }
         // Before any connection sends again: a lock may be somebody else's by now.
         self.files.begin(told);

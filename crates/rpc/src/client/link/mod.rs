@@ -24,6 +24,7 @@ use self::known::Known;
 pub(crate) use self::known::Standing;
 use crate::client::ahead::Ahead;
 use crate::client::channel::Channel;
+use crate::client::durability::{MappedSegments, UnsyncedLog};
 use crate::client::holdings::closing::Closing;
 use crate::client::holdings::files::OpenFiles;
 use crate::client::holdings::locks::Held;
@@ -31,7 +32,6 @@ use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
 use crate::client::session::ClientOptions;
 use crate::client::slots::{Slot, Slots};
-use crate::client::unsynced::Unsynced;
 
 /// Marks numbers of our own; those of front ends do not reach this far.
 const OWN_NUMBER: u64 = 1 << 63;
@@ -52,7 +52,7 @@ pub(crate) struct Link {
     reclaimed: AtomicU64,
     /// The instance of the server that we have come back to wholly.
     returned: AtomicU64,
-    pub(crate) unsynced: Unsynced,
+    pub(crate) unsynced: UnsyncedLog,
     /// The channel of the recovery that was begun last.
     recovering: Mutex<Weak<Channel>>,
     returns: Mutex<Returns>,
@@ -85,6 +85,8 @@ impl Link {
         let node = memory.node();
         let (mut known, replay_bytes) = (Known::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
+        // Registered memory would come in here.
+        let kept_data = Box::new(MappedSegments::default());
         if let Some((session, secret, instance)) = memory.session() {
             known = Known { session, secret, instance, ..known };
         }
@@ -100,7 +102,7 @@ impl Link {
             first: OnceLock::new(),
             reclaimed: AtomicU64::new(0),
             returned: AtomicU64::new(0),
-            unsynced: Unsynced::new(replay_bytes, inherited),
+            unsynced: UnsyncedLog::new(replay_bytes, kept_data, inherited),
             recovering: Mutex::default(),
             returns: Mutex::default(),
             requests: AtomicU64::new(1),

@@ -1,20 +1,19 @@
-//! After a loss of power of the server's machine: sends again what was kept, looks after
-//! names, and tells what is lost.
-
-pub(crate) mod losses;
+//! The replay after a loss of power at the server's machine. It sends kept changes again, checks
+//! changed names, and reports what is lost. The decisions are the unsynced log's; here are the
+//! calls.
 
 use std::sync::Arc;
 
 use dray_core::{Buf, Context, Errno, FileId, OpenHow, Result};
 
 use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::durability::{DurableStamp, DurableStamps, ExpectedName, KeptChange};
 use crate::client::holdings::tickets::{Reopened, reopen};
 use crate::client::link::{Link, Standing};
-use crate::client::unsynced::{Expect, Kept, Seen};
 use crate::wire::{Call, Floor, Input, Ticket, Wire, put_floor};
 
 /// Files named in one message.
-const FLOORS_OF_ONE: usize = 1024;
+const STAMPS_OF_ONE_MESSAGE: usize = 1024;
 
 /// One recovery, with the server's life that it is about.
 pub(crate) struct Recovery {
@@ -42,7 +41,7 @@ impl Recovery {
             return;
         }
         self.link.go_on(self.channel.clone());
-        self.link.unsynced.recovery_begins();
+        self.link.unsynced.replay_begins();
         let _ = self.carry_out().await; // the next one takes over
         self.channel.shut();
     }
@@ -58,17 +57,17 @@ impl Recovery {
             Ok(()) => {
                 self.send_all().await?;
                 self.check_names().await?;
-                unsynced.recovery_ends(None);
+                unsynced.replay_ends(None);
             }
-            Err(error) => unsynced.recovery_ends(Some(&error.to_string())),
+            Err(error) => unsynced.replay_ends(Some(&error.to_string())),
         }
         let instance = self.standing.instance;
         // With what is lost, for the server's metrics.
-        let untold = unsynced.losses_untold();
-        let (newest, floor) = untold;
+        let losses = unsynced.unreported_losses();
+        let (newest, floor) = losses;
         let done = Call::Recover { instance, newest, floor, floors: &[], step: 2 };
         if self.call::<()>(&Context::system(), &done, None).await?.is_ok() {
-            unsynced.losses_told(untold);
+            unsynced.losses_reported(losses);
         }
         Ok(())
     }
@@ -87,12 +86,13 @@ impl Recovery {
 
     /// Says what is on media, and waits until everybody has.
     async fn declare(&self) -> std::result::Result<Result<()>, Gone> {
-        let seen = self.link.unsynced.stamps_seen();
-        let mut pieces = seen.floors.chunks(FLOORS_OF_ONE).peekable();
+        let durable = self.link.unsynced.durable_stamps();
+        let files: Vec<_> = durable.files.iter().map(|(file, stamp)| (*file, *stamp)).collect();
+        let mut pieces = files.chunks(STAMPS_OF_ONE_MESSAGE).peekable();
         loop {
             let piece = pieces.next().unwrap_or_default();
             let last = pieces.peek().is_none();
-            let outcome = self.declare_piece(&seen, piece, last).await?;
+            let outcome = self.declare_piece(&durable, piece, last).await?;
             if last || outcome.is_err() {
                 return Ok(outcome);
             }
@@ -101,15 +101,16 @@ impl Recovery {
 
     async fn declare_piece(
         &self,
-        seen: &Seen,
-        piece: &[(FileId, u64, Option<Ticket>)],
+        durable: &DurableStamps,
+        piece: &[(FileId, DurableStamp)],
         last: bool,
     ) -> std::result::Result<Result<()>, Gone> {
         let (instance, cx) = (self.standing.instance, Context::system());
-        let (mut floors, (floor, ticket)) = (Vec::new(), seen.floor);
+        let mut floors = Vec::new();
+        let DurableStamp { number: floor, ticket } = durable.all;
         if self.link.known().tickets {
-            for (file, stamp, ticket) in piece.iter().copied() {
-                // Without one it is a server's of an earlier version, and nobody's word.
+            for (file, DurableStamp { number: stamp, ticket }) in piece.iter().copied() {
+                // A server of an earlier version gave none, and this one believes only tickets.
                 if let Some(ticket) = ticket {
                     put_floor(&Floor { file, stamp, ticket }, &mut floors);
                 }
@@ -119,8 +120,8 @@ impl Recovery {
             let call = Call::Declare { instance, floor, ticket, floors: &floors, last };
             return self.call(&cx, &call, None).await;
         }
-        piece.iter().for_each(|(file, stamp, _)| (*file, *stamp).put(&mut floors));
-        let (newest, step) = (seen.newest, u8::from(last));
+        piece.iter().for_each(|(file, stamp)| (*file, stamp.number).put(&mut floors));
+        let (newest, step) = (durable.newest, u8::from(last));
         let call = Call::Recover { instance, newest, floor, floors: &floors, step };
         self.call(&cx, &call, None).await
     }
@@ -129,7 +130,7 @@ impl Recovery {
         let unsynced = &self.link.unsynced;
         loop {
             // More may have come: answers that were on their way.
-            let files = unsynced.files_to_send();
+            let files = unsynced.files_to_replay();
             if files.is_empty() {
                 return Ok(());
             }
@@ -153,11 +154,11 @@ impl Recovery {
         }
         let (mut outcome, mut from) = (Ok(()), 0);
         while outcome.is_ok()
-            && let Some((index, kept)) = self.link.unsynced.next_to_send(id, from)
+            && let Some((index, kept)) = self.link.unsynced.next_to_replay(id, from)
         {
             outcome = self.send(handle, &kept).await?;
             if outcome.is_ok() {
-                self.link.unsynced.sent(id, index, &kept);
+                self.link.unsynced.replayed(id, index, &kept);
             }
             from = index;
         }
@@ -172,7 +173,7 @@ impl Recovery {
         let ticket = self.link.unsynced.ticket(id);
         let mut cx = Context::system();
         if ticket.is_none()
-            && let Some((_, kept)) = self.link.unsynced.next_to_send(id, 0)
+            && let Some((_, kept)) = self.link.unsynced.next_to_replay(id, 0)
         {
             cx.who = kept.who;
         }
@@ -192,19 +193,19 @@ impl Recovery {
         Ok(outcome)
     }
 
-    async fn send(&self, handle: u64, kept: &Kept) -> std::result::Result<Result<()>, Gone> {
+    async fn send(&self, handle: u64, kept: &KeptChange) -> std::result::Result<Result<()>, Gone> {
         let mut cx = Context::system();
         cx.who = kept.who.clone();
-        let call = Call::Redo { handle, stamp: kept.stamp, change: kept.change };
+        let call = Call::Redo { handle, stamp: kept.number(), change: kept.change };
         self.call(&cx, &call, kept.data.clone()).await
     }
 
     /// Names are not made again: what the loss of power undid is told.
     async fn check_names(&self) -> std::result::Result<(), Gone> {
-        for (dir, name, expect) in self.link.unsynced.names_to_check() {
+        for (dir, name, expected) in self.link.unsynced.names_to_verify() {
             let call = Call::Lookup { dir, name: &name };
             let found = self.call::<dray_core::Entry>(&Context::system(), &call, None).await?;
-            if let Some(why) = undone(expect, found.map(|entry| entry.id)) {
+            if let Some(why) = undone(expected, found.map(|entry| entry.id)) {
                 self.link.unsynced.name_lost(dir, &name, why);
             }
         }
@@ -213,14 +214,16 @@ impl Recovery {
 }
 
 /// What is wrong with a name, if anything is.
-fn undone(expect: Expect, found: Result<FileId>) -> Option<&'static str> {
-    match (expect, found) {
-        (Expect::Unknown, _) => Some("it may have been undone: two names had changed places"),
-        (Expect::Is(id), Ok(found)) if id == found => None,
-        (Expect::Is(_), Ok(_)) => Some("another file has the name"),
-        (Expect::There, Ok(_)) => None,
-        (Expect::Is(_) | Expect::There, Err(_)) => Some("nothing has the name any more"),
-        (Expect::Gone, Ok(_)) => Some("what had been removed or renamed is back"),
-        (Expect::Gone, Err(_)) => None,
+fn undone(expected: ExpectedName, found: Result<FileId>) -> Option<&'static str> {
+    match (expected, found) {
+        (ExpectedName::Unknown, _) => Some("it may have been undone: two names had changed places"),
+        (ExpectedName::File(id), Ok(found)) if id == found => None,
+        (ExpectedName::File(_), Ok(_)) => Some("another file has the name"),
+        (ExpectedName::AnyFile, Ok(_)) => None,
+        (ExpectedName::File(_) | ExpectedName::AnyFile, Err(_)) => {
+            Some("no file has the name any more")
+        }
+        (ExpectedName::Absent, Ok(_)) => Some("what had been removed or renamed is back"),
+        (ExpectedName::Absent, Err(_)) => None,
     }
 }

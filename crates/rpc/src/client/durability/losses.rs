@@ -1,4 +1,5 @@
-//! What was lost when the server's machine lost power, or its disks failed, for people.
+//! Losses, as people see them: log lines, events and counters. A loss is a change that was
+//! answered and is gone, because the server's machine lost power or its disks failed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -55,50 +56,51 @@ pub struct UnsyncedStatus {
     pub events: Vec<LossEvent>,
 }
 
+/// All losses of one mount.
 #[derive(Default)]
-pub(crate) struct Losses {
-    /// Recoveries begun.
-    pub(crate) attempt: u64,
+pub(super) struct Losses {
+    /// Replays begun.
+    pub(super) replays: u64,
     power_losses: u64,
     sent_changes: u64,
     sent_bytes: u64,
     losses: u64,
     lost_bytes: u64,
     lines: u64,
-    /// Of losses and their bytes, what the server has been told.
-    told: (u64, u64),
+    /// Losses and their bytes that were reported to the server.
+    reported: (u64, u64),
     events: VecDeque<(Instant, LossEvent)>,
 }
 
 impl Losses {
-    pub(crate) fn power_lost(&mut self) {
+    pub(super) fn power_lost(&mut self) {
         self.power_losses += 1;
         self.lines = 0;
     }
 
-    pub(crate) fn sent(&mut self, bytes: u64) {
+    pub(super) fn replayed(&mut self, bytes: u64) {
         self.sent_changes += 1;
         self.sent_bytes += bytes;
     }
 
-    /// Losses that the server has not been told of, and their bytes.
-    pub(crate) fn untold(&self) -> (u64, u64) {
-        (self.losses - self.told.0, self.lost_bytes - self.told.1)
+    /// Losses that the server does not know of, and their bytes.
+    pub(super) fn unreported(&self) -> (u64, u64) {
+        (self.losses - self.reported.0, self.lost_bytes - self.reported.1)
     }
 
-    /// It has been told of so many.
-    pub(crate) fn told(&mut self, (losses, bytes): (u64, u64)) {
-        self.told.0 += losses;
-        self.told.1 += bytes;
+    /// So many were reported to the server.
+    pub(super) fn reported(&mut self, (losses, bytes): (u64, u64)) {
+        self.reported.0 += losses;
+        self.reported.1 += bytes;
     }
 
     /// Number of the last loss.
-    pub(crate) fn number(&self) -> u64 {
+    pub(super) fn number(&self) -> u64 {
         self.losses
     }
 
-    /// Tells of a loss: log line, event, metric. Answers its number.
-    pub(crate) fn report(
+    /// Notes a loss: log line, event, metric. Answers its number.
+    pub(super) fn report(
         &mut self,
         file: Option<FileId>,
         what: &str,
@@ -112,7 +114,9 @@ impl Losses {
         self.lines += 1;
         match self.lines {
             ..LINES_MAX => log::error!("lost at the server: {text}"),
-            LINES_MAX => log::error!("and further losses: `dray status` has their number"),
+            LINES_MAX => {
+                log::error!("and further losses: `dray status` has their number")
+            }
             _ => {}
         }
         if self.events.len() >= EVENTS_MAX {
@@ -123,7 +127,7 @@ impl Losses {
         self.losses
     }
 
-    pub(crate) fn status(&self) -> UnsyncedStatus {
+    pub(super) fn status(&self) -> UnsyncedStatus {
         let events = self.events.iter();
         UnsyncedStatus {
             power_losses: self.power_losses,

@@ -1,17 +1,20 @@
-//! Memory for one segment of what is kept, mapped on its own, so that giving it back gives it to
-//! the system.
+//! Where the memory for kept data comes from: segments of one size, from one source.
 //!
-//! A huge page is a fifth as dear as the small ones that it stands for: the system finds, clears
-//! and counts one page instead of 512 (docs/adr/0019-kept-copies.md). But it may have to be put
-//! together first, which can take longer than anything else here.
+//! The source is a trait, so that a transport that needs registered memory can supply it. The
+//! source in use maps each segment on its own: giving a segment back gives it to the system.
+//!
+//! A huge page costs a fifth of the small pages that it stands for. The system finds, clears and
+//! counts one page instead of 512 (docs/adr/0019-kept-copies.md). But the system may have to put
+//! a huge page together first, which can take longer than anything else here.
 
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::IO_MAX_BYTES;
 
 /// Bytes of a segment: a huge page of most processors. The largest write lies in two at most.
-pub(super) const SEGMENT_BYTES: usize = 2 << 20;
+pub(crate) const SEGMENT_BYTES: usize = 2 << 20;
 const _: () = assert!(SEGMENT_BYTES >= IO_MAX_BYTES);
 /// First use of a huge page takes 0.2 to 0.4 ms; of small pages less than 1.5 ms.
 const HUGE_MAX: Duration = Duration::from_millis(2);
@@ -19,16 +22,74 @@ const HUGE_MAX: Duration = Duration::from_millis(2);
 /// next that does, up to the second number.
 const SMALL_NEXT: (u32, u32) = (8, 64);
 
-/// Memory of a segment; the only reference to it.
-pub(super) struct Segment(NonNull<u8>);
+/// Supplies the memory for kept data. It is asked for a segment, not for each write.
+pub(crate) trait SegmentSource: Send + Sync {
+    /// A segment that nobody uses; none if there is no memory now. `is_first`: the caller uses no
+    /// other segment.
+    fn segment(&self, is_first: bool) -> Option<SuppliedSegment>;
 
-// SAFETY: a Segment is the only reference to its memory.
-unsafe impl Send for Segment {}
+    /// The first copy into a segment with [`SuppliedSegment::measured`] took so long.
+    fn first_copy_took(&self, time: Duration);
+}
 
-impl Segment {
+/// A segment as its source gives it.
+pub(crate) struct SuppliedSegment {
+    pub(crate) memory: Box<dyn SegmentMemory>,
+    /// The source wants to know how long the first copy into it takes.
+    pub(crate) measured: bool,
+}
+
+/// Memory of one segment, which goes back to its source when this is dropped.
+///
+/// # Safety
+/// Until the drop, [`SEGMENT_BYTES`] bytes from `start` on can be read and written, and nobody
+/// else uses them.
+pub(crate) unsafe trait SegmentMemory: Send {
+    /// The first byte.
+    fn start(&self) -> NonNull<u8>;
+}
+
+/// Maps private memory of this process.
+#[derive(Default)]
+pub(crate) struct MappedSegments {
+    pages: Mutex<PageChoice>,
+}
+
+impl MappedSegments {
+    fn pages(&self) -> MutexGuard<'_, PageChoice> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SegmentSource for MappedSegments {
+    fn segment(&self, is_first: bool) -> Option<SuppliedSegment> {
+        let huge = self.pages().next_is_huge(is_first);
+        let memory = Box::new(MappedSegment::map(huge)?);
+        Some(SuppliedSegment { memory, measured: huge })
+    }
+
+    fn first_copy_took(&self, time: Duration) {
+        self.pages().took(time);
+    }
+}
+
+/// One mapping; the only reference to its memory.
+struct MappedSegment(NonNull<u8>);
+
+// SAFETY: a MappedSegment is the only reference to its memory.
+unsafe impl Send for MappedSegment {}
+
+// SAFETY: the mapping is readable, writable and private, and lasts until the drop.
+unsafe impl SegmentMemory for MappedSegment {
+    fn start(&self) -> NonNull<u8> {
+        self.0
+    }
+}
+
+impl MappedSegment {
     /// A new one, at a multiple of its size; of a `huge` page if the system has one. None if
     /// there is no room.
-    pub(super) fn map(huge: bool) -> Option<Segment> {
+    fn map(huge: bool) -> Option<MappedSegment> {
         let (read_write, private) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping, wherever there is room.
@@ -50,16 +111,12 @@ impl Segment {
                 // Refused where the kernel was built without them.
                 libc::madvise(start.as_ptr().cast(), SEGMENT_BYTES, libc::MADV_HUGEPAGE);
             }
-            Some(Segment(start))
+            Some(MappedSegment(start))
         }
-    }
-
-    pub(super) fn start(&self) -> NonNull<u8> {
-        self.0
     }
 }
 
-impl Drop for Segment {
+impl Drop for MappedSegment {
     fn drop(&mut self) {
         // SAFETY: mapped in `map` with this size, and nobody refers to it any more.
         unsafe { unmap(self.0, SEGMENT_BYTES) };
@@ -77,22 +134,22 @@ unsafe fn unmap(start: NonNull<u8>, len_bytes: usize) {
 
 /// Which kind of page the next segment is made of.
 #[derive(Default)]
-pub(super) struct Choice {
+struct PageChoice {
     small_next: u32,
     /// How many there were to be after the last slow one; 0: the last was not slow.
     small_last: u32,
 }
 
-impl Choice {
-    /// `first`: of all, so that who writes little does not take a whole huge page.
-    pub(super) fn next_is_huge(&mut self, first: bool) -> bool {
+impl PageChoice {
+    /// `is_first`: of all. A mount that writes little does not take a whole huge page.
+    fn next_is_huge(&mut self, is_first: bool) -> bool {
         let slow = self.small_next > 0;
         self.small_next = self.small_next.saturating_sub(1);
-        !first && !slow
+        !is_first && !slow
     }
 
     /// The first use of a huge page took so long.
-    pub(super) fn took(&mut self, time: Duration) {
+    fn took(&mut self, time: Duration) {
         self.small_last = match time > HUGE_MAX {
             true => (2 * self.small_last).clamp(SMALL_NEXT.0, SMALL_NEXT.1),
             false => 0,
@@ -107,7 +164,8 @@ mod tests {
 
     #[test]
     fn a_segment_begins_at_a_multiple_of_its_size_and_all_of_it_can_be_used() {
-        let all: Vec<Segment> = (0..5).map(|at| Segment::map(at % 2 == 0).expect("room")).collect();
+        let all: Vec<MappedSegment> =
+            (0..5).map(|at| MappedSegment::map(at % 2 == 0).expect("room")).collect();
         for (number, segment) in (1..).zip(&all) {
             assert_eq!(segment.start().as_ptr().align_offset(SEGMENT_BYTES), 0);
             // SAFETY: within the segment, which is ours.
@@ -122,8 +180,8 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_little_and_who_has_waited_long_gets_small_pages() {
-        let mut choice = Choice::default();
+    fn little_data_and_slow_huge_pages_lead_to_small_pages() {
+        let mut choice = PageChoice::default();
         assert!(!choice.next_is_huge(true) && choice.next_is_huge(false));
         choice.took(HUGE_MAX);
         assert!(choice.next_is_huge(false));
