@@ -8,11 +8,11 @@ use dray_core::{
     SetAttr, Statfs, Timestamp, Uid, XattrSet, open_named,
 };
 
-use crate::client::ahead::{Guess, Surplus};
 use crate::client::channel::{Ask, Made, error_of};
 use crate::client::durability::{ExpectedName, FileChange, NameChange, changes_of};
 use crate::client::file::RemoteFile;
 use crate::client::link::Standing;
+use crate::client::open_ahead::{Guess, Surplus};
 use crate::client::session::Session;
 use crate::client::slots::Slot;
 use crate::wire::{Call, Change, Input, Ticket, Wire};

@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
     use crate::client::channel::Life;
-    use crate::client::channel::deaf::Deaf;
+    use crate::client::channel::stalled_peer::Deaf;
     use crate::client::session::tests::session;
 
     /// It was undone on the connection of the thread that had made the first one. The server, where

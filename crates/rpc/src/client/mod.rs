@@ -5,28 +5,28 @@
 //! so that a call crosses no thread. Calls under way are kept until they are answered
 //! and sent again after a reconnection; the server's replay slots make that harmless.
 
-mod ahead;
+mod adaptive_choice;
 mod channel;
 mod durability;
 mod failed_sync;
 mod file;
 mod fs;
-mod halves;
 mod holdings;
 mod link;
 mod locking;
 mod memory;
-mod pace;
-mod recovery;
+mod open_ahead;
+mod replay;
 mod session;
 mod slots;
+mod split_read;
 mod sync_scheduler;
 
-pub use ahead::AheadStats;
 pub use channel::ChannelStats;
 pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;
 pub use link::changes::HearChanges;
 pub use link::jobs::{FindJobs, TellJobs};
 pub use memory::SessionMemory;
+pub use open_ahead::AheadStats;
 pub use session::{ClientOptions, ConnectError, Session, SessionStatus};

@@ -11,14 +11,14 @@ use dray_core::{Errno, Error, FileId, FsInfo, LockOwner, NodeId, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
-use crate::client::ahead::AheadStats;
+use crate::client::adaptive_choice::Pace;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::durability::UnsyncedStatus;
 use crate::client::link::Link;
 use crate::client::link::changes::HearChanges;
 use crate::client::link::jobs::FindJobs;
 use crate::client::memory::SessionMemory;
-use crate::client::pace::Pace;
+use crate::client::open_ahead::AheadStats;
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.

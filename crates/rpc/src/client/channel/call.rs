@@ -7,8 +7,8 @@ use std::time::Duration;
 use dray_core::{Buf, BufMut, Context, Errno, Error, Result};
 use dray_rt::{Instant, now, timeout};
 
-use super::silence::Mark;
 use super::tags::Class;
+use super::unresponsive::Mark;
 use super::waiting::{CallGuard, Place};
 use super::{Channel, Life, Phase, State};
 use crate::client::durability::{ChangeStamp, Confirmation};

@@ -1,17 +1,17 @@
 //! Calls under way on one connection, and on those that follow it.
 
-mod again;
 mod call;
-#[cfg(test)]
-pub(crate) mod deaf;
+mod deferred_close;
 mod identities;
-mod later;
-mod life;
+mod lifecycle;
 mod one_way;
 mod pending;
 mod receiver;
-mod silence;
+mod resend;
+#[cfg(test)]
+pub(crate) mod stalled_peer;
 mod tags;
+mod unresponsive;
 mod waiting;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,16 +22,16 @@ use dray_fabric::Connection;
 use dray_rt::{Handle, Instant};
 
 pub(crate) use self::call::{Answer, Ask, Failure, Made, error_of, value_of};
+use self::deferred_close::Later;
 use self::identities::Identities;
-use self::later::Later;
-use self::life::End;
+use self::lifecycle::End;
 use self::pending::{Pending, Phase};
 pub(crate) use self::receiver::Receiver;
 use self::tags::Tags;
 pub(crate) use self::waiting::LockWait;
-use crate::client::ahead::Rights;
-use crate::client::holdings::closing::{Close, Closing, Unsettled};
+use crate::client::holdings::closes::{Close, Closing, Unsettled};
 use crate::client::link::Standing;
+use crate::client::open_ahead::Rights;
 
 /// A life of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

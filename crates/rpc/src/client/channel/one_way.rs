@@ -12,7 +12,7 @@ use dray_rt::sleep;
 
 use super::tags::Class;
 use super::{Ask, Channel, Phase, State};
-use crate::client::holdings::closing::Close;
+use crate::client::holdings::closes::Close;
 use crate::wire::{Call, CallHead, CallersJob, NO_SLOT, NotifyHead, Wire, put_jobs};
 
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
@@ -224,8 +224,8 @@ mod tests {
     use super::*;
     use crate::client::channel::Ask;
     use crate::client::channel::Life;
-    use crate::client::channel::deaf::Deaf;
-    use crate::client::holdings::closing::Closing;
+    use crate::client::channel::stalled_peer::Deaf;
+    use crate::client::holdings::closes::Closing;
     use crate::client::memory::SessionMemory;
 
     fn connected() -> (Arc<Channel>, Arc<Deaf>) {

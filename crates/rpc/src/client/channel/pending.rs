@@ -7,8 +7,8 @@ use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
 
 use super::tags::Class;
 use super::{Ask, Life, State};
-use crate::client::ahead::Changing;
-use crate::client::holdings::closing::Close;
+use crate::client::holdings::closes::Close;
+use crate::client::open_ahead::Changing;
 use crate::wire::{Call, CallHead, Input, NO_SLOT};
 
 /// A call under way; its vectors are kept for the next call with the same tag.
@@ -176,7 +176,7 @@ impl State {
     }
 
     /// Sends or resends a call; without a connection it waits for the next one, and for closes that go
-    /// before it ([`super::again`]).
+    /// before it ([`super::resend`]).
     pub(super) fn send(&mut self, tag: u32) {
         let Some(connection) = self.connection.clone() else { return };
         if self.waits_for_closes(self.calls[tag as usize].number) {
@@ -282,9 +282,9 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn_join, yield_now};
 
     use super::*;
-    use crate::client::channel::deaf::Deaf;
+    use crate::client::channel::stalled_peer::Deaf;
     use crate::client::channel::{Channel, Receiver};
-    use crate::client::holdings::closing::Closing;
+    use crate::client::holdings::closes::Closing;
     use crate::client::memory::SessionMemory;
     use crate::wire::{ReplyHead, Wire};
 

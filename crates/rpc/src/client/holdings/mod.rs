@@ -2,7 +2,7 @@
 //! files, their tickets, locks, and closes that were not heard of yet.
 
 pub(crate) mod aliases;
-pub(crate) mod closing;
+pub(crate) mod closes;
 pub(crate) mod files;
 pub(crate) mod locks;
 mod ranges;

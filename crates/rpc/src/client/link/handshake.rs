@@ -11,13 +11,13 @@ use dray_rt::random_bytes;
 use dray_rt::sync::oneshot;
 
 use super::Link;
-use super::coming_back::Return;
 use super::connecting::key_of;
-use super::known::{Known, News, Standing};
+use super::reestablish::Return;
+use super::server_identity::{Known, News, Standing};
 use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Channel, Life, Receiver};
 use crate::client::durability::SyncedFor;
-use crate::client::recovery::Recovery;
+use crate::client::replay::Recovery;
 use crate::client::session::ConnectError;
 use crate::wire::{
     Auth, Challenge, FEATURE_CHANGES, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES, HandshakeError,

@@ -1,13 +1,13 @@
 //! What all channels of a session share about its server.
 
 pub(crate) mod changes;
-mod coming_back;
 mod connecting;
 mod handshake;
 pub(crate) mod jobs;
-mod known;
 pub(crate) mod outage;
-mod parting;
+mod reestablish;
+mod release;
+mod server_identity;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -18,18 +18,18 @@ use dray_rt::sync::{Notify, watch};
 use dray_rt::{Handle, timeout};
 
 use self::changes::Changes;
-use self::coming_back::Returns;
 use self::jobs::JobFinder;
-use self::known::Known;
-pub(crate) use self::known::Standing;
-use crate::client::ahead::Ahead;
+use self::reestablish::Returns;
+use self::server_identity::Known;
+pub(crate) use self::server_identity::Standing;
 use crate::client::channel::Channel;
 use crate::client::durability::{MappedSegments, UnsyncedLog};
-use crate::client::holdings::closing::Closing;
+use crate::client::holdings::closes::Closing;
 use crate::client::holdings::files::OpenFiles;
 use crate::client::holdings::locks::Held;
 use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
+use crate::client::open_ahead::Ahead;
 use crate::client::session::ClientOptions;
 use crate::client::slots::{Slot, Slots};
 

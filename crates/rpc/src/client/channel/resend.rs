@@ -11,7 +11,7 @@ use dray_rt::sleep;
 
 use super::pending::Unwanted;
 use super::{Channel, Phase, State};
-use crate::client::holdings::closing::Close;
+use crate::client::holdings::closes::Close;
 
 /// Closes that are sent again as calls before others wait for them.
 const FEW: usize = 8;
@@ -143,9 +143,9 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn};
 
     use super::*;
-    use crate::client::channel::deaf::Deaf;
+    use crate::client::channel::stalled_peer::Deaf;
     use crate::client::channel::{Ask, Life, Receiver};
-    use crate::client::holdings::closing::Closing;
+    use crate::client::holdings::closes::Closing;
     use crate::client::memory::{CLOSES_MAX, SessionMemory};
     use crate::wire::{Call, ReplyHead};
 

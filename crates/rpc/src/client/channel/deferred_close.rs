@@ -103,8 +103,8 @@ mod tests {
 
     use super::*;
     use crate::client::channel::Life;
-    use crate::client::channel::deaf::Deaf;
-    use crate::client::holdings::closing::Closing;
+    use crate::client::channel::stalled_peer::Deaf;
+    use crate::client::holdings::closes::Closing;
     use crate::client::memory::{CLOSES_MAX, SessionMemory};
 
     fn simulate(test: impl Future<Output = ()>) {

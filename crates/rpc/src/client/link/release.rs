@@ -8,8 +8,8 @@ use dray_rt::sleep;
 
 use super::Link;
 use super::connecting::BACKOFF_LAST;
-use crate::client::ahead::{LOOK_TIME, Surplus};
 use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::open_ahead::{LOOK_TIME, Surplus};
 use crate::client::session::Session;
 use crate::wire::{Call, Input};
 

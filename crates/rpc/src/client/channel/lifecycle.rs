@@ -8,8 +8,8 @@ use dray_core::{Errno, Error};
 use dray_fabric::Connection;
 use dray_rt::Handle;
 
-use super::again::Closes;
 use super::pending::Unwanted;
+use super::resend::Closes;
 use super::{Channel, Life, Phase, State};
 
 /// Why a channel is over.
@@ -175,9 +175,9 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn_join};
 
     use super::*;
-    use crate::client::channel::deaf::Deaf;
+    use crate::client::channel::stalled_peer::Deaf;
     use crate::client::channel::{Ask, Failure};
-    use crate::client::holdings::closing::Closing;
+    use crate::client::holdings::closes::Closing;
     use crate::client::memory::SessionMemory;
     use crate::wire::Call;
 

@@ -10,9 +10,9 @@ use std::task::Poll;
 
 use dray_core::{BufMut, Context, Error, Fate, Io, Op};
 
+use crate::client::adaptive_choice::Way;
 use crate::client::channel::{Answer, Ask, Channel, Failure};
 use crate::client::file::RemoteFile;
-use crate::client::pace::Way;
 use crate::wire::{Call, CallHead, Input};
 
 /// Halves begin at a page of the file and of the buffer, if there are as many bytes.
