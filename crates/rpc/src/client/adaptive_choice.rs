@@ -6,23 +6,23 @@ use std::time::Duration;
 
 /// How a large read is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ReadMode {
     /// One call.
     Whole,
     /// Two calls at the same time.
-    Halves,
+    Split,
 }
 
 /// One in so many is made in the slower way, to see whether that still is so.
 const TRY_EVERY: u64 = 32;
-/// Halves cost more CPU: they must be faster by this much, percent, to be worth it.
+/// Split cost more CPU: they must be faster by this much, percent, to be worth it.
 const GAIN_MIN_PERCENT: u64 = 15;
 /// The weight of the last measurement is one in this.
 const WEIGHT: u64 = 8;
 
 /// What was measured; times in units of 1/1024 ns for each byte.
 #[derive(Default)]
-pub(crate) struct Pace {
+pub(crate) struct AdaptiveChoice {
     state: Mutex<State>,
 }
 
@@ -34,40 +34,40 @@ struct State {
 }
 
 impl State {
-    fn faster(&self) -> Way {
+    fn faster(&self) -> ReadMode {
         match (self.whole, self.halves) {
             (Some(whole), Some(halves))
                 if halves.saturating_mul(100 + GAIN_MIN_PERCENT) > whole.saturating_mul(100) =>
             {
-                Way::Whole
+                ReadMode::Whole
             }
-            _ => Way::Halves,
+            _ => ReadMode::Split,
         }
     }
 }
 
-impl Pace {
+impl AdaptiveChoice {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The way to go.
-    pub(crate) fn choose(&self) -> Way {
+    pub(crate) fn choose(&self) -> ReadMode {
         let mut state = self.lock();
         state.chosen += 1;
         match (state.faster(), state.chosen.is_multiple_of(TRY_EVERY)) {
-            (Way::Whole, false) | (Way::Halves, true) => Way::Whole,
-            (Way::Halves, false) | (Way::Whole, true) => Way::Halves,
+            (ReadMode::Whole, false) | (ReadMode::Split, true) => ReadMode::Whole,
+            (ReadMode::Split, false) | (ReadMode::Whole, true) => ReadMode::Split,
         }
     }
 
     /// How long a read of `bytes` took.
-    pub(crate) fn took(&self, way: Way, bytes: usize, elapsed: Duration) {
+    pub(crate) fn took(&self, way: ReadMode, bytes: usize, elapsed: Duration) {
         let time = (elapsed.as_nanos() as u64).saturating_mul(1024) / bytes.max(1) as u64;
         let mut state = self.lock();
         let known = match way {
-            Way::Whole => &mut state.whole,
-            Way::Halves => &mut state.halves,
+            ReadMode::Whole => &mut state.whole,
+            ReadMode::Split => &mut state.halves,
         };
         let before = known.unwrap_or(time);
         // A thread that was not let onto its CPU for a while says nothing about either way. If it
@@ -82,25 +82,30 @@ impl Pace {
 mod tests {
     use super::*;
 
-    fn run(pace: &Pace, reads: usize, whole_us: u64, halves_us: u64) -> usize {
+    fn run(pace: &AdaptiveChoice, reads: usize, whole_us: u64, halves_us: u64) -> usize {
         run_with_pauses(pace, reads, (whole_us, halves_us), usize::MAX)
     }
 
     /// One in so many takes 3 ms longer, whichever way it goes. Answers how many were in halves.
-    fn run_with_pauses(pace: &Pace, reads: usize, of: (u64, u64), pause_every: usize) -> usize {
+    fn run_with_pauses(
+        pace: &AdaptiveChoice,
+        reads: usize,
+        of: (u64, u64),
+        pause_every: usize,
+    ) -> usize {
         let one = |number: usize| {
             let way = pace.choose();
-            let us = if way == Way::Whole { of.0 } else { of.1 };
+            let us = if way == ReadMode::Whole { of.0 } else { of.1 };
             let us = if number % pause_every == pause_every - 1 { us + 3000 } else { us };
             pace.took(way, 1 << 20, Duration::from_micros(us));
-            usize::from(way == Way::Halves)
+            usize::from(way == ReadMode::Split)
         };
         (0..reads).map(one).sum()
     }
 
     #[test]
     fn the_faster_way_is_taken_and_the_other_tried() {
-        let pace = Pace::default();
+        let pace = AdaptiveChoice::default();
         assert_eq!(run(&pace, 320, 500, 300), 310);
         // Something else is on the second CPU now.
         let halves = run(&pace, 3200, 500, 900);
@@ -114,9 +119,9 @@ mod tests {
     #[test]
     fn a_read_that_was_held_up_does_not_change_the_way() {
         for pause_every in [37, 75, 150] {
-            let better = run_with_pauses(&Pace::default(), 6400, (500, 400), pause_every);
+            let better = run_with_pauses(&AdaptiveChoice::default(), 6400, (500, 400), pause_every);
             assert!(better > 6000, "{better} of 6400 in halves, 1 in {pause_every} held up");
-            let worse = run_with_pauses(&Pace::default(), 6400, (500, 520), pause_every);
+            let worse = run_with_pauses(&AdaptiveChoice::default(), 6400, (500, 520), pause_every);
             assert!(worse < 400, "{worse} of 6400 in halves, 1 in {pause_every} held up");
         }
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use dray_core::{Context, Errno, Error, Fate, FileId, OpenHow};
 
-use crate::client::channel::{Answer, Ask, Failure};
-use crate::client::holdings::tickets::{Reopened, reopen};
+use crate::client::channel::{CallAnswer, CallFailure, OutgoingCall};
+use crate::client::holdings::tickets::{ReopenRequest, reopen};
 use crate::client::session::Session;
 use crate::wire::{Call, Input, Ticket};
 
@@ -57,7 +57,7 @@ impl Session {
         let modes = if reads { &[libc::O_RDONLY][..] } else { &[libc::O_WRONLY, libc::O_RDONLY] };
         let mut opened = Ok(None);
         for flags in modes {
-            let file = Reopened { id, how: OpenHow::new(*flags), handle, ticket };
+            let file = ReopenRequest { id, how: OpenHow::new(*flags), handle, ticket };
             opened = reopen(&channel, &cx, file).await;
             if opened.is_ok() {
                 break;
@@ -74,14 +74,15 @@ impl Session {
             }
         }
         let call = Call::Sync { handle, data_only: false };
-        let synced = channel.call(Ask::of(&cx, &call), |bytes| Input::whole::<()>(bytes)).await;
+        let synced =
+            channel.call(OutgoingCall::of(&cx, &call), |bytes| Input::whole::<()>(bytes)).await;
         self.link.close_later(self, handle);
         match synced {
-            Ok(Answer { made, .. }) => {
+            Ok(CallAnswer { made, .. }) => {
                 self.link.unsynced.sync_answered(id, made.confirmation());
                 FileSync::Done
             }
-            Err((Failure::Error(error), _)) if error.fate() == Fate::Final => {
+            Err((CallFailure::Error(error), _)) if error.fate() == Fate::Final => {
                 FileSync::Failed(error)
             }
             Err(_) => FileSync::Unanswered,

@@ -10,16 +10,16 @@ use dray_core::{
 };
 use dray_rt::timeout;
 
-use crate::client::channel::{Answer, Ask, Failure, Made, error_of};
+use crate::client::channel::{CallAnswer, CallFailure, OutgoingCall, ReplyInfo, error_of};
 use crate::client::durability::{Confirmation, FileChange, Writer, changes_of};
-use crate::client::holdings::tickets::{Reopened, reopen};
-use crate::client::link::Standing;
+use crate::client::holdings::tickets::{ReopenRequest, reopen};
+use crate::client::link::SessionState;
 use crate::client::session::Session;
-use crate::client::slots::Slot;
+use crate::client::slots::ReplaySlot;
 use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 
 /// A server that loses a file between its opening and the call after it, this often in one
-/// life, is not worth asking again.
+/// epoch, is not worth asking again.
 const REOPEN_TRIES: usize = 64;
 
 /// An open file at the server, by the number that we gave it.
@@ -55,16 +55,20 @@ impl RemoteFile {
 
     /// Errors: `ENOTTY` if the server does not know calls about extended flags.
     fn knows_xflags(&self) -> Result<()> {
-        if self.session.link.known().xflags { Ok(()) } else { Err(Errno::ENOTTY.into()) }
+        if self.session.link.server().xflags { Ok(()) } else { Err(Errno::ENOTTY.into()) }
     }
 
-    /// It was opened in `standing`. Where another life of the server has been met before that
+    /// It was opened in `session_state`. Where another epoch of the server has been met before that
     /// was heard of, it is opened there before anybody uses it. Errors: those of opening.
-    pub(crate) async fn heard_of(self, cx: &Context, standing: Standing) -> Result<RemoteFile> {
+    pub(crate) async fn confirmed(
+        self,
+        cx: &Context,
+        session_state: SessionState,
+    ) -> Result<RemoteFile> {
         let files = &self.session.link.files;
-        if !files.is_at(standing) {
+        if !files.is_at(session_state) {
             let (id, handle, how, ticket) = (self.id, self.handle, self.how, self.ticket());
-            let again = Reopened { id, how, handle, ticket };
+            let again = ReopenRequest { id, how, handle, ticket };
             match reopen(&*self.session.channel()?, cx, again).await {
                 Ok(ticket) => files.renew(handle, ticket),
                 Err(error) => {
@@ -77,7 +81,7 @@ impl RemoteFile {
     }
 
     /// One that a process before us opened, and may have written.
-    pub(crate) fn adopted(self) -> RemoteFile {
+    pub(crate) fn inherited(self) -> RemoteFile {
         if self.how.writes() {
             self.session.link.unsynced.writer_inherited(&self.writer);
         }
@@ -95,7 +99,13 @@ impl RemoteFile {
     }
 
     /// Notes a change of this file that was made through it.
-    pub(crate) fn changed(&self, cx: &Context, made: Made, change: Option<Change>, data: &[u8]) {
+    pub(crate) fn changed(
+        &self,
+        cx: &Context,
+        made: ReplyInfo,
+        change: Option<Change>,
+        data: &[u8],
+    ) {
         self.written(cx, made, (change, data), false);
     }
 
@@ -103,7 +113,7 @@ impl RemoteFile {
     fn written(
         &self,
         cx: &Context,
-        made: Made,
+        made: ReplyInfo,
         (change, data): (Option<Change>, &[u8]),
         is_durable: bool,
     ) {
@@ -128,7 +138,7 @@ impl RemoteFile {
         cx: &Context,
         call: Call<'_>,
         data: Option<Buf>,
-    ) -> Result<(T, Made)> {
+    ) -> Result<(T, ReplyInfo)> {
         let slot = self.session.link.take_slot(cx).await?;
         self.send(cx, &call, Some(&slot), (data, None)).await
     }
@@ -137,11 +147,11 @@ impl RemoteFile {
         &self,
         cx: &Context,
         call: &Call<'_>,
-        slot: Option<&Slot>,
+        slot: Option<&ReplaySlot>,
         (data, to): (Option<Buf>, Option<&RemoteFile>),
-    ) -> Result<(T, Made)> {
+    ) -> Result<(T, ReplyInfo)> {
         let request = self.session.link.request_of(cx);
-        let ask = Ask { request, data, to, ..Ask::of(cx, call) }.in_slot(slot);
+        let ask = OutgoingCall { request, data, to, ..OutgoingCall::of(cx, call) }.in_slot(slot);
         let answer = self.call(ask).await.map_err(|failure| error_of(failure).during(call.op()))?;
         Ok((answer.value, answer.made))
     }
@@ -158,50 +168,50 @@ impl RemoteFile {
     /// Calls, and if the server has lost the file, opens it again and repeats the call.
     pub(super) async fn call<T: for<'b> Wire<'b>>(
         &self,
-        mut ask: Ask<'_>,
-    ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
+        mut ask: OutgoingCall<'_>,
+    ) -> std::result::Result<CallAnswer<T>, (CallFailure, Option<BufMut>)> {
         ask.looked_at = true;
-        let (mut tries, mut instance) = (0, self.session.link.known().instance);
+        let (mut tries, mut instance) = (0, self.session.link.server().instance);
         while tries < REOPEN_TRIES {
             let known = self.session.link.held.check(ask.cx, self.handle);
             if let Err(error) = self.within_limit(known).await {
-                return Err((Failure::Error(error), ask.into));
+                return Err((CallFailure::Error(error), ask.into));
             }
             let channel = match self.session.channel() {
                 Ok(channel) => channel,
-                Err(error) => return Err((Failure::Error(error), ask.into)),
+                Err(error) => return Err((CallFailure::Error(error), ask.into)),
             };
-            let again = Ask { data: ask.data.clone(), into: None, ..ask };
+            let again = OutgoingCall { data: ask.data.clone(), into: None, ..ask };
             let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
-            let Err((Failure::UnknownHandle, into)) = outcome else { return outcome };
+            let Err((CallFailure::UnknownHandle, into)) = outcome else { return outcome };
             if let Err(error) = self.open_again(&again).await {
-                return Err((Failure::Error(error), into));
+                return Err((CallFailure::Error(error), into));
             }
-            ask = Ask { into, ..again };
+            ask = OutgoingCall { into, ..again };
             // A wait may outlast any number of servers.
-            let now = self.session.link.known().instance;
+            let now = self.session.link.server().instance;
             tries = if instance == now { tries + 1 } else { 0 };
             instance = now;
         }
-        Err((Failure::UnknownHandle, ask.into))
+        Err((CallFailure::UnknownHandle, ask.into))
     }
 
     /// Reads by one call.
     pub(super) async fn read_whole(&self, cx: &Context, at: u64, into: BufMut) -> Io<BufMut> {
         let len_bytes = into.room().min(dray_core::IO_MAX_BYTES) as u32;
         let call = Call::Read { handle: self.handle, at, len_bytes };
-        let ask = Ask {
+        let ask = OutgoingCall {
             request: self.session.link.request_of(cx),
             into: Some(into),
-            ..Ask::of(cx, &call)
+            ..OutgoingCall::of(cx, &call)
         };
         let lost = || BufMut::heap(0);
         match self.call::<()>(ask).await {
             Ok(answer) => Ok(answer.data.unwrap_or_else(lost)),
             Err((failure, into)) => {
                 let error = match failure {
-                    Failure::Error(error) => error,
-                    Failure::UnknownHandle => Error::new(Errno::ESTALE),
+                    CallFailure::Error(error) => error,
+                    CallFailure::UnknownHandle => Error::new(Errno::ESTALE),
                 };
                 Err((error.during(Op::Read), into.unwrap_or_else(lost)))
             }
@@ -219,7 +229,7 @@ impl RemoteFile {
     }
 
     /// Opens what the call names: this file, and where it copies to another, that too.
-    async fn open_again(&self, lost: &Ask<'_>) -> Result<()> {
+    async fn open_again(&self, lost: &OutgoingCall<'_>) -> Result<()> {
         let to = match (lost.call, lost.to) {
             (Call::CopyRange { .. }, Some(to)) => Some(to),
             _ => None,
@@ -227,7 +237,7 @@ impl RemoteFile {
         for file in [Some(self), to].into_iter().flatten() {
             let how = OpenHow::new(file.how.flags & !libc::O_TRUNC);
             let (id, handle, ticket) = (file.id, file.handle, file.ticket());
-            let again = Reopened { id, how, handle, ticket };
+            let again = ReopenRequest { id, how, handle, ticket };
             let ticket = reopen(&*self.session.channel()?, lost.cx, again).await?;
             self.session.link.files.renew(handle, ticket);
         }
@@ -294,12 +304,12 @@ impl OpenFile for RemoteFile {
         Box::pin(async move {
             // A page is larger than a head may be: it comes as data.
             let call = Call::Readdir { handle: self.handle, cookie, max_bytes, plus };
-            let ask = Ask {
+            let ask = OutgoingCall {
                 request: self.session.link.request_of(cx),
                 into: Some(BufMut::heap(PAGE_MAX_BYTES)),
-                ..Ask::of(cx, &call)
+                ..OutgoingCall::of(cx, &call)
             };
-            let answer: Answer<()> =
+            let answer: CallAnswer<()> =
                 self.call(ask).await.map_err(crate::client::channel::error_of)?;
             let bytes = answer.data.unwrap_or_else(|| BufMut::heap(0));
             Input::whole(bytes.filled())

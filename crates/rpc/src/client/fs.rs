@@ -8,13 +8,13 @@ use dray_core::{
     SetAttr, Statfs, Timestamp, Uid, XattrSet, open_named,
 };
 
-use crate::client::channel::{Ask, Made, error_of};
+use crate::client::channel::{OutgoingCall, ReplyInfo, error_of};
 use crate::client::durability::{ExpectedName, FileChange, NameChange, changes_of};
 use crate::client::file::RemoteFile;
-use crate::client::link::Standing;
+use crate::client::link::SessionState;
 use crate::client::open_ahead::{Guess, Surplus};
 use crate::client::session::Session;
-use crate::client::slots::Slot;
+use crate::client::slots::ReplaySlot;
 use crate::wire::{Call, Change, Input, Ticket, Wire};
 
 /// A file system that a server serves.
@@ -39,7 +39,7 @@ impl RemoteFs {
     /// lost it, it is opened again when it is used.
     pub fn attach(&self, id: FileId, how: OpenHow, request: u64) -> Arc<dyn OpenFile> {
         let handle = self.session.link.files.aliases.number_of(request);
-        Arc::new(self.file(id, handle, how, (None, None)).adopted())
+        Arc::new(self.file(id, handle, how, (None, None)).inherited())
     }
 
     /// A call that changes nothing: asking twice does no harm.
@@ -75,7 +75,11 @@ impl RemoteFs {
     }
 
     /// A call that changes something: in a replay slot, so that it is applied once.
-    async fn change<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<(T, Made)> {
+    async fn change<T: for<'b> Wire<'b>>(
+        &self,
+        cx: &Context,
+        call: Call<'_>,
+    ) -> Result<(T, ReplyInfo)> {
         let slot = self.session.link.take_slot(cx).await?;
         self.send(cx, &call, Some(&slot), None).await
     }
@@ -84,11 +88,11 @@ impl RemoteFs {
         &self,
         cx: &Context,
         call: &Call<'_>,
-        slot: Option<&Slot>,
+        slot: Option<&ReplaySlot>,
         data: Option<Buf>,
-    ) -> Result<(T, Made)> {
+    ) -> Result<(T, ReplyInfo)> {
         let request = self.session.link.request_of(cx);
-        let ask = Ask { request, data, ..Ask::of(cx, call) }.in_slot(slot);
+        let ask = OutgoingCall { request, data, ..OutgoingCall::of(cx, call) }.in_slot(slot);
         let channel = self.session.channel()?;
         let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
         let answer = outcome.map_err(|failure| error_of(failure).during(call.op()))?;
@@ -112,7 +116,7 @@ impl RemoteFs {
         cx: &Context,
         (entry, no_capability): (Entry, bool),
         (handle, how): (u64, OpenHow),
-        made: Made,
+        made: ReplyInfo,
     ) -> Result<(Entry, Arc<dyn OpenFile>)> {
         let at_open = how.with_attr.then_some(AtOpen {
             attr: entry.attr,
@@ -120,7 +124,7 @@ impl RemoteFs {
             times_past: made.times_past,
         });
         let file = self.changed_file(cx, entry.id, (handle, how), at_open, made);
-        Ok((entry, Arc::new(file.heard_of(cx, made.standing).await?)))
+        Ok((entry, Arc::new(file.confirmed(cx, made.session_state).await?)))
     }
 
     /// A file that the call just answered opened, and cut or made.
@@ -130,7 +134,7 @@ impl RemoteFs {
         id: FileId,
         (handle, how): (u64, OpenHow),
         at_open: Option<AtOpen>,
-        made: Made,
+        made: ReplyInfo,
     ) -> RemoteFile {
         let file = self.file(id, handle, how, (at_open, made.ticket));
         let cut = how.truncates().then_some(Change::Size { size: 0 });
@@ -158,7 +162,7 @@ impl RemoteFs {
                 // What was opened for nothing the channel closes when it hears of it.
                 match error.fate() {
                     Fate::Unknown => ahead.left(&guess),
-                    _ => _ = ahead.answered((guess, handle), None, (false, Made::default())),
+                    _ => _ = ahead.answered((guess, handle), None, (false, ReplyInfo::default())),
                 }
                 if error.errno() != Errno::ENOTSUP {
                     return Err(error.during(Op::Lookup));
@@ -175,7 +179,7 @@ impl RemoteFs {
         cx: &Context,
         id: FileId,
         how: OpenHow,
-    ) -> Option<(RemoteFile, Standing)> {
+    ) -> Option<(RemoteFile, SessionState)> {
         let link = &self.session.link;
         let (opened, surplus) = link.ahead.take(cx, id, how);
         self.close_surplus(surplus);
@@ -186,7 +190,7 @@ impl RemoteFs {
         }
         let file = self.file(id, opened.handle, how, (None, opened.ticket));
         link.ahead.used(&opened);
-        Some((file, opened.standing))
+        Some((file, opened.session_state))
     }
 
     /// Opens a file that is to be called so, or just that file.
@@ -200,8 +204,8 @@ impl RemoteFs {
         // What a lookup has opened had its name then, and may have lost it since.
         if place.is_some() {
             self.close_surplus(self.session.link.ahead.passed_over(cx));
-        } else if let Some((file, standing)) = self.opened_ahead(cx, id, how) {
-            return Ok(Arc::new(file.heard_of(cx, standing).await?));
+        } else if let Some((file, session_state)) = self.opened_ahead(cx, id, how) {
+            return Ok(Arc::new(file.confirmed(cx, session_state).await?));
         }
         let handle = self.session.link.handle_of(cx);
         let call = match place {
@@ -209,7 +213,7 @@ impl RemoteFs {
             None => Call::Open { id, how, handle, again: false },
         };
         // Cutting a file twice could cut what was written in between.
-        let told = |at_open: Option<AtOpen>, made: Made| {
+        let told = |at_open: Option<AtOpen>, made: ReplyInfo| {
             at_open.map(|seen| AtOpen { times_past: made.times_past, ..seen })
         };
         let (file, made) = if how.truncates() {
@@ -219,7 +223,7 @@ impl RemoteFs {
             let (at_open, made) = self.send(cx, &call, None, None).await?;
             (self.file(id, handle, how, (told(at_open, made), made.ticket)), made)
         };
-        Ok(Arc::new(file.heard_of(cx, made.standing).await?))
+        Ok(Arc::new(file.confirmed(cx, made.session_state).await?))
     }
 
     fn close_surplus(&self, surplus: Option<Surplus>) {
@@ -229,14 +233,14 @@ impl RemoteFs {
     }
 
     /// Notes a change of what has no content, or none that can be made again.
-    fn changed(&self, cx: &Context, file: FileId, made: Made, change: Option<Change>) {
+    fn changed(&self, cx: &Context, file: FileId, made: ReplyInfo, change: Option<Change>) {
         let (confirmation, who) = (made.confirmation(), &cx.who);
         let new = FileChange { file, confirmation, change, data: &[], who, is_durable: false };
         self.session.link.unsynced.change_answered(new, None);
     }
 
     /// Notes a change of a name.
-    fn name_changed(&self, (dir, name): (FileId, &[u8]), made: Made, expected: ExpectedName) {
+    fn name_changed(&self, (dir, name): (FileId, &[u8]), made: ReplyInfo, expected: ExpectedName) {
         let stamp = made.change_stamp();
         self.session.link.unsynced.name_answered(NameChange { dir, name, stamp, expected });
     }
@@ -406,7 +410,7 @@ impl FileSystem for RemoteFs {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
-            if self.session.link.known().opens_named {
+            if self.session.link.server().opens_named {
                 match self.open_at(cx, Some(place), id, how).await {
                     // It came to a server of an earlier version that took this one's place.
                     Err(error) if error.errno() == Errno::ENOTSUP => {}

@@ -56,9 +56,9 @@ impl RemoteFile {
                 look = (look * 2).min(LOOK_LAST);
                 continue;
             }
-            // On another connection the server's next life may have been met before the
+            // On another connection the server's next epoch may have been met before the
             // answer of the last one was read here.
-            if link.held.granted(held, asked?.1.standing) {
+            if link.held.granted(held, asked?.1.session_state) {
                 return Ok(());
             }
         }
@@ -108,8 +108,8 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn_join, yield_now};
 
     use super::*;
-    use crate::client::channel::Life;
-    use crate::client::channel::stalled_peer::Deaf;
+    use crate::client::channel::ConnectionEpoch;
+    use crate::client::channel::stalled_peer::StalledPeer;
     use crate::client::session::tests::session;
 
     /// It was undone on the connection of the thread that had made the first one. The server, where
@@ -118,18 +118,18 @@ mod tests {
     fn what_is_given_up_on_one_connection_is_not_undone_on_another() {
         let simulation = || Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
         simulation().block_on(async {
-            let (session, life) = (session(), Life::default());
-            let wires = [(); 3].map(|()| Arc::new(Deaf::default()));
+            let (session, epoch) = (session(), ConnectionEpoch::default());
+            let wires = [(); 3].map(|()| Arc::new(StalledPeer::default()));
             let [here, there, after] = &wires;
             let channel = session.link.new_channel();
-            channel.up(here.clone(), (0, life), (8, 8), true);
+            channel.up(here.clone(), (0, epoch), (8, 8), true);
             session.adopt(channel);
             let (give, take) = mpsc::channel();
             let (of_thread, wire) = (session.clone(), there.clone());
             let thread = std::thread::spawn(move || {
                 simulation().block_on(async {
                     let channel = of_thread.link.new_channel();
-                    channel.up(wire, (0, life), (8, 8), true);
+                    channel.up(wire, (0, epoch), (8, 8), true);
                     of_thread.adopt(channel.clone());
                     let (id, how) = (FileId { ino: 1, generation: 1 }, OpenHow::READ_WRITE);
                     let file = RemoteFile::new(of_thread, id, 5, how, (None, None));
@@ -151,7 +151,7 @@ mod tests {
             sleep(Duration::from_secs(1)).await;
             assert_eq!(wires.each_ref().map(|wire| wire.sent().len()), [0, 1, 0]);
             // Another takes the place of that connection: what came by it is over.
-            channel.up(after.clone(), (0, life), (8, 8), true);
+            channel.up(after.clone(), (0, epoch), (8, 8), true);
             sleep(Duration::from_secs(1)).await;
             assert_eq!((here.sent(), after.sent()), (vec![], vec![Op::Lock]));
         });

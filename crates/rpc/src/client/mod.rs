@@ -28,5 +28,5 @@ pub use fs::RemoteFs;
 pub use link::changes::HearChanges;
 pub use link::jobs::{FindJobs, TellJobs};
 pub use memory::SessionMemory;
-pub use open_ahead::AheadStats;
+pub use open_ahead::OpenAheadStats;
 pub use session::{ClientOptions, ConnectError, Session, SessionStatus};

@@ -6,33 +6,33 @@ use std::sync::Arc;
 
 use dray_core::{Buf, Context, Errno, FileId, OpenHow, Result};
 
-use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::channel::{Channel, OutgoingCall, value_of};
 use crate::client::durability::{DurableStamp, DurableStamps, ExpectedName, KeptChange};
-use crate::client::holdings::tickets::{Reopened, reopen};
-use crate::client::link::{Link, Standing};
+use crate::client::holdings::tickets::{ReopenRequest, reopen};
+use crate::client::link::{Link, SessionState};
 use crate::wire::{Call, Floor, Input, Ticket, Wire, put_floor};
 
 /// Files named in one message.
 const STAMPS_OF_ONE_MESSAGE: usize = 1024;
 
-/// One recovery, with the server's life that it is about.
-pub(crate) struct Recovery {
+/// One recovery, with the server epoch that it is about.
+pub(crate) struct Replay {
     link: Arc<Link>,
     channel: Arc<Channel>,
-    standing: Standing,
+    session_state: SessionState,
 }
 
 /// The server has gone meanwhile: the next one begins a recovery of its own.
-struct Gone;
+struct ServerGone;
 
-impl Recovery {
+impl Replay {
     /// One with a server that waits for it, in place of the one before it; none if yet another
-    /// life of the server has been met. What waits on the other channels cannot keep it
+    /// epoch of the server has been met. What waits on the other channels cannot keep it
     /// waiting: it has a connection of its own.
-    pub(crate) fn begin(link: &Arc<Link>, standing: Standing) -> Option<Recovery> {
+    pub(crate) fn begin(link: &Arc<Link>, session_state: SessionState) -> Option<Replay> {
         let channel = Channel::for_recovery(link.closing.clone());
-        let begins = link.begin_recovery(&channel, standing);
-        begins.then(|| Recovery { link: link.clone(), channel, standing })
+        let begins = link.begin_recovery(&channel, session_state);
+        begins.then(|| Replay { link: link.clone(), channel, session_state })
     }
 
     /// Recovers.
@@ -46,12 +46,12 @@ impl Recovery {
         self.channel.shut();
     }
 
-    /// Whether another life of the server has been met.
+    /// Whether another epoch of the server has been met.
     fn is_over(&self) -> bool {
-        self.link.known().standing() != self.standing
+        self.link.server().session_state() != self.session_state
     }
 
-    async fn carry_out(&self) -> std::result::Result<(), Gone> {
+    async fn carry_out(&self) -> std::result::Result<(), ServerGone> {
         let unsynced = &self.link.unsynced;
         match self.declare().await? {
             Ok(()) => {
@@ -61,7 +61,7 @@ impl Recovery {
             }
             Err(error) => unsynced.replay_ends(Some(&error.to_string())),
         }
-        let instance = self.standing.instance;
+        let instance = self.session_state.instance;
         // With what is lost, for the server's metrics.
         let losses = unsynced.unreported_losses();
         let (newest, floor) = losses;
@@ -72,20 +72,20 @@ impl Recovery {
         Ok(())
     }
 
-    /// An answer of this life of the server.
+    /// An answer of this epoch of the server.
     async fn call<T: for<'b> Wire<'b>>(
         &self,
         cx: &Context,
         call: &Call<'_>,
         data: Option<Buf>,
-    ) -> std::result::Result<Result<T>, Gone> {
-        let ask = Ask { data, ..Ask::of(cx, call) };
+    ) -> std::result::Result<Result<T>, ServerGone> {
+        let ask = OutgoingCall { data, ..OutgoingCall::of(cx, call) };
         let outcome = self.channel.call(ask, |bytes| Input::whole(bytes)).await;
-        if self.is_over() { Err(Gone) } else { Ok(value_of(outcome)) }
+        if self.is_over() { Err(ServerGone) } else { Ok(value_of(outcome)) }
     }
 
     /// Says what is on media, and waits until everybody has.
-    async fn declare(&self) -> std::result::Result<Result<()>, Gone> {
+    async fn declare(&self) -> std::result::Result<Result<()>, ServerGone> {
         let durable = self.link.unsynced.durable_stamps();
         let files: Vec<_> = durable.files.iter().map(|(file, stamp)| (*file, *stamp)).collect();
         let mut pieces = files.chunks(STAMPS_OF_ONE_MESSAGE).peekable();
@@ -104,11 +104,11 @@ impl Recovery {
         durable: &DurableStamps,
         piece: &[(FileId, DurableStamp)],
         last: bool,
-    ) -> std::result::Result<Result<()>, Gone> {
-        let (instance, cx) = (self.standing.instance, Context::system());
+    ) -> std::result::Result<Result<()>, ServerGone> {
+        let (instance, cx) = (self.session_state.instance, Context::system());
         let mut floors = Vec::new();
         let DurableStamp { number: floor, ticket } = durable.all;
-        if self.link.known().tickets {
+        if self.link.server().tickets {
             for (file, DurableStamp { number: stamp, ticket }) in piece.iter().copied() {
                 // A server of an earlier version gave none, and this one believes only tickets.
                 if let Some(ticket) = ticket {
@@ -126,7 +126,7 @@ impl Recovery {
         self.call(&cx, &call, None).await
     }
 
-    async fn send_all(&self) -> std::result::Result<(), Gone> {
+    async fn send_all(&self) -> std::result::Result<(), ServerGone> {
         let unsynced = &self.link.unsynced;
         loop {
             // More may have come: answers that were on their way.
@@ -147,7 +147,7 @@ impl Recovery {
         }
     }
 
-    async fn send_file(&self, id: FileId) -> std::result::Result<Result<()>, Gone> {
+    async fn send_file(&self, id: FileId) -> std::result::Result<Result<()>, ServerGone> {
         let (system, handle) = (Context::system(), self.link.own_handle());
         if let Err(error) = self.open(id, handle).await? {
             return Ok(Err(error));
@@ -169,7 +169,7 @@ impl Recovery {
 
     /// Opens a file to make its changes again. Without a ticket, as where a path was given
     /// another mode or owner, its changer's rights decide.
-    async fn open(&self, id: FileId, handle: u64) -> std::result::Result<Result<()>, Gone> {
+    async fn open(&self, id: FileId, handle: u64) -> std::result::Result<Result<()>, ServerGone> {
         let ticket = self.link.unsynced.ticket(id);
         let mut cx = Context::system();
         if ticket.is_none()
@@ -181,10 +181,10 @@ impl Recovery {
         let ways = if reads { &[libc::O_RDONLY][..] } else { &[libc::O_WRONLY, libc::O_RDONLY] };
         let mut outcome = Ok(());
         for flags in ways {
-            let file = Reopened { id, how: OpenHow::new(*flags), handle, ticket };
+            let file = ReopenRequest { id, how: OpenHow::new(*flags), handle, ticket };
             outcome = reopen(&self.channel, &cx, file).await.map(drop);
             if self.is_over() {
-                return Err(Gone);
+                return Err(ServerGone);
             }
             if outcome.as_ref().is_ok_and(|()| true) || ticket.is_some() {
                 break;
@@ -193,7 +193,11 @@ impl Recovery {
         Ok(outcome)
     }
 
-    async fn send(&self, handle: u64, kept: &KeptChange) -> std::result::Result<Result<()>, Gone> {
+    async fn send(
+        &self,
+        handle: u64,
+        kept: &KeptChange,
+    ) -> std::result::Result<Result<()>, ServerGone> {
         let mut cx = Context::system();
         cx.who = kept.who.clone();
         let call = Call::Redo { handle, stamp: kept.number(), change: kept.change };
@@ -201,7 +205,7 @@ impl Recovery {
     }
 
     /// Names are not made again: what the loss of power undid is told.
-    async fn check_names(&self) -> std::result::Result<(), Gone> {
+    async fn check_names(&self) -> std::result::Result<(), ServerGone> {
         for (dir, name, expected) in self.link.unsynced.names_to_verify() {
             let call = Call::Lookup { dir, name: &name };
             let found = self.call::<dray_core::Entry>(&Context::system(), &call, None).await?;

@@ -11,14 +11,14 @@ use dray_core::{Errno, Error, FileId, FsInfo, LockOwner, NodeId, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
-use crate::client::adaptive_choice::Pace;
+use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::durability::UnsyncedStatus;
 use crate::client::link::Link;
 use crate::client::link::changes::HearChanges;
 use crate::client::link::jobs::FindJobs;
 use crate::client::memory::SessionMemory;
-use crate::client::open_ahead::AheadStats;
+use crate::client::open_ahead::OpenAheadStats;
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
@@ -150,7 +150,7 @@ pub struct Session {
     info: FsInfo,
     channels: RwLock<Vec<Arc<Channel>>>,
     /// Of large reads.
-    pub(crate) pace: Pace,
+    pub(crate) pace: AdaptiveChoice,
 }
 
 /// For `dray status`.
@@ -171,7 +171,7 @@ pub struct SessionStatus {
     /// What may not be on media at the server.
     pub unsynced: UnsyncedStatus,
     /// Files opened at their lookup.
-    pub ahead: AheadStats,
+    pub ahead: OpenAheadStats,
 }
 
 thread_local! {
@@ -202,7 +202,7 @@ impl Session {
     fn new(link: Arc<Link>, info: FsInfo) -> Arc<Session> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let (channels, pace) = (RwLock::default(), Pace::default());
+        let (channels, pace) = (RwLock::default(), AdaptiveChoice::default());
         let session = Arc::new(Session { link, number, info, channels, pace });
         session.schedule_syncs();
         session
@@ -259,7 +259,7 @@ impl Session {
 
     /// Whether whoever calls is the same user at the server, as that said last.
     pub fn one_user(&self) -> bool {
-        self.link.known().one_user
+        self.link.server().one_user
     }
 
     /// Tells the server that programs store into a shared mapping of this file: another mount that does so,
@@ -325,7 +325,7 @@ impl Session {
     /// What it is doing.
     pub fn status(&self) -> SessionStatus {
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
-        let known = self.link.known();
+        let known = self.link.server();
         SessionStatus {
             target: self.link.connector.target(),
             session: known.session,
@@ -345,7 +345,7 @@ impl Session {
         channels.iter().for_each(|channel| channel.send_closes());
     }
 
-    /// Closes what lookups have opened and nobody has used.
+    /// CloseBatch what lookups have opened and nobody has used.
     pub(crate) fn close_all_ahead(self: &Arc<Session>) {
         let surplus = self.link.ahead.give_up();
         surplus.into_iter().for_each(|one| self.link.close_surplus(self, one));

@@ -30,7 +30,7 @@ const RESTING_MIN: usize = 8;
 const ORPHANS_MAX: Duration = Duration::from_secs(5);
 
 /// The slots of one session.
-pub(crate) struct Slots {
+pub(crate) struct ClientSlots {
     memory: Arc<SessionMemory>,
     born: Instant,
     state: Mutex<State>,
@@ -38,10 +38,10 @@ pub(crate) struct Slots {
 
 #[derive(Default)]
 struct State {
-    /// Slots that were never used.
+    /// ClientSlots that were never used.
     fresh: Vec<u32>,
     /// Free slots, the longest free first.
-    resting: VecDeque<Resting>,
+    resting: VecDeque<FreeSlot>,
     /// What the process before us had used free slots for last.
     answered: Vec<SlotState>,
     /// Free slots that are kept at least, as long as there are fresh ones.
@@ -51,27 +51,27 @@ struct State {
     /// Requests that the process before us sent in a session that the server has given
     /// up: nobody knows what came of them.
     unknown: Vec<u64>,
-    /// Slots that the server granted.
+    /// ClientSlots that the server granted.
     count: u32,
-    /// Slots in use.
+    /// ClientSlots in use.
     used: BTreeSet<u32>,
-    /// Slots that were in use when the server came back, and who is told of their end.
+    /// ClientSlots that were in use when the server came back, and who is told of their end.
     awaited: BTreeSet<u32>,
     told: Option<Arc<Channel>>,
     waiting: Vec<Waker>,
 }
 
 /// A free slot, with the number that was used last in it.
-struct Resting {
+struct FreeSlot {
     number: u32,
     sequence: u32,
     /// In which it was given back; none: that was no executor's.
     turn: Option<Turn>,
 }
 
-impl Resting {
-    fn new(slot: &SlotState) -> Resting {
-        Resting { number: slot.number, sequence: slot.sequence, turn: None }
+impl FreeSlot {
+    fn new(slot: &SlotState) -> FreeSlot {
+        FreeSlot { number: slot.number, sequence: slot.sequence, turn: None }
     }
 
     /// Whether its answer has been passed on.
@@ -81,17 +81,17 @@ impl Resting {
 }
 
 /// A slot in use, with the number of the change it is used for.
-pub(crate) struct Slot {
+pub(crate) struct ReplaySlot {
     pub(crate) number: u32,
     pub(crate) sequence: u32,
     /// Since when it was wanted.
     pub(crate) wanted: Instant,
-    home: Arc<Slots>,
+    home: Arc<ClientSlots>,
 }
 
-impl Slots {
+impl ClientSlots {
     /// The slots noted in `memory`, if a process before us did.
-    pub(crate) fn new(memory: Arc<SessionMemory>) -> Slots {
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> ClientSlots {
         let (lost, known): (Vec<_>, Vec<_>) =
             memory.slots().into_iter().partition(|slot| slot.lost);
         let (orphans, free): (Vec<_>, Vec<_>) = known.into_iter().partition(|slot| slot.in_use);
@@ -102,7 +102,7 @@ impl Slots {
         answered.sort_by_key(|slot| slot.request);
         let state = State {
             fresh: fresh.iter().rev().map(|slot| slot.number).collect(),
-            resting: answered.iter().chain(&lost).map(Resting::new).collect(),
+            resting: answered.iter().chain(&lost).map(FreeSlot::new).collect(),
             resting_min: RESTING_MIN + answered.len() + lost.len(),
             answered,
             orphans,
@@ -110,7 +110,7 @@ impl Slots {
             count: memory.slots().len() as u32,
             ..State::default()
         };
-        Slots { memory, born: dray_rt::now(), state: Mutex::new(state) }
+        ClientSlots { memory, born: dray_rt::now(), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -129,13 +129,13 @@ impl Slots {
     }
 
     /// A new session takes the place of one that the server has given up, with `count`
-    /// slots. Slots in use that it has not end with their use. A process after us must not ask
+    /// slots. ClientSlots in use that it has not end with their use. A process after us must not ask
     /// again in the new session what was asked in the old one.
     pub(crate) fn begin_anew(&self, count: u32) {
         let count = count.min(SLOTS_MAX as u32);
         let mut state = self.lock();
         let before = std::mem::take(&mut state.orphans);
-        state.resting.extend(before.iter().map(Resting::new));
+        state.resting.extend(before.iter().map(FreeSlot::new));
         let answered = std::mem::take(&mut state.answered);
         state.unknown.extend(before.iter().chain(&answered).map(|slot| slot.request));
         before.iter().for_each(|slot| self.memory.free_slot(slot.number));
@@ -153,7 +153,7 @@ impl Slots {
         std::mem::take(&mut state.waiting).into_iter().for_each(Waker::wake);
     }
 
-    /// Slots that have been used, and nothing is under way in them.
+    /// ClientSlots that have been used, and nothing is under way in them.
     pub(crate) fn idle(&self) -> Vec<u32> {
         let state = self.lock();
         let orphans = state.orphans.iter().filter(|_| self.born.elapsed() >= ORPHANS_MAX);
@@ -164,13 +164,13 @@ impl Slots {
     /// Waits until every slot that is in use now has been given back. Each is reported to
     /// the server: whatever it keeps for its repetition, there is none any more.
     pub(crate) fn await_answers(
-        self: &Arc<Slots>,
+        self: &Arc<ClientSlots>,
         channel: &Arc<Channel>,
     ) -> impl Future<Output = ()> {
         let mut state = self.lock();
         state.awaited = state.used.clone();
         state.told = Some(channel.clone());
-        // Who has given up waiting is not kept: lives of the server may be short and many.
+        // Who has given up waiting is not kept: epochs of the server may be short and many.
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
@@ -196,7 +196,11 @@ impl Slots {
 
     /// Takes a slot for `request` (0: one that nobody will ask for again), waiting while
     /// all are in use. Errors: `EINTR` when cancelled.
-    pub(crate) async fn take(self: &Arc<Slots>, cx: &Context, request: u64) -> Result<Slot> {
+    pub(crate) async fn take(
+        self: &Arc<ClientSlots>,
+        cx: &Context,
+        request: u64,
+    ) -> Result<ReplaySlot> {
         let wanted = dray_rt::now();
         poll_fn(|task| {
             let mut state = self.lock();
@@ -207,7 +211,12 @@ impl Slots {
             if let Some((number, sequence)) = state.find(request) {
                 state.used.insert(number);
                 self.memory.take_slot(number, sequence, request);
-                return Poll::Ready(Ok(Slot { number, sequence, wanted, home: self.clone() }));
+                return Poll::Ready(Ok(ReplaySlot {
+                    number,
+                    sequence,
+                    wanted,
+                    home: self.clone(),
+                }));
             }
             // A turn ends soon, and nobody says so.
             match state.resting.is_empty() {
@@ -230,7 +239,7 @@ impl State {
         }
         if let Some(index) = self.answered.iter().position(same) {
             let SlotState { number, sequence, .. } = self.answered.swap_remove(index);
-            let same = |slot: &Resting| (slot.number, slot.sequence) == (number, sequence);
+            let same = |slot: &FreeSlot| (slot.number, slot.sequence) == (number, sequence);
             let place = self.resting.iter().position(same);
             if let Some(place) = place {
                 self.resting.remove(place);
@@ -242,7 +251,7 @@ impl State {
         {
             return Some((number, 1));
         }
-        let rested = self.resting.iter().position(Resting::is_rested);
+        let rested = self.resting.iter().position(FreeSlot::is_rested);
         if let Some(slot) = rested.and_then(|place| self.resting.remove(place)) {
             return Some((slot.number, slot.sequence.wrapping_add(1)));
         }
@@ -258,14 +267,14 @@ impl State {
     }
 }
 
-impl Drop for Slot {
+impl Drop for ReplaySlot {
     fn drop(&mut self) {
         self.home.memory.free_slot(self.number);
         let mut state = self.home.lock();
         state.used.remove(&self.number);
         if self.number < state.count {
             let (number, sequence) = (self.number, self.sequence);
-            state.resting.push_back(Resting { number, sequence, turn: Turn::here() });
+            state.resting.push_back(FreeSlot { number, sequence, turn: Turn::here() });
         }
         let awaited = state.awaited.remove(&self.number);
         let told = state.told.clone().filter(|_| awaited);
@@ -284,17 +293,17 @@ mod tests {
     use dray_rt::{DriverKind, Executor};
 
     /// As a process that died left them: `count` slots, answered in this order.
-    fn left(count: u32, requests: &[(u32, u64)]) -> Arc<Slots> {
+    fn left(count: u32, requests: &[(u32, u64)]) -> Arc<ClientSlots> {
         let memory = SessionMemory::heap();
         memory.set_slots(count);
         for (number, request) in requests {
             memory.take_slot(*number, 5, *request);
             memory.free_slot(*number);
         }
-        Arc::new(Slots::new(Arc::new(memory)))
+        Arc::new(ClientSlots::new(Arc::new(memory)))
     }
 
-    fn take(slots: &Arc<Slots>, request: u64) -> Slot {
+    fn take(slots: &Arc<ClientSlots>, request: u64) -> ReplaySlot {
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(slots.take(&Context::system(), request)).unwrap()
     }
@@ -303,7 +312,7 @@ mod tests {
     fn an_answer_that_was_not_passed_on_is_found_behind_other_requests() {
         let answered: Vec<(u32, u64)> = (0..12).map(|n| (n, 100 + u64::from(n) * 2)).collect();
         let slots = left(64, &answered);
-        let new: Vec<Slot> = (0..30).map(|n| take(&slots, 200 + n)).collect();
+        let new: Vec<ReplaySlot> = (0..30).map(|n| take(&slots, 200 + n)).collect();
         let again = take(&slots, 100);
         assert_eq!((again.number, again.sequence), (0, 5));
         drop(new);
@@ -316,7 +325,7 @@ mod tests {
         let memory = SessionMemory::create_memfd().unwrap();
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
         memory.set_slots(16);
-        let slots = Arc::new(Slots::new(Arc::new(memory)));
+        let slots = Arc::new(ClientSlots::new(Arc::new(memory)));
         let (done, passing) = std::sync::mpsc::channel();
         let (go_on, wait) = std::sync::mpsc::channel::<()>();
         let other = slots.clone();
@@ -331,9 +340,9 @@ mod tests {
             });
         });
         let known = passing.recv().unwrap();
-        let all = |from: u64| (0..15).map(|n| take(&slots, from + n)).collect::<Vec<Slot>>();
+        let all = |from: u64| (0..15).map(|n| take(&slots, from + n)).collect::<Vec<ReplaySlot>>();
         (0..20).for_each(|round| drop(all(1000 + round * 100)));
-        let successor = Arc::new(Slots::new(Arc::new(SessionMemory::from_fd(fd).unwrap())));
+        let successor = Arc::new(ClientSlots::new(Arc::new(SessionMemory::from_fd(fd).unwrap())));
         let again = take(&successor, 100);
         assert_eq!((again.number, again.sequence), known);
         // Who needs the last slot gets it when the thread goes on.
@@ -361,7 +370,7 @@ mod tests {
     fn what_was_asked_in_a_session_that_is_over_is_known_to_a_successor() {
         let memory = SessionMemory::create_memfd().unwrap();
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
-        let slots = Arc::new(Slots::new(Arc::new(memory)));
+        let slots = Arc::new(ClientSlots::new(Arc::new(memory)));
         slots.grant(16);
         let under_way = take(&slots, 100);
         drop(take(&slots, 102)); // answered, and perhaps not passed on
@@ -369,7 +378,7 @@ mod tests {
         let of_next = take(&slots, 104);
         let unknown = |request| {
             let memory = SessionMemory::from_fd(fd.try_clone().unwrap()).unwrap();
-            let successor = Arc::new(Slots::new(Arc::new(memory)));
+            let successor = Arc::new(ClientSlots::new(Arc::new(memory)));
             let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
             let taken = executor.block_on(successor.take(&Context::system(), request));
             taken.err().is_some_and(|error| error.errno() == Errno::EIO)

@@ -10,36 +10,36 @@ use std::task::Poll;
 
 use dray_core::{BufMut, Context, Error, Fate, Io, Op};
 
-use crate::client::adaptive_choice::Way;
-use crate::client::channel::{Answer, Ask, Channel, Failure};
+use crate::client::adaptive_choice::ReadMode;
+use crate::client::channel::{CallAnswer, CallFailure, Channel, OutgoingCall};
 use crate::client::file::RemoteFile;
 use crate::wire::{Call, CallHead, Input};
 
-/// Halves begin at a page of the file and of the buffer, if there are as many bytes.
+/// SplitRead begin at a page of the file and of the buffer, if there are as many bytes.
 const ALIGN_BYTES: usize = 4096;
 
 /// What came of a read in two halves.
-pub(crate) enum Halves {
+pub(crate) enum SplitRead {
     /// It is as if read at once.
     Read(BufMut),
     /// It has to be read in one piece, into this.
     ToRead(BufMut),
 }
 
-type Outcome = std::result::Result<Answer<()>, (Failure, Option<BufMut>)>;
+type Outcome = std::result::Result<CallAnswer<()>, (CallFailure, Option<BufMut>)>;
 
 impl RemoteFile {
     /// Reads in the way that has been faster lately, if the mount does nothing else.
     pub(super) async fn read_large(&self, cx: &Context, at: u64, into: BufMut) -> Io<BufMut> {
         let session = &self.session;
-        let other = session.link.known().halves.then(|| session.resting_channel());
+        let other = session.link.server().split_reads.then(|| session.resting_channel());
         let Some(other) = other.flatten() else { return self.read_whole(cx, at, into).await };
         let (way, began) = (session.pace.choose(), dray_rt::now());
         let read = match way {
-            Way::Whole => self.read_whole(cx, at, into).await,
-            Way::Halves => match self.read_halves(cx, at, into, &other).await? {
-                Halves::Read(read) => Ok(read),
-                Halves::ToRead(into) => self.read_whole(cx, at, into).await,
+            ReadMode::Whole => self.read_whole(cx, at, into).await,
+            ReadMode::Split => match self.read_halves(cx, at, into, &other).await? {
+                SplitRead::Read(read) => Ok(read),
+                SplitRead::ToRead(into) => self.read_whole(cx, at, into).await,
             },
         };
         if let Ok(read) = &read
@@ -56,7 +56,7 @@ impl RemoteFile {
         at: u64,
         mut into: BufMut,
         other: &Channel,
-    ) -> std::result::Result<Halves, (Error, BufMut)> {
+    ) -> std::result::Result<SplitRead, (Error, BufMut)> {
         let room = into.room().min(dray_core::IO_MAX_BYTES);
         let half = if room >= 2 * ALIGN_BYTES { (room / 2) & !(ALIGN_BYTES - 1) } else { room / 2 };
         let mut rest = into.split_off(half);
@@ -72,9 +72,21 @@ impl RemoteFile {
         join(first, second, (half, room), beyond)
     }
 
-    fn half<'a>(&self, cx: &'a Context, call: &'a Call<'a>, into: BufMut, which: u16) -> Ask<'a> {
+    fn half<'a>(
+        &self,
+        cx: &'a Context,
+        call: &'a Call<'a>,
+        into: BufMut,
+        which: u16,
+    ) -> OutgoingCall<'a> {
         let (request, flags) = (self.session.link.request_of(cx), CallHead::HALF | which);
-        Ask { request, into: Some(into), flags, looked_at: true, ..Ask::of(cx, call) }
+        OutgoingCall {
+            request,
+            into: Some(into),
+            flags,
+            looked_at: true,
+            ..OutgoingCall::of(cx, call)
+        }
     }
 }
 
@@ -84,7 +96,7 @@ fn join(
     second: Outcome,
     (half, room): (usize, usize),
     beyond: BufMut,
-) -> std::result::Result<Halves, (Error, BufMut)> {
+) -> std::result::Result<SplitRead, (Error, BufMut)> {
     let version = |outcome: &Outcome| outcome.as_ref().ok().map(|answer| answer.made.stamp);
     let versions = (version(&first), version(&second));
     let (left, failed) = taken_apart(first);
@@ -101,7 +113,7 @@ fn join(
         _ => {
             return match failed {
                 Some(error) => Err((error.during(Op::Read), BufMut::heap(0))),
-                None => Ok(Halves::ToRead(BufMut::heap(room))),
+                None => Ok(SplitRead::ToRead(BufMut::heap(room))),
             };
         }
     };
@@ -116,8 +128,8 @@ fn join(
     left.rejoin(right);
     match failed {
         Some(error) => Err((error.during(Op::Read), left)),
-        None if agree => Ok(Halves::Read(left)),
-        None => Ok(Halves::ToRead(left)),
+        None if agree => Ok(SplitRead::Read(left)),
+        None => Ok(SplitRead::ToRead(left)),
     }
 }
 
@@ -126,8 +138,8 @@ fn join(
 fn taken_apart(outcome: Outcome) -> (Option<BufMut>, Option<Error>) {
     match outcome {
         Ok(answer) => (answer.data, None),
-        Err((Failure::Error(error), into)) => (into, Some(error)),
-        Err((Failure::UnknownHandle, into)) => (into, None),
+        Err((CallFailure::Error(error), into)) => (into, Some(error)),
+        Err((CallFailure::UnknownHandle, into)) => (into, None),
     }
 }
 

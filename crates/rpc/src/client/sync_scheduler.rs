@@ -7,7 +7,7 @@ use std::time::Duration;
 use dray_core::{Context, Errno, Error, Fate, Op, Result};
 use dray_rt::{random_u64, timeout};
 
-use crate::client::channel::{Answer, Ask, error_of};
+use crate::client::channel::{CallAnswer, OutgoingCall, error_of};
 use crate::client::durability::{SYNC_AFTER, SyncPacing, SyncReason, SyncedFor};
 use crate::client::link::Link;
 use crate::client::session::Session;
@@ -29,20 +29,20 @@ impl Session {
 
     /// Brings everything to media. Errors: those of the server's file system.
     pub(crate) async fn sync_all(self: &Arc<Session>, cx: &Context) -> Result<()> {
-        if !self.link.known().stamps {
+        if !self.link.server().stamps {
             return Err(Error::new(Errno::ENOTSUP).during(Op::SyncAll));
         }
         // With a number, so that the server knows it again should its answer be lost.
         let request = self.link.own_handle();
         let call = Call::SyncAll {};
-        let ask = Ask { request, ..Ask::of(cx, &call) };
+        let ask = OutgoingCall { request, ..OutgoingCall::of(cx, &call) };
         let answer = self.channel()?.call(ask, |bytes| Input::whole::<()>(bytes)).await;
         let answer = answer.map_err(|failure| error_of(failure).during(Op::SyncAll));
         let failed = answer.as_ref().is_err_and(|error| error.fate() == Fate::Final);
         if failed && self.link.is_wanted() {
             self.link.unsynced.sync_of_all_failed();
         }
-        let Answer { made, .. } = answer?;
+        let CallAnswer { made, .. } = answer?;
         self.link.unsynced.durable_up_to(made.stamp, made.ticket, SyncedFor::ThisClient);
         Ok(())
     }
@@ -75,7 +75,7 @@ async fn run(session: Weak<Session>) {
             SyncReason::Age => unsynced.trim(), // what a burst needed
             SyncReason::Urgent => {}
         }
-        if !session.link.known().stamps {
+        if !session.link.server().stamps {
             // A server of an earlier version does not say what it has on media.
             return unsynced.scheduler_gave_up();
         }

@@ -7,18 +7,18 @@ use std::time::Duration;
 use dray_core::{Buf, BufMut, Context, Errno, Error, Result};
 use dray_rt::{Instant, now, timeout};
 
-use super::tags::Class;
-use super::unresponsive::Mark;
-use super::waiting::{CallGuard, Place};
-use super::{Channel, Life, Phase, State};
+use super::tags::TagClass;
+use super::unresponsive::ReceiveMark;
+use super::waiting::{CallGuard, TagWait};
+use super::{Channel, ConnectionEpoch, Phase, State};
 use crate::client::durability::{ChangeStamp, Confirmation};
 use crate::client::file::RemoteFile;
-use crate::client::link::Standing;
-use crate::client::slots::Slot;
+use crate::client::link::SessionState;
+use crate::client::slots::ReplaySlot;
 use crate::wire::{Call, CallHead, Input, Malformed, ReplyHead, Stamp, Ticket};
 
 /// Everything about one call but its result's type.
-pub(crate) struct Ask<'a> {
+pub(crate) struct OutgoingCall<'a> {
     pub(crate) cx: &'a Context,
     pub(crate) call: &'a Call<'a>,
     /// Replay slot and sequence.
@@ -39,24 +39,36 @@ pub(crate) struct Ask<'a> {
     pub(crate) patient: bool,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> OutgoingCall<'a> {
     /// In no slot, without data, and of no request of the front end.
-    pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> Ask<'a> {
+    pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> OutgoingCall<'a> {
         let (slot, data, into, to) = (None, None, None, None);
         let (began, looked_at, patient) = (None, false, false);
-        Ask { cx, call, slot, request: 0, data, into, to, flags: 0, began, looked_at, patient }
+        OutgoingCall {
+            cx,
+            call,
+            slot,
+            request: 0,
+            data,
+            into,
+            to,
+            flags: 0,
+            began,
+            looked_at,
+            patient,
+        }
     }
 
     /// The same as a change in `slot`.
-    pub(crate) fn in_slot(self, slot: Option<&Slot>) -> Ask<'a> {
+    pub(crate) fn in_slot(self, slot: Option<&ReplaySlot>) -> OutgoingCall<'a> {
         let began = slot.map(|slot| slot.wanted);
-        Ask { slot: slot.map(|slot| (slot.number, slot.sequence)), began, ..self }
+        OutgoingCall { slot: slot.map(|slot| (slot.number, slot.sequence)), began, ..self }
     }
 
     /// Needed are those until which the server may make others wait: a change keeps its
     /// place among the changes, and reads wait behind one that was cut short; files that are
     /// opened again, closes and locks that are given back come before what waits for them.
-    pub(super) fn class(&self) -> Class {
+    pub(super) fn class(&self) -> TagClass {
         let needed = matches!(
             self.call,
             Call::Open { again: true, .. }
@@ -65,38 +77,38 @@ impl<'a> Ask<'a> {
                 | Call::Flush { .. }
                 | Call::Lock { wait: false, .. }
         );
-        if needed || self.slot.is_some() { Class::Needed } else { Class::Plain }
+        if needed || self.slot.is_some() { TagClass::Needed } else { TagClass::Plain }
     }
 }
 
 /// An answer: what it says, and the buffer given for data.
-pub(crate) struct Answer<T> {
+pub(crate) struct CallAnswer<T> {
     pub(crate) value: T,
     pub(crate) data: Option<BufMut>,
-    pub(crate) made: Made,
+    pub(crate) made: ReplyInfo,
 }
 
 /// When a change was made.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Made {
+pub(crate) struct ReplyInfo {
     /// Its stamp; 0 from a server that gives none.
     pub(crate) stamp: u64,
     /// Where a write went, where that is known.
     pub(crate) at: Option<u64>,
-    /// In which life of the server's machine.
-    pub(crate) epoch: u64,
+    /// How often the server's machine had lost power.
+    pub(crate) power_epoch: u64,
     /// In which session with which process.
-    pub(crate) standing: Standing,
-    /// What can be shown to a later life of the server: of an opening the file, of a sync
+    pub(crate) session_state: SessionState,
+    /// What can be shown to a later epoch of the server: of an opening the file, of a sync
     /// what is on media.
     pub(crate) ticket: Option<Ticket>,
     /// Of an opening: see [`ReplyHead::times_past`].
     pub(crate) times_past: Option<bool>,
 }
 
-impl Made {
+impl ReplyInfo {
     pub(crate) fn change_stamp(&self) -> ChangeStamp {
-        ChangeStamp { number: self.stamp, power_epoch: self.epoch }
+        ChangeStamp { number: self.stamp, power_epoch: self.power_epoch }
     }
 
     /// For the unsynced log.
@@ -106,18 +118,18 @@ impl Made {
 }
 
 /// A call that was answered, or for which nobody waits any more.
-struct Waited {
+struct WaitOutcome {
     tag: u32,
     /// If it was not answered in time: what had been heard when it was sent, and how long
     /// it may take.
-    late: Option<(Mark, Duration)>,
+    late: Option<(ReceiveMark, Duration)>,
 }
 
 /// Takes what it wants from the body of an answer.
-type Decode<'a> = &'a mut dyn FnMut(&[u8]) -> std::result::Result<(), Malformed>;
+type DecodeBody<'a> = &'a mut dyn FnMut(&[u8]) -> std::result::Result<(), Malformed>;
 
 /// What the server says of a call.
-pub(crate) enum Failure {
+pub(crate) enum CallFailure {
     /// It failed.
     Error(Error),
     /// The server does not know the open file; the call was not applied.
@@ -129,21 +141,24 @@ impl Channel {
     /// buffer to read into comes back with a failure too.
     pub(crate) async fn call<T>(
         &self,
-        ask: Ask<'_>,
+        ask: OutgoingCall<'_>,
         decode: impl Fn(&[u8]) -> std::result::Result<T, Malformed>,
-    ) -> std::result::Result<Answer<T>, (Failure, Option<BufMut>)> {
+    ) -> std::result::Result<CallAnswer<T>, (CallFailure, Option<BufMut>)> {
         let waited = self.wait(ask).await?;
         let mut value = None;
         let (made, data) = self.finish(waited, &mut |body| {
             value = Some(decode(body)?);
             Ok(())
         })?;
-        Ok(Answer { value: value.expect("decoded, or it failed"), data, made })
+        Ok(CallAnswer { value: value.expect("decoded, or it failed"), data, made })
     }
 
     /// Sends a call and waits for what comes of it. All of a call that its result's type has no
     /// part in is here and in [`Channel::finish`], so that it is compiled once.
-    async fn wait(&self, ask: Ask<'_>) -> std::result::Result<Waited, (Failure, Option<BufMut>)> {
+    async fn wait(
+        &self,
+        ask: OutgoingCall<'_>,
+    ) -> std::result::Result<WaitOutcome, (CallFailure, Option<BufMut>)> {
         let cx = ask.cx;
         let limit = self.limit_of(&ask);
         let began = limit.map(|limit| (limit, ask.began.unwrap_or_else(now)));
@@ -153,7 +168,7 @@ impl Channel {
         };
         let tag = match self.begin(ask).await {
             Ok(tag) => tag,
-            Err((error, into)) => return Err((Failure::Error(error), into)),
+            Err((error, into)) => return Err((CallFailure::Error(error), into)),
         };
         let mark = began.map(|(limit, _)| (self.mark(), limit));
         let mut guard = CallGuard::new(self, tag, lock.is_some());
@@ -172,22 +187,25 @@ impl Channel {
             }
         };
         guard.end();
-        Ok(Waited { tag, late: mark.filter(|_| late) })
+        Ok(WaitOutcome { tag, late: mark.filter(|_| late) })
     }
 
     /// How long a call may take at a server that is there.
-    fn limit_of(&self, ask: &Ask<'_>) -> Option<Duration> {
+    fn limit_of(&self, ask: &OutgoingCall<'_>) -> Option<Duration> {
         self.timeout.filter(|_| !ask.patient)
     }
 
     /// Sends the call once there is a tag for it. Tags of calls that nobody answers are not
     /// free again, so that this has its limit, too.
-    async fn begin(&self, ask: Ask<'_>) -> std::result::Result<u32, (Error, Option<BufMut>)> {
+    async fn begin(
+        &self,
+        ask: OutgoingCall<'_>,
+    ) -> std::result::Result<u32, (Error, Option<BufMut>)> {
         let (cx, class, waited) =
             (ask.cx, ask.class(), ask.began.map_or(Duration::ZERO, |began| began.elapsed()));
         let limit = self.limit_of(&ask);
         let (mut ask, mut session) = (Some(ask), None);
-        let mut place = Place { channel: self, class, number: None };
+        let mut place = TagWait { channel: self, class, number: None };
         let begun = poll_fn(|task| {
             let mut state = self.lock();
             if let Some(error) = state.refusal(self.timeout) {
@@ -221,7 +239,7 @@ impl Channel {
     }
 
     /// `session`: the one in which it was begun.
-    fn send_first(&self, state: &mut State, tag: u32, mut ask: Ask<'_>, session: u64) {
+    fn send_first(&self, state: &mut State, tag: u32, mut ask: OutgoingCall<'_>, session: u64) {
         ask.flags |= if self.recovery { CallHead::RECOVERY } else { 0 };
         let changing = ask.call.changes_rights().map(|_| self.rights.change());
         state.ask(tag, ask, session);
@@ -231,9 +249,9 @@ impl Channel {
     /// What came of the call; `decode` is given the body of its answer.
     fn finish(
         &self,
-        waited: Waited,
-        decode: Decode<'_>,
-    ) -> std::result::Result<(Made, Option<BufMut>), (Failure, Option<BufMut>)> {
+        waited: WaitOutcome,
+        decode: DecodeBody<'_>,
+    ) -> std::result::Result<(ReplyInfo, Option<BufMut>), (CallFailure, Option<BufMut>)> {
         let outcome = self.take_answer(waited.tag, waited.late.is_some(), decode);
         if let Some((mark, limit)) = waited.late {
             self.end_if_silent(mark, limit);
@@ -246,17 +264,17 @@ impl Channel {
         &self,
         tag: u32,
         late: bool,
-        decode: Decode<'_>,
-    ) -> std::result::Result<(Made, Option<BufMut>), (Failure, Option<BufMut>)> {
+        decode: DecodeBody<'_>,
+    ) -> std::result::Result<(ReplyInfo, Option<BufMut>), (CallFailure, Option<BufMut>)> {
         let mut state = self.lock();
         let Some(pending) = state.calls.get_mut(tag as usize) else {
-            return Err((Failure::Error(Error::unknown(Errno::EIO)), None));
+            return Err((CallFailure::Error(Error::unknown(Errno::EIO)), None));
         };
         let into = pending.into.take();
         let outcome = match pending.phase {
             Phase::Answered => read_reply(&pending.reply, pending.answerer, decode),
-            Phase::Unsent => Err(Failure::UnknownHandle),
-            Phase::Failed(errno) => Err(Failure::Error(Error::unknown(errno))),
+            Phase::Unsent => Err(CallFailure::UnknownHandle),
+            Phase::Failed(errno) => Err(CallFailure::Error(Error::unknown(errno))),
             // Interrupted, or too late: the answer may still come, and finds nobody.
             Phase::Free | Phase::Asked | Phase::Abandoned => {
                 pending.abandon();
@@ -269,7 +287,7 @@ impl Channel {
                     connection.let_go(&data);
                 }
                 let errno = if late { Errno::EHOSTDOWN } else { Errno::EINTR };
-                return Err((Failure::Error(Error::unknown(errno)), into));
+                return Err((CallFailure::Error(Error::unknown(errno)), into));
             }
         };
         state.let_go(tag);
@@ -290,21 +308,22 @@ impl Channel {
 
 fn read_reply(
     message: &[u8],
-    life: Life,
-    decode: Decode<'_>,
-) -> std::result::Result<Made, Failure> {
+    epoch: ConnectionEpoch,
+    decode: DecodeBody<'_>,
+) -> std::result::Result<ReplyInfo, CallFailure> {
     let mut input = Input(message);
-    let malformed = |_| Failure::Error(Error::unknown(Errno::EPROTO).because("malformed answer"));
+    let malformed =
+        |_| CallFailure::Error(Error::unknown(Errno::EPROTO).because("malformed answer"));
     let head = ReplyHead::get_message(&mut input).map_err(malformed)?;
     if head.flags & ReplyHead::UNKNOWN_HANDLE != 0 {
-        return Err(Failure::UnknownHandle);
+        return Err(CallFailure::UnknownHandle);
     }
     if let Some(error) = head.error() {
-        return Err(Failure::Error(error));
+        return Err(CallFailure::Error(error));
     }
     let times_past = head.times_past();
-    let Life { epoch, standing, .. } = life;
-    let mut made = Made { epoch, standing, times_past, ..Made::default() };
+    let ConnectionEpoch { power_epoch, session_state, .. } = epoch;
+    let mut made = ReplyInfo { power_epoch, session_state, times_past, ..ReplyInfo::default() };
     if head.flags & ReplyHead::STAMPED != 0 {
         let Stamp { number, at } = input.get().map_err(malformed)?;
         (made.stamp, made.at) = (number, (at != Stamp::NOWHERE).then_some(at));
@@ -317,16 +336,18 @@ fn read_reply(
 }
 
 /// For callers that have no buffer to lose.
-pub(crate) fn error_of((failure, _): (Failure, Option<BufMut>)) -> Error {
+pub(crate) fn error_of((failure, _): (CallFailure, Option<BufMut>)) -> Error {
     match failure {
-        Failure::Error(error) => error,
-        Failure::UnknownHandle => Error::new(Errno::ESTALE).because("the server lost an open file"),
+        CallFailure::Error(error) => error,
+        CallFailure::UnknownHandle => {
+            Error::new(Errno::ESTALE).because("the server lost an open file")
+        }
     }
 }
 
 /// Shorthand for results.
 pub(crate) fn value_of<T>(
-    result: std::result::Result<Answer<T>, (Failure, Option<BufMut>)>,
+    result: std::result::Result<CallAnswer<T>, (CallFailure, Option<BufMut>)>,
 ) -> Result<T> {
     result.map(|answer| answer.value).map_err(error_of)
 }
@@ -342,11 +363,11 @@ mod tests {
     #[test]
     fn opening_again_does_not_wait_behind_reads() {
         let (cx, id, how) = (Context::system(), FileId { ino: 1, generation: 1 }, OpenHow::READ);
-        let class = |call: Call<'_>| Ask::of(&cx, &call).class();
+        let class = |call: Call<'_>| OutgoingCall::of(&cx, &call).class();
         let ticket = Ticket([0; Ticket::BYTES]);
-        assert_eq!(class(Call::Reopen { id, how, handle: 1, ticket }), Class::Needed);
-        assert_eq!(class(Call::Open { id, how, handle: 1, again: true }), Class::Needed);
-        assert_eq!(class(Call::Open { id, how, handle: 1, again: false }), Class::Plain);
-        assert_eq!(class(Call::Read { handle: 1, at: 0, len_bytes: 1 }), Class::Plain);
+        assert_eq!(class(Call::Reopen { id, how, handle: 1, ticket }), TagClass::Needed);
+        assert_eq!(class(Call::Open { id, how, handle: 1, again: true }), TagClass::Needed);
+        assert_eq!(class(Call::Open { id, how, handle: 1, again: false }), TagClass::Plain);
+        assert_eq!(class(Call::Read { handle: 1, at: 0, len_bytes: 1 }), TagClass::Plain);
     }
 }

@@ -1,4 +1,4 @@
-//! Closes for which there was no place among those that nobody waits for.
+//! CloseBatch for which there was no place among those that nobody waits for.
 //!
 //! A few at a time are asked for as calls; an answer settles the closes before it, too, and makes
 //! place for the next. Such a call is not given up while the server may answer it: asked for
@@ -11,8 +11,8 @@ use std::time::Duration;
 use dray_core::{Context, Fate};
 use dray_rt::sleep;
 
-use super::pending::Unwanted;
-use super::{Ask, Channel, value_of};
+use super::pending::UnwantedFile;
+use super::{Channel, OutgoingCall, value_of};
 use crate::wire::{Call, Input};
 
 /// Calls under way at a time.
@@ -22,15 +22,18 @@ const CLOSE_AGAIN: Duration = Duration::from_millis(500);
 
 /// Those of one channel. As many at most as a server has opened for us.
 #[derive(Default)]
-pub(super) struct Later {
+pub(super) struct DeferredCloses {
     handles: VecDeque<u64>,
     /// Tasks that make them.
     closers: usize,
 }
 
 impl Channel {
-    /// Closes what a call may have opened for a caller who has gone.
-    pub(super) fn close_unwanted(self: &Arc<Channel>, Unwanted { handle, noted }: Unwanted) {
+    /// CloseBatch what a call may have opened for a caller who has gone.
+    pub(super) fn close_unwanted(
+        self: &Arc<Channel>,
+        UnwantedFile { handle, noted }: UnwantedFile,
+    ) {
         if handle == 0 {
             return;
         }
@@ -44,7 +47,7 @@ impl Channel {
         }
     }
 
-    /// Closes it once there is a place for it, or by a call: a mount that rests makes no other.
+    /// CloseBatch it once there is a place for it, or by a call: a mount that rests makes no other.
     /// Until then this process alone knows of it.
     pub(crate) fn close_later(self: &Arc<Channel>, handle: u64) {
         self.lock().later.handles.push_back(handle);
@@ -77,7 +80,7 @@ impl Channel {
     async fn close_in_any_way(self: &Arc<Channel>, handle: u64) {
         let (cx, call) = (Context::system(), Call::Close { handle });
         while !self.is_shut() && !self.close(handle) {
-            let ask = Ask { patient: true, ..Ask::of(&cx, &call) };
+            let ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
             let closed = self.call(ask, |bytes| Input::whole::<()>(bytes)).await;
             let is_open = value_of(closed).is_err_and(|error| error.fate() != Fate::Final);
             if !is_open {
@@ -102,9 +105,9 @@ mod tests {
     use dray_rt::{DriverKind, Executor};
 
     use super::*;
-    use crate::client::channel::Life;
-    use crate::client::channel::stalled_peer::Deaf;
-    use crate::client::holdings::closes::Closing;
+    use crate::client::channel::ConnectionEpoch;
+    use crate::client::channel::stalled_peer::StalledPeer;
+    use crate::client::holdings::closes::CloseMemory;
     use crate::client::memory::{CLOSES_MAX, SessionMemory};
 
     fn simulate(test: impl Future<Output = ()>) {
@@ -116,13 +119,13 @@ mod tests {
     #[test]
     fn what_was_opened_for_nobody_is_closed_however_much_it_is() {
         simulate(async {
-            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
             let channel = Channel::new(None, closing, Arc::default(), 0);
-            let wire = Arc::new(Deaf::default());
-            channel.up(wire.clone(), (1, Life::default()), (8, 8), true);
+            let wire = Arc::new(StalledPeer::default());
+            channel.up(wire.clone(), (1, ConnectionEpoch::default()), (8, 8), true);
             (1..=CLOSES_MAX as u64).for_each(|handle| assert!(channel.close(handle)));
             assert!(!channel.close(99));
-            channel.close_unwanted(Unwanted { handle: 100, noted: None });
+            channel.close_unwanted(UnwantedFile { handle: 100, noted: None });
             sleep(2 * CLOSE_AGAIN).await;
             assert_eq!(wire.sent(), [Op::Close; CLOSES_MAX + 1], "one of them by a call");
         });
@@ -135,14 +138,19 @@ mod tests {
         const LIMIT: Duration = Duration::from_secs(2);
         for (closes, back_first) in [(0, false), (0, true), (CLOSES_MAX, false)] {
             simulate(async {
-                let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+                let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
                 let channel = Channel::new(Some(LIMIT), closing, Arc::default(), 0);
-                channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
+                channel.up(
+                    Arc::new(StalledPeer::default()),
+                    (1, ConnectionEpoch::default()),
+                    (8, 8),
+                    true,
+                );
                 let (asks, cx) = (channel.clone(), Context::system());
                 let opening = dray_rt::spawn_join(async move {
                     let (id, how) = (FileId { ino: 1, generation: 1 }, OpenHow::READ);
                     let call = Call::Open { id, how, handle: 100, again: false };
-                    asks.call(Ask::of(&cx, &call), |_| Ok(())).await.is_ok()
+                    asks.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await.is_ok()
                 });
                 dray_rt::yield_now().await;
                 (1..=closes as u64).for_each(|handle| assert!(channel.close(handle)));
@@ -150,8 +158,9 @@ mod tests {
                 while !channel.expire() {
                     sleep(LIMIT / 4).await;
                 }
-                let wire = Arc::new(Deaf::default());
-                let back = || channel.up(wire.clone(), (1, Life::default()), (8, 8), true);
+                let wire = Arc::new(StalledPeer::default());
+                let back =
+                    || channel.up(wire.clone(), (1, ConnectionEpoch::default()), (8, 8), true);
                 if back_first {
                     back();
                 }
@@ -171,12 +180,12 @@ mod tests {
     fn a_server_that_answers_nothing_is_asked_once_for_each_of_a_few() {
         const LIMIT: Duration = Duration::from_millis(300);
         simulate(async {
-            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
             let channel = Channel::new(Some(LIMIT), closing, Arc::default(), 0);
-            let wire = Arc::new(Deaf::default());
-            channel.up(wire.clone(), (1, Life::default()), (128, 64), true);
+            let wire = Arc::new(StalledPeer::default());
+            channel.up(wire.clone(), (1, ConnectionEpoch::default()), (128, 64), true);
             for handle in 1..=(CLOSES_MAX + 2 * CLOSERS_MAX) as u64 {
-                channel.close_unwanted(Unwanted { handle, noted: None });
+                channel.close_unwanted(UnwantedFile { handle, noted: None });
             }
             sleep(20 * CLOSE_AGAIN).await;
             assert_eq!(wire.sent().len(), CLOSES_MAX + CLOSERS_MAX);
@@ -190,13 +199,13 @@ mod tests {
     #[test]
     fn what_must_be_closed_before_the_first_connection_is_closed_with_it() {
         simulate(async {
-            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
             let channel = Channel::new(None, closing, Arc::default(), 1);
             for handle in 1..=CLOSES_MAX as u64 + 1 {
-                channel.close_unwanted(Unwanted { handle, noted: None });
+                channel.close_unwanted(UnwantedFile { handle, noted: None });
             }
-            let wire = Arc::new(Deaf::default());
-            channel.up(wire.clone(), (1, Life::default()), (128, 64), true);
+            let wire = Arc::new(StalledPeer::default());
+            channel.up(wire.clone(), (1, ConnectionEpoch::default()), (128, 64), true);
             sleep(CLOSE_AGAIN).await;
             assert_eq!(wire.sent(), [Op::Close; CLOSES_MAX + 1]);
         });

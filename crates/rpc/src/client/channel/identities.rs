@@ -6,17 +6,17 @@ use dray_core::Identity;
 
 use crate::wire::{Kind, Wire};
 
-/// Identities that a connection remembers; the oldest is redefined for the next.
+/// IdentityNumbers that a connection remembers; the oldest is redefined for the next.
 const IDENTITIES_MAX: usize = 256;
 
 /// The identities that the server was told of, or is to be told of.
 #[derive(Default)]
-pub(super) struct Identities {
+pub(super) struct IdentityNumbers {
     known: Vec<(Arc<Identity>, bool)>,
     next: usize,
 }
 
-impl Identities {
+impl IdentityNumbers {
     /// The number that stands for `who`.
     pub(super) fn index(&mut self, who: &Arc<Identity>) -> u32 {
         let same = |known: &(Arc<Identity>, bool)| Arc::ptr_eq(&known.0, who) || known.0 == *who;

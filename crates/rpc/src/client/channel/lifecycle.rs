@@ -8,24 +8,24 @@ use dray_core::{Errno, Error};
 use dray_fabric::Connection;
 use dray_rt::Handle;
 
-use super::pending::Unwanted;
-use super::resend::Closes;
-use super::{Channel, Life, Phase, State};
+use super::pending::UnwantedFile;
+use super::resend::CloseBatch;
+use super::{Channel, ConnectionEpoch, Phase, State};
 
 /// Why a channel is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum ChannelEnd {
     /// By us.
     Shut,
     /// By the server's administrator.
     Evicted,
 }
 
-impl End {
+impl ChannelEnd {
     fn errno(self) -> Errno {
         match self {
-            End::Shut => Errno::ENOTCONN,
-            End::Evicted => Errno::ESHUTDOWN,
+            ChannelEnd::Shut => Errno::ENOTCONN,
+            ChannelEnd::Evicted => Errno::ESHUTDOWN,
         }
     }
 }
@@ -33,12 +33,12 @@ impl End {
 impl Channel {
     /// A connection is up: identities are unknown to it, and calls without an answer are
     /// sent again in the order of their sending. If the server has given up the session in
-    /// which they were sent, nobody knows what came of changes, and they fail. `life`: of
+    /// which they were sent, nobody knows what came of changes, and they fail. `epoch`: of
     /// the server; `one_way`: the server takes closes that nobody waits for.
     pub(crate) fn up(
         self: &Arc<Channel>,
         connection: Arc<dyn Connection>,
-        (session, life): (u64, Life),
+        (session, epoch): (u64, ConnectionEpoch),
         (calls_max, slots): (u32, u32),
         one_way: bool,
     ) {
@@ -48,7 +48,8 @@ impl Channel {
         }
         state.session = session;
         state.one_way_allowed = one_way;
-        let power_lost = std::mem::replace(&mut state.life, life).epoch != life.epoch;
+        let power_lost =
+            std::mem::replace(&mut state.epoch, epoch).power_epoch != epoch.power_epoch;
         state.connection = Some(connection);
         state.home = Some(Handle::current());
         state.down_since = None;
@@ -59,7 +60,7 @@ impl Channel {
         let unwanted = state.drop_lost(slots, power_lost);
         let memory = self.closing.memory();
         state.slots_asked_in().for_each(|slot| memory.keep_slot(slot));
-        state.send_again(0, Closes::AFew);
+        state.send_again(0, CloseBatch::AFew);
         state.wake_callers(); // who has given up says so again
         state.tags.wake_all();
         drop(state);
@@ -89,15 +90,15 @@ impl Channel {
 
     /// Ends the channel: calls under way fail.
     pub(crate) fn shut(&self) {
-        self.end(End::Shut);
+        self.end(ChannelEnd::Shut);
     }
 
     /// The same because the server will not have us any more.
     pub(crate) fn evict(&self) {
-        self.end(End::Evicted);
+        self.end(ChannelEnd::Evicted);
     }
 
-    fn end(&self, why: End) {
+    fn end(&self, why: ChannelEnd) {
         let mut state = self.lock();
         let why = *state.ended.get_or_insert(why);
         state.fail_all(why.errno());
@@ -126,10 +127,10 @@ impl State {
     /// Why no call can be made now, if so.
     pub(super) fn refusal(&self, timeout: Option<Duration>) -> Option<Error> {
         match self.ended {
-            Some(End::Shut) => {
+            Some(ChannelEnd::Shut) => {
                 return Some(Error::retry(Errno::ENOTCONN).because("the mount is being ended"));
             }
-            Some(End::Evicted) => {
+            Some(ChannelEnd::Evicted) => {
                 let error = Error::new(Errno::ESHUTDOWN);
                 return Some(error.because("the mount was evicted: unmount, and mount again"));
             }
@@ -144,7 +145,7 @@ impl State {
 
     /// Fails the calls that may not be sent again, and frees the tags of those that nobody
     /// waits for. Answers the files that these may have opened.
-    fn drop_lost(&mut self, slots: u32, power_lost: bool) -> Vec<Unwanted> {
+    fn drop_lost(&mut self, slots: u32, power_lost: bool) -> Vec<UnwantedFile> {
         let mut unwanted = Vec::new();
         for tag in 0..self.calls.len() as u32 {
             let pending = &mut self.calls[tag as usize];
@@ -175,9 +176,9 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn_join};
 
     use super::*;
-    use crate::client::channel::stalled_peer::Deaf;
-    use crate::client::channel::{Ask, Failure};
-    use crate::client::holdings::closes::Closing;
+    use crate::client::channel::stalled_peer::StalledPeer;
+    use crate::client::channel::{CallFailure, OutgoingCall};
+    use crate::client::holdings::closes::CloseMemory;
     use crate::client::memory::SessionMemory;
     use crate::wire::Call;
 
@@ -187,18 +188,18 @@ mod tests {
     fn what_waited_for_one_session_is_not_sent_in_the_next() {
         Executor::new(DriverKind::Simulated { seed: 3 }).unwrap().block_on(async {
             for (next, sent) in [(1, vec![Op::Read]), (2, vec![])] {
-                let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+                let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
                 let channel = Channel::new(None, closing, Arc::default(), 1);
-                let (cx, wire) = (Context::system(), Arc::new(Deaf::default()));
+                let (cx, wire) = (Context::system(), Arc::new(StalledPeer::default()));
                 let asks = channel.clone();
                 let reader = spawn_join(async move {
                     let call = Call::Read { handle: 5, at: 0, len_bytes: 1 };
-                    let ask = Ask { looked_at: true, ..Ask::of(&cx, &call) };
+                    let ask = OutgoingCall { looked_at: true, ..OutgoingCall::of(&cx, &call) };
                     let outcome = asks.call(ask, |_| Ok(())).await;
-                    assert!(matches!(outcome, Err((Failure::UnknownHandle, _))));
+                    assert!(matches!(outcome, Err((CallFailure::UnknownHandle, _))));
                 });
                 dray_rt::yield_now().await;
-                channel.up(wire.clone(), (next, Life::default()), (8, 8), true);
+                channel.up(wire.clone(), (next, ConnectionEpoch::default()), (8, 8), true);
                 assert_eq!(wire.sent(), sent);
                 if next == 2 {
                     reader.await.unwrap();

@@ -21,32 +21,32 @@ use std::time::Duration;
 use dray_fabric::Connection;
 use dray_rt::{Handle, Instant};
 
-pub(crate) use self::call::{Answer, Ask, Failure, Made, error_of, value_of};
-use self::deferred_close::Later;
-use self::identities::Identities;
-use self::lifecycle::End;
-use self::pending::{Pending, Phase};
-pub(crate) use self::receiver::Receiver;
+pub(crate) use self::call::{CallAnswer, CallFailure, OutgoingCall, ReplyInfo, error_of, value_of};
+use self::deferred_close::DeferredCloses;
+use self::identities::IdentityNumbers;
+use self::lifecycle::ChannelEnd;
+use self::pending::{PendingCall, Phase};
+pub(crate) use self::receiver::ReplyReceiver;
 use self::tags::Tags;
 pub(crate) use self::waiting::LockWait;
-use crate::client::holdings::closes::{Close, Closing, Unsettled};
-use crate::client::link::Standing;
-use crate::client::open_ahead::Rights;
+use crate::client::holdings::closes::{CloseMemory, PendingClose, UnsettledCloses};
+use crate::client::link::SessionState;
+use crate::client::open_ahead::RightsChanges;
 
-/// A life of the server.
+/// Which server a connection leads to, and since when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Life {
+pub(crate) struct ConnectionEpoch {
     /// Of its machine.
-    pub(crate) epoch: u64,
+    pub(crate) power_epoch: u64,
     /// Of its process, and our session there.
-    pub(crate) standing: Standing,
+    pub(crate) session_state: SessionState,
 }
 
 /// Sends calls and hands out their answers.
 pub(crate) struct Channel {
     timeout: Option<Duration>,
-    closing: Arc<Closing>,
-    rights: Arc<Rights>,
+    closing: Arc<CloseMemory>,
+    rights: Arc<RightsChanges>,
     /// Its calls are part of a recovery.
     recovery: bool,
     me: Weak<Channel>,
@@ -56,28 +56,28 @@ pub(crate) struct Channel {
 struct State {
     connection: Option<Arc<dyn Connection>>,
     /// Where it leads to.
-    life: Life,
+    epoch: ConnectionEpoch,
     /// No connection since then; calls fail once this is longer ago than the timeout.
     down_since: Option<Instant>,
     /// Answers and connections so far: whether it is the same tells of silence.
     heard: u64,
     /// What counts as the beginning of the server's absence when this connection ends.
     silent_since: Option<Instant>,
-    ended: Option<End>,
-    calls: Vec<Pending>,
+    ended: Option<ChannelEnd>,
+    calls: Vec<PendingCall>,
     tags: Tags,
     /// The session that the connection belongs to.
     session: u64,
-    identities: Identities,
-    closes: Unsettled,
+    identities: IdentityNumbers,
+    closes: UnsettledCloses,
     /// The server takes closes that nobody waits for.
     one_way_allowed: bool,
     /// Those of them that wait for a message to go out with.
-    held_back: Vec<Close>,
+    held_back: Vec<PendingClose>,
     /// Messages from this number on wait until closes that were sent again are answered.
     rest_from: Option<u64>,
     /// Others, that must be called.
-    later: Later,
+    later: DeferredCloses,
     /// A task sees to it that they do not wait for long.
     closer: bool,
     /// Where that task runs: with the connection, whoever closes and wherever.
@@ -102,7 +102,7 @@ pub struct ChannelStats {
     pub connections: u64,
     /// Calls sent; each is one round trip.
     pub calls: u64,
-    /// Closes sent that no answer was waited for.
+    /// CloseBatch sent that no answer was waited for.
     pub one_way: u64,
     /// Calls sent again after a reconnection.
     pub resent: u64,
@@ -113,8 +113,8 @@ pub struct ChannelStats {
 impl Channel {
     pub(crate) fn new(
         timeout: Option<Duration>,
-        closing: Arc<Closing>,
-        rights: Arc<Rights>,
+        closing: Arc<CloseMemory>,
+        rights: Arc<RightsChanges>,
         session: u64,
     ) -> Arc<Channel> {
         let channel = Channel::with(timeout, closing, rights, false);
@@ -123,7 +123,7 @@ impl Channel {
     }
 
     /// A channel whose calls do not wait for the end of a recovery: they are part of it.
-    pub(crate) fn for_recovery(closing: Arc<Closing>) -> Arc<Channel> {
+    pub(crate) fn for_recovery(closing: Arc<CloseMemory>) -> Arc<Channel> {
         // It sends again what was answered, before anything else is asked.
         Channel::with(None, closing, Arc::default(), true)
     }
@@ -135,8 +135,8 @@ impl Channel {
 
     fn with(
         timeout: Option<Duration>,
-        closing: Arc<Closing>,
-        rights: Arc<Rights>,
+        closing: Arc<CloseMemory>,
+        rights: Arc<RightsChanges>,
         recovery: bool,
     ) -> Arc<Channel> {
         Arc::new_cyclic(|me| Channel {
@@ -147,7 +147,7 @@ impl Channel {
             recovery,
             state: Mutex::new(State {
                 connection: None,
-                life: Life::default(),
+                epoch: ConnectionEpoch::default(),
                 down_since: Some(dray_rt::now()),
                 heard: 0,
                 silent_since: None,
@@ -155,12 +155,12 @@ impl Channel {
                 calls: Vec::new(),
                 tags: Tags::new(),
                 session: 0,
-                identities: Identities::default(),
-                closes: Unsettled::default(),
+                identities: IdentityNumbers::default(),
+                closes: UnsettledCloses::default(),
                 one_way_allowed: false,
                 held_back: Vec::new(),
                 rest_from: None,
-                later: Later::default(),
+                later: DeferredCloses::default(),
                 closer: false,
                 home: None,
                 sent: 0,

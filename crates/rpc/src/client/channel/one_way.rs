@@ -10,9 +10,9 @@ use std::time::Duration;
 use dray_core::{Context, FileId, Identity, Pid, RequestId};
 use dray_rt::sleep;
 
-use super::tags::Class;
-use super::{Ask, Channel, Phase, State};
-use crate::client::holdings::closes::Close;
+use super::tags::TagClass;
+use super::{Channel, OutgoingCall, Phase, State};
+use crate::client::holdings::closes::PendingClose;
 use crate::wire::{Call, CallHead, CallersJob, NO_SLOT, NotifyHead, Wire, put_jobs};
 
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
@@ -20,7 +20,7 @@ use crate::wire::{Call, CallHead, CallersJob, NO_SLOT, NotifyHead, Wire, put_job
 const HELD_BACK_MAX: Duration = Duration::from_millis(5);
 
 impl Channel {
-    /// Closes an open file without waiting for it. False if that cannot be kept until it
+    /// CloseBatch an open file without waiting for it. False if that cannot be kept until it
     /// is known to be done: then it must be called.
     pub(crate) fn close(self: &Arc<Channel>, handle: u64) -> bool {
         let mut state = self.lock();
@@ -57,7 +57,7 @@ impl Channel {
         }
     }
 
-    /// Closes, once there is a connection, what a process before us had open. False if too many
+    /// CloseBatch, once there is a connection, what a process before us had open. False if too many
     /// closes are noted already.
     pub(crate) fn close_noted(&self, handle: u64) -> bool {
         let close = self.closing.note(handle);
@@ -66,7 +66,7 @@ impl Channel {
         noted
     }
 
-    /// Closes what the process before us had closed, perhaps in vain.
+    /// CloseBatch what the process before us had closed, perhaps in vain.
     pub(crate) fn inherit(&self) {
         let mut state = self.lock();
         self.closing.inherited().into_iter().for_each(|close| state.close(close));
@@ -141,7 +141,7 @@ async fn send_held_back(channel: Weak<Channel>) {
 }
 
 impl State {
-    pub(super) fn close(&mut self, close: Close) {
+    pub(super) fn close(&mut self, close: PendingClose) {
         self.sent += 1;
         self.closes.sent(self.sent, close);
         self.held_back.push(close); // as many at most as are noted
@@ -159,7 +159,7 @@ impl State {
     }
 
     /// Sends or resends a close; without a connection it waits for the next one.
-    pub(super) fn send_close(&mut self, Close { handle, .. }: Close) {
+    pub(super) fn send_close(&mut self, PendingClose { handle, .. }: PendingClose) {
         let Some(connection) = self.connection.clone() else { return };
         if !self.one_way_allowed {
             // Its server has given way to one of an earlier version. Without a tag it waits for
@@ -192,7 +192,7 @@ impl State {
 
     /// Sends a close again that had been sent as `number`, so that an answer tells; without a tag for
     /// that as it was. Answers whether it will be answered.
-    pub(super) fn send_close_again(&mut self, (number, close): (u64, Close)) -> bool {
+    pub(super) fn send_close_again(&mut self, (number, close): (u64, PendingClose)) -> bool {
         let tag = self.close_with_answer(close.handle);
         match tag {
             // Its answer settles what was sent before it.
@@ -205,9 +205,9 @@ impl State {
     /// A close that was sent without waiting as a call, whose answer settles it. None without a
     /// free tag.
     fn close_with_answer(&mut self, handle: u64) -> Option<u32> {
-        let tag = self.take_tag(Class::Needed, &mut None)?;
+        let tag = self.take_tag(TagClass::Needed, &mut None)?;
         let (cx, call) = (Context::system(), Call::Close { handle });
-        self.ask(tag, Ask::of(&cx, &call), self.session);
+        self.ask(tag, OutgoingCall::of(&cx, &call), self.session);
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Abandoned;
         pending.closes = handle;
@@ -222,17 +222,17 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn};
 
     use super::*;
-    use crate::client::channel::Ask;
-    use crate::client::channel::Life;
-    use crate::client::channel::stalled_peer::Deaf;
-    use crate::client::holdings::closes::Closing;
+    use crate::client::channel::ConnectionEpoch;
+    use crate::client::channel::OutgoingCall;
+    use crate::client::channel::stalled_peer::StalledPeer;
+    use crate::client::holdings::closes::CloseMemory;
     use crate::client::memory::SessionMemory;
 
-    fn connected() -> (Arc<Channel>, Arc<Deaf>) {
-        let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+    fn connected() -> (Arc<Channel>, Arc<StalledPeer>) {
+        let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
         let (channel, wire) =
-            (Channel::new(None, closing, Arc::default(), 0), Arc::new(Deaf::default()));
-        channel.up(wire.clone(), (1, Life::default()), (8, 8), true);
+            (Channel::new(None, closing, Arc::default(), 0), Arc::new(StalledPeer::default()));
+        channel.up(wire.clone(), (1, ConnectionEpoch::default()), (8, 8), true);
         (channel, wire)
     }
 
@@ -240,7 +240,7 @@ mod tests {
         let channel = channel.clone();
         spawn(async move {
             let (cx, call) = (Context::system(), Call::Statfs {});
-            let _ = channel.call(Ask::of(&cx, &call), |_| Ok(())).await;
+            let _ = channel.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await;
         });
     }
 
@@ -295,8 +295,8 @@ mod tests {
             channel.notify(NotifyHead::GOODBYE, 0);
             assert_eq!(wire.sent(), [Op::Close]);
             assert!(channel.close(6));
-            let next = Arc::new(Deaf::default());
-            channel.up(next.clone(), (1, Life::default()), (8, 8), true);
+            let next = Arc::new(StalledPeer::default());
+            channel.up(next.clone(), (1, ConnectionEpoch::default()), (8, 8), true);
             sleep(2 * HELD_BACK_MAX).await;
             assert_eq!((wire.sent().len(), next.sent()), (1, vec![Op::Close, Op::Close]));
         });
@@ -308,11 +308,11 @@ mod tests {
     fn a_close_before_the_first_connection_goes_out_with_it() {
         simulate(async {
             for one_way in [true, false] {
-                let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+                let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
                 let channel = Channel::new(None, closing, Arc::default(), 1);
                 assert!(channel.close(5));
-                let wire = Arc::new(Deaf::default());
-                channel.up(wire.clone(), (1, Life::default()), (8, 8), one_way);
+                let wire = Arc::new(StalledPeer::default());
+                channel.up(wire.clone(), (1, ConnectionEpoch::default()), (8, 8), one_way);
                 assert_eq!(wire.sent(), [Op::Close]);
                 assert_eq!(channel.close(6), one_way, "by then it is known");
             }

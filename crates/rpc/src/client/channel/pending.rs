@@ -5,15 +5,15 @@ use std::task::Waker;
 
 use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
 
-use super::tags::Class;
-use super::{Ask, Life, State};
-use crate::client::holdings::closes::Close;
-use crate::client::open_ahead::Changing;
+use super::tags::TagClass;
+use super::{ConnectionEpoch, OutgoingCall, State};
+use crate::client::holdings::closes::PendingClose;
+use crate::client::open_ahead::RightsChange;
 use crate::wire::{Call, CallHead, Input, NO_SLOT};
 
 /// A call under way; its vectors are kept for the next call with the same tag.
 #[derive(Default)]
-pub(super) struct Pending {
+pub(super) struct PendingCall {
     pub(super) phase: Phase,
     pub(super) message: Vec<u8>,
     pub(super) identity: Option<Arc<Identity>>,
@@ -23,7 +23,7 @@ pub(super) struct Pending {
     pub(super) receiver: Option<Waker>,
     pub(super) reply: Vec<u8>,
     /// Who answered.
-    pub(super) answerer: Life,
+    pub(super) answerer: ConnectionEpoch,
     pub(super) waker: Option<Waker>,
     /// Order of sending, kept over reconnections.
     pub(super) number: u64,
@@ -36,9 +36,9 @@ pub(super) struct Pending {
     /// The open file whose locks it takes or gives back; 0: it has to do with none.
     pub(super) locks: u64,
     /// What it may have opened, noted for a later process, once its caller has gone.
-    pub(super) noted: Option<Close>,
+    pub(super) noted: Option<PendingClose>,
     /// It changes rights, until its tag is free again.
-    pub(super) changing: Option<Changing>,
+    pub(super) changing: Option<RightsChange>,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
     /// The only session in which it may be sent, if there is one.
@@ -46,14 +46,14 @@ pub(super) struct Pending {
     /// It was sent on more connections than one.
     pub(super) resent: bool,
     /// As what it has its tag; none while that is free.
-    pub(super) class: Option<Class>,
+    pub(super) class: Option<TagClass>,
 }
 
 /// What a call may have opened for a caller who has gone.
-pub(super) struct Unwanted {
+pub(super) struct UnwantedFile {
     /// Its number; 0: nothing.
     pub(super) handle: u64,
-    pub(super) noted: Option<Close>,
+    pub(super) noted: Option<PendingClose>,
 }
 
 #[derive(Default, PartialEq, Eq, Clone, Copy, Debug)]
@@ -72,10 +72,10 @@ pub(super) enum Phase {
     Abandoned,
 }
 
-impl Pending {
+impl PendingCall {
     /// What is to be closed once its answer has come, or never will.
-    pub(super) fn take_unwanted(&mut self) -> Unwanted {
-        Unwanted { handle: self.opens, noted: self.noted.take() }
+    pub(super) fn take_unwanted(&mut self) -> UnwantedFile {
+        UnwantedFile { handle: self.opens, noted: self.noted.take() }
     }
 
     /// Its caller has gone. Whoever receives its answer lets the caller's memory go.
@@ -117,17 +117,17 @@ impl Pending {
 
 impl State {
     /// A tag for a call, as [`Tags::take`].
-    pub(super) fn take_tag(&mut self, class: Class, place: &mut Option<u64>) -> Option<u32> {
+    pub(super) fn take_tag(&mut self, class: TagClass, place: &mut Option<u64>) -> Option<u32> {
         let tag = self.tags.take(class, place)?;
         if tag as usize == self.calls.len() {
-            self.calls.push(Pending::default());
+            self.calls.push(PendingCall::default());
         }
         self.calls[tag as usize].class = Some(class);
         Some(tag)
     }
 
     /// Sends a call that was begun in `session`.
-    pub(super) fn ask(&mut self, tag: u32, ask: Ask<'_>, session: u64) {
+    pub(super) fn ask(&mut self, tag: u32, ask: OutgoingCall<'_>, session: u64) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
         let identity = self.identities.index(&ask.cx.who);
         let head = CallHead {
@@ -224,11 +224,11 @@ impl State {
 
     /// What a call may have opened that has failed because the server is away, or was until just
     /// now: its answer comes no more.
-    pub(super) fn opened_in_vain(&self, tag: u32) -> Unwanted {
+    pub(super) fn opened_in_vain(&self, tag: u32) -> UnwantedFile {
         let pending = &self.calls[tag as usize];
         let failed = pending.phase == Phase::Failed(Errno::EHOSTDOWN);
         let sent = pending.session != 0;
-        Unwanted { handle: if failed && sent { pending.opens } else { 0 }, noted: None }
+        UnwantedFile { handle: if failed && sent { pending.opens } else { 0 }, noted: None }
     }
 
     pub(super) fn release(&mut self, tag: u32) {
@@ -282,9 +282,9 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn_join, yield_now};
 
     use super::*;
-    use crate::client::channel::stalled_peer::Deaf;
-    use crate::client::channel::{Channel, Receiver};
-    use crate::client::holdings::closes::Closing;
+    use crate::client::channel::stalled_peer::StalledPeer;
+    use crate::client::channel::{Channel, ReplyReceiver};
+    use crate::client::holdings::closes::CloseMemory;
     use crate::client::memory::SessionMemory;
     use crate::wire::{ReplyHead, Wire};
 
@@ -305,9 +305,14 @@ mod tests {
     fn what_is_answered_while_it_is_sent_again_holds_nobody_s_memory() {
         static DATA: [u8; 4] = *b"data";
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
-            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
             let channel = Channel::new(None, closing, Arc::default(), 0);
-            channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
+            channel.up(
+                Arc::new(StalledPeer::default()),
+                (1, ConnectionEpoch::default()),
+                (8, 8),
+                true,
+            );
             let free = Arc::new(AtomicBool::new(false));
             // SAFETY: the bytes are there for ever, and nobody writes them.
             let data =
@@ -315,17 +320,21 @@ mod tests {
             let caller = channel.clone();
             let writing = spawn_join(async move {
                 let (cx, call) = (Context::system(), Call::Write { handle: 1, how: Write::at(0) });
-                let ask = Ask { slot: Some((0, 1)), data: Some(data), ..Ask::of(&cx, &call) };
+                let ask = OutgoingCall {
+                    slot: Some((0, 1)),
+                    data: Some(data),
+                    ..OutgoingCall::of(&cx, &call)
+                };
                 caller.call(ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
             });
             yield_now().await;
-            let second = Arc::new(Deaf::default());
-            channel.up(second.clone(), (1, Life::default()), (8, 8), true);
+            let second = Arc::new(StalledPeer::default());
+            channel.up(second.clone(), (1, ConnectionEpoch::default()), (8, 8), true);
             assert_eq!(second.held(), 1);
             let mut answer = Vec::new();
             ReplyHead::success(0).put_message(&mut answer);
             4u32.put(&mut answer);
-            Receiver(channel.clone()).frame(&answer, None).unwrap();
+            ReplyReceiver(channel.clone()).frame(&answer, None).unwrap();
             assert!(writing.await.unwrap());
             assert!(free.load(Ordering::SeqCst));
         });
@@ -336,9 +345,14 @@ mod tests {
     #[test]
     fn what_comes_for_nobody_holds_nobody_s_memory() {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
-            let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+            let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
             let channel = Channel::new(None, closing, Arc::default(), 0);
-            channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
+            channel.up(
+                Arc::new(StalledPeer::default()),
+                (1, ConnectionEpoch::default()),
+                (8, 8),
+                true,
+            );
             let free = Arc::new(AtomicBool::new(false));
             let memory = NonNull::from(vec![0u8; 4].leak()).cast();
             // SAFETY: the bytes are there for ever, and nobody else uses them.
@@ -348,13 +362,14 @@ mod tests {
             let reading = spawn_join(async move {
                 let cx = Context { cancel: Some(of_caller), ..Context::system() };
                 let call = Call::Read { handle: 1, at: 0, len_bytes: 4 };
-                let ask = Ask { into: Some(into), ..Ask::of(&cx, &call) };
+                let ask = OutgoingCall { into: Some(into), ..OutgoingCall::of(&cx, &call) };
                 caller.call(ask, |bytes| Input::whole::<()>(bytes)).await.is_ok()
             });
             yield_now().await;
             let mut answer = Vec::new();
             ReplyHead::success(0).put_message(&mut answer);
-            let (mut receiver, woken) = (Receiver(channel.clone()), Arc::new(Woken::default()));
+            let (mut receiver, woken) =
+                (ReplyReceiver(channel.clone()), Arc::new(Woken::default()));
             let waker = Waker::from(woken.clone());
             let placed = receiver.poll_place(&mut TaskContext::from_waker(&waker), &answer, 4);
             let Poll::Ready(Ok(landing)) = placed else { panic!("there is memory") };
@@ -386,8 +401,13 @@ mod tests {
             let memory = Arc::new(SessionMemory::heap());
             memory.set_slots(2);
             let channel =
-                Channel::new(None, Arc::new(Closing::new(memory.clone())), Arc::default(), 0);
-            channel.up(Arc::new(Deaf::default()), (1, Life::default()), (8, 8), true);
+                Channel::new(None, Arc::new(CloseMemory::new(memory.clone())), Arc::default(), 0);
+            channel.up(
+                Arc::new(StalledPeer::default()),
+                (1, ConnectionEpoch::default()),
+                (8, 8),
+                true,
+            );
             let write = |slot: u32, append| {
                 memory.take_slot(slot, 1, 100);
                 memory.lose_slot(slot);
@@ -395,7 +415,8 @@ mod tests {
                 let how = Write { append, ..Write::at(0) };
                 spawn_join(async move {
                     let (cx, call) = (Context::system(), Call::Write { handle: 1, how });
-                    let ask = Ask { slot: Some((slot, 1)), ..Ask::of(&cx, &call) };
+                    let ask =
+                        OutgoingCall { slot: Some((slot, 1)), ..OutgoingCall::of(&cx, &call) };
                     caller.call(ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
                 })
             };
@@ -403,8 +424,8 @@ mod tests {
             while channel.stats().in_flight < 2 {
                 yield_now().await;
             }
-            let after = Life { epoch: 1, ..Life::default() };
-            channel.up(Arc::new(Deaf::default()), (2, after), (8, 8), true);
+            let after = ConnectionEpoch { power_epoch: 1, ..ConnectionEpoch::default() };
+            channel.up(Arc::new(StalledPeer::default()), (2, after), (8, 8), true);
             assert!(!append.await.unwrap());
             let lost: Vec<bool> = memory.slots().iter().map(|slot| slot.lost).collect();
             assert_eq!(lost, [false, true]);

@@ -11,9 +11,9 @@ use super::{Channel, Phase};
 use crate::wire::{Input, Kind, ReplyHead, peek_tag};
 
 /// Receives for a channel.
-pub(crate) struct Receiver(pub(crate) Arc<Channel>);
+pub(crate) struct ReplyReceiver(pub(crate) Arc<Channel>);
 
-impl Sink for Receiver {
+impl Sink for ReplyReceiver {
     fn poll_place(
         &mut self,
         cx: &mut TaskContext<'_>,
@@ -57,7 +57,7 @@ impl Sink for Receiver {
         let mut guard = self.0.lock();
         let state = &mut *guard;
         state.hear();
-        let life = state.life;
+        let epoch = state.epoch;
         let Some(pending) = state.calls.get_mut(tag as usize) else {
             return Err(crate::wire::Malformed("an answer to nothing").into());
         };
@@ -72,7 +72,7 @@ impl Sink for Receiver {
                     (pending.into, pending.receiver) = (data, None);
                 }
                 pending.phase = Phase::Answered;
-                pending.answerer = life;
+                pending.answerer = epoch;
                 let waker = pending.waker.take();
                 drop(guard);
                 waker.into_iter().for_each(Waker::wake);

@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use dray_rt::sleep;
 
-use super::pending::Unwanted;
+use super::pending::UnwantedFile;
 use super::{Channel, Phase, State};
-use crate::client::holdings::closes::Close;
+use crate::client::holdings::closes::PendingClose;
 
-/// Closes that are sent again as calls before others wait for them.
+/// CloseBatch that are sent again as calls before others wait for them.
 const FEW: usize = 8;
 /// How long these wait for a server that has answered none of them.
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// How many closes go out now.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Closes {
+pub(super) enum CloseBatch {
     AFew,
     All,
 }
@@ -29,13 +29,13 @@ pub(super) enum Closes {
 #[derive(Clone, Copy)]
 enum Unanswered {
     Call(u32),
-    Close(Close),
+    Close(PendingClose),
 }
 
 impl State {
     /// Sends again what has no answer and was first sent as number `from` or behind that. What it
     /// leaves is noted in `rest_from`.
-    pub(super) fn send_again(&mut self, from: u64, closes: Closes) {
+    pub(super) fn send_again(&mut self, from: u64, closes: CloseBatch) {
         self.rest_from = None;
         self.held_back.clear(); // they are among these
         if from == 0 {
@@ -47,7 +47,7 @@ impl State {
         for (number, what) in self.unanswered(from) {
             match what {
                 Unanswered::Call(tag) => self.send_call_again(tag),
-                Unanswered::Close(close) if closes == Closes::All => self.send_close(close),
+                Unanswered::Close(close) if closes == CloseBatch::All => self.send_close(close),
                 Unanswered::Close(close) if called < few => {
                     called += usize::from(self.send_close_again((number, close)));
                 }
@@ -85,7 +85,7 @@ impl State {
     }
 
     /// Sends what waits. Answers what calls may have opened for callers who went while they waited.
-    fn send_rest(&mut self, closes: Closes) -> Vec<Unwanted> {
+    fn send_rest(&mut self, closes: CloseBatch) -> Vec<UnwantedFile> {
         let Some(from) = self.rest_from else { return Vec::new() };
         let mut unwanted = Vec::new();
         for tag in 0..self.calls.len() as u32 {
@@ -101,8 +101,8 @@ impl State {
     }
 
     /// One of the closes that others wait for was answered.
-    pub(super) fn close_was_answered(&mut self) -> Vec<Unwanted> {
-        if self.closes.any_called() { Vec::new() } else { self.send_rest(Closes::AFew) }
+    pub(super) fn close_was_answered(&mut self) -> Vec<UnwantedFile> {
+        if self.closes.any_called() { Vec::new() } else { self.send_rest(CloseBatch::AFew) }
     }
 }
 
@@ -130,7 +130,7 @@ async fn send_rest(channel: Weak<Channel>, connection: u64) {
             return;
         }
         let waited = std::mem::replace(&mut seen, state.rest_from) == state.rest_from;
-        let unwanted = if waited { state.send_rest(Closes::All) } else { Vec::new() };
+        let unwanted = if waited { state.send_rest(CloseBatch::All) } else { Vec::new() };
         drop(state);
         unwanted.into_iter().for_each(|one| channel.close_unwanted(one));
     }
@@ -143,23 +143,23 @@ mod tests {
     use dray_rt::{DriverKind, Executor, spawn};
 
     use super::*;
-    use crate::client::channel::stalled_peer::Deaf;
-    use crate::client::channel::{Ask, Life, Receiver};
-    use crate::client::holdings::closes::Closing;
+    use crate::client::channel::stalled_peer::StalledPeer;
+    use crate::client::channel::{ConnectionEpoch, OutgoingCall, ReplyReceiver};
+    use crate::client::holdings::closes::CloseMemory;
     use crate::client::memory::{CLOSES_MAX, SessionMemory};
     use crate::wire::{Call, ReplyHead};
 
     /// Noted closes of the handles from 1 to `closes`, and no connection yet.
     fn with_closes(closes: usize) -> Arc<Channel> {
-        let closing = Arc::new(Closing::new(Arc::new(SessionMemory::heap())));
+        let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
         let channel = Channel::new(None, closing, Arc::default(), 1);
         (1..=closes as u64).for_each(|handle| assert!(channel.close(handle)));
         channel
     }
 
-    fn connect(channel: &Arc<Channel>) -> Arc<Deaf> {
-        let wire = Arc::new(Deaf::default());
-        channel.up(wire.clone(), (1, Life::default()), (128, 64), true);
+    fn connect(channel: &Arc<Channel>) -> Arc<StalledPeer> {
+        let wire = Arc::new(StalledPeer::default());
+        channel.up(wire.clone(), (1, ConnectionEpoch::default()), (128, 64), true);
         wire
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let mut answer = Vec::new();
         ReplyHead::success(tag).put_message(&mut answer);
         ReplyHead::address(&mut answer, tag, settles);
-        Receiver(channel.clone()).frame(&answer, None).unwrap();
+        ReplyReceiver(channel.clone()).frame(&answer, None).unwrap();
     }
 
     fn unsettled(channel: &Channel) -> Vec<u64> {
@@ -182,7 +182,7 @@ mod tests {
         let channel = channel.clone();
         spawn(async move {
             let (cx, call) = (Context { cancel, ..Context::system() }, Call::Statfs {});
-            let _ = channel.call(Ask::of(&cx, &call), |_| Ok(())).await;
+            let _ = channel.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await;
         });
         sleep(WAIT_MAX / 100).await;
     }

@@ -10,12 +10,12 @@ use crate::wire::{CallHead, Input};
 
 /// Notes which calls are sent, holds what goes with them, and answers nothing.
 #[derive(Default)]
-pub(crate) struct Deaf {
+pub(crate) struct StalledPeer {
     calls: Mutex<Vec<(Op, Option<u32>)>>,
     held: Mutex<Vec<Buf>>,
 }
 
-impl Deaf {
+impl StalledPeer {
     pub(crate) fn sent(&self) -> Vec<Op> {
         self.calls.lock().unwrap().iter().map(|(op, _)| *op).collect()
     }
@@ -30,7 +30,7 @@ impl Deaf {
     }
 }
 
-impl Connection for Deaf {
+impl Connection for StalledPeer {
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()> {
         if let Ok(call) = CallHead::get_message(&mut Input(head)) {
             let answered = call.flags & CallHead::ONE_WAY == 0;

@@ -6,8 +6,8 @@ use std::task::Waker;
 
 /// Who wants a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
-    /// Others may wait for the call ([`super::Ask::class`]).
+pub(super) enum TagClass {
+    /// Others may wait for the call ([`super::OutgoingCall::class`]).
     Needed,
     Plain,
 }
@@ -79,16 +79,16 @@ impl Tags {
         self.free.len() == self.made as usize
     }
 
-    fn queue(&mut self, class: Class) -> &mut Queue {
+    fn queue(&mut self, class: TagClass) -> &mut Queue {
         match class {
-            Class::Needed => &mut self.needed_queue,
-            Class::Plain => &mut self.plain_queue,
+            TagClass::Needed => &mut self.needed_queue,
+            TagClass::Plain => &mut self.plain_queue,
         }
     }
 
-    fn has_room_for(&self, class: Class) -> bool {
+    fn has_room_for(&self, class: TagClass) -> bool {
         let free = !self.free.is_empty() || (self.made as usize) < self.max;
-        free && (class == Class::Needed || self.plain < self.plain_max())
+        free && (class == TagClass::Needed || self.plain < self.plain_max())
     }
 
     fn plain_max(&self) -> usize {
@@ -97,7 +97,7 @@ impl Tags {
 
     /// A tag; none while too many calls are under way, or others have waited for longer than
     /// the caller, whose `place` is that of [`Tags::wait`]. It leaves the queue with it.
-    pub(super) fn take(&mut self, class: Class, place: &mut Option<u64>) -> Option<u32> {
+    pub(super) fn take(&mut self, class: TagClass, place: &mut Option<u64>) -> Option<u32> {
         let first = self.queue(class).first();
         if first.is_some() && first != *place || !self.has_room_for(class) {
             return None;
@@ -106,21 +106,21 @@ impl Tags {
             self.made += 1;
             self.made - 1
         });
-        self.plain += usize::from(class == Class::Plain);
+        self.plain += usize::from(class == TagClass::Plain);
         self.leave(class, place);
         Some(tag)
     }
 
     /// The call with this tag is over.
-    pub(super) fn give_back(&mut self, tag: u32, class: Class) {
-        self.plain -= usize::from(class == Class::Plain);
+    pub(super) fn give_back(&mut self, tag: u32, class: TagClass) {
+        self.plain -= usize::from(class == TagClass::Plain);
         self.free.push(tag);
         self.wake_next();
     }
 
     /// Wakes `waker` when it is its turn, at its `place` in the queue or, if it has none yet,
     /// behind all others.
-    pub(super) fn wait(&mut self, class: Class, place: &mut Option<u64>, waker: &Waker) {
+    pub(super) fn wait(&mut self, class: TagClass, place: &mut Option<u64>, waker: &Waker) {
         let queue = self.queue(class);
         let place = *place.get_or_insert_with(|| {
             queue.next += 1;
@@ -130,7 +130,7 @@ impl Tags {
     }
 
     /// Whoever has this place waits no longer: it may have been woken instead of another one.
-    pub(super) fn leave(&mut self, class: Class, place: &mut Option<u64>) {
+    pub(super) fn leave(&mut self, class: TagClass, place: &mut Option<u64>) {
         if let Some(place) = place.take() {
             self.queue(class).waiting.remove(&place);
             self.wake_next();
@@ -140,8 +140,8 @@ impl Tags {
     /// Wakes who is next if there is a tag for it, needed calls first. Who takes one or gives
     /// up wakes the next.
     fn wake_next(&self) {
-        let needed = self.has_room_for(Class::Needed) && self.needed_queue.wake_first();
-        if !needed && self.has_room_for(Class::Plain) {
+        let needed = self.has_room_for(TagClass::Needed) && self.needed_queue.wake_first();
+        if !needed && self.has_room_for(TagClass::Plain) {
             self.plain_queue.wake_first();
         }
     }
@@ -196,11 +196,11 @@ mod tests {
         tags
     }
 
-    fn take(tags: &mut Tags, class: Class) -> Option<u32> {
+    fn take(tags: &mut Tags, class: TagClass) -> Option<u32> {
         tags.take(class, &mut None)
     }
 
-    fn take_all(tags: &mut Tags, class: Class) -> Vec<u32> {
+    fn take_all(tags: &mut Tags, class: TagClass) -> Vec<u32> {
         std::iter::from_fn(|| take(tags, class)).collect()
     }
 
@@ -208,63 +208,63 @@ mod tests {
     #[test]
     fn reads_leave_tags_for_the_changes_that_they_wait_for() {
         let mut tags = granted(8, 64);
-        let reads = take_all(&mut tags, Class::Plain);
+        let reads = take_all(&mut tags, TagClass::Plain);
         assert_eq!(reads.len(), 4, "half of the tags are kept");
-        let changes = take_all(&mut tags, Class::Needed);
+        let changes = take_all(&mut tags, TagClass::Needed);
         assert_eq!(changes.len(), 4);
         let (read, change) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
         let (mut of_read, mut of_change) = (None, None);
-        tags.wait(Class::Plain, &mut of_read, &read.clone().into());
-        tags.wait(Class::Needed, &mut of_change, &change.clone().into());
-        tags.give_back(changes[0], Class::Needed);
+        tags.wait(TagClass::Plain, &mut of_read, &read.clone().into());
+        tags.wait(TagClass::Needed, &mut of_change, &change.clone().into());
+        tags.give_back(changes[0], TagClass::Needed);
         assert!(change.was_woken() && !read.was_woken());
-        assert!(tags.take(Class::Needed, &mut of_change).is_some());
-        tags.give_back(changes[1], Class::Needed);
+        assert!(tags.take(TagClass::Needed, &mut of_change).is_some());
+        tags.give_back(changes[1], TagClass::Needed);
         assert!(!change.was_woken() && !read.was_woken(), "a read may not have a change's tag");
-        assert_eq!(tags.take(Class::Plain, &mut of_read), None);
-        tags.give_back(reads[0], Class::Plain);
+        assert_eq!(tags.take(TagClass::Plain, &mut of_read), None);
+        tags.give_back(reads[0], TagClass::Plain);
         assert!(read.was_woken());
-        assert!(tags.take(Class::Plain, &mut of_read).is_some());
-        assert_eq!(take(&mut tags, Class::Plain), None);
+        assert!(tags.take(TagClass::Plain, &mut of_read).is_some());
+        assert_eq!(take(&mut tags, TagClass::Plain), None);
     }
 
     #[test]
     fn few_tags_are_shared_fairly_and_one_is_never_refused() {
         for (calls_max, slots, plain) in [(0, 64, 1), (1, 64, 1), (2, 64, 1), (128, 8, 120)] {
-            assert_eq!(take_all(&mut granted(calls_max, slots), Class::Plain).len(), plain);
+            assert_eq!(take_all(&mut granted(calls_max, slots), TagClass::Plain).len(), plain);
         }
     }
 
     #[test]
     fn who_came_first_is_served_first() {
         let mut tags = granted(1, 0);
-        let tag = take(&mut tags, Class::Plain).unwrap();
+        let tag = take(&mut tags, TagClass::Plain).unwrap();
         let waiters = [(); 3].map(|()| Arc::new(Counted::default()));
         let mut places = [None; 3];
         for (place, waiter) in places.iter_mut().zip(&waiters) {
-            tags.wait(Class::Plain, place, &waiter.clone().into());
+            tags.wait(TagClass::Plain, place, &waiter.clone().into());
         }
-        tags.give_back(tag, Class::Plain);
+        tags.give_back(tag, TagClass::Plain);
         assert_eq!([0, 1, 2].map(|one: usize| waiters[one].was_woken()), [true, false, false]);
-        assert_eq!(take(&mut tags, Class::Plain), None, "nobody gets in before it");
-        tags.wait(Class::Plain, &mut places[0], &waiters[0].clone().into());
-        assert!(tags.take(Class::Plain, &mut places[0]).is_some(), "it has kept its place");
+        assert_eq!(take(&mut tags, TagClass::Plain), None, "nobody gets in before it");
+        tags.wait(TagClass::Plain, &mut places[0], &waiters[0].clone().into());
+        assert!(tags.take(TagClass::Plain, &mut places[0]).is_some(), "it has kept its place");
     }
 
     /// The wake-up was spent on somebody who had given up, and the next one slept on.
     #[test]
     fn who_gives_up_passes_its_turn_on() {
         let mut tags = granted(1, 0);
-        let tag = take(&mut tags, Class::Plain).unwrap();
+        let tag = take(&mut tags, TagClass::Plain).unwrap();
         let (gone, next) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
         let (mut of_gone, mut of_next) = (None, None);
-        tags.wait(Class::Plain, &mut of_gone, &gone.clone().into());
-        tags.wait(Class::Plain, &mut of_next, &next.clone().into());
-        tags.give_back(tag, Class::Plain);
+        tags.wait(TagClass::Plain, &mut of_gone, &gone.clone().into());
+        tags.wait(TagClass::Plain, &mut of_next, &next.clone().into());
+        tags.give_back(tag, TagClass::Plain);
         assert!(gone.was_woken() && !next.was_woken());
-        tags.leave(Class::Plain, &mut of_gone);
+        tags.leave(TagClass::Plain, &mut of_gone);
         assert!(next.was_woken());
-        assert!(tags.take(Class::Plain, &mut of_next).is_some());
+        assert!(tags.take(TagClass::Plain, &mut of_next).is_some());
     }
 
     #[test]

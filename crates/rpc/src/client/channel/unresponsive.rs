@@ -16,7 +16,7 @@ use dray_core::{Context, Fut, Lock};
 use dray_rt::{Instant, now, sleep};
 
 use super::waiting::CallGuard;
-use super::{Ask, Channel, State};
+use super::{Channel, OutgoingCall, State};
 use crate::wire::Call;
 
 /// How long a server has to welcome the connection after one on which it was silent, before
@@ -25,7 +25,7 @@ const WELCOME_MAX: Duration = Duration::from_secs(1);
 
 /// What had been heard on a channel when a call was sent.
 #[derive(Clone, Copy)]
-pub(super) struct Mark {
+pub(super) struct ReceiveMark {
     heard: u64,
     at: Instant,
 }
@@ -43,13 +43,13 @@ impl State {
 }
 
 impl Channel {
-    pub(super) fn mark(&self) -> Mark {
-        Mark { heard: self.lock().heard, at: now() }
+    pub(super) fn mark(&self) -> ReceiveMark {
+        ReceiveMark { heard: self.lock().heard, at: now() }
     }
 
     /// A call that was sent at `mark` is late: ends the connection if nothing has been heard on it
     /// since. A call that waited for its turn for most of its time says nothing about the server.
-    pub(super) fn end_if_silent(&self, mark: Mark, limit: Duration) {
+    pub(super) fn end_if_silent(&self, mark: ReceiveMark, limit: Duration) {
         let mut state = self.lock();
         if state.heard != mark.heard || mark.at.elapsed() < limit / 2 {
             return;
@@ -98,7 +98,9 @@ impl Channel {
                     probe = Some(self.answers(handle, lock));
                     continue;
                 };
-                let Poll::Ready(answers) = asked.as_mut().poll(task) else { return Poll::Pending };
+                let Poll::Ready(answers) = asked.as_mut().poll(task) else {
+                    return Poll::Pending;
+                };
                 probe = None;
                 next.set(sleep(if answers { limit } else { limit.min(WELCOME_MAX) }));
             }
@@ -111,7 +113,7 @@ impl Channel {
         Box::pin(async move {
             let (cx, call) = (Context::system(), Call::TestLock { handle, lock });
             let mark = self.mark();
-            let asked = self.call(Ask::of(&cx, &call), |_| Ok(())).await;
+            let asked = self.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await;
             asked.is_ok() || self.lock().heard != mark.heard
         })
     }

@@ -10,8 +10,8 @@ use dray_core::Context;
 use dray_fabric::Connection;
 use dray_rt::{Sleep, sleep};
 
-use super::pending::Pending;
-use super::tags::Class;
+use super::pending::PendingCall;
+use super::tags::TagClass;
 use super::{Channel, Phase};
 use crate::wire::NotifyHead;
 
@@ -20,14 +20,14 @@ use crate::wire::NotifyHead;
 const GIVE_UP_MAX: Duration = Duration::from_secs(2);
 
 /// The place of a call that waits for a tag; free for the next when it is dropped.
-pub(super) struct Place<'a> {
+pub(super) struct TagWait<'a> {
     pub(super) channel: &'a Channel,
-    pub(super) class: Class,
+    pub(super) class: TagClass,
     /// In the queue; none: it is not in it.
     pub(super) number: Option<u64>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for TagWait<'_> {
     fn drop(&mut self) {
         if self.number.is_some() {
             self.channel.lock().tags.leave(self.class, &mut self.number);
@@ -54,7 +54,7 @@ impl Channel {
     pub(crate) async fn locks_settled(&self, handle: u64) {
         poll_fn(|task| {
             let mut state = self.lock();
-            let left = |call: &Pending| call.locks == handle && call.phase == Phase::Abandoned;
+            let left = |call: &PendingCall| call.locks == handle && call.phase == Phase::Abandoned;
             if state.ended.is_some() || !state.calls.iter().any(left) {
                 return Poll::Ready(());
             }

@@ -11,22 +11,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::client::memory::{CLOSES_MAX, SessionMemory};
 
 /// The places in a session's memory that hold closes.
-pub(crate) struct Closing {
+pub(crate) struct CloseMemory {
     memory: Arc<SessionMemory>,
     free: Mutex<Vec<u32>>,
 }
 
 /// A close that the server may not have carried out yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Close {
+pub(crate) struct PendingClose {
     pub(crate) handle: u64,
     place: u32,
 }
 
-impl Closing {
-    pub(crate) fn new(memory: Arc<SessionMemory>) -> Closing {
+impl CloseMemory {
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> CloseMemory {
         let free = (0..CLOSES_MAX as u32).filter(|place| memory.close(*place) == 0).collect();
-        Closing { memory, free: Mutex::new(free) }
+        CloseMemory { memory, free: Mutex::new(free) }
     }
 
     pub(crate) fn memory(&self) -> &SessionMemory {
@@ -34,8 +34,8 @@ impl Closing {
     }
 
     /// What the process before us had sent and not heard of.
-    pub(crate) fn inherited(&self) -> Vec<Close> {
-        let close = |place| Close { handle: self.memory.close(place), place };
+    pub(crate) fn inherited(&self) -> Vec<PendingClose> {
+        let close = |place| PendingClose { handle: self.memory.close(place), place };
         (0..CLOSES_MAX as u32).map(close).filter(|close| close.handle != 0).collect()
     }
 
@@ -44,20 +44,20 @@ impl Closing {
     }
 
     /// Notes that `handle` is about to be closed. None if too many are noted already.
-    pub(crate) fn note(&self, handle: u64) -> Option<Close> {
+    pub(crate) fn note(&self, handle: u64) -> Option<PendingClose> {
         let place = self.free().pop()?;
         self.memory.set_close(place, handle);
-        Some(Close { handle, place })
+        Some(PendingClose { handle, place })
     }
 
     /// Notes what a call may open for a caller who has gone, until its answer comes: should this
     /// process end before, the next one closes it. None if most places are taken: closes need them.
-    pub(crate) fn note_unwanted(&self, handle: u64) -> Option<Close> {
+    pub(crate) fn note_unwanted(&self, handle: u64) -> Option<PendingClose> {
         let has_room = self.free().len() > CLOSES_MAX / 2;
         if has_room { self.note(handle) } else { None }
     }
 
-    pub(crate) fn forget(&self, close: Close) {
+    pub(crate) fn forget(&self, close: PendingClose) {
         self.memory.set_close(close.place, 0);
         self.free().push(close.place);
     }
@@ -65,20 +65,20 @@ impl Closing {
 
 /// Those sent on one channel, in the order of their sending among its calls.
 #[derive(Default)]
-pub(crate) struct Unsettled {
-    closes: VecDeque<Sent>,
+pub(crate) struct UnsettledCloses {
+    closes: VecDeque<SentClose>,
 }
 
-struct Sent {
+struct SentClose {
     number: u64,
-    close: Close,
+    close: PendingClose,
     /// On the present connection it is a call: answers of others say nothing of it.
     called: bool,
 }
 
-impl Unsettled {
-    pub(crate) fn sent(&mut self, number: u64, close: Close) {
-        self.closes.push_back(Sent { number, close, called: false });
+impl UnsettledCloses {
+    pub(crate) fn sent(&mut self, number: u64, close: PendingClose) {
+        self.closes.push_back(SentClose { number, close, called: false });
     }
 
     /// The close of `handle` is sent as a call, which is answered by itself.
@@ -98,7 +98,7 @@ impl Unsettled {
     }
 
     /// A call sent as `number` was answered, and all before it that nobody waits for is settled.
-    pub(crate) fn settle(&mut self, number: u64, closing: &Closing) {
+    pub(crate) fn settle(&mut self, number: u64, closing: &CloseMemory) {
         let mut at = 0;
         while let Some(sent) = self.closes.get(at)
             && sent.number < number
@@ -112,17 +112,17 @@ impl Unsettled {
     }
 
     /// The close of `handle` was answered.
-    pub(crate) fn settle_one(&mut self, handle: u64, closing: &Closing) {
+    pub(crate) fn settle_one(&mut self, handle: u64, closing: &CloseMemory) {
         if let Some(at) = self.closes.iter().position(|sent| sent.close.handle == handle) {
             self.forget(at, closing);
         }
     }
 
-    fn forget(&mut self, at: usize, closing: &Closing) {
+    fn forget(&mut self, at: usize, closing: &CloseMemory) {
         self.closes.remove(at).into_iter().for_each(|sent| closing.forget(sent.close));
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, Close)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, PendingClose)> {
         self.closes.iter().map(|sent| (sent.number, sent.close))
     }
 }
@@ -134,8 +134,8 @@ mod tests {
     #[test]
     fn what_is_not_settled_is_left_to_a_successor() {
         let memory = Arc::new(SessionMemory::heap());
-        let closing = Closing::new(memory.clone());
-        let mut unsettled = Unsettled::default();
+        let closing = CloseMemory::new(memory.clone());
+        let mut unsettled = UnsettledCloses::default();
         for handle in 1..=CLOSES_MAX as u64 {
             unsettled.sent(handle, closing.note(handle).unwrap());
         }
@@ -147,7 +147,7 @@ mod tests {
             "the second was sent before the third"
         );
         let mut left: Vec<_> =
-            Closing::new(memory).inherited().iter().map(|close| close.handle).collect();
+            CloseMemory::new(memory).inherited().iter().map(|close| close.handle).collect();
         left.sort_unstable();
         assert!(left.into_iter().eq(3..=CLOSES_MAX as u64));
         assert!(closing.note(999).is_some());

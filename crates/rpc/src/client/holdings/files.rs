@@ -9,8 +9,8 @@ use std::task::{Poll, Waker};
 use dray_core::{FileId, IdMap, OpenHow};
 
 use crate::client::holdings::aliases::Aliases;
-use crate::client::holdings::tickets::{Noted, TicketMemory};
-use crate::client::link::Standing;
+use crate::client::holdings::tickets::{StoredTicket, TicketMemory};
+use crate::client::link::SessionState;
 use crate::client::memory::SessionMemory;
 use crate::wire::Ticket;
 
@@ -25,10 +25,10 @@ pub(crate) struct OpenFiles {
 
 #[derive(Default)]
 struct State {
-    files: IdMap<u64, Known>,
-    tickets: IdMap<u64, Noted>,
+    files: IdMap<u64, OpenFileEntry>,
+    tickets: IdMap<u64, StoredTicket>,
     /// Who was shown them, or will be.
-    standing: Standing,
+    session_state: SessionState,
     /// Being opened again now.
     opening: Vec<u64>,
     /// A process before us had files open that are not among these so far.
@@ -38,14 +38,14 @@ struct State {
 
 /// An open file, and how many have it. More than one do when a call of a process before us
 /// comes again and answers with a file that has been attached already.
-struct Known {
+struct OpenFileEntry {
     id: FileId,
     how: OpenHow,
     users: u32,
 }
 
 /// A file is being opened again; in the end it no longer is.
-pub(crate) struct Opening<'a> {
+pub(crate) struct ReopenGuard<'a> {
     files: &'a OpenFiles,
     handle: u64,
     pub(crate) id: FileId,
@@ -68,14 +68,14 @@ impl OpenFiles {
 
     /// The server that they are open at from now on: what it does not know of is opened again
     /// there.
-    pub(crate) fn begin(&self, standing: Standing) {
-        self.lock().standing = standing;
+    pub(crate) fn begin(&self, session_state: SessionState) {
+        self.lock().session_state = session_state;
     }
 
-    /// Whether what was opened in `standing`, and is noted here, is open now or will be without
-    /// further ado. Not if another life of the server has been met before that was heard of.
-    pub(crate) fn is_at(&self, standing: Standing) -> bool {
-        self.lock().standing == standing
+    /// Whether what was opened in `session_state`, and is noted here, is open now or will be without
+    /// further ado. Not if another epoch of the server has been met before that was heard of.
+    pub(crate) fn is_at(&self, session_state: SessionState) -> bool {
+        self.lock().session_state == session_state
     }
 
     /// What a process before us had open is among them.
@@ -108,7 +108,7 @@ impl OpenFiles {
         let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
         let mut state = self.lock();
         let users = state.files.get(&handle).map_or(0, |known| known.users) + 1;
-        state.files.insert(handle, Known { id, how, users });
+        state.files.insert(handle, OpenFileEntry { id, how, users });
         if let Some(ticket) = ticket
             && let Some(before) = state.tickets.insert(handle, self.tickets.note(handle, ticket))
         {
@@ -136,7 +136,7 @@ impl OpenFiles {
         self.renewed.load(Ordering::Relaxed)
     }
 
-    /// A server gave another ticket for a file that is still open: that of its former life
+    /// A server gave another ticket for a file that is still open: that of its former epoch
     /// runs out.
     pub(crate) fn renew(&self, handle: u64, ticket: Option<Ticket>) {
         let mut state = self.lock();
@@ -190,15 +190,15 @@ impl OpenFiles {
     }
 
     /// Opens a file again; none if it has been closed.
-    pub(crate) fn open_again(&self, handle: u64) -> Option<Opening<'_>> {
+    pub(crate) fn open_again(&self, handle: u64) -> Option<ReopenGuard<'_>> {
         let mut state = self.lock();
-        let Known { id, how, .. } = *state.files.get(&handle)?;
+        let OpenFileEntry { id, how, .. } = *state.files.get(&handle)?;
         state.opening.push(handle);
-        Some(Opening { files: self, handle, id, how })
+        Some(ReopenGuard { files: self, handle, id, how })
     }
 }
 
-impl Drop for Opening<'_> {
+impl Drop for ReopenGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.files.lock();
         if let Some(at) = state.opening.iter().position(|handle| *handle == self.handle) {

@@ -11,8 +11,8 @@ use dray_core::{
     Result,
 };
 
-use crate::client::holdings::ranges::{Ranges, without};
-use crate::client::link::Standing;
+use crate::client::holdings::ranges::{LockRanges, without};
+use crate::client::link::SessionState;
 use crate::client::memory::SessionMemory;
 
 /// A lock and the open file through which it was taken.
@@ -29,16 +29,16 @@ pub(crate) struct HeldLock {
 const HELD_MAX: usize = 1 << 20;
 
 /// All locks of a mount.
-pub(crate) struct Held {
+pub(crate) struct HeldLocks {
     state: Mutex<State>,
     /// Some open file has lost a lock or may have; spares looking which at each call.
     any_lost: AtomicBool,
 }
 
 struct State {
-    locks: Ranges,
+    locks: LockRanges,
     /// Who knows of them, or will be told.
-    standing: Standing,
+    session_state: SessionState,
     lost: BTreeSet<u64>,
     /// Open files whose locks are being claimed again: nothing may be done through them
     /// before it is known whether they are had.
@@ -51,19 +51,19 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl Held {
+impl HeldLocks {
     /// With the locks noted in `memory`, if a process before us did.
-    pub(crate) fn new(memory: Arc<SessionMemory>) -> Held {
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> HeldLocks {
         let state = State {
-            locks: Ranges::new(memory),
-            standing: Standing::default(),
+            locks: LockRanges::new(memory),
+            session_state: SessionState::default(),
             lost: BTreeSet::new(),
             doubtful: BTreeSet::new(),
             undoing: Vec::new(),
             claims: 0,
             waiting: Vec::new(),
         };
-        Held { state: Mutex::new(state), any_lost: AtomicBool::new(false) }
+        HeldLocks { state: Mutex::new(state), any_lost: AtomicBool::new(false) }
     }
 
     /// The owners of fcntl locks, and their files, as a process before us noted them; none if
@@ -79,12 +79,12 @@ impl Held {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server of `standing` granted this. False if another has taken its place meanwhile,
+    /// The server of `session_state` granted this. False if another has taken its place meanwhile,
     /// which has been told, or will be, that there is no such lock: it has to be asked.
     #[must_use]
-    pub(crate) fn granted(&self, new: HeldLock, standing: Standing) -> bool {
+    pub(crate) fn granted(&self, new: HeldLock, session_state: SessionState) -> bool {
         let mut state = self.lock();
-        if state.standing != standing {
+        if state.session_state != session_state {
             return false;
         }
         state.locks.take(new);
@@ -201,15 +201,15 @@ impl Held {
     }
 
     /// The server that locks are held at.
-    pub(crate) fn begin(&self, standing: Standing) {
-        self.lock().standing = standing;
+    pub(crate) fn begin(&self, session_state: SessionState) {
+        self.lock().session_state = session_state;
     }
 
     /// Everything held, now that the server has forgotten it, and another is asked: calls through these open
-    /// files wait until [`Held::settled`].
-    pub(crate) fn doubt_all(&self, standing: Standing) -> Vec<HeldLock> {
+    /// files wait until [`HeldLocks::settled`].
+    pub(crate) fn doubt_all(&self, session_state: SessionState) -> Vec<HeldLock> {
         let mut state = self.lock();
-        state.standing = standing;
+        state.session_state = session_state;
         let handles: BTreeSet<u64> = state.locks.iter().map(|held| held.handle).collect();
         state.doubtful.extend(handles);
         state.claims += 1;
@@ -255,7 +255,7 @@ impl Held {
     }
 
     /// `EIO` for an open file that lost a lock: what its process believes to own may be
-    /// somebody else's by now. Closing it ends the matter.
+    /// somebody else's by now. CloseMemory it ends the matter.
     /// While it is not known, it waits; `EINTR` when the caller gives up.
     pub(crate) async fn check(&self, cx: &Context, handle: u64) -> Result<()> {
         if !self.any_lost.load(Ordering::Relaxed) {
@@ -299,26 +299,26 @@ mod tests {
 
     #[test]
     fn unlocking_the_middle_leaves_both_ends() {
-        let all = Held::new(Arc::new(SessionMemory::heap()));
-        assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), Standing::default()));
-        assert!(all.granted(held(1, LockKind::Unlock, 40, 59), Standing::default()));
+        let all = HeldLocks::new(Arc::new(SessionMemory::heap()));
+        assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), SessionState::default()));
+        assert!(all.granted(held(1, LockKind::Unlock, 40, 59), SessionState::default()));
         let ranges: Vec<_> = all
-            .doubt_all(Standing::default())
+            .doubt_all(SessionState::default())
             .iter()
             .map(|held| (held.lock.range.start, held.lock.range.end))
             .collect();
         assert_eq!(ranges, [(0, 39), (60, 99)]);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(2));
-        assert_eq!(all.doubt_all(Standing::default()).len(), 2);
+        assert_eq!(all.doubt_all(SessionState::default()).len(), 2);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
-        assert!(all.doubt_all(Standing::default()).is_empty());
+        assert!(all.doubt_all(SessionState::default()).is_empty());
     }
 
     /// A lock that was asked for in vain is undone to what its owner had there, not to what
     /// others have.
     #[test]
     fn what_is_known_of_a_range_is_what_its_owner_holds() {
-        let all = Held::new(Arc::new(SessionMemory::heap()));
+        let all = HeldLocks::new(Arc::new(SessionMemory::heap()));
         let other = |lock: HeldLock, owner, family| HeldLock {
             lock: Lock { owner: LockOwner(owner), family, ..lock.lock },
             ..lock
@@ -329,7 +329,7 @@ mod tests {
             other(held(1, LockKind::Shared, 0, 99), 2, LockFamily::Posix),
             other(held(1, LockKind::Shared, 0, 99), 1, LockFamily::Flock),
         ] {
-            assert!(all.granted(lock, Standing::default()));
+            assert!(all.granted(lock, SessionState::default()));
         }
         let asked = held(1, LockKind::Exclusive, 15, 29).lock;
         let known = all.known(own.id, asked);
@@ -343,10 +343,10 @@ mod tests {
 
     #[test]
     fn what_a_server_granted_that_has_gone_is_not_held() {
-        let all = Held::new(Arc::new(SessionMemory::heap()));
-        let next = Standing { session: 1, instance: 2 };
+        let all = HeldLocks::new(Arc::new(SessionMemory::heap()));
+        let next = SessionState { session: 1, instance: 2 };
         assert!(all.doubt_all(next).is_empty());
-        assert!(!all.granted(held(1, LockKind::Exclusive, 0, 99), Standing::default()));
+        assert!(!all.granted(held(1, LockKind::Exclusive, 0, 99), SessionState::default()));
         assert_eq!(all.lock().locks.len(), 0);
         assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), next));
     }
@@ -354,40 +354,40 @@ mod tests {
     #[test]
     fn a_successor_knows_the_locks() {
         let memory = Arc::new(SessionMemory::heap());
-        let all = Held::new(memory.clone());
-        assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), Standing::default()));
-        assert!(all.granted(held(2, LockKind::Shared, 40, 59), Standing::default()));
+        let all = HeldLocks::new(memory.clone());
+        assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), SessionState::default()));
+        assert!(all.granted(held(2, LockKind::Shared, 40, 59), SessionState::default()));
         let flock = Lock { family: LockFamily::Flock, ..held(3, LockKind::Shared, 0, 9).lock };
         assert!(all.granted(
             HeldLock { lock: flock, ..held(3, LockKind::Shared, 0, 9) },
-            Standing::default()
+            SessionState::default()
         ));
-        assert!(all.granted(held(1, LockKind::Unlock, 90, u64::MAX), Standing::default()));
-        let sorted = |all: &Held| {
+        assert!(all.granted(held(1, LockKind::Unlock, 90, u64::MAX), SessionState::default()));
+        let sorted = |all: &HeldLocks| {
             let mut locks: Vec<_> = all.lock().locks.iter().collect();
             locks.sort_by_key(|held| (held.handle, held.lock.range.start));
             locks
         };
         assert_eq!(sorted(&all).len(), 4);
-        assert_eq!(sorted(&Held::new(memory.clone())), sorted(&all));
+        assert_eq!(sorted(&HeldLocks::new(memory.clone())), sorted(&all));
         all.closed(3);
         assert_eq!(sorted(&all).len(), 3);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
-        assert_eq!(Held::new(memory).lock().locks.len(), 0);
+        assert_eq!(HeldLocks::new(memory).lock().locks.len(), 0);
     }
 
     #[test]
     fn a_lost_lock_is_told_until_the_file_is_closed() {
-        let all = Held::new(Arc::new(SessionMemory::heap()));
+        let all = HeldLocks::new(Arc::new(SessionMemory::heap()));
         let lock = held(7, LockKind::Exclusive, 0, u64::MAX);
-        assert!(all.granted(lock, Standing::default()));
+        assert!(all.granted(lock, SessionState::default()));
         let check = |handle| {
             let cx = Context::system();
             let mut check = pin!(all.check(&cx, handle));
             check.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
         };
         assert!(matches!(check(7), Poll::Ready(Ok(()))));
-        assert_eq!(all.doubt_all(Standing::default()), [lock]);
+        assert_eq!(all.doubt_all(SessionState::default()), [lock]);
         assert!(check(7).is_pending() && check(8).is_ready());
         all.lost(&lock);
         all.settled();

@@ -12,9 +12,9 @@ use crate::client::holdings::locks::HeldLock;
 use crate::client::memory::{LOCKS_MAX, SessionMemory};
 
 /// All of them. Those of one owner do not overlap, and neighbours that are alike are one.
-pub(crate) struct Ranges {
+pub(crate) struct LockRanges {
     memory: Arc<SessionMemory>,
-    all: BTreeMap<Key, Noted>,
+    all: BTreeMap<Key, NotedLock>,
     by_handle: BTreeSet<(u64, Key)>,
     /// Places where none is noted.
     free: Vec<usize>,
@@ -34,7 +34,7 @@ struct Key {
 
 /// A lock, and where it is noted.
 #[derive(Clone, Copy)]
-struct Noted {
+struct NotedLock {
     held: HeldLock,
     place: Option<usize>,
 }
@@ -51,18 +51,18 @@ impl Key {
     }
 }
 
-impl Ranges {
+impl LockRanges {
     /// With the locks noted in `memory`, if a process before us did. One that it died at changing
     /// is there in both forms: what either of them covers is held.
-    pub(crate) fn new(memory: Arc<SessionMemory>) -> Ranges {
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> LockRanges {
         let left = memory.locks();
         let mut free: Vec<usize> = (0..LOCKS_MAX).rev().collect();
         free.retain(|place| !left.iter().any(|(taken, _)| taken == place));
         let (all, by_handle, unnoted) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        let mut ranges = Ranges { memory, all, by_handle, free, unnoted, complained: false };
+        let mut ranges = LockRanges { memory, all, by_handle, free, unnoted, complained: false };
         for (place, held) in left {
             match ranges.changed_by(&held).is_empty() {
-                true => ranges.insert(Noted { held, place: Some(place) }),
+                true => ranges.insert(NotedLock { held, place: Some(place) }),
                 false => {
                     ranges.take(held);
                     ranges.give_back(place);
@@ -77,7 +77,7 @@ impl Ranges {
         let (mut new, range) = (new, new.lock.range);
         let gone = self.changed_by(&new);
         let mut pieces = Vec::new();
-        for Noted { held, .. } in &gone {
+        for NotedLock { held, .. } in &gone {
             let old = held.lock.range;
             if is_like(held, &new) {
                 new.lock.range.start = new.lock.range.start.min(old.start);
@@ -100,16 +100,16 @@ impl Ranges {
     }
 
     /// What is not as it was when `new` is taken.
-    fn changed_by(&self, new: &HeldLock) -> Vec<Noted> {
+    fn changed_by(&self, new: &HeldLock) -> Vec<NotedLock> {
         let mut changed = self.touching(new.id, &new.lock);
-        changed.retain(|Noted { held, .. }| {
+        changed.retain(|NotedLock { held, .. }| {
             is_like(held, new) || held.lock.range.overlaps(new.lock.range)
         });
         changed
     }
 
     /// What is held by the owner of `lock` within its range and beside it.
-    fn touching(&self, id: FileId, lock: &Lock) -> Vec<Noted> {
+    fn touching(&self, id: FileId, lock: &Lock) -> Vec<NotedLock> {
         let (key, LockRange { start, end }) = (Key::of(id, lock), lock.range);
         let before = start.checked_sub(1).and_then(|before| {
             let (_, last) = self.all.range(key.within(0, before)).next_back()?;
@@ -169,8 +169,8 @@ impl Ranges {
 
     /// Notes what is new before what has gone is forgotten, so that a successor claims rather too
     /// much than too little.
-    fn replace(&mut self, gone: Vec<Noted>, new: Vec<HeldLock>) {
-        for Noted { held, .. } in &gone {
+    fn replace(&mut self, gone: Vec<NotedLock>, new: Vec<HeldLock>) {
+        for NotedLock { held, .. } in &gone {
             let key = Key::of(held.id, &held.lock);
             self.all.remove(&key);
             self.by_handle.remove(&(held.handle, key));
@@ -179,12 +179,12 @@ impl Ranges {
         for held in new {
             let place = self.free.pop();
             place.into_iter().for_each(|place| self.memory.put_lock(place, &held));
-            self.insert(Noted { held, place });
+            self.insert(NotedLock { held, place });
         }
         gone.iter().filter_map(|noted| noted.place).for_each(|place| self.give_back(place));
     }
 
-    fn insert(&mut self, noted: Noted) {
+    fn insert(&mut self, noted: NotedLock) {
         let key = Key::of(noted.held.id, &noted.held.lock);
         if noted.place.is_none() {
             self.unnoted.insert(key);
@@ -255,7 +255,7 @@ mod tests {
         HeldLock { handle, id: FILE, how: OpenHow::READ_WRITE, lock }
     }
 
-    fn shown(ranges: &Ranges) -> Vec<(LockKind, u64, u64)> {
+    fn shown(ranges: &LockRanges) -> Vec<(LockKind, u64, u64)> {
         let range = |held: HeldLock| (held.lock.kind, held.lock.range.start, held.lock.range.end);
         ranges.iter().map(range).collect()
     }
@@ -266,7 +266,7 @@ mod tests {
     fn any_sequence_leaves_what_the_model_has() {
         use LockKind::{Exclusive, Shared, Unlock};
         let memory = Arc::new(SessionMemory::heap());
-        let mut ranges = Ranges::new(memory.clone());
+        let mut ranges = LockRanges::new(memory.clone());
         let mut model = [Unlock; 24];
         let mut random = 12345u64;
         for _ in 0..3000 {
@@ -284,7 +284,7 @@ mod tests {
             assert_eq!(bytes, model);
             let runs = model.chunk_by(|one, two| one == two).filter(|run| run[0] != Unlock);
             assert_eq!(ranges.len(), runs.count(), "neighbours that are alike are one lock");
-            assert_eq!(shown(&Ranges::new(memory.clone())), shown(&ranges));
+            assert_eq!(shown(&LockRanges::new(memory.clone())), shown(&ranges));
         }
     }
 
@@ -293,20 +293,24 @@ mod tests {
     #[test]
     fn a_hundred_thousand_locks_are_had_and_given_back() {
         let memory = Arc::new(SessionMemory::heap());
-        let mut ranges = Ranges::new(memory.clone());
+        let mut ranges = LockRanges::new(memory.clone());
         for start in 0..100_000 {
             ranges.take(held(start % 7, LockKind::Shared, 2 * start, 2 * start));
         }
         assert!(ranges.len() == 100_000 && !ranges.has_place());
-        assert_eq!(Ranges::new(memory.clone()).len(), LOCKS_MAX);
+        assert_eq!(LockRanges::new(memory.clone()).len(), LOCKS_MAX);
         (0..6).for_each(|handle| ranges.remove_through(handle));
         assert!(!ranges.any_through(5) && ranges.any_through(6) && !ranges.has_place());
         (0..100_000).for_each(|start| ranges.take(held(6, LockKind::Unlock, 3 * start, 3 * start)));
         ranges.take(held(6, LockKind::Unlock, 1000, u64::MAX));
-        assert_eq!(shown(&Ranges::new(memory.clone())), shown(&ranges), "places are used again");
+        assert_eq!(
+            shown(&LockRanges::new(memory.clone())),
+            shown(&ranges),
+            "places are used again"
+        );
         ranges.remove_of(FILE, LockFamily::Posix, LockOwner(1));
         assert_eq!((ranges.len(), ranges.free.len()), (0, LOCKS_MAX));
-        assert_eq!(Ranges::new(memory).len(), 0);
+        assert_eq!(LockRanges::new(memory).len(), 0);
     }
 
     /// A process died between noting the new and forgetting the old.
@@ -316,7 +320,7 @@ mod tests {
         memory.put_lock(3, &held(1, LockKind::Exclusive, 0, 99));
         memory.put_lock(0, &held(1, LockKind::Exclusive, 0, 39));
         memory.put_lock(9, &held(1, LockKind::Exclusive, 60, 99));
-        let ranges = Ranges::new(memory.clone());
+        let ranges = LockRanges::new(memory.clone());
         assert_eq!(shown(&ranges), [(LockKind::Exclusive, 0, 99)]);
         assert_eq!((memory.locks().len(), ranges.free.len()), (1, LOCKS_MAX - 1));
     }

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{AtOpen, Context, Errno, FileId, IdMap, OpenHow, Result};
 
-use crate::client::channel::{Ask, Channel, error_of};
+use crate::client::channel::{Channel, OutgoingCall, error_of};
 use crate::client::memory::SessionMemory;
 use crate::wire::{Call, Input, Ticket};
 
 /// A ticket and where it is noted, if there was room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Noted {
+pub(crate) struct StoredTicket {
     pub(crate) ticket: Ticket,
     place: Option<u32>,
 }
@@ -27,13 +27,13 @@ pub(crate) struct TicketMemory {
 
 impl TicketMemory {
     /// With what is noted there, by the number of the open file.
-    pub(crate) fn new(memory: Arc<SessionMemory>) -> (TicketMemory, IdMap<u64, Noted>) {
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> (TicketMemory, IdMap<u64, StoredTicket>) {
         let (mut noted, mut free) = (IdMap::default(), Vec::new());
         let end = memory.tickets_end();
         for place in 0..end {
             match memory.ticket(place) {
                 Some((handle, ticket)) => {
-                    noted.insert(handle, Noted { ticket, place: Some(place) });
+                    noted.insert(handle, StoredTicket { ticket, place: Some(place) });
                 }
                 None => free.push(place),
             }
@@ -41,7 +41,7 @@ impl TicketMemory {
         (TicketMemory { memory, free: Mutex::new(free), end: AtomicU32::new(end) }, noted)
     }
 
-    pub(crate) fn note(&self, handle: u64, ticket: Ticket) -> Noted {
+    pub(crate) fn note(&self, handle: u64, ticket: Ticket) -> StoredTicket {
         let freed = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let max = self.memory.tickets_max();
         let next = || {
@@ -53,10 +53,10 @@ impl TicketMemory {
         if let Some(place) = place {
             self.memory.put_ticket(place, handle, ticket);
         }
-        Noted { ticket, place }
+        StoredTicket { ticket, place }
     }
 
-    pub(crate) fn forget(&self, noted: Noted) {
+    pub(crate) fn forget(&self, noted: StoredTicket) {
         if let Some(place) = noted.place {
             self.memory.remove_ticket(place);
             self.free.lock().unwrap_or_else(PoisonError::into_inner).push(place);
@@ -65,7 +65,7 @@ impl TicketMemory {
 }
 
 /// A file to be opened again.
-pub(crate) struct Reopened {
+pub(crate) struct ReopenRequest {
     pub(crate) id: FileId,
     pub(crate) how: OpenHow,
     pub(crate) handle: u64,
@@ -78,9 +78,9 @@ pub(crate) struct Reopened {
 pub(crate) async fn reopen(
     channel: &Channel,
     cx: &Context,
-    file: Reopened,
+    file: ReopenRequest,
 ) -> Result<Option<Ticket>> {
-    let Reopened { id, how, handle, ticket } = file;
+    let ReopenRequest { id, how, handle, ticket } = file;
     if let Some(ticket) = ticket {
         let opened = ask(channel, cx, Call::Reopen { id, how, handle, ticket }).await;
         // An earlier version's server knows nothing of it.
@@ -94,7 +94,7 @@ pub(crate) async fn reopen(
 
 async fn ask(channel: &Channel, cx: &Context, call: Call<'_>) -> Result<Option<Ticket>> {
     let decode = |bytes: &[u8]| Input::whole::<Option<AtOpen>>(bytes).map(drop);
-    let answer = channel.call(Ask::of(cx, &call), decode).await;
+    let answer = channel.call(OutgoingCall::of(cx, &call), decode).await;
     answer.map(|answer| answer.made.ticket).map_err(error_of)
 }
 

@@ -1,4 +1,4 @@
-//! Changes by other clients to what this one has open: a server tells of them whoever caches.
+//! Changes by other clients to files that are open here. The server notifies a client that caches.
 
 use std::io;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ pub type HearChanges = Box<dyn Fn(Vec<FileId>) + Send + Sync>;
 
 /// Who wants to hear of them, if anybody does.
 #[derive(Default)]
-pub(super) struct Changes(OnceLock<HearChanges>);
+pub(super) struct ChangeListener(OnceLock<HearChanges>);
 
 impl Link {
     /// The first one stays.

@@ -14,7 +14,7 @@ use dray_rt::sync::oneshot;
 use dray_rt::{random_u64, timeout};
 
 use super::Link;
-use super::handshake::{LinkSink, Outcome};
+use super::handshake::{HandshakeOutcome, LinkSink};
 use crate::client::channel::Channel;
 use crate::client::session::ConnectError;
 use crate::wire::Proof;
@@ -31,20 +31,20 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 const CROWDED_MAX: Duration = Duration::from_secs(5);
 
 /// How a connection that served ended.
-struct Ended {
+struct ConnectionEnd {
     error: io::Error,
     of_use: bool,
 }
 
 /// Why a connection never served.
-struct Failed {
+struct ConnectFailure {
     error: ConnectError,
     /// It was ended before the server had said anything.
     turned_away: bool,
-    tell: Option<oneshot::Sender<Outcome>>,
+    tell: Option<oneshot::Sender<HandshakeOutcome>>,
 }
 
-impl Failed {
+impl ConnectFailure {
     /// Tells whoever waits for it, and answers its text.
     fn told(self) -> String {
         let text = self.error.to_string();
@@ -63,9 +63,9 @@ fn jittered(backoff: Duration) -> Duration {
 impl Link {
     /// Connects `channel` for the first time and keeps it connected if that went well. Whoever
     /// drops this before its end wants no session any more.
-    pub(crate) async fn start(self: &Arc<Link>, channel: Arc<Channel>) -> Outcome {
+    pub(crate) async fn start(self: &Arc<Link>, channel: Arc<Channel>) -> HandshakeOutcome {
         let (tell, told) = oneshot::channel();
-        let mut beginning = Beginning(Some((self.clone(), channel.clone())));
+        let mut beginning = SessionStart(Some((self.clone(), channel.clone())));
         let _ = self.first.set(Arc::downgrade(&channel)); // a session is started once
         let link = self.clone();
         dray_rt::spawn(async move {
@@ -88,7 +88,7 @@ impl Link {
         self: &Arc<Link>,
         channel: &Arc<Channel>,
         replaces: &mut u64,
-        tell: oneshot::Sender<Outcome>,
+        tell: oneshot::Sender<HandshakeOutcome>,
     ) -> bool {
         let (begin, mut tell, mut backoff) = (dray_rt::now(), Some(tell), BACKOFF_FIRST);
         loop {
@@ -113,7 +113,10 @@ impl Link {
 
     /// Connects the first channel of a process that takes over, and keeps it connected also if
     /// that does not go well at first. Answers who is told how the first try went.
-    pub(crate) fn take_over(self: &Arc<Link>, channel: Arc<Channel>) -> oneshot::Receiver<Outcome> {
+    pub(crate) fn take_over(
+        self: &Arc<Link>,
+        channel: Arc<Channel>,
+    ) -> oneshot::Receiver<HandshakeOutcome> {
         let (tell, told) = oneshot::channel();
         let _ = self.first.set(Arc::downgrade(&channel)); // a session is started once
         let link = self.clone();
@@ -180,7 +183,7 @@ impl Link {
             match tried {
                 // One of its own for a recovery that is over.
                 Ok(_) if channel.is_shut() => return,
-                Ok(Ended { error, of_use }) => {
+                Ok(ConnectionEnd { error, of_use }) => {
                     let target = self.connector.target();
                     if self.is_wanted() && self.outage.lost(key_of(channel)) {
                         log::warn!("lost the connection to {target}: {error}; connecting anew");
@@ -228,15 +231,15 @@ impl Link {
         self: &Arc<Link>,
         channel: &Arc<Channel>,
         replaces: &mut u64,
-        tell: Option<oneshot::Sender<Outcome>>,
-    ) -> Result<Ended, Option<Failed>> {
+        tell: Option<oneshot::Sender<HandshakeOutcome>>,
+    ) -> Result<ConnectionEnd, Option<ConnectFailure>> {
         let made = timeout(HANDSHAKE_MAX, self.connector.connect()).await;
         let timed_out = |_| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
         let connection = match made.unwrap_or_else(timed_out) {
             Ok(connection) => connection,
             Err(error) => {
                 let error = self.unreachable(error);
-                return Err(Some(Failed { error, turned_away: false, tell }));
+                return Err(Some(ConnectFailure { error, turned_away: false, tell }));
             }
         };
         let (link, serves, on) = (self.clone(), channel.clone(), connection.clone());
@@ -253,7 +256,7 @@ impl Link {
         let error = if silent { has_said_nothing() } else { error };
         *replaces = sink.number;
         if sink.is_serving() {
-            return Ok(Ended { error, of_use: sink.of_use });
+            return Ok(ConnectionEnd { error, of_use: sink.of_use });
         }
         if sink.is_declined() {
             return Err(None);
@@ -263,7 +266,7 @@ impl Link {
         if matches!(error, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
             self.heed_eviction();
         }
-        Err(Some(Failed { error, turned_away, tell: sink.tell }))
+        Err(Some(ConnectFailure { error, turned_away, tell: sink.tell }))
     }
 
     fn unreachable(&self, error: io::Error) -> ConnectError {
@@ -272,9 +275,9 @@ impl Link {
 }
 
 /// A session that is being begun. It is given up when this is dropped.
-struct Beginning(Option<(Arc<Link>, Arc<Channel>)>);
+struct SessionStart(Option<(Arc<Link>, Arc<Channel>)>);
 
-impl Drop for Beginning {
+impl Drop for SessionStart {
     fn drop(&mut self) {
         if let Some((link, channel)) = self.0.take() {
             link.leaving.store(true, Ordering::Relaxed);

@@ -12,12 +12,12 @@ use dray_rt::sync::oneshot;
 
 use super::Link;
 use super::connecting::key_of;
-use super::reestablish::Return;
-use super::server_identity::{Known, News, Standing};
+use super::reestablish::Reestablish;
+use super::server_identity::{ServerIdentity, SessionState, WelcomeNews};
 use crate::auth::{Key, Role, Transcript};
-use crate::client::channel::{Channel, Life, Receiver};
+use crate::client::channel::{Channel, ConnectionEpoch, ReplyReceiver};
 use crate::client::durability::SyncedFor;
-use crate::client::replay::Recovery;
+use crate::client::replay::Replay;
 use crate::client::session::ConnectError;
 use crate::wire::{
     Auth, Challenge, FEATURE_CHANGES, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES, HandshakeError,
@@ -29,7 +29,7 @@ use crate::wire::{
 const MESSAGE_MAX_CHARS: usize = 1000;
 
 /// How a handshake ended.
-pub(super) type Outcome = Result<FsInfo, ConnectError>;
+pub(super) type HandshakeOutcome = Result<FsInfo, ConnectError>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -48,7 +48,7 @@ pub(super) struct LinkSink {
     stage: Stage,
     features: u64,
     /// What we knew of server and session when we asked for it.
-    asked: Standing,
+    asked: SessionState,
     /// What was said first; the proofs cover it.
     hello: Vec<u8>,
     /// Of this connection at the server; before it is known, of the one that it replaces.
@@ -58,8 +58,8 @@ pub(super) struct LinkSink {
     pub(super) failure: Option<ConnectError>,
     /// A call was answered.
     pub(super) of_use: bool,
-    pub(super) tell: Option<oneshot::Sender<Outcome>>,
-    receiver: Receiver,
+    pub(super) tell: Option<oneshot::Sender<HandshakeOutcome>>,
+    receiver: ReplyReceiver,
 }
 
 impl LinkSink {
@@ -69,16 +69,16 @@ impl LinkSink {
         channel: Arc<Channel>,
         connection: Arc<dyn Connection>,
         replaces: u64,
-        tell: Option<oneshot::Sender<Outcome>>,
+        tell: Option<oneshot::Sender<HandshakeOutcome>>,
     ) -> LinkSink {
         LinkSink {
             link,
-            receiver: Receiver(channel.clone()),
+            receiver: ReplyReceiver(channel.clone()),
             channel,
             connection,
             stage: Stage::Begin,
             features: 0,
-            asked: Standing::default(),
+            asked: SessionState::default(),
             hello: Vec::new(),
             number: replaces,
             settled: None,
@@ -154,9 +154,9 @@ impl LinkSink {
                         .to_owned(),
             }));
         }
-        let known = self.link.known().clone();
+        let known = self.link.server().clone();
         let proof = self.proof(&known, seen);
-        self.asked = known.standing();
+        self.asked = known.session_state();
         self.features = challenge.features;
         self.stage = Stage::Challenged;
         let _ = self.connection.send(&proof.message(), None); // a broken connection shows by itself
@@ -165,7 +165,7 @@ impl LinkSink {
 
     /// That we are who we say. Only for a server that has proven the same: it is not for
     /// somebody who merely listens there.
-    fn proof(&self, known: &Known, seen: Transcript<'_>) -> Proof {
+    fn proof(&self, known: &ServerIdentity, seen: Transcript<'_>) -> Proof {
         let mut proof = Proof {
             proof: [0; 32],
             session: known.session,
@@ -193,7 +193,7 @@ impl LinkSink {
             return Ok(());
         }
         let stamps = self.features & FEATURE_STAMPS != 0;
-        let Some(News { forgotten, power_lost }) =
+        let Some(WelcomeNews { forgotten, power_lost }) =
             self.link.welcomed(&welcome, self.features, self.asked)
         else {
             self.decline(&welcome);
@@ -204,21 +204,21 @@ impl LinkSink {
         self.settled = None;
         self.link.say_back(self.link.outage.welcomed(key_of(&self.channel)));
         self.link.reached.notify_waiters();
-        let epoch = self.link.unsynced.power_epoch();
-        let life = Life { epoch, standing: Standing::of(&welcome) };
+        let power_epoch = self.link.unsynced.power_epoch();
+        let epoch = ConnectionEpoch { power_epoch, session_state: SessionState::of(&welcome) };
         let granted = (welcome.calls_max, welcome.slots);
         let one_way = self.features & FEATURE_ONE_WAY != 0;
-        self.channel.up(self.connection.clone(), (welcome.session, life), granted, one_way);
+        self.channel.up(self.connection.clone(), (welcome.session, epoch), granted, one_way);
         self.channel.notify_idle(&self.link.slots.idle());
         if forgotten.is_some() && stamps && self.features & RECOVERING != 0 {
-            let recovery = Recovery::begin(&self.link, Standing::of(&welcome));
+            let recovery = Replay::begin(&self.link, SessionState::of(&welcome));
             recovery.into_iter().for_each(|recovery| dray_rt::spawn(recovery.run()));
         } else if power_lost {
             self.link.unsynced.replay_ends(Some("the server did not wait for it"));
         }
         if let Some(locks) = forgotten {
             let (channel, instance) = (self.link.lasting(&self.channel), welcome.instance);
-            self.link.begin_return(Return { channel, locks, instance });
+            self.link.begin_return(Reestablish { channel, locks, instance });
         } else {
             self.link.say_again(&self.channel, welcome.instance);
         }

@@ -17,21 +17,21 @@ use dray_fabric::Connect;
 use dray_rt::sync::{Notify, watch};
 use dray_rt::{Handle, timeout};
 
-use self::changes::Changes;
+use self::changes::ChangeListener;
 use self::jobs::JobFinder;
-use self::reestablish::Returns;
-use self::server_identity::Known;
-pub(crate) use self::server_identity::Standing;
+use self::reestablish::ReestablishQueue;
+use self::server_identity::ServerIdentity;
+pub(crate) use self::server_identity::SessionState;
 use crate::client::channel::Channel;
 use crate::client::durability::{MappedSegments, UnsyncedLog};
-use crate::client::holdings::closes::Closing;
+use crate::client::holdings::closes::CloseMemory;
 use crate::client::holdings::files::OpenFiles;
-use crate::client::holdings::locks::Held;
+use crate::client::holdings::locks::HeldLocks;
 use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
-use crate::client::open_ahead::Ahead;
+use crate::client::open_ahead::OpenAhead;
 use crate::client::session::ClientOptions;
-use crate::client::slots::{Slot, Slots};
+use crate::client::slots::{ClientSlots, ReplaySlot};
 
 /// Marks numbers of our own; those of front ends do not reach this far.
 const OWN_NUMBER: u64 = 1 << 63;
@@ -40,12 +40,12 @@ const OWN_NUMBER: u64 = 1 << 63;
 pub(crate) struct Link {
     pub(crate) options: ClientOptions,
     pub(crate) connector: Arc<dyn Connect>,
-    pub(crate) slots: Arc<Slots>,
+    pub(crate) slots: Arc<ClientSlots>,
     memory: Arc<SessionMemory>,
-    pub(crate) held: Held,
-    pub(crate) closing: Arc<Closing>,
+    pub(crate) held: HeldLocks,
+    pub(crate) closing: Arc<CloseMemory>,
     pub(crate) files: OpenFiles,
-    pub(crate) ahead: Ahead,
+    pub(crate) ahead: OpenAhead,
     /// The session's first channel, which lasts as long as the session.
     first: OnceLock<Weak<Channel>>,
     /// The instance of the server of which we have claimed our locks again.
@@ -55,14 +55,14 @@ pub(crate) struct Link {
     pub(crate) unsynced: UnsyncedLog,
     /// The channel of the recovery that was begun last.
     recovering: Mutex<Weak<Channel>>,
-    returns: Mutex<Returns>,
+    returns: Mutex<ReestablishQueue>,
     requests: AtomicU64,
     /// Who knows to which batch jobs callers belong.
     jobs: JobFinder,
     /// Who caches what others may change.
-    changes: Changes,
+    changes: ChangeListener,
     pub(crate) node: NodeId,
-    known: Mutex<Known>,
+    server: Mutex<ServerIdentity>,
     /// The session has been ended by us, or its beginning given up: it is not to be begun anew.
     pub(crate) leaving: AtomicBool,
     /// The session has been ended by the server's administrator.
@@ -83,21 +83,21 @@ impl Link {
     ) -> Link {
         let memory = Arc::new(memory);
         let node = memory.node();
-        let (mut known, replay_bytes) = (Known::default(), options.replay_bytes);
+        let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
         // Registered memory would come in here.
         let kept_data = Box::new(MappedSegments::default());
         if let Some((session, secret, instance)) = memory.session() {
-            known = Known { session, secret, instance, ..known };
+            server = ServerIdentity { session, secret, instance, ..server };
         }
         Link {
             options,
             connector,
-            slots: Arc::new(Slots::new(memory.clone())),
-            closing: Arc::new(Closing::new(memory.clone())),
-            held: Held::new(memory.clone()),
+            slots: Arc::new(ClientSlots::new(memory.clone())),
+            closing: Arc::new(CloseMemory::new(memory.clone())),
+            held: HeldLocks::new(memory.clone()),
             files: OpenFiles::new(memory.clone(), inherited),
-            ahead: Ahead::new(memory.clone()),
+            ahead: OpenAhead::new(memory.clone()),
             memory,
             first: OnceLock::new(),
             reclaimed: AtomicU64::new(0),
@@ -107,9 +107,9 @@ impl Link {
             returns: Mutex::default(),
             requests: AtomicU64::new(1),
             jobs: JobFinder::default(),
-            changes: Changes::default(),
+            changes: ChangeListener::default(),
             node,
-            known: Mutex::new(known),
+            server: Mutex::new(server),
             leaving: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
             outage: Outage::default(),
@@ -119,8 +119,8 @@ impl Link {
         }
     }
 
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn server(&self) -> MutexGuard<'_, ServerIdentity> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether connections are to be made: neither we nor the server have ended the session.
@@ -159,7 +159,7 @@ impl Link {
     /// A replay slot for the request of `cx`. Waits for no longer than a call may, of whose time it
     /// is a part: slots of changes that nobody answers are not free. Errors: `EINTR` when
     /// cancelled, `EHOSTDOWN`.
-    pub(crate) async fn take_slot(&self, cx: &Context) -> Result<Slot> {
+    pub(crate) async fn take_slot(&self, cx: &Context) -> Result<ReplaySlot> {
         let taken = self.slots.take(cx, self.request_of(cx));
         let Some(limit) = self.options.timeout else { return taken.await };
         timeout(limit, taken).await.unwrap_or_else(|_| {
@@ -184,21 +184,25 @@ impl Link {
 
     /// Whether the server opens files at their lookup.
     pub(crate) fn opens_ahead(&self) -> bool {
-        self.known().opens_ahead
+        self.server().opens_ahead
     }
 
     pub(crate) fn new_channel(&self) -> Arc<Channel> {
         let rights = self.ahead.rights().clone();
-        let session = self.known().session;
+        let session = self.server().session;
         Channel::new(self.options.timeout, self.closing.clone(), rights, session)
     }
 
-    /// A recovery with this life of the server is to begin on `channel`: one with a life before
+    /// A recovery with this epoch of the server is to begin on `channel`: one with an epoch before
     /// it is over, on its channel, too, whether its calls are answered or not. False if yet
-    /// another life has been met.
-    pub(crate) fn begin_recovery(&self, channel: &Arc<Channel>, standing: Standing) -> bool {
-        let known = self.known(); // while it is held no other life is met
-        if known.standing() != standing {
+    /// another epoch has been met.
+    pub(crate) fn begin_recovery(
+        &self,
+        channel: &Arc<Channel>,
+        session_state: SessionState,
+    ) -> bool {
+        let known = self.server(); // while it is held no other epoch is met
+        if known.session_state() != session_state {
             return false;
         }
         let mut recovering = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,20 +11,20 @@ use dray_rt::sleep;
 
 use super::Link;
 use super::connecting::BACKOFF_LAST;
-use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::channel::{Channel, OutgoingCall, value_of};
 use crate::client::holdings::locks::HeldLock;
-use crate::client::holdings::tickets::{Reopened, reopen};
+use crate::client::holdings::tickets::{ReopenRequest, reopen};
 use crate::wire::{Call, NotifyHead};
 
 /// Files that are opened again at once.
 const REOPENED_AT_ONCE: usize = 16;
-/// Returns under way. One ends when another life of the server has been met, but not before
+/// Reestablishments under way. One ends when another epoch of the server has been met, but not before
 /// what it has asked is answered, so that no close overtakes an opening: a server that never
 /// answers would have any number of them.
 const RETURNS_MAX: u32 = 4;
 
 /// To a server that lost its state.
-pub(super) struct Return {
+pub(super) struct Reestablish {
     /// On which.
     pub(super) channel: Arc<Channel>,
     /// To be claimed.
@@ -33,20 +33,20 @@ pub(super) struct Return {
 }
 
 #[derive(Default)]
-pub(super) struct Returns {
+pub(super) struct ReestablishQueue {
     under_way: u32,
     /// Begins when one of them ends, if it is not too late by then.
-    next: Option<Return>,
+    next: Option<Reestablish>,
 }
 
 impl Link {
-    fn returns(&self) -> MutexGuard<'_, Returns> {
+    fn returns(&self) -> MutexGuard<'_, ReestablishQueue> {
         self.returns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Comes back to a server that has just been met, once there is room for it.
-    pub(super) fn begin_return(self: &Arc<Link>, back: Return) {
-        let known = self.known(); // while it is held no other life is met
+    pub(super) fn begin_return(self: &Arc<Link>, back: Reestablish) {
+        let known = self.server(); // while it is held no other epoch is met
         let newest = known.instance == back.instance;
         let mut returns = self.returns();
         drop(known);
@@ -62,7 +62,7 @@ impl Link {
         too_late.into_iter().for_each(|_| self.held.settled());
     }
 
-    async fn come_back_in_turn(self: Arc<Link>, first: Return) {
+    async fn come_back_in_turn(self: Arc<Link>, first: Reestablish) {
         let mut next = Some(first);
         while let Some(back) = next {
             self.come_back(back).await;
@@ -70,7 +70,7 @@ impl Link {
         }
     }
 
-    fn next_return(&self) -> Option<Return> {
+    fn next_return(&self) -> Option<Reestablish> {
         let mut returns = self.returns();
         let next = returns.next.take();
         returns.under_way -= u32::from(next.is_none());
@@ -79,38 +79,38 @@ impl Link {
 
     /// Has again from a server that lost its state what the one before it gave us: locks,
     /// open files, answers.
-    async fn come_back(self: &Arc<Link>, back: Return) {
-        let Return { channel, locks, instance } = back;
+    async fn come_back(self: &Arc<Link>, back: Reestablish) {
+        let Reestablish { channel, locks, instance } = back;
         let answered = self.slots.await_answers(&channel);
         let done = self.claim(&channel, locks, instance).await;
         self.held.settled();
-        if done && self.known().instance == instance {
+        if done && self.server().instance == instance {
             self.reclaimed.store(instance, Ordering::SeqCst);
             channel.notify(NotifyHead::RECLAIMED, 0);
         }
-        self.in_life(instance, self.files.completed()).await;
+        self.within_epoch(instance, self.files.completed()).await;
         let mut before = self.files.handles();
         self.open_all(&channel, before.clone(), instance).await;
-        self.in_life(instance, answered).await;
+        self.within_epoch(instance, answered).await;
         // Some answers were those of the server before, and told of files that it had opened.
         before.sort_unstable();
         let mut since = self.files.handles();
         since.retain(|handle| before.binary_search(handle).is_err());
         self.open_all(&channel, since, instance).await;
-        if self.known().instance == instance {
+        if self.server().instance == instance {
             self.returned.store(instance, Ordering::SeqCst);
             channel.notify(NotifyHead::RETURNED, 0);
         }
     }
 
-    /// Waits for `what`, but not longer than this life of the server is known to last.
-    async fn in_life(&self, instance: u64, what: impl Future<Output = ()>) {
+    /// Waits for `what`, but not longer than this epoch of the server is known to last.
+    async fn within_epoch(&self, instance: u64, what: impl Future<Output = ()>) {
         let mut what = pin!(what);
-        while self.known().instance == instance {
+        while self.server().instance == instance {
             let mut met = pin!(self.reached.notified());
             met.as_mut().enable(); // from before the second look on
             let done = poll_fn(|task| {
-                if self.known().instance != instance || what.as_mut().poll(task).is_ready() {
+                if self.server().instance != instance || what.as_mut().poll(task).is_ready() {
                     return Poll::Ready(true);
                 }
                 met.as_mut().poll(task).map(|()| false)
@@ -157,7 +157,7 @@ impl Link {
         let how = OpenHow::new(how.flags & !libc::O_TRUNC);
         let ticket = self.files.ticket(handle);
         for step in 0..2 {
-            if self.known().instance != instance {
+            if self.server().instance != instance {
                 return false;
             }
             if !self.held.holds(held) {
@@ -165,15 +165,15 @@ impl Link {
             }
             let outcome = loop {
                 let outcome = match step {
-                    0 => reopen(channel, &cx, Reopened { id, how, handle, ticket })
+                    0 => reopen(channel, &cx, ReopenRequest { id, how, handle, ticket })
                         .await
                         .map(|ticket| self.files.renew(handle, ticket)),
                     _ => {
                         let call = Call::Lock { handle, lock, wait: false, reclaim: true };
-                        value_of(channel.call(Ask::of(&cx, &call), |_| Ok(())).await)
+                        value_of(channel.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await)
                     }
                 };
-                if self.known().instance != instance {
+                if self.server().instance != instance {
                     return false; // whatever the answer says, it is not that server's
                 }
                 if !self.is_late(&outcome) {
@@ -205,7 +205,7 @@ impl Link {
             dray_rt::spawn_join(async move {
                 loop {
                     let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                    let Some(handle) = next.filter(|_| link.known().instance == instance) else {
+                    let Some(handle) = next.filter(|_| link.server().instance == instance) else {
                         return;
                     };
                     link.open_again(&channel, handle, instance).await;
@@ -222,8 +222,8 @@ impl Link {
         let (cx, id, how) = (Context::system(), file.id, file.how);
         let ticket = self.files.ticket(handle);
         let outcome = loop {
-            let outcome = reopen(channel, &cx, Reopened { id, how, handle, ticket }).await;
-            if self.known().instance != instance || !self.is_late(&outcome) {
+            let outcome = reopen(channel, &cx, ReopenRequest { id, how, handle, ticket }).await;
+            if self.server().instance != instance || !self.is_late(&outcome) {
                 break outcome;
             }
             sleep(BACKOFF_LAST).await;

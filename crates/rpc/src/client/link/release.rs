@@ -8,7 +8,7 @@ use dray_rt::sleep;
 
 use super::Link;
 use super::connecting::BACKOFF_LAST;
-use crate::client::channel::{Ask, Channel, value_of};
+use crate::client::channel::{Channel, OutgoingCall, value_of};
 use crate::client::open_ahead::{LOOK_TIME, Surplus};
 use crate::client::session::Session;
 use crate::wire::{Call, Input};
@@ -49,13 +49,13 @@ impl Link {
         let _ = self.held.check(&cx, handle).await;
         for lock in self.held.known(id, lock) {
             let call = Call::Lock { handle, lock, wait: false, reclaim: false };
-            let ask = Ask { patient: true, ..Ask::of(&cx, &call) };
+            let ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
             value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
         }
         Ok(())
     }
 
-    /// Closes what lookups of a process before us opened for nobody.
+    /// CloseBatch what lookups of a process before us opened for nobody.
     pub(crate) fn close_inherited(&self, channel: &Arc<Channel>) {
         for surplus in self.ahead.inherited() {
             // It died between taking and forgetting it.
@@ -66,13 +66,13 @@ impl Link {
         }
     }
 
-    /// Closes a file that a lookup opened and nobody wants.
+    /// CloseBatch a file that a lookup opened and nobody wants.
     pub(crate) fn close_surplus(self: &Arc<Link>, session: &Arc<Session>, surplus: Surplus) {
         self.close_later(session, surplus.handle);
         self.ahead.forget(surplus);
     }
 
-    /// Closes such files when they can no longer be used, as long as there are any.
+    /// CloseBatch such files when they can no longer be used, as long as there are any.
     pub(crate) fn watch_ahead(&self, session: &Arc<Session>) {
         let session = Arc::downgrade(session);
         self.home.spawn(async move {
@@ -85,7 +85,7 @@ impl Link {
         });
     }
 
-    /// Closes a file that nobody has any more, as soon as the server can be asked.
+    /// CloseBatch a file that nobody has any more, as soon as the server can be asked.
     pub(crate) fn close_later(&self, session: &Arc<Session>, handle: u64) {
         let Ok(channel) = session.channel() else { return };
         if !self.held.concerns(handle) && self.files.forget(handle) {

@@ -12,7 +12,7 @@ const AHEAD: u64 = FEATURE_LOOKUP_OPEN | FEATURE_ONE_WAY;
 
 /// What the server told us last.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct ServerIdentity {
     pub(crate) session: u64,
     pub(super) secret: [u8; 16],
     pub(crate) instance: u64,
@@ -22,8 +22,8 @@ pub(crate) struct Known {
     pub(crate) tickets: bool,
     /// Whether the server opens at a lookup, and takes closes that nobody waits for.
     pub(crate) opens_ahead: bool,
-    /// Whether it tells the versions of halves of reads.
-    pub(crate) halves: bool,
+    /// Whether it tells the versions of the parts of split reads.
+    pub(crate) split_reads: bool,
     /// Whether it knows calls about extended flags.
     pub(crate) xflags: bool,
     /// Whether it opens what has a name.
@@ -34,28 +34,28 @@ pub(crate) struct Known {
     pub(crate) lost: u64,
 }
 
-impl Known {
+impl ServerIdentity {
     /// What a handshake begins with.
-    pub(crate) fn standing(&self) -> Standing {
-        Standing { session: self.session, instance: self.instance }
+    pub(crate) fn session_state(&self) -> SessionState {
+        SessionState { session: self.session, instance: self.instance }
     }
 }
 
-/// A session with one life of its server.
+/// A session with one epoch of its server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct SessionState {
     pub(crate) session: u64,
     pub(crate) instance: u64,
 }
 
-impl Standing {
-    pub(super) fn of(welcome: &Welcome) -> Standing {
-        Standing { session: welcome.session, instance: welcome.instance }
+impl SessionState {
+    pub(super) fn of(welcome: &Welcome) -> SessionState {
+        SessionState { session: welcome.session, instance: welcome.instance }
     }
 }
 
 /// What a welcome tells.
-pub(super) struct News {
+pub(super) struct WelcomeNews {
     /// The server has lost what it kept in memory for us: the locks to claim again.
     pub(super) forgotten: Option<Vec<HeldLock>>,
     /// So has its machine, and what was not on media.
@@ -71,11 +71,11 @@ impl Link {
         &self,
         welcome: &Welcome,
         features: u64,
-        asked: Standing,
-    ) -> Option<News> {
-        let mut known = self.known();
-        let told = Standing::of(welcome);
-        if known.standing() != asked && known.standing() != told {
+        asked: SessionState,
+    ) -> Option<WelcomeNews> {
+        let mut known = self.server();
+        let told = SessionState::of(welcome);
+        if known.session_state() != asked && known.session_state() != told {
             return None;
         }
         let first = known.session == 0;
@@ -99,7 +99,7 @@ impl Link {
         known.stamps = features & FEATURE_STAMPS != 0;
         known.tickets = features & FEATURE_TICKETS != 0;
         known.opens_ahead = features & AHEAD == AHEAD;
-        known.halves = features & FEATURE_HALVES != 0;
+        known.split_reads = features & FEATURE_HALVES != 0;
         known.xflags = features & FEATURE_XFLAGS != 0;
         known.opens_named = features & FEATURE_OPEN_NAMED != 0;
         known.one_user = features & ONE_USER != 0;
@@ -120,7 +120,7 @@ impl Link {
                 None
             }
         };
-        Some(News { forgotten, power_lost })
+        Some(WelcomeNews { forgotten, power_lost })
     }
 }
 

@@ -23,11 +23,11 @@ struct Habit {
 }
 
 /// Of all threads of a mount.
-pub(super) struct Habits(Box<[Option<Habit>]>);
+pub(super) struct LookupHabits(Box<[Option<Habit>]>);
 
-impl Habits {
-    pub(super) fn new() -> Habits {
-        Habits(vec![None; DIRECTORIES].into())
+impl LookupHabits {
+    pub(super) fn new() -> LookupHabits {
+        LookupHabits(vec![None; DIRECTORIES].into())
     }
 
     fn place(dir: FileId) -> usize {
@@ -38,13 +38,13 @@ impl Habits {
 
     /// How the next file looked up in `dir` will be opened at once; none: it will not.
     pub(super) fn expected(&self, dir: FileId) -> Option<OpenHow> {
-        let habit = self.0[Habits::place(dir)].filter(|habit| habit.dir == dir)?;
+        let habit = self.0[LookupHabits::place(dir)].filter(|habit| habit.dir == dir)?;
         (habit.counts[usize::from(habit.opened)] >= EXPECTED).then_some(habit.how)
     }
 
     /// A regular file that was looked up was opened, or not.
     pub(super) fn learn(&mut self, dir: FileId, opened: Option<OpenHow>) {
-        let place = &mut self.0[Habits::place(dir)];
+        let place = &mut self.0[LookupHabits::place(dir)];
         let known = place.filter(|habit| habit.dir == dir);
         let mut habit = match (known, opened) {
             (Some(known), _) => known,
@@ -72,7 +72,7 @@ mod tests {
     /// Lets it learn `pattern` again and again; how often it was wrong in the last round: that
     /// a file would be opened, that it would not.
     fn wrong(pattern: &[Option<OpenHow>]) -> (usize, usize) {
-        let mut habits = Habits::new();
+        let mut habits = LookupHabits::new();
         let (mut in_vain, mut missed) = (0, 0);
         for round in 0..8 {
             for what in pattern {
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_second_file_is_expected_to_be_opened_as_the_first_was() {
-        let mut habits = Habits::new();
+        let mut habits = LookupHabits::new();
         assert_eq!(habits.expected(DIR), None);
         habits.learn(DIR, READ);
         assert_eq!(habits.expected(DIR), READ);
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn who_only_looks_is_soon_believed() {
         for before in [&[READ][..], &[None, READ], &[READ, READ, None]] {
-            let mut habits = Habits::new();
+            let mut habits = LookupHabits::new();
             (0..100).for_each(|time| habits.learn(DIR, before[time % before.len()]));
             let in_vain = (0..100).filter(|_| {
                 let expected = habits.expected(DIR).is_some();
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn another_way_of_opening_is_learned() {
-        let mut habits = Habits::new();
+        let mut habits = LookupHabits::new();
         let write = Some(OpenHow::READ_WRITE);
         (0..5).for_each(|_| habits.learn(DIR, READ));
         (0..2).for_each(|_| habits.learn(DIR, write));

@@ -16,11 +16,11 @@ use std::time::Duration;
 use dray_core::{Context, Entry, FileId, FileType, Identity, OpenHow, Pid};
 use dray_rt::{Instant, now};
 
-use self::habits::Habits;
-use self::rights::AtRest;
-pub(crate) use self::rights::{Changing, Rights};
-use crate::client::channel::Made;
-use crate::client::link::Standing;
+use self::habits::LookupHabits;
+use self::rights::RightsSnapshot;
+pub(crate) use self::rights::{RightsChange, RightsChanges};
+use crate::client::channel::ReplyInfo;
+use crate::client::link::SessionState;
 use crate::client::memory::{AHEAD_MAX, SessionMemory};
 use crate::wire::{AHEAD_USED_MAX, Ticket};
 
@@ -29,7 +29,7 @@ pub(crate) const LOOK_TIME: Duration = Duration::from_millis(5);
 
 /// Counters of openings at the lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AheadStats {
+pub struct OpenAheadStats {
     /// Files that a lookup opened.
     pub made: u64,
     /// Of these, how many an opening that followed has used: a round trip spared each.
@@ -39,17 +39,17 @@ pub struct AheadStats {
 }
 
 /// What each thread looked up last, and what is open for it.
-pub(crate) struct Ahead {
+pub(crate) struct OpenAhead {
     memory: Arc<SessionMemory>,
-    rights: Arc<Rights>,
+    rights: Arc<RightsChanges>,
     used: AtomicU64,
     state: Mutex<State>,
 }
 
 struct State {
     threads: Vec<Thread>,
-    habits: Habits,
-    late: Late,
+    habits: LookupHabits,
+    late: AnswerDelays,
     made: u64,
     given_up: u64,
     /// Files that are open and not used.
@@ -69,15 +69,15 @@ struct Thread {
     asks: bool,
     /// The regular file that was found.
     found: Option<FileId>,
-    open: Option<Opened>,
+    open: Option<AheadFile>,
 }
 
 /// A file that a lookup has opened.
-pub(crate) struct Opened {
+pub(crate) struct AheadFile {
     pub(crate) handle: u64,
     pub(crate) ticket: Option<Ticket>,
     /// Where it was opened.
-    pub(crate) standing: Standing,
+    pub(crate) session_state: SessionState,
     guess: Guess,
 }
 
@@ -89,14 +89,14 @@ pub(crate) struct Guess {
     place: usize,
     /// When it was asked for.
     sent: Instant,
-    rights: AtRest,
+    rights: RightsSnapshot,
 }
 
 impl Guess {
     /// Whether an opening by `cx` at this moment is what was asked for, and must come to the
     /// same as it did then. That the server has died since need not be known: no other one is
     /// met so soon, and it is shown what is open here.
-    fn stands(&self, cx: &Context, how: OpenHow, rights: Option<AtRest>) -> bool {
+    fn stands(&self, cx: &Context, how: OpenHow, rights: Option<RightsSnapshot>) -> bool {
         self.how == how
             && (Arc::ptr_eq(&self.who, &cx.who) || self.who == cx.who)
             && rights == Some(self.rights)
@@ -108,7 +108,7 @@ impl Guess {
     }
 }
 
-impl Opened {
+impl AheadFile {
     fn surplus(&self) -> Surplus {
         Surplus { handle: self.handle, place: self.guess.place }
     }
@@ -116,18 +116,18 @@ impl Opened {
 
 /// Whether answers come in time: where they do not, opening ahead is tried seldom.
 #[derive(Default)]
-struct Late {
-    /// Answers in a row that were late, up to [`Late::MOST`].
+struct AnswerDelays {
+    /// Answers in a row that were late, up to [`AnswerDelays::MOST`].
     times: u32,
     /// Lookups to let pass.
     pause: u32,
 }
 
-impl Late {
+impl AnswerDelays {
     const MOST: u32 = 6;
 
     fn note(&mut self, late: bool) {
-        self.times = if late { (self.times + 1).min(Late::MOST) } else { 0 };
+        self.times = if late { (self.times + 1).min(AnswerDelays::MOST) } else { 0 };
         self.pause = if late { 1 << self.times } else { 0 };
     }
 
@@ -144,30 +144,30 @@ pub(crate) struct Surplus {
     place: usize,
 }
 
-impl Ahead {
-    pub(crate) fn new(memory: Arc<SessionMemory>) -> Ahead {
+impl OpenAhead {
+    pub(crate) fn new(memory: Arc<SessionMemory>) -> OpenAhead {
         let state = State {
             threads: (0..AHEAD_MAX).map(|_| Thread::default()).collect(),
-            habits: Habits::new(),
-            late: Late::default(),
+            habits: LookupHabits::new(),
+            late: AnswerDelays::default(),
             made: 0,
             given_up: 0,
             open: 0,
             watched: false,
         };
         let (rights, used) = (Arc::default(), AtomicU64::new(0));
-        Ahead { memory, rights, used, state: Mutex::new(state) }
+        OpenAhead { memory, rights, used, state: Mutex::new(state) }
     }
 
     /// Where changes of rights are noted.
-    pub(crate) fn rights(&self) -> &Arc<Rights> {
+    pub(crate) fn rights(&self) -> &Arc<RightsChanges> {
         &self.rights
     }
 
-    pub(crate) fn stats(&self) -> AheadStats {
+    pub(crate) fn stats(&self) -> OpenAheadStats {
         let state = self.lock();
         let used = self.used.load(Ordering::Relaxed);
-        AheadStats { made: state.made, used, given_up: state.given_up }
+        OpenAheadStats { made: state.made, used, given_up: state.given_up }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -214,7 +214,7 @@ impl Ahead {
         &self,
         (guess, handle): (Guess, u64),
         entry: Option<&Entry>,
-        (open, made): (bool, Made),
+        (open, made): (bool, ReplyInfo),
     ) -> bool {
         let mut state = self.lock();
         let place = guess.place;
@@ -225,8 +225,8 @@ impl Ahead {
             self.memory.forget_ahead(place as u32, handle);
             return false;
         }
-        let Made { ticket, standing, .. } = made;
-        thread.open = Some(Opened { handle, ticket, standing, guess });
+        let ReplyInfo { ticket, session_state, .. } = made;
+        thread.open = Some(AheadFile { handle, ticket, session_state, guess });
         state.made += 1;
         state.open += 1;
         !std::mem::replace(&mut state.watched, true)
@@ -247,7 +247,7 @@ impl Ahead {
         cx: &Context,
         id: FileId,
         how: OpenHow,
-    ) -> (Option<Opened>, Option<Surplus>) {
+    ) -> (Option<AheadFile>, Option<Surplus>) {
         let mut state = self.lock();
         let Some(place) = state.place(cx) else { return (None, None) };
         let thread = &mut state.threads[place];
@@ -269,13 +269,13 @@ impl Ahead {
     }
 
     /// What was taken is an open file like any other now.
-    pub(crate) fn used(&self, opened: &Opened) {
+    pub(crate) fn used(&self, opened: &AheadFile) {
         self.used.fetch_add(1, Ordering::Relaxed);
         self.forget(opened.surplus());
     }
 
     /// What was taken cannot be used.
-    pub(crate) fn unused(&self, opened: &Opened) -> Surplus {
+    pub(crate) fn unused(&self, opened: &AheadFile) -> Surplus {
         self.lock().given_up += 1;
         opened.surplus()
     }
@@ -297,7 +297,7 @@ impl Ahead {
     }
 
     /// What is open and can no longer be used. None if nothing is open any more: then nobody
-    /// has to look again before [`Ahead::answered`] says so.
+    /// has to look again before [`OpenAhead::answered`] says so.
     pub(crate) fn give_up_late(&self) -> Option<Vec<Surplus>> {
         let mut state = self.lock();
         state.watched = state.open > 0;
@@ -376,16 +376,16 @@ mod tests {
     fn what_a_lookup_that_was_left_may_open_is_noted_for_a_successor() {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let memory = Arc::new(SessionMemory::create_memfd().unwrap());
-            let ahead = Ahead::new(memory.clone());
+            let ahead = OpenAhead::new(memory.clone());
             (0..2).for_each(|_| ahead.lock().habits.learn(DIR, Some(OpenHow::READ)));
             let cx = Context { pid: Pid(7), ..Context::system() };
             let expect = |handle| ahead.expect(&cx, DIR, handle).0.expect("it was learned");
             let noted = || -> Vec<u64> {
-                Ahead::new(memory.clone()).inherited().iter().map(|one| one.handle).collect()
+                OpenAhead::new(memory.clone()).inherited().iter().map(|one| one.handle).collect()
             };
             ahead.left(&expect(42));
             assert_eq!(noted(), [42]);
-            ahead.answered((expect(43), 43), None, (false, Made::default()));
+            ahead.answered((expect(43), 43), None, (false, ReplyInfo::default()));
             assert!(noted().is_empty(), "the place is another's by then");
         });
     }

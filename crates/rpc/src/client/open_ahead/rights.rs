@@ -9,32 +9,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Counts changes of rights: those on their way in the lower half, those that have come to an
 /// end above.
 #[derive(Default)]
-pub(crate) struct Rights(AtomicU64);
+pub(crate) struct RightsChanges(AtomicU64);
 
 const ENDED: u64 = 1 << 32;
 
 /// A change on its way, until its answer has come, or the connection went on which it was sent.
-pub(crate) struct Changing(Arc<Rights>);
+pub(crate) struct RightsChange(Arc<RightsChanges>);
 
 /// None was on its way then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AtRest(u64);
+pub(crate) struct RightsSnapshot(u64);
 
-impl Rights {
+impl RightsChanges {
     /// A change is about to be sent.
-    pub(crate) fn change(self: &Arc<Rights>) -> Changing {
+    pub(crate) fn change(self: &Arc<RightsChanges>) -> RightsChange {
         self.0.fetch_add(1, Ordering::SeqCst);
-        Changing(self.clone())
+        RightsChange(self.clone())
     }
 
     /// None if a change is on its way.
-    pub(crate) fn at_rest(&self) -> Option<AtRest> {
+    pub(crate) fn at_rest(&self) -> Option<RightsSnapshot> {
         let count = self.0.load(Ordering::SeqCst);
-        count.is_multiple_of(ENDED).then_some(AtRest(count))
+        count.is_multiple_of(ENDED).then_some(RightsSnapshot(count))
     }
 }
 
-impl Drop for Changing {
+impl Drop for RightsChange {
     fn drop(&mut self) {
         self.0.0.fetch_add(ENDED - 1, Ordering::SeqCst);
     }
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn a_change_shows_while_it_is_on_its_way_and_afterwards() {
-        let rights = Arc::new(Rights::default());
+        let rights = Arc::new(RightsChanges::default());
         let before = rights.at_rest().unwrap();
         assert_eq!(rights.at_rest(), Some(before));
         let (one, other) = (rights.change(), rights.change());
