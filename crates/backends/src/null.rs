@@ -8,7 +8,7 @@ use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, Errno, Error,
     FileId, FileSystem, FileType, FsInfo, FsUuid, Fut, Io, Lock, LockOwner, Make, Name, OpenFile,
     OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Uid, Write, XattrSet,
-    Xflags, open_named,
+    Xflags, open_named, put_in_steps,
 };
 
 const ROOT: FileId = FileId { ino: 1, generation: 1 };
@@ -168,6 +168,17 @@ impl FileSystem for NullFs {
         _: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         ready(self.open_entry(FILE))
+    }
+
+    fn put<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        mode: u32,
+        data: Buf,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(put_in_steps(self, cx, (dir, name), mode, data))
     }
 
     fn tmpfile<'a>(

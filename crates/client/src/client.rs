@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dray_core::{
     Attr, Buf, BufMut, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FileType,
-    IO_MAX_BYTES, Identity, LockOwner, Make, Name, NodeId, OpenFile, OpenHow, Pid, RemoveKind,
-    RenameHow, RequestId, Result, SetAttr, Statfs, Write,
+    IO_MAX_BYTES, Identity, LockOwner, Make, Name, OpenFile, OpenHow, Pid, RemoveKind, RenameHow,
+    RequestId, Result, SetAttr, Stack, Statfs, Write,
 };
 use dray_rpc::client::{ConnectError, RemoteFs, Session, SessionMemory};
 
@@ -34,8 +34,9 @@ pub async fn connect(target: &str, options: &Options) -> std::result::Result<Cli
 /// [`Options::timeout`].
 #[derive(Clone)]
 pub struct Client {
-    fs: Arc<dyn FileSystem>,
-    remote: Option<RemoteFs>,
+    stack: Stack,
+    /// The session in it, for those who ask what it is doing.
+    session: Option<Arc<Session>>,
     who: Arc<Identity>,
     next_request: Arc<AtomicU64>,
 }
@@ -47,39 +48,38 @@ impl Client {
         options: &Options,
     ) -> std::result::Result<Client, ConnectError> {
         let session = connect_session(target, options, SessionMemory::heap()).await?;
-        let remote = RemoteFs::new(session);
-        let mut client = Client::over(Arc::new(remote.clone()));
-        client.remote = Some(remote);
-        Ok(client)
+        let stack = RemoteFs::stack(session.clone());
+        Ok(Client { session: Some(session), ..Client::of(stack) })
     }
 
     /// A client of a file system that is already there.
     pub fn over(fs: Arc<dyn FileSystem>) -> Client {
-        Client { fs, remote: None, who: own_identity(), next_request: Arc::new(1.into()) }
+        Client::of(Stack::alone(fs))
+    }
+
+    fn of(stack: Stack) -> Client {
+        Client { stack, session: None, who: own_identity(), next_request: Arc::new(1.into()) }
     }
 
     /// The file system under it.
     pub fn fs(&self) -> &Arc<dyn FileSystem> {
-        &self.fs
+        &self.stack.fs
     }
 
     /// The session under it; none if it was made by [`Client::over`].
     pub fn session(&self) -> Option<&Arc<Session>> {
-        self.remote.as_ref().map(RemoteFs::session)
+        self.session.as_ref()
     }
 
     /// Ends the session, so that the server gives back at once what it holds for it.
     pub fn goodbye(&self) {
-        if let Some(session) = self.session() {
-            session.goodbye();
-        }
+        self.stack.session.goodbye();
     }
 
     /// A context for one call of this process.
     pub fn context(&self) -> Context {
         let request = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
-        let node = self.session().map_or(NodeId(0), |session| session.node());
-        Context::new(node, request, self.who.clone(), Pid(std::process::id()))
+        Context::new(self.stack.session.node(), request, self.who.clone(), Pid(std::process::id()))
     }
 
     /// Attributes of what `path` leads to, symbolic links followed.
@@ -95,7 +95,7 @@ impl Client {
     /// Opens a file or directory.
     pub async fn open_with(&self, path: &str, how: OpenHow) -> Result<File> {
         let entry = self.find(path).await?;
-        let file = self.fs.open(&self.context(), entry.id, how).await?;
+        let file = self.fs().open(&self.context(), entry.id, how).await?;
         Ok(File { client: self.clone(), file })
     }
 
@@ -108,7 +108,7 @@ impl Client {
     /// Makes a file and opens it.
     pub async fn create_with(&self, path: &str, how: CreateHow) -> Result<File> {
         let (dir, name) = self.place(path).await?;
-        let (_, file) = self.fs.create(&self.context(), dir, name, how).await?;
+        let (_, file) = self.fs().create(&self.context(), dir, name, how).await?;
         Ok(File { client: self.clone(), file })
     }
 
@@ -135,17 +135,12 @@ impl Client {
     async fn put_at(&self, dir: FileId, name: &Name, data: &[u8]) -> Result<()> {
         const MODE: u32 = 0o666;
         let cx = self.context();
-        if let Some(remote) = self.remote.as_ref().filter(|_| data.len() <= IO_MAX_BYTES) {
-            let put = remote.put(&cx, dir, name, MODE, Buf::from(data)).await;
-            if !put.as_ref().is_err_and(|error| error.errno() == Errno::ENOTSUP) {
-                return put;
-            }
-            // An older server, which does not know that call.
+        if data.len() <= IO_MAX_BYTES {
+            return self.fs().put(&cx, dir, name, MODE, Buf::from(data)).await;
         }
-        let cx = self.context();
         let open = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
         let how = CreateHow { open, mode: MODE, exclusive: false };
-        let (_, file) = self.fs.create(&cx, dir, name, how).await?;
+        let (_, file) = self.fs().create(&cx, dir, name, how).await?;
         let file = File { client: self.clone(), file };
         let written = file.write_all(0, data).await;
         let closed = file.close().await;
@@ -155,32 +150,32 @@ impl Client {
     /// Makes a directory.
     pub async fn mkdir(&self, path: &str, mode: u32) -> Result<()> {
         let (dir, name) = self.place(path).await?;
-        self.fs.make(&self.context(), dir, name, Make::Directory { mode }).await.map(drop)
+        self.fs().make(&self.context(), dir, name, Make::Directory { mode }).await.map(drop)
     }
 
     /// Removes a file.
     pub async fn unlink(&self, path: &str) -> Result<()> {
         let (dir, name) = self.place(path).await?;
-        self.fs.remove(&self.context(), dir, name, RemoveKind::File).await
+        self.fs().remove(&self.context(), dir, name, RemoveKind::File).await
     }
 
     /// Removes an empty directory.
     pub async fn rmdir(&self, path: &str) -> Result<()> {
         let (dir, name) = self.place(path).await?;
-        self.fs.remove(&self.context(), dir, name, RemoveKind::Directory).await
+        self.fs().remove(&self.context(), dir, name, RemoveKind::Directory).await
     }
 
     /// Renames; replaces what has the new name.
     pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
         let (from, to) = (self.place(from).await?, self.place(to).await?);
-        self.fs.rename(&self.context(), from, to, RenameHow::Replace).await
+        self.fs().rename(&self.context(), from, to, RenameHow::Replace).await
     }
 
     /// Cuts or extends a file to `size` bytes.
     pub async fn truncate(&self, path: &str, size: u64) -> Result<()> {
         let entry = self.find(path).await?;
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        self.fs.setattr(&self.context(), entry.id, set).await.map(drop)
+        self.fs().setattr(&self.context(), entry.id, set).await.map(drop)
     }
 
     /// Names in a directory, `.` and `..` left out.
@@ -205,7 +200,7 @@ impl Client {
 
     /// Space and inodes.
     pub async fn statfs(&self) -> Result<Statfs> {
-        self.fs.statfs(&self.context()).await
+        self.fs().statfs(&self.context()).await
     }
 
     /// The directory of a path's last component, and that component.
@@ -219,15 +214,15 @@ impl Client {
     /// As [`Client::find`], where the attributes do not matter: the root is known.
     async fn find_id(&self, path: &str) -> Result<FileId> {
         match components(path.as_bytes()).is_empty() {
-            true => Ok(self.fs.info().root),
+            true => Ok(self.fs().info().root),
             false => Ok(self.find(path).await?.id),
         }
     }
 
     /// What `path` leads to, from the export's root.
     async fn find(&self, path: &str) -> Result<Entry> {
-        let root = self.fs.info().root;
-        let attr = self.fs.getattr(&self.context(), root).await?;
+        let root = self.fs().info().root;
+        let attr = self.fs().getattr(&self.context(), root).await?;
         let mut trail = vec![Entry { id: root, attr }];
         let mut rest: Vec<Vec<u8>> = components(path.as_bytes());
         let mut links = 0;
@@ -244,7 +239,7 @@ impl Client {
                 _ => {}
             }
             let here = trail[trail.len() - 1].id;
-            let entry = self.fs.lookup(&self.context(), here, Name::new(&component)?).await?;
+            let entry = self.fs().lookup(&self.context(), here, Name::new(&component)?).await?;
             if entry.attr.file_type() != FileType::Symlink {
                 trail.push(entry);
                 continue;
@@ -253,7 +248,7 @@ impl Client {
             if links > LINKS_MAX {
                 return Err(Error::new(Errno::ELOOP));
             }
-            let target = self.fs.readlink(&self.context(), entry.id).await?;
+            let target = self.fs().readlink(&self.context(), entry.id).await?;
             if target.starts_with(b"/") {
                 trail.truncate(1);
             }

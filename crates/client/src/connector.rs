@@ -22,7 +22,7 @@ pub struct Options {
     /// again should the server's machine lose power; 0: its loss is told, no more.
     pub replay_bytes: u64,
     /// What is open is cached: the server is to tell of changes by others
-    /// ([`Session::hear_changes_by`]).
+    /// ([`SessionControl::hear_changes_by`](dray_core::SessionControl::hear_changes_by)).
     pub caches: bool,
     /// Nobody looks at who calls, since all are one user at the server: one at which they are not is not
     /// gone on with.

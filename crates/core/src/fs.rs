@@ -136,6 +136,20 @@ pub trait FileSystem: Send + Sync + 'static {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>>;
 
+    /// Makes or replaces the file `name` in `dir` with `data`, at most
+    /// [`IO_MAX_BYTES`](crate::IO_MAX_BYTES). `mode` are permission bits, before the caller's umask.
+    /// Others may see the file before all data are in it. File systems that have no single call for
+    /// it use [`put_in_steps`](crate::put_in_steps). Errors: `EINVAL` for more data, and those of creating, writing and
+    /// closing; after an error of writing the file may be there with less in it.
+    fn put<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        mode: u32,
+        data: Buf,
+    ) -> Fut<'a, Result<()>>;
+
     /// Whether the caller has these rights on `id`; `EACCES` if not.
     fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>>;
 

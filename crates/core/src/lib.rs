@@ -21,6 +21,8 @@ mod name;
 mod named;
 mod op;
 mod peer;
+mod put;
+mod session;
 mod shares;
 
 pub use admission::{Admit, CallAdmission, ObservedCall};
@@ -42,6 +44,8 @@ pub use name::{NAME_MAX_BYTES, Name, NameBuf};
 pub use named::{must_be_named, open_named};
 pub use op::Op;
 pub use peer::{Peer, RESERVED_PORTS_END, Via};
+pub use put::{must_fit_one_call, put_in_steps};
+pub use session::{CallersJob, FindJobs, HearChanges, NoSession, SessionControl, Stack, TellJobs};
 pub use shares::{Place, Shares, Shortage, Taker};
 
 /// Bytes that one read or write call may carry, everywhere in dray. The Linux

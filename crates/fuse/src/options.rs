@@ -5,10 +5,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{
-    Context, FileId, FileSystem, Fut, LockOwner, NodeId, OpenFile, OpenHow, RequestId, Result,
-};
-
 use crate::worker::outdated::Dropper;
 
 /// What applications on different nodes may rely on.
@@ -74,11 +70,9 @@ pub struct Options {
     /// Ring entries that may be added for requests that block, in the whole mount; at most
     /// 256, or [`wake_queues`](crate::wake_queues) would not reach behind all of them.
     pub ring_spares_max: usize,
-    /// This mount, as the server knows it.
-    pub node: NodeId,
     /// Longest wait for the server, for each request; none: for ever.
     pub patience: Option<Duration>,
-    /// What the surroundings of the mount can do for it.
+    /// The processes around the daemon.
     pub host: Arc<dyn Host>,
 }
 
@@ -102,7 +96,6 @@ impl Default for Options {
             workers: 0,
             ring_depth: 8,
             ring_spares_max: RING_SPARES_MAX,
-            node: NodeId(0),
             patience: None,
             host: Arc::new(NoHost),
         }
@@ -145,72 +138,34 @@ impl Options {
     }
 }
 
-/// What the surroundings of a mount can do for its front end.
+/// What the processes around a mount's daemon do for it. All that concerns files and their server is
+/// in [`SessionControl`](dray_core::SessionControl).
 pub trait Host: Send + Sync + 'static {
-    /// Opens a file again that a predecessor of this process had open with `flags`
-    /// (without creation flags and `O_TRUNC`); `request` is the kernel's number of the
-    /// request that opened it, by which a server may know it. The rights were checked at
-    /// the first open; an implementation that can should not have them checked again.
-    fn reopen<'a>(
-        &'a self,
-        cx: &'a Context,
-        fs: &'a Arc<dyn FileSystem>,
-        id: FileId,
-        flags: i32,
-        request: RequestId,
-    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
-        let _ = request;
-        Box::pin(async move { fs.open(cx, id, OpenHow::new(flags)).await })
-    }
-
-    /// As [`Host::reopen`], for a file that nobody has asked for so far and without asking
-    /// anybody; none: it is opened again when it is first used.
-    fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
-        let _ = (id, flags, request);
-        None
-    }
-
-    /// Everything that a predecessor had open has been [attached](Host::attach).
-    fn attached(&self) {}
-
     /// An entry was added to a queue of the ring in which requests may wait, which the kernel
     /// does not give to it: [`wake_queues`](crate::wake_queues) is to be called, in another
     /// process.
-    fn wake_queues(&self) {}
+    fn wake_queues(&self);
 
     /// The mount rests, and the payloads of its ring's entries have taken much memory:
     /// [`gather_entries`](crate::gather_entries) is to be called, in another process.
-    fn gather_entries(&self) {}
+    fn gather_entries(&self);
 
     /// Starts another process, which calls [`drop_outdated`](crate::drop_outdated) with `device` and
     /// the other ends of the pipes that are returned, and ends with that. Errors: it cannot be
     /// started; then what others have changed is seen at the next open, or when attributes run out.
-    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<Dropper> {
-        let _ = device;
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    /// Programs store into a shared mapping of this file. Said once for each open file.
-    fn mapped(&self, id: FileId) {
-        let _ = id;
-    }
-
-    /// The owners of fcntl locks that a predecessor left, and their files; none if there may
-    /// be more of them: then each close of a file that had locks is passed on.
-    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
-        None
-    }
-
-    /// Whether an error of writing `id` waits to be told at the next close, so that the
-    /// close must be passed on.
-    fn owes_error(&self, id: FileId) -> bool {
-        let _ = id;
-        false
-    }
+    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<Dropper>;
 }
 
-/// A [`Host`] that can do nothing more.
+/// A [`Host`] that has no other processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoHost;
 
-impl Host for NoHost {}
+impl Host for NoHost {
+    fn wake_queues(&self) {}
+
+    fn gather_entries(&self) {}
+
+    fn start_dropping(&self, _: BorrowedFd<'_>) -> io::Result<Dropper> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}

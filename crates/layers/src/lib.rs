@@ -13,7 +13,9 @@ pub mod faults;
 pub mod metrics;
 mod observe;
 mod observed;
+mod session;
 
 pub use export::{ObservedExport, observe_export};
 pub use observe::{Observer, Outcome};
-pub use observed::{Observed, observed_file};
+pub use observed::Observed;
+pub use session::observed_stack;

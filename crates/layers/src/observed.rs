@@ -40,8 +40,11 @@ impl<O: Observer> Observed<O> {
     }
 }
 
-/// Puts `observer` around one file that was opened otherwise.
-pub fn observed_file<O: Observer>(file: Arc<dyn OpenFile>, observer: &Arc<O>) -> Arc<dyn OpenFile> {
+/// Puts `observer` around one file.
+pub(crate) fn observed_file<O: Observer>(
+    file: Arc<dyn OpenFile>,
+    observer: &Arc<O>,
+) -> Arc<dyn OpenFile> {
     Arc::new(ObservedFile { inner: file, observer: observer.clone() })
 }
 
@@ -235,6 +238,23 @@ impl<O: Observer> FileSystem for Observed<O> {
             let call = self.opening(self.named(Op::Create, dir, name), how.open);
             let (entry, file) = observe(&*self.observer, cx, call, work, created).await?;
             Ok((entry, self.file(file)))
+        })
+    }
+
+    fn put<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        mode: u32,
+        data: Buf,
+    ) -> Fut<'a, Result<()>> {
+        let call = ObservedCall { bytes: data.len() as u64, ..self.named(Op::Put, dir, name) };
+        Box::pin(async move {
+            let bytes = data.len() as u64;
+            let work = async { self.inner.put(cx, dir, name, mode, data).await };
+            observe(&*self.observer, cx, call, work, |()| Outcome { bytes, ..Outcome::default() })
+                .await
         })
     }
 

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Errno, FileSystem, Make, Name, Op, OpenHow, Write,
+    Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, HearChanges,
+    IO_MAX_BYTES, LockOwner, Make, Name, NodeId, Op, OpenFile, OpenHow, RequestId, SessionControl,
+    Stack, Write, put_in_steps,
 };
-use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_layers::metrics::Metrics;
+use dray_layers::{Observed, observed_stack};
 use dray_rt::{DriverKind, Executor, now};
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
@@ -49,6 +51,85 @@ fn metrics_see_what_happens_through_two_observers() {
         assert_eq!((of(Op::Write).bytes, of(Op::Read).bytes), (1000, 100));
         assert_eq!((of(Op::CopyRange).bytes, of(Op::Create).count), (1000, 2));
         assert_eq!(of(Op::Lookup).errors["ENOENT"], 1);
+    });
+}
+
+/// A put was a call of remote file systems alone, which no observer saw.
+#[test]
+fn a_put_is_one_call_with_its_bytes() {
+    simulate(async {
+        let seen = Arc::new(Metrics::new());
+        let fs = Observed::new(memory(), seen.clone());
+        let (cx, root) = (Context::system(), fs.info().root);
+        for content in [&b"first"[..], b"2nd"] {
+            fs.put(&cx, root, name("a"), 0o640, Buf::from(content)).await.unwrap();
+        }
+        let snapshot = seen.snapshot();
+        let ops: Vec<_> = snapshot.ops.iter().filter(|one| one.count > 0).collect();
+        assert_eq!(ops.len(), 1, "{ops:?}");
+        assert_eq!((ops[0].op, ops[0].count, ops[0].bytes), (Op::Put, 2, 8));
+        let entry = fs.lookup(&cx, root, name("a")).await.unwrap();
+        assert_eq!((entry.attr.size, entry.attr.mode & 0o7777), (3, 0o640));
+        let too_much = Buf::from(vec![0; IO_MAX_BYTES + 1]);
+        let refused = fs.put(&cx, root, name("b"), 0o640, too_much).await.unwrap_err();
+        assert_eq!(refused.errno(), Errno::EINVAL);
+        assert!(fs.lookup(&cx, root, name("b")).await.is_err(), "nothing was made");
+    });
+}
+
+#[test]
+fn a_put_in_steps_says_that_writing_failed() {
+    simulate(async {
+        let faults = Arc::new(Faults::new(vec![fault(Op::Write, When::Always, Errno::ENOSPC)]));
+        let fs = Observed::new(memory(), faults);
+        let (cx, root) = (Context::system(), fs.info().root);
+        let place = (root, name("a"));
+        let put = put_in_steps(&fs, &cx, place, 0o640, Buf::from(&b"data"[..])).await;
+        assert_eq!(put.unwrap_err().errno(), Errno::ENOSPC);
+        put_in_steps(&fs, &cx, place, 0o640, Buf::from(&b""[..])).await.unwrap();
+    });
+}
+
+/// A session at which a process before this one left one file open.
+struct OneFileSession(Arc<dyn OpenFile>);
+
+impl SessionControl for OneFileSession {
+    fn node(&self) -> NodeId {
+        NodeId(7)
+    }
+    fn attach(&self, id: FileId, _: OpenHow, _: RequestId) -> Option<Arc<dyn OpenFile>> {
+        (id == self.0.id()).then(|| self.0.clone())
+    }
+    fn attached(&self) {}
+    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
+        Some(vec![(self.0.id(), LockOwner(3))])
+    }
+    fn owes_error(&self, id: FileId) -> bool {
+        id == self.0.id()
+    }
+    fn mapped(&self, _: FileId) {}
+    fn hear_changes_by(&self, _: HearChanges) {}
+    fn find_jobs_by(&self, _: FindJobs) {}
+    fn goodbye(&self) {}
+}
+
+#[test]
+fn files_that_are_attached_are_seen_as_those_that_are_opened() {
+    simulate(async {
+        let (fs, cx) = (memory(), Context::system());
+        let (entry, file) = fs.create(&cx, fs.info().root, name("a"), NEW).await.unwrap();
+        let seen = Arc::new(Metrics::new());
+        let stack = Stack { fs, session: Arc::new(OneFileSession(file)) };
+        let Stack { session, .. } = observed_stack(stack, &seen);
+        let attached = session.attach(entry.id, OpenHow::READ, RequestId(1)).unwrap();
+        attached.getattr(&cx).await.unwrap();
+        let counted =
+            |op| seen.snapshot().ops.iter().filter(|one| one.op == op && one.count == 1).count();
+        assert_eq!(counted(Op::Getattr), 1);
+        let other = FileId { ino: u64::MAX, generation: 0 };
+        assert!(session.attach(other, OpenHow::READ, RequestId(2)).is_none());
+        let answers = (session.node(), session.owes_error(entry.id), session.lock_owners());
+        assert_eq!(answers, (NodeId(7), true, Some(vec![(entry.id, LockOwner(3))])));
     });
 }
 

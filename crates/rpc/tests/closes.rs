@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{client_options, connect, memory, serve_simulated, server_of, server_with, simulate};
-use dray_core::{Context, CreateHow, FileSystem, Name, Op, OpenFile, OpenHow};
+use dray_core::{
+    Context, CreateHow, FileSystem, Name, Op, OpenFile, OpenHow, RequestId, SessionControl,
+};
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
@@ -189,10 +191,10 @@ fn a_file_that_two_have_is_closed_when_both_have_left() {
         (cx.node, cx.request) = (fs.session().node(), dray_core::RequestId(77));
         let name = Name::new(b"f").unwrap();
         let (entry, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
-        drop(fs.attach(entry.id, OpenHow::READ_WRITE, 77));
+        drop(fs.attach(entry.id, OpenHow::READ_WRITE, RequestId(77)).unwrap());
         sleep(Duration::from_secs(1)).await;
         assert_eq!(open_files(&server), 1, "the other is still open");
-        let other = fs.attach(entry.id, OpenHow::READ_WRITE, 77);
+        let other = fs.attach(entry.id, OpenHow::READ_WRITE, RequestId(77)).unwrap();
         file.close(&cx).await.unwrap();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(open_files(&server), 1, "the other way round, too");

@@ -9,7 +9,7 @@ use common::{client_options, connect, memory, serve_simulated, server_of, simula
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
     Buf, Cancel, Context, CreateHow, Errno, FileSystem, LockOwner, Name, Op, OpenFile, OpenHow,
-    Write,
+    SessionControl, Write,
 };
 use dray_fabric::sim::Network;
 use dray_layers::Observed;
@@ -66,7 +66,7 @@ fn a_failed_sync_in_the_background_is_told_once_through_each_open_file() {
         write(&*again).await;
         let other = written(&fs, "other").await;
         sleep(2 * SYNCED).await;
-        assert!(fs.session().owes_error(first.id()));
+        assert!(fs.owes_error(first.id()));
         let closed = first.flush(&cx, LockOwner(1)).await;
         assert_eq!(closed.unwrap_err().errno(), Errno::EIO);
         let cancel = Arc::new(Cancel::default());

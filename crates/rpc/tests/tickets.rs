@@ -15,7 +15,7 @@ use common::{client_options, memory, run, serve_simulated, serve_sockets, simula
 use dray_backends::memory::MemoryFs;
 use dray_core::{
     Admit, Attr, Buf, BufMut, Context, CreateHow, Entry, Errno, FileId, FileSystem, Gid, Identity,
-    Name, ObservedCall, Op, OpenHow, SetAttr, Uid, Write,
+    Name, ObservedCall, Op, OpenHow, RequestId, SessionControl, SetAttr, Uid, Write,
 };
 use dray_fabric::Address;
 use dray_fabric::sim::Network;
@@ -357,9 +357,9 @@ fn what_was_open_is_open_again_whatever_its_mode() {
                 now = RemoteFs::new(heir.await.unwrap().unwrap());
                 std::mem::forget(std::mem::replace(
                     &mut file,
-                    now.attach(entry.id, OpenHow::READ_WRITE, 77),
+                    now.attach(entry.id, OpenHow::READ_WRITE, RequestId(77)).unwrap(),
                 ));
-                now.session().attached();
+                now.attached();
             } else {
                 life = Scope::new();
                 let server = server_of(&fs, &journal, ServerOptions::default());

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
-use dray_core::{Buf, Context, CreateHow, FileSystem, Make, Name, Op, OpenHow, Pid, Write};
+use dray_core::{
+    Buf, Context, CreateHow, FileSystem, Make, Name, Op, OpenHow, Pid, SessionControl, Write,
+};
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
@@ -40,7 +42,7 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
         for (pid, name_of_dir) in [(77, "told"), (78, "never told"), (79, "unknown")] {
             let fs = connect(network.connector("s"), client_options()).await.unwrap();
             let asked = asked.clone();
-            let find: dray_rpc::client::FindJobs = Box::new(move |callers, tell| {
+            let find: dray_core::FindJobs = Box::new(move |callers, tell| {
                 asked.lock().unwrap().extend(callers.clone());
                 match callers[..] {
                     [Pid(77)] => tell(vec![(Pid(77), "4711".into()), (Pid(78), "forged".into())]),
@@ -48,7 +50,7 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
                 }
             });
             if pid != 79 {
-                fs.session().find_jobs_by(find);
+                fs.find_jobs_by(find);
             }
             let cx = Context { pid: Pid(pid), ..Context::system() };
             dray_rt::spawn(async move {
@@ -83,7 +85,7 @@ fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
             let fs = connect(network.connector("s"), options).await.unwrap();
             let told = Arc::new(Mutex::new(Vec::new()));
             let tell = told.clone();
-            fs.session().hear_changes_by(Box::new(move |files| tell.lock().unwrap().extend(files)));
+            fs.hear_changes_by(Box::new(move |files| tell.lock().unwrap().extend(files)));
             clients.push(fs);
             heard.push(told);
         }
@@ -142,7 +144,7 @@ fn what_a_client_is_told_takes_no_place_of_its_calls() {
         let (writer, reader) = (writer.await.unwrap(), reader.await.unwrap());
         let told = Arc::new(Mutex::new(Vec::new()));
         let tell = told.clone();
-        reader.session().hear_changes_by(Box::new(move |files| tell.lock().unwrap().push(files)));
+        reader.hear_changes_by(Box::new(move |files| tell.lock().unwrap().push(files)));
         let root = writer.info().root;
         let (entry, changed) = writer.create(&cx, root, name("f"), NEW).await.unwrap();
         let read = reader.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();

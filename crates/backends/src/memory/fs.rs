@@ -4,9 +4,9 @@ use std::future::ready;
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Attr, Context, CreateHow, Entry, Errno, FileId, FileSystem, FileType, FsInfo, Fut,
+    Access, Attr, Buf, Context, CreateHow, Entry, Errno, FileId, FileSystem, FileType, FsInfo, Fut,
     Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp, Uid,
-    XattrSet, open_named,
+    XattrSet, open_named, put_in_steps,
 };
 
 use super::store::Store;
@@ -219,6 +219,17 @@ impl FileSystem for MemoryFs {
         how: CreateHow,
     ) -> Fut<'a, Result<Opened>> {
         answer(self.with_change(|store| self.create_or_open(store, cx, dir, name, how)))
+    }
+
+    fn put<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        mode: u32,
+        data: Buf,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(put_in_steps(self, cx, (dir, name), mode, data))
     }
 
     fn tmpfile<'a>(

@@ -45,9 +45,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_core::{
-    Access, Attr, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FsInfo, FsUuid, Fut,
-    Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp,
-    Uid, XattrSet, open_named,
+    Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FsInfo, FsUuid,
+    Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
+    Timestamp, Uid, XattrSet, open_named, put_in_steps,
 };
 
 use self::attrs::Target;
@@ -311,6 +311,17 @@ impl FileSystem for PosixFs {
             }
             Err(Error::retry(Errno::EAGAIN).because("the name goes from file to file"))
         }))
+    }
+
+    fn put<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        mode: u32,
+        data: Buf,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(put_in_steps(self, cx, (dir, name), mode, data))
     }
 
     fn tmpfile<'a>(

@@ -10,12 +10,10 @@ use std::time::Duration;
 use dray_client::{
     ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
 };
-use dray_core::{
-    Context, Errno, Error, FileId, FileSystem, Fut, LockOwner, OpenFile, OpenHow, RequestId,
-};
+use dray_core::{Errno, Error, Stack};
 use dray_fuse::{Dropper, Host};
 use dray_layers::metrics::Metrics;
-use dray_layers::{Observed, observed_file};
+use dray_layers::observed_stack;
 use dray_rt::sync::watch;
 
 use crate::mount::CONNECT_MAX;
@@ -63,66 +61,20 @@ pub struct Wishes {
     pub gather: Notice,
 }
 
-/// A daemon's surroundings: its supervisor, and a server at which files are still open that
-/// a daemon before it opened.
-pub(super) struct Attached {
-    session: ToldSession,
-    calls: Option<Arc<Metrics>>,
+/// The processes around a daemon: its supervisor, and one that has the kernel drop pages.
+pub(super) struct Surroundings {
     wishes: Wishes,
     /// The process that has the kernel drop what others have changed, once there was one.
     dropping: Mutex<Option<Child>>,
 }
 
-impl Attached {
-    pub(super) fn new(
-        session: ToldSession,
-        calls: Option<Arc<Metrics>>,
-        wishes: Wishes,
-    ) -> Attached {
-        Attached { session, calls, wishes, dropping: Mutex::default() }
+impl Surroundings {
+    pub(super) fn new(wishes: Wishes) -> Surroundings {
+        Surroundings { wishes, dropping: Mutex::default() }
     }
 }
 
-impl Host for Attached {
-    fn reopen<'a>(
-        &'a self,
-        cx: &'a Context,
-        fs: &'a Arc<dyn FileSystem>,
-        id: FileId,
-        flags: i32,
-        request: RequestId,
-    ) -> Fut<'a, dray_core::Result<Arc<dyn OpenFile>>> {
-        let how = OpenHow::new(flags);
-        let attached = self.attach(id, flags, request);
-        Box::pin(async move {
-            match attached {
-                Some(file) => Ok(file),
-                None => fs.open(cx, id, how).await,
-            }
-        })
-    }
-
-    fn attach(&self, id: FileId, flags: i32, request: RequestId) -> Option<Arc<dyn OpenFile>> {
-        let session = self.session.borrow().clone().flatten()?;
-        let file = RemoteFs::new(session).attach(id, OpenHow::new(flags), request.0);
-        Some(match &self.calls {
-            Some(calls) => observed_file(file, calls),
-            None => file,
-        })
-    }
-
-    fn attached(&self) {
-        if let Some(session) = self.session.borrow().clone().flatten() {
-            session.attached();
-        }
-    }
-
-    fn mapped(&self, id: FileId) {
-        if let Some(session) = self.session.borrow().clone().flatten() {
-            session.tell_mapped(id);
-        }
-    }
-
+impl Host for Surroundings {
     fn wake_queues(&self) {
         (self.wishes.push)();
     }
@@ -145,19 +97,10 @@ impl Host for Attached {
         })?);
         Ok(Dropper { nodes, dropped })
     }
-
-    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
-        self.session.borrow().clone().flatten()?.lock_owners()
-    }
-
-    fn owes_error(&self, id: FileId) -> bool {
-        let told = self.session.borrow();
-        told.as_ref().and_then(Option::as_ref).is_some_and(|session| session.owes_error(id))
-    }
 }
 
 impl Connection {
-    pub(super) async fn for_worker(&self, index: usize) -> dray_core::Result<Arc<dyn FileSystem>> {
+    pub(super) async fn for_worker(&self, index: usize) -> dray_core::Result<Stack> {
         if index == 0 {
             let session = self.connect().await;
             self.tell.send_replace(Some(session));
@@ -167,10 +110,10 @@ impl Connection {
         let session = known.ok().and_then(|known| known.clone().flatten());
         let session = session.ok_or(Error::new(Errno::EHOSTUNREACH))?;
         session.attach_here();
-        let fs: Arc<dyn FileSystem> = Arc::new(RemoteFs::new(session));
+        let stack = RemoteFs::stack(session);
         Ok(match &self.calls {
-            Some(calls) => Arc::new(Observed::new(fs, calls.clone())),
-            None => fs,
+            Some(calls) => observed_stack(stack, calls),
+            None => stack,
         })
     }
 

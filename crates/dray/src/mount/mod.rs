@@ -36,7 +36,7 @@ use crate::control::{self, Kind};
 use crate::daemonize::{self, Waiting};
 use crate::endpoint::{self, Answer};
 use crate::error::{Beginning, Doing, Failure};
-use crate::mount::connection::{Attached, Connection, NewMemory, Notice, Wishes};
+use crate::mount::connection::{Connection, NewMemory, Notice, Surroundings, Wishes};
 use crate::mount::mount_table::Known;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{Launch, Memory, MountWords};
@@ -300,16 +300,10 @@ impl Mount {
         wishes: Wishes,
     ) -> Result<Running, Failure> {
         let (tell, told) = watch::channel(None);
-        let what = || "cannot use the memory of the session".to_owned();
         // Whoever wants no metrics does not pay for them.
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
-        let host = Arc::new(Attached::new(told.clone(), calls.clone(), wishes));
-        let options = FuseOptions {
-            node: memory().beginning(what)?.node(),
-            workers: device.clones.len(),
-            host,
-            ..self.fuse_options()
-        };
+        let host = Arc::new(Surroundings::new(wishes));
+        let options = FuseOptions { workers: device.clones.len(), host, ..self.fuse_options() };
         let connection = Arc::new(Connection {
             target: self.target.clone(),
             options: self.client_options(),
@@ -333,19 +327,6 @@ impl Mount {
         let session = told.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
-        // Not for as long as the session: what the reporter knows of has the session.
-        let [asked, caching] = [(), ()].map(|()| Arc::downgrade(&reporter));
-        session.hear_changes_by(Box::new(move |files| {
-            if let Some(reporter) = caching.upgrade() {
-                reporter.others_changed(&files);
-            }
-        }));
-        session.find_jobs_by(Box::new(move |callers, tell| match asked.upgrade() {
-            Some(reporter) => {
-                reporter.find_jobs(&callers, |jobs| tell(jobs.into_iter().collect()));
-            }
-            None => tell(Vec::new()),
-        }));
         Ok(Running { mount: self, mounted, session, calls, reporter })
     }
 

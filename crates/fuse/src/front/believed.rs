@@ -17,7 +17,6 @@ use std::sync::Arc;
 use dray_core::{Context, Errno, Error, FileId, OpenFile, OpenHow, Pid, Result};
 
 use crate::front::Worker;
-use crate::options::Options;
 use crate::proto::abi::ROOT_NODE;
 use crate::state::sent_back::{Caller, NOTHING, Opening};
 use crate::worker::caller::{call_that_waits, is_of_kernel};
@@ -98,14 +97,16 @@ impl Worker {
     /// A predecessor may have had it opened for this very request, before it died. The kernel has not heard
     /// of that, and will not.
     async fn give_up(&self, cx: &Context, id: FileId, how: OpenHow) {
-        let Shared { handles, options: Options { host, .. }, .. } = &*self.shared;
-        let flags = how.flags & !libc::O_TRUNC;
+        let Shared { handles, control, .. } = &*self.shared;
         let left = handles.left_by(cx.request);
         let file = match &left {
-            Some((_, handle)) => handle.file(cx, &self.fs, &**host).await,
-            None => host.reopen(cx, &self.fs, id, flags, cx.request).await,
+            Some((_, handle)) => handle.file(cx, &*self.fs, &**control).await.ok(),
+            None => {
+                let how = OpenHow::new(how.flags & !libc::O_TRUNC);
+                control.attach(id, how, cx.request)
+            }
         };
-        if let Ok(file) = file {
+        if let Some(file) = file {
             let _ = file.close(cx).await; // nobody has used it
         }
         // Last: a successor of ours closes it else.

@@ -51,7 +51,7 @@ impl Worker {
         let file = self.file(cx, fh).await?;
         let from_cache = write_flags & abi::WRITE_CACHE != 0;
         if from_cache && self.handle(fh)?.note_mapped() {
-            self.shared.options.host.mapped(self.id(node)?);
+            self.shared.control.mapped(self.id(node)?);
         }
         let how = Write {
             at,

@@ -96,10 +96,9 @@ impl Worker {
             groups.sort_unstable();
             who = Arc::new(Identity { groups: groups.into(), ..(*who).clone() });
         }
-        let options = &self.shared.options;
         let id = RequestId(head.unique & !UNIQUE_RESEND);
-        let mut cx = Context::new(options.node, id, who, head.pid);
-        cx.patience = options.patience;
+        let mut cx = Context::new(self.shared.node, id, who, head.pid);
+        cx.patience = self.shared.options.patience;
         cx
     }
 
@@ -184,7 +183,7 @@ impl Worker {
     pub(crate) async fn file_of(&self, cx: &Context, handle: &Handle) -> Result<Arc<dyn OpenFile>> {
         match handle.opened() {
             Some(file) => Ok(file),
-            None => handle.file(cx, &self.fs, &*self.shared.options.host).await,
+            None => handle.file(cx, &*self.fs, &*self.shared.control).await,
         }
     }
 }

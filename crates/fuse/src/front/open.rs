@@ -194,7 +194,7 @@ impl Worker {
         let (shared, handle) = (&self.shared, self.handle(fh)?);
         self.used(node, &handle);
         let locks = shared.lock_owners.closes(&shared.nodes, node, owner);
-        if locks.is_some() || shared.options.host.owes_error(handle.id) {
+        if locks.is_some() || shared.control.owes_error(handle.id) {
             let file = self.file_of(cx, &handle).await?;
             match file.flush(cx, owner).await {
                 Ok(()) => {}
@@ -218,7 +218,7 @@ impl Worker {
         self.used(node, &handle);
         // One that a predecessor opened is opened again to be closed, because the server
         // may have kept it open, with its locks.
-        let result = match handle.file(cx, &self.fs, &*self.shared.options.host).await {
+        let result = match handle.file(cx, &*self.fs, &*self.shared.control).await {
             Ok(file) => file.close(cx).await,
             Err(error) => Err(error),
         };

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{
-    Context, Errno, Error, FileId, FileSystem, IdMap, LockOwner, OpenFile, RequestId, Result,
+    Context, Errno, Error, FileId, FileSystem, IdMap, LockOwner, OpenFile, OpenHow, RequestId,
+    Result, SessionControl,
 };
 
 use crate::front::dirs::Listing;
-use crate::options::Host;
 use crate::state::{HANDLES_MAX, State, header};
 use crate::worker::versions::Dropping;
 
@@ -49,13 +49,17 @@ impl Handle {
     pub(crate) async fn file(
         &self,
         cx: &Context,
-        fs: &Arc<dyn FileSystem>,
-        host: &dyn Host,
+        fs: &dyn FileSystem,
+        session: &dyn SessionControl,
     ) -> Result<Arc<dyn OpenFile>> {
         if let Some(file) = self.opened() {
             return Ok(file);
         }
-        let file = host.reopen(cx, fs, self.id, self.flags, self.request).await?;
+        let how = OpenHow::new(self.flags);
+        let file = match session.attach(self.id, how, self.request) {
+            Some(file) => file,
+            None => fs.open(cx, self.id, how).await?,
+        };
         Ok(self.slot().get_or_insert(file).clone())
     }
 
@@ -142,16 +146,16 @@ impl Handles {
         self.get(slot, STATE) >> REUSE_SHIFT
     }
 
-    /// Attaches what a predecessor had open, as far as `host` can.
-    pub(crate) fn attach(&self, host: &dyn Host) {
+    /// Attaches what a predecessor had open, as far as `session` can.
+    pub(crate) fn attach(&self, session: &dyn SessionControl) {
         let left: Vec<Arc<Handle>> = self.lock().slots.iter().flatten().cloned().collect();
         for handle in left {
             let mut slot = handle.slot();
             if slot.is_none() {
-                *slot = host.attach(handle.id, handle.flags, handle.request);
+                *slot = session.attach(handle.id, OpenHow::new(handle.flags), handle.request);
             }
         }
-        host.attached();
+        session.attached();
     }
 
     /// A handle for a file just opened with `flags` by `request`, which has the kernel drop

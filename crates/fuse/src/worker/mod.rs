@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use dray_core::{FileId, FileSystem, Fut, Pid, Result as FsResult};
+use dray_core::{FileSystem, Fut, Result as FsResult, Stack};
 use dray_rt::sync::watch;
 use dray_rt::{Handle, Ring};
 
@@ -37,10 +37,9 @@ use crate::worker::jobs::JobsOf;
 use crate::worker::outdated::drop_soon;
 use crate::worker::shared::Shared;
 
-/// Makes the file system of worker `index`. Called on that worker's executor, so that a
+/// Makes what worker `index` serves. Called on that worker's executor, so that a
 /// connection made by it belongs to that thread.
-pub type PerThread =
-    Arc<dyn Fn(usize, &Handle) -> Fut<'static, FsResult<Arc<dyn FileSystem>>> + Send + Sync>;
+pub type PerThread = Arc<dyn Fn(usize, &Handle) -> Fut<'static, FsResult<Stack>> + Send + Sync>;
 
 /// The kernel's end of a mount, and what a supervisor keeps for it.
 pub struct Device {
@@ -138,15 +137,15 @@ impl Mounted {
         Ok(Mounted { reporter, threads, start })
     }
 
-    /// Serves the same file system object on every worker. Errors: those of [`Mounted::start`].
+    /// Serves the same file system object, which has no session, on every worker. Errors: those of [`Mounted::start`].
     pub fn start_with(
         fs: Arc<dyn FileSystem>,
         device: Device,
         options: Options,
     ) -> io::Result<Mounted> {
         let per_thread: PerThread = Arc::new(move |_, _| {
-            let fs = fs.clone();
-            Box::pin(async move { Ok(fs) })
+            let stack = Stack::alone(fs.clone());
+            Box::pin(async move { Ok(stack) })
         });
         Mounted::start(per_thread, device, options)
     }
@@ -225,20 +224,6 @@ impl Reporter {
         self.shared.jobs.find_soon(callers.into_iter().collect())
     }
 
-    /// Hands the jobs of those of `callers` who have requests under way to `then`, later and on
-    /// another thread.
-    pub fn find_jobs(&self, callers: &[Pid], then: impl FnOnce(JobsOf) + Send + 'static) {
-        let mut known = self.shared.flights.callers();
-        known.retain(|caller| callers.contains(caller));
-        self.shared.jobs.find(known.into_iter().collect(), then);
-    }
-
-    /// Other clients have changed these files: what the kernel has cached of them is dropped soon,
-    /// by another process ([`Host::start_dropping`](crate::Host::start_dropping)).
-    pub fn others_changed(&self, files: &[FileId]) {
-        drop_soon(&self.shared, files);
-    }
-
     fn in_flight(&self) -> Vec<InFlight> {
         let mut list = self.shared.flights.list();
         for flight in &mut list {
@@ -273,18 +258,20 @@ impl Start {
     }
 
     /// What the workers share, made by the first that knows the root.
-    fn share(&self, fs: &Arc<dyn FileSystem>) -> Arc<Shared> {
+    fn share(&self, stack: &Stack) -> Arc<Shared> {
         let mut shared = self.shared();
         let make = || {
-            Arc::new(Shared::new(
+            let shared = Arc::new(Shared::new(
                 self.options.clone(),
                 self.session,
                 self.fd.clone(),
                 &self.state,
                 self.adopted,
-                fs.info().root,
+                stack,
                 self.cpus.len(),
-            ))
+            ));
+            hear_of_session(&shared);
+            shared
         };
         shared.get_or_insert_with(make).clone()
     }
@@ -294,6 +281,21 @@ impl Start {
         let known = carrier.wait_for(Option::is_some).await; // the sender is ours
         known.ok().and_then(|known| *known).unwrap_or(Transport::Classic)
     }
+}
+
+/// Answers what the server asks of its own accord and does what it says, as long as the mount is there.
+/// What the workers share holds the session, so the session must not hold it.
+fn hear_of_session(shared: &Arc<Shared>) {
+    let [caching, asked] = [(), ()].map(|()| Arc::downgrade(shared));
+    shared.control.hear_changes_by(Box::new(move |files| {
+        if let Some(shared) = caching.upgrade() {
+            drop_soon(&shared, &files);
+        }
+    }));
+    shared.control.find_jobs_by(Box::new(move |callers, tell| match asked.upgrade() {
+        Some(shared) => shared.find_jobs(&callers, tell),
+        None => tell(Vec::new()),
+    }));
 }
 
 fn jobs(
@@ -322,18 +324,18 @@ async fn work(
     ready: &mpsc::Sender<io::Result<()>>,
     handle: &Handle,
 ) -> io::Result<()> {
-    let fs = match per_thread(index, handle).await {
-        Ok(fs) => fs,
+    let stack = match per_thread(index, handle).await {
+        Ok(stack) => stack,
         Err(error) => {
             let _ = ready.send(Err(error.errno().into())); // whoever started us waits for it
             return Ok(());
         }
     };
-    let shared = start.share(&fs);
+    let shared = start.share(&stack);
     if index == 0 && start.adopted {
-        shared.handles.attach(&*start.options.host);
+        shared.handles.attach(&*shared.control);
     }
-    let worker = Arc::new(Worker { index, shared, fs });
+    let worker = Arc::new(Worker { index, shared, fs: stack.fs });
     if let Some((queues, ring)) = start.queues.as_ref().zip(Ring::of(handle)) {
         let own = cpus::queues_of(index, &start.cpus, queues.cpus());
         queues.serve(&worker, &ring, &own);

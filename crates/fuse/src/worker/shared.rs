@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use dray_core::FileId;
+use dray_core::{NodeId, Pid, SessionControl, Stack, TellJobs};
 
 use crate::front::removed::Removed;
 use crate::front::undoing::FailedWrites;
@@ -18,7 +18,7 @@ use crate::state::nodes::Nodes;
 use crate::state::sent_back::SentBack;
 use crate::worker::flight::Flights;
 use crate::worker::identity::Identities;
-use crate::worker::jobs::Jobs;
+use crate::worker::jobs::{Jobs, JobsOf};
 use crate::worker::lock_owners::LockOwners;
 use crate::worker::outdated::Outdated;
 use crate::worker::versions::Versions;
@@ -26,6 +26,10 @@ use crate::worker::versions::Versions;
 pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) session: Session,
+    /// The session of the file system below.
+    pub(crate) control: Arc<dyn SessionControl>,
+    /// This mount, as the server knows it.
+    pub(crate) node: NodeId,
     pub(crate) device: Arc<OwnedFd>,
     pub(crate) nodes: Nodes,
     pub(crate) handles: Handles,
@@ -52,21 +56,23 @@ impl Shared {
         device: Arc<OwnedFd>,
         state: &State,
         adopted: bool,
-        root: FileId,
+        stack: &Stack,
         workers: usize,
     ) -> Shared {
-        let nodes = Nodes::new(state.clone(), root);
+        let nodes = Nodes::new(state.clone(), stack.fs.info().root);
         if options.believes_names() {
             nodes.believed_for(options.entry_validity());
         }
         let lock_owners = match adopted {
-            true => LockOwners::of_predecessor(&nodes, options.host.lock_owners()),
+            true => LockOwners::of_predecessor(&nodes, stack.session.lock_owners()),
             false => LockOwners::default(),
         };
         Shared {
             identities: Identities::new(!options.kernel_checks_permissions()),
             options,
             session,
+            control: stack.session.clone(),
+            node: stack.session.node(),
             device,
             nodes,
             handles: Handles::new(state.clone()),
@@ -82,5 +88,14 @@ impl Shared {
             sent_back: SentBack::new(state.clone(), adopted),
             looks_after: AtomicBool::new(false),
         }
+    }
+
+    /// Hands the jobs of those of `callers` who have requests under way to `tell`, later and on
+    /// another thread.
+    pub(crate) fn find_jobs(&self, callers: &[Pid], tell: TellJobs) {
+        let mut known = self.flights.callers();
+        known.retain(|caller| callers.contains(caller));
+        let then = move |jobs: JobsOf| tell(jobs.into_iter().collect());
+        self.jobs.find(known.into_iter().collect(), then);
     }
 }

@@ -8,6 +8,10 @@ use dray_fuse::{Dropper, Host, drop_outdated};
 pub struct Dropping;
 
 impl Host for Dropping {
+    fn wake_queues(&self) {}
+
+    fn gather_entries(&self) {}
+
     fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<Dropper> {
         let ((reader, nodes), (dropped, tells)) = (io::pipe()?, io::pipe()?);
         let device = device.try_clone_to_owned()?;

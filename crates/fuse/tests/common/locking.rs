@@ -215,6 +215,17 @@ impl FileSystem for Locking {
         })
     }
 
+    fn put<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        mode: u32,
+        data: Buf,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(put_in_steps(self, cx, (dir, name), mode, data))
+    }
+
     fn tmpfile<'a>(
         &'a self,
         cx: &'a Context,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dray_core::{
     Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Fate, FileId, FileSystem,
     FileType, FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result,
-    SetAttr, Statfs, Timestamp, Uid, XattrSet, open_named,
+    SetAttr, Statfs, Timestamp, Uid, XattrSet, must_fit_one_call, open_named, put_in_steps,
 };
 
 use crate::client::channel::{OutgoingCall, ReplyInfo, error_of};
@@ -34,44 +34,9 @@ impl RemoteFs {
         &self.session
     }
 
-    /// A file that a process before us opened and the server still has open. `request` is
-    /// the number of the request that opened it. No call is made; should the server have
-    /// lost it, it is opened again when it is used.
-    pub fn attach(&self, id: FileId, how: OpenHow, request: u64) -> Arc<dyn OpenFile> {
-        let handle = self.session.link.files.aliases.number_of(request);
-        Arc::new(self.file(id, handle, how, (None, None)).inherited())
-    }
-
     /// A call that changes nothing: asking twice does no harm.
     async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
         self.send(cx, &call, None, None).await.map(|(value, _)| value)
-    }
-
-    /// Makes or replaces the file `name` in `dir` with `data`, at most
-    /// [`IO_MAX_BYTES`](dray_core::IO_MAX_BYTES), in one round trip: create, write and close.
-    /// Others may see it before all data are in it, as with the three calls. Errors: those
-    /// of the three; after an error of writing the file may be there with less in it.
-    pub async fn put(
-        &self,
-        cx: &Context,
-        dir: FileId,
-        name: &Name,
-        mode: u32,
-        data: Buf,
-    ) -> Result<()> {
-        let slot = self.session.link.take_slot(cx).await?;
-        let call = Call::Put { dir, name: name.as_bytes(), mode };
-        let (id, made): (FileId, _) = self.send(cx, &call, Some(&slot), Some(data.clone())).await?;
-        self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(id));
-        let who = &cx.who;
-        for (change, data) in
-            [(Change::Size { size: 0 }, &[][..]), (Change::Write { at: 0 }, &data[..])]
-        {
-            let (file, confirmation, change) = (id, made.confirmation(), Some(change));
-            let new = FileChange { file, confirmation, change, data, who, is_durable: false };
-            self.session.link.unsynced.change_answered(new, None);
-        }
-        Ok(())
     }
 
     /// A call that changes something: in a replay slot, so that it is applied once.
@@ -100,7 +65,7 @@ impl RemoteFs {
     }
 
     /// An open file, with what its opening answered.
-    fn file(
+    pub(super) fn file(
         &self,
         id: FileId,
         handle: u64,
@@ -230,6 +195,29 @@ impl RemoteFs {
         if let Some(surplus) = surplus {
             self.session.link.close_surplus(&self.session, surplus);
         }
+    }
+
+    /// One call, if the server knows it: create, write and close in one round trip.
+    async fn put_whole(
+        &self,
+        cx: &Context,
+        (dir, name): (FileId, &Name),
+        mode: u32,
+        data: Buf,
+    ) -> Result<()> {
+        let slot = self.session.link.take_slot(cx).await?;
+        let call = Call::Put { dir, name: name.as_bytes(), mode };
+        let (id, made): (FileId, _) = self.send(cx, &call, Some(&slot), Some(data.clone())).await?;
+        self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(id));
+        let who = &cx.who;
+        for (change, data) in
+            [(Change::Size { size: 0 }, &[][..]), (Change::Write { at: 0 }, &data[..])]
+        {
+            let (file, confirmation, change) = (id, made.confirmation(), Some(change));
+            let new = FileChange { file, confirmation, change, data, who, is_durable: false };
+            self.session.link.unsynced.change_answered(new, None);
+        }
+        Ok(())
     }
 
     /// Notes a change of what has no content, or none that can be made again.
@@ -448,6 +436,26 @@ impl FileSystem for RemoteFs {
             let call = Call::Tmpfile { dir, how, handle };
             let (answer, made) = self.change(cx, call).await?;
             self.made(cx, answer, (handle, how.open), made).await
+        })
+    }
+
+    fn put<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        mode: u32,
+        data: Buf,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            must_fit_one_call(&data)?;
+            match self.put_whole(cx, (dir, name), mode, data.clone()).await {
+                // A server of an earlier version does not know the call.
+                Err(error) if error.errno() == Errno::ENOTSUP => {
+                    put_in_steps(self, cx, (dir, name), mode, data).await
+                }
+                done => done,
+            }
         })
     }
 

@@ -7,6 +7,7 @@
 
 mod adaptive_choice;
 mod channel;
+mod control;
 mod durability;
 mod failed_sync;
 mod file;
@@ -25,8 +26,6 @@ mod sync_scheduler;
 pub use channel::ChannelStats;
 pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;
-pub use link::changes::HearChanges;
-pub use link::jobs::{FindJobs, TellJobs};
 pub use memory::SessionMemory;
 pub use open_ahead::OpenAheadStats;
 pub use session::{ClientOptions, ConnectError, Session, SessionStatus};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use dray_core::{Errno, Error, FileId, FsInfo, LockOwner, NodeId, Result};
+use dray_core::{Errno, Error, FsInfo, NodeId, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
@@ -15,8 +15,6 @@ use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::durability::UnsyncedStatus;
 use crate::client::link::Link;
-use crate::client::link::changes::HearChanges;
-use crate::client::link::jobs::FindJobs;
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
 use crate::wire::NotifyHead;
@@ -43,7 +41,7 @@ pub struct ClientOptions {
     /// [`ClientOptions::SPLIT_MIN_BYTES`] is a good choice.
     pub split_min_bytes: u32,
     /// Data and attributes of open files are cached: the server is to tell of changes by others
-    /// ([`Session::hear_changes_by`]).
+    /// ([`SessionControl::hear_changes_by`](dray_core::SessionControl::hear_changes_by)).
     pub caches: bool,
     /// Nobody looks at who calls, since all are one user at the server: one at which they are not is not
     /// gone on with.
@@ -148,7 +146,7 @@ pub struct Session {
     /// Tells it from every other one that this process has or had.
     number: u64,
     info: FsInfo,
-    channels: RwLock<Vec<Arc<Channel>>>,
+    pub(super) channels: RwLock<Vec<Arc<Channel>>>,
     /// Of large reads.
     pub(crate) pace: AdaptiveChoice,
 }
@@ -182,7 +180,7 @@ thread_local! {
 impl Session {
     /// Connects for the first time. It is done once the server has welcomed us; from then
     /// on lost connections are made anew for ever. If `memory` is that of a process that
-    /// died, its session goes on; call [`Session::attached`] then.
+    /// died, its session goes on; call [`SessionControl::attached`](dray_core::SessionControl::attached) then.
     pub async fn connect(
         connector: Arc<dyn Connect>,
         options: ClientOptions,
@@ -245,13 +243,6 @@ impl Session {
         self.link.node
     }
 
-    /// Every file that a process before us had open has been attached
-    /// ([`RemoteFs::attach`](super::RemoteFs::attach)). Only then a server that has lost its
-    /// state is told that this client has opened again what it had open.
-    pub fn attached(&self) {
-        self.link.files.complete();
-    }
-
     /// The export, as it was when the session began.
     pub fn info(&self) -> &FsInfo {
         &self.info
@@ -260,15 +251,6 @@ impl Session {
     /// Whether whoever calls is the same user at the server, as that said last.
     pub fn one_user(&self) -> bool {
         self.link.server().one_user
-    }
-
-    /// Tells the server that programs store into a shared mapping of this file: another mount that does so,
-    /// too, does not see it.
-    pub fn tell_mapped(&self, file: FileId) {
-        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(channel) = channels.first() {
-            channel.tell_mapped(file);
-        }
     }
 
     /// Gives the calling thread a channel of its own, served by its executor, as long as
@@ -296,30 +278,6 @@ impl Session {
         self.link.leaving.store(true, Ordering::Relaxed);
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         channels.iter().for_each(|channel| channel.notify(NotifyHead::GOODBYE, 0));
-    }
-
-    /// Has `hear` told of files that are open here and that others have changed: soon, if at all.
-    /// The first one that is set stays. For sessions that cache ([`ClientOptions::caches`]).
-    pub fn hear_changes_by(&self, hear: HearChanges) {
-        self.link.hear_changes_by(hear);
-    }
-
-    /// Has `find` tell to which batch jobs callers belong, when the server is looked at and asks.
-    /// The first one that is set stays.
-    pub fn find_jobs_by(&self, find: FindJobs) {
-        self.link.find_jobs_by(find);
-    }
-
-    /// The owners of fcntl locks that a process before us left, and their files; none if there
-    /// may be more of them.
-    pub fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
-        self.link.held.owners()
-    }
-
-    /// Whether the close of a descriptor of `id` has a loss to tell, or may have, so that it
-    /// must be passed on.
-    pub fn owes_error(&self, id: FileId) -> bool {
-        self.link.unsynced.may_report_loss(id)
     }
 
     /// What it is doing.
@@ -393,7 +351,7 @@ impl Drop for Session {
 pub(crate) mod tests {
     use std::sync::mpsc;
 
-    use dray_core::{FsUuid, Fut};
+    use dray_core::{FileId, FsUuid, Fut};
     use dray_fabric::Connection;
     use dray_rt::{DriverKind, Executor};
 

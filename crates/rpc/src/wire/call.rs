@@ -87,7 +87,7 @@ calls! {
     SetFlags { handle: u64, flags: u32 },
     Close { handle: u64 },
     /// Makes or replaces a file with the data that come along: create, write and close in
-    /// one. It is no method of the traits: the server makes the three calls.
+    /// one.
     Put { dir: FileId, name: Bytes<'a>, mode: u32 },
     SyncAll {},
     /// What a client knows to be on media, after the server's machine has lost power.

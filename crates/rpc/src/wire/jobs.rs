@@ -2,7 +2,7 @@
 //! ([`NotifyHead::WHOSE`](super::NotifyHead::WHOSE)), answered by a client
 //! ([`NotifyHead::JOBS`](super::NotifyHead::JOBS)).
 
-use dray_core::Pid;
+use dray_core::{CallersJob, Pid};
 
 use crate::wire::codec::{Input, Malformed, Wire};
 
@@ -10,9 +10,6 @@ use crate::wire::codec::{Input, Malformed, Wire};
 pub const CALLERS_MAX: usize = 256;
 /// Longest name of a job, bytes.
 const JOB_MAX_BYTES: usize = 64;
-
-/// A caller, and the job that it belongs to.
-pub type CallersJob = (Pid, Box<str>);
 
 /// Appends a question for these callers, of whom there are [`CALLERS_MAX`] at most.
 pub fn put_callers(callers: &[Pid], out: &mut Vec<u8>) {

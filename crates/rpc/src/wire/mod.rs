@@ -22,7 +22,7 @@ pub use head::{
     CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag, peek_unknown_op,
 };
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
-pub use jobs::{CALLERS_MAX, CallersJob, get_callers, get_jobs, put_callers, put_jobs};
+pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};
 pub use stamp::{Change, Floor, Stamp, get_floors, put_floor};
 pub use ticket::Ticket;
 

@@ -8,7 +8,10 @@ mod rights;
 use std::time::Duration;
 
 use common::{client_options, memory, serve_simulated, server_of, server_with, simulate};
-use dray_core::{BufMut, Context, FileSystem, Identity, Name, OpenHow, Pid, RemoveKind, RequestId};
+use dray_core::{
+    BufMut, Context, FileSystem, Identity, Name, OpenHow, Pid, RemoveKind, RequestId,
+    SessionControl,
+};
 use dray_fabric::sim::{Network, Weather};
 use dray_rpc::client::{RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Loss, MemoryJournal, ServerOptions};
@@ -225,8 +228,8 @@ fn a_successor_goes_on_with_what_was_used_and_closes_the_rest() {
         let memory = SessionMemory::from_fd(fd).unwrap();
         let next = Session::connect(network.connector("s"), client_options(), memory).await;
         let next = RemoteFs::new(next.unwrap());
-        let files = [102, 202].map(|request| next.attach(id, READ, request));
-        next.session().attached();
+        let files = [102, 202].map(|request| next.attach(id, READ, RequestId(request)).unwrap());
+        next.attached();
         let before: u64 = next.session().status().channels.iter().map(|one| one.calls).sum();
         for file in &files {
             file.read(&Context::system(), 0, BufMut::heap(10)).await.map_err(|one| one.0).unwrap();

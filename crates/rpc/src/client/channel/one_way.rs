@@ -7,13 +7,13 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dray_core::{Context, FileId, Identity, Pid, RequestId};
+use dray_core::{CallersJob, Context, FileId, Identity, Pid, RequestId};
 use dray_rt::sleep;
 
 use super::tags::TagClass;
 use super::{Channel, OutgoingCall, Phase, State};
 use crate::client::holdings::closes::PendingClose;
-use crate::wire::{Call, CallHead, CallersJob, NO_SLOT, NotifyHead, Wire, put_jobs};
+use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Wire, put_jobs};
 
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
 /// 4 ms): a thread that goes on waiting for events need not program the clock for it.

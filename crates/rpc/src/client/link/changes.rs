@@ -3,13 +3,10 @@
 use std::io;
 use std::sync::OnceLock;
 
-use dray_core::FileId;
+use dray_core::HearChanges;
 
 use super::Link;
 use crate::wire::{Input, get_changed};
-
-/// Is told of files that others have changed. It must not wait.
-pub type HearChanges = Box<dyn Fn(Vec<FileId>) + Send + Sync>;
 
 /// Who wants to hear of them, if anybody does.
 #[derive(Default)]

@@ -3,16 +3,11 @@
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use dray_core::Pid;
+use dray_core::{CallersJob, FindJobs};
 
 use super::Link;
 use crate::client::channel::Channel;
-use crate::wire::{CallersJob, Input, get_callers};
-
-/// Takes an answer, on any thread.
-pub type TellJobs = Box<dyn FnOnce(Vec<CallersJob>) + Send>;
-/// Finds the jobs of callers, and hands them on when it knows them. It must not wait.
-pub type FindJobs = Box<dyn Fn(Vec<Pid>, TellJobs) + Send + Sync>;
+use crate::wire::{Input, get_callers};
 
 /// Who knows of jobs, if anybody does.
 #[derive(Default)]

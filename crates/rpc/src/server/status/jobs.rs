@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_core::Pid;
+use dray_core::{CallersJob, Pid};
 use dray_rt::sync::oneshot;
 use dray_rt::{Instant, timeout};
 
 use crate::server::session::Session;
-use crate::wire::{CALLERS_MAX, CallersJob, NotifyHead, put_callers};
+use crate::wire::{CALLERS_MAX, NotifyHead, put_callers};
 
 /// How long clients are waited for, all of them together.
 const PATIENCE: Duration = Duration::from_millis(500);

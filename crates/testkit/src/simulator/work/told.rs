@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dray_core::{
-    Allocate, Buf, CreateHow, Error, FileId, FileSystem, Fut, OpenHow, RemoveKind, SetAttr, Write,
-    XattrSet,
+    Allocate, Buf, CreateHow, Error, FileId, FileSystem, Fut, OpenHow, RemoveKind, SessionControl,
+    SetAttr, Write, XattrSet,
 };
 use dray_rt::sleep;
 
@@ -78,11 +78,11 @@ impl Told {
     fn listen(&self, client: &Client) {
         let (state, number) = (self.0.clone(), client.number);
         let host = format!("client{number}");
-        client.fs.session().hear_changes_by(Box::new(move |files| {
+        client.fs.hear_changes_by(Box::new(move |files| {
             let mut state = lock(&state);
             files.into_iter().for_each(|file| *state.told.entry((number, file)).or_default() += 1);
         }));
-        client.fs.session().find_jobs_by(Box::new(move |callers, tell| {
+        client.fs.find_jobs_by(Box::new(move |callers, tell| {
             let jobs = callers.into_iter().map(|caller| (caller, job_on(&host))).collect();
             match pick(3) {
                 0 => drop(tell), // it never answers

@@ -1,0 +1,108 @@
+//! What a front end needs beside the two traits.
+
+use std::sync::Arc;
+
+use crate::{FileId, FileSystem, LockOwner, NodeId, OpenFile, OpenHow, Pid, RequestId};
+
+/// Gets files that other clients have changed. It must not wait.
+pub type HearChanges = Box<dyn Fn(Vec<FileId>) + Send + Sync>;
+/// A caller and its batch job.
+pub type CallersJob = (Pid, Box<str>);
+/// Takes the jobs of callers, on any thread.
+pub type TellJobs = Box<dyn FnOnce(Vec<CallersJob>) + Send>;
+/// Finds the jobs of callers, and hands them on when it knows them. It must not wait.
+pub type FindJobs = Box<dyn Fn(Vec<Pid>, TellJobs) + Send + Sync>;
+
+/// The session under a front end's file system: what outlives the front end's process, and what the
+/// server says without being asked.
+///
+/// This is the one seam beside [`FileSystem`] and [`OpenFile`]. What a front end wants of a session
+/// belongs here or into those traits. There are no default bodies, as there are none in the traits.
+/// No method waits. File systems without a session have [`NoSession`].
+pub trait SessionControl: Send + Sync + 'static {
+    /// The node by which the session's requests are known over the front end's processes. A front end
+    /// puts it into the context of each request, together with a number of its own.
+    fn node(&self) -> NodeId;
+
+    /// A file that a process before this one opened and the server still has open. `how` has no
+    /// creation flags and no `O_TRUNC`; `request` is the number of the request that opened it. Rights
+    /// were checked at the first open. No call is made: if the server has lost the file it is opened
+    /// again when it is used. None: open it again with [`FileSystem::open`].
+    fn attach(&self, id: FileId, how: OpenHow, request: RequestId) -> Option<Arc<dyn OpenFile>>;
+
+    /// Every file that a process before this one had open has been attached. Only then a server that
+    /// has lost its state is told that this client has opened again what it had open.
+    fn attached(&self);
+
+    /// The owners of fcntl locks that a process before this one left, and their files. None if there
+    /// may be more of them: then each close of a file that had locks must be passed on.
+    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>>;
+
+    /// Whether an error of writing `id` may wait to be reported at the next close of a descriptor. Then
+    /// the close must be passed on ([`OpenFile::flush`]). Asked at each close: it must be cheap.
+    fn owes_error(&self, id: FileId) -> bool;
+
+    /// Programs store into a shared mapping of this file. Other clients that do so, too, do not see it.
+    fn mapped(&self, id: FileId);
+
+    /// Has `hear` get the files that are open here and that other clients have changed, for front ends
+    /// that cache. The first one that is set stays.
+    fn hear_changes_by(&self, hear: HearChanges);
+
+    /// Has `find` tell to which batch jobs callers belong, when the server asks. The first one that is
+    /// set stays.
+    fn find_jobs_by(&self, find: FindJobs);
+
+    /// Ends the session: the server gives back at once what it holds for it. To be called when the
+    /// front end serves nobody any more.
+    fn goodbye(&self);
+}
+
+/// What a front end serves: a file system, with all its layers, and the session under it.
+#[derive(Clone)]
+pub struct Stack {
+    /// The file system.
+    pub fs: Arc<dyn FileSystem>,
+    /// The session under it.
+    pub session: Arc<dyn SessionControl>,
+}
+
+impl Stack {
+    /// A file system without a session.
+    pub fn alone(fs: Arc<dyn FileSystem>) -> Stack {
+        Stack { fs, session: Arc::new(NoSession) }
+    }
+}
+
+/// For a file system in the front end's own process: nothing outlives that, and nobody else changes
+/// anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoSession;
+
+impl SessionControl for NoSession {
+    fn node(&self) -> NodeId {
+        NodeId(0)
+    }
+
+    fn attach(&self, _: FileId, _: OpenHow, _: RequestId) -> Option<Arc<dyn OpenFile>> {
+        None
+    }
+
+    fn attached(&self) {}
+
+    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
+        None
+    }
+
+    fn owes_error(&self, _: FileId) -> bool {
+        false
+    }
+
+    fn mapped(&self, _: FileId) {}
+
+    fn hear_changes_by(&self, _: HearChanges) {}
+
+    fn find_jobs_by(&self, _: FindJobs) {}
+
+    fn goodbye(&self) {}
+}
