@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{FileId, Gid, Uid};
+use crate::{FileId, Gid, Uid, Validity};
 
 /// A point in time, as files carry it: seconds since 1970 and nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,6 +108,8 @@ pub struct Attr {
     pub attributes: u64,
     /// `STATX_ATTR_*` bits that the file system can tell.
     pub attributes_mask: u64,
+    /// How long these attributes may be believed, and what came with them.
+    pub validity: Validity,
 }
 
 impl Attr {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::{BufMut, Errno, Op};
+use crate::{BufMut, Errno, Op, Ttl};
 
 /// Result of an operation on a [`FileSystem`](crate::FileSystem).
 pub type Result<T> = std::result::Result<T, Error>;
@@ -29,28 +29,36 @@ pub struct Error {
     errno: Errno,
     fate: Fate,
     op: Option<Op>,
+    absence: Option<Ttl>,
     what: Cow<'static, str>,
 }
 
 impl Error {
     /// A decided failure with an error number from the file system below.
     pub const fn new(errno: Errno) -> Error {
-        Error { errno, fate: Fate::Final, op: None, what: Cow::Borrowed("") }
+        Error { errno, fate: Fate::Final, op: None, absence: None, what: Cow::Borrowed("") }
     }
 
     /// A failure after which the operation is known not to have been applied.
     pub const fn retry(errno: Errno) -> Error {
-        Error { errno, fate: Fate::Retry, op: None, what: Cow::Borrowed("") }
+        Error { errno, fate: Fate::Retry, op: None, absence: None, what: Cow::Borrowed("") }
     }
 
     /// A failure that leaves it open whether the operation was applied.
     pub const fn unknown(errno: Errno) -> Error {
-        Error { errno, fate: Fate::Unknown, op: None, what: Cow::Borrowed("") }
+        Error { errno, fate: Fate::Unknown, op: None, absence: None, what: Cow::Borrowed("") }
     }
 
     /// Says what happened, for the log line of whoever consumes the error.
     pub fn because(mut self, what: impl Into<Cow<'static, str>>) -> Error {
         self.what = what.into();
+        self
+    }
+
+    /// Says how long it may be believed that there is no such name; to `ENOENT` of a lookup. What is
+    /// not said the mount's mode of consistency decides.
+    pub fn absent_for(mut self, ttl: Option<Ttl>) -> Error {
+        self.absence = ttl;
         self
     }
 
@@ -73,6 +81,11 @@ impl Error {
     /// The operation that failed, where it was named.
     pub fn op(&self) -> Option<Op> {
         self.op
+    }
+
+    /// How long it may be believed that there is no such name, where that was said.
+    pub fn absence(&self) -> Option<Ttl> {
+        self.absence
     }
 
     /// The explanation, empty where the error number says it all.

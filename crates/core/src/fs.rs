@@ -44,7 +44,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// caller makes is this user's.
     fn user_of(&self, cx: &Context) -> Uid;
 
-    /// Finds `name` in `dir`. Errors: `ENOENT`, `ENOTDIR`, `EACCES` and those of the file
+    /// Finds `name` in `dir`. Errors: `ENOENT`, which may say how long it holds
+    /// ([`Error::absent_for`](crate::Error::absent_for)), `ENOTDIR`, `EACCES` and those of the file
     /// system below.
     fn lookup<'a>(&'a self, cx: &'a Context, dir: FileId, name: &'a Name)
     -> Fut<'a, Result<Entry>>;
@@ -197,7 +198,8 @@ pub trait OpenFile: Send + Sync + 'static {
     /// The file that is open.
     fn id(&self) -> FileId;
 
-    /// What came with the answer to [`OpenHow::with_attr`]; none: ask.
+    /// What came with the answer to [`OpenHow::with_attr`], or unasked from a file system that says
+    /// itself how long the file's pages may be kept ([`Validity`](crate::Validity)). None: ask.
     fn at_open(&self) -> Option<AtOpen>;
 
     /// For implementations that must recognise their own ([`OpenFile::copy_range`]).

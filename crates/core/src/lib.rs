@@ -24,6 +24,7 @@ mod peer;
 mod put;
 mod session;
 mod shares;
+mod validity;
 
 pub use admission::{Admit, CallAdmission, ObservedCall};
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
@@ -47,6 +48,7 @@ pub use peer::{Peer, RESERVED_PORTS_END, Via};
 pub use put::{must_fit_one_call, put_in_steps};
 pub use session::{CallersJob, FindJobs, HearChanges, NoSession, SessionControl, Stack, TellJobs};
 pub use shares::{Place, Shares, Shortage, Taker};
+pub use validity::{PageValidity, Ttl, Validity};
 
 /// Bytes that one read or write call may carry, everywhere in dray. The Linux
 /// FUSE client splits larger calls at the same bound (`fs.fuse.max_pages_limit`

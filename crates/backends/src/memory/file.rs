@@ -26,6 +26,8 @@ pub struct MemoryFile {
     epoch: u64,
     id: FileId,
     how: OpenHow,
+    /// Where more is to be said of its pages than what the mount's mode has.
+    at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
     locks: Arc<LockTable>,
     /// Whose flock locks were taken through this open file: they end with it.
@@ -38,11 +40,17 @@ impl MemoryFs {
         let inode = store.unlogged(ino)?;
         inode.opens += 1;
         let id = FileId { ino, generation: inode.generation };
+        let attr = inode.meta.validity.pages.map(|_| inode.attr(ino));
+        let at_open = |attr: Attr| {
+            let times_past = Some(attr.is_past(super::inode::now()));
+            Box::new(AtOpen { attr, no_capability: false, times_past })
+        };
         Ok(MemoryFile {
             shared: self.shared.clone(),
             epoch: self.epoch,
             id,
             how,
+            at_open: attr.map(at_open),
             closed: AtomicBool::new(false),
             locks: self.locks.clone(),
             flock_owners: Mutex::default(),
@@ -145,7 +153,7 @@ impl OpenFile for MemoryFile {
     }
 
     fn at_open(&self) -> Option<AtOpen> {
-        None
+        self.at_open.as_deref().copied()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dray_core::{Attr, Context, Errno, FileType, Gid, Identity, Result, Timestamp, Uid};
+use dray_core::{Attr, Context, Errno, FileType, Gid, Identity, Result, Timestamp, Uid, Validity};
 
 use super::content::Content;
 use super::directory::Directory;
@@ -26,6 +26,8 @@ pub(super) struct Meta {
     /// `FS_*_FL` bits.
     pub(super) flags: u32,
     pub(super) xattrs: Arc<BTreeMap<Vec<u8>, Vec<u8>>>,
+    /// What answers about it say.
+    pub(super) validity: Validity,
 }
 
 /// What is in it.
@@ -125,6 +127,7 @@ impl Inode {
             btime: meta.btime,
             attributes: 0,
             attributes_mask: 0,
+            validity: meta.validity,
         }
     }
 

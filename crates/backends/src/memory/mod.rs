@@ -30,7 +30,7 @@ mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::{Errno, Error, FsInfo, FsUuid, Result};
+use dray_core::{Errno, Error, FileId, FsInfo, FsUuid, Result, Ttl, Validity};
 
 use crate::locks::LockTable;
 
@@ -96,6 +96,24 @@ impl MemoryFs {
     /// The advisory locks, for whoever must release those of a client that has gone.
     pub fn locks(&self) -> &LockTable {
         &self.locks
+    }
+
+    /// Has answers about `id` say this from now on. Errors: `ESTALE`, the file is gone.
+    pub fn set_validity(&self, id: FileId, validity: Validity) -> Result<()> {
+        self.with(|store| {
+            let ino = store.find(id)?;
+            store.unlogged(ino)?.meta.validity = validity;
+            Ok(())
+        })
+    }
+
+    /// Has lookups that find nothing say this from now on. Errors: the machine of the file system has
+    /// died.
+    pub fn set_absence(&self, ttl: Option<Ttl>) -> Result<()> {
+        self.with(|store| {
+            store.absence = ttl;
+            Ok(())
+        })
     }
 
     fn with<T>(&self, op: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {

@@ -25,7 +25,7 @@ impl Store {
 
     /// As `named`; `ENOENT` for nothing.
     pub(super) fn existing(&self, cx: &Context, dir: u64, name: &Name) -> Result<u64> {
-        self.named(cx, dir, name)?.ok_or(Error::new(Errno::ENOENT))
+        self.named(cx, dir, name)?.ok_or(Error::new(Errno::ENOENT).absent_for(self.absence))
     }
 
     pub(super) fn lookup(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Entry> {

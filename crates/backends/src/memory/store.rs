@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dray_core::{Entry, Errno, Error, FileId, Name, NameBuf, Result, Statfs};
+use dray_core::{Entry, Errno, Error, FileId, Name, NameBuf, Result, Statfs, Ttl};
 
 use super::MemoryOptions;
 use super::content::{CHUNK_BYTES, Content, chunk_range};
@@ -33,6 +33,8 @@ pub(super) struct Store {
     /// The durable side, if there is a disk.
     journal: Option<Journal>,
     change: Change,
+    /// What is said of how long a name is absent.
+    pub(super) absence: Option<Ttl>,
 }
 
 /// Generation of a number: spread out, so that nobody can get away with ignoring it.
@@ -68,6 +70,7 @@ impl Store {
             epoch: 0,
             journal: None,
             change: Change::default(),
+            absence: None,
         }
     }
 

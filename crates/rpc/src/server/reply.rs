@@ -57,7 +57,7 @@ impl Reply {
 
     pub(super) fn failure(error: &Error) -> Reply {
         let mut message = Vec::new();
-        ReplyHead::failure(0, error).put_message(&mut message);
+        ReplyHead::put_failure(0, error, &mut message);
         Reply { message, data: None }
     }
 

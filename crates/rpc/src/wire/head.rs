@@ -1,6 +1,6 @@
 //! The beginning of every message after the handshake.
 
-use dray_core::{Errno, Error, Fate, Op, Pid, RequestId};
+use dray_core::{Errno, Error, Fate, Op, Pid, RequestId, Ttl};
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
 use crate::wire::stamp::Stamp;
@@ -165,6 +165,10 @@ impl ReplyHead {
     /// See above.
     pub const TIMES_YOUNG: u16 = 32;
 
+    /// Of a failure: how long the name that was looked for may be believed to be absent follows the
+    /// head, as [`Ttl::to_number`] has it.
+    pub const ABSENCE: u16 = 64;
+
     /// Where the results of a reply begin that is neither stamped nor has a ticket.
     const RESULTS_AT: usize = 10;
 
@@ -251,6 +255,25 @@ impl ReplyHead {
     /// Of a failure.
     pub fn failure(tag: u32, error: &Error) -> ReplyHead {
         ReplyHead { fate: error.fate(), flags: 0, tag, errno: error.errno().raw() as u16 }
+    }
+
+    /// Appends a failure with all that is said of it.
+    pub fn put_failure(tag: u32, error: &Error, out: &mut Vec<u8>) {
+        let absence = error.absence();
+        let flags = if absence.is_some() { ReplyHead::ABSENCE } else { 0 };
+        ReplyHead { flags, ..ReplyHead::failure(tag, error) }.put_message(out);
+        if absence.is_some() {
+            Ttl::to_number(absence).put(out);
+        }
+    }
+
+    /// The error that it carries, with what follows the head of it.
+    pub fn get_failure(&self, input: &mut Input<'_>) -> Result<Option<Error>, Malformed> {
+        let absence = match self.error() {
+            Some(_) if self.flags & ReplyHead::ABSENCE != 0 => Ttl::from_number(input.get()?),
+            _ => None,
+        };
+        Ok(self.error().map(|error| error.absent_for(absence)))
     }
 
     /// The error that it carries.

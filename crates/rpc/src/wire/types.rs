@@ -2,9 +2,9 @@
 
 use dray_core::{
     Access, Allocate, AtOpen, Attr, CreateHow, DirPage, Entry, FileId, FileType, FsInfo, FsUuid,
-    Gid, Identity, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid,
-    RemoveKind, RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet, Timestamp, Uid, Write,
-    XattrSet, Xflags,
+    Gid, Identity, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, PageValidity,
+    Pid, RemoveKind, RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet, Timestamp, Ttl, Uid,
+    Validity, Write, XattrSet, Xflags,
 };
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_fields, wire_numbers};
@@ -26,23 +26,6 @@ newtypes!(Uid, Gid, Pid, NodeId, RequestId, LockOwner, FsUuid, Access);
 
 wire_fields!(FileId { ino, generation });
 wire_fields!(Timestamp { sec, nsec });
-wire_fields!(Attr {
-    ino,
-    mode,
-    nlink,
-    uid,
-    gid,
-    rdev,
-    block_bytes,
-    size,
-    blocks,
-    atime,
-    mtime,
-    ctime,
-    btime,
-    attributes,
-    attributes_mask
-});
 wire_fields!(Entry { id, attr });
 wire_fields!(SetAttr { mode, uid, gid, size, atime, mtime, kill_set_id });
 wire_fields!(Statfs {
@@ -74,6 +57,11 @@ wire_numbers!(XattrSet { XattrSet::Any = 0, XattrSet::Create = 1, XattrSet::Repl
 wire_numbers!(Seek { Seek::Data = 0, Seek::Hole = 1 });
 wire_numbers!(LockKind { LockKind::Shared = 0, LockKind::Exclusive = 1, LockKind::Unlock = 2 });
 wire_numbers!(LockFamily { LockFamily::Posix = 0, LockFamily::Flock = 1 });
+wire_numbers!(PageValidity {
+    PageValidity::Never = 0,
+    PageValidity::UntilChanged = 1,
+    PageValidity::UntilRevoked = 2,
+});
 wire_numbers!(FileType {
     FileType::Fifo = 1,
     FileType::CharDevice = 2,
@@ -83,6 +71,64 @@ wire_numbers!(FileType {
     FileType::Symlink = 10,
     FileType::Socket = 12,
 });
+
+/// In the mode on the wire: the attributes' [`Validity`] follows them. Modes have 16 bits.
+const SAYS_VALIDITY: u32 = 1 << 31;
+
+/// What is said of validity follows if it is anything, which costs nothing where it is not.
+impl<'a> Wire<'a> for Attr {
+    fn put(&self, out: &mut Vec<u8>) {
+        let says = self.validity != Validity::UNSAID;
+        let mode = self.mode & !SAYS_VALIDITY | if says { SAYS_VALIDITY } else { 0 };
+        ((self.ino, mode), (self.nlink, self.uid)).put(out);
+        ((self.gid, self.rdev), (self.block_bytes, self.size)).put(out);
+        ((self.blocks, self.atime), (self.mtime, self.ctime)).put(out);
+        (self.btime, (self.attributes, self.attributes_mask)).put(out);
+        if says {
+            self.validity.put(out);
+        }
+    }
+    fn get(input: &mut Input<'a>) -> Result<Attr, Malformed> {
+        let (ino, mode): (u64, u32) = input.get()?;
+        let (nlink, uid) = input.get()?;
+        let ((gid, rdev), (block_bytes, size)) = input.get()?;
+        let ((blocks, atime), (mtime, ctime)) = input.get()?;
+        let (btime, (attributes, attributes_mask)) = input.get()?;
+        let says = mode & SAYS_VALIDITY != 0;
+        let validity = if says { input.get()? } else { Validity::UNSAID };
+        let mode = mode & !SAYS_VALIDITY;
+        Ok(Attr {
+            ino,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            block_bytes,
+            size,
+            blocks,
+            atime,
+            mtime,
+            ctime,
+            btime,
+            attributes,
+            attributes_mask,
+            validity,
+        })
+    }
+}
+
+impl<'a> Wire<'a> for Validity {
+    fn put(&self, out: &mut Vec<u8>) {
+        (Ttl::to_number(self.name), Ttl::to_number(self.attributes)).put(out);
+        self.pages.put(out);
+    }
+    fn get(input: &mut Input<'a>) -> Result<Validity, Malformed> {
+        let ((name, attributes), pages) = input.get()?;
+        let [name, attributes] = [name, attributes].map(Ttl::from_number);
+        Ok(Validity { name, attributes, pages })
+    }
+}
 
 /// Whether its times are past stands in the reply's head: [`ReplyHead::times_past`](super::ReplyHead).
 impl<'a> Wire<'a> for AtOpen {

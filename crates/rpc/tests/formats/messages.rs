@@ -1,12 +1,13 @@
 //! The protocol: handshakes, calls, what answers are made of, notices, proofs.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use dray_core::{
     Access, Allocate, AtOpen, Attr, CreateHow, DirPage, Entry, Errno, Error, FileId, FileType,
     FsInfo, FsUuid, Gid, Identity, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, Op,
-    OpenHow, Pid, RemoveKind, RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet, Timestamp, Uid,
-    Write, XattrSet, Xflags,
+    OpenHow, PageValidity, Pid, RemoveKind, RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet,
+    Timestamp, Ttl, Uid, Validity, Write, XattrSet, Xflags,
 };
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
@@ -70,6 +71,7 @@ fn attr() -> Attr {
         btime: at(4),
         attributes: 0x10,
         attributes_mask: 0x30,
+        validity: Validity::UNSAID,
     }
 }
 
@@ -247,6 +249,14 @@ fn replies(written: &mut Written) {
     assert_eq!(Input::whole::<u32>(input.0), Ok(77));
     let (error, retry) = (Error::unknown(Errno::EIO), Error::retry(Errno::EBADF));
     let unknown = ReplyHead { flags: ReplyHead::UNKNOWN_HANDLE, ..ReplyHead::failure(9, &retry) };
+    let absent = Error::new(Errno::ENOENT).absent_for(Some(Ttl::of(Duration::from_secs(1))));
+    let mut message = Vec::new();
+    ReplyHead::put_failure(9, &absent, &mut message);
+    let then = written.same("reply.absent", &message);
+    let mut input = Input(&then);
+    let head = ReplyHead::get_message(&mut input).unwrap();
+    let found = head.get_failure(&mut input).unwrap().unwrap();
+    assert_eq!((found.errno(), found.absence()), (Errno::ENOENT, absent.absence()));
     for (name, head) in
         [("reply.failure", ReplyHead::failure(9, &error)), ("reply.unknown_handle", unknown)]
     {
@@ -260,6 +270,10 @@ fn replies(written: &mut Written) {
 fn results(written: &mut Written) {
     let entry = Entry { id: FILE, attr: attr() };
     written.value("attr", attr());
+    let name = Some(Ttl::of(Duration::from_millis(1500)));
+    let pages = Some(PageValidity::UntilRevoked);
+    let validity = Validity { name, attributes: Some(Ttl::FOREVER), pages };
+    written.value("attr.validity", Attr { validity, ..attr() });
     written.value("entry", entry);
     written.value("entry.flag", (entry, true));
     written.value("at_open", Some(AtOpen { attr: attr(), no_capability: true, times_past: None }));

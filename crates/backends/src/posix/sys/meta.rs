@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dray_core::{Access, Attr, Errno, Gid, Name, Statfs, TimeSet, Timestamp, Uid};
+use dray_core::{Access, Attr, Errno, Gid, Name, Statfs, TimeSet, Timestamp, Uid, Validity};
 
 use super::{CName, EMPTY, Sys, call};
 
@@ -55,6 +55,7 @@ fn attr_of(raw: &libc::statx) -> Attr {
         },
         attributes: raw.stx_attributes,
         attributes_mask: raw.stx_attributes_mask,
+        validity: Validity::UNSAID,
     }
 }
 

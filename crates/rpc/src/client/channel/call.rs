@@ -318,7 +318,7 @@ fn read_reply(
     if head.flags & ReplyHead::UNKNOWN_HANDLE != 0 {
         return Err(CallFailure::UnknownHandle);
     }
-    if let Some(error) = head.error() {
+    if let Some(error) = head.get_failure(&mut input).map_err(malformed)? {
         return Err(CallFailure::Error(error));
     }
     let times_past = head.times_past();

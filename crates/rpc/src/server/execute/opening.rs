@@ -193,7 +193,11 @@ pub(super) fn cut_ticket(session: &Session, id: FileId, set: SetAttr) -> Option<
 /// What a client that caches wants to know besides, so that it need not ask. An error is
 /// told when it does.
 async fn at_open(session: &Session, cx: &Context, handle: u64, how: OpenHow) -> Option<AtOpen> {
-    let file = session.file(handle).filter(|_| how.with_attr)?;
+    let file = session.file(handle)?;
+    if !how.with_attr {
+        // What the file system has to say of the pages. It does not know of writes under way, as below.
+        return file.at_open().map(|unasked| AtOpen { times_past: None, ..unasked });
+    }
     let cx = &cx.uncounted();
     // A write that is under way has given the file its time already, and changes it still.
     let at_rest = !session.export.ranges.is_changing(file.id());
