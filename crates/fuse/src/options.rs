@@ -55,11 +55,11 @@ pub struct Options {
     pub shared_mmap: bool,
     /// Transport wanted.
     pub transport: TransportWish,
-    /// How long attributes are believed under close-to-open.
+    /// How long attributes are believed under close-to-open, unless an answer says it.
     pub attr_validity: Duration,
-    /// How long names are believed under close-to-open.
+    /// How long names are believed under close-to-open, unless an answer says it.
     pub entry_validity: Duration,
-    /// How long the absence of a name is believed under close-to-open.
+    /// How long the absence of a name is believed under close-to-open, unless an answer says it.
     pub negative_validity: Duration,
     /// Worker threads; 0: as many as CPUs are allowed, at most [`WORKERS_MAX`].
     pub workers: usize,
@@ -102,35 +102,7 @@ impl Default for Options {
     }
 }
 
-/// Under `immutable` names and attributes are believed this long.
-const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 86_400);
-
 impl Options {
-    pub(crate) fn attr_validity(&self) -> Duration {
-        self.by_consistency(self.attr_validity)
-    }
-
-    pub(crate) fn entry_validity(&self) -> Duration {
-        self.by_consistency(self.entry_validity)
-    }
-
-    pub(crate) fn negative_validity(&self) -> Duration {
-        self.by_consistency(self.negative_validity)
-    }
-
-    /// Whether the kernel goes by names that others may have changed.
-    pub(crate) fn believes_names(&self) -> bool {
-        self.consistency == Consistency::CloseToOpen && !self.entry_validity.is_zero()
-    }
-
-    fn by_consistency(&self, close_to_open: Duration) -> Duration {
-        match self.consistency {
-            Consistency::Strict => Duration::ZERO,
-            Consistency::CloseToOpen => close_to_open,
-            Consistency::Immutable => FOR_EVER,
-        }
-    }
-
     /// Whether the kernel checks permissions. It must where the server no longer sees every component of
     /// a path, unless all callers are one user there.
     pub fn kernel_checks_permissions(&self) -> bool {

@@ -16,15 +16,15 @@ impl Worker {
         node: u64,
         op: &Operation<'_>,
     ) -> Result<Answer> {
-        let valid = self.shared.options.attr_validity();
         match *op {
             Operation::Getattr { fh } => {
                 let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
-                Ok(Answer::Small(reply::attr(&attr, valid)))
+                Ok(self.attr_answer(&attr))
             }
             Operation::Statx { fh, .. } => {
                 let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
-                Ok(Answer::Small(reply::statx(&attr, valid)))
+                let believed = self.shared.mode.attributes(&attr);
+                Ok(Answer::Small(reply::statx(&attr, believed)))
             }
             Operation::Setattr(ref args) if self.undoes_a_write(cx, node, args).await => {
                 Err(Errno::EAGAIN.into())
@@ -35,7 +35,7 @@ impl Worker {
                     0 => self.fs.setattr(cx, self.id(node)?, set).await?,
                     _ => self.file(cx, args.fh).await?.setattr(cx, set).await?,
                 };
-                Ok(Answer::Small(reply::attr(&self.believable(node, attr)?, valid)))
+                Ok(self.attr_answer(&self.believable(node, attr)?))
             }
             Operation::Access { mask } => {
                 self.fs.access(cx, self.id(node)?, Access(mask & 7)).await?;
@@ -43,6 +43,10 @@ impl Worker {
             }
             _ => Err(Errno::EIO.into()),
         }
+    }
+
+    fn attr_answer(&self, attr: &Attr) -> Answer {
+        Answer::Small(reply::attr(attr, self.shared.mode.attributes(attr)))
     }
 
     /// What the kernel takes for attributes of `node`. Others would have it take the inode for bad, for

@@ -18,6 +18,7 @@ use dray_core::{Context, Errno, Error, FileId, OpenFile, OpenHow, Pid, Result};
 
 use crate::front::Worker;
 use crate::proto::abi::ROOT_NODE;
+use crate::state::places::NameForOpen;
 use crate::state::sent_back::{Caller, NOTHING, Opening};
 use crate::worker::caller::{call_that_waits, is_of_kernel};
 use crate::worker::shared::Shared;
@@ -47,13 +48,16 @@ impl Worker {
         let caller = self.who_was_sent_back(cx.pid).await;
         let caller = caller.unwrap_or(Caller { thread: cx.pid, call: None });
         let mut opening = Opening { caller, file: id, request: cx.request };
-        let named = self.shared.options.believes_names() && node != ROOT_NODE;
+        let named = self.shared.mode.names_may_change() && node != ROOT_NODE;
         if !named || cx.pid == Pid(0) || sent_back.comes(opening) {
             return self.fs.open(cx, id, how).await;
         }
-        let opened = match nodes.only_name(node) {
-            Some((dir, name)) => self.fs.open_named(cx, (dir, &name), id, how).await,
-            None => Err(Error::new(Errno::ESTALE).because("it may have been any of its names")),
+        let opened = match nodes.name_for_open(node) {
+            NameForOpen::JustLookedUp => return self.fs.open(cx, id, how).await,
+            NameForOpen::Only(dir, name) => self.fs.open_named(cx, (dir, &name), id, how).await,
+            NameForOpen::Unknown => {
+                Err(Error::new(Errno::ESTALE).because("it may have been any of its names"))
+            }
         };
         if opened.is_err() && sent_back.inherits() {
             self.give_up(cx, id, how).await;
@@ -74,7 +78,7 @@ impl Worker {
     /// What else is ESTALE within open(2) sends it back as well: its rights to a file that others have
     /// removed are looked at first, where the kernel does not know them any more.
     pub(super) async fn note_sent_back(&self, cx: &Context, error: &Error) {
-        let stale = error.errno() == Errno::ESTALE && self.shared.options.believes_names();
+        let stale = error.errno() == Errno::ESTALE && self.shared.mode.names_may_change();
         if !stale || cx.pid == Pid(0) || self.shared.sent_back.knows(cx.pid, cx.request) {
             return;
         }

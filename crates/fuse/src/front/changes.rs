@@ -1,14 +1,14 @@
 //! Which files and directories a request changes, for what was read ahead of it.
 
 use crate::front::Worker;
-use crate::options::Consistency;
+use crate::proto::abi::init;
 use crate::proto::{CopyArgs, Operation, Request};
 
 impl Worker {
-    /// Notes what a request has changed, however it went, before it is answered. Under `strict` the
-    /// kernel believes nothing for longer than a call.
+    /// Notes what a request has changed, however it went, before it is answered. Nothing is read ahead
+    /// where the kernel takes no attributes with names.
     pub(super) fn note_changes(&self, request: &Request<'_>) {
-        if self.shared.options.consistency == Consistency::Strict {
+        if !self.shared.session.has(init::DO_READDIRPLUS) {
             return;
         }
         let node = request.head.node;

@@ -5,6 +5,7 @@
 //! works as well as it does below; only "." and ".." have positions of ours.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use dray_core::{Context, DirEntry, DirPage, FileId, FileType, Name, OpenFile, Result};
 use dray_rt::{Instant, now};
@@ -158,9 +159,7 @@ impl Worker {
         plus: bool,
         list: &mut DirList,
     ) -> Option<u64> {
-        let fresh = listing.read_at.is_some_and(|read_at| {
-            read_at.elapsed() <= self.shared.options.attr_validity() || !plus
-        });
+        let age = listing.read_at.filter(|_| plus).map(|read_at| read_at.elapsed());
         let mut reached = None;
         (listing.answered, listing.next) = (index, index);
         while let Some((name, entry)) = listing.page.get(listing.next) {
@@ -168,7 +167,7 @@ impl Worker {
                 return None;
             }
             let kind = entry.kind.map_or(0, FileType::dirent_type);
-            let fresh = fresh
+            let fresh = self.is_young(entry, age)
                 && !self.shared.changes.since(listing.read_after, entry.id)
                 && !self.was_opened_since(entry);
             let head = plus.then(|| self.plus_entry((dir, name), entry, fresh));
@@ -179,6 +178,12 @@ impl Worker {
             listing.next += 1;
         }
         reached
+    }
+
+    /// Whether what was read so long ago may still be believed.
+    fn is_young(&self, entry: &DirEntry, age: Option<Duration>) -> bool {
+        let Some((attr, age)) = entry.attr.as_ref().zip(age) else { return false };
+        age <= self.shared.mode.attributes(attr)
     }
 
     /// Whether what others have changed was opened since the page was read: the kernel knows it as it
@@ -195,7 +200,8 @@ impl Worker {
         let known = entry.attr.filter(|_| fresh).and_then(|attr| {
             let (dir, name) = place;
             let place = Name::new(name).ok().map(|name| (dir, name));
-            let node = self.shared.nodes.remember(entry.id, place).ok()?;
+            let seen = place.map(|place| self.binding(&attr, place));
+            let node = self.shared.nodes.remember(entry.id, seen).ok()?;
             let entry = dray_core::Entry { id: entry.id, attr };
             Some(self.told_of(node, &entry))
         });

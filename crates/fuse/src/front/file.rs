@@ -83,7 +83,7 @@ impl Worker {
             Operation::Fallocate { fh, at, len_bytes, mode } => {
                 let what = Allocate { flags: mode as i32, at, len_bytes };
                 let allocated = self.file(cx, fh).await?.allocate(cx, what).await;
-                if allocated.is_err() && !self.shared.options.attr_validity().is_zero() {
+                if allocated.is_err() {
                     // ext4 keeps what it could allocate, and the kernel looks anew after success
                     // alone. If this fails, the attributes run out by themselves.
                     let _ = inval_inode(self.shared.device.as_fd(), node, None);

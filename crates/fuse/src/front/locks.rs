@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_core::{
-    Context, Errno, Lock, LockFamily, LockKind, LockOwner, LockRange, OpenFile, Result,
+    Context, Errno, Lock, LockFamily, LockKind, LockOwner, LockRange, OpenFile, PageValidity,
+    Result,
 };
 use dray_rt::sleep;
 
 use crate::front::{Worker, invalid};
-use crate::options::Consistency;
 use crate::proto::{LockArgs, reply};
 use crate::transport::Answer;
 use crate::worker::caller::{Fcntl, LeadsTo, descriptor_of, fcntl_of};
@@ -59,8 +59,9 @@ impl Worker {
                 file.lock(cx, none, false).await?;
             }
         }
+        let said = || file.at_open().map(|seen| seen.attr.validity);
         if lock.kind != LockKind::Unlock
-            && self.shared.options.consistency == Consistency::CloseToOpen
+            && self.shared.mode.pages(said()) == PageValidity::UntilChanged
         {
             // Whoever had it before may have changed what is cached here.
             drop_now(&self.shared, cx, node).await;

@@ -4,6 +4,7 @@ mod aftercare;
 mod attr;
 mod believed;
 mod by_handle;
+pub(crate) mod cache_mode;
 mod changes;
 pub(crate) mod dirs;
 mod file;

@@ -1,14 +1,16 @@
 //! Operations on names: lookup, make, remove, rename, link, readlink.
 
 use dray_core::{
-    Access, Context, Entry, Errno, FileId, FileType, Make, Name, RemoveKind, RenameHow, Result,
+    Access, Attr, Context, Entry, Errno, FileId, FileType, Make, Name, RemoveKind, RenameHow,
+    Result, Ttl,
 };
 
 use crate::front::{Worker, invalid};
 use crate::proto::Operation;
-use crate::proto::reply::{self, NodeRef, Validity};
+use crate::proto::reply::{self, NodeRef};
 use crate::proto::wire::Small;
 use crate::state::moved::renames;
+use crate::state::places::NameBinding;
 use crate::transport::Answer;
 
 impl Worker {
@@ -71,7 +73,7 @@ impl Worker {
             Ok(entry) if !self.may_be_opened(cx, &entry).await? => self.barred_answer(entry),
             Ok(entry) => self.entry_answer(&entry, (dir, name)),
             Err(error) => {
-                let believed = self.shared.options.negative_validity();
+                let believed = self.shared.mode.absence(&error);
                 if error.errno() == Errno::ENOENT && !believed.is_zero() {
                     return Ok(Answer::Small(reply::negative_entry(believed)));
                 }
@@ -126,7 +128,7 @@ impl Worker {
         kind: RemoveKind,
     ) -> Result<Answer> {
         self.fs.remove(cx, dir, name, kind).await?;
-        if self.shared.options.believes_names() {
+        if self.shared.mode.names_may_change() {
             self.shared.nodes.removed((dir, name));
         }
         Ok(Answer::Empty)
@@ -141,7 +143,8 @@ impl Worker {
         apart: impl FnOnce() -> bool,
     ) -> Result<Answer> {
         let nodes = &self.shared.nodes;
-        let node = nodes.remember_directory(entry.id, (dir, name), parent, apart)?;
+        let seen = self.binding(&entry.attr, (dir, name));
+        let node = nodes.remember_directory(entry.id, seen, parent, apart)?;
         Ok(Answer::Small(self.told_of(node, entry)))
     }
 
@@ -151,18 +154,23 @@ impl Worker {
 
     /// Tells the kernel of a file that is no directory: from now on it counts until it is forgotten.
     pub(crate) fn entry(&self, entry: &Entry, place: Option<(FileId, &Name)>) -> Result<Small> {
-        let node = self.shared.nodes.remember(entry.id, place)?;
+        let seen = place.map(|place| self.binding(&entry.attr, place));
+        let node = self.shared.nodes.remember(entry.id, seen)?;
         Ok(self.told_of(node, entry))
     }
 
     /// What tells the kernel of it.
     pub(super) fn told_of(&self, node: NodeRef, entry: &Entry) -> Small {
         self.shared.nodes.note_type(node.node, entry.attr.file_type());
-        reply::entry(node, entry, self.validity())
+        reply::entry(node, entry, self.shared.mode.entry(&entry.attr))
     }
 
-    pub(crate) fn validity(&self) -> Validity {
-        let options = &self.shared.options;
-        Validity { entry: options.entry_validity(), attr: options.attr_validity() }
+    /// A name that led to a file with these attributes.
+    pub(super) fn binding<'n>(
+        &self,
+        attr: &Attr,
+        (dir, name): (FileId, &'n Name),
+    ) -> NameBinding<'n> {
+        NameBinding { dir, name, ttl: Ttl::of(self.shared.mode.name(attr)) }
     }
 }

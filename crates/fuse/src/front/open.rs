@@ -4,17 +4,18 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use dray_core::{
-    AtOpen, Context, CreateHow, Entry, Errno, FileId, LockOwner, Name, OpenFile, OpenHow, Result,
+    AtOpen, Context, CreateHow, Entry, Errno, FileId, LockOwner, Name, OpenFile, OpenHow,
+    PageValidity, Result,
 };
 
 use crate::front::Worker;
 use crate::notify::inval_inode;
-use crate::options::Consistency;
 use crate::proto::Operation;
 use crate::proto::abi::{self, fopen, init};
 use crate::proto::reply;
 use crate::proto::wire::Small;
 use crate::state::capabilities::Asked;
+use crate::state::changes;
 use crate::state::handles::Handle;
 use crate::state::sent_back::{Caller, Opening};
 use crate::transport::Answer;
@@ -30,7 +31,7 @@ impl Worker {
         OpenHow {
             flags: flags as i32 & !NOT_PASSED_ON,
             kill_set_id: open_flags & abi::OPEN_KILL_SUIDGID != 0,
-            with_attr: self.shared.options.consistency == Consistency::CloseToOpen,
+            with_attr: self.shared.mode.looks_at_open(),
         }
     }
 
@@ -50,11 +51,13 @@ impl Worker {
     ) -> Result<Answer> {
         let id = self.id(node)?;
         let asked = self.shared.capabilities.asked();
+        let before = self.shared.changes.now();
         match *op {
             Operation::Open { flags, open_flags } => {
                 let how = self.how(flags, open_flags);
                 let file = self.open_believed(cx, (node, id), how).await?;
-                let (kernel, dropping) = self.kernel_flags(cx, (node, asked), &file).await?;
+                let (kernel, dropping) =
+                    self.kernel_flags(cx, (node, asked, before), &file).await?;
                 let kernel = (kernel | self.past_the_cache(how.flags), dropping);
                 self.open_answer(cx, Small::new(), file, how.flags, kernel)
             }
@@ -62,9 +65,10 @@ impl Worker {
                 let how = self.how(flags | libc::O_DIRECTORY as u32, 0);
                 let how = OpenHow { with_attr: false, ..how };
                 let file = self.open_believed(cx, (node, id), how).await?;
-                let kernel = match self.shared.options.consistency {
-                    Consistency::Immutable => fopen::KEEP_CACHE | fopen::CACHE_DIR,
-                    _ => 0,
+                let said = file.at_open().map(|seen| seen.attr.validity);
+                let kernel = match self.shared.mode.pages(said) {
+                    PageValidity::Never | PageValidity::UntilChanged => 0,
+                    PageValidity::UntilRevoked => fopen::KEEP_CACHE | fopen::CACHE_DIR,
                 };
                 self.open_answer(cx, Small::new(), file, how.flags, (kernel, None))
             }
@@ -94,14 +98,16 @@ impl Worker {
         asked: Asked,
     ) -> Result<Answer> {
         let out = self.entry(&entry, place)?;
-        if file.at_open().is_some_and(|seen| seen.no_capability)
+        if let Some(seen) = file.at_open().filter(|seen| seen.no_capability)
             && let Some(node) = self.shared.nodes.find(entry.id)
         {
-            self.shared.capabilities.note_absent(node, asked);
+            self.note_capability(node, asked, &seen);
         }
-        let kernel = match self.shared.options.consistency {
-            Consistency::Strict => fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
-            _ => self.past_the_cache(how.open.flags),
+        let kernel = match self.shared.mode.pages(Some(entry.attr.validity)) {
+            PageValidity::Never => fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
+            PageValidity::UntilChanged | PageValidity::UntilRevoked => {
+                self.past_the_cache(how.open.flags)
+            }
         };
         self.open_answer(cx, out, file, how.open.flags, (kernel, None))
     }
@@ -132,36 +138,48 @@ impl Worker {
         Ok(Answer::Small(out))
     }
 
-    /// What the kernel may do with the data of an open file, and which it is to drop.
+    /// What the kernel may do with the data of an open file, and which it is to drop. `asked` and
+    /// `before` are from before it was opened.
     async fn kernel_flags(
         &self,
         cx: &Context,
-        (node, asked): (u64, Asked),
+        (node, asked, before): (u64, Asked, changes::Moment),
         file: &Arc<dyn OpenFile>,
     ) -> Result<(u32, Option<Dropping>)> {
-        match self.shared.options.consistency {
+        let seen = match file.at_open() {
+            None if self.shared.mode.looks_at_open() => Some(self.seen_at_open(cx, file).await?),
+            seen => seen,
+        };
+        if let Some(seen) = &seen {
+            self.note_capability(node, asked, seen);
+        }
+        let watched = match self.shared.mode.pages(seen.map(|seen| seen.attr.validity)) {
             // Nothing is cached but for mappings, whose pages the kernel drops at each
             // open without KEEP_CACHE.
-            Consistency::Strict => Ok((fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, None)),
-            Consistency::Immutable => Ok((fopen::KEEP_CACHE, None)),
-            Consistency::CloseToOpen => {
-                let seen = match file.at_open() {
-                    Some(seen) => seen,
-                    None => self.seen_at_open(cx, file).await?,
-                };
-                if seen.no_capability {
-                    self.shared.capabilities.note_absent(node, asked);
-                }
-                let Some(dropping) = self.shared.versions.at_open(node, &seen, Moment::now())
-                else {
-                    return Ok((fopen::KEEP_CACHE, None));
-                };
-                // The kernel's idea of the size may be as old as its attributes. Without
-                // data to drop this takes no lock that the open could hold. If it fails,
-                // the attributes run out by themselves a little later.
-                let _ = inval_inode(self.shared.device.as_fd(), node, None);
-                Ok((0, Some(dropping)))
+            PageValidity::Never => {
+                return Ok((fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, None));
             }
+            PageValidity::UntilChanged => false,
+            // What has been said since of a change by others may be newer than this answer.
+            PageValidity::UntilRevoked => !self.shared.changes.since(before, file.id()),
+        };
+        // Nothing is said of its version: none has ever been another one.
+        let Some(seen) = seen else { return Ok((fopen::KEEP_CACHE, None)) };
+        let Some(dropping) = self.shared.versions.at_open(node, &seen, watched, Moment::now())
+        else {
+            return Ok((fopen::KEEP_CACHE, None));
+        };
+        // The kernel's idea of the size may be as old as its attributes. Without
+        // data to drop this takes no lock that the open could hold. If it fails,
+        // the attributes run out by themselves a little later.
+        let _ = inval_inode(self.shared.device.as_fd(), node, None);
+        Ok((0, Some(dropping)))
+    }
+
+    fn note_capability(&self, node: u64, asked: Asked, seen: &AtOpen) {
+        if seen.no_capability {
+            let believed = self.shared.mode.attributes(&seen.attr);
+            self.shared.capabilities.note_absent(node, asked, believed);
         }
     }
 

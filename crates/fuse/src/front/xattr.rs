@@ -74,18 +74,18 @@ impl Worker {
     }
 
     async fn get_capability(&self, cx: &Context, node: u64, size: u32) -> Result<Answer> {
-        let believed = self.shared.options.attr_validity();
+        let believed = self.shared.mode.unsaid();
         if believed.is_zero() {
             return sized(self.fs.getxattr(cx, self.id(node)?, capabilities::NAME).await?, size);
         }
         let known = &self.shared.capabilities;
-        if known.absent(node, believed) {
+        if known.absent(node) {
             return Err(Errno::ENODATA.into());
         }
         let asked = known.asked();
         let value = self.fs.getxattr(cx, self.id(node)?, capabilities::NAME).await;
         if value.as_ref().is_err_and(|error| error.errno() == Errno::ENODATA) {
-            known.note_absent(node, asked);
+            known.note_absent(node, asked, believed);
         }
         sized(value?, size)
     }

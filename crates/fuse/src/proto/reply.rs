@@ -7,9 +7,9 @@ use dray_core::{Attr, Entry, Lock, LockKind, Statfs, Timestamp};
 use super::abi;
 use super::wire::Small;
 
-/// How long the kernel may go on believing an answer.
+/// How long the kernel may go on believing an answer, as it counts that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Validity {
+pub(crate) struct KernelValidity {
     pub(crate) entry: Duration,
     pub(crate) attr: Duration,
 }
@@ -43,9 +43,9 @@ fn put_attr(out: &mut Small, attr: &Attr) {
     out.put_u32s([attr.uid.0, attr.gid.0, attr.rdev, attr.block_bytes, 0]);
 }
 
-pub(crate) fn entry(node: NodeRef, entry: &Entry, valid: Validity) -> Small {
+pub(crate) fn entry(node: NodeRef, entry: &Entry, valid: KernelValidity) -> Small {
     let mut out = Small::new();
-    let Validity { entry: name, attr } = valid;
+    let KernelValidity { entry: name, attr } = valid;
     out.put_u64s([node.node, node.generation, name.as_secs(), attr.as_secs()]);
     out.put_u32s([name.subsec_nanos(), attr.subsec_nanos()]);
     put_attr(&mut out, &entry.attr);

@@ -25,8 +25,8 @@ pub(crate) struct Capabilities {
 
 #[derive(Default)]
 struct Absent {
-    /// Since when it is known, by node.
-    since: IdMap<u64, Instant>,
+    /// Until when it is believed, by node.
+    until: IdMap<u64, Instant>,
     /// Times that this mount has begun or ended to set one.
     changes: u64,
 }
@@ -48,33 +48,34 @@ impl Capabilities {
         Asked { at: now(), changes: self.lock().changes }
     }
 
-    /// The answer: `node` has none. Not believed if one was set meanwhile.
-    pub(crate) fn note_absent(&self, node: u64, asked: Asked) {
+    /// The answer: `node` has none, to be `believed` for that long since it was asked. Not at all if one
+    /// was set meanwhile.
+    pub(crate) fn note_absent(&self, node: u64, asked: Asked, believed: Duration) {
         let mut state = self.lock();
         if state.changes != asked.changes {
             return;
         }
-        if state.since.len() >= FILES_MAX {
-            state.since.clear();
+        if state.until.len() >= FILES_MAX {
+            state.until.clear();
         }
-        state.since.insert(node, asked.at);
+        state.until.insert(node, asked.at + believed);
     }
 
-    /// Whether `node` had none when that was asked, less than `believed` ago.
-    pub(crate) fn absent(&self, node: u64, believed: Duration) -> bool {
-        self.lock().since.get(&node).is_some_and(|since| since.elapsed() < believed)
+    /// Whether it is believed that `node` has none.
+    pub(crate) fn absent(&self, node: u64) -> bool {
+        self.lock().until.get(&node).is_some_and(|until| now() < *until)
     }
 
     /// One is about to be set, or has been.
     pub(crate) fn changes(&self, node: u64) {
         let mut state = self.lock();
         state.changes += 1;
-        state.since.remove(&node);
+        state.until.remove(&node);
     }
 
     /// The kernel has forgotten `node`.
     pub(crate) fn forget(&self, node: u64) {
-        self.lock().since.remove(&node);
+        self.lock().until.remove(&node);
     }
 }
 
@@ -87,16 +88,17 @@ mod tests {
         // Longer than anybody is held up.
         let (all, hour) = (Capabilities::default(), Duration::from_secs(3600));
         let asked = all.asked();
-        all.note_absent(7, asked);
-        assert!(all.absent(7, hour) && !all.absent(8, hour));
-        assert!(!all.absent(7, Duration::ZERO));
+        all.note_absent(7, asked, hour);
+        all.note_absent(9, asked, Duration::ZERO);
+        assert!(all.absent(7) && !all.absent(8));
+        assert!(!all.absent(9), "the answer was not to be believed");
         all.changes(7);
-        assert!(!all.absent(7, hour));
-        all.note_absent(7, asked);
-        assert!(!all.absent(7, hour), "the answer may be from before the change");
-        all.note_absent(7, all.asked());
-        assert!(all.absent(7, hour));
+        assert!(!all.absent(7));
+        all.note_absent(7, asked, hour);
+        assert!(!all.absent(7), "the answer may be from before the change");
+        all.note_absent(7, all.asked(), hour);
+        assert!(all.absent(7));
         all.forget(7);
-        assert!(!all.absent(7, hour));
+        assert!(!all.absent(7));
     }
 }

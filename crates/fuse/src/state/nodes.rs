@@ -11,12 +11,11 @@
 //! file or of none.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use dray_core::{Errno, Error, FileId, FileType, IdMap, Name, NameBuf, RenameHow, Result};
+use dray_core::{Errno, Error, FileId, FileType, IdMap, Name, RenameHow, Result};
 
 use crate::state::moved::Directories;
-use crate::state::places::Places;
+use crate::state::places::{NameBinding, NameForOpen, Places};
 
 use crate::proto::abi::ROOT_NODE;
 use crate::proto::reply::NodeRef;
@@ -156,24 +155,24 @@ impl Nodes {
         (self.get(slot, LOOKUPS) != 0).then(|| self.number(slot))
     }
 
-    /// The node for `id`, found as `place`, of which the kernel is about to be told once
+    /// The node for `id`, found as `seen` says, of which the kernel is about to be told once
     /// more. `ENFILE` when the table is full.
-    pub(crate) fn remember(&self, id: FileId, place: Option<(FileId, &Name)>) -> Result<NodeRef> {
-        self.remember_in(&mut self.lock(), id, place)
+    pub(crate) fn remember(&self, id: FileId, seen: Option<NameBinding<'_>>) -> Result<NodeRef> {
+        self.remember_in(&mut self.lock(), id, seen)
     }
 
     fn remember_in(
         &self,
         index: &mut Index,
         id: FileId,
-        place: Option<(FileId, &Name)>,
+        seen: Option<NameBinding<'_>>,
     ) -> Result<NodeRef> {
         if let Some(&slot) = index.slots.get(&id) {
             self.told_once_more(index, slot);
-            index.places.seen(slot, place);
+            index.places.seen(slot, seen);
             return Ok(self.reference(slot));
         }
-        self.add(index, id, place)
+        self.add(index, id, seen)
     }
 
     /// The kernel is told of what it knows, or has forgotten.
@@ -192,11 +191,11 @@ impl Nodes {
     pub(crate) fn remember_directory(
         &self,
         id: FileId,
-        (dir, name): (FileId, &Name),
+        seen: NameBinding<'_>,
         parent: u64,
         apart: impl FnOnce() -> bool,
     ) -> Result<NodeRef> {
-        let (seen, place) = ((dir, name), (parent, name));
+        let place = (parent, seen.name);
         let mut index = self.lock();
         let known = index.slots.get(&id).copied();
         let mut own = false;
@@ -237,27 +236,23 @@ impl Nodes {
         self.lock().places.removed(place);
     }
 
-    /// The kernel is told to believe names for that long.
-    pub(crate) fn believed_for(&self, validity: Duration) {
-        self.lock().places.believed_for(validity);
+    /// The kernel gets names that it may believe and that others may change.
+    pub(crate) fn track_bindings(&self) {
+        self.lock().places.track_bindings();
     }
 
-    /// The one name by which the kernel can have come to `node`; none if there may be others, or
-    /// it is not known, as of files that a predecessor knew.
-    pub(crate) fn only_name(&self, node: u64) -> Option<(FileId, NameBuf)> {
-        self.lock().places.only_name(self.slot_of(node).ok()?)
+    /// The name by which the kernel has come to `node`. That of a file that a predecessor knew is not
+    /// known.
+    pub(crate) fn name_for_open(&self, node: u64) -> NameForOpen {
+        self.slot_of(node)
+            .map_or(NameForOpen::Unknown, |slot| self.lock().places.name_for_open(slot))
     }
 
     /// A node that the kernel does not know yet.
-    fn add(
-        &self,
-        index: &mut Index,
-        id: FileId,
-        place: Option<(FileId, &Name)>,
-    ) -> Result<NodeRef> {
+    fn add(&self, index: &mut Index, id: FileId, seen: Option<NameBinding<'_>>) -> Result<NodeRef> {
         let slot = self.take_slot(index, id, 0)?;
         index.slots.insert(id, slot);
-        index.places.seen(slot, place);
+        index.places.seen(slot, seen);
         Ok(self.reference(slot))
     }
 
@@ -380,12 +375,18 @@ impl Nodes {
 
 #[cfg(test)]
 mod tests {
+    use dray_core::Ttl;
+
     use super::*;
 
     const ROOT: FileId = FileId { ino: 2, generation: 0 };
 
     fn id(ino: u64) -> FileId {
         FileId { ino, generation: 1 }
+    }
+
+    fn binding(dir: FileId, name: &Name) -> NameBinding<'_> {
+        NameBinding { dir, name, ttl: Ttl::ZERO }
     }
 
     #[test]
@@ -404,7 +405,8 @@ mod tests {
     fn a_node_has_the_path_that_it_was_last_seen_at() {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);
         let seen = |file, dir, name: &str| {
-            nodes.remember(file, Some((dir, Name::new(name.as_bytes()).unwrap()))).unwrap().node
+            let name = Name::new(name.as_bytes()).unwrap();
+            nodes.remember(file, Some(binding(dir, name))).unwrap().node
         };
         let dir = seen(id(7), ROOT, "dir");
         let file = seen(id(8), id(7), "file");
@@ -426,7 +428,7 @@ mod tests {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);
         let name = |name: &'static str| Name::new(name.as_bytes()).unwrap();
         let seen = |at: &'static str, apart: &dyn Fn() -> bool| {
-            nodes.remember_directory(id(7), (ROOT, name(at)), ROOT_NODE, apart).unwrap()
+            nodes.remember_directory(id(7), binding(ROOT, name(at)), ROOT_NODE, apart).unwrap()
         };
         let old = seen("a", &|| panic!("it is new"));
         let same = seen("a", &|| panic!("it is there"));
@@ -443,7 +445,8 @@ mod tests {
         seen("d", &|| panic!("we moved it"));
         // What is in it was seen in its old node, and comes to the new one with it.
         let below = |parent, apart| {
-            nodes.remember_directory(id(8), (id(7), name("e")), parent, || apart).unwrap().node
+            let seen = binding(id(7), name("e"));
+            nodes.remember_directory(id(8), seen, parent, || apart).unwrap().node
         };
         let child = below(70, false);
         assert_eq!(below(70, true), child);

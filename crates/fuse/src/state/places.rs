@@ -7,7 +7,7 @@
 use std::hash::BuildHasher;
 use std::time::Duration;
 
-use dray_core::{FileId, IdHash, IdMap, Name, NameBuf, RenameHow};
+use dray_core::{FileId, IdHash, IdMap, Name, NameBuf, RenameHow, Ttl};
 use dray_rt::{Instant, now};
 
 /// The root's slot.
@@ -19,13 +19,34 @@ const DEPTH_MAX: usize = 256;
 /// which is later than our answer.
 const LATE: Duration = Duration::from_secs(1);
 
+/// A name that leads to a file, as the kernel gets it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NameBinding<'a> {
+    pub(crate) dir: FileId,
+    pub(crate) name: &'a Name,
+    /// How long the kernel may believe it.
+    pub(crate) ttl: Ttl,
+}
+
+/// The name by which the kernel has come to a file that it opens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NameForOpen {
+    /// It believes the name no longer than a call: it has just looked it up.
+    JustLookedUp,
+    /// This one alone.
+    Only(FileId, NameBuf),
+    /// One of several, or one that is not known.
+    Unknown,
+}
+
 /// Directory and name by slot of the node table. Names of slots that are used again use
 /// their memory again.
 #[derive(Default)]
 pub(crate) struct Places {
     list: Vec<Place>,
-    /// Where the kernel believes names.
-    believed: Option<Believed>,
+    /// Where the kernel may believe names: slots by the hash of the place that they were last seen at.
+    /// Where two fall together, one is missing: then its file is looked up once more.
+    by_place: Option<IdMap<u64, u64>>,
 }
 
 #[derive(Clone, Default)]
@@ -34,22 +55,14 @@ struct Place {
     name: Vec<u8>,
     /// This mount has taken the name away.
     taken: bool,
+    /// How long the kernel may believe the name.
+    ttl: Option<Ttl>,
     /// Until then the kernel may believe in other names of the file.
     others_until: Option<Instant>,
 }
 
-struct Believed {
-    /// How long the kernel believes a name.
-    validity: Duration,
-    /// Slots by the hash of the place that they were last seen at. Where two fall together, one is
-    /// missing: then its file is looked up once more.
-    slots: IdMap<u64, u64>,
-}
-
-impl Believed {
-    fn key(dir: FileId, name: &[u8]) -> u64 {
-        IdHash::default().hash_one((dir, name))
-    }
+fn key(dir: FileId, name: &[u8]) -> u64 {
+    IdHash::default().hash_one((dir, name))
 }
 
 impl Place {
@@ -59,14 +72,14 @@ impl Place {
 }
 
 impl Places {
-    /// The kernel believes names for that long.
-    pub(crate) fn believed_for(&mut self, validity: Duration) {
-        self.believed = Some(Believed { validity, slots: IdMap::default() });
+    /// The kernel may believe names, and others change them.
+    pub(crate) fn track_bindings(&mut self) {
+        self.by_place = Some(IdMap::default());
     }
 
-    /// The file of `slot` was found as `place`, if it has one.
-    pub(crate) fn seen(&mut self, slot: u64, place: Option<(FileId, &Name)>) {
-        let Some((dir, name)) = place else { return };
+    /// The file of `slot` was found by a name, if it was.
+    pub(crate) fn seen(&mut self, slot: u64, seen: Option<NameBinding<'_>>) {
+        let Some(NameBinding { dir, name, ttl }) = seen else { return };
         let name = name.as_bytes();
         let index = slot as usize;
         if self.list.len() <= index {
@@ -74,12 +87,15 @@ impl Places {
         }
         let place = &mut self.list[index];
         if !place.is(dir, name) {
-            if let (Some(Believed { validity, .. }), Some(_)) = (&self.believed, place.dir) {
-                place.others_until = Some(now() + *validity + LATE);
+            if let Some(before) = place.ttl.filter(|before| *before > Ttl::ZERO) {
+                let until = now() + before.duration() + LATE;
+                place.others_until = place.others_until.max(Some(until));
             }
             self.set(slot, dir, name);
         }
-        self.list[index].taken = false;
+        let place = &mut self.list[index];
+        place.taken = false;
+        place.ttl = self.by_place.is_some().then_some(ttl);
     }
 
     /// Notes a place, and nothing of the one before.
@@ -89,8 +105,8 @@ impl Places {
         place.dir = Some(dir);
         place.name.clear();
         place.name.extend_from_slice(name);
-        if let Some(believed) = &mut self.believed {
-            believed.slots.insert(Believed::key(dir, name), slot);
+        if let Some(slots) = &mut self.by_place {
+            slots.insert(key(dir, name), slot);
         }
     }
 
@@ -104,14 +120,13 @@ impl Places {
 
     /// What was seen at the place of `slot` is not to be found by it any more.
     fn unlist(&mut self, slot: u64) {
-        let (Some(believed), Some(place)) = (&mut self.believed, self.list.get(slot as usize))
-        else {
+        let (Some(slots), Some(place)) = (&mut self.by_place, self.list.get(slot as usize)) else {
             return;
         };
         let Some(dir) = place.dir else { return };
-        let key = Believed::key(dir, &place.name);
-        if believed.slots.get(&key) == Some(&slot) {
-            believed.slots.remove(&key);
+        let key = key(dir, &place.name);
+        if slots.get(&key) == Some(&slot) {
+            slots.remove(&key);
         }
     }
 
@@ -128,20 +143,26 @@ impl Places {
     /// This mount has removed a name; the kernel knows. Answers the slot of what was seen there.
     pub(crate) fn removed(&mut self, (dir, name): (FileId, &Name)) -> Option<u64> {
         let name = name.as_bytes();
-        let slot = self.believed.as_mut()?.slots.remove(&Believed::key(dir, name))?;
+        let slot = self.by_place.as_mut()?.remove(&key(dir, name))?;
         let place = self.list.get_mut(slot as usize).filter(|place| place.is(dir, name))?;
         place.taken = true;
         Some(slot)
     }
 
-    /// The one name by which the kernel can have come to `slot`; none if there may be others, or
-    /// it is not known.
-    pub(crate) fn only_name(&self, slot: u64) -> Option<(FileId, NameBuf)> {
-        let place = self.list.get(slot as usize)?;
-        if place.taken || place.others_until.is_some_and(|until| now() < until) {
-            return None;
+    /// The name by which the kernel has come to `slot`.
+    pub(crate) fn name_for_open(&self, slot: u64) -> NameForOpen {
+        let known = self.list.get(slot as usize).filter(|place| {
+            let others = place.others_until.is_some_and(|until| now() < until);
+            !(place.taken || others)
+        });
+        let Some(Place { dir: Some(dir), name, ttl, .. }) = known else {
+            return NameForOpen::Unknown;
+        };
+        match (ttl, Name::new(name)) {
+            (Some(Ttl::ZERO), _) => NameForOpen::JustLookedUp,
+            (_, Ok(name)) => NameForOpen::Only(*dir, name.to_owned()),
+            (_, Err(_)) => NameForOpen::Unknown,
         }
-        Some((place.dir?, Name::new(&place.name).ok()?.to_owned()))
     }
 
     /// The path of `slot`; `slot_of` knows the slots of directories.
@@ -186,32 +207,63 @@ mod tests {
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {
             let mut places = Places::default();
-            places.believed_for(VALIDITY);
+            places.track_bindings();
             test(&mut places).await;
         });
     }
 
+    fn seen_for(places: &mut Places, slot: u64, (dir, name): (FileId, &Name), ttl: Duration) {
+        places.seen(slot, Some(NameBinding { dir, name, ttl: Ttl::of(ttl) }));
+    }
+
+    fn seen(places: &mut Places, slot: u64, place: (FileId, &Name)) {
+        seen_for(places, slot, place, VALIDITY);
+    }
+
     fn name_of(places: &Places, slot: u64) -> Option<String> {
-        let (dir, name) = places.only_name(slot)?;
-        Some(format!("{}/{}", dir.ino, String::from_utf8_lossy(name.as_bytes())))
+        match places.name_for_open(slot) {
+            NameForOpen::Only(dir, name) => {
+                Some(format!("{}/{}", dir.ino, String::from_utf8_lossy(name.as_bytes())))
+            }
+            NameForOpen::JustLookedUp | NameForOpen::Unknown => None,
+        }
+    }
+
+    #[test]
+    fn each_name_is_believed_as_long_as_its_own_answer_said() {
+        with_places(async |places| {
+            seen_for(places, 1, at(DIR, "a"), Duration::ZERO);
+            assert_eq!(places.name_for_open(1), NameForOpen::JustLookedUp);
+            // Of a name that was not believed nothing is left.
+            seen_for(places, 1, at(DIR, "b"), VALIDITY * 10);
+            assert_eq!(name_of(places, 1).unwrap(), "2/b");
+            seen_for(places, 1, at(DIR, "c"), VALIDITY);
+            assert_eq!(places.name_for_open(1), NameForOpen::Unknown);
+            // A short one behind a long one does not end that.
+            seen_for(places, 1, at(DIR, "d"), Duration::ZERO);
+            dray_rt::sleep(VALIDITY + LATE).await;
+            assert_eq!(places.name_for_open(1), NameForOpen::Unknown);
+            dray_rt::sleep(VALIDITY * 9).await;
+            assert_eq!(places.name_for_open(1), NameForOpen::JustLookedUp);
+        });
     }
 
     #[test]
     fn of_several_names_each_may_be_meant_while_it_is_believed() {
         with_places(async |places| {
             assert_eq!(name_of(places, 1), None);
-            places.seen(1, Some(at(DIR, "a")));
-            places.seen(1, Some(at(DIR, "a")));
+            seen(places, 1, at(DIR, "a"));
+            seen(places, 1, at(DIR, "a"));
             assert_eq!(name_of(places, 1).unwrap(), "2/a");
-            places.seen(1, Some(at(OTHER, "a")));
+            seen(places, 1, at(OTHER, "a"));
             assert_eq!(name_of(places, 1), None);
             dray_rt::sleep(VALIDITY).await;
             assert_eq!(name_of(places, 1), None, "the kernel counts from later on");
             dray_rt::sleep(LATE).await;
             assert_eq!(name_of(places, 1).unwrap(), "3/a");
-            places.seen(1, Some(at(DIR, "b")));
+            seen(places, 1, at(DIR, "b"));
             places.forget(1);
-            places.seen(1, Some(at(DIR, "of another file")));
+            seen(places, 1, at(DIR, "of another file"));
             assert_eq!(name_of(places, 1).unwrap(), "2/of another file");
         });
     }
@@ -220,7 +272,7 @@ mod tests {
     fn what_this_mount_renames_has_its_new_name_alone() {
         with_places(async |places| {
             for (slot, name) in [(1, "a"), (2, "b"), (3, "c")] {
-                places.seen(slot, Some(at(DIR, name)));
+                seen(places, slot, at(DIR, name));
             }
             places.renamed(at(DIR, "a"), at(OTHER, "d"), RenameHow::NoReplace);
             places.renamed(at(DIR, "b"), at(DIR, "c"), RenameHow::Exchange);
@@ -233,7 +285,7 @@ mod tests {
             places.removed(at(DIR, "b"));
             assert_eq!(name_of(places, 2), None);
             // Others have given the name to another file since; that is moved, not the first.
-            places.seen(4, Some(at(OTHER, "d")));
+            seen(places, 4, at(OTHER, "d"));
             places.renamed(at(OTHER, "d"), at(DIR, "e"), RenameHow::Replace);
             assert_eq!(name_of(places, 1).unwrap(), "3/d");
             assert_eq!(name_of(places, 4).unwrap(), "2/e");
@@ -244,12 +296,12 @@ mod tests {
     #[test]
     fn a_slot_that_is_used_again_takes_no_name_from_others() {
         with_places(async |places| {
-            places.seen(1, Some(at(DIR, "a")));
-            places.seen(2, Some(at(DIR, "a")));
+            seen(places, 1, at(DIR, "a"));
+            seen(places, 2, at(DIR, "a"));
             places.forget(1);
             places.renamed(at(DIR, "a"), at(DIR, "b"), RenameHow::Replace);
             assert_eq!(name_of(places, 2).unwrap(), "2/b");
-            assert!(places.believed.as_ref().unwrap().slots.len() == 1);
+            assert!(places.by_place.as_ref().unwrap().len() == 1);
         });
     }
 }

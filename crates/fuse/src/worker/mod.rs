@@ -270,7 +270,7 @@ impl Start {
                 stack,
                 self.cpus.len(),
             ));
-            hear_of_session(&shared);
+            answer_session(&shared);
             shared
         };
         shared.get_or_insert_with(make).clone()
@@ -285,7 +285,7 @@ impl Start {
 
 /// Answers what the server asks of its own accord and does what it says, as long as the mount is there.
 /// What the workers share holds the session, so the session must not hold it.
-fn hear_of_session(shared: &Arc<Shared>) {
+fn answer_session(shared: &Arc<Shared>) {
     let [caching, asked] = [(), ()].map(|()| Arc::downgrade(shared));
     shared.control.hear_changes_by(Box::new(move |files| {
         if let Some(shared) = caching.upgrade() {

@@ -203,6 +203,7 @@ fn never_wait(pipe: BorrowedFd<'_>) -> io::Result<()> {
 pub(crate) fn drop_soon(shared: &Arc<Shared>, files: &[FileId]) {
     files.iter().for_each(|file| shared.changes.note(*file));
     let nodes: BTreeSet<u64> = files.iter().filter_map(|file| shared.nodes.find(*file)).collect();
+    nodes.iter().for_each(|node| shared.versions.changed_by_others(*node));
     if !nodes.is_empty() && shared.outdated.add(nodes) {
         start(shared);
     }

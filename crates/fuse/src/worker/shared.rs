@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use dray_core::{NodeId, Pid, SessionControl, Stack, TellJobs};
 
+use crate::front::cache_mode::CacheMode;
 use crate::front::removed::Removed;
 use crate::front::undoing::FailedWrites;
 use crate::mount::session::Session;
@@ -25,6 +26,8 @@ use crate::worker::versions::Versions;
 
 pub(crate) struct Shared {
     pub(crate) options: Options,
+    /// How long the kernel may believe what.
+    pub(crate) mode: CacheMode,
     pub(crate) session: Session,
     /// The session of the file system below.
     pub(crate) control: Arc<dyn SessionControl>,
@@ -60,8 +63,9 @@ impl Shared {
         workers: usize,
     ) -> Shared {
         let nodes = Nodes::new(state.clone(), stack.fs.info().root);
-        if options.believes_names() {
-            nodes.believed_for(options.entry_validity());
+        let mode = CacheMode::of(&options);
+        if mode.names_may_change() {
+            nodes.track_bindings();
         }
         let lock_owners = match adopted {
             true => LockOwners::of_predecessor(&nodes, stack.session.lock_owners()),
@@ -70,6 +74,7 @@ impl Shared {
         Shared {
             identities: Identities::new(!options.kernel_checks_permissions()),
             options,
+            mode,
             session,
             control: stack.session.clone(),
             node: stack.session.node(),

@@ -45,11 +45,22 @@ struct Version {
     number: u64,
     /// The kernel has no pages of a version before this one.
     dropped: bool,
+    /// The file system has said that it would tell of changes by others, and has told of none.
+    watched: bool,
 }
 
 impl Version {
     fn is_of(&self, attr: &Attr) -> bool {
         (self.mtime, self.ctime, self.size) == (attr.mtime, attr.ctime, attr.size)
+    }
+
+    /// Nobody else has changed it: if it is another version, this mount has made it, and its kernel has
+    /// the pages of that. Others may change it from now on without a trace.
+    fn changed_here(&mut self, attr: &Attr, moment: Moment) {
+        if !self.is_of(attr) {
+            (self.mtime, self.ctime, self.size) = (attr.mtime, attr.ctime, attr.size);
+            (self.since, self.settled) = (moment.now, false);
+        }
     }
 }
 
@@ -82,21 +93,35 @@ impl Versions {
     }
 
     /// Notes what `node` is like at an open. None if the kernel has no other pages of it; else
-    /// it is to drop what it has, and [`Versions::dropped`] to be told.
-    pub(crate) fn at_open(&self, node: u64, file: &AtOpen, moment: Moment) -> Option<Dropping> {
+    /// it is to drop what it has, and [`Versions::dropped`] to be told. `watched`: the file system tells
+    /// of each change by others from now on ([`PageValidity::UntilRevoked`]).
+    ///
+    /// [`PageValidity::UntilRevoked`]: dray_core::PageValidity::UntilRevoked
+    pub(crate) fn at_open(
+        &self,
+        node: u64,
+        file: &AtOpen,
+        watched: bool,
+        moment: Moment,
+    ) -> Option<Dropping> {
         let AtOpen { attr, times_past, .. } = file;
         let mut seen = self.lock();
         let Seen { files, numbers } = &mut *seen;
-        if let Some(known) = files.get_mut(&node)
-            && known.is_of(attr)
-        {
-            if known.settled {
-                return (!known.dropped).then_some(Dropping(known.number));
+        if let Some(known) = files.get_mut(&node) {
+            let was_watched = std::mem::replace(&mut known.watched, watched);
+            if watched && was_watched && known.dropped {
+                known.changed_here(attr, moment);
+                return None;
             }
-            *numbers += 1;
-            (known.number, known.dropped) = (*numbers, false);
-            known.settled = times_past.unwrap_or(moment.now - known.since >= attr.grain());
-            return Some(Dropping(*numbers));
+            if known.is_of(attr) {
+                if known.settled {
+                    return (!known.dropped).then_some(Dropping(known.number));
+                }
+                *numbers += 1;
+                (known.number, known.dropped) = (*numbers, false);
+                known.settled = times_past.unwrap_or(moment.now - known.since >= attr.grain());
+                return Some(Dropping(*numbers));
+            }
         }
         if files.len() >= VERSIONS_MAX {
             files.clear();
@@ -105,8 +130,16 @@ impl Versions {
         let Attr { mtime, ctime, size, .. } = *attr;
         let settled = times_past.unwrap_or_else(|| moment.is_long_after(attr));
         let (since, number, dropped) = (moment.now, *numbers, false);
-        files.insert(node, Version { mtime, ctime, size, since, settled, number, dropped });
+        files
+            .insert(node, Version { mtime, ctime, size, since, settled, number, dropped, watched });
         Some(Dropping(number))
+    }
+
+    /// Others have changed what `node` stands for.
+    pub(crate) fn changed_by_others(&self, node: u64) {
+        if let Some(version) = self.lock().files.get_mut(&node) {
+            version.watched = false;
+        }
     }
 
     /// Whether `attr`, which was read at some time, is of an earlier version of `node` than was opened, or
@@ -152,19 +185,23 @@ mod tests {
     #[test]
     fn pages_are_kept_once_those_of_former_versions_have_gone() {
         let (versions, attr) = (Versions::default(), seen(Attr::default()));
-        let first = versions.at_open(7, &attr, at(0)).unwrap();
-        assert_eq!(versions.at_open(7, &attr, at(0)), Some(first), "nothing shows that it is done");
+        let first = versions.at_open(7, &attr, false, at(0)).unwrap();
+        assert_eq!(
+            versions.at_open(7, &attr, false, at(0)),
+            Some(first),
+            "nothing shows that it is done"
+        );
         versions.dropped(7, first);
-        assert_eq!(versions.at_open(7, &attr, at(0)), None);
+        assert_eq!(versions.at_open(7, &attr, false, at(0)), None);
         let changed = seen(Attr { size: 1, ..attr.attr });
-        let second = versions.at_open(7, &changed, at(0)).unwrap();
+        let second = versions.at_open(7, &changed, false, at(0)).unwrap();
         versions.dropped(7, first);
-        assert_eq!(versions.at_open(7, &changed, at(0)), Some(second));
+        assert_eq!(versions.at_open(7, &changed, false, at(0)), Some(second));
         versions.dropped(8, second);
         versions.dropped(7, second);
-        assert_eq!(versions.at_open(7, &changed, at(0)), None);
+        assert_eq!(versions.at_open(7, &changed, false, at(0)), None);
         versions.forget(7);
-        assert_ne!(versions.at_open(7, &changed, at(0)), Some(second));
+        assert_ne!(versions.at_open(7, &changed, false, at(0)), Some(second));
     }
 
     /// A file of the same size that was changed twice within a tick, or a second, kept the first
@@ -175,20 +212,21 @@ mod tests {
             let (versions, time) = (Versions::default(), Timestamp { sec: 1000, nsec });
             let attr = seen(Attr { mtime: time, ctime: time, ..Attr::default() });
             for millis in [10, 10, 10 + grain_millis - 1, 10 + grain_millis] {
-                let dropping = versions.at_open(7, &attr, at(millis)).expect("it may have changed");
+                let dropping =
+                    versions.at_open(7, &attr, false, at(millis)).expect("it may have changed");
                 versions.dropped(7, dropping);
             }
-            assert_eq!(versions.at_open(7, &attr, at(10 + grain_millis)), None);
+            assert_eq!(versions.at_open(7, &attr, false, at(10 + grain_millis)), None);
             // One that was not changed for a minute.
-            let dropping = versions.at_open(8, &attr, at(61_000)).unwrap();
+            let dropping = versions.at_open(8, &attr, false, at(61_000)).unwrap();
             versions.dropped(8, dropping);
-            assert_eq!(versions.at_open(8, &attr, at(61_000)), None);
+            assert_eq!(versions.at_open(8, &attr, false, at(61_000)), None);
             // Of a clock that goes before ours.
             let time = Timestamp { sec: 1000 + 3600, nsec };
             let ahead = seen(Attr { ctime: time, ..attr.attr });
-            let dropping = versions.at_open(8, &ahead, at(61_000)).unwrap();
+            let dropping = versions.at_open(8, &ahead, false, at(61_000)).unwrap();
             versions.dropped(8, dropping);
-            assert!(versions.at_open(8, &ahead, at(61_001)).is_some());
+            assert!(versions.at_open(8, &ahead, false, at(61_001)).is_some());
         }
     }
     /// Every file was read from the server twice that had changed within the last minute.
@@ -197,23 +235,42 @@ mod tests {
         let (versions, time) = (Versions::default(), Timestamp { sec: 1000, nsec: 1 });
         let young = seen(Attr { mtime: time, ctime: time, ..Attr::default() });
         let [young, past] = [false, true].map(|past| AtOpen { times_past: Some(past), ..young });
-        let dropping = versions.at_open(7, &past, at(10)).unwrap();
+        let dropping = versions.at_open(7, &past, false, at(10)).unwrap();
         versions.dropped(7, dropping);
-        assert_eq!(versions.at_open(7, &past, at(10)), None);
+        assert_eq!(versions.at_open(7, &past, false, at(10)), None);
         // At the first open at which they are, whatever the own clock says.
         for (file, millis) in [(young, 10), (young, 100_000), (past, 100_000)] {
-            let dropping = versions.at_open(8, &file, at(millis)).unwrap();
+            let dropping = versions.at_open(8, &file, false, at(millis)).unwrap();
             versions.dropped(8, dropping);
         }
-        assert_eq!(versions.at_open(8, &past, at(100_000)), None);
+        assert_eq!(versions.at_open(8, &past, false, at(100_000)), None);
     }
+    #[test]
+    fn pages_of_a_file_that_is_watched_are_kept_until_others_have_changed_it() {
+        let (versions, time) = (Versions::default(), |sec| Timestamp { sec, nsec: 1 });
+        let of = |sec| seen(Attr { mtime: time(sec), ctime: time(sec), ..Attr::default() });
+        // What the kernel has is of a time before it was watched.
+        let first = versions.at_open(7, &of(1), true, at(100_000)).unwrap();
+        assert_eq!(versions.at_open(7, &of(1), true, at(100_000)), Some(first));
+        versions.dropped(7, first);
+        // This mount changes it.
+        assert_eq!(versions.at_open(7, &of(2), true, at(100_000)), None);
+        versions.changed_by_others(7);
+        let again = versions.at_open(7, &of(3), true, at(100_000)).unwrap();
+        versions.dropped(7, again);
+        assert_eq!(versions.at_open(7, &of(4), true, at(100_000)), None);
+        // It is not watched any more. Others may have changed it in the same tick.
+        assert!(versions.at_open(7, &of(4), false, at(100_000)).is_some());
+        assert!(versions.at_open(7, &of(5), true, at(100_000)).is_some());
+    }
+
     #[test]
     fn what_was_read_before_a_version_was_opened_is_older() {
         let time = |nsec| Timestamp { sec: 1000, nsec };
         let of = |nsec, size| Attr { ctime: time(nsec), size, ..Attr::default() };
         let versions = Versions::default();
         assert!(!versions.may_be_older(7, &of(1, 10)), "it was never opened");
-        versions.at_open(7, &seen(of(2, 20)), at(10));
+        versions.at_open(7, &seen(of(2, 20)), false, at(10));
         assert!(versions.may_be_older(7, &of(1, 10)) && versions.may_be_older(7, &of(2, 10)));
         assert!(!versions.may_be_older(7, &of(2, 20)) && !versions.may_be_older(7, &of(3, 30)));
     }

@@ -6,6 +6,7 @@ pub mod dropping;
 pub mod file_handle;
 pub mod locking;
 pub mod pushing;
+pub mod session;
 
 use std::ffi::CString;
 use std::fs;
@@ -17,13 +18,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
+use dray_core::{Buf, Context, FileId, FileSystem, Name, OpenHow, Stack, Write};
 use dray_fuse::{
-    Consistency, Device, MountOptions, Mounted, Notifier, Options, Reporter, Transport,
+    Consistency, Device, MountOptions, Mounted, Notifier, Options, PerThread, Reporter, Transport,
     TransportWish, mount, unmount,
 };
 
 use dropping::Dropping;
 use locking::{Locking, Table};
+use session::NotifyingSession;
 
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
 
@@ -60,6 +63,7 @@ pub struct TestMount {
     pub at: PathBuf,
     pub fs: MemoryFs,
     pub locks: Arc<Table>,
+    pub session: NotifyingSession,
     pub reporter: Reporter,
     pub notifier: Notifier,
     served: Option<JoinHandle<std::io::Result<()>>>,
@@ -81,6 +85,11 @@ pub fn mounted_with_spares(
     consistency: Consistency,
     ring_spares_max: usize,
 ) -> Option<TestMount> {
+    mounted_with(transport, Options { consistency, ring_spares_max, ..Options::default() })
+}
+
+/// The same with these options, but for what all tests have alike.
+pub fn mounted_with(transport: Transport, options: Options) -> Option<TestMount> {
     // SAFETY: no memory is passed.
     if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
         eprintln!("skipped: mounting needs root and /dev/fuse");
@@ -104,14 +113,8 @@ pub fn mounted_with_spares(
         Transport::Classic => TransportWish::Classic,
         Transport::Uring => TransportWish::Uring,
     };
-    let options = Options {
-        transport: wish,
-        consistency,
-        ring_depth: 2,
-        ring_spares_max,
-        host: Arc::new(Dropping),
-        ..Options::default()
-    };
+    let host = Arc::new(Dropping);
+    let options = Options { transport: wish, ring_depth: 2, host, ..options };
     let mount_options = MountOptions {
         default_permissions: options.kernel_checks_permissions(),
         allow_other: true,
@@ -119,13 +122,20 @@ pub fn mounted_with_spares(
     };
     let memory = MemoryFs::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() });
     let locks = Arc::new(Table::default());
+    let session = NotifyingSession::default();
     let served = Locking { inner: memory.clone(), table: locks.clone() };
+    let stack = Stack { fs: Arc::new(served), session: Arc::new(session.clone()) };
+    let per_thread: PerThread = Arc::new(move |_, _| {
+        let stack = stack.clone();
+        Box::pin(async move { Ok(stack) })
+    });
     let device = Device::new(mount(&at, &mount_options).unwrap()).unwrap();
-    let mounted = Mounted::start_with(Arc::new(served), device, options).unwrap();
+    let mounted = Mounted::start(per_thread, device, options).unwrap();
     assert_eq!(mounted.stats().transport, transport);
     Some(TestMount {
         fs: memory,
         locks,
+        session,
         reporter: mounted.reporter(),
         notifier: mounted.notifier(),
         served: Some(std::thread::spawn(move || mounted.wait())),
@@ -157,13 +167,24 @@ impl TestMount {
         self.at.join(name)
     }
 
-    pub fn fs_root(&self) -> dray_core::FileId {
-        dray_core::FileSystem::info(&self.fs).root
+    pub fn fs_root(&self) -> FileId {
+        self.fs.info().root
+    }
+
+    /// Makes a file as another client would.
+    pub fn made_behind_the_kernel_s_back(&self, name: &str, data: &[u8]) -> FileId {
+        let (fs, name, data) = (self.fs.clone(), name.to_owned(), Buf::from(data));
+        let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
+        executor.block_on(async move {
+            let (cx, root) = (Context::system(), fs.info().root);
+            let name = Name::new(name.as_bytes()).unwrap();
+            fs.put(&cx, root, name, 0o666, data).await.unwrap();
+            fs.lookup(&cx, root, name).await.unwrap().id
+        })
     }
 
     /// Changes a file as another client would.
     pub fn behind_the_kernel_s_back(&self, name: &str, data: &[u8]) {
-        use dray_core::{Buf, Context, FileSystem, Name, OpenHow, Write};
         let (fs, name, data) = (self.fs.clone(), name.to_owned(), Buf::from(data));
         let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
         executor.block_on(async move {
