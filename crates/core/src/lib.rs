@@ -1,5 +1,6 @@
 //! The vocabulary that every other room of dray shares: the [`FileSystem`] and
-//! [`OpenFile`] traits, ids, the request [`Context`], errors and buffers.
+//! [`OpenFile`] traits, what front ends need beside them ([`SessionControl`]), ids, the request
+//! [`Context`], errors and buffers.
 //!
 //! This crate must not know how anything is done. It performs no I/O, owns no
 //! clock, spawns nothing, and imports nothing of ours. What travels on the wire
