@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, HearChanges,
-    IO_MAX_BYTES, LockOwner, Make, Name, NodeId, Op, OpenFile, OpenHow, RequestId, SessionControl,
-    Stack, Write, put_in_steps,
+    Admit, Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, HearChanges,
+    IO_MAX_BYTES, LockOwner, Make, Name, NodeId, ObservedCall, Op, OpenFile, OpenHow, RequestId,
+    SessionControl, Stack, Write, put_in_steps,
 };
 use dray_layers::faults::{Fault, Faults, When};
 use dray_layers::metrics::Metrics;
-use dray_layers::{Observed, observed_stack};
+use dray_layers::{Observed, ObservedExport, observe_export, observed_stack};
 use dray_rt::{DriverKind, Executor, now};
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
@@ -187,4 +187,45 @@ fn one_in_n_hits_about_that_many() {
         }
         assert!((60..140).contains(&faults.hits()), "{}", faults.hits());
     });
+}
+
+/// Who is behind one that delays is asked after the delay, and all learn of a refusal.
+#[test]
+fn observers_of_an_export_admit_one_after_the_other() {
+    simulate(async {
+        let late = Fault {
+            delay: Duration::from_millis(200),
+            ..fault(Op::Make, When::Always, Errno::EIO)
+        };
+        let late = Arc::new(Faults::new(vec![Fault { error: None, ..late }]));
+        let never = Arc::new(Faults::new(vec![fault(Op::Make, When::Nth(2), Errno::EDQUOT)]));
+        let metrics = Arc::new(Metrics::new());
+        let observers: Vec<Arc<dyn dray_layers::Observer>> =
+            vec![late.clone(), never, metrics.clone()];
+        let ObservedExport { fs, admission } = observe_export(memory(), observers);
+        let admission = admission.unwrap();
+        let (cx, call) = (Context::system(), ObservedCall::new(Op::Make, fs.info().root));
+        let begin = now();
+        let mut ends = Vec::new();
+        for _ in 0..2 {
+            match admission.admit(&cx, &call) {
+                Admit::After(wait) => ends.push(wait.await),
+                Admit::Now | Admit::Refuse(_) => panic!("not delayed"),
+            }
+        }
+        assert_eq!(begin.elapsed(), Duration::from_millis(400));
+        let error = ends.pop().unwrap().unwrap_err();
+        assert!(ends.pop().unwrap().is_ok() && error.errno() == Errno::EDQUOT);
+        admission.refused(&cx, &call, &error, begin.elapsed());
+        assert_eq!(metrics.snapshot().ops[0].errors["EDQUOT"], 1);
+        fs.make(&cx, fs.info().root, name("a"), Make::Directory { mode: 0o755 }).await.unwrap();
+        assert_eq!(late.hits(), 2, "the file system itself asks nobody");
+    });
+}
+
+#[test]
+fn nobody_is_asked_where_nobody_admits() {
+    let observers: Vec<Arc<dyn dray_layers::Observer>> =
+        vec![Arc::new(Metrics::new()), Arc::new(Faults::new(Vec::new()))];
+    assert!(observe_export(memory(), observers).admission.is_none());
 }
