@@ -123,7 +123,13 @@ pub struct ServeArgs {
     ///                         the port]
     ///   insecure              without a key let ordinary users of clients
     ///                         in, too: any of them can be anybody
+    ///   backend=posix|memory  what serves it [default: posix, the directory];
+    ///                         memory is for tests, and has no directory:
+    ///                         NAME=,backend=memory,squash=none
     ///   direct                pass O_DIRECT on to the file system below
+    ///   inline=auto|always|never
+    ///                         whether calls to it are made by the threads
+    ///                         that serve connections [default: auto]
     ///   threads=N             threads for calls that block, of each kind [default: 16]
     ///   mountpoint[=yes|no|PATH]
     ///                         serve DIR only while something is mounted
