@@ -5,8 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dray_backends::KINDS;
-use dray_backends::backend::{BackendKind, Squash};
+use dray_backends::backend::Squash;
 use dray_core::{Errno, Gid, Op, Uid};
 use dray_fabric::Address;
 use dray_layers::faults::{Fault, When};
@@ -15,9 +14,10 @@ use serde::Deserialize;
 use crate::error::Failure;
 use crate::metrics_http::check_address;
 use crate::nearest::{hint, meant};
-use crate::serve::export::{
-    BackendOptions, ExportPlan, backend_of, check_id, check_threads, default_backend, squash_of,
+use crate::serve::backend_options::{
+    BackendOptions, backend_in, backend_of, default_backend, is_of_a_backend, own_options,
 };
+use crate::serve::export::{ExportPlan, check_id, check_threads, squash_of};
 use crate::serve::plan::key_file;
 
 /// The file, as written.
@@ -224,35 +224,6 @@ impl Config {
     }
 }
 
-/// The backend that an `[[export]]` names.
-fn backend_in(export: &toml::Table) -> Result<&'static dyn BackendKind, String> {
-    let name = export.get("backend").and_then(toml::Value::as_str);
-    name.map_or(Ok(default_backend()), backend_of)
-}
-
-/// The options of an `[[export]]` that are its backend's own, as words.
-fn own_options(backend: &dyn BackendKind, export: &toml::Table) -> Result<BackendOptions, String> {
-    let given = backend.options().iter().filter_map(|key| Some((*key, export.get(*key)?)));
-    let word = |(key, value): (&str, &toml::Value)| {
-        let word = match value {
-            toml::Value::Boolean(true) => "yes".to_owned(),
-            toml::Value::Boolean(false) => "no".to_owned(),
-            toml::Value::Integer(number) => number.to_string(),
-            toml::Value::String(text) => text.clone(),
-            toml::Value::Float(_)
-            | toml::Value::Datetime(_)
-            | toml::Value::Array(_)
-            | toml::Value::Table(_) => {
-                return Err(format!(
-                    "`{key}` in [[export]] is true, false, a whole number, or text in quotes"
-                ));
-            }
-        };
-        Ok((key.to_owned(), word))
-    };
-    given.map(word).collect()
-}
-
 /// What is wrong with a file, without the names that types have in Rust.
 fn in_plain_words(error: toml::de::Error) -> String {
     let words = [
@@ -302,10 +273,6 @@ fn place_of(key: &str) -> Option<&'static str> {
         key if FAULT_KEYS.contains(&key) => Some("below a line [[fault]]"),
         _ => None,
     }
-}
-
-fn is_of_a_backend(key: &str) -> bool {
-    KINDS.iter().any(|kind| kind.options().contains(&key))
 }
 
 /// The line, counted from 0, of the table of this number that is written as `head`.
@@ -396,6 +363,8 @@ fn find_errno(name: &str) -> Result<Errno, String> {
 
 #[cfg(test)]
 mod tests {
+    use dray_backends::KINDS;
+
     use super::*;
 
     #[test]

@@ -1,12 +1,10 @@
 //! What an export is to be like, from `--export NAME=DIR[,OPTION...]` or the configuration.
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dray_backends::KINDS;
 use dray_backends::backend::{BackendKind, BackendSource, ExportSettings, Squash};
 use dray_client::Target;
 use dray_core::{Gid, Uid};
@@ -14,6 +12,7 @@ use dray_rpc::server::Allow;
 
 use crate::mount::elsewhere;
 use crate::nearest::{hint, meant};
+use crate::serve::backend_options::{BackendOptions, backend_of, default_backend};
 
 /// An export to be served.
 #[derive(Clone, Debug)]
@@ -39,21 +38,6 @@ pub struct ExportPlan {
 /// Options of all exports on the command line, for slips of the pen. Backends have further ones.
 const OPTIONS: [&str; 9] =
     ["ro", "rw", "squash", "allow", "anonuid", "anongid", "secure", "insecure", "backend"];
-
-/// Options of a backend's own, as the administrator wrote them.
-pub type BackendOptions = BTreeMap<String, String>;
-
-/// The backend of exports that name none.
-pub fn default_backend() -> &'static dyn BackendKind {
-    KINDS[0]
-}
-
-/// The backend that is called so.
-pub fn backend_of(name: &str) -> Result<&'static dyn BackendKind, String> {
-    let names = || KINDS.iter().map(|kind| kind.name());
-    let found = KINDS.iter().copied().find(|kind| kind.name() == name);
-    found.ok_or_else(|| format!("no backend is called `{name}`{}", hint(name, names())))
-}
 
 impl ExportPlan {
     /// One of the default backend, with the defaults.

@@ -1,5 +1,6 @@
 //! `dray serve`.
 
+mod backend_options;
 pub(crate) mod config;
 pub(crate) mod descriptor_store;
 pub(crate) mod descriptor_store_process;

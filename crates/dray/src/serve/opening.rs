@@ -35,7 +35,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// One that is held back looks so often whether what it waits for is there.
 const HELD_AGAIN: Duration = Duration::from_millis(500);
 
-/// Calls that are still in what an export was on are told of when they have lasted so long.
+/// Calls that are still in what an export was on are reported when they have lasted so long.
 const FORMER_MAX: Duration = Duration::from_secs(5);
 
 /// The state directory, until the server gives it up at its end: no thread that hangs keeps it.
@@ -59,17 +59,17 @@ pub struct ExportOpener {
 /// that have not are opened when they do, whenever that is.
 pub fn open_all(openings: &[Arc<ExportOpener>]) -> Result<(), Failure> {
     let mut late: Vec<Arc<ExportState>> = Vec::new();
-    let (tell, told) = channel();
+    let (report, outcomes) = channel();
     for opening in openings {
         late.push(opening.exported.clone());
-        let (opening, tell) = (opening.clone(), tell.clone());
+        let (opening, report) = (opening.clone(), report.clone());
         std::thread::Builder::new()
             .name("dray-open".into())
-            .spawn(move || opening.run(&tell))
+            .spawn(move || opening.run(&report))
             .doing(|| "cannot start a thread that opens an export".into())?;
     }
-    drop(tell);
-    wait_for_all(&told)?;
+    drop(report);
+    wait_for_all(&outcomes)?;
     late.retain(|exported| exported.starting().is_some_and(|one| one.trouble.is_none()));
     for exported in late {
         log::error!(
@@ -82,10 +82,10 @@ pub fn open_all(openings: &[Arc<ExportOpener>]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn wait_for_all(told: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
+fn wait_for_all(outcomes: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
     let deadline = dray_rt::now() + START_MAX;
     loop {
-        match told.recv_timeout(deadline - dray_rt::now()) {
+        match outcomes.recv_timeout(deadline - dray_rt::now()) {
             Ok(outcome) => outcome?,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(()),
         }
@@ -113,17 +113,17 @@ impl Hindrance {
 
 impl ExportOpener {
     /// To its good end, or until the process ends.
-    fn run(&self, tell: &Sender<Result<(), Failure>>) {
-        let lasted = self.open_at_last(self.loss, Some(tell));
+    fn run(&self, report: &Sender<Result<(), Failure>>) {
+        let lasted = self.open_at_last(self.loss, Some(report));
         if lasted > START_MAX {
             log::warn!("export `{}` is open after {} s", self.exported.name, lasted.as_secs());
         }
     }
 
     /// Tries until the export is open, and answers how long that took.
-    fn open_at_last(&self, loss: Loss, tell: Option<&Sender<Result<(), Failure>>>) -> Duration {
-        // The start may not have waited to be told.
-        let say = |outcome| tell.map(|tell| tell.send(outcome));
+    fn open_at_last(&self, loss: Loss, report: Option<&Sender<Result<(), Failure>>>) -> Duration {
+        // The start may have gone on without this outcome.
+        let say = |outcome| report.map(|report| report.send(outcome));
         loop {
             let Hindrance { failure, held } = match self.open(loss) {
                 Ok(()) => {
@@ -139,7 +139,7 @@ impl ExportOpener {
             let late = self.exported.starting().is_some_and(|one| one.since > START_MAX);
             match is_held {
                 true if new => log::error!("{}", failure.message),
-                false if new && (late || tell.is_none()) => {
+                false if new && (late || report.is_none()) => {
                     log::error!("{}; trying again until it works", failure.message);
                 }
                 _ => {}
@@ -196,11 +196,11 @@ impl ExportOpener {
     /// Waits until no former server is in the file system with a change that it may still make.
     fn wait_for_former(&self) -> Result<(), Failure> {
         let name = &self.plan.name;
-        let mut told = false;
+        let mut reported = false;
         loop {
             let dir = self.with_state(|state| state.dir().to_owned())?;
             let Some(former) = left_behind::of(&dir, name) else { return Ok(()) };
-            if !std::mem::replace(&mut told, true) {
+            if !std::mem::replace(&mut reported, true) {
                 let why = format!(
                     "export `{name}` is opened once its file system has let go of the former \
                      server (process {former}), whose last changes come first"
@@ -306,13 +306,13 @@ mod tests {
 
     #[test]
     fn a_start_ends_with_what_is_wrong_and_not_with_what_is_late() {
-        let (tell, told) = channel();
-        let late = tell.clone();
-        tell.send(Ok(())).unwrap();
-        tell.send(Err(Failure::new("no directory"))).unwrap();
-        assert_eq!(wait_for_all(&told).unwrap_err().message, "no directory");
-        wait_for_all(&told).unwrap();
-        drop((tell, late));
-        wait_for_all(&told).unwrap();
+        let (report, outcomes) = channel();
+        let late = report.clone();
+        report.send(Ok(())).unwrap();
+        report.send(Err(Failure::new("no directory"))).unwrap();
+        assert_eq!(wait_for_all(&outcomes).unwrap_err().message, "no directory");
+        wait_for_all(&outcomes).unwrap();
+        drop((report, late));
+        wait_for_all(&outcomes).unwrap();
     }
 }
