@@ -10,10 +10,10 @@ use dray_core::{Buf, Context, Entry, Errno, Error, FileId, Op};
 use super::Shared;
 use crate::server::ahead::Changing;
 use crate::server::call_admission;
-use crate::server::exactly_once::needs;
 use crate::server::exactly_once::plan::{self, Plan, Standing};
 use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{self, Again, Route, Verdict};
+use crate::server::exactly_once::{bytes, needs};
 use crate::server::execute::{self, Files};
 use crate::server::ranges::{RangeGrant, Span, bytes_changed};
 use crate::server::reply::Reply;
@@ -253,9 +253,13 @@ impl CallInHand {
         if let Some(changing) = changing {
             changing.wait(session.id).await;
         }
-        let written = self.written((call, &files), data_bytes, plan.as_ref(), amend).await;
-        // Behind all else that it waits for: whoever reads the same waits from now on.
-        let lone = self.take_bytes(written, plan.as_mut(), again.as_mut()).await;
+        let plans = (plan.as_ref(), amend);
+        let written = bytes::written(session, &self.cx, (call, &files), data_bytes, plans).await;
+        let lone = match written {
+            // Behind all else that it waits for: whoever reads the same waits from now on.
+            Some(written) => bytes::take(session, written, plan.as_mut(), again.as_mut()).await,
+            None => None,
+        };
         let version = self.version_of_half(call);
         let standing = Standing { files: &files, plan: plan.as_mut(), amend };
         let changes = op.writes() && !matches!(op, Op::Lock | Op::Close) || written.is_some();
@@ -273,9 +277,7 @@ impl CallInHand {
         };
         let at = amended_at.or(plan.as_ref().and_then(|plan| plan.append_at));
         if changes && op != Op::Redo {
-            let stamp = plan.as_ref().and_then(Plan::stamp);
-            let stamp =
-                stamp.or_else(|| again.as_ref()?.stamp()).or_else(|| lone.as_ref()?.stamp());
+            let stamp = bytes::stamp(plan.as_ref(), again.as_ref(), lone.as_ref());
             self.stamp(&mut reply, stamp, body, at);
         }
         if let Some(version) = version {
@@ -389,51 +391,6 @@ impl CallInHand {
             Some(Sabotage::Halves) => Some(1),
             _ => self.session.export.ranges.version(file.id(), span),
         }
-    }
-
-    /// The bytes that a call writes; none if it writes none, or has them already.
-    async fn written(
-        &self,
-        (call, files): (&Call<'_>, &Files),
-        data_bytes: usize,
-        plan: Option<&Plan>,
-        amend: Option<Amend>,
-    ) -> Option<(FileId, Span)> {
-        let of = |handle| Some(files.get(handle)?.id());
-        match (call, amend) {
-            (Call::Put { .. }, Some(Amend::Put { id, .. })) => return Some((id, Span::ALL)),
-            (Call::Create { .. }, None) if plan.is_none() => {
-                let file = plan::cut_by(&self.session, &self.cx, call).await?;
-                return Some((file, Span::ALL));
-            }
-            _ => {}
-        }
-        let changed = match amend {
-            Some(amend) => bytes_changed(&amend.apply(call.clone()), data_bytes, of),
-            None => bytes_changed(call, data_bytes, of),
-        };
-        match (changed?, plan.and_then(|plan| plan.append_at)) {
-            // What was there before an append is not written.
-            ((file, _), Some(end)) => Some((file, Span::from(end))),
-            (changed, None) => Some(changed),
-        }
-    }
-
-    /// Waits until nobody else reads or writes these bytes. Answers the grant of a change that has
-    /// none of the file so far.
-    async fn take_bytes(
-        &self,
-        written: Option<(FileId, Span)>,
-        plan: Option<&mut Plan>,
-        again: Option<&mut Again>,
-    ) -> Option<RangeGrant> {
-        let (file, span) = written?;
-        let of_plan = plan.and_then(|plan| plan.grant_of(file));
-        let Some(grant) = of_plan.or_else(|| again?.grant_of(file)) else {
-            return Some(self.session.export.ranges.write(file, span).await);
-        };
-        grant.write(span).await;
-        None
     }
 
     /// The file whose data or attributes this has changed, if somebody watches any.

@@ -36,7 +36,43 @@ pub(crate) fn bytes_changed(
         {
             Some((*id, Span::ALL))
         }
-        _ => None,
+        Call::Open { .. } | Call::OpenNamed { .. } => None,
+        Call::Lookup { .. }
+        | Call::LookupOpen { .. }
+        | Call::Parent { .. }
+        | Call::Getattr { .. }
+        | Call::Readlink { .. }
+        | Call::Make { .. }
+        | Call::Remove { .. }
+        | Call::Rename { .. }
+        | Call::Link { .. }
+        | Call::Create { .. }
+        | Call::Tmpfile { .. }
+        | Call::Put { .. }
+        | Call::Reopen { .. }
+        | Call::Access { .. }
+        | Call::Statfs { .. }
+        | Call::Getxattr { .. }
+        | Call::Setxattr { .. }
+        | Call::Listxattr { .. }
+        | Call::Removexattr { .. }
+        | Call::Read { .. }
+        | Call::Readdir { .. }
+        | Call::Flush { .. }
+        | Call::Sync { .. }
+        | Call::Seek { .. }
+        | Call::Lock { .. }
+        | Call::TestLock { .. }
+        | Call::GetFlags { .. }
+        | Call::SetFlags { .. }
+        | Call::GetXflags { .. }
+        | Call::SetXflags { .. }
+        | Call::Close { .. }
+        | Call::SyncAll { .. }
+        | Call::Recover { .. }
+        | Call::Declare { .. } => None,
+        // What is sent again after a loss of power waits for all of the file, whatever it changes.
+        Call::Redo { .. } => None,
     }
 }
 
