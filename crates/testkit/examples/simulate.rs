@@ -65,7 +65,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 19] = [
+const SABOTAGES: [(&str, Sabotage); 20] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -76,6 +76,7 @@ const SABOTAGES: [(&str, Sabotage); 19] = [
     ("turns", Sabotage::Turns),
     ("ahead", Sabotage::Ahead),
     ("halves", Sabotage::Halves),
+    ("reads", Sabotage::Reads),
     ("custody", Sabotage::Custody),
     ("redo", Sabotage::Redo),
     ("redo-order", Sabotage::RedoOrder),

@@ -148,6 +148,11 @@ fn halves_of_reads_that_are_of_two_versions() {
 }
 
 #[test]
+fn reads_that_see_half_of_a_write() {
+    found_out(Sabotage::Reads, &[REGISTER], "no order");
+}
+
+#[test]
 fn what_was_cut_short_and_is_open_to_others() {
     let kinds = [WorkKind::Words, WorkKind::Copies, WorkKind::Puts];
     found_out(Sabotage::Turns, &kinds.map(Run::CutShort), "");

@@ -95,6 +95,16 @@ impl MemoryFile {
         if self.how.writes() { Ok(()) } else { Err(Errno::EBADF.into()) }
     }
 
+    pub(super) fn read_now(&self, at: u64, into: &mut BufMut) -> Result<()> {
+        self.readable()?;
+        self.with(|store| store.read(self.id.ino, at, into))
+    }
+
+    pub(super) fn write_now(&self, cx: &Context, how: Write, from: &Buf) -> Result<usize> {
+        self.writable()?;
+        self.with_change(|store| store.write(cx, self.id.ino, how, from))
+    }
+
     fn list(&self, cookie: u64, max_bytes: usize, plus: bool) -> Result<DirPage> {
         self.readable()?;
         self.with(|store| {
@@ -161,20 +171,20 @@ impl OpenFile for MemoryFile {
     }
 
     fn read<'a>(&'a self, _cx: &'a Context, at: u64, mut into: BufMut) -> Fut<'a, Io<BufMut>> {
-        let result = self
-            .readable()
-            .and_then(|()| self.with(|store| store.read(self.id.ino, at, &mut into)));
-        answer(match result {
+        if self.shared.piecemeal {
+            return Box::pin(self.read_in_pieces(at, into));
+        }
+        answer(match self.read_now(at, &mut into) {
             Ok(()) => Ok(into),
             Err(error) => Err((error, into)),
         })
     }
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
-        answer(
-            self.writable()
-                .and_then(|()| self.with_change(|store| store.write(cx, self.id.ino, how, &from))),
-        )
+        match self.shared.piecemeal {
+            true => Box::pin(self.write_in_pieces(cx, how, from)),
+            false => answer(self.write_now(cx, how, &from)),
+        }
     }
 
     fn readdir<'a>(

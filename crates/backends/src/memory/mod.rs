@@ -21,6 +21,7 @@ mod inode;
 mod journal;
 mod kind;
 mod names;
+mod piecemeal;
 mod rename;
 mod store;
 mod xattr;
@@ -54,6 +55,10 @@ pub struct MemoryOptions {
     pub read_only: bool,
     /// Locks held and waited for; beyond it `ENOLCK`.
     pub locks_max: usize,
+    /// Reads and writes are made in pieces, between which others come, as on file systems that copy
+    /// page by page. Whoever serves it keeps calls on the same bytes apart; a test finds out whether
+    /// he does.
+    pub piecemeal: bool,
 }
 
 impl Default for MemoryOptions {
@@ -66,6 +71,7 @@ impl Default for MemoryOptions {
             root_mode: 0o755,
             read_only: false,
             locks_max: 65_536,
+            piecemeal: false,
         }
     }
 }
@@ -73,6 +79,7 @@ impl Default for MemoryOptions {
 /// The store and what never changes about it.
 struct Shared {
     info: FsInfo,
+    piecemeal: bool,
     store: Mutex<Store>,
     /// Locks are the server process's: each life of the store has its own table.
     locks: Mutex<Arc<LockTable>>,
@@ -135,7 +142,8 @@ impl Shared {
             read_only: store.options().read_only,
         };
         let locks = Mutex::new(Arc::new(LockTable::new(store.options().locks_max)));
-        Shared { info, store: Mutex::new(store), locks }
+        let piecemeal = store.options().piecemeal;
+        Shared { info, piecemeal, store: Mutex::new(store), locks }
     }
 
     /// The file system as it is in this life of the store.

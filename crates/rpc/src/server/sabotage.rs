@@ -41,6 +41,8 @@ pub enum Sabotage {
     RedoFloor,
     /// Halves of reads are said to be of one version, whatever has been written in between.
     Halves,
+    /// Reads do not wait for whoever writes the same bytes, nor he for them.
+    Reads,
     /// What takes rights away does not wait for files that were opened at their lookup.
     Ahead,
     /// What is opened by a name is opened, whatever has the name.

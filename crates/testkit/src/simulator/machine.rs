@@ -60,7 +60,11 @@ impl Machine {
     ) -> Machine {
         Machine(Arc::new(Inner {
             network: network.clone(),
-            disk: MemoryDisk::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() }),
+            disk: MemoryDisk::new(MemoryOptions {
+                root_mode: 0o777,
+                piecemeal: true,
+                ..MemoryOptions::default()
+            }),
             journal: MemoryJournal::default(),
             sabotage,
             slow,
