@@ -4,13 +4,22 @@
 //! Needs root and a compiled `dray`, named by `DRAY_BINARY`, which a step of script/test of its
 //! own does; else the tests say so and pass.
 
+use std::any::Any;
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use dray_testkit::conformance::{PathTarget, run};
+use dray_backends::posix::{self, PosixFs, PosixOptions, Squash};
+use dray_core::{Context, FileSystem, FsUuid, Name};
+use dray_fabric::{Address, Connect, listen_first, local};
+use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rt::sync::oneshot;
+use dray_testkit::conformance::{FrontEnds, FsTarget, PathTarget, Target, run};
 use dray_testkit::fixture::{
     self, Ext4, Image, Killer, MountGuard, TempDir, Tmpfs, block_on, skipped_without_root, wait_for,
 };
@@ -47,7 +56,7 @@ struct Rig {
     roots: Vec<PathBuf>,
     _guards: Vec<MountGuard>,
     _daemons: Vec<Killer>,
-    _server: Killer,
+    _server: Box<dyn Any>,
     _dir: TempDir,
 }
 
@@ -64,17 +73,16 @@ impl Rig {
         // Its file is there a moment before anybody listens.
         let listens = || UnixStream::connect(&socket).is_ok();
         assert!(wait_for(START_MAX, listens), "the server does not start");
-        let mut rig = Rig {
-            roots: Vec::new(),
-            _guards: Vec::new(),
-            _daemons: Vec::new(),
-            _server: server,
-            _dir: dir,
-        };
+        let mut rig = Rig::of(Box::new(server), dir);
         for number in 0..mounts {
             rig.mount(binary, &socket, options, number);
         }
         rig
+    }
+
+    fn of(server: Box<dyn Any>, dir: TempDir) -> Rig {
+        let (roots, guards, daemons) = (Vec::new(), Vec::new(), Vec::new());
+        Rig { roots, _guards: guards, _daemons: daemons, _server: server, _dir: dir }
     }
 
     fn mount(&mut self, binary: &OsString, socket: &Path, options: &str, number: usize) {
@@ -158,6 +166,112 @@ fn two_mounts_interleaved_agree_with_the_model_classic() {
 fn two_mounts_interleaved_agree_with_the_model_uring() {
     if rings_are_on() {
         on_ext4("uring", 2, 150);
+    }
+}
+
+const EXPORT: &str = "test";
+
+/// A server on a thread of this process.
+struct ServerThread {
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ServerThread {
+    /// Serves a directory at `socket`, and within the process; answers the way there.
+    fn start(served: &Path, socket: &Path) -> (ServerThread, Arc<dyn Connect>) {
+        let options = PosixOptions { squash: Squash::None, ..PosixOptions::default() };
+        let fs = PosixFs::open(served, FsUuid(7), options).expect("it can be served");
+        let export = Export::new(EXPORT, fs, Vec::new());
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        let address = Address::Unix(socket.to_owned());
+        let (listener, connector) = local::listen();
+        let (end, ended) = oneshot::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            block_on(async {
+                let within = server.clone();
+                dray_rt::spawn(async move { drop(within.serve_all(Box::new(listener)).await) });
+                let listener = listen_first(&address).await.expect("a socket").listener;
+                dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
+                tell.send(()).expect("whoever started it waits");
+                let _ = ended.await; // dropped or not, it is over
+            });
+            posix::release().expect("this thread is nobody else any more");
+        });
+        told.recv().expect("it starts");
+        (ServerThread { end: Some(end), thread: Some(thread) }, Arc::new(connector))
+    }
+}
+
+impl Drop for ServerThread {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()));
+    }
+}
+
+/// The same steps through a mount and through a session within the server's process, in turn.
+fn two_front_ends(transport: &str) {
+    let Some(binary) = binary() else { return };
+    let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
+    let dir = TempDir::new("mounts").expect("a temporary directory");
+    let socket = dir.path().join("socket");
+    let (server, connector) = ServerThread::start(ext4.path(), &socket);
+    let mut rig = Rig::of(Box::new(server), dir);
+    rig.mount(&binary, &socket, &format!("transport={transport}"), 0);
+    fixture::generated(&sequences(STEPS), 100, 2_000, |steps| {
+        let dir = rig.roots[0].join("case");
+        std::fs::create_dir(&dir).map_err(|error| error.to_string())?;
+        let result = block_on(through_both(&dir, connector.clone(), &steps));
+        std::fs::remove_dir_all(&dir).map_err(|error| error.to_string())?;
+        result
+    });
+}
+
+/// `mounted`: where the mount has the directory `case` of the export.
+async fn through_both(
+    mounted: &Path,
+    connector: Arc<dyn Connect>,
+    steps: &[Step],
+) -> Result<(), String> {
+    let words = |error: &dyn std::fmt::Display| error.to_string();
+    let options = ClientOptions {
+        export: EXPORT.into(),
+        key: None,
+        timeout: Some(START_MAX),
+        host: "within".into(),
+        replay_bytes: 1 << 20,
+        split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+        caches: false,
+        counts_on_one_user: false,
+    };
+    let session = Session::connect(connector, options, SessionMemory::heap()).await;
+    let session = session.map_err(|error| words(&error))?;
+    let fs: Arc<dyn FileSystem> = Arc::new(RemoteFs::new(session.clone()));
+    let name = Name::new(b"case").expect("it is a name");
+    let case = fs.lookup(&Context::system(), fs.info().root, name).await;
+    let case = case.map_err(|error| words(&error))?.id;
+    let habits = Habits::mounted();
+    let mount = PathTarget::new(&[mounted], habits).map_err(|error| words(&error))?;
+    let targets: Vec<Box<dyn Target>> =
+        vec![Box::new(mount), Box::new(FsTarget::at(case, vec![fs], habits))];
+    let result = run(&mut FrontEnds::new(targets, habits), steps).await;
+    session.goodbye(); // what is open there is closed
+    result.map_err(|divergence| format!("{divergence:?}"))
+}
+
+#[test]
+fn a_mount_and_a_session_within_the_server_agree_with_the_model_classic() {
+    two_front_ends("classic");
+}
+
+#[test]
+fn a_mount_and_a_session_within_the_server_agree_with_the_model_uring() {
+    if rings_are_on() {
+        two_front_ends("uring");
     }
 }
 

@@ -15,7 +15,7 @@ use dray_testkit::model::Habits;
 
 use site::{
     FOUL, Idle, agree, generated, generated_with_seeds, layered, on_a_socket, on_posix, posix,
-    simulated,
+    simulated, within,
 };
 
 /// Seeds of the suite in foul weather.
@@ -117,6 +117,24 @@ fn three_clients_of_the_whole_stack_agree_with_the_model() {
 #[test]
 fn three_clients_in_foul_weather_agree_with_the_model() {
     the_whole_stack_agrees(3, true, 150);
+}
+
+#[test]
+fn the_whole_stack_within_a_process_keeps_its_promises() {
+    for clients in [1, 2] {
+        let idle = Arc::default();
+        block_on(async { suite(&within(memory(), clients, &idle).await, Offers::ALL).await });
+        assert!(idle.calls() > 1000, "{} calls", idle.calls());
+    }
+}
+
+#[test]
+fn three_clients_within_a_process_agree_with_the_model() {
+    generated(100, |steps| {
+        block_on(async {
+            agree(within(memory(), 3, &Arc::default()).await, Habits::NONE, steps).await
+        })
+    });
 }
 
 fn over_posix_keeps_its_promises(root: &Path, offers: Offers) {

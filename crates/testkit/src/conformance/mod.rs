@@ -6,6 +6,7 @@
 //!   clients whose steps come interleaved.
 //! - [`PathTarget`] is one or more directories over one store, used by system calls: a
 //!   bare file system, or mounts.
+//! - [`FrontEnds`] is several of these over one store, each a client of it.
 //! - [`suite()`] are directed tests, one a promise of the traits' documentation.
 //!
 //! ```no_run
@@ -17,6 +18,7 @@
 //! # }
 //! ```
 
+mod front_ends;
 mod fs_target;
 mod path_target;
 mod suite;
@@ -28,6 +30,7 @@ use dray_core::{FileType, Fut};
 use crate::model::{Habits, Model, Outcome};
 use crate::step::{Action, Step};
 
+pub use front_ends::FrontEnds;
 pub use fs_target::FsTarget;
 pub use path_target::PathTarget;
 pub use suite::{Offers, suite};

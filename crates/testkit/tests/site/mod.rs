@@ -11,7 +11,7 @@ use std::time::Duration;
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{Admit, Context, FileSystem, FsUuid, ObservedCall};
 use dray_fabric::sim::{Network, Weather};
-use dray_fabric::{Address, Connect, Sockets, listen_first};
+use dray_fabric::{Address, Connect, Sockets, listen_first, local};
 use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -115,6 +115,15 @@ pub const FOUL: Weather = Weather {
     linger_one_in: Some(2),
     linger_max: Duration::from_millis(50),
 };
+
+/// So many clients within the process of their server, on one executor.
+pub async fn within(fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
+    let server = server_of(layered(fs, idle));
+    let (listener, connector) = local::listen();
+    dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
+    let connector = |_| Arc::new(connector.clone()) as Arc<dyn Connect>;
+    clients_of((0..count).map(connector).collect(), idle).await
+}
 
 /// So many clients over a Unix socket in `dir`. To be called on an executor with a real
 /// driver.
