@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dray_core::{
     Attr, Buf, BufMut, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FileType,
     IO_MAX_BYTES, Identity, LockOwner, Make, Name, OpenFile, OpenHow, Pid, RemoveKind, RenameHow,
-    RequestId, Result, SetAttr, Stack, Statfs, Write,
+    RequestId, Result, SetAttr, Statfs, Write,
 };
 use dray_rpc::client::{ConnectError, RemoteFs, Session, SessionMemory};
 
@@ -34,9 +34,7 @@ pub async fn connect(target: &str, options: &Options) -> std::result::Result<Cli
 /// [`Options::timeout`].
 #[derive(Clone)]
 pub struct Client {
-    stack: Stack,
-    /// The session in it, for those who ask what it is doing.
-    session: Option<Arc<Session>>,
+    fs: RemoteFs,
     who: Arc<Identity>,
     next_request: Arc<AtomicU64>,
 }
@@ -48,38 +46,35 @@ impl Client {
         options: &Options,
     ) -> std::result::Result<Client, ConnectError> {
         let session = connect_session(target, options, SessionMemory::heap()).await?;
-        let stack = RemoteFs::stack(session.clone());
-        Ok(Client { session: Some(session), ..Client::of(stack) })
+        Ok(Client::over(session))
     }
 
-    /// A client of a file system that is already there.
-    pub fn over(fs: Arc<dyn FileSystem>) -> Client {
-        Client::of(Stack::alone(fs))
-    }
-
-    fn of(stack: Stack) -> Client {
-        Client { stack, session: None, who: own_identity(), next_request: Arc::new(1.into()) }
+    /// A client of a session that is already there; with a server of the same process by
+    /// [`session_over`](crate::session_over).
+    pub fn over(session: Arc<Session>) -> Client {
+        let fs = RemoteFs::new(session);
+        Client { fs, who: own_identity(), next_request: Arc::new(1.into()) }
     }
 
     /// The file system under it.
-    pub fn fs(&self) -> &Arc<dyn FileSystem> {
-        &self.stack.fs
+    pub fn fs(&self) -> &RemoteFs {
+        &self.fs
     }
 
-    /// The session under it; none if it was made by [`Client::over`].
-    pub fn session(&self) -> Option<&Arc<Session>> {
-        self.session.as_ref()
+    /// The session under it.
+    pub fn session(&self) -> &Arc<Session> {
+        self.fs.session()
     }
 
     /// Ends the session, so that the server gives back at once what it holds for it.
     pub fn goodbye(&self) {
-        self.stack.session.goodbye();
+        self.session().goodbye();
     }
 
     /// A context for one call of this process.
     pub fn context(&self) -> Context {
         let request = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
-        Context::new(self.stack.session.node(), request, self.who.clone(), Pid(std::process::id()))
+        Context::new(self.session().node(), request, self.who.clone(), Pid(std::process::id()))
     }
 
     /// Attributes of what `path` leads to, symbolic links followed.

@@ -36,7 +36,18 @@ pub async fn connect_session(
     options: &Options,
     memory: SessionMemory,
 ) -> Result<Arc<Session>, ConnectError> {
-    Session::connect(connector(target, options), session_options(target, options), memory).await
+    session_over(connector(target, options), &target.export, options, memory).await
+}
+
+/// As [`connect_session`], for an `export` of whatever server `connector` leads to, such as one of
+/// this process ([`dray_fabric::local`]).
+pub async fn session_over(
+    connector: Arc<dyn Connect>,
+    export: &str,
+    options: &Options,
+    memory: SessionMemory,
+) -> Result<Arc<Session>, ConnectError> {
+    Session::connect(connector, session_options(export, options), memory).await
 }
 
 /// Goes on with the session of a process before us, whether its server can be reached or not;
@@ -48,7 +59,8 @@ pub async fn take_over_session(
     patience: Duration,
     replaceable: bool,
 ) -> Option<Result<Arc<Session>, ConnectError>> {
-    let (connector, options) = (connector(target, options), session_options(target, options));
+    let (connector, options) =
+        (connector(target, options), session_options(&target.export, options));
     Session::take_over(connector, options, memory, patience, replaceable).await
 }
 
@@ -61,9 +73,9 @@ fn connector(target: &Target, options: &Options) -> Arc<dyn Connect> {
     dray_fabric::connector(&target.address, from)
 }
 
-fn session_options(target: &Target, options: &Options) -> ClientOptions {
+fn session_options(export: &str, options: &Options) -> ClientOptions {
     ClientOptions {
-        export: target.export.clone(),
+        export: export.to_owned(),
         key: options.key.clone(),
         timeout: options.timeout,
         host: host_name(),

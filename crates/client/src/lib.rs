@@ -10,7 +10,7 @@ mod identity;
 mod target;
 
 pub use client::{Client, Dir, File, connect};
-pub use connector::{Options, connect_session, connect_timeout, take_over_session};
+pub use connector::{Options, connect_session, connect_timeout, session_over, take_over_session};
 pub use identity::own_identity;
 pub use target::Target;
 

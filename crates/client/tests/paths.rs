@@ -1,11 +1,11 @@
-//! The path-level client over memory, by socket.
+//! The path-level client over memory, by socket and within the process of its server.
 
 use std::sync::Arc;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_client::{Client, ConnectError, Options, Target, connect};
+use dray_client::{Client, ConnectError, Options, SessionMemory, Target, connect, session_over};
 use dray_core::{Context, Errno, FileSystem, Make, Name};
-use dray_fabric::{Address, listen_first};
+use dray_fabric::{Address, listen_first, local};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor};
 
@@ -18,55 +18,80 @@ fn open_to_all() -> MemoryOptions {
     MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() }
 }
 
-/// Serves memory by a Unix socket in `dir`; answers the target.
+fn server_of(fs: Arc<dyn FileSystem>) -> Server {
+    let export = Export::new("data", fs, Vec::new());
+    Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()))
+}
+
+/// Serves `fs` by a Unix socket in `dir`; answers the target.
 async fn serve(dir: &std::path::Path, fs: Arc<dyn FileSystem>) -> Target {
     let address = Address::Unix(dir.join("socket"));
-    let export = Export::new("data", fs, Vec::new());
-    let server =
-        Server::new(ServerOptions::default(), vec![export], Arc::new(MemoryJournal::default()));
+    let server = server_of(fs);
     let listener = listen_first(&address).await.unwrap().listener;
     dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
     Target { address, export: "data".into() }
+}
+
+/// A client within the process of its server.
+async fn client_within(fs: Arc<dyn FileSystem>) -> Client {
+    let server = server_of(fs);
+    let (listener, connector) = local::listen();
+    dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
+    let (options, memory) = (Options::default(), SessionMemory::heap());
+    let session = session_over(Arc::new(connector), "data", &options, memory).await;
+    Client::over(session.unwrap())
+}
+
+/// Files, and two links.
+async fn file_system() -> Arc<dyn FileSystem> {
+    let fs = MemoryFs::new(open_to_all());
+    let (cx, root) = (Context::system(), fs.info().root);
+    for (name, target) in [(&b"link"[..], &b"/a/./b/../b"[..]), (b"endless", b"endless")] {
+        let name = Name::new(name).unwrap();
+        fs.make(&cx, root, name, Make::Symlink { target }).await.unwrap();
+    }
+    Arc::new(fs)
 }
 
 #[test]
 fn files_by_path_over_a_socket() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
-        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(open_to_all()));
-        let cx = Context::system();
-        let link = Name::new(b"link").unwrap();
-        let target = Make::Symlink { target: b"/a/./b/../b" };
-        fs.make(&cx, fs.info().root, link, target).await.unwrap();
-        let endless = Name::new(b"endless").unwrap();
-        fs.make(&cx, fs.info().root, endless, Make::Symlink { target: b"endless" }).await.unwrap();
-        let target = serve(dir.path(), fs).await;
-        let client = connect(&target.to_string(), &Options::default()).await.unwrap();
-        client.mkdir("/a", 0o755).await.unwrap();
-        client.mkdir("a/b/", 0o755).await.unwrap();
-        let data: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
-        client.put("a/b/file", &data).await.unwrap();
-        assert_eq!(client.get("link/file").await.unwrap(), data);
-        client.put("a/b/file", b"short").await.unwrap();
-        assert_eq!(client.stat("../a/b/file").await.unwrap().size, 5);
-        client.rename("a/b/file", "a/other").await.unwrap();
-        assert_eq!(client.list("a").await.unwrap().len(), 2);
-        for through_a_file in ["a/other/", "a/other/.", "a/other/../b"] {
-            let error = client.stat(through_a_file).await.unwrap_err();
-            assert_eq!(error.errno(), Errno::ENOTDIR, "{through_a_file}");
-        }
-        client.truncate("a/other", 2).await.unwrap();
-        let file = client.open("a/other").await.unwrap();
-        let mut bytes = [0; 10];
-        assert_eq!(file.read(1, &mut bytes).await.unwrap(), 1);
-        file.close().await.unwrap();
-        client.unlink("a/other").await.unwrap();
-        client.rmdir("a/b").await.unwrap();
-        assert_eq!(client.open("a/other").await.err().unwrap().errno(), Errno::ENOENT);
-        assert_eq!(client.stat("endless").await.unwrap_err().errno(), Errno::ELOOP);
-        assert_eq!(client.mkdir("/", 0o755).await.unwrap_err().errno(), Errno::ENOENT);
-        client.goodbye();
+        let target = serve(dir.path(), file_system().await).await;
+        use_paths(connect(&target.to_string(), &Options::default()).await.unwrap()).await;
     });
+}
+
+#[test]
+fn files_by_path_within_the_process() {
+    run(async { use_paths(client_within(file_system().await).await).await });
+}
+
+async fn use_paths(client: Client) {
+    client.mkdir("/a", 0o755).await.unwrap();
+    client.mkdir("a/b/", 0o755).await.unwrap();
+    let data: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+    client.put("a/b/file", &data).await.unwrap();
+    assert_eq!(client.get("link/file").await.unwrap(), data);
+    client.put("a/b/file", b"short").await.unwrap();
+    assert_eq!(client.stat("../a/b/file").await.unwrap().size, 5);
+    client.rename("a/b/file", "a/other").await.unwrap();
+    assert_eq!(client.list("a").await.unwrap().len(), 2);
+    for through_a_file in ["a/other/", "a/other/.", "a/other/../b"] {
+        let error = client.stat(through_a_file).await.unwrap_err();
+        assert_eq!(error.errno(), Errno::ENOTDIR, "{through_a_file}");
+    }
+    client.truncate("a/other", 2).await.unwrap();
+    let file = client.open("a/other").await.unwrap();
+    let mut bytes = [0; 10];
+    assert_eq!(file.read(1, &mut bytes).await.unwrap(), 1);
+    file.close().await.unwrap();
+    client.unlink("a/other").await.unwrap();
+    client.rmdir("a/b").await.unwrap();
+    assert_eq!(client.open("a/other").await.err().unwrap().errno(), Errno::ENOENT);
+    assert_eq!(client.stat("endless").await.unwrap_err().errno(), Errno::ELOOP);
+    assert_eq!(client.mkdir("/", 0o755).await.unwrap_err().errno(), Errno::ENOENT);
+    client.goodbye();
 }
 
 #[test]
@@ -84,13 +109,10 @@ fn nobody_there_is_an_error_that_says_where() {
 
 #[test]
 fn small_files_are_put_in_one_round_trip() {
-    let dir = tempfile::tempdir().unwrap();
     run(async {
-        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(open_to_all()));
-        let target = serve(dir.path(), fs).await;
-        let client = connect(&target.to_string(), &Options::default()).await.unwrap();
+        let client = client_within(Arc::new(MemoryFs::new(open_to_all()))).await;
         let calls = || {
-            let status = client.session().unwrap().status();
+            let status = client.session().status();
             status.channels.iter().map(|channel| channel.calls).sum::<u64>()
         };
         client.mkdir("d", 0o755).await.unwrap();

@@ -19,10 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dray_client::{
-    Client, ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
-};
-use dray_core::{Errno, FileType};
+use dray_client::{Client, ConnectError, Options as ClientOptions, Session, SessionMemory, Target};
+use dray_core::{Errno, FileSystem, FileType};
 use dray_fuse::{
     Consistency, Device, MountFlags, MountOptions, Mounted, Options as FuseOptions, PerThread,
     Reporter, WORKERS_MAX,
@@ -241,7 +239,7 @@ impl Mount {
     /// That what would be mounted is a directory: the kernel takes nothing else for the root of a
     /// mount, and fails every call on it. A server that cannot say now may be able to later.
     async fn check_root(&self, session: &Arc<Session>) -> Result<(), ConnectError> {
-        let client = Client::over(Arc::new(RemoteFs::new(session.clone())));
+        let client = Client::over(session.clone());
         let (cx, root) = (client.context(), session.info().root);
         match dray_rt::timeout(CONNECT_MAX, client.fs().getattr(&cx, root)).await {
             Ok(Ok(attr)) if attr.file_type() != FileType::Directory => {

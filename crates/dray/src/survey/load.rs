@@ -9,7 +9,10 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use dray_client::{Client, Options, Target};
-use dray_core::{Buf, BufMut, CreateHow, FileSystem, OpenFile, OpenHow, RemoveKind, Write};
+use dray_core::{
+    Buf, BufMut, Context, CreateHow, FileSystem, NodeId, OpenFile, OpenHow, Pid, RemoveKind,
+    RequestId, Write,
+};
 use dray_rt::{DriverKind, Executor};
 
 use super::{Work, cpu};
@@ -105,8 +108,7 @@ impl Load {
         match place {
             Place::Path(dir, _) => self.run_path(dir, index, &mut gates),
             Place::Local(fs) => {
-                let client = Client::over(fs.clone());
-                let result = block_on(self.run_client(&client, index, &mut gates));
+                let result = block_on(self.run_on(&**fs, &own_context(), index, &mut gates));
                 // Who made the directory removes it with what is in it.
                 result.map_err(|error| match error.downcast::<LeftBehind>() {
                     Ok(left) => left.why,
@@ -115,23 +117,25 @@ impl Load {
             }
             Place::Remote(target, options, _) => block_on(async {
                 let client = Client::connect(target, options).await?;
-                let result = self.run_client(&client, index, &mut gates).await;
+                let cx = client.context();
+                let result = self.run_on(client.fs(), &cx, index, &mut gates).await;
                 client.goodbye();
                 result
             }),
         }
     }
 
-    async fn run_client(
+    async fn run_on(
         &self,
-        client: &Client,
+        fs: &dyn FileSystem,
+        cx: &Context,
         index: usize,
         gates: &mut Gates,
     ) -> Result<Tally, Error> {
         if self.work == Work::Ping {
             let mut tally = Tally::begin(gates, self.duration);
             while tally.goes_on() {
-                client.statfs().await?;
+                fs.statfs(cx).await?;
                 tally.did_one();
             }
             gates.pass(END);
@@ -139,13 +143,13 @@ impl Load {
         }
         let name = file_name(index);
         let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: false };
-        let (cx, root) = (client.context(), client.fs().info().root);
+        let root = fs.info().root;
         let as_name = dray_core::Name::new(name.as_bytes())?;
-        let (_, file) = client.fs().create(&cx, root, as_name, how).await?;
-        let result = self.run_file(client, &*file, gates).await;
+        let (_, file) = fs.create(cx, root, as_name, how).await?;
+        let result = self.run_file(&*file, cx, gates).await;
         gates.pass(END);
-        let closed = file.close(&cx).await;
-        let removed = client.fs().remove(&cx, root, as_name, RemoveKind::File).await;
+        let closed = file.close(cx).await;
+        let removed = fs.remove(cx, root, as_name, RemoveKind::File).await;
         let is_left = removed.is_err();
         let done = result.and_then(|tally| {
             closed?;
@@ -157,15 +161,14 @@ impl Load {
 
     async fn run_file(
         &self,
-        client: &Client,
         file: &dyn OpenFile,
+        cx: &Context,
         gates: &mut Gates,
     ) -> Result<Tally, Error> {
-        let cx = client.context();
         let filling = Buf::from(vec![0xa5; dray_core::IO_MAX_BYTES]);
         let mut at = 0;
         while at < FILE_BYTES {
-            at += file.write(&cx, Write::at(at), filling.clone()).await?.max(1) as u64;
+            at += file.write(cx, Write::at(at), filling.clone()).await?.max(1) as u64;
         }
         let block = filling.slice(0..self.block_bytes);
         let mut into = BufMut::heap(self.block_bytes);
@@ -175,12 +178,12 @@ impl Load {
             let at = offsets.next();
             if self.work == Work::Read {
                 into.clear();
-                into = file.read(&cx, at, into).await.map_err(|(error, _)| error)?;
+                into = file.read(cx, at, into).await.map_err(|(error, _)| error)?;
                 if into.capacity() < self.block_bytes || into.is_empty() {
                     return Err("a read came back empty".into());
                 }
             } else {
-                file.write(&cx, Write::at(at), block.clone()).await?;
+                file.write(cx, Write::at(at), block.clone()).await?;
             }
             tally.did_one();
         }
@@ -224,6 +227,11 @@ impl Load {
         }
         Ok(tally)
     }
+}
+
+/// For calls of this process to a file system that it has itself.
+fn own_context() -> Context {
+    Context::new(NodeId(0), RequestId(1), dray_client::own_identity(), Pid(std::process::id()))
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
@@ -414,9 +422,9 @@ mod tests {
         let fs: Arc<dyn FileSystem> = Arc::new(Observed::new(fs, Arc::new(Faults::new(plan))));
         let duration = Duration::from_millis(1);
         let load = Load { work: Work::Read, threads: 1, block_bytes: 4096, duration };
-        let client = Client::over(fs.clone());
         let mut gates = Gates::new(1);
-        let told = block_on(load.run_client(&client, 0, &mut gates)).err().unwrap().to_string();
+        let told = block_on(load.run_on(&*fs, &own_context(), 0, &mut gates));
+        let told = told.err().unwrap().to_string();
         assert!(told.contains("EIO") && told.contains(&file_names()), "{told}");
         assert!(told.contains("left behind"), "{told}");
         let told = load.run(&Place::Local(fs)).err().unwrap().to_string();
