@@ -1,5 +1,5 @@
-//! Which of two ways of doing the same is faster on this machine, now: both are measured, and
-//! the better one is taken most of the time.
+//! Which of two ways to do the same is faster on this machine now. Both are measured, and the faster
+//! one is taken most of the time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(crate) enum ReadMode {
 
 /// One in so many is made in the slower way, to see whether that still is so.
 const TRY_EVERY: u64 = 32;
-/// Split cost more CPU: they must be faster by this much, percent, to be worth it.
+/// Split reads cost more CPU: they must be faster by this much, percent, to be worth it.
 const GAIN_MIN_PERCENT: u64 = 15;
 /// The weight of the last measurement is one in this.
 const WEIGHT: u64 = 8;

@@ -1,4 +1,4 @@
-//! `OpenFile` at the client end.
+//! `OpenFile` at the client end. A file that the server has lost is opened again when it is used.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::client::session::Session;
 use crate::client::slots::ReplaySlot;
 use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 
-/// A server that loses a file between its opening and the call after it, this often in one
-/// epoch, is not worth asking again.
+/// Tries within one epoch of the server. A server that loses a file between its opening and the
+/// next call so often is not asked again.
 const REOPEN_TRIES: usize = 64;
 
 /// An open file at the server, by the number that we gave it.
@@ -29,7 +29,7 @@ pub(crate) struct RemoteFile {
     pub(super) handle: u64,
     /// As first opened; for opening it again.
     pub(super) how: OpenHow,
-    /// As it was opened, and how many tickets had been renewed by then.
+    /// The ticket of its opening, and how many tickets had been renewed by then.
     ticket: (Option<Ticket>, u64),
     at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
@@ -44,7 +44,7 @@ impl RemoteFile {
         how: OpenHow,
         (at_open, ticket): (Option<AtOpen>, Option<Ticket>),
     ) -> RemoteFile {
-        let how = OpenHow { with_attr: false, ..how }; // what was told once is enough
+        let how = OpenHow { with_attr: false, ..how }; // once is enough
         session.link.files.opened(handle, id, how, ticket);
         let renewed = session.link.files.renewed();
         let ticket = (ticket.or_else(|| session.link.files.ticket(handle)), renewed);
@@ -80,7 +80,7 @@ impl RemoteFile {
         Ok(self)
     }
 
-    /// One that a process before us opened, and may have written.
+    /// A file that a process before this one opened, and may have written.
     pub(crate) fn inherited(self) -> RemoteFile {
         if self.how.writes() {
             self.session.link.unsynced.writer_inherited(&self.writer);
@@ -88,7 +88,7 @@ impl RemoteFile {
         self
     }
 
-    /// What a server is to be shown that has forgotten it, or what it was given.
+    /// What proves to a server that has forgotten the file that it was open.
     fn ticket(&self) -> Option<Ticket> {
         let (ticket, renewed) = self.ticket;
         let files = &self.session.link.files;
@@ -161,7 +161,7 @@ impl RemoteFile {
         let Some(limit) = self.session.link.options.timeout else { return wait.await };
         timeout(limit, wait).await.unwrap_or_else(|_| {
             let late = Error::retry(Errno::EHOSTDOWN);
-            Err(late.because("what became of locks is not known for as long as the mount waits"))
+            Err(late.because("the state of the locks was not known within the mount's timeout"))
         })
     }
 
@@ -449,8 +449,8 @@ impl OpenFile for RemoteFile {
 }
 
 impl RemoteFile {
-    /// Waits until it is known what became of that which a loss of power may have undone; like
-    /// a call no longer than the mount's limit.
+    /// Waits until it is known what a loss of power has undone; like a call, no longer than the
+    /// mount's timeout.
     async fn losses_known(&self, cx: &Context) -> Result<()> {
         let link = &self.session.link;
         let known = link.unsynced.losses_known(cx);
@@ -464,12 +464,12 @@ impl RemoteFile {
 
     async fn close_at_server(&self, cx: &Context) -> Result<()> {
         let link = &self.session.link;
-        // Errors of writing are told by a flush: of the close nobody needs to hear.
+        // A flush reports errors of writing: no caller needs the answer to the close.
         let one_way = !link.held.concerns(self.handle);
         let parted = async {
             match one_way {
                 true => link.files.closing(self.handle).await,
-                false => link.part(self.handle).await,
+                false => link.prepare_close(self.handle).await,
             }
             Ok(())
         };
@@ -497,11 +497,12 @@ fn believable(moved_bytes: u64, given_bytes: u64) -> Result<u64> {
     if moved_bytes <= given_bytes {
         return Ok(moved_bytes);
     }
-    Err(Error::new(Errno::EPROTO).because("the server says that it moved more than there was"))
+    Err(Error::new(Errno::EPROTO)
+        .because("the server says that it moved more bytes than it was given"))
 }
 
 impl Drop for RemoteFile {
-    /// A file that was not closed is closed without anybody being told how that went.
+    /// A file that was not closed is closed; no caller gets the outcome.
     fn drop(&mut self) {
         self.session.link.unsynced.writer_closed(&self.writer);
         let closed = self.closed.swap(true, Ordering::Relaxed);

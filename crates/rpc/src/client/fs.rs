@@ -1,4 +1,4 @@
-//! `FileSystem` at the client end: every method is one call.
+//! `FileSystem` at the client end. Every method is one call.
 
 use std::sync::Arc;
 
@@ -178,15 +178,15 @@ impl RemoteFs {
             None => Call::Open { id, how, handle, again: false },
         };
         // Cutting a file twice could cut what was written in between.
-        let told = |at_open: Option<AtOpen>, made: ReplyInfo| {
+        let with_times = |at_open: Option<AtOpen>, made: ReplyInfo| {
             at_open.map(|seen| AtOpen { times_past: made.times_past, ..seen })
         };
         let (file, made) = if how.truncates() {
             let (at_open, made) = self.change(cx, call).await?;
-            (self.changed_file(cx, id, (handle, how), told(at_open, made), made), made)
+            (self.changed_file(cx, id, (handle, how), with_times(at_open, made), made), made)
         } else {
             let (at_open, made) = self.send(cx, &call, None, None).await?;
-            (self.file(id, handle, how, (told(at_open, made), made.ticket)), made)
+            (self.file(id, handle, how, (with_times(at_open, made), made.ticket)), made)
         };
         Ok(Arc::new(file.confirmed(cx, made.session_state).await?))
     }

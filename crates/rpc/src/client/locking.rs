@@ -1,4 +1,4 @@
-//! Taking locks and giving them back.
+//! Locks through an open file: how they are taken, waited for and given back.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -28,7 +28,7 @@ impl RemoteFile {
         self.within_limit(link.held.clear(cx, self.id)).await?;
         link.held.admit(&lock)?;
         // What is given back is not claimed again, whether or not the answer comes:
-        // somebody else may have it by then.
+        // another client may have it by then.
         link.held.given_up(self.id, lock);
         let held = HeldLock { handle, id: self.id, how: self.how, lock };
         let mut look = LOOK_FIRST;
@@ -42,7 +42,7 @@ impl RemoteFile {
             if lock.family == LockFamily::Flock && asked.as_ref().is_err_and(refused) {
                 link.held.given_up(self.id, Lock { kind: LockKind::Unlock, ..lock });
             }
-            // Granted, perhaps, to nobody; or still had by whoever wanted to be rid of it.
+            // Granted, perhaps, to a caller that is gone; or still held, though it was given up.
             let in_doubt = |error: &Error| match lock.kind {
                 LockKind::Unlock => true,
                 _ => error.fate() == Fate::Unknown,

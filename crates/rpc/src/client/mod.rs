@@ -1,9 +1,9 @@
-//! The client end: a `FileSystem` whose operations are carried out by a server.
+//! The client end: a `FileSystem` whose operations a server carries out.
 //!
-//! A [`Session`] is what the server knows of a mount; it outlives connections. Each
-//! thread that works for the mount attaches a channel of its own, one connection each,
-//! so that a call crosses no thread. Calls under way are kept until they are answered
-//! and sent again after a reconnection; the server's replay slots make that harmless.
+//! A [`Session`] is what the server knows of a mount; it outlives connections. Each thread that works
+//! for the mount attaches a channel of its own, with one connection, so that a call crosses no thread.
+//! Calls under way are kept until they are answered, and are sent again after a reconnection. The
+//! server's replay slots make that harmless.
 
 mod adaptive_choice;
 mod channel;

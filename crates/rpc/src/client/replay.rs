@@ -1,6 +1,5 @@
 //! The replay after a loss of power at the server's machine. It sends kept changes again, checks
-//! changed names, and reports what is lost. The decisions are the unsynced log's; here are the
-//! calls.
+//! changed names, and reports what is lost. The unsynced log decides; this module makes the calls.
 
 use std::sync::Arc;
 
@@ -15,32 +14,32 @@ use crate::wire::{Call, Floor, Input, Ticket, Wire, put_floor};
 /// Files named in one message.
 const STAMPS_OF_ONE_MESSAGE: usize = 1024;
 
-/// One recovery, with the server epoch that it is about.
+/// One replay, with the server epoch that it is about.
 pub(crate) struct Replay {
     link: Arc<Link>,
     channel: Arc<Channel>,
     session_state: SessionState,
 }
 
-/// The server has gone meanwhile: the next one begins a recovery of its own.
+/// The server has gone meanwhile: the next one begins a replay of its own.
 struct ServerGone;
 
 impl Replay {
-    /// One with a server that waits for it, in place of the one before it; none if yet another
-    /// epoch of the server has been met. What waits on the other channels cannot keep it
-    /// waiting: it has a connection of its own.
+    /// A replay to a server that waits for it, in place of the replay before; none if yet another
+    /// epoch of the server has been met. It has a connection of its own, so that it does not wait
+    /// behind calls of the other channels.
     pub(crate) fn begin(link: &Arc<Link>, session_state: SessionState) -> Option<Replay> {
-        let channel = Channel::for_recovery(link.closing.clone());
-        let begins = link.begin_recovery(&channel, session_state);
+        let channel = Channel::for_replay(link.closing.clone());
+        let begins = link.begin_replay(&channel, session_state);
         begins.then(|| Replay { link: link.clone(), channel, session_state })
     }
 
-    /// Recovers.
+    /// Replays, and reports what is lost.
     pub(crate) async fn run(self) {
         if self.is_over() {
             return;
         }
-        self.link.go_on(self.channel.clone());
+        self.link.connect_another(self.channel.clone());
         self.link.unsynced.replay_begins();
         let _ = self.carry_out().await; // the next one takes over
         self.channel.shut();
@@ -84,7 +83,7 @@ impl Replay {
         if self.is_over() { Err(ServerGone) } else { Ok(value_of(outcome)) }
     }
 
-    /// Says what is on media, and waits until everybody has.
+    /// Declares what is on media, and waits until all clients have.
     async fn declare(&self) -> std::result::Result<Result<()>, ServerGone> {
         let durable = self.link.unsynced.durable_stamps();
         let files: Vec<_> = durable.files.iter().map(|(file, stamp)| (*file, *stamp)).collect();
@@ -168,7 +167,7 @@ impl Replay {
     }
 
     /// Opens a file to make its changes again. Without a ticket, as where a path was given
-    /// another mode or owner, its changer's rights decide.
+    /// another mode or owner, the rights of the user that changed it decide.
     async fn open(&self, id: FileId, handle: u64) -> std::result::Result<Result<()>, ServerGone> {
         let ticket = self.link.unsynced.ticket(id);
         let mut cx = Context::system();
@@ -178,9 +177,9 @@ impl Replay {
             cx.who = kept.who;
         }
         let reads = ticket.is_some_and(|ticket| ticket.access() & Ticket::WRITE == 0);
-        let ways = if reads { &[libc::O_RDONLY][..] } else { &[libc::O_WRONLY, libc::O_RDONLY] };
+        let modes = if reads { &[libc::O_RDONLY][..] } else { &[libc::O_WRONLY, libc::O_RDONLY] };
         let mut outcome = Ok(());
-        for flags in ways {
+        for flags in modes {
             let file = ReopenRequest { id, how: OpenHow::new(*flags), handle, ticket };
             outcome = reopen(&self.channel, &cx, file).await.map(drop);
             if self.is_over() {
@@ -204,7 +203,7 @@ impl Replay {
         self.call(&cx, &call, kept.data.clone()).await
     }
 
-    /// Names are not made again: what the loss of power undid is told.
+    /// Names are not made again: what the loss of power undid is reported.
     async fn check_names(&self) -> std::result::Result<(), ServerGone> {
         for (dir, name, expected) in self.link.unsynced.names_to_verify() {
             let call = Call::Lookup { dir, name: &name };

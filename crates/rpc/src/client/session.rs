@@ -1,4 +1,4 @@
-//! A mount as the server knows it.
+//! One mount as the server knows it: its channels, its options and its status.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -43,8 +43,8 @@ pub struct ClientOptions {
     /// Data and attributes of open files are cached: the server is to tell of changes by others
     /// ([`SessionControl::hear_changes_by`](dray_core::SessionControl::hear_changes_by)).
     pub caches: bool,
-    /// Nobody looks at who calls, since all are one user at the server: one at which they are not is not
-    /// gone on with.
+    /// The front end does not tell callers apart, since all are one user at the server. The client
+    /// does not go on with a server at which they are not.
     pub counts_on_one_user: bool,
 }
 
@@ -98,8 +98,8 @@ impl ConnectError {
     }
 }
 
-/// What to do about somebody who takes a connection and ends it.
-const HUNG_UP: &str = "is that a dray server, and has it room for one more (its log says)?";
+/// What to do about a peer that takes a connection and ends it.
+const HUNG_UP: &str = "is it a dray server, and has it room for one more client (see its log)?";
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -209,7 +209,7 @@ impl Session {
     /// Goes on with the session of a process before us, noted in `memory`, whether its server
     /// can be reached or not: calls wait for it as they do in any outage. It is tried for
     /// `patience` first, so that a server that is there is known. Errors: those of that try
-    /// that are hopeless ([`ConnectError::is_hopeless`]). None if `memory` does not tell enough:
+    /// that are hopeless ([`ConnectError::is_hopeless`]). None if `memory` does not say enough:
     /// [`Session::connect`] then.
     pub async fn take_over(
         connector: Arc<dyn Connect>,
@@ -223,11 +223,11 @@ impl Session {
         let channel = link.new_channel();
         channel.inherit();
         link.close_inherited(&channel);
-        let told = link.take_over(channel.clone());
+        let outcome = link.take_over(channel.clone());
         let session = Session::new(link, info);
         session.adopt(channel);
         // Else it is there, or it is tried again until it is.
-        let tried = dray_rt::timeout(patience, told).await;
+        let tried = dray_rt::timeout(patience, outcome).await;
         if let Ok(Ok(Err(error))) = tried
             && error.is_hopeless(replaceable)
         {
@@ -248,7 +248,7 @@ impl Session {
         &self.info
     }
 
-    /// Whether whoever calls is the same user at the server, as that said last.
+    /// Whether all callers are one user at the server, as the server said last.
     pub fn one_user(&self) -> bool {
         self.link.server().one_user
     }
@@ -268,7 +268,7 @@ impl Session {
     #[doc(hidden)]
     pub fn attach_another(self: &Arc<Session>) {
         let channel = self.link.new_channel();
-        self.link.go_on(channel.clone());
+        self.link.connect_another(channel.clone());
         self.adopt(channel);
     }
 
@@ -303,7 +303,7 @@ impl Session {
         channels.iter().for_each(|channel| channel.send_closes());
     }
 
-    /// CloseBatch what lookups have opened and nobody has used.
+    /// Closes what lookups have opened and no caller has used.
     pub(crate) fn close_all_ahead(self: &Arc<Session>) {
         let surplus = self.link.ahead.give_up();
         surplus.into_iter().for_each(|one| self.link.close_surplus(self, one));

@@ -1,14 +1,12 @@
-//! Replay slots: each holds the number of the last change sent in it. A slot is in use
-//! from the sending of a change until its answer, so the server needs to remember one
-//! answer a slot.
+//! Replay slots. Each holds the number of the last change that was sent in it. A slot is in use from
+//! the sending of a change until its answer, so that the server needs to remember one answer a slot.
 //!
-//! A process that takes over from one that died finds the slots that were in use. When
-//! the kernel hands it the same request again, the request gets its old slot and number,
-//! and the server recognises it. The same goes for slots that were given back: their
-//! answers had come, but perhaps had not been passed on to the kernel. The front end does that
-//! before it waits for anything: a slot is used again only once the thread that gave it back
-//! is in another turn. A thread may lose its CPU in between for as long as others need to use
-//! all slots.
+//! A process that takes over from one that died finds the slots that were in use. When the kernel
+//! hands it the same request again, the request gets its old slot and number, and the server
+//! recognises it. The same holds for slots that were given back: their answers had come, but perhaps
+//! had not reached the kernel. The front end passes an answer on before it waits for anything. So a
+//! slot is used again only when the thread that gave it back is in another turn of its executor. A
+//! thread may lose its CPU in between for as long as the others need to use all slots.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -38,7 +36,7 @@ pub(crate) struct ClientSlots {
 
 #[derive(Default)]
 struct State {
-    /// ClientSlots that were never used.
+    /// Slots that were never used.
     fresh: Vec<u32>,
     /// Free slots, the longest free first.
     resting: VecDeque<FreeSlot>,
@@ -49,15 +47,15 @@ struct State {
     /// In use when the process before us died, and not asked for again so far.
     orphans: Vec<SlotState>,
     /// Requests that the process before us sent in a session that the server has given
-    /// up: nobody knows what came of them.
+    /// up: their outcome is unknown.
     unknown: Vec<u64>,
-    /// ClientSlots that the server granted.
+    /// Slots that the server granted.
     count: u32,
-    /// ClientSlots in use.
+    /// Slots in use.
     used: BTreeSet<u32>,
-    /// ClientSlots that were in use when the server came back, and who is told of their end.
+    /// Slots that were in use when the server came back, and where their end is notified.
     awaited: BTreeSet<u32>,
-    told: Option<Arc<Channel>>,
+    notified: Option<Arc<Channel>>,
     waiting: Vec<Waker>,
 }
 
@@ -129,7 +127,7 @@ impl ClientSlots {
     }
 
     /// A new session takes the place of one that the server has given up, with `count`
-    /// slots. ClientSlots in use that it has not end with their use. A process after us must not ask
+    /// slots. Slots in use that it has not end with their use. A process after us must not ask
     /// again in the new session what was asked in the old one.
     pub(crate) fn begin_anew(&self, count: u32) {
         let count = count.min(SLOTS_MAX as u32);
@@ -153,7 +151,7 @@ impl ClientSlots {
         std::mem::take(&mut state.waiting).into_iter().for_each(Waker::wake);
     }
 
-    /// ClientSlots that have been used, and nothing is under way in them.
+    /// Slots that have been used, and nothing is under way in them.
     pub(crate) fn idle(&self) -> Vec<u32> {
         let state = self.lock();
         let orphans = state.orphans.iter().filter(|_| self.born.elapsed() >= ORPHANS_MAX);
@@ -169,8 +167,8 @@ impl ClientSlots {
     ) -> impl Future<Output = ()> {
         let mut state = self.lock();
         state.awaited = state.used.clone();
-        state.told = Some(channel.clone());
-        // Who has given up waiting is not kept: epochs of the server may be short and many.
+        state.notified = Some(channel.clone());
+        // Callers that have given up are not kept: server epochs may be short and many.
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
@@ -194,7 +192,7 @@ impl ClientSlots {
         }
     }
 
-    /// Takes a slot for `request` (0: one that nobody will ask for again), waiting while
+    /// Takes a slot for `request` (0: one that will not come again), waiting while
     /// all are in use. Errors: `EINTR` when cancelled.
     pub(crate) async fn take(
         self: &Arc<ClientSlots>,
@@ -218,7 +216,7 @@ impl ClientSlots {
                     home: self.clone(),
                 }));
             }
-            // A turn ends soon, and nobody says so.
+            // A turn of an executor ends soon, without a notification.
             match state.resting.is_empty() {
                 true => state.waiting.push(task.waker().clone()),
                 false => task.waker().wake_by_ref(),
@@ -277,10 +275,10 @@ impl Drop for ReplaySlot {
             state.resting.push_back(FreeSlot { number, sequence, turn: Turn::here() });
         }
         let awaited = state.awaited.remove(&self.number);
-        let told = state.told.clone().filter(|_| awaited);
+        let notified = state.notified.clone().filter(|_| awaited);
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        if let Some(channel) = told {
+        if let Some(channel) = notified {
             channel.notify_idle(&[self.number]);
         }
         waiting.into_iter().for_each(Waker::wake);

@@ -1,8 +1,8 @@
-//! Large reads in two halves, each on a connection of its own: two threads at each end move
-//! and copy them at the same time (docs/adr/0023-halves-of-reads.md).
+//! Split reads: a large read in two parts, each on a connection of its own. Two threads at each end
+//! move and copy the data at the same time (docs/adr/0023-halves-of-reads.md).
 //!
-//! The server tells the version of the file that each half was read of. If it is one, a single
-//! read would have seen the same; else the file is read again in one piece.
+//! The server says of which version of the file it read each part. If both are of one version, a
+//! single read would have seen the same. If not, the file is read again in one piece.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -15,7 +15,7 @@ use crate::client::channel::{CallAnswer, CallFailure, Channel, OutgoingCall};
 use crate::client::file::RemoteFile;
 use crate::wire::{Call, CallHead, Input};
 
-/// SplitRead begin at a page of the file and of the buffer, if there are as many bytes.
+/// Parts begin at a page of the file and of the buffer, if there are as many bytes.
 const ALIGN_BYTES: usize = 4096;
 
 /// What came of a read in two halves.

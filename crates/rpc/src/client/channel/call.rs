@@ -1,4 +1,4 @@
-//! One call, from its question to its answer.
+//! One call, from the sending of its request to the decoding of its answer.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -35,7 +35,7 @@ pub(crate) struct OutgoingCall<'a> {
     /// It goes through an open file, whose locks were looked at: where the session ends before the
     /// call was sent, they have to be looked at again, and it comes back as one of an unknown handle.
     pub(crate) looked_at: bool,
-    /// Nobody waits for it: it has no limit while the server is there.
+    /// No caller waits for it: it has no limit while the server is there.
     pub(crate) patient: bool,
 }
 
@@ -65,9 +65,9 @@ impl<'a> OutgoingCall<'a> {
         OutgoingCall { slot: slot.map(|slot| (slot.number, slot.sequence)), began, ..self }
     }
 
-    /// Needed are those until which the server may make others wait: a change keeps its
-    /// place among the changes, and reads wait behind one that was cut short; files that are
-    /// opened again, closes and locks that are given back come before what waits for them.
+    /// Calls for which the server may make other calls wait are needed. A change keeps its place
+    /// among the changes, and reads wait behind one that was cut short. Files that are opened
+    /// again, closes, and locks that are given back come before the calls that wait for them.
     pub(super) fn class(&self) -> TagClass {
         let needed = matches!(
             self.call,
@@ -88,16 +88,16 @@ pub(crate) struct CallAnswer<T> {
     pub(crate) made: ReplyInfo,
 }
 
-/// When a change was made.
+/// What the head of an answer says beside its value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplyInfo {
-    /// Its stamp; 0 from a server that gives none.
+    /// The stamp of the change; 0 from a server that gives none.
     pub(crate) stamp: u64,
     /// Where a write went, where that is known.
     pub(crate) at: Option<u64>,
     /// How often the server's machine had lost power.
     pub(crate) power_epoch: u64,
-    /// In which session with which process.
+    /// In which session, with which process of the server.
     pub(crate) session_state: SessionState,
     /// What can be shown to a later epoch of the server: of an opening the file, of a sync
     /// what is on media.
@@ -117,7 +117,7 @@ impl ReplyInfo {
     }
 }
 
-/// A call that was answered, or for which nobody waits any more.
+/// How the wait for an answer ended.
 struct WaitOutcome {
     tag: u32,
     /// If it was not answered in time: what had been heard when it was sent, and how long
@@ -229,8 +229,7 @@ impl Channel {
             Some(limit) => {
                 timeout(limit.saturating_sub(waited), begun).await.unwrap_or_else(|_| {
                     let late = Error::retry(Errno::EHOSTDOWN);
-                    Err(late
-                        .because("the server has answered nothing for as long as the mount waits"))
+                    Err(late.because("the server did not answer within the mount's timeout"))
                 })
             }
         };
@@ -240,7 +239,7 @@ impl Channel {
 
     /// `session`: the one in which it was begun.
     fn send_first(&self, state: &mut State, tag: u32, mut ask: OutgoingCall<'_>, session: u64) {
-        ask.flags |= if self.recovery { CallHead::RECOVERY } else { 0 };
+        ask.flags |= if self.replays { CallHead::RECOVERY } else { 0 };
         let changing = ask.call.changes_rights().map(|_| self.rights.change());
         state.ask(tag, ask, session);
         state.calls[tag as usize].changing = changing;
@@ -275,7 +274,7 @@ impl Channel {
             Phase::Answered => read_reply(&pending.reply, pending.answerer, decode),
             Phase::Unsent => Err(CallFailure::UnknownHandle),
             Phase::Failed(errno) => Err(CallFailure::Error(Error::unknown(errno))),
-            // Interrupted, or too late: the answer may still come, and finds nobody.
+            // Interrupted, or too late: the answer may still come, and no caller takes it.
             Phase::Free | Phase::Asked | Phase::Abandoned => {
                 pending.abandon();
                 if pending.opens != 0 {

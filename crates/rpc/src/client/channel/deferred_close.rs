@@ -1,8 +1,8 @@
-//! CloseBatch for which there was no place among those that nobody waits for.
+//! Deferred closes: there was no place for them among the closes that are sent one way.
 //!
-//! A few at a time are asked for as calls; an answer settles the closes before it, too, and makes
-//! place for the next. Such a call is not given up while the server may answer it: asked for
-//! again beside it, over and over, they were in the way of everything else.
+//! A few at a time are sent as calls. Each answer settles the one-way closes before it, too, and makes
+//! places for more. Such a call is not given up while the server may still answer it. Repeated beside
+//! itself it would only delay everything else.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -29,7 +29,7 @@ pub(super) struct DeferredCloses {
 }
 
 impl Channel {
-    /// CloseBatch what a call may have opened for a caller who has gone.
+    /// Closes what a call may have opened for a caller who has gone.
     pub(super) fn close_unwanted(
         self: &Arc<Channel>,
         UnwantedFile { handle, noted }: UnwantedFile,
@@ -47,10 +47,10 @@ impl Channel {
         }
     }
 
-    /// CloseBatch it once there is a place for it, or by a call: a mount that rests makes no other.
+    /// Closes it once there is a place for it, or by a call: a mount that rests makes no other.
     /// Until then this process alone knows of it.
     pub(crate) fn close_later(self: &Arc<Channel>, handle: u64) {
-        self.lock().later.handles.push_back(handle);
+        self.lock().deferred.handles.push_back(handle);
         self.start_closers();
     }
 
@@ -58,8 +58,8 @@ impl Channel {
     pub(super) fn start_closers(self: &Arc<Channel>) {
         let mut state = self.lock();
         let Some(home) = state.home.clone() else { return };
-        let more = state.later.handles.len().min(CLOSERS_MAX - state.later.closers);
-        state.later.closers += more;
+        let more = state.deferred.handles.len().min(CLOSERS_MAX - state.deferred.closers);
+        state.deferred.closers += more;
         drop(state);
         for _ in 0..more {
             home.spawn(close_in_turn(Arc::downgrade(self)));
@@ -70,10 +70,10 @@ impl Channel {
     fn next_to_close(&self) -> Option<u64> {
         let mut state = self.lock();
         if state.ended.is_some() {
-            state.later.handles.clear();
+            state.deferred.handles.clear();
         }
-        let next = state.later.handles.pop_front();
-        state.later.closers -= usize::from(next.is_none());
+        let next = state.deferred.handles.pop_front();
+        state.deferred.closers -= usize::from(next.is_none());
         next
     }
 
@@ -191,7 +191,7 @@ mod tests {
             assert_eq!(wire.sent().len(), CLOSES_MAX + CLOSERS_MAX);
             channel.shut();
             sleep(2 * CLOSE_AGAIN).await;
-            assert_eq!(channel.lock().later.closers, 0);
+            assert_eq!(channel.lock().deferred.closers, 0);
         });
     }
 

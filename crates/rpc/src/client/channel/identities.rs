@@ -1,4 +1,4 @@
-//! Who calls: sent once a connection, named by a number from then on.
+//! The identities of callers on a connection. Each is sent once and named by a number from then on.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use dray_core::Identity;
 
 use crate::wire::{Kind, Wire};
 
-/// IdentityNumbers that a connection remembers; the oldest is redefined for the next.
+/// Identities that a connection remembers; the oldest is redefined for the next.
 const IDENTITIES_MAX: usize = 256;
 
-/// The identities that the server was told of, or is to be told of.
+/// The identities that the server knows on this connection, or is about to.
 #[derive(Default)]
 pub(super) struct IdentityNumbers {
     known: Vec<(Arc<Identity>, bool)>,

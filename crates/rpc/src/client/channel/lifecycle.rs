@@ -1,4 +1,4 @@
-//! A channel's connections as they come and go, and its end.
+//! The lifecycle of a channel: connections begin and end, and at last the channel ends.
 
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -33,8 +33,8 @@ impl ChannelEnd {
 impl Channel {
     /// A connection is up: identities are unknown to it, and calls without an answer are
     /// sent again in the order of their sending. If the server has given up the session in
-    /// which they were sent, nobody knows what came of changes, and they fail. `epoch`: of
-    /// the server; `one_way`: the server takes closes that nobody waits for.
+    /// which they were sent, the outcome of changes is unknown, and they fail. `epoch`: of
+    /// the server; `one_way`: the server takes closes without an answer.
     pub(crate) fn up(
         self: &Arc<Channel>,
         connection: Arc<dyn Connection>,
@@ -61,7 +61,7 @@ impl Channel {
         let memory = self.closing.memory();
         state.slots_asked_in().for_each(|slot| memory.keep_slot(slot));
         state.send_again(0, CloseBatch::AFew);
-        state.wake_callers(); // who has given up says so again
+        state.wake_callers(); // callers that have given up say so again
         state.tags.wake_all();
         drop(state);
         unwanted.into_iter().for_each(|one| self.close_unwanted(one));
@@ -76,7 +76,7 @@ impl Channel {
         let silent = state.silent_since.is_some();
         let since = state.away_since();
         state.down_since.get_or_insert(since);
-        state.wake_callers(); // who has given up need not wait for the server's return
+        state.wake_callers(); // callers that have given up need not wait for the server
         silent
     }
 
@@ -93,7 +93,7 @@ impl Channel {
         self.end(ChannelEnd::Shut);
     }
 
-    /// The same because the server will not have us any more.
+    /// The same because the server's administrator evicted this mount.
     pub(crate) fn evict(&self) {
         self.end(ChannelEnd::Evicted);
     }
@@ -139,7 +139,7 @@ impl State {
         let down = self.down_since?.elapsed();
         (timeout.is_some_and(|timeout| down >= timeout)).then(|| {
             Error::retry(Errno::EHOSTDOWN)
-                .because("the server has been away for longer than the mount's limit")
+                .because("the server has been away for longer than the mount's timeout")
         })
     }
 

@@ -1,4 +1,4 @@
-//! Calls under way on one connection, and on those that follow it.
+//! A channel: the calls under way on one connection, and on the connections that follow it.
 
 mod call;
 mod deferred_close;
@@ -47,8 +47,8 @@ pub(crate) struct Channel {
     timeout: Option<Duration>,
     closing: Arc<CloseMemory>,
     rights: Arc<RightsChanges>,
-    /// Its calls are part of a recovery.
-    recovery: bool,
+    /// Its calls are part of a replay.
+    replays: bool,
     me: Weak<Channel>,
     state: Mutex<State>,
 }
@@ -59,7 +59,7 @@ struct State {
     epoch: ConnectionEpoch,
     /// No connection since then; calls fail once this is longer ago than the timeout.
     down_since: Option<Instant>,
-    /// Answers and connections so far: whether it is the same tells of silence.
+    /// Answers and connections so far. While it stays the same, the server says nothing.
     heard: u64,
     /// What counts as the beginning of the server's absence when this connection ends.
     silent_since: Option<Instant>,
@@ -70,17 +70,17 @@ struct State {
     session: u64,
     identities: IdentityNumbers,
     closes: UnsettledCloses,
-    /// The server takes closes that nobody waits for.
+    /// The server takes closes without an answer.
     one_way_allowed: bool,
     /// Those of them that wait for a message to go out with.
     held_back: Vec<PendingClose>,
     /// Messages from this number on wait until closes that were sent again are answered.
     rest_from: Option<u64>,
     /// Others, that must be called.
-    later: DeferredCloses,
+    deferred: DeferredCloses,
     /// A task sees to it that they do not wait for long.
     closer: bool,
-    /// Where that task runs: with the connection, whoever closes and wherever.
+    /// Where that task runs: with the connection, whichever thread closes.
     home: Option<Handle>,
     /// Number of the message sent last.
     sent: u64,
@@ -102,7 +102,7 @@ pub struct ChannelStats {
     pub connections: u64,
     /// Calls sent; each is one round trip.
     pub calls: u64,
-    /// CloseBatch sent that no answer was waited for.
+    /// Closes sent that no answer was waited for.
     pub one_way: u64,
     /// Calls sent again after a reconnection.
     pub resent: u64,
@@ -122,29 +122,29 @@ impl Channel {
         channel
     }
 
-    /// A channel whose calls do not wait for the end of a recovery: they are part of it.
-    pub(crate) fn for_recovery(closing: Arc<CloseMemory>) -> Arc<Channel> {
+    /// A channel whose calls do not wait for the end of a replay: they are part of it.
+    pub(crate) fn for_replay(closing: Arc<CloseMemory>) -> Arc<Channel> {
         // It sends again what was answered, before anything else is asked.
         Channel::with(None, closing, Arc::default(), true)
     }
 
-    /// Whether it ends with the recovery that it was made for.
-    pub(crate) fn is_for_recovery(&self) -> bool {
-        self.recovery
+    /// Whether it ends with the replay that it was made for.
+    pub(crate) fn is_for_replay(&self) -> bool {
+        self.replays
     }
 
     fn with(
         timeout: Option<Duration>,
         closing: Arc<CloseMemory>,
         rights: Arc<RightsChanges>,
-        recovery: bool,
+        replays: bool,
     ) -> Arc<Channel> {
         Arc::new_cyclic(|me| Channel {
             me: me.clone(),
             timeout,
             closing,
             rights,
-            recovery,
+            replays,
             state: Mutex::new(State {
                 connection: None,
                 epoch: ConnectionEpoch::default(),
@@ -160,7 +160,7 @@ impl Channel {
                 one_way_allowed: false,
                 held_back: Vec::new(),
                 rest_from: None,
-                later: DeferredCloses::default(),
+                deferred: DeferredCloses::default(),
                 closer: false,
                 home: None,
                 sent: 0,

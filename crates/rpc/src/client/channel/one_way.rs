@@ -1,8 +1,8 @@
-//! What is sent and not answered: closes, which are kept until they are known to be done,
-//! and notices.
+//! Messages that are not answered: notifications, and closes, which are kept until they are known to be
+//! done.
 //!
-//! A close wakes the server for nothing that anybody waits for. It goes out with the next
-//! message, or alone when there is none for a moment (docs/adr/0016-small-operations.md).
+//! No caller waits for a close. It goes out with the next message, or alone if there is none for a
+//! moment, so that it does not wake the server for nothing (docs/adr/0016-small-operations.md).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Wire, put_jobs};
 const HELD_BACK_MAX: Duration = Duration::from_millis(5);
 
 impl Channel {
-    /// CloseBatch an open file without waiting for it. False if that cannot be kept until it
+    /// Closes an open file without waiting for it. False if that cannot be kept until it
     /// is known to be done: then it must be called.
     pub(crate) fn close(self: &Arc<Channel>, handle: u64) -> bool {
         let mut state = self.lock();
@@ -43,7 +43,7 @@ impl Channel {
         true
     }
 
-    /// Sends the closes that wait for company.
+    /// Sends the closes that wait for a message to go out with.
     pub(crate) fn send_closes(&self) {
         let mut state = self.lock();
         if state.held_back.is_empty() {
@@ -57,7 +57,7 @@ impl Channel {
         }
     }
 
-    /// CloseBatch, once there is a connection, what a process before us had open. False if too many
+    /// Closes, once there is a connection, what a process before us had open. False if too many
     /// closes are noted already.
     pub(crate) fn close_noted(&self, handle: u64) -> bool {
         let close = self.closing.note(handle);
@@ -66,14 +66,14 @@ impl Channel {
         noted
     }
 
-    /// CloseBatch what the process before us had closed, perhaps in vain.
+    /// Closes what the process before us had closed, perhaps in vain.
     pub(crate) fn inherit(&self) {
         let mut state = self.lock();
         self.closing.inherited().into_iter().for_each(|close| state.close(close));
         state.send_held_back();
     }
 
-    /// Says something that needs no answer, if there is a connection.
+    /// Notifies the server of something that needs no answer, if there is a connection.
     pub(crate) fn notify(&self, what: u8, tag: u32) {
         let mut state = self.lock();
         state.send_held_back();
@@ -100,8 +100,8 @@ impl Channel {
         }
     }
 
-    /// Says that programs store into a shared mapping of this file. Advice: where there is no connection
-    /// nobody hears of it.
+    /// Notifies the server that programs store into a shared mapping of this file. It is advice:
+    /// without a connection it is lost.
     pub(crate) fn tell_mapped(&self, file: FileId) {
         let connection = self.lock().connection.clone();
         if let Some(connection) = connection {

@@ -22,16 +22,16 @@ pub(super) struct PendingCall {
     /// Who receives into that, which it has meanwhile.
     pub(super) receiver: Option<Waker>,
     pub(super) reply: Vec<u8>,
-    /// Who answered.
+    /// The epoch of the connection that brought the answer.
     pub(super) answerer: ConnectionEpoch,
     pub(super) waker: Option<Waker>,
     /// Order of sending, kept over reconnections.
     pub(super) number: u64,
     /// Its replay slot.
     pub(super) slot: Option<u32>,
-    /// The open file that its answer says is closed, where nobody waits for that; 0: none.
+    /// The open file that its answer says is closed, if no caller waits for that; 0: none.
     pub(super) closes: u64,
-    /// The file that it may have opened, to be closed if nobody waits for its answer; 0: none.
+    /// The file that it may have opened, to be closed if no caller takes its answer; 0: none.
     pub(super) opens: u64,
     /// The open file whose locks it takes or gives back; 0: it has to do with none.
     pub(super) locks: u64,
@@ -45,7 +45,7 @@ pub(super) struct PendingCall {
     pub(super) only_in: Option<u64>,
     /// It was sent on more connections than one.
     pub(super) resent: bool,
-    /// As what it has its tag; none while that is free.
+    /// The class of its tag; none while the tag is free.
     pub(super) class: Option<TagClass>,
 }
 

@@ -1,4 +1,4 @@
-//! Hands what the server sends to the calls that wait for it.
+//! Hands answers of the server to the calls that wait for them.
 
 use std::io;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Sink for ReplyReceiver {
         });
         match into {
             Some(into) if into.room() >= data_bytes => Poll::Ready(Ok(into)),
-            // Nobody waits for it any more: it goes nowhere.
+            // No caller waits for the data any more: they are dropped.
             None => Poll::Ready(Ok(BufMut::heap(data_bytes))),
             Some(_) => Poll::Ready(Err(io::Error::from_raw_os_error(libc::EMSGSIZE))),
         }
@@ -50,7 +50,7 @@ impl Sink for ReplyReceiver {
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
         match crate::wire::peek_kind(head)? {
             Kind::Reply => {}
-            _ => return Err(crate::wire::Malformed("a server does not send that").into()),
+            _ => return Err(crate::wire::Malformed("a message that only a client sends").into()),
         }
         let tag = peek_tag(head)?;
         let settled = ReplyHead::get_message(&mut Input(head))?.flags & ReplyHead::SETTLED != 0;
@@ -59,7 +59,7 @@ impl Sink for ReplyReceiver {
         state.hear();
         let epoch = state.epoch;
         let Some(pending) = state.calls.get_mut(tag as usize) else {
-            return Err(crate::wire::Malformed("an answer to nothing").into());
+            return Err(crate::wire::Malformed("an answer to a call that was not made").into());
         };
         if settled && matches!(pending.phase, Phase::Asked | Phase::Abandoned) {
             state.closes.settle(pending.number, &self.0.closing);
@@ -90,7 +90,7 @@ impl Sink for ReplyReceiver {
                 left.into_iter().chain([unwanted]).for_each(|one| self.0.close_unwanted(one));
                 Ok(())
             }
-            _ => Err(crate::wire::Malformed("a second answer").into()),
+            _ => Err(crate::wire::Malformed("a second answer to a call").into()),
         }
     }
 }

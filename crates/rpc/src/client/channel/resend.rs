@@ -1,8 +1,10 @@
-//! What is sent again on a new connection: all that has no answer, in the order of its first sending.
+//! What is sent again on a new connection: everything without an answer, in the order in which it was
+//! first sent.
 //!
-//! A network may break connections as soon as much is sent. Of many closes, for which nobody waits,
-//! nothing would ever come through if each connection began with all of them, and nothing behind them.
-//! So a few go first, as calls, and what is behind them waits until they are answered, or for a moment.
+//! A network may break each connection as soon as much is sent on it. If every connection began with
+//! many one-way closes, nothing would ever come through, neither they nor what is behind them.
+//! Therefore a few closes go first, as calls. What is behind them waits until they are answered, or for
+//! a moment.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,7 +15,7 @@ use super::pending::UnwantedFile;
 use super::{Channel, Phase, State};
 use crate::client::holdings::closes::PendingClose;
 
-/// CloseBatch that are sent again as calls before others wait for them.
+/// Closes that are sent again as calls before others wait for them.
 const FEW: usize = 8;
 /// How long these wait for a server that has answered none of them.
 const WAIT_MAX: Duration = Duration::from_millis(100);

@@ -1,5 +1,5 @@
-//! The tags of a channel's calls: how many there may be, for whom some are kept, and who waits
-//! for one.
+//! The tags of a channel's calls: how many there are, for which calls some are reserved, and which
+//! calls wait for one.
 
 use std::collections::BTreeMap;
 use std::task::Waker;

@@ -1,11 +1,11 @@
-//! A server that is there and says nothing: its process stands still, or nothing gets through
-//! to it and nobody has noticed yet.
+//! A server that is connected and says nothing. Its process is stopped, or the network loses
+//! everything and the connection has not broken yet.
 //!
-//! Each call has its limit (`timeout=`). But as long as the connection passes for a good one,
-//! the next call waits that long again: a path of several components, or processes whose
-//! lookups of one name the kernel makes one after the other, would wait for many times the
-//! limit. So the first call that is late, and during which nothing was heard, ends the
-//! connection. A server that lives welcomes the next one; where none does, the server is away.
+//! Each call has its limit (`timeout=`). But while the connection counts as good, the next call waits
+//! as long again. A path of several components would wait for many times the limit; so would processes
+//! whose lookups of one name the kernel makes one after the other. Therefore the first late call during
+//! which nothing was received ends the connection. A live server welcomes the next connection. If none
+//! does, the server is away.
 
 use std::future::poll_fn;
 use std::pin::pin;

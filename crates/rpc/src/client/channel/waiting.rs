@@ -1,4 +1,4 @@
-//! Waits: for a tag, for an answer, and their ends where the caller gives up.
+//! How calls wait for a tag and for an answer, and what happens when the caller gives up.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -76,9 +76,9 @@ impl Drop for LockWait {
 pub(super) struct CallGuard<'a> {
     channel: &'a Channel,
     tag: u32,
-    /// The connection, counted, over which the server was told that the caller gives up,
+    /// The connection, counted, over which the server was notified that the caller gives up,
     /// and until when its answer is awaited.
-    told: Option<(u64, Pin<Box<Sleep>>)>,
+    notified: Option<(u64, Pin<Box<Sleep>>)>,
     /// It waits for a lock.
     waits: bool,
     /// The wait is over, and the tag in others' hands.
@@ -87,7 +87,7 @@ pub(super) struct CallGuard<'a> {
 
 impl<'a> CallGuard<'a> {
     pub(super) fn new(channel: &'a Channel, tag: u32, waits: bool) -> CallGuard<'a> {
-        CallGuard { channel, tag, told: None, waits, over: false }
+        CallGuard { channel, tag, notified: None, waits, over: false }
     }
 
     /// The wait is over: the tag may be another call's as soon as this one is done with it.
@@ -129,15 +129,15 @@ impl<'a> CallGuard<'a> {
         number: u64,
         task: &mut TaskContext<'_>,
     ) -> Poll<()> {
-        if self.told.as_ref().is_none_or(|(told, _)| *told != number) {
+        if self.notified.as_ref().is_none_or(|(notified, _)| *notified != number) {
             let mut message = Vec::new();
             NotifyHead { what: NotifyHead::CANCEL, flags: 0, tag: self.tag }
                 .put_message(&mut message);
             let _ = connection.send(&message, None);
-            self.told = Some((number, Box::pin(sleep(GIVE_UP_MAX))));
+            self.notified = Some((number, Box::pin(sleep(GIVE_UP_MAX))));
         }
         let late =
-            self.told.as_mut().is_some_and(|(_, until)| until.as_mut().poll(task).is_ready());
+            self.notified.as_mut().is_some_and(|(_, until)| until.as_mut().poll(task).is_ready());
         if late {
             // Its end is what such a server hears of first when it goes on, and it gives
             // up what was waited for on a connection that has ended. Everything else that

@@ -9,16 +9,16 @@
 //! [`UnsyncedLog`] is the layer; each session has one. The rest of the client tells it events and
 //! asks it for decisions. It makes no calls and starts no task.
 //!
-//! | event or question | methods |
+//! | event or question | methods of [`UnsyncedLog`] |
 //! |---|---|
-//! | a change was answered | [`change_answered`](UnsyncedLog::change_answered), [`name_answered`](UnsyncedLog::name_answered) |
-//! | something is on media | [`sync_answered`](UnsyncedLog::sync_answered), [`durable_up_to`](UnsyncedLog::durable_up_to) |
-//! | an open file ends | [`writer_closed`](UnsyncedLog::writer_closed) |
-//! | what is to be reported | [`loss_to_report`](UnsyncedLog::loss_to_report), [`may_report_loss`](UnsyncedLog::may_report_loss), [`losses_known`](UnsyncedLog::losses_known) |
-//! | the server lost its state | [`server_lost_power`](UnsyncedLog::server_lost_power) |
-//! | what is to be replayed, in the order of stamps | [`replay_begins`](UnsyncedLog::replay_begins), [`files_to_replay`](UnsyncedLog::files_to_replay), [`next_to_replay`](UnsyncedLog::next_to_replay), [`replay_ends`](UnsyncedLog::replay_ends) |
-//! | when a sync is due | [`schedule_syncs_by`](UnsyncedLog::schedule_syncs_by), [`sync_reason`](UnsyncedLog::sync_reason) |
-//! | a sync failed | [`sync_of_all_failed`](UnsyncedLog::sync_of_all_failed), [`file_sync_failed`](UnsyncedLog::file_sync_failed) |
+//! | a change was answered | `change_answered`, `name_answered` |
+//! | something is on media | `sync_answered`, `durable_up_to` |
+//! | an open file ends | `writer_closed` |
+//! | what is to be reported | `loss_to_report`, `may_report_loss`, `losses_known` |
+//! | the server lost its state | `server_lost_power` |
+//! | what is to be replayed | `replay_begins`, `files_to_replay`, `next_to_replay`, `replay_ends` |
+//! | when a sync is due | `schedule_syncs_by`, `sync_reason` |
+//! | a sync failed | `sync_of_all_failed`, `files_to_sync`, `file_sync_failed` |
 //!
 //! # Promises
 //!

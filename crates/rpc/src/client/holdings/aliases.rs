@@ -1,6 +1,6 @@
-//! Open files that are known by two numbers: to the front end by the request that opened them,
-//! to the server by that of the lookup before it, which did. Noted for a later process of this
-//! mount, which knows the first of them alone.
+//! Open files that are known by two numbers. The front end names such a file by the request that opened
+//! it, the server by the lookup before it, which did open it. Both are noted for a later process of
+//! this mount, which knows only the first number.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

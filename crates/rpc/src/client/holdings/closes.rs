@@ -1,9 +1,9 @@
-//! Open files that were closed in one message, without waiting for an answer.
+//! Closes that were sent one way, without an answer.
 //!
-//! Whether the server has carried out such a close shows with the next answer on the same
-//! connection ([`ReplyHead::SETTLED`](crate::wire::ReplyHead)). Until then the close is
-//! kept, also for a later process of this mount, and sent again on each new connection. A
-//! number never stands for a second open file, so closing again what is closed does nothing.
+//! Whether the server has carried out such a close shows with the next answer on the same connection
+//! ([`ReplyHead::SETTLED`](crate::wire::ReplyHead)). Until then the close is kept, also for a later
+//! process of this mount, and sent again on each new connection. A number never stands for a second
+//! open file, so a close that is repeated does nothing.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

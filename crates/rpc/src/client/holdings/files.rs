@@ -1,6 +1,6 @@
-//! The files that this mount has open at the server, to open them again when a new one
-//! has taken its place: before anybody removes them. With each its ticket, by which the new
-//! server knows that it was open; it is kept for a later process of this mount, too.
+//! The files that this mount has open at the server. When a new server takes the place of the old one,
+//! they are opened again there before other clients can remove them. Each has a ticket, from which the
+//! new server knows that the file was open. Tickets are noted for a later process of this mount, too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -116,8 +116,7 @@ impl OpenFiles {
         }
     }
 
-    /// Somebody who had the file has it no longer. True if nobody else has it: only then may it
-    /// be closed.
+    /// A user of the file is done. True if it was the last: only then may the file be closed.
     pub(crate) fn leave(&self, handle: u64) -> bool {
         let mut state = self.lock();
         let Some(known) = state.files.get_mut(&handle) else { return true };

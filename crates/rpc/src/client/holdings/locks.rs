@@ -1,5 +1,5 @@
-//! The locks that this mount holds, to claim them again from a server that lost its
-//! state, and the open files whose locks could not be had again.
+//! The locks that this mount holds. They are claimed again from a server that lost its state. An open
+//! file whose lock could not be claimed is marked.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,12 +37,12 @@ pub(crate) struct HeldLocks {
 
 struct State {
     locks: LockRanges,
-    /// Who knows of them, or will be told.
+    /// The server and session that know of them, or will be notified.
     session_state: SessionState,
     lost: BTreeSet<u64>,
     /// Open files whose locks are being claimed again: nothing may be done through them
     /// before it is known whether they are had.
-    doubtful: BTreeSet<u64>,
+    suspended: BTreeSet<u64>,
     /// Open files, and what they are, through which locks are being given back whose owners
     /// have gone.
     undoing: Vec<(u64, FileId)>,
@@ -58,7 +58,7 @@ impl HeldLocks {
             locks: LockRanges::new(memory),
             session_state: SessionState::default(),
             lost: BTreeSet::new(),
-            doubtful: BTreeSet::new(),
+            suspended: BTreeSet::new(),
             undoing: Vec::new(),
             claims: 0,
             waiting: Vec::new(),
@@ -80,7 +80,7 @@ impl HeldLocks {
     }
 
     /// The server of `session_state` granted this. False if another has taken its place meanwhile,
-    /// which has been told, or will be, that there is no such lock: it has to be asked.
+    /// which has been, or will be, notified that there is no such lock: it has to be asked.
     #[must_use]
     pub(crate) fn granted(&self, new: HeldLock, session_state: SessionState) -> bool {
         let mut state = self.lock();
@@ -115,8 +115,8 @@ impl HeldLocks {
         }
     }
 
-    /// Somebody who asked for locks or gave them up has left, and it is not known what the
-    /// server has heard of that. No lock of this file is asked for, through any open file of
+    /// A caller that asked for locks or gave them up has left, and it is not known what the server
+    /// received of that. No lock of this file is asked for, through any open file of
     /// it, until that is undone: owners' names are used again.
     pub(crate) fn undo(&self, handle: u64, id: FileId) {
         self.lock().undoing.push((handle, id));
@@ -191,12 +191,12 @@ impl HeldLocks {
         let mut state = self.lock();
         state.locks.remove_through(handle);
         state.lost.remove(&handle);
-        state.doubtful.remove(&handle);
+        state.suspended.remove(&handle);
         self.note(&state);
     }
 
     fn note(&self, state: &State) {
-        let any = !state.lost.is_empty() || !state.doubtful.is_empty();
+        let any = !state.lost.is_empty() || !state.suspended.is_empty();
         self.any_lost.store(any, Ordering::Relaxed);
     }
 
@@ -207,23 +207,23 @@ impl HeldLocks {
 
     /// Everything held, now that the server has forgotten it, and another is asked: calls through these open
     /// files wait until [`HeldLocks::settled`].
-    pub(crate) fn doubt_all(&self, session_state: SessionState) -> Vec<HeldLock> {
+    pub(crate) fn suspend_all(&self, session_state: SessionState) -> Vec<HeldLock> {
         let mut state = self.lock();
         state.session_state = session_state;
         let handles: BTreeSet<u64> = state.locks.iter().map(|held| held.handle).collect();
-        state.doubtful.extend(handles);
+        state.suspended.extend(handles);
         state.claims += 1;
         self.note(&state);
         state.locks.iter().collect()
     }
 
     /// Whether locks were taken through an open file, or are in doubt: closing it gives
-    /// them back, and whoever waits for them ought not to wait longer than for the close.
+    /// them back, and other clients should not wait longer for them than for the close.
     pub(crate) fn concerns(&self, handle: u64) -> bool {
         let state = self.lock();
         state.locks.any_through(handle)
             || state.lost.contains(&handle)
-            || state.doubtful.contains(&handle)
+            || state.suspended.contains(&handle)
             || state.undoing.iter().any(|(other, _)| *other == handle)
     }
 
@@ -239,7 +239,7 @@ impl HeldLocks {
         if state.claims > 0 {
             return;
         }
-        state.doubtful.clear();
+        state.suspended.clear();
         self.note(&state);
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
@@ -255,7 +255,7 @@ impl HeldLocks {
     }
 
     /// `EIO` for an open file that lost a lock: what its process believes to own may be
-    /// somebody else's by now. CloseMemory it ends the matter.
+    /// another client's by now. The error ends with the close of the file.
     /// While it is not known, it waits; `EINTR` when the caller gives up.
     pub(crate) async fn check(&self, cx: &Context, handle: u64) -> Result<()> {
         if !self.any_lost.load(Ordering::Relaxed) {
@@ -263,7 +263,7 @@ impl HeldLocks {
         }
         std::future::poll_fn(|task| {
             let mut state = self.lock();
-            if state.doubtful.contains(&handle) {
+            if state.suspended.contains(&handle) {
                 state.waiting.push(task.waker().clone());
                 drop(state);
                 return cx.poll_cancelled(task).map(Err);
@@ -303,15 +303,15 @@ mod tests {
         assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), SessionState::default()));
         assert!(all.granted(held(1, LockKind::Unlock, 40, 59), SessionState::default()));
         let ranges: Vec<_> = all
-            .doubt_all(SessionState::default())
+            .suspend_all(SessionState::default())
             .iter()
             .map(|held| (held.lock.range.start, held.lock.range.end))
             .collect();
         assert_eq!(ranges, [(0, 39), (60, 99)]);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(2));
-        assert_eq!(all.doubt_all(SessionState::default()).len(), 2);
+        assert_eq!(all.suspend_all(SessionState::default()).len(), 2);
         all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
-        assert!(all.doubt_all(SessionState::default()).is_empty());
+        assert!(all.suspend_all(SessionState::default()).is_empty());
     }
 
     /// A lock that was asked for in vain is undone to what its owner had there, not to what
@@ -345,7 +345,7 @@ mod tests {
     fn what_a_server_granted_that_has_gone_is_not_held() {
         let all = HeldLocks::new(Arc::new(SessionMemory::heap()));
         let next = SessionState { session: 1, instance: 2 };
-        assert!(all.doubt_all(next).is_empty());
+        assert!(all.suspend_all(next).is_empty());
         assert!(!all.granted(held(1, LockKind::Exclusive, 0, 99), SessionState::default()));
         assert_eq!(all.lock().locks.len(), 0);
         assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), next));
@@ -387,7 +387,7 @@ mod tests {
             check.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
         };
         assert!(matches!(check(7), Poll::Ready(Ok(()))));
-        assert_eq!(all.doubt_all(SessionState::default()), [lock]);
+        assert_eq!(all.suspend_all(SessionState::default()), [lock]);
         assert!(check(7).is_pending() && check(8).is_ready());
         all.lost(&lock);
         all.settled();

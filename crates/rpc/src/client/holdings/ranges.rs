@@ -1,7 +1,6 @@
 //! The locks of a mount by owner and range, and which of them are noted for a later process.
 //!
-//! A program may take any number of locks: what is done for one of them takes no time that grows
-//! with the others.
+//! A program may take any number of locks. The work for one lock does not grow with their number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! The tickets of open files, noted for a later process of this mount, and opening files
-//! again with them.
+//! The tickets of open files: noted for a later process of this mount, and used to open files again.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

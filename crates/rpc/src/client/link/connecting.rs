@@ -33,7 +33,7 @@ const CROWDED_MAX: Duration = Duration::from_secs(5);
 /// How a connection that served ended.
 struct ConnectionEnd {
     error: io::Error,
-    of_use: bool,
+    useful: bool,
 }
 
 /// Why a connection never served.
@@ -45,11 +45,11 @@ struct ConnectFailure {
 }
 
 impl ConnectFailure {
-    /// Tells whoever waits for it, and answers its text.
-    fn told(self) -> String {
+    /// Hands the failure to the task that waits for it, if any, and answers its text.
+    fn report(self) -> String {
         let text = self.error.to_string();
         if let Some(tell) = self.tell {
-            let _ = tell.send(Err(self.error)); // whoever asked may have gone
+            let _ = tell.send(Err(self.error)); // the receiver may be gone
         }
         text
     }
@@ -61,10 +61,10 @@ fn jittered(backoff: Duration) -> Duration {
 }
 
 impl Link {
-    /// Connects `channel` for the first time and keeps it connected if that went well. Whoever
-    /// drops this before its end wants no session any more.
+    /// Connects `channel` for the first time and keeps it connected if that went well. A drop of
+    /// this future before its end gives the session up.
     pub(crate) async fn start(self: &Arc<Link>, channel: Arc<Channel>) -> HandshakeOutcome {
-        let (tell, told) = oneshot::channel();
+        let (tell, outcome) = oneshot::channel();
         let mut beginning = SessionStart(Some((self.clone(), channel.clone())));
         let _ = self.first.set(Arc::downgrade(&channel)); // a session is started once
         let link = self.clone();
@@ -76,7 +76,7 @@ impl Link {
             }
         });
         let given_up = |_| Err(ConnectError::Protocol("the connection was given up".into()));
-        let outcome = told.await.unwrap_or_else(given_up);
+        let outcome = outcome.await.unwrap_or_else(given_up);
         if outcome.is_ok() {
             beginning.0 = None;
         }
@@ -99,7 +99,7 @@ impl Link {
             };
             let wait = jittered(backoff);
             if !failed.turned_away || begin.elapsed() + wait > CROWDED_MAX {
-                failed.told();
+                failed.report();
                 return false;
             }
             tell = failed.tell;
@@ -112,45 +112,45 @@ impl Link {
     }
 
     /// Connects the first channel of a process that takes over, and keeps it connected also if
-    /// that does not go well at first. Answers who is told how the first try went.
+    /// that does not go well at first. Answers the receiver of the first try's outcome.
     pub(crate) fn take_over(
         self: &Arc<Link>,
         channel: Arc<Channel>,
     ) -> oneshot::Receiver<HandshakeOutcome> {
-        let (tell, told) = oneshot::channel();
+        let (tell, outcome) = oneshot::channel();
         let _ = self.first.set(Arc::downgrade(&channel)); // a session is started once
         let link = self.clone();
         dray_rt::spawn(async move {
             let mut replaces = Proof::REPLACES_ALL;
             if let Err(Some(failed)) = link.connect_once(&channel, &mut replaces, Some(tell)).await
             {
-                failed.told(); // `keep` says it
+                failed.report(); // `keep` says it
             }
             link.keep(channel, replaces).await;
         });
-        told
+        outcome
     }
 
     /// Connects a further channel and keeps it connected.
-    pub(crate) fn go_on(self: &Arc<Link>, channel: Arc<Channel>) {
+    pub(crate) fn connect_another(self: &Arc<Link>, channel: Arc<Channel>) {
         dray_rt::spawn(self.clone().keep(channel, 0));
     }
 
     async fn keep(self: Arc<Link>, channel: Arc<Channel>, replaces: u64) {
         self.keep_connected(&channel, replaces).await;
-        self.say_back(self.outage.ended(key_of(&channel)));
+        self.log_reconnected(self.outage.ended(key_of(&channel)));
     }
 
-    /// Says that an outage is over, if it is, and how long it `lasted`.
-    pub(super) fn say_back(&self, lasted: Option<Duration>) {
+    /// Logs that an outage is over, if it is, and how long it `lasted`.
+    pub(super) fn log_reconnected(&self, lasted: Option<Duration>) {
         if let Some(lasted) = lasted.filter(|_| self.is_wanted()) {
             let target = self.connector.target();
             log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
         }
     }
 
-    /// Says why the server cannot be had, if nobody has so far.
-    fn say_why(&self, refused: bool, error: &str) {
+    /// Logs why the server cannot be reached, unless that was logged before.
+    fn log_connect_failure(&self, refused: bool, error: &str) {
         if !self.is_wanted() {
             return;
         }
@@ -183,19 +183,19 @@ impl Link {
             match tried {
                 // One of its own for a recovery that is over.
                 Ok(_) if channel.is_shut() => return,
-                Ok(ConnectionEnd { error, of_use }) => {
+                Ok(ConnectionEnd { error, useful }) => {
                     let target = self.connector.target();
                     if self.is_wanted() && self.outage.lost(key_of(channel)) {
                         log::warn!("lost the connection to {target}: {error}; connecting anew");
                     }
                     // One that a server drops as soon as it has it is no better than none.
-                    if of_use {
+                    if useful {
                         backoff = BACKOFF_FIRST;
                     }
                 }
                 Err(Some(failed)) => {
                     let refused = failed.error.is_lasting();
-                    self.say_why(refused, &failed.told());
+                    self.log_connect_failure(refused, &failed.report());
                 }
                 Err(None) => {}
             }
@@ -256,7 +256,7 @@ impl Link {
         let error = if silent { has_said_nothing() } else { error };
         *replaces = sink.number;
         if sink.is_serving() {
-            return Ok(ConnectionEnd { error, of_use: sink.of_use });
+            return Ok(ConnectionEnd { error, useful: sink.useful });
         }
         if sink.is_declined() {
             return Err(None);
@@ -264,7 +264,7 @@ impl Link {
         let turned_away = sink.has_heard_nothing() && is_hanging_up(&error);
         let error = sink.failure.unwrap_or_else(|| self.unreachable(error));
         if matches!(error, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
-            self.heed_eviction();
+            self.note_eviction();
         }
         Err(Some(ConnectFailure { error, turned_away, tell: sink.tell }))
     }
@@ -288,10 +288,7 @@ impl Drop for SessionStart {
 
 /// Why we ended a connection that was not broken.
 fn has_said_nothing() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::TimedOut,
-        "it has answered nothing for as long as the mount waits",
-    )
+    io::Error::new(io::ErrorKind::TimedOut, "it did not answer within the mount's timeout")
 }
 
 /// Whether the other end ended the connection.

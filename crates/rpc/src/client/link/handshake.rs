@@ -53,11 +53,11 @@ pub(super) struct LinkSink {
     hello: Vec<u8>,
     /// Of this connection at the server; before it is known, of the one that it replaces.
     pub(super) number: u64,
-    /// Gone once the handshake has come to an end: whoever watches it ends, too.
+    /// Dropped when the handshake has come to an end: then its watcher ends, too.
     settled: Option<oneshot::Sender<()>>,
     pub(super) failure: Option<ConnectError>,
     /// A call was answered.
-    pub(super) of_use: bool,
+    pub(super) useful: bool,
     pub(super) tell: Option<oneshot::Sender<HandshakeOutcome>>,
     receiver: ReplyReceiver,
 }
@@ -83,7 +83,7 @@ impl LinkSink {
             number: replaces,
             settled: None,
             failure: None,
-            of_use: false,
+            useful: false,
             tell,
         }
     }
@@ -163,8 +163,8 @@ impl LinkSink {
         Ok(())
     }
 
-    /// That we are who we say. Only for a server that has proven the same: it is not for
-    /// somebody who merely listens there.
+    /// Proves who this client is. It is only for a server that has proven the same, not for any
+    /// process that listens there.
     fn proof(&self, known: &ServerIdentity, seen: Transcript<'_>) -> Proof {
         let mut proof = Proof {
             proof: [0; 32],
@@ -186,7 +186,7 @@ impl LinkSink {
     fn welcomed(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
         let welcome = Welcome::from_message(head)?;
         if welcome.session == 0 || welcome.slots == 0 || welcome.calls_max == 0 {
-            return Err(Malformed("a welcome that allows nothing").into());
+            return Err(Malformed("a welcome that allows no call").into());
         }
         if self.link.leaving.load(Ordering::Relaxed) {
             self.decline(&welcome);
@@ -202,7 +202,7 @@ impl LinkSink {
         self.number = welcome.connection;
         self.stage = Stage::Serving;
         self.settled = None;
-        self.link.say_back(self.link.outage.welcomed(key_of(&self.channel)));
+        self.link.log_reconnected(self.link.outage.welcomed(key_of(&self.channel)));
         self.link.reached.notify_waiters();
         let power_epoch = self.link.unsynced.power_epoch();
         let epoch = ConnectionEpoch { power_epoch, session_state: SessionState::of(&welcome) };
@@ -218,12 +218,12 @@ impl LinkSink {
         }
         if let Some(locks) = forgotten {
             let (channel, instance) = (self.link.lasting(&self.channel), welcome.instance);
-            self.link.begin_return(Reestablish { channel, locks, instance });
+            self.link.begin_reestablish(Reestablish { channel, locks, instance });
         } else {
-            self.link.say_again(&self.channel, welcome.instance);
+            self.link.repeat_notices(&self.channel, welcome.instance);
         }
         if let Some(tell) = self.tell.take() {
-            let _ = tell.send(Ok(welcome.info)); // whoever asked may have gone
+            let _ = tell.send(Ok(welcome.info)); // the receiver may be gone
         }
         Ok(())
     }
@@ -244,14 +244,14 @@ impl LinkSink {
 
     fn serving(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
         if peek_kind(head)? != Kind::Notify {
-            self.of_use = true;
+            self.useful = true;
             return self.receiver.frame(head, data);
         }
         let mut input = Input(head);
         let head = NotifyHead::get_message(&mut input)?;
         match head.what {
             NotifyHead::EVICTED => {
-                self.link.heed_eviction();
+                self.link.note_eviction();
                 self.channel.evict();
             }
             NotifyHead::STABLE => {

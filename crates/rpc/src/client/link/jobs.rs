@@ -1,4 +1,4 @@
-//! Batch jobs of callers: a server asks for them when somebody looks at it.
+//! The batch jobs of callers. The server asks for them when an administrator looks at its status.
 
 use std::io;
 use std::sync::{Arc, OnceLock};

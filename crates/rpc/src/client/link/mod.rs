@@ -1,4 +1,4 @@
-//! What all channels of a session share about its server.
+//! What all channels of a session share: the server's identity, and all that is held there.
 
 pub(crate) mod changes;
 mod connecting;
@@ -48,18 +48,18 @@ pub(crate) struct Link {
     pub(crate) ahead: OpenAhead,
     /// The session's first channel, which lasts as long as the session.
     first: OnceLock<Weak<Channel>>,
-    /// The instance of the server of which we have claimed our locks again.
+    /// The instance of the server where our locks are claimed again.
     reclaimed: AtomicU64,
-    /// The instance of the server that we have come back to wholly.
+    /// The instance of the server where everything is reestablished.
     returned: AtomicU64,
     pub(crate) unsynced: UnsyncedLog,
-    /// The channel of the recovery that was begun last.
-    recovering: Mutex<Weak<Channel>>,
-    returns: Mutex<ReestablishQueue>,
+    /// The channel of the replay that was begun last.
+    replaying: Mutex<Weak<Channel>>,
+    reestablishing: Mutex<ReestablishQueue>,
     requests: AtomicU64,
-    /// Who knows to which batch jobs callers belong.
+    /// Finds the batch jobs of callers.
     jobs: JobFinder,
-    /// Who caches what others may change.
+    /// Notified when other clients change open files.
     changes: ChangeListener,
     pub(crate) node: NodeId,
     server: Mutex<ServerIdentity>,
@@ -103,8 +103,8 @@ impl Link {
             reclaimed: AtomicU64::new(0),
             returned: AtomicU64::new(0),
             unsynced: UnsyncedLog::new(replay_bytes, kept_data, inherited),
-            recovering: Mutex::default(),
-            returns: Mutex::default(),
+            replaying: Mutex::default(),
+            reestablishing: Mutex::default(),
             requests: AtomicU64::new(1),
             jobs: JobFinder::default(),
             changes: ChangeListener::default(),
@@ -140,7 +140,7 @@ impl Link {
 
     /// The server's administrator has ended the session. It is not begun anew by itself:
     /// programs would go on as if their locks and open files were still theirs.
-    fn heed_eviction(&self) {
+    fn note_eviction(&self) {
         if !self.evicted.swap(true, Ordering::Relaxed) {
             log::error!(
                 "{}: the server's administrator evicted this mount: locks and open files are \
@@ -157,14 +157,14 @@ impl Link {
     }
 
     /// A replay slot for the request of `cx`. Waits for no longer than a call may, of whose time it
-    /// is a part: slots of changes that nobody answers are not free. Errors: `EINTR` when
+    /// is a part: slots of changes without an answer are not free. Errors: `EINTR` when
     /// cancelled, `EHOSTDOWN`.
     pub(crate) async fn take_slot(&self, cx: &Context) -> Result<ReplaySlot> {
         let taken = self.slots.take(cx, self.request_of(cx));
         let Some(limit) = self.options.timeout else { return taken.await };
         timeout(limit, taken).await.unwrap_or_else(|_| {
             let late = Error::retry(Errno::EHOSTDOWN);
-            Err(late.because("the server has answered no change for as long as the mount waits"))
+            Err(late.because("the server answered no change within the mount's timeout"))
         })
     }
 
@@ -193,21 +193,17 @@ impl Link {
         Channel::new(self.options.timeout, self.closing.clone(), rights, session)
     }
 
-    /// A recovery with this epoch of the server is to begin on `channel`: one with an epoch before
+    /// A replay with this epoch of the server is to begin on `channel`: one with an epoch before
     /// it is over, on its channel, too, whether its calls are answered or not. False if yet
     /// another epoch has been met.
-    pub(crate) fn begin_recovery(
-        &self,
-        channel: &Arc<Channel>,
-        session_state: SessionState,
-    ) -> bool {
+    pub(crate) fn begin_replay(&self, channel: &Arc<Channel>, session_state: SessionState) -> bool {
         let known = self.server(); // while it is held no other epoch is met
         if known.session_state() != session_state {
             return false;
         }
-        let mut recovering = self.recovering.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *recovering, Arc::downgrade(channel));
-        drop((recovering, known));
+        let mut replaying = self.replaying.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *replaying, Arc::downgrade(channel));
+        drop((replaying, known));
         before.upgrade().into_iter().for_each(|channel| channel.shut());
         true
     }
@@ -223,7 +219,7 @@ impl Link {
         self.memory.session().and_then(|_| self.memory.export())
     }
 
-    /// Starts a task that outlives whoever asks for it.
+    /// Starts a task that outlives its caller.
     pub(crate) fn spawn_home(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.home.spawn(work);
     }

@@ -1,6 +1,6 @@
-//! What is said of a server that is away: one line when it goes, one line why it cannot be
-//! reached, one why it wants nothing to do with us, one when it is back; however many
-//! connections a mount has, and however often each of them is tried.
+//! What the log says of a server that is away, however many connections a mount has, and however often
+//! it tries to connect: one line when the server goes, one line why it cannot be reached, one line why
+//! it refuses the mount, one line when it is back.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dray_rt::Instant;
 
-/// An outage that begins sooner than this after the last is not told of again: a server
+/// An outage that begins sooner than this after the last is not reported again: a server
 /// that takes connections and drops them would fill the log.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -23,13 +23,13 @@ struct State {
     /// Channels without a connection, that had one.
     down: BTreeSet<usize>,
     since: Option<Instant>,
-    /// This outage is told of.
-    told: bool,
+    /// This outage was reported.
+    reported: bool,
     complained: bool,
-    last_told: Option<Instant>,
+    last_reported: Option<Instant>,
     /// The same of a server that is there and does not take us.
     refused: bool,
-    refusal_told: Option<Instant>,
+    refusal_reported: Option<Instant>,
     /// Why the last try to connect failed, if none has gone well since.
     why: Option<String>,
 }
@@ -39,7 +39,7 @@ impl Outage {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A channel lost its connection. True if that is to be told.
+    /// A channel lost its connection. True if that is to be reported.
     pub(crate) fn lost(&self, channel: usize) -> bool {
         let mut state = self.lock();
         state.down.insert(channel);
@@ -48,30 +48,30 @@ impl Outage {
         }
         state.since = Some(dray_rt::now());
         (state.complained, state.refused) = (false, false);
-        state.told = state.last_told.is_none_or(|last| last.elapsed() >= QUIET);
-        if state.told {
-            state.last_told = state.since;
+        state.reported = state.last_reported.is_none_or(|last| last.elapsed() >= QUIET);
+        if state.reported {
+            state.last_reported = state.since;
         }
-        state.told
+        state.reported
     }
 
-    /// A connection could not be made. True if that is to be told.
+    /// A connection could not be made. True if that is to be reported.
     pub(crate) fn failed(&self) -> bool {
         let mut state = self.lock();
-        let quiet = state.since.is_some() && !state.told;
+        let quiet = state.since.is_some() && !state.reported;
         !std::mem::replace(&mut state.complained, true) && !quiet
     }
 
     /// A server that can be reached does not take us, and waiting alone is no help against it. True
-    /// if that is to be told: a server that is upgraded is away before it is another one, so that
+    /// if that is to be reported: a server that is upgraded is away before it is another one, so that
     /// it is more than what [`Outage::failed`] said.
     pub(crate) fn refused(&self) -> bool {
         let mut state = self.lock();
-        let quiet = state.refusal_told.is_some_and(|told| told.elapsed() < QUIET);
+        let quiet = state.refusal_reported.is_some_and(|reported| reported.elapsed() < QUIET);
         if quiet || std::mem::replace(&mut state.refused, true) {
             return false;
         }
-        state.refusal_told = Some(dray_rt::now());
+        state.refusal_reported = Some(dray_rt::now());
         true
     }
 
@@ -92,7 +92,7 @@ impl Outage {
     }
 
     /// A channel has a connection. How long the outage was, if this is its end and it is to
-    /// be told.
+    /// be reported.
     fn back(&self, channel: usize) -> Option<Duration> {
         let mut state = self.lock();
         state.down.remove(&channel);
@@ -101,7 +101,7 @@ impl Outage {
         }
         (state.complained, state.refused) = (false, false);
         let since = state.since.take()?;
-        state.told.then(|| since.elapsed())
+        state.reported.then(|| since.elapsed())
     }
 }
 
@@ -127,13 +127,13 @@ mod tests {
         executor.block_on(async {
             let outage = Outage::default();
             assert_eq!(outage.back(1), None, "the first connection ends no outage");
-            let told = [1, 2, 3].map(|channel| outage.lost(channel));
-            assert_eq!(told, [true, false, false]);
+            let reported = [1, 2, 3].map(|channel| outage.lost(channel));
+            assert_eq!(reported, [true, false, false]);
             assert_eq!([(); 3].map(|()| outage.failed()), [true, false, false]);
             dray_rt::sleep(Duration::from_secs(5)).await;
             assert_eq!([1, 2].map(|channel| outage.back(channel)), [None, None]);
             assert!(outage.back(3).is_some_and(|lasted| lasted.as_secs() == 5));
-            // Again at once: not told of, neither its beginning nor its end.
+            // Again at once: not reported, neither its beginning nor its end.
             assert!(!outage.lost(1) && !outage.failed() && outage.back(1).is_none());
             dray_rt::sleep(QUIET).await;
             assert!(outage.lost(1) && outage.failed() && outage.back(1).is_some());
@@ -163,7 +163,7 @@ mod tests {
         });
     }
 
-    /// After an upgrade of the server nobody was told why it was gone for good: that it had been
+    /// After an upgrade of the server the log did not say why it was gone for good: that it had been
     /// away before was all that the log said.
     #[test]
     fn who_is_refused_is_told_so_after_an_outage_too_and_once() {

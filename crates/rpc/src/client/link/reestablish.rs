@@ -1,4 +1,4 @@
-//! Has again from a server that lost its state what the one before it gave us.
+//! Reestablishes locks, open files and pending answers at a server that has lost its state.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -18,14 +18,14 @@ use crate::wire::{Call, NotifyHead};
 
 /// Files that are opened again at once.
 const REOPENED_AT_ONCE: usize = 16;
-/// Reestablishments under way. One ends when another epoch of the server has been met, but not before
-/// what it has asked is answered, so that no close overtakes an opening: a server that never
-/// answers would have any number of them.
-const RETURNS_MAX: u32 = 4;
+/// Reestablishments under way at most. One ends when another epoch of the server has been met, but
+/// not before its calls are answered, so that no close overtakes an opening. With a server that
+/// never answers there would be any number of them.
+const REESTABLISH_MAX: u32 = 4;
 
-/// To a server that lost its state.
+/// What is to be reestablished at a server that lost its state.
 pub(super) struct Reestablish {
-    /// On which.
+    /// The channel for it.
     pub(super) channel: Arc<Channel>,
     /// To be claimed.
     pub(super) locks: Vec<HeldLock>,
@@ -40,46 +40,46 @@ pub(super) struct ReestablishQueue {
 }
 
 impl Link {
-    fn returns(&self) -> MutexGuard<'_, ReestablishQueue> {
-        self.returns.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reestablishing(&self) -> MutexGuard<'_, ReestablishQueue> {
+        self.reestablishing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Comes back to a server that has just been met, once there is room for it.
-    pub(super) fn begin_return(self: &Arc<Link>, back: Reestablish) {
+    /// Begins to reestablish at a server that has just been met, once there is room for it.
+    pub(super) fn begin_reestablish(self: &Arc<Link>, back: Reestablish) {
         let known = self.server(); // while it is held no other epoch is met
         let newest = known.instance == back.instance;
-        let mut returns = self.returns();
+        let mut reestablishing = self.reestablishing();
         drop(known);
         let too_late = if !newest {
             Some(back)
-        } else if returns.under_way < RETURNS_MAX {
-            returns.under_way += 1;
-            return dray_rt::spawn(self.clone().come_back_in_turn(back));
+        } else if reestablishing.under_way < REESTABLISH_MAX {
+            reestablishing.under_way += 1;
+            return dray_rt::spawn(self.clone().reestablish_in_turn(back));
         } else {
-            returns.next.replace(back)
+            reestablishing.next.replace(back)
         };
-        drop(returns);
+        drop(reestablishing);
         too_late.into_iter().for_each(|_| self.held.settled());
     }
 
-    async fn come_back_in_turn(self: Arc<Link>, first: Reestablish) {
+    async fn reestablish_in_turn(self: Arc<Link>, first: Reestablish) {
         let mut next = Some(first);
         while let Some(back) = next {
-            self.come_back(back).await;
-            next = self.next_return();
+            self.reestablish(back).await;
+            next = self.next_reestablish();
         }
     }
 
-    fn next_return(&self) -> Option<Reestablish> {
-        let mut returns = self.returns();
-        let next = returns.next.take();
-        returns.under_way -= u32::from(next.is_none());
+    fn next_reestablish(&self) -> Option<Reestablish> {
+        let mut reestablishing = self.reestablishing();
+        let next = reestablishing.next.take();
+        reestablishing.under_way -= u32::from(next.is_none());
         next
     }
 
-    /// Has again from a server that lost its state what the one before it gave us: locks,
-    /// open files, answers.
-    async fn come_back(self: &Arc<Link>, back: Reestablish) {
+    /// Gets again from a server that lost its state what the one before it gave: locks, open files
+    /// and answers.
+    async fn reestablish(self: &Arc<Link>, back: Reestablish) {
         let Reestablish { channel, locks, instance } = back;
         let answered = self.slots.await_answers(&channel);
         let done = self.claim(&channel, locks, instance).await;
@@ -92,7 +92,7 @@ impl Link {
         let mut before = self.files.handles();
         self.open_all(&channel, before.clone(), instance).await;
         self.within_epoch(instance, answered).await;
-        // Some answers were those of the server before, and told of files that it had opened.
+        // Some answers were those of the server before, and named files that it had opened.
         before.sort_unstable();
         let mut since = self.files.handles();
         since.retain(|handle| before.binary_search(handle).is_err());
@@ -121,18 +121,18 @@ impl Link {
         }
     }
 
-    /// The channel to come back on to a server that `met` has found. One of a recovery ends
-    /// with it, and what is asked on it fails: that must not cost a lock.
+    /// The channel on which to reestablish at a server that `met` has found. The channel of a
+    /// replay ends with the replay, and then its calls fail: that must not cost a lock.
     pub(super) fn lasting(&self, met: &Arc<Channel>) -> Arc<Channel> {
-        let first = self.first.get().filter(|_| met.is_for_recovery()).and_then(Weak::upgrade);
+        let first = self.first.get().filter(|_| met.is_for_replay()).and_then(Weak::upgrade);
         first.unwrap_or_else(|| met.clone())
     }
 
-    /// What a server has been told before, perhaps on a connection that broke.
-    pub(super) fn say_again(&self, channel: &Channel, instance: u64) {
-        let told =
+    /// Repeats what a server was notified of before, perhaps on a connection that broke.
+    pub(super) fn repeat_notices(&self, channel: &Channel, instance: u64) {
+        let notices =
             [(&self.reclaimed, NotifyHead::RECLAIMED), (&self.returned, NotifyHead::RETURNED)];
-        for (of, what) in told {
+        for (of, what) in notices {
             if of.load(Ordering::SeqCst) == instance {
                 channel.notify(what, 0);
             }
@@ -141,7 +141,7 @@ impl Link {
 
     /// Claims them one after the other. False if that server, too, has gone meanwhile.
     async fn claim(&self, channel: &Channel, locks: Vec<HeldLock>, instance: u64) -> bool {
-        // Where that server dies too, it is begun anew: the next one must not be told that
+        // Where that server dies too, it is begun anew: the next one must not be notified that
         // all is claimed when only the rest has been.
         for held in locks {
             if !self.claim_one(channel, &held, instance).await {
@@ -213,7 +213,7 @@ impl Link {
             })
         };
         for task in (0..REOPENED_AT_ONCE).map(open).collect::<Vec<_>>() {
-            let _ = task.await; // ended with the executor: nobody needs the files
+            let _ = task.await; // ended with the executor: the files are not needed
         }
     }
 
@@ -230,7 +230,7 @@ impl Link {
         };
         match outcome {
             Ok(ticket) => self.files.renew(handle, ticket),
-            // Whoever uses it is told.
+            // A call that uses the file gets the error.
             Err(error) => {
                 log::error!("{}: cannot open file {id} again: {error}", self.connector.target());
             }

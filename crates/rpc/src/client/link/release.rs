@@ -1,5 +1,5 @@
-//! What is given back to the server after whoever had it has left: locks that were waited
-//! for, and open files.
+//! What is given back to the server when its user is gone: open files, and locks that a caller asked
+//! for and did not wait for.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::client::session::Session;
 use crate::wire::{Call, Input};
 
 impl Link {
-    /// Somebody left who waited for a lock, or gave one up, on `channel`, and the server may have
-    /// heard of it or not. Once it can be asked, their owner has what is known here. It is asked
-    /// on the same channel, when it has done with what they had asked for: that could come later
-    /// than what is asked on another one, and a lock can be held up where an unlock passes it.
+    /// A caller left that waited for a lock, or gave one up, on `channel`; the server may have
+    /// received the call or not. As soon as the server can be asked, it is told to give the lock's
+    /// owner what is known here. That goes out on the same channel, after the caller's call is
+    /// over: on another channel an unlock could overtake the lock.
     pub(crate) fn undo_lock(
         self: &Arc<Link>,
         channel: Arc<Channel>,
@@ -55,7 +55,7 @@ impl Link {
         Ok(())
     }
 
-    /// CloseBatch what lookups of a process before us opened for nobody.
+    /// Closes what lookups of a process before this one opened and no caller used.
     pub(crate) fn close_inherited(&self, channel: &Arc<Channel>) {
         for surplus in self.ahead.inherited() {
             // It died between taking and forgetting it.
@@ -66,13 +66,13 @@ impl Link {
         }
     }
 
-    /// CloseBatch a file that a lookup opened and nobody wants.
+    /// Closes a file that a lookup opened and no caller wants.
     pub(crate) fn close_surplus(self: &Arc<Link>, session: &Arc<Session>, surplus: Surplus) {
         self.close_later(session, surplus.handle);
         self.ahead.forget(surplus);
     }
 
-    /// CloseBatch such files when they can no longer be used, as long as there are any.
+    /// Closes such files when they can no longer be used, as long as there are any.
     pub(crate) fn watch_ahead(&self, session: &Arc<Session>) {
         let session = Arc::downgrade(session);
         self.home.spawn(async move {
@@ -85,7 +85,7 @@ impl Link {
         });
     }
 
-    /// CloseBatch a file that nobody has any more, as soon as the server can be asked.
+    /// Closes a file that has no user any more, as soon as the server can be asked.
     pub(crate) fn close_later(&self, session: &Arc<Session>, handle: u64) {
         let Ok(channel) = session.channel() else { return };
         if !self.held.concerns(handle) && self.files.forget(handle) {
@@ -96,15 +96,15 @@ impl Link {
         }
         let link = session.link.clone();
         self.home.spawn(async move {
-            link.part(handle).await;
+            link.prepare_close(handle).await;
             channel.close_later(handle);
         });
     }
 
-    /// Before the close of a file that has to do with locks: where it is being opened again for
-    /// them, or they are being given back through it, that comes first. A lock that could not
-    /// be had again matters no more.
-    pub(crate) async fn part(&self, handle: u64) {
+    /// Waits until a file that has to do with locks can be closed. If it is being opened again for
+    /// them, or they are being given back through it, that comes first. A lock that could not be
+    /// claimed again matters no more.
+    pub(crate) async fn prepare_close(&self, handle: u64) {
         let cx = Context::system();
         let _ = self.held.check(&cx, handle).await;
         self.held.cleared(handle).await;

@@ -1,4 +1,4 @@
-//! What the server tells of itself and of the session, and what that means.
+//! What the server says of itself and of the session, and what follows when that changes.
 
 use super::Link;
 use crate::client::holdings::locks::HeldLock;
@@ -10,7 +10,7 @@ use crate::wire::{
 /// What opening at a lookup takes.
 const AHEAD: u64 = FEATURE_LOOKUP_OPEN | FEATURE_ONE_WAY;
 
-/// What the server told us last.
+/// What the server said last of itself and of the session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ServerIdentity {
     pub(crate) session: u64,
@@ -20,9 +20,9 @@ pub(crate) struct ServerIdentity {
     pub(crate) stamps: bool,
     /// Whether the server gives tickets, and believes its own.
     pub(crate) tickets: bool,
-    /// Whether the server opens at a lookup, and takes closes that nobody waits for.
+    /// Whether the server opens at a lookup, and takes closes without an answer.
     pub(crate) opens_ahead: bool,
-    /// Whether it tells the versions of the parts of split reads.
+    /// Whether it says the versions of the parts of split reads.
     pub(crate) split_reads: bool,
     /// Whether it knows calls about extended flags.
     pub(crate) xflags: bool,
@@ -54,7 +54,7 @@ impl SessionState {
     }
 }
 
-/// What a welcome tells.
+/// What a welcome changes.
 pub(super) struct WelcomeNews {
     /// The server has lost what it kept in memory for us: the locks to claim again.
     pub(super) forgotten: Option<Vec<HeldLock>>,
@@ -64,9 +64,9 @@ pub(super) struct WelcomeNews {
 
 impl Link {
     /// Takes note of a welcome to a handshake that was begun with `asked`. None if another
-    /// connection has been welcomed meanwhile and was told otherwise: this one would lead to
+    /// connection has been welcomed meanwhile and was offered something else: this one would lead to
     /// a second session of this mount, with other locks and open files, or to a server that
-    /// has gone. The next handshake begins with what that one was told.
+    /// is gone. The next handshake begins with what that one was offered.
     pub(super) fn welcomed(
         &self,
         welcome: &Welcome,
@@ -74,8 +74,8 @@ impl Link {
         asked: SessionState,
     ) -> Option<WelcomeNews> {
         let mut known = self.server();
-        let told = SessionState::of(welcome);
-        if known.session_state() != asked && known.session_state() != told {
+        let offered = SessionState::of(welcome);
+        if known.session_state() != asked && known.session_state() != offered {
             return None;
         }
         let first = known.session == 0;
@@ -106,17 +106,17 @@ impl Link {
         self.met.send_replace(true);
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);
-        // While it is noted nobody else can come to another conclusion.
+        // While the lock is held no other connection can come to another conclusion.
         let power_lost = !first && before != 0 && boot != 0 && before != boot;
         if power_lost {
             self.unsynced.server_lost_power();
         }
-        // Before any connection sends again: a lock may be somebody else's by now.
-        self.files.begin(told);
+        // Before any connection sends again: a lock may be another client's by now.
+        self.files.begin(offered);
         let forgotten = match forgotten && !first {
-            true => Some(self.held.doubt_all(told)),
+            true => Some(self.held.suspend_all(offered)),
             false => {
-                self.held.begin(told);
+                self.held.begin(offered);
                 None
             }
         };

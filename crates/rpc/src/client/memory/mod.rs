@@ -45,7 +45,7 @@ const SLOTS: usize = 5;
 const INSTANCE: usize = 6;
 const BOOT: usize = 7;
 const FIRST_SLOT: usize = 8;
-/// ClientSlots that there is room for; a server that grants more sees this many used.
+/// Slots that there is room for; a server that grants more sees this many used.
 pub(crate) const SLOTS_MAX: usize = 1020;
 const FIRST_CLOSE: usize = FIRST_SLOT + 2 * SLOTS_MAX;
 /// One-way closes that can be kept.

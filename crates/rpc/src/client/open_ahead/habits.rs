@@ -1,6 +1,6 @@
-//! What follows a lookup: whether a program that looks names up in a directory opens what it
-//! finds. Learned as a processor learns of branches (Yeh and Patt, "Two-level adaptive training
-//! branch prediction", 1991): a count for each directory and what followed the lookup before.
+//! What follows a lookup: whether a program that looks names up in a directory opens what it finds. This
+//! is learned as a processor learns of branches (Yeh and Patt, "Two-level adaptive training branch
+//! prediction", 1991): a count for each directory and each outcome of the lookup before.
 
 use dray_core::{FileId, OpenHow};
 

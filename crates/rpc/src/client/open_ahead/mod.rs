@@ -1,10 +1,10 @@
-//! Opening at the lookup: open(2) of a name is a lookup and an opening, and where a program has
-//! opened before what it looked up, both are asked for in one call
-//! ([`Call::LookupOpen`](crate::wire::Call::LookupOpen)). The opening that follows is answered
-//! here. ADR 0018 has why nobody can tell the difference.
+//! Open-ahead: opening a file at its lookup. open(2) of a name is a lookup and then an open. Where a
+//! program has opened what it looked up before, the client asks for both in one call
+//! ([`Call::LookupOpen`](crate::wire::Call::LookupOpen)). The open that follows is answered here. ADR
+//! 0018 says why no program can see a difference.
 //!
-//! What is open and was not used is closed: at the next call of the same thread that shows that
-//! it is not wanted, or by a task that looks every now and then while there is any.
+//! A file that was opened and not used is closed: at the next call of the same thread that shows that
+//! the file is not wanted, or by a task that looks at intervals while there is any.
 
 mod habits;
 mod rights;
@@ -24,7 +24,7 @@ use crate::client::link::SessionState;
 use crate::client::memory::{AHEAD_MAX, SessionMemory};
 use crate::wire::{AHEAD_USED_MAX, Ticket};
 
-/// How often is looked whether something open is not wanted.
+/// How often the task looks for open files that are not wanted.
 pub(crate) const LOOK_TIME: Duration = Duration::from_millis(5);
 
 /// Counters of openings at the lookup.
@@ -232,9 +232,9 @@ impl OpenAhead {
         !std::mem::replace(&mut state.watched, true)
     }
 
-    /// Whoever looked up has left without an answer. What that opens is closed when it comes; should
-    /// this process die before, by the next one, which finds the number noted, unless another
-    /// lookup has taken the place.
+    /// The caller of a lookup has left without an answer. What the lookup opens is closed when the
+    /// answer comes. Should this process die before, the next one closes it: it finds the number
+    /// noted, unless another lookup has taken the place.
     pub(crate) fn left(&self, guess: &Guess) {
         let mut state = self.lock();
         let thread = &mut state.threads[guess.place];
@@ -296,8 +296,8 @@ impl OpenAhead {
         (0..AHEAD_MAX).filter_map(|place| state.take_out(place)).collect()
     }
 
-    /// What is open and can no longer be used. None if nothing is open any more: then nobody
-    /// has to look again before [`OpenAhead::answered`] says so.
+    /// What is open and can no longer be used. None if nothing is open any more: then no
+    /// task has to look again before [`OpenAhead::answered`] says so.
     pub(crate) fn give_up_late(&self) -> Option<Vec<Surplus>> {
         let mut state = self.lock();
         state.watched = state.open > 0;

@@ -1,7 +1,7 @@
-//! Whether this mount itself has changed rights, or is about to.
+//! Whether this mount itself has changed access rights, or is about to.
 //!
-//! The server lets a session's own changes pass what that session has opened ahead: so the
-//! client must not use it any more once such a change is on its way.
+//! The server lets a session's own changes pass what the session has opened ahead. So the client must
+//! not use such a file once its own change of rights is under way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
