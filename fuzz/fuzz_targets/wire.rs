@@ -49,7 +49,7 @@ fuzz_target!(|bytes: &[u8]| {
     again::<Change>(bytes);
     again::<(Stamp, Ticket)>(bytes);
     again::<Floor>(bytes);
-    let _ = (get_floors(bytes), ReplyHead::ticket(bytes));
+    let _ = (get_floors(bytes), ReplyHead::split(bytes));
     // Names within a page may be cut to what a page can hold: only that it is understood.
     let _ = Input::whole::<DirPage>(bytes);
 });

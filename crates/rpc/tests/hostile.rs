@@ -323,8 +323,8 @@ fn be_a_hostile_server(stream: &mut UnixStream, chance: &mut Chance) -> std::io:
         let tag = if chance.below(8) == 0 { chance.edge() as u32 } else { tag };
         let fate_of = ReplyHead::success(tag);
         let errno = if chance.below(2) == 0 { 0 } else { chance.next() as u16 };
-        let flags = if chance.below(8) == 0 { 1 } else { 0 };
-        ReplyHead { errno, flags, ..fate_of }.put_message(&mut reply);
+        let unknown_handle = chance.below(8) == 0;
+        ReplyHead { errno, unknown_handle, ..fate_of }.put_message(&mut reply);
         reply.extend_from_slice(&chance.bytes(300));
         let data = if chance.below(3) == 0 { chance.bytes(200_000) } else { Vec::new() };
         let mut bytes = frame(&reply, &data);

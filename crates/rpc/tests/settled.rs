@@ -17,7 +17,7 @@ use dray_core::{
 };
 use dray_layers::faults::Fault;
 use dray_rpc::server::Loss;
-use dray_rpc::wire::{Call, CallHead, ReplyHead};
+use dray_rpc::wire::{Call, CallHead};
 
 /// What everybody calls it.
 const NAME: &[u8] = b"n";
@@ -122,7 +122,7 @@ fn read(hand: &mut Hand, user: u32) -> Answer {
 
 fn has_nothing_open(hand: &mut Hand) {
     let answer = read(hand, ANN);
-    assert_eq!(answer.head.flags & ReplyHead::UNKNOWN_HANDLE, ReplyHead::UNKNOWN_HANDLE);
+    assert!(answer.head.unknown_handle);
     assert_eq!(answer.data, b"");
 }
 

@@ -70,7 +70,8 @@ impl Lane {
             Write | Allocate | CopyRange | Put | Redo => Lane::Writes,
             Sync | SyncAll | Flush => Lane::Syncs,
             Close => Lane::Closes,
-            _ => Lane::Changes,
+            Setattr | Make | Remove | Rename | Link | Create | Tmpfile | Setxattr | Removexattr
+            | SetFlags | SetXflags | Lock | Recover | Declare => Lane::Changes,
         }
     }
 

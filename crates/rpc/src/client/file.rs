@@ -230,11 +230,7 @@ impl RemoteFile {
 
     /// Opens what the call names: this file, and where it copies to another, that too.
     async fn open_again(&self, lost: &OutgoingCall<'_>) -> Result<()> {
-        let to = match (lost.call, lost.to) {
-            (Call::CopyRange { .. }, Some(to)) => Some(to),
-            _ => None,
-        };
-        for file in [Some(self), to].into_iter().flatten() {
+        for file in [Some(self), lost.to].into_iter().flatten() {
             let how = OpenHow::new(file.how.flags & !libc::O_TRUNC);
             let (id, handle, ticket) = (file.id, file.handle, file.ticket());
             let again = ReopenRequest { id, how, handle, ticket };

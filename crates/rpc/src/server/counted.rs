@@ -9,7 +9,7 @@ use dray_fabric::HEAD_MAX_BYTES;
 
 use crate::server::reply::Reply;
 use crate::server::session::Session;
-use crate::wire::Wire;
+use crate::wire::ReplyHead;
 
 /// Heads of messages up to this size are not counted.
 pub(crate) const HEAD_FREE_BYTES: usize = 512;
@@ -22,15 +22,13 @@ pub(crate) const CALLERS_FREE_BYTES: usize = 16 << 10;
 
 /// Asks for what may be long, and counts it until it has been sent. Where there is no room it is let go,
 /// and asked for again when there is: nobody keeps it meanwhile.
-pub(crate) async fn answer<'a, T>(
+pub(crate) async fn answer<'a>(
     session: &Session,
-    ask: impl Fn() -> Fut<'a, Result<T>> + Send,
-) -> Result<Reply>
-where
-    T: for<'b> Wire<'b>,
-{
-    let reply = Reply::success(&ask().await?);
-    let bytes = reply.message.len();
+    ask: impl Fn() -> Fut<'a, Result<Vec<u8>>> + Send,
+) -> Result<Reply> {
+    let value = ask().await?;
+    let bytes = message_bytes(&value);
+    let reply = Reply::success(value);
     if bytes <= HEAD_FREE_BYTES {
         return Ok(reply);
     }
@@ -39,7 +37,12 @@ where
     }
     drop(reply);
     let mut charge = session.buffers.charge(HEAD_MAX_BYTES).await;
-    let reply = Reply::success(&ask().await?);
-    charge.resize(reply.message.len().min(HEAD_MAX_BYTES));
-    Ok(reply.counted(charge))
+    let value = ask().await?;
+    charge.resize(message_bytes(&value).min(HEAD_MAX_BYTES));
+    Ok(Reply::success(value).counted(charge))
+}
+
+/// What an answer with this value takes, bytes.
+fn message_bytes(value: &[u8]) -> usize {
+    ReplyHead::BYTES_MAX + size_of::<u32>() + value.len()
 }

@@ -1,26 +1,61 @@
-//! Answers to calls, as they are put together.
+//! Answers to calls. They are typed until they are sent, or remembered for their slot.
 
-use dray_core::{Buf, Errno, Error};
-use dray_fabric::Charge;
+use std::cell::Cell;
+use std::io;
 
-use crate::wire::{Input, ReplyHead, Stamp, Ticket, Wire};
+use dray_core::{Buf, Errno, Error, FileId};
+use dray_fabric::{Charge, Connection};
+
+use crate::wire::{ReplyHead, Results, Stamp, Ticket};
 
 /// An answer, complete but for its tag.
-pub(super) struct Reply {
-    pub(super) message: Vec<u8>,
-    pub(super) data: Option<Buf>,
+#[derive(Debug)]
+pub(crate) struct Reply {
+    head: ReplyHead,
+    results: Results,
+    data: Option<Buf>,
 }
 
+thread_local! {
+    /// The memory of the last encoded reply, for the next.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Memory of an encoded reply that is kept for the next, bytes. Nearly all are shorter.
+const SPARE_MAX_BYTES: usize = 512;
+
 impl Reply {
-    pub(super) fn success<'a>(value: &impl Wire<'a>) -> Reply {
-        let mut message = Vec::with_capacity(192); // an entry fits
-        ReplyHead::success(0).put_message(&mut message);
-        value.put(&mut message);
-        Reply { message, data: None }
+    pub(super) fn success(results: impl Into<Results>) -> Reply {
+        Reply { head: ReplyHead::success(0), results: results.into(), data: None }
     }
 
     pub(super) fn with_data(data: Buf) -> Reply {
-        Reply { data: Some(data), ..Reply::success(&()) }
+        Reply { data: Some(data), ..Reply::success(()) }
+    }
+
+    pub(super) fn failure(error: &Error) -> Reply {
+        Reply { head: ReplyHead::failure(0, error), ..Reply::success(()) }
+    }
+
+    /// Of a call that the protocol does not allow.
+    pub(super) fn malformed(why: &'static str) -> Reply {
+        Reply::failure(&Error::new(Errno::EPROTO).because(why))
+    }
+
+    pub(super) fn unknown_handle() -> Reply {
+        let head = ReplyHead::failure(0, &Error::retry(Errno::EBADF));
+        Reply { head: ReplyHead { unknown_handle: true, ..head }, ..Reply::success(()) }
+    }
+
+    /// One that was remembered ([`Reply::put`]). What is none, as a journal's disk could make it, says
+    /// that nobody knows.
+    pub(super) fn remembered(encoded: &[u8]) -> Reply {
+        match ReplyHead::split(encoded) {
+            Ok((head, results)) => {
+                Reply { head, results: Results::Encoded(results.to_vec()), data: None }
+            }
+            Err(_) => Reply::failure(&Error::unknown(Errno::EIO)),
+        }
     }
 
     /// It counts until it has been sent.
@@ -30,53 +65,97 @@ impl Reply {
 
     /// With what its client can show to a later life of the server.
     pub(super) fn with_ticket(mut self, ticket: Option<Ticket>) -> Reply {
-        if let Some(ticket) = ticket {
-            ReplyHead::set_ticket(&mut self.message, ticket);
-        }
+        self.head.ticket = ticket;
         self
     }
 
     /// Of an opening, whose answer says that, too.
     pub(super) fn with_times_past(mut self, past: Option<bool>) -> Reply {
-        if let Some(past) = past {
-            ReplyHead::set_times_past(&mut self.message, past);
-        }
+        self.head.times_past = past;
         self
-    }
-
-    /// Whether the call was carried out.
-    pub(super) fn is_success(&self) -> bool {
-        let head = ReplyHead::get_message(&mut Input(&self.message));
-        head.is_ok_and(|head| head.errno == 0)
     }
 
     /// Adds a stamp.
     pub(super) fn stamp(&mut self, stamp: Stamp) {
-        ReplyHead::set_stamp(&mut self.message, stamp);
+        self.head.stamp = Some(stamp);
     }
 
-    pub(super) fn failure(error: &Error) -> Reply {
-        let mut message = Vec::new();
-        ReplyHead::put_failure(0, error, &mut message);
-        Reply { message, data: None }
+    /// Whether the call was carried out.
+    pub(super) fn is_success(&self) -> bool {
+        self.head.errno == 0
     }
 
     /// The error that it carries.
     pub(super) fn error(&self) -> Option<Error> {
-        ReplyHead::get_message(&mut Input(&self.message)).ok()?.error()
+        self.head.error()
     }
 
-    pub(super) fn replayed(message: Vec<u8>) -> Reply {
-        Reply { message, data: None }
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        self.head.ticket
     }
 
-    pub(super) fn unknown_handle() -> Reply {
-        let head = ReplyHead {
-            flags: ReplyHead::UNKNOWN_HANDLE,
-            ..ReplyHead::failure(0, &Error::retry(Errno::EBADF))
-        };
-        let mut message = Vec::new();
-        head.put_message(&mut message);
-        Reply { message, data: None }
+    /// The file that its results begin with, of a success.
+    pub(super) fn file(&self) -> Option<FileId> {
+        if self.is_success() { self.results.file() } else { None }
+    }
+
+    /// Appends it as it is remembered: without data, which no change answers, and with no tag.
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        self.head.put_message(out);
+        self.results.put(out);
+    }
+
+    /// Sends it as the answer to the call of this tag; `settled` as in [`ReplyHead`]. Errors: those of
+    /// the connection; `EMSGSIZE`, it is longer than a message.
+    pub(super) fn send(
+        self,
+        connection: &dyn Connection,
+        tag: u32,
+        settled: bool,
+    ) -> io::Result<()> {
+        let Reply { head, results, data } = self;
+        let reply = Reply { head: ReplyHead { tag, settled, ..head }, results, data: None };
+        let mut message = SPARE.take();
+        message.clear();
+        reply.put(&mut message);
+        let sent = connection.send(&message, data);
+        if message.capacity() <= SPARE_MAX_BYTES {
+            let _ = SPARE.try_with(|spare| spare.set(message)); // the thread may be ending
+        }
+        sent
+    }
+
+    /// Without what its client does not know of.
+    pub(super) fn without_ticket(self) -> Reply {
+        self.with_ticket(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_core::{Attr, Entry, Fate};
+
+    #[test]
+    fn what_was_remembered_is_the_same_but_for_its_tag() {
+        let id = FileId { ino: 27, generation: 3 };
+        let entry = Entry { id, attr: Attr::default() };
+        let mut reply = Reply::success((entry, true)).with_ticket(Some(Ticket([7; 16])));
+        reply.stamp(Stamp { number: 5, at: Stamp::NOWHERE });
+        let mut encoded = Vec::new();
+        reply.put(&mut encoded);
+        let again = Reply::remembered(&encoded);
+        assert_eq!((&again.head, again.file()), (&reply.head, Some(id)));
+        let mut once_more = Vec::new();
+        again.put(&mut once_more);
+        assert_eq!(once_more, encoded);
+    }
+
+    #[test]
+    fn what_is_remembered_and_is_no_reply_is_of_unknown_fate() {
+        for bytes in [&b""[..], b"x", &[2, 0, 4, 0, 0, 0, 0, 0, 0, 0]] {
+            let error = Reply::remembered(bytes).error().unwrap();
+            assert_eq!((error.errno(), error.fate()), (Errno::EIO, Fate::Unknown));
+        }
     }
 }

@@ -116,33 +116,3 @@ calls! {
     /// ([`FEATURE_OPEN_NAMED`](crate::wire::FEATURE_OPEN_NAMED)).
     OpenNamed { dir: FileId, name: Bytes<'a>, id: FileId, how: OpenHow, handle: u64 },
 }
-
-/// A file that a call names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
-    /// By its id.
-    Id(FileId),
-    /// By the client's number of an open file.
-    Handle(u64),
-}
-
-impl Call<'_> {
-    /// The file of which this call may change who may open it, and for what: its mode, owner,
-    /// list of rights, labels, or flags such as `FS_IMMUTABLE_FL`.
-    pub fn changes_rights(&self) -> Option<Named> {
-        let labels = |name: &[u8]| !name.starts_with(b"user.");
-        match *self {
-            Call::Setattr { id, set, .. } => {
-                let rights = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
-                rights.then_some(Named::Id(id))
-            }
-            Call::Setxattr { id, name, .. } | Call::Removexattr { id, name } => {
-                labels(name).then_some(Named::Id(id))
-            }
-            Call::SetFlags { handle, .. } | Call::SetXflags { handle, .. } => {
-                Some(Named::Handle(handle))
-            }
-            _ => None,
-        }
-    }
-}

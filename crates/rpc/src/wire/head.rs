@@ -1,10 +1,8 @@
 //! The beginning of every message after the handshake.
 
-use dray_core::{Errno, Error, Fate, Op, Pid, RequestId, Ttl};
+use dray_core::{Op, Pid, RequestId};
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
-use crate::wire::stamp::Stamp;
-use crate::wire::ticket::Ticket;
 
 /// What kind of message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +81,7 @@ wire_struct! {
 impl CallHead {
     /// Nobody waits for an answer, and none comes; `tag` says nothing. Only a close may be
     /// such: it changes nothing when it comes again. Its sender keeps it until an answer
-    /// with [`ReplyHead::SETTLED`].
+    /// with [`ReplyHead::settled`](crate::wire::ReplyHead::settled).
     pub const ONE_WAY: u16 = 1;
     /// One-way calls that a client may have sent and not yet heard of, and a server have
     /// under way on one connection.
@@ -113,7 +111,7 @@ impl CallHead {
     }
 }
 
-fn expect_kind(input: &mut Input<'_>, kind: Kind) -> Result<(), Malformed> {
+pub(super) fn expect_kind(input: &mut Input<'_>, kind: Kind) -> Result<(), Malformed> {
     if input.get::<Kind>()? == kind { Ok(()) } else { Err(Malformed("not the kind expected")) }
 }
 
@@ -124,179 +122,6 @@ impl<'a> Wire<'a> for Op {
     fn get(input: &mut Input<'a>) -> Result<Op, Malformed> {
         let number = input.get::<u8>()? as usize;
         Op::ALL.get(number).copied().ok_or(Malformed("unknown operation"))
-    }
-}
-
-wire_numbers!(Fate { Fate::Final = 0, Fate::Retry = 1, Fate::Unknown = 2 });
-
-wire_struct! {
-    /// In front of a reply's results, which are there only if `errno` is 0.
-    ReplyHead {
-        /// How to take a failure.
-        fate: Fate,
-        /// Bits of [`ReplyHead::UNKNOWN_HANDLE`], [`ReplyHead::SETTLED`] and later ones.
-        flags: u16,
-        /// Of the call that is answered.
-        tag: u32,
-        /// 0, or what went wrong.
-        errno: u16,
-    }
-}
-
-impl ReplyHead {
-    /// The server does not know the open file that the call named (it lost its state):
-    /// open it again and repeat the call. It was not applied.
-    pub const UNKNOWN_HANDLE: u16 = 1;
-    /// Every one-way call that came on this connection before the call that is answered has
-    /// been carried out.
-    pub const SETTLED: u16 = 2;
-
-    /// A [`Stamp`](crate::wire::Stamp) stands between the head and the results.
-    pub const STAMPED: u16 = 4;
-
-    /// A [`Ticket`] stands before the results, behind the stamp if there is one.
-    pub const TICKET: u16 = 8;
-
-    /// The file that was opened has times that are past, or has not: see [`AtOpen::times_past`].
-    /// Neither where that is not known.
-    ///
-    /// [`AtOpen::times_past`]: dray_core::AtOpen::times_past
-    pub const TIMES_PAST: u16 = 16;
-    /// See above.
-    pub const TIMES_YOUNG: u16 = 32;
-
-    /// Of a failure: how long the name that was looked for may be believed to be absent follows the
-    /// head, as [`Ttl::to_number`] has it.
-    pub const ABSENCE: u16 = 64;
-
-    /// Where the results of a reply begin that is neither stamped nor has a ticket.
-    const RESULTS_AT: usize = 10;
-
-    /// Puts a stamp into an encoded reply that has none.
-    pub fn set_stamp(message: &mut Vec<u8>, stamp: Stamp) {
-        let flags = u16::from_le_bytes([message[2], message[3]]) | ReplyHead::STAMPED;
-        message[2..4].copy_from_slice(&flags.to_le_bytes());
-        let results_at = ReplyHead::RESULTS_AT;
-        stamp.put(message); // at the end first: a list of bytes of its own would cost more
-        message[results_at..].rotate_right(Stamp::BYTES);
-    }
-
-    /// Says in an encoded reply whether the times of what was opened are past.
-    pub fn set_times_past(message: &mut [u8], past: bool) {
-        let flag = if past { ReplyHead::TIMES_PAST } else { ReplyHead::TIMES_YOUNG };
-        let flags = ReplyHead::flags_of(message) | flag;
-        message[2..4].copy_from_slice(&flags.to_le_bytes());
-    }
-
-    /// Whether the times of what was opened are past.
-    pub fn times_past(&self) -> Option<bool> {
-        let has = |flag| self.flags & flag != 0;
-        (has(ReplyHead::TIMES_PAST) || has(ReplyHead::TIMES_YOUNG))
-            .then(|| !has(ReplyHead::TIMES_YOUNG))
-    }
-
-    fn flags_of(message: &[u8]) -> u16 {
-        u16::from_le_bytes([message[2], message[3]])
-    }
-
-    fn ticket_at(message: &[u8]) -> usize {
-        let stamped = ReplyHead::flags_of(message) & ReplyHead::STAMPED != 0;
-        ReplyHead::RESULTS_AT + if stamped { Stamp::BYTES } else { 0 }
-    }
-
-    /// Puts a ticket into an encoded reply that has none.
-    pub fn set_ticket(message: &mut Vec<u8>, ticket: Ticket) {
-        let at = ReplyHead::ticket_at(message);
-        let flags = ReplyHead::flags_of(message) | ReplyHead::TICKET;
-        message[2..4].copy_from_slice(&flags.to_le_bytes());
-        ticket.put(message);
-        message[at..].rotate_right(Ticket::BYTES);
-    }
-
-    /// The ticket in an encoded reply.
-    pub fn ticket(message: &[u8]) -> Option<Ticket> {
-        let head = ReplyHead::get_message(&mut Input(message)).ok()?;
-        let at = ReplyHead::ticket_at(message);
-        let has = head.flags & ReplyHead::TICKET != 0;
-        has.then(|| Input(message.get(at..)?).get().ok()).flatten()
-    }
-
-    /// The encoded results of a success.
-    pub fn results(message: &[u8]) -> Option<&[u8]> {
-        let head = ReplyHead::get_message(&mut Input(message)).ok()?;
-        let ticket_bytes = if head.flags & ReplyHead::TICKET != 0 { Ticket::BYTES } else { 0 };
-        let results = message.get(ReplyHead::ticket_at(message) + ticket_bytes..)?;
-        (head.errno == 0).then_some(results)
-    }
-
-    /// Takes the ticket out of an encoded reply, for a client that does not know what it is.
-    pub fn remove_ticket(message: &mut Vec<u8>) {
-        if ReplyHead::ticket(message).is_some() {
-            let at = ReplyHead::ticket_at(message);
-            message.drain(at..at + Ticket::BYTES);
-            let flags = ReplyHead::flags_of(message) & !ReplyHead::TICKET;
-            message[2..4].copy_from_slice(&flags.to_le_bytes());
-        }
-    }
-
-    /// Puts the tag into an encoded reply, and whether all before it is settled.
-    pub fn address(message: &mut [u8], tag: u32, settled: bool) {
-        let flags = u16::from_le_bytes([message[2], message[3]]) & !ReplyHead::SETTLED;
-        let flags = if settled { flags | ReplyHead::SETTLED } else { flags };
-        message[2..4].copy_from_slice(&flags.to_le_bytes());
-        message[4..8].copy_from_slice(&tag.to_le_bytes());
-    }
-
-    /// Of a success.
-    pub fn success(tag: u32) -> ReplyHead {
-        ReplyHead { fate: Fate::Final, flags: 0, tag, errno: 0 }
-    }
-
-    /// Of a failure.
-    pub fn failure(tag: u32, error: &Error) -> ReplyHead {
-        ReplyHead { fate: error.fate(), flags: 0, tag, errno: error.errno().raw() as u16 }
-    }
-
-    /// Appends a failure with all that is said of it.
-    pub fn put_failure(tag: u32, error: &Error, out: &mut Vec<u8>) {
-        let absence = error.absence();
-        let flags = if absence.is_some() { ReplyHead::ABSENCE } else { 0 };
-        ReplyHead { flags, ..ReplyHead::failure(tag, error) }.put_message(out);
-        if absence.is_some() {
-            Ttl::to_number(absence).put(out);
-        }
-    }
-
-    /// The error that it carries, with what follows the head of it.
-    pub fn get_failure(&self, input: &mut Input<'_>) -> Result<Option<Error>, Malformed> {
-        let absence = match self.error() {
-            Some(_) if self.flags & ReplyHead::ABSENCE != 0 => Ttl::from_number(input.get()?),
-            _ => None,
-        };
-        Ok(self.error().map(|error| error.absent_for(absence)))
-    }
-
-    /// The error that it carries.
-    pub fn error(&self) -> Option<Error> {
-        let errno = Errno::new(i32::from(self.errno));
-        match self.fate {
-            _ if self.errno == 0 => None,
-            Fate::Final => Some(Error::new(errno)),
-            Fate::Retry => Some(Error::retry(errno)),
-            Fate::Unknown => Some(Error::unknown(errno)),
-        }
-    }
-
-    /// Appends kind and head.
-    pub fn put_message(&self, out: &mut Vec<u8>) {
-        Kind::Reply.put(out);
-        self.put(out);
-    }
-
-    /// Takes both off again.
-    pub fn get_message(input: &mut Input<'_>) -> Result<ReplyHead, Malformed> {
-        expect_kind(input, Kind::Reply)?;
-        input.get()
     }
 }
 
@@ -330,7 +155,7 @@ impl NotifyHead {
     pub const RETURNED: u8 = 6;
 
     /// From the server: every change up to the stamp that follows the head, eight bytes, is
-    /// on media. Behind that its [`Ticket`].
+    /// on media. Behind that its [`Ticket`](crate::wire::Ticket).
     pub const STABLE: u8 = 7;
 
     /// From the server: which batch jobs do these callers belong to? Callers follow, as
@@ -360,6 +185,8 @@ impl NotifyHead {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::ReplyHead;
+    use dray_core::{Errno, Error};
 
     #[test]
     fn the_tag_stands_in_the_same_place_in_calls_and_replies() {
@@ -381,13 +208,5 @@ mod tests {
         assert_eq!((peek_tag(&call), peek_tag(&reply)), (Ok(77), Ok(78)));
         assert_eq!(call[CallHead::IDENTITY_AT..][..4], 1u32.to_le_bytes());
         assert_eq!((peek_kind(&call), peek_kind(&reply)), (Ok(Kind::Call), Ok(Kind::Reply)));
-        let error = ReplyHead::get_message(&mut Input(&reply)).unwrap().error().unwrap();
-        assert_eq!((error.errno(), error.fate()), (Errno::EAGAIN, Fate::Retry));
-        for settled in [true, false] {
-            ReplyHead::address(&mut reply, 79, settled);
-            let head = ReplyHead::get_message(&mut Input(&reply)).unwrap();
-            let expected = if settled { ReplyHead::SETTLED } else { 0 };
-            assert_eq!((head.tag, head.flags), (79, expected));
-        }
     }
 }

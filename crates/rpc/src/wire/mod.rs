@@ -11,18 +11,27 @@ mod codec;
 mod head;
 mod hello;
 mod jobs;
+mod operations;
+mod reply;
+mod results;
+mod rows;
 mod stamp;
 mod ticket;
 mod types;
 
-pub use call::{Call, Named};
+pub use call::Call;
 pub use changed::{CHANGED_MAX, get_changed, put_changed};
 pub use codec::{Input, Malformed, Wire};
-pub use head::{
-    CallHead, Kind, NO_SLOT, NotifyHead, ReplyHead, peek_kind, peek_tag, peek_unknown_op,
-};
+pub use head::{CallHead, Kind, NO_SLOT, NotifyHead, peek_kind, peek_tag, peek_unknown_op};
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
 pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};
+pub(crate) use operations::copied_bytes;
+pub use reply::ReplyHead;
+pub use results::Results;
+pub use rows::{
+    CallRow, Changes, Extent, FileRef, Intent, OpRow, Opening, Operand, SessionChange, SlotUse,
+    Trace,
+};
 pub use stamp::{Change, Floor, Stamp, get_floors, put_floor};
 pub use ticket::Ticket;
 

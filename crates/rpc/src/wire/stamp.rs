@@ -105,52 +105,6 @@ pub fn get_floors(bytes: &[u8]) -> Result<Vec<Floor>, Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ReplyHead;
-
-    #[test]
-    fn a_stamp_goes_between_head_and_results() {
-        let mut message = Vec::new();
-        ReplyHead::success(9).put_message(&mut message);
-        77u32.put(&mut message);
-        let stamp = Stamp { number: 5, at: 4096 };
-        ReplyHead::set_stamp(&mut message, stamp.clone());
-        let mut input = Input(&message);
-        let head = ReplyHead::get_message(&mut input).unwrap();
-        assert_eq!((head.flags, head.tag), (ReplyHead::STAMPED, 9));
-        assert_eq!(input.get::<Stamp>(), Ok(stamp));
-        assert_eq!(Input::whole::<u32>(input.0), Ok(77));
-    }
-
-    #[test]
-    fn a_ticket_goes_behind_the_stamp_and_can_be_taken_out() {
-        let stamp = Stamp { number: 5, at: 4096 };
-        let ticket = Ticket([9; 16]);
-        for ticket_first in [true, false] {
-            let mut message = Vec::new();
-            ReplyHead::success(9).put_message(&mut message);
-            77u32.put(&mut message);
-            assert_eq!(ReplyHead::ticket(&message), None);
-            if ticket_first {
-                ReplyHead::set_ticket(&mut message, ticket);
-                ReplyHead::set_stamp(&mut message, stamp.clone());
-            } else {
-                ReplyHead::set_stamp(&mut message, stamp.clone());
-                ReplyHead::set_ticket(&mut message, ticket);
-            }
-            assert_eq!(ReplyHead::ticket(&message), Some(ticket));
-            let mut input = Input(&message);
-            let head = ReplyHead::get_message(&mut input).unwrap();
-            assert_eq!(head.flags, ReplyHead::STAMPED | ReplyHead::TICKET);
-            assert_eq!(input.get::<(Stamp, Ticket)>(), Ok((stamp.clone(), ticket)));
-            assert_eq!(Input::whole::<u32>(input.0), Ok(77));
-            ReplyHead::remove_ticket(&mut message);
-            let mut input = Input(&message);
-            let head = ReplyHead::get_message(&mut input).unwrap();
-            assert_eq!(head.flags, ReplyHead::STAMPED);
-            assert_eq!(input.get::<Stamp>(), Ok(stamp.clone()));
-            assert_eq!(Input::whole::<u32>(input.0), Ok(77));
-        }
-    }
 
     #[test]
     fn changes_and_floors_come_back_as_they_went() {

@@ -201,6 +201,7 @@ impl Answer {
     /// What a lookup or creation that went well has found.
     pub fn entry(&self) -> Entry {
         assert_eq!(self.errno(), 0);
-        Input(ReplyHead::results(&self.message).unwrap()).get().unwrap()
+        let (_, results) = ReplyHead::split(&self.message).unwrap();
+        Input(results).get().unwrap()
     }
 }

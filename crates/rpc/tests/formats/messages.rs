@@ -235,27 +235,25 @@ fn handshakes(written: &mut Written) {
 fn replies(written: &mut Written) {
     let stamp = Stamp { number: 5, at: 4096 };
     let mut message = Vec::new();
-    ReplyHead::success(9).put_message(&mut message);
+    let head = ReplyHead {
+        settled: true,
+        stamp: Some(stamp),
+        ticket: Some(ticket()),
+        ..ReplyHead::success(0x4142_4344)
+    };
+    head.put_message(&mut message);
     77u32.put(&mut message);
-    ReplyHead::set_stamp(&mut message, stamp.clone());
-    ReplyHead::set_ticket(&mut message, ticket());
-    ReplyHead::address(&mut message, 0x4142_4344, true);
     let then = written.same("reply.success", &message);
-    let mut input = Input(&then);
-    let flags = ReplyHead::STAMPED | ReplyHead::TICKET | ReplyHead::SETTLED;
-    let head = ReplyHead { flags, ..ReplyHead::success(0x4142_4344) };
-    assert_eq!(ReplyHead::get_message(&mut input), Ok(head));
-    assert_eq!(input.get::<(Stamp, Ticket)>(), Ok((stamp, ticket())));
-    assert_eq!(Input::whole::<u32>(input.0), Ok(77));
+    let (came, results) = ReplyHead::split(&then).unwrap();
+    assert_eq!((came, Input::whole::<u32>(results)), (head, Ok(77)));
     let (error, retry) = (Error::unknown(Errno::EIO), Error::retry(Errno::EBADF));
-    let unknown = ReplyHead { flags: ReplyHead::UNKNOWN_HANDLE, ..ReplyHead::failure(9, &retry) };
+    let unknown = ReplyHead { unknown_handle: true, ..ReplyHead::failure(9, &retry) };
     let absent = Error::new(Errno::ENOENT).absent_for(Some(Ttl::of(Duration::from_secs(1))));
     let mut message = Vec::new();
-    ReplyHead::put_failure(9, &absent, &mut message);
+    ReplyHead::failure(9, &absent).put_message(&mut message);
     let then = written.same("reply.absent", &message);
-    let mut input = Input(&then);
-    let head = ReplyHead::get_message(&mut input).unwrap();
-    let found = head.get_failure(&mut input).unwrap().unwrap();
+    let head = ReplyHead::get_message(&mut Input(&then)).unwrap();
+    let found = head.error().unwrap();
     assert_eq!((found.errno(), found.absence()), (Errno::ENOENT, absent.absence()));
     for (name, head) in
         [("reply.failure", ReplyHead::failure(9, &error)), ("reply.unknown_handle", unknown)]

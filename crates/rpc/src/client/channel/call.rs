@@ -15,12 +15,14 @@ use crate::client::durability::{ChangeStamp, Confirmation};
 use crate::client::file::RemoteFile;
 use crate::client::link::SessionState;
 use crate::client::slots::ReplaySlot;
-use crate::wire::{Call, CallHead, Input, Malformed, ReplyHead, Stamp, Ticket};
+use crate::wire::{Call, CallHead, Malformed, ReplyHead, SessionChange, Stamp, Ticket};
 
 /// Everything about one call but its result's type.
 pub(crate) struct OutgoingCall<'a> {
     pub(crate) cx: &'a Context,
     pub(crate) call: &'a Call<'a>,
+    /// What the table of operations says of it.
+    pub(crate) traits: CallTraits,
     /// Replay slot and sequence.
     pub(crate) slot: Option<(u32, u32)>,
     pub(crate) request: u64,
@@ -39,20 +41,36 @@ pub(crate) struct OutgoingCall<'a> {
     pub(crate) patient: bool,
 }
 
+/// What a channel needs of the row of a call ([`Call::row`]).
+#[derive(Clone, Copy)]
+pub(crate) struct CallTraits {
+    pub(super) session: SessionChange,
+    pub(super) takes_rights: bool,
+    pub(super) sets: bool,
+}
+
 impl<'a> OutgoingCall<'a> {
     /// In no slot, without data, and of no request of the front end.
     pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> OutgoingCall<'a> {
         let (slot, data, into, to) = (None, None, None, None);
         let (began, looked_at, patient) = (None, false, false);
+        let row = call.row();
+        let traits = CallTraits {
+            session: row.session,
+            takes_rights: row.takes_rights.is_some(),
+            sets: row.sets,
+        };
+        let (request, flags) = (0, 0);
         OutgoingCall {
             cx,
             call,
+            traits,
             slot,
-            request: 0,
+            request,
             data,
             into,
             to,
-            flags: 0,
+            flags,
             began,
             looked_at,
             patient,
@@ -65,18 +83,15 @@ impl<'a> OutgoingCall<'a> {
         OutgoingCall { slot: slot.map(|slot| (slot.number, slot.sequence)), began, ..self }
     }
 
-    /// Calls for which the server may make other calls wait are needed. A change keeps its place
-    /// among the changes, and reads wait behind one that was cut short. Files that are opened
-    /// again, closes, and locks that are given back come before the calls that wait for them.
+    /// Needed are those until which the server may make others wait: a change keeps its
+    /// place among the changes, and reads wait behind one that was cut short; files that are
+    /// opened again, closes and locks that are given back come before what waits for them.
     pub(super) fn class(&self) -> TagClass {
-        let needed = matches!(
-            self.call,
-            Call::Open { again: true, .. }
-                | Call::Reopen { .. }
-                | Call::Close { .. }
-                | Call::Flush { .. }
-                | Call::Lock { wait: false, .. }
-        );
+        let needed = match self.traits.session {
+            SessionChange::Reopens(_) | SessionChange::Closes(_) => true,
+            SessionChange::Locks { waits_for, .. } => waits_for.is_none(),
+            SessionChange::None | SessionChange::Opens(_) => false,
+        };
         if needed || self.slot.is_some() { TagClass::Needed } else { TagClass::Plain }
     }
 }
@@ -102,7 +117,7 @@ pub(crate) struct ReplyInfo {
     /// What can be shown to a later epoch of the server: of an opening the file, of a sync
     /// what is on media.
     pub(crate) ticket: Option<Ticket>,
-    /// Of an opening: see [`ReplyHead::times_past`].
+    /// Of an opening: see [`ReplyHead::times_past`](field@ReplyHead::times_past).
     pub(crate) times_past: Option<bool>,
 }
 
@@ -162,9 +177,12 @@ impl Channel {
         let cx = ask.cx;
         let limit = self.limit_of(&ask);
         let began = limit.map(|limit| (limit, ask.began.unwrap_or_else(now)));
-        let lock = match ask.call {
-            Call::Lock { handle, lock, wait: true, .. } => Some((*handle, *lock)),
-            _ => None,
+        let lock = match ask.traits.session {
+            SessionChange::Locks { handle, waits_for } => waits_for.map(|lock| (handle, lock)),
+            SessionChange::None
+            | SessionChange::Opens(_)
+            | SessionChange::Reopens(_)
+            | SessionChange::Closes(_) => None,
         };
         let tag = match self.begin(ask).await {
             Ok(tag) => tag,
@@ -240,7 +258,7 @@ impl Channel {
     /// `session`: the one in which it was begun.
     fn send_first(&self, state: &mut State, tag: u32, mut ask: OutgoingCall<'_>, session: u64) {
         ask.flags |= if self.replays { CallHead::RECOVERY } else { 0 };
-        let changing = ask.call.changes_rights().map(|_| self.rights.change());
+        let changing = ask.traits.takes_rights.then(|| self.rights.change());
         state.ask(tag, ask, session);
         state.calls[tag as usize].changing = changing;
     }
@@ -271,10 +289,13 @@ impl Channel {
         };
         let into = pending.into.take();
         let outcome = match pending.phase {
-            Phase::Answered => read_reply(&pending.reply, pending.answerer, decode),
+            Phase::Answered => {
+                let head = pending.reply_head.take();
+                read_reply(head, &pending.results, pending.answerer, decode)
+            }
             Phase::Unsent => Err(CallFailure::UnknownHandle),
             Phase::Failed(errno) => Err(CallFailure::Error(Error::unknown(errno))),
-            // Interrupted, or too late: the answer may still come, and no caller takes it.
+            // Interrupted, or too late: the answer may still come, and finds nobody.
             Phase::Free | Phase::Asked | Phase::Abandoned => {
                 pending.abandon();
                 if pending.opens != 0 {
@@ -305,33 +326,32 @@ impl Channel {
     }
 }
 
+/// `head`: none that was understood.
 fn read_reply(
-    message: &[u8],
+    head: Option<ReplyHead>,
+    results: &[u8],
     epoch: ConnectionEpoch,
     decode: DecodeBody<'_>,
 ) -> std::result::Result<ReplyInfo, CallFailure> {
-    let mut input = Input(message);
     let malformed =
-        |_| CallFailure::Error(Error::unknown(Errno::EPROTO).because("malformed answer"));
-    let head = ReplyHead::get_message(&mut input).map_err(malformed)?;
-    if head.flags & ReplyHead::UNKNOWN_HANDLE != 0 {
+        || CallFailure::Error(Error::unknown(Errno::EPROTO).because("malformed answer"));
+    let head = head.ok_or_else(malformed)?;
+    if head.unknown_handle {
         return Err(CallFailure::UnknownHandle);
     }
-    if let Some(error) = head.get_failure(&mut input).map_err(malformed)? {
+    if let Some(error) = head.error() {
         return Err(CallFailure::Error(error));
     }
-    let times_past = head.times_past();
+    decode(results).map_err(|_| malformed())?;
+    let ReplyHead { times_past, ticket, stamp, .. } = head;
     let ConnectionEpoch { power_epoch, session_state, .. } = epoch;
-    let mut made = ReplyInfo { power_epoch, session_state, times_past, ..ReplyInfo::default() };
-    if head.flags & ReplyHead::STAMPED != 0 {
-        let Stamp { number, at } = input.get().map_err(malformed)?;
-        (made.stamp, made.at) = (number, (at != Stamp::NOWHERE).then_some(at));
-    }
-    if head.flags & ReplyHead::TICKET != 0 {
-        made.ticket = Some(input.get().map_err(malformed)?);
-    }
-    decode(input.0).map_err(malformed)?;
-    Ok(made)
+    let made = ReplyInfo { power_epoch, session_state, times_past, ticket, ..ReplyInfo::default() };
+    Ok(match stamp {
+        Some(Stamp { number, at }) => {
+            ReplyInfo { stamp: number, at: (at != Stamp::NOWHERE).then_some(at), ..made }
+        }
+        None => made,
+    })
 }
 
 /// For callers that have no buffer to lose.

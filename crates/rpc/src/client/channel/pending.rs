@@ -9,7 +9,7 @@ use super::tags::TagClass;
 use super::{ConnectionEpoch, OutgoingCall, State};
 use crate::client::holdings::closes::PendingClose;
 use crate::client::open_ahead::RightsChange;
-use crate::wire::{Call, CallHead, Input, NO_SLOT};
+use crate::wire::{CallHead, NO_SLOT, ReplyHead, SessionChange};
 
 /// A call under way; its vectors are kept for the next call with the same tag.
 #[derive(Default)]
@@ -21,8 +21,11 @@ pub(super) struct PendingCall {
     pub(super) into: Option<BufMut>,
     /// Who receives into that, which it has meanwhile.
     pub(super) receiver: Option<Waker>,
-    pub(super) reply: Vec<u8>,
-    /// The epoch of the connection that brought the answer.
+    /// What came before the results of its answer; none if that was malformed.
+    pub(super) reply_head: Option<ReplyHead>,
+    /// The results of its answer, encoded.
+    pub(super) results: Vec<u8>,
+    /// Who answered.
     pub(super) answerer: ConnectionEpoch,
     pub(super) waker: Option<Waker>,
     /// Order of sending, kept over reconnections.
@@ -43,6 +46,8 @@ pub(super) struct PendingCall {
     pub(super) session: u64,
     /// The only session in which it may be sent, if there is one.
     pub(super) only_in: Option<u64>,
+    /// Making it again comes to the same.
+    pub(super) sets: bool,
     /// It was sent on more connections than one.
     pub(super) resent: bool,
     /// The class of its tag; none while the tag is free.
@@ -90,28 +95,8 @@ impl PendingCall {
     /// answered and not synced.
     pub(super) fn is_lost(&self, session: u64, slots: u32, power_lost: bool) -> bool {
         let sent_before = self.session != 0 && self.session != session;
-        let unknown = sent_before && !(power_lost && self.sets());
+        let unknown = sent_before && !(power_lost && self.sets);
         self.slot.is_some_and(|slot| unknown || slot >= slots)
-    }
-
-    /// Whether making it again comes to the same.
-    fn sets(&self) -> bool {
-        let mut input = Input(&self.message);
-        let Ok(head) = CallHead::get_message(&mut input) else { return false };
-        match Call::get(head.op, &mut input) {
-            Ok(Call::Write { how, .. }) => !how.append,
-            Ok(Call::Create { how, .. }) => !how.exclusive,
-            Ok(
-                Call::Open { .. }
-                | Call::OpenNamed { .. }
-                | Call::Setattr { .. }
-                | Call::Setxattr { .. },
-            ) => true,
-            Ok(Call::Allocate { what: dray_core::Allocate { flags, .. }, .. }) => {
-                flags & (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) == 0
-            }
-            _ => false,
-        }
     }
 }
 
@@ -159,18 +144,12 @@ impl State {
         pending.only_in = ask.looked_at.then_some(session);
         pending.resent = false;
         pending.closes = 0;
-        pending.opens = match ask.call {
-            Call::Open { handle, again: false, .. }
-            | Call::OpenNamed { handle, .. }
-            | Call::LookupOpen { handle, .. }
-            | Call::Create { handle, .. }
-            | Call::Tmpfile { handle, .. } => *handle,
-            _ => 0,
+        (pending.opens, pending.locks) = match ask.traits.session {
+            SessionChange::Opens(opening) => (opening.handle, 0),
+            SessionChange::Locks { handle, .. } => (0, handle),
+            SessionChange::None | SessionChange::Reopens(_) | SessionChange::Closes(_) => (0, 0),
         };
-        pending.locks = match ask.call {
-            Call::Lock { handle, .. } | Call::Flush { handle, .. } => *handle,
-            _ => 0,
-        };
+        pending.sets = ask.traits.sets;
         pending.waker = None;
         self.send(tag);
     }
@@ -286,7 +265,7 @@ mod tests {
     use crate::client::channel::{Channel, ReplyReceiver};
     use crate::client::holdings::closes::CloseMemory;
     use crate::client::memory::SessionMemory;
-    use crate::wire::{ReplyHead, Wire};
+    use crate::wire::{Call, Input, Wire};
 
     /// Memory that is free once this is set.
     struct Lent(Arc<AtomicBool>);

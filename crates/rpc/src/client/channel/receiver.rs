@@ -8,7 +8,7 @@ use dray_core::BufMut;
 use dray_fabric::Sink;
 
 use super::{Channel, Phase};
-use crate::wire::{Input, Kind, ReplyHead, peek_tag};
+use crate::wire::{Kind, ReplyHead, peek_tag};
 
 /// Receives for a channel.
 pub(crate) struct ReplyReceiver(pub(crate) Arc<Channel>);
@@ -53,7 +53,8 @@ impl Sink for ReplyReceiver {
             _ => return Err(crate::wire::Malformed("a message that only a client sends").into()),
         }
         let tag = peek_tag(head)?;
-        let settled = ReplyHead::get_message(&mut Input(head))?.flags & ReplyHead::SETTLED != 0;
+        let (reply_head, results) = ReplyHead::split(head).ok().unzip();
+        let settled = reply_head.as_ref().is_some_and(|head| head.settled);
         let mut guard = self.0.lock();
         let state = &mut *guard;
         state.hear();
@@ -66,8 +67,9 @@ impl Sink for ReplyReceiver {
         }
         match pending.phase {
             Phase::Asked => {
-                pending.reply.clear();
-                pending.reply.extend_from_slice(head);
+                pending.results.clear();
+                pending.results.extend_from_slice(results.unwrap_or_default());
+                pending.reply_head = reply_head;
                 if data.is_some() {
                     (pending.into, pending.receiver) = (data, None);
                 }

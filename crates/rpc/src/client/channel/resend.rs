@@ -167,8 +167,7 @@ mod tests {
 
     fn answer(channel: &Arc<Channel>, tag: u32, settles: bool) {
         let mut answer = Vec::new();
-        ReplyHead::success(tag).put_message(&mut answer);
-        ReplyHead::address(&mut answer, tag, settles);
+        ReplyHead { settled: settles, ..ReplyHead::success(tag) }.put_message(&mut answer);
         ReplyReceiver(channel.clone()).frame(&answer, None).unwrap();
     }
 

@@ -3,15 +3,15 @@
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
-use dray_core::{Errno, Error, Op};
+use dray_core::{Errno, Error};
 
 use super::call::CallInHand;
 use crate::server::exactly_once::slots::Route;
 use crate::server::reply::Reply;
-use crate::wire::{CallHead, ReplyHead};
+use crate::wire::CallHead;
 
 impl CallInHand {
-    pub(super) fn answer(&self, route: &Route, mut reply: Reply) {
+    pub(super) fn answer(&self, route: &Route, reply: Reply) {
         if self.one_way() {
             // Given up with its connection: it is asked for again, by another one.
             if let Some(error) = reply.error().filter(|error| error.errno() != Errno::EINTR) {
@@ -25,19 +25,14 @@ impl CallInHand {
         // What goes to another connection than it came from says nothing of that one's closes.
         let settled = Weak::ptr_eq(&route.connection, &self.route.connection)
             && self.shared.counter(true).load(Ordering::SeqCst) == 0;
-        if !self.session.tickets() {
-            ReplyHead::remove_ticket(&mut reply.message);
-        }
-        ReplyHead::address(&mut reply.message, route.tag, settled);
+        let reply = if self.session.tickets() { reply } else { reply.without_ticket() };
         // One that has gone: it is asked for again.
         let Some(connection) = route.connection.upgrade() else { return self.over() };
-        let sent = connection.send(&reply.message, reply.data);
+        let sent = reply.send(&*connection, route.tag, settled);
         // Whatever else went wrong ends the connection, and it is asked for again.
         if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
             let error = Error::new(Errno::EOVERFLOW).because("an answer longer than a message");
-            let mut message = Reply::failure(&error).message;
-            ReplyHead::address(&mut message, route.tag, settled);
-            let _ = connection.send(&message, None); // as above
+            let _ = Reply::failure(&error).send(&*connection, route.tag, settled); // as above
         }
         self.over();
     }
@@ -48,7 +43,7 @@ impl CallInHand {
 
     pub(super) fn over(&self) {
         self.shared.counter(self.one_way()).fetch_sub(1, Ordering::SeqCst);
-        if self.head.op == Op::Lock {
+        if self.cx.cancel.is_some() {
             self.shared.lock().cancels.remove(&self.head.tag);
         }
     }

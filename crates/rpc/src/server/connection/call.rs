@@ -5,23 +5,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use dray_core::{Buf, Context, Entry, Errno, Error, FileId, Op};
+use dray_core::{Buf, Context, FileId, Op};
 
 use super::Shared;
 use crate::server::ahead::Changing;
 use crate::server::call_admission;
-use crate::server::exactly_once::plan::{self, Plan, Standing};
+use crate::server::exactly_once::plan::{self, ChangeState, Plan};
 use crate::server::exactly_once::settle::Amend;
-use crate::server::exactly_once::slots::{self, Again, Route, Verdict};
+use crate::server::exactly_once::slots::{Again, Route, Verdict};
 use crate::server::exactly_once::{bytes, needs};
-use crate::server::execute::{self, Files};
-use crate::server::ranges::{RangeGrant, Span, bytes_changed};
+use crate::server::execute::{self, Files, ShownOperand};
+use crate::server::ranges::{RangeGrant, Span};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::{Session, Slotted, Unslotted};
 use crate::server::status::Running;
-use crate::wire::{Call, CallHead, Input, NO_SLOT, Named, ReplyHead, Stamp};
+use crate::wire::{
+    Call, CallHead, CallRow, Changes, FileRef, Input, NO_SLOT, OpRow, SessionChange, Stamp,
+};
 
 /// A call from its arrival to its answer.
 pub(super) struct CallInHand {
@@ -34,9 +36,14 @@ pub(super) struct CallInHand {
     pub(super) cx: Context,
 }
 
+/// A call as its client meant it: decoded once, with its row of the table.
+struct TypedCall<'a> {
+    call: Call<'a>,
+    row: CallRow<'a>,
+}
+
 /// A call that may be carried out.
 struct Entered<'a> {
-    call: Call<'a>,
     again: Option<Again>,
     /// Until it is answered.
     _slotted: Option<Slotted<'a>>,
@@ -60,41 +67,44 @@ impl Executed {
     }
 }
 
-fn malformed(why: &'static str) -> Refused {
-    Refused::With(Reply::failure(&Error::new(Errno::EPROTO).because(why)))
-}
-
 /// The number of the file that a change in a slot opens.
-fn opens(call: &Call<'_>) -> Option<u64> {
-    match call {
-        Call::Create { handle, .. }
-        | Call::Tmpfile { handle, .. }
-        | Call::Open { handle, .. }
-        | Call::OpenNamed { handle, .. } => Some(*handle),
-        _ => None,
+fn opens(change: SessionChange) -> Option<u64> {
+    match change {
+        SessionChange::Opens(opening) | SessionChange::Reopens(opening) => Some(opening.handle),
+        SessionChange::None | SessionChange::Closes(_) | SessionChange::Locks { .. } => None,
     }
 }
 
 /// Why a call is not carried out.
 enum Refused {
     /// This is its answer.
-    With(Reply),
+    With(Box<Reply>),
     /// It is answered elsewhere, or nobody waits for it.
     Unheard,
 }
 
+impl Refused {
+    fn with(reply: Reply) -> Refused {
+        Refused::With(Box::new(reply))
+    }
+}
+
 impl CallInHand {
-    pub(super) async fn carry_out(self, body: Arc<[u8]>, data: Option<Buf>) {
+    pub(super) async fn carry_out(self, body: Box<[u8]>, data: Option<Buf>) {
+        let call = match Call::get(self.head.op, &mut Input(&body)) {
+            Ok(call) => TypedCall { row: call.row(), call },
+            Err(_) => return self.answer(&self.route, Reply::malformed("malformed call")),
+        };
         // Noted before any wait: what its client asks for later is not opened ahead of it.
-        let changing = self.changing(&body);
-        let entered = match self.enter(&body).await {
+        let changing = self.changing(&call.row);
+        let entered = match self.enter(&call).await {
             Ok(entered) => entered,
-            Err(Refused::With(reply)) => return self.answer(&self.route, reply),
+            Err(Refused::With(reply)) => return self.answer(&self.route, *reply),
             Err(Refused::Unheard) => return self.over(),
         };
-        let Entered { call, again, _slotted } = entered;
+        let Entered { again, _slotted } = entered;
         let Executed { reply, plan, again, lone } =
-            self.execute(&body, &call, data, again, changing.as_ref()).await;
+            self.execute(&call, data, again, changing.as_ref()).await;
         if self.session.export.is_lost() {
             // As if the server had died now: whether it was made is found out at the next opening.
             return self.over();
@@ -102,7 +112,7 @@ impl CallInHand {
         let CallHead { slot, sequence, .. } = self.head;
         let route = match slot {
             NO_SLOT => Some(self.route.clone()),
-            _ => self.session.slots.done(slot, sequence, &reply.message),
+            _ => self.session.slots.done(slot, sequence, &reply),
         };
         drop((plan, again, lone, changing));
         match route {
@@ -114,16 +124,14 @@ impl CallInHand {
 
     /// Whether it may be carried out now: not before a recovery is over, not with files that the
     /// server does not know, and not twice.
-    async fn enter<'a>(&'a self, body: &'a [u8]) -> Result<Entered<'a>, Refused> {
-        let in_slot = self.head.slot != NO_SLOT;
-        let call = Call::get(self.head.op, &mut Input(body));
-        let call = call.map_err(|_| malformed("malformed call"))?;
-        if let Some(objection) = needs::objection(&call, in_slot) {
-            return Err(malformed(objection));
+    async fn enter(&self, call: &TypedCall<'_>) -> Result<Entered<'_>, Refused> {
+        let (row, in_slot) = (&call.row, self.head.slot != NO_SLOT);
+        if let Some(objection) = needs::objection(row.slot, in_slot) {
+            return Err(Refused::with(Reply::malformed(objection)));
         }
         let recovery = &self.session.export.recovery;
-        if recovery.running() && self.waits_for_recovery(body) {
-            recovery.wait(&self.cx).await.map_err(|error| Refused::With(Reply::failure(&error)))?;
+        if recovery.running() && self.waits_for_recovery(row) {
+            recovery.wait(&self.cx).await.map_err(|error| Refused::with(Reply::failure(&error)))?;
             // It has been asked for again on a later connection, where the answer must go.
             if !self.session.has_connection(self.connection) {
                 return Err(Refused::Unheard);
@@ -131,18 +139,18 @@ impl CallInHand {
         }
         // Nothing was applied then, so the slot stays as it was: the client opens the file
         // again and repeats the call under the same number.
-        execute::check_handles(&self.session, &call).map_err(Refused::With)?;
+        execute::check_handles(&self.session, row).map_err(|why| Refused::with(why.reply()))?;
         if !in_slot {
-            return Ok(Entered { call, again: None, _slotted: None });
+            return Ok(Entered { again: None, _slotted: None });
         }
-        let slotted = self.session.slotted(self.connection, opens(&call));
+        let slotted = self.session.slotted(self.connection, opens(row.session));
         let slotted = slotted.ok_or(Refused::Unheard)?;
-        let again = self.enter_slot(body).await?;
-        Ok(Entered { call, again, _slotted: Some(slotted) })
+        let again = self.enter_slot(row).await?;
+        Ok(Entered { again, _slotted: Some(slotted) })
     }
 
     /// What the server before us left of the change, if it was begun there.
-    async fn enter_slot(&self, body: &[u8]) -> Result<Option<Again>, Refused> {
+    async fn enter_slot(&self, row: &CallRow<'_>) -> Result<Option<Again>, Refused> {
         let verdict = self.session.slots.begin(self.head.slot, self.head.sequence, &self.route);
         if verdict.is_repeated() {
             self.server.repeated.fetch_add(1, Ordering::Relaxed);
@@ -152,37 +160,37 @@ impl CallInHand {
             Verdict::Fresh => Ok(None),
             Verdict::Again(cut) => Ok(Some(cut)),
             Verdict::Replay(_) if Sabotage::forgets_answers(sabotage, self.head.op) => Ok(None),
-            Verdict::Replay(message) => {
-                self.open_replayed(body, &message).await;
-                Err(Refused::With(Reply::replayed(message)))
+            Verdict::Replay(reply) => {
+                self.open_replayed(row.session, &reply).await;
+                Err(Refused::with(reply))
             }
             Verdict::Running | Verdict::Stale => Err(Refused::Unheard),
-            Verdict::Unknown => Err(malformed("no such replay slot")),
+            Verdict::Unknown => Err(Refused::with(Reply::malformed("no such replay slot"))),
         }
     }
 
     /// Before an opening is answered again.
-    async fn open_replayed(&self, body: &[u8], answer: &[u8]) {
-        if !matches!(self.head.op, Op::Create | Op::Tmpfile | Op::Open | Op::OpenNamed) {
-            return;
-        }
+    async fn open_replayed(&self, change: SessionChange, answer: &Reply) {
+        let opening = match change {
+            SessionChange::Opens(opening) | SessionChange::Reopens(opening) => opening,
+            SessionChange::None | SessionChange::Closes(_) | SessionChange::Locks { .. } => return,
+        };
         // Its connection may go: the file must not be opened once it has been closed.
         let unslotted = self.session.unslotted(self.connection, None).await;
         let Some(_unslotted) = unslotted else { return };
-        execute::open_replayed(&self.session, &self.cx, self.head.op, body, answer).await;
+        execute::open_replayed(&self.session, &self.cx, opening, answer).await;
     }
 
     /// Calls that end at once, nearly all, are not worth a note; the others show in the
     /// status while they last.
     async fn execute(
         &self,
-        body: &Arc<[u8]>,
-        call: &Call<'_>,
+        call: &TypedCall<'_>,
         data: Option<Buf>,
         again: Option<Again>,
         changing: Option<&Changing<'_>>,
     ) -> Executed {
-        let executed = self.execute_noted(body, call, data, again, changing);
+        let executed = self.execute_noted(call, data, again, changing);
         let mut executed = std::pin::pin!(executed);
         let first = std::future::poll_fn(|task| Poll::Ready(executed.as_mut().poll(task))).await;
         if let Poll::Ready(executed) = first {
@@ -193,7 +201,7 @@ impl CallInHand {
             session: self.session.id,
             cx: self.cx.clone(),
             since: dray_rt::now(),
-            body: body.clone(),
+            operands: call.row.operands.map(|operand| operand.map(ShownOperand::of)),
         });
         let executed = executed.await;
         self.server.finished(number);
@@ -203,33 +211,30 @@ impl CallInHand {
     /// With the intent noted where the change must not be applied twice.
     async fn execute_noted(
         &self,
-        body: &[u8],
-        call: &Call<'_>,
+        TypedCall { call, row }: &TypedCall<'_>,
         data: Option<Buf>,
         again: Option<Again>,
         changing: Option<&Changing<'_>>,
     ) -> Executed {
-        let op = self.head.op;
         let data_bytes = data.as_ref().map_or(0, Buf::len);
         let refused = self.admitted(call, data_bytes, again.is_some()).await.err();
-        if let Some(error) = refused.as_ref().filter(|_| op != Op::Close) {
+        if let Some(error) = refused.as_ref().filter(|_| self.head.op != Op::Close) {
             return Executed::only(Reply::failure(error));
         }
-        let Ok(_unslotted) = self.unslotted(call).await else {
+        let Ok(_unslotted) = self.unslotted(row.session).await else {
             // Its connection has gone: it has been asked for again.
             return Executed::only(Reply::failure(&self.cx.cancelled()));
         };
         let in_slot = self.head.slot != NO_SLOT;
         let files = match in_slot {
-            true => Files::of(&self.session, call),
+            true => Files::of(&self.session, row),
             false => Ok(Files::default()),
         };
         let files = match files {
             Ok(files) => files,
             Err(error) => return Executed::only(Reply::failure(&error)),
         };
-        // Who asks for something else than was cut short has a new change.
-        let mut again = again.filter(|again| again.is_of(op, execute::changed(call, &files)));
+        let mut again = self.asked_again(again, row, &files);
         let amend = again.as_ref().and_then(|again| again.amend);
         if execute::is_to_be_made(&self.session, &self.cx, amend).await {
             again = None;
@@ -244,7 +249,7 @@ impl CallInHand {
         let amend = again.as_ref().and_then(|again| again.amend);
         let mut plan = None;
         if in_slot && again.is_none() {
-            plan = match self.intend((call, &files), data_bytes).await {
+            plan = match self.intend((row, &files), data_bytes).await {
                 Ok(plan) => plan,
                 Err(error) => return Executed::only(Reply::failure(&error)),
             };
@@ -254,31 +259,27 @@ impl CallInHand {
             changing.wait(session.id).await;
         }
         let plans = (plan.as_ref(), amend);
-        let written = bytes::written(session, &self.cx, (call, &files), data_bytes, plans).await;
+        let written = bytes::written(session, &self.cx, (row, &files), data_bytes, plans).await;
         let lone = match written {
             // Behind all else that it waits for: whoever reads the same waits from now on.
             Some(written) => bytes::take(session, written, plan.as_mut(), again.as_mut()).await,
             None => None,
         };
         let version = self.version_of_half(call);
-        let standing = Standing { files: &files, plan: plan.as_mut(), amend };
-        let changes = op.writes() && !matches!(op, Op::Lock | Op::Close) || written.is_some();
+        let state = ChangeState { files: &files, plan: plan.as_mut(), amend };
         // Behind all waits: what its client had may be somebody else's by now.
+        let changes = row.changes != Changes::Nothing;
         let carried = if changes { session.carry() } else { None };
         if changes && carried.is_none() {
             return Executed::only(Reply::failure(&self.cx.cancelled()));
         }
-        let reply = execute::execute(server, session, &self.cx, op, body, data, standing);
-        let mut reply = reply.await;
+        let mut reply = execute::execute(server, session, &self.cx, call, data, state).await;
         drop(carried);
-        let amended_at = match amend {
-            Some(Amend::AppendAt(at)) => Some(at),
-            _ => None,
-        };
-        let at = amended_at.or(plan.as_ref().and_then(|plan| plan.append_at));
-        if changes && op != Op::Redo {
+        let appended_at = plan.as_ref().and_then(|plan| plan.append_at);
+        let at = amend.and_then(Amend::append_at).or(appended_at);
+        if row.changes.is_stamped() {
             let stamp = bytes::stamp(plan.as_ref(), again.as_ref(), lone.as_ref());
-            self.stamp(&mut reply, stamp, body, at);
+            self.stamp(&mut reply, stamp, (row, &files), at);
         }
         if let Some(version) = version {
             let unchanged = self.version_of_half(call) == Some(version);
@@ -309,29 +310,29 @@ impl CallInHand {
         Box::pin(call_admission::ask(&self.session, &self.cx, call, data_bytes)).await
     }
 
+    /// What was cut short, if that is what this call asks for. Who asks for something else has a new
+    /// change.
+    fn asked_again(&self, again: Option<Again>, row: &CallRow<'_>, files: &Files) -> Option<Again> {
+        let again = again?;
+        let about = files.repeated(row.intent).ok()?;
+        again.is_of(self.head.op, about.into_iter().flatten()).then_some(again)
+    }
+
     /// Has what changes a session, and is in no slot, come behind what its former connections
     /// brought. Errors: this connection has gone, too.
-    async fn unslotted(&self, call: &Call<'_>) -> Result<Option<Unslotted<'_>>, Gone> {
-        let op = self.head.op;
-        let changes = matches!(
-            op,
-            Op::Lock
-                | Op::Flush
-                | Op::Open
-                | Op::OpenNamed
-                | Op::Reopen
-                | Op::LookupOpen
-                | Op::Close
-        );
-        if !changes || self.head.slot != NO_SLOT {
+    async fn unslotted(&self, change: SessionChange) -> Result<Option<Unslotted<'_>>, Gone> {
+        let closes = match change {
+            SessionChange::None => return Ok(None),
+            SessionChange::Closes(handle) => Some(handle),
+            SessionChange::Opens(_) | SessionChange::Reopens(_) | SessionChange::Locks { .. } => {
+                None
+            }
+        };
+        if self.head.slot != NO_SLOT {
             return Ok(None);
         }
-        let closes = match *call {
-            Call::Close { handle } => Some(handle),
-            _ => None,
-        };
         let unslotted = self.session.unslotted(self.connection, closes).await.ok_or(Gone)?;
-        if op == Op::Lock && self.cx.check().is_err() {
+        if self.cx.check().is_err() {
             return Err(Gone);
         }
         Ok(Some(unslotted))
@@ -340,42 +341,31 @@ impl CallInHand {
     /// Waits until no other change of the same is under way, and notes what this one is going to do.
     async fn intend(
         &self,
-        change: (&Call<'_>, &Files),
+        (row, files): (&CallRow<'_>, &Files),
         data_bytes: usize,
     ) -> dray_core::Result<Option<Plan>> {
         let CallHead { slot, sequence, op, .. } = self.head;
-        let plan = plan::plan(&self.session, &self.cx, change, data_bytes).await?;
+        let plan = plan::plan(&self.session, &self.cx, (row.intent, files), data_bytes).await?;
         if let Some(plan) = &plan {
-            self.session.slots.intend(slot, sequence, slots::noted(op), &plan.intent);
+            self.session.slots.intend(slot, sequence, OpRow::of(op).noted_as, &plan.intent);
             dray_rt::step().await;
         }
         Ok(plan)
     }
 
     /// The note of a change of rights.
-    fn changing(&self, body: &[u8]) -> Option<Changing<'_>> {
-        use Op::*;
-        let may = matches!(self.head.op, Setattr | Setxattr | Removexattr | SetFlags | SetXflags);
-        if !may || self.server.options.sabotage == Some(Sabotage::Ahead) {
-            return None;
-        }
-        let file = match Call::get(self.head.op, &mut Input(body)).ok()?.changes_rights()? {
-            Named::Id(id) => id,
-            Named::Handle(handle) => self.session.file(handle)?.id(),
+    fn changing(&self, row: &CallRow<'_>) -> Option<Changing<'_>> {
+        let file = match row.takes_rights? {
+            FileRef::Id(id) => id,
+            FileRef::Handle(handle) => self.session.file(handle)?.id(),
         };
-        Some(self.server.ahead.changes(file))
+        let sabotaged = self.server.options.sabotage == Some(Sabotage::Ahead);
+        (!sabotaged).then(|| self.server.ahead.changes(file))
     }
 
     /// New work does; what belongs to the recovery does not, nor does giving back.
-    fn waits_for_recovery(&self, body: &[u8]) -> bool {
-        let belongs = match self.head.op {
-            // The last for what is opened again.
-            Op::Close | Op::Lock | Op::Reopen => true,
-            op @ Op::Open => {
-                matches!(Call::get(op, &mut Input(body)), Ok(Call::Open { again: true, .. }))
-            }
-            _ => self.head.flags & CallHead::RECOVERY != 0,
-        };
+    fn waits_for_recovery(&self, row: &CallRow<'_>) -> bool {
+        let belongs = row.is_recovery || self.head.flags & CallHead::RECOVERY != 0;
         !belongs && self.server.options.sabotage != Some(Sabotage::RedoGate)
     }
 
@@ -394,49 +384,39 @@ impl CallInHand {
     }
 
     /// The file whose data or attributes this has changed, if somebody watches any.
-    fn watched_file(&self, body: &[u8], reply: &Reply) -> Option<FileId> {
+    fn watched_file(&self, (row, files): (&CallRow<'_>, &Files), reply: &Reply) -> Option<FileId> {
         if self.session.export.watchers.is_empty() {
             return None;
         }
-        // What was changed by its name the answer tells; if it is new, nobody has it open.
-        let mut named = ReplyHead::results(&reply.message).map(Input);
-        match Call::get(self.head.op, &mut Input(body)).ok()? {
-            Call::Setattr { id, .. }
-            | Call::Setxattr { id, .. }
-            | Call::Removexattr { id, .. }
-            | Call::Link { id, .. } => Some(id),
-            Call::SetFlags { handle, .. } | Call::SetXflags { handle, .. } => {
-                self.session.file(handle).map(|file| file.id())
-            }
-            Call::Create { how, .. } if how.open.truncates() => {
-                named.as_mut()?.get::<Entry>().ok().map(|entry| entry.id)
-            }
-            Call::Put { .. } => named.as_mut()?.get().ok(),
-            call => {
-                let of = |handle| Some(self.session.file(handle)?.id());
-                bytes_changed(&call, 0, of).map(|(file, _)| file)
-            }
+        match row.changes {
+            Changes::Attributes(file) | Changes::Data(file, _) => files.id(file).ok(),
+            // What was changed by its name; if it is new, nobody has it open.
+            Changes::DataOfReply => reply.file(),
+            Changes::Nothing | Changes::Names | Changes::Redone => None,
         }
     }
 
-    /// Puts the stamp of a change that was made into its answer.
-    fn stamp(&self, reply: &mut Reply, stamp: Option<u64>, body: &[u8], at: Option<u64>) {
+    /// Puts the stamp of a change that was made into its answer. `at`: where an append went, bytes.
+    fn stamp(
+        &self,
+        reply: &mut Reply,
+        stamp: Option<u64>,
+        (row, files): (&CallRow<'_>, &Files),
+        at: Option<u64>,
+    ) {
         if !reply.is_success() {
             return;
         }
         let number = stamp.unwrap_or_else(|| self.session.export.ranges.stamps.next());
         self.session.changed(number);
-        if let Some(file) = self.watched_file(body, reply) {
+        if let Some(file) = self.watched_file((row, files), reply) {
             self.server.tell_change(&self.session, file);
         }
         if !self.session.stamps() {
             return;
         }
-        let at = at.or_else(|| match Call::get(self.head.op, &mut Input(body)) {
-            Ok(Call::Write { how, .. }) if !how.append => Some(how.at),
-            _ => None,
-        });
-        reply.stamp(Stamp { number, at: at.unwrap_or(Stamp::NOWHERE) });
+        let at = at.or(row.changes.written_at()).unwrap_or(Stamp::NOWHERE);
+        reply.stamp(Stamp { number, at });
     }
 }
 

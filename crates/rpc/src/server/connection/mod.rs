@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use dray_core::{Buf, BufMut, Cancel, Op};
+use dray_core::{Buf, BufMut, Cancel};
 use dray_fabric::{Connection, Peer, Sink};
 use dray_rt::sleep;
 
@@ -21,7 +21,7 @@ use crate::server::counted::{CALL_BYTES, CALLS_FREE, HEAD_FREE_BYTES};
 use crate::server::identities::Identities;
 use crate::server::service::Inner;
 use crate::server::session::Session;
-use crate::wire::{Call, CallHead, Input, Malformed, peek_unknown_op};
+use crate::wire::{Call, CallHead, Input, Malformed, OpRow, peek_unknown_op};
 
 use handshake::Challenged;
 pub use handshake::wanted_export;
@@ -230,7 +230,7 @@ impl Sink for ServerSink {
         let mut input = Input(head);
         let call =
             CallHead::get_message(&mut input).and_then(|call| Call::get(call.op, &mut input));
-        matches!(call, Ok(Call::Write { how, .. }) if !how.append && !how.sync)
+        call.is_ok_and(|call| call.row().takes_pages)
     }
 
     fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
@@ -256,7 +256,7 @@ impl ServerSink {
         };
         let call = CallHead::get_message(&mut Input(head));
         let takes_data = match &call {
-            Ok(call) => matches!(call.op, Op::Write | Op::Put | Op::Redo),
+            Ok(call) => OpRow::of(call.op).takes_data,
             Err(_) => peek_unknown_op(head).is_some(), // a later version's; it is refused
         };
         match takes_data {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{Buf, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, Op, SessionId, Via};
+use dray_core::{Buf, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, SessionId, Via};
 
 use super::ServerSink;
 use super::call::CallInHand;
@@ -14,7 +14,7 @@ use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::session::Session;
 use crate::wire::{
-    CallHead, Input, Kind, Malformed, NotifyHead, ReplyHead, get_jobs, peek_kind, peek_unknown_op,
+    CallHead, Input, Kind, Malformed, NotifyHead, OpRow, get_jobs, peek_kind, peek_unknown_op,
 };
 
 impl ServerSink {
@@ -94,9 +94,7 @@ impl ServerSink {
 
     /// Answers a call that is not begun.
     fn refuse_call(&self, tag: u32, error: &Error) -> io::Result<()> {
-        let mut message = Reply::failure(error).message;
-        ReplyHead::address(&mut message, tag, false);
-        self.say(&message);
+        let _ = Reply::failure(error).send(&*self.connection, tag, false); // a broken one ends `run`
         self.room_for_answers(0)
     }
 
@@ -110,12 +108,12 @@ impl ServerSink {
         let who = self.identities.get(head.identity);
         let Known { who, too_many_groups } =
             who.ok_or(Malformed("an identity that was not defined"))?;
+        let row = OpRow::of(head.op);
         let one_way = head.flags & CallHead::ONE_WAY != 0;
-        if one_way && head.op != Op::Close {
+        if one_way && !row.may_be_one_way {
             return Err(Malformed("a call that must be answered and is not to be").into());
         }
-        // What it gives back it may: groups decide nothing of that.
-        if too_many_groups && !matches!(head.op, Op::Close | Op::Flush | Op::Lock) {
+        if too_many_groups && !row.ignores_groups {
             let (host, id, uid) = (&session.host, session.id, who.uid);
             session.export.refused_callers.say(|more| {
                 log::warn!(
@@ -139,12 +137,12 @@ impl ServerSink {
         cx.umask = head.umask;
         cx.origin = session.origin();
         cx.via = Some(Via { session: SessionId(session.id), peer: self.peer });
-        if head.op == Op::Lock {
+        if row.can_be_cancelled {
             let cancel = Arc::new(Cancel::default());
             self.shared.lock().cancels.insert(head.tag, cancel.clone());
             cx.cancel = Some(cancel);
         }
-        if head.op == Op::Read && head.flags & CallHead::REST != 0 {
+        if row.may_be_split && head.flags & CallHead::REST != 0 {
             cx.counted = Counted::Bytes;
         } else {
             session.calls.fetch_add(1, Ordering::Relaxed);
@@ -158,7 +156,7 @@ impl ServerSink {
             head,
             cx,
         };
-        dray_rt::poll_once_then_spawn(Box::pin(call.carry_out(Arc::from(body), data)));
+        dray_rt::poll_once_then_spawn(Box::pin(call.carry_out(Box::from(body), data)));
         Ok(())
     }
 }

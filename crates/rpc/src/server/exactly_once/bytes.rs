@@ -5,34 +5,52 @@ use dray_core::{Context, FileId};
 use crate::server::exactly_once::plan::{self, Plan};
 use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::Again;
-use crate::server::execute::Files;
-use crate::server::ranges::{RangeGrant, Span, bytes_changed};
+use crate::server::execute::{Files, span};
+use crate::server::ranges::{RangeGrant, Span};
 use crate::server::session::Session;
-use crate::wire::Call;
+use crate::wire::{CallRow, Changes, Extent, Intent};
 
-/// The bytes that a call writes; none if it writes none, or its plan has them already.
+/// The bytes that a call writes; none if it writes none, or its plan has them already. An append
+/// writes all that is there, until it is known where it goes.
 pub(crate) async fn written(
     session: &Session,
     cx: &Context,
-    (call, files): (&Call<'_>, &Files),
+    (row, files): (&CallRow<'_>, &Files),
     data_bytes: usize,
     (plan, amend): (Option<&Plan>, Option<Amend>),
 ) -> Option<(FileId, Span)> {
-    if let (Call::Put { .. }, Some(Amend::Put { id, .. })) = (call, amend) {
-        return Some((id, Span::ALL));
+    match (row.changes, row.intent, plan, amend) {
+        (Changes::DataOfReply, _, _, Some(Amend::Put { id, .. })) => Some((id, Span::ALL)),
+        (Changes::DataOfReply, Intent::Create { .. }, None, None) => {
+            Some((plan::cut_by(session, cx, row.intent).await?, Span::ALL))
+        }
+        (Changes::Data(file, extent), ..) => {
+            let file = files.id(file).ok()?;
+            // What was there before an append is not written.
+            if let Some(end) = plan.and_then(|plan| plan.append_at) {
+                return Some((file, Span::from(end)));
+            }
+            Some((file, amended(extent, data_bytes, amend)))
+        }
+        (
+            Changes::DataOfReply
+            | Changes::Nothing
+            | Changes::Names
+            | Changes::Attributes(_)
+            | Changes::Redone,
+            ..,
+        ) => None,
     }
-    if let (Call::Create { .. }, None, None) = (call, plan, amend) {
-        return Some((plan::cut_by(session, cx, call).await?, Span::ALL));
+}
+
+/// The bytes of a change, which is perhaps made again as it was begun before.
+fn amended(extent: Extent, data_bytes: usize, amend: Option<Amend>) -> Span {
+    if let Some(at) = amend.and_then(Amend::append_at) {
+        return Span::bytes(at, data_bytes as u64);
     }
-    let of = |handle| Some(files.get(handle)?.id());
-    let changed = match amend {
-        Some(amend) => bytes_changed(&amend.apply(call.clone()), data_bytes, of),
-        None => bytes_changed(call, data_bytes, of),
-    };
-    match (changed?, plan.and_then(|plan| plan.append_at)) {
-        // What was there before an append is not written.
-        ((file, _), Some(end)) => Some((file, Span::from(end))),
-        (changed, None) => Some(changed),
+    match (extent, amend.and_then(Amend::copy_at_most)) {
+        (Extent::Bytes { at, len_bytes }, Some(most)) => Span::bytes(at, len_bytes.min(most)),
+        (extent, _) => span(extent, data_bytes),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use dray_core::{Attr, Context, FileSystem, FileType, Timestamp};
 
-use crate::wire::{Call, Input, Malformed, Wire};
+use crate::wire::{Input, Malformed, Wire};
 
 /// Whose what is made will be, and what it will look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,24 +19,17 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    /// Of a change that may make something.
+    /// Of a change that may make a file of this type (`S_IFMT` bits), with so many bytes in it. What
+    /// the size of directories and symbolic links is only the file system knows.
     pub(crate) fn of(
         fs: &dyn FileSystem,
         cx: &Context,
-        call: &Call<'_>,
+        file_type: u32,
         data_bytes: usize,
-    ) -> Option<Maker> {
-        let (kind, size_max) = match *call {
-            Call::Make { kind: 0, .. } => (libc::S_IFDIR, u64::MAX),
-            Call::Make { kind: 1, mode, .. } if mode & libc::S_IFMT != 0 => {
-                (mode & libc::S_IFMT, 0)
-            }
-            Call::Make { kind: 1, .. } | Call::Create { .. } => (libc::S_IFREG, 0),
-            Call::Make { .. } => (libc::S_IFLNK, u64::MAX),
-            Call::Put { .. } => (libc::S_IFREG, data_bytes as u64),
-            _ => return None,
-        };
-        Some(Maker { uid: fs.user_of(cx).0, kind, size_max, since: fs.clock() })
+    ) -> Maker {
+        let has_own_size = matches!(file_type, libc::S_IFDIR | libc::S_IFLNK);
+        let size_max = if has_own_size { u64::MAX } else { data_bytes as u64 };
+        Maker { uid: fs.user_of(cx).0, kind: file_type, size_max, since: fs.clock() }
     }
 
     pub(crate) fn owns(&self, attr: &Attr) -> bool {

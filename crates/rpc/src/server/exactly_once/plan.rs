@@ -5,16 +5,18 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use dray_core::{Context, Entry, Errno, Error, FileId, Name, OpenFile, RenameHow, Result};
+use dray_core::{
+    Context, CreateHow, Entry, Errno, Error, FileId, Name, OpenFile, RenameHow, Result,
+};
 
 use crate::server::as_server;
 use crate::server::exactly_once::maker::Maker;
 use crate::server::exactly_once::settle::{Amend, bars_the_change, is_regular};
-use crate::server::execute::Files;
+use crate::server::execute::{Files, span};
 use crate::server::journal::INTENT_MAX_BYTES;
-use crate::server::ranges::{RangeGrant, RangeTable, Span, copied_bytes};
+use crate::server::ranges::{RangeGrant, RangeTable, Span};
 use crate::server::session::Session;
-use crate::wire::{Call, Wire};
+use crate::wire::{Intent, Wire};
 
 /// What a change needs of files, and the intent to note before it.
 #[derive(Default)]
@@ -61,8 +63,8 @@ async fn to_overwrite(ranges: &Arc<RangeTable>, file: FileId) -> RangeGrant {
     grant
 }
 
-/// What a call in a slot has besides what was asked.
-pub(crate) struct Standing<'a> {
+/// What a call is carried out with, besides what was asked.
+pub(crate) struct ChangeState<'a> {
     /// What it names, if it is a change.
     pub(crate) files: &'a Files,
     /// When it is made for the first time.
@@ -84,28 +86,37 @@ impl Drop for Plan {
 pub(crate) async fn plan(
     session: &Session,
     cx: &Context,
-    (call, files): (&Call<'_>, &Files),
+    (intent, files): (Intent<'_>, &Files),
     data_bytes: usize,
 ) -> Result<Option<Plan>> {
-    let mut intent = SPARE.take();
-    intent.clear();
-    let plan = match repeatable(files, call, data_bytes) {
-        Some((file, span)) => {
-            (false, (file, span)).put(&mut intent);
-            Some(Plan::new(intent, session.export.ranges.change(file, span).await, None))
+    let look = || {
+        let mut intent = SPARE.take();
+        intent.clear();
+        Look { session, cx: as_server::to_look(cx), caller: cx, files, intent }
+    };
+    let plan = match intent {
+        Intent::None => return Ok(None),
+        Intent::Repeat(file, extent) => {
+            repeat(session, files.id(file)?, span(extent, data_bytes)).await
         }
-        None => {
-            let look = Look { session, cx: as_server::to_look(cx), caller: cx, files, intent };
-            plan_looked_at(look, call, data_bytes).await?
-        }
+        Intent::Make { dir, name, file_type } => look().make((dir, name), file_type).await?,
+        Intent::Create { dir, name, how } => look().create((dir, name), how).await?,
+        Intent::Link { id, dir, name } => look().link(id, (dir, name)).await?,
+        Intent::Remove { dir, name } => look().remove((dir, name)).await?,
+        Intent::Put { dir, name } => look().put((dir, name), data_bytes).await?,
+        Intent::Rename { from, to, how } => look().rename(from, to, how).await?,
+        Intent::Append { handle } => look().append(handle, data_bytes).await?,
+        Intent::Copy { from, to, len_bytes } => look().copy(from, to, len_bytes).await?,
+        Intent::SetXattr { id, name } => look().xattr(id, name, true).await,
+        Intent::RemoveXattr { id, name } => look().xattr(id, name, false).await,
     };
     // Only names that no file system takes make it longer: such a call changes nothing.
-    Ok(plan.filter(|plan| plan.intent.len() <= INTENT_MAX_BYTES))
+    Ok(Some(plan).filter(|plan| plan.intent.len() <= INTENT_MAX_BYTES))
 }
 
 /// The file that a creation cuts, which a server before us had begun to make.
-pub(crate) async fn cut_by(session: &Session, cx: &Context, call: &Call<'_>) -> Option<FileId> {
-    let Call::Create { dir, name, how, .. } = *call else { return None };
+pub(crate) async fn cut_by(session: &Session, cx: &Context, intent: Intent<'_>) -> Option<FileId> {
+    let Intent::Create { dir, name, how } = intent else { return None };
     if !how.open.truncates() {
         return None;
     }
@@ -114,56 +125,17 @@ pub(crate) async fn cut_by(session: &Session, cx: &Context, call: &Call<'_>) -> 
     look.find(dir, name).await.ok()?.filter(is_regular).map(|file| file.id)
 }
 
-/// What a change is about whose repetition sets the same again, so that there is no need
-/// to know whether it was made.
-fn repeatable(files: &Files, call: &Call<'_>, data_bytes: usize) -> Option<(FileId, Span)> {
-    let id = |handle: &u64| files.get(*handle).map(|file| file.id());
-    Some(match call {
-        Call::Write { handle, how } if !how.append => {
-            (id(handle)?, Span::bytes(how.at, data_bytes as u64))
-        }
-        Call::Allocate { handle, .. }
-        | Call::SetFlags { handle, .. }
-        | Call::SetXflags { handle, .. } => (id(handle)?, Span::ALL),
-        Call::Setattr { id, .. } | Call::Open { id, .. } | Call::OpenNamed { id, .. } => {
-            (*id, Span::ALL)
-        }
-        _ => return None,
-    })
+/// A change whose repetition sets the same again, so that there is no need to know whether it was
+/// made.
+async fn repeat(session: &Session, file: FileId, span: Span) -> Plan {
+    let mut intent = SPARE.take();
+    intent.clear();
+    (false, (file, span)).put(&mut intent);
+    Plan::new(intent, session.export.ranges.change(file, span).await, None)
 }
 
-/// Looks at what is there before a change, which is under way already.
-async fn plan_looked_at(
-    look: Look<'_>,
-    call: &Call<'_>,
-    data_bytes: usize,
-) -> Result<Option<Plan>> {
-    Ok(match call {
-        Call::Make { dir, name, .. }
-        | Call::Create { dir, name, .. }
-        | Call::Link { dir, name, .. }
-        | Call::Remove { dir, name, .. } => Some(look.at_a_name(call, *dir, name).await?),
-        Call::Put { dir, name, .. } => {
-            Some(look.at_what_is_put((call, data_bytes), *dir, name).await?)
-        }
-        Call::Rename { from, from_name, to, to_name, how } => {
-            Some(look.at_two_names((*from, from_name), (*to, to_name), *how).await?)
-        }
-        Call::Write { handle, .. } => Some(look.at_the_end(*handle, data_bytes).await?),
-        Call::CopyRange { handle, at, to, to_at, len_bytes } => {
-            let (from, target) = (look.file(*handle)?.id(), look.file(*to)?.id());
-            if from == target {
-                return look.at_a_copy_within(*handle, *at).await.map(Some);
-            }
-            let [source, target] = [(from, *at), (target, *to_at)]
-                .map(|(file, at)| (file, Span::bytes(at, copied_bytes(*len_bytes))));
-            Some(look.at_a_copy(source, target).await)
-        }
-        Call::Setxattr { id, name, .. } => Some(look.at_an_xattr(*id, name, true).await),
-        Call::Removexattr { id, name } => Some(look.at_an_xattr(*id, name, false).await),
-        _ => None,
-    })
-}
+/// A name in a directory.
+type NameIn<'a> = (FileId, &'a [u8]);
 
 /// Looks, each of which makes a plan.
 struct Look<'a> {
@@ -203,8 +175,8 @@ impl Look<'_> {
     }
 
     /// Whose what is made will be.
-    fn maker(&self, call: &Call<'_>, data_bytes: usize) -> Option<Maker> {
-        Maker::of(&*self.session.export.fs, self.caller, call, data_bytes)
+    fn maker(&self, file_type: u32, data_bytes: usize) -> Option<Maker> {
+        Some(Maker::of(&*self.session.export.fs, self.caller, file_type, data_bytes))
     }
 
     /// It loses this name, which may be its last: who has it open goes on with it.
@@ -213,41 +185,54 @@ impl Look<'_> {
         export.returning.keep(&*export.fs, &self.cx, victim).await;
     }
 
-    async fn at_a_name(mut self, call: &Call<'_>, dir: FileId, name: &[u8]) -> Result<Plan> {
+    /// A grant of the directory, and what has the name. Both are noted.
+    async fn at_a_name(&mut self, (dir, name): NameIn<'_>) -> Result<(RangeGrant, Option<Entry>)> {
         let grant = self.ranges().change(dir, Span::ALL).await;
-        let mut second = None;
-        (dir, name).put(&mut self.intent);
         let entry = self.find(dir, name).await?;
-        entry.as_ref().map(|entry| entry.id).put(&mut self.intent);
-        match (call, &entry) {
-            (Call::Remove { .. }, Some(victim)) => self.keep(victim).await,
-            (Call::Create { how, .. }, Some(entry)) => {
-                let cuts = how.open.truncates() && !how.exclusive && is_regular(entry);
-                cuts.put(&mut self.intent);
-                if cuts {
-                    second = Some(to_overwrite(self.ranges(), entry.id).await);
-                }
-            }
-            (Call::Make { .. } | Call::Create { .. }, None) => {
-                (None::<(FileId, bool)>, self.maker(call, 0)).put(&mut self.intent);
-            }
-            (Call::Link { id, .. }, _) => id.put(&mut self.intent),
-            _ => {}
+        ((dir, name), entry.as_ref().map(|entry| entry.id)).put(&mut self.intent);
+        Ok((grant, entry))
+    }
+
+    async fn make(mut self, name: NameIn<'_>, file_type: u32) -> Result<Plan> {
+        let (grant, entry) = self.at_a_name(name).await?;
+        if entry.is_none() {
+            (None::<(FileId, bool)>, self.maker(file_type, 0)).put(&mut self.intent);
         }
+        Ok(Plan::new(self.intent, grant, None))
+    }
+
+    async fn create(mut self, name: NameIn<'_>, how: CreateHow) -> Result<Plan> {
+        let (grant, entry) = self.at_a_name(name).await?;
+        let Some(entry) = entry else {
+            (None::<(FileId, bool)>, self.maker(libc::S_IFREG, 0)).put(&mut self.intent);
+            return Ok(Plan::new(self.intent, grant, None));
+        };
+        let cuts = how.open.truncates() && !how.exclusive && is_regular(&entry);
+        cuts.put(&mut self.intent);
+        let second = match cuts {
+            true => Some(to_overwrite(self.ranges(), entry.id).await),
+            false => None,
+        };
         Ok(Plan::new(self.intent, grant, second))
     }
 
-    async fn at_what_is_put(
-        mut self,
-        (call, data_bytes): (&Call<'_>, usize),
-        dir: FileId,
-        name: &[u8],
-    ) -> Result<Plan> {
-        let grant = self.ranges().change(dir, Span::ALL).await;
-        let entry = self.find(dir, name).await?;
-        let before = entry.as_ref().map(|entry| entry.id);
-        ((dir, name), (before, None::<(FileId, bool)>)).put(&mut self.intent);
-        self.maker(call, data_bytes).put(&mut self.intent);
+    async fn link(mut self, id: FileId, name: NameIn<'_>) -> Result<Plan> {
+        let (grant, _) = self.at_a_name(name).await?;
+        id.put(&mut self.intent);
+        Ok(Plan::new(self.intent, grant, None))
+    }
+
+    async fn remove(mut self, name: NameIn<'_>) -> Result<Plan> {
+        let (grant, entry) = self.at_a_name(name).await?;
+        if let Some(victim) = &entry {
+            self.keep(victim).await;
+        }
+        Ok(Plan::new(self.intent, grant, None))
+    }
+
+    async fn put(mut self, name: NameIn<'_>, data_bytes: usize) -> Result<Plan> {
+        let (grant, entry) = self.at_a_name(name).await?;
+        (None::<(FileId, bool)>, self.maker(libc::S_IFREG, data_bytes)).put(&mut self.intent);
         let second = match entry.filter(is_regular) {
             Some(file) => Some(to_overwrite(self.ranges(), file.id).await),
             None => None,
@@ -255,12 +240,7 @@ impl Look<'_> {
         Ok(Plan::new(self.intent, grant, second))
     }
 
-    async fn at_two_names(
-        mut self,
-        from: (FileId, &[u8]),
-        to: (FileId, &[u8]),
-        how: RenameHow,
-    ) -> Result<Plan> {
+    async fn rename(mut self, from: NameIn<'_>, to: NameIn<'_>, how: RenameHow) -> Result<Plan> {
         let (one, two) = ((from.0, Span::ALL), (to.0, Span::ALL));
         let (grant, second) = self.ranges().change_both(one, two).await;
         (from, to).put(&mut self.intent);
@@ -275,7 +255,7 @@ impl Look<'_> {
         Ok(Plan::new(self.intent, grant, second))
     }
 
-    async fn at_the_end(mut self, handle: u64, data_bytes: usize) -> Result<Plan> {
+    async fn append(mut self, handle: u64, data_bytes: usize) -> Result<Plan> {
         let file = self.file(handle)?;
         let grant = self.ranges().change(file.id(), Span::ALL).await;
         let size = file.getattr(&self.cx).await?.size;
@@ -285,14 +265,21 @@ impl Look<'_> {
         Ok(plan)
     }
 
-    /// Nobody else changes the source either: when the copy is made again it must be what it was.
-    async fn at_a_copy(mut self, source: (FileId, Span), target: (FileId, Span)) -> Plan {
+    /// Nobody else changes the source either: when the copy is made again it must be what it was. `from`, `to`:
+    /// open files, and offsets in them.
+    async fn copy(mut self, from: (u64, u64), to: (u64, u64), len_bytes: u64) -> Result<Plan> {
+        let (source, target) = (self.file(from.0)?.id(), self.file(to.0)?.id());
+        if source == target {
+            return self.copy_within(from).await;
+        }
+        let source = (source, Span::bytes(from.1, len_bytes));
+        let target = (target, Span::bytes(to.1, len_bytes));
         (false, (target, source)).put(&mut self.intent);
         let (grant, second) = self.ranges().change_both(source, target).await;
-        Plan::new(self.intent, grant, second)
+        Ok(Plan::new(self.intent, grant, second))
     }
 
-    async fn at_a_copy_within(mut self, handle: u64, at: u64) -> Result<Plan> {
+    async fn copy_within(mut self, (handle, at): (u64, u64)) -> Result<Plan> {
         let file = self.file(handle)?;
         let grant = self.ranges().change(file.id(), Span::ALL).await;
         let size = file.getattr(&self.cx).await?.size;
@@ -302,7 +289,7 @@ impl Look<'_> {
 
     /// Where it cannot be told whether there is one, it is noted to be as it is to `be`: then the
     /// change is made again, which is no harm.
-    async fn at_an_xattr(mut self, id: FileId, name: &[u8], be: bool) -> Plan {
+    async fn xattr(mut self, id: FileId, name: &[u8], be: bool) -> Plan {
         let grant = self.ranges().change(id, Span::ALL).await;
         (id, name).put(&mut self.intent);
         let existed = match self.session.export.fs.getxattr(&self.cx, id, name).await {

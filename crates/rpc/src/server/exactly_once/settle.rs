@@ -9,23 +9,21 @@
 //! something, such as a write at an offset, need no decision: they are made again, and nobody
 //! else gets at the same before.
 
-use dray_core::{
-    Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result, Write,
-};
+use dray_core::{Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result};
 
 use crate::server::as_server;
 use crate::server::exactly_once::maker::Maker;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
-use crate::wire::{Call, Input, Malformed, ReplyHead, Wire};
+use crate::wire::{Input, Malformed, OpRow, Trace, Wire};
 
 /// What came of a change that was under way when the server died.
 pub(crate) enum Settled {
     /// It was not applied: when it comes again it is a new one.
     Undone,
     /// It was applied; this is the answer that its client waits for.
-    Done(Vec<u8>),
+    Done(Reply),
     /// It may have been, wholly or in part. Making it again sets that right, as long as
     /// nobody touches the same before: it is kept for whoever asked.
     Cut(CutShort),
@@ -35,8 +33,8 @@ pub(crate) enum Settled {
 
 /// What is answered where nobody knows whether a change was made: to make it once more could be
 /// twice.
-pub(crate) fn unknown() -> Vec<u8> {
-    Reply::failure(&Error::unknown(Errno::EIO)).message
+pub(crate) fn unknown() -> Reply {
+    Reply::failure(&Error::unknown(Errno::EIO))
 }
 
 /// Why it is not known what came of a change.
@@ -77,16 +75,35 @@ pub(crate) enum Amend {
 }
 
 impl Amend {
-    /// The call to make.
-    pub(crate) fn apply<'a>(self, call: Call<'a>) -> Call<'a> {
-        match (self, call) {
-            (Amend::AppendAt(at), Call::Write { handle, how }) => {
-                Call::Write { handle, how: Write { at, append: false, ..how } }
-            }
-            (Amend::CopyAtMost(most), Call::CopyRange { handle, at, to, to_at, len_bytes }) => {
-                Call::CopyRange { handle, at, to, to_at, len_bytes: len_bytes.min(most) }
-            }
-            (_, call) => call, // a put looks itself
+    /// Where data for the end of the file go, bytes.
+    pub(crate) fn append_at(self) -> Option<u64> {
+        match self {
+            Amend::AppendAt(at) => Some(at),
+            Amend::CopyAtMost(_) | Amend::Put { .. } | Amend::Made { .. } => None,
+        }
+    }
+
+    /// The most that a copy takes, bytes.
+    pub(crate) fn copy_at_most(self) -> Option<u64> {
+        match self {
+            Amend::CopyAtMost(most) => Some(most),
+            Amend::AppendAt(_) | Amend::Put { .. } | Amend::Made { .. } => None,
+        }
+    }
+
+    /// The file that was found under the name, and whether it is proven to be the caller's.
+    pub(crate) fn made(self) -> Option<(FileId, bool)> {
+        match self {
+            Amend::Made { id, proven } => Some((id, proven)),
+            Amend::AppendAt(_) | Amend::CopyAtMost(_) | Amend::Put { .. } => None,
+        }
+    }
+
+    /// The file that data are put into, and whether it was made for that.
+    pub(crate) fn put(self) -> Option<(FileId, bool)> {
+        match self {
+            Amend::Put { id, made } => Some((id, made)),
+            Amend::AppendAt(_) | Amend::CopyAtMost(_) | Amend::Made { .. } => None,
         }
     }
 
@@ -129,16 +146,19 @@ pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settle
 
 /// The same; `made` is what it was answered to have made.
 async fn settle_known(fs: &dyn FileSystem, op: Op, intent: &[u8], made: Option<FileId>) -> Settled {
-    let settled = match op {
-        Op::Make | Op::Create => settle_made(fs, op, intent, made).await,
-        Op::Link => settle_link(fs, intent).await,
-        Op::Remove => settle_remove(fs, intent).await,
-        Op::Rename => settle_rename(fs, intent).await,
-        Op::Write => settle_write(fs, intent).await,
-        Op::CopyRange => settle_copy(intent),
-        Op::Put => settle_put(fs, intent, made).await,
-        Op::Setxattr | Op::Removexattr => settle_xattr(fs, op, intent).await,
-        _ => settle_repeatable(intent),
+    let settled = match OpRow::of(op).trace {
+        Trace::Made => settle_made(fs, intent, made, false).await,
+        Trace::Created => settle_made(fs, intent, made, true).await,
+        Trace::Linked => settle_link(fs, intent).await,
+        Trace::Removed => settle_remove(fs, intent).await,
+        Trace::Renamed => settle_rename(fs, intent).await,
+        Trace::Written => settle_write(fs, intent).await,
+        Trace::Copied => settle_copy(intent),
+        Trace::Put => settle_put(fs, intent, made).await,
+        Trace::XattrSet => settle_xattr(fs, intent, true).await,
+        Trace::XattrRemoved => settle_xattr(fs, intent, false).await,
+        Trace::Repeatable => settle_repeatable(intent),
+        Trace::None => Ok(Settled::Undone), // none of ours
     };
     settled.unwrap_or_else(|why| match why {
         Unsettled::Malformed => Settled::Undone,
@@ -150,15 +170,13 @@ async fn settle_known(fs: &dyn FileSystem, op: Op, intent: &[u8], made: Option<F
 /// had noted before it tells; without a note it can be made again without harm.
 pub(crate) async fn settle_answered(
     fs: &dyn FileSystem,
-    answer: Vec<u8>,
+    answer: Reply,
     begun: Option<(Op, Vec<u8>)>,
 ) -> Settled {
-    let failed = ReplyHead::get_message(&mut Input(&answer)).is_ok_and(|head| head.errno != 0);
     match begun {
-        _ if failed => Settled::Done(answer),
+        _ if !answer.is_success() => Settled::Done(answer),
         Some((op, intent)) => {
-            let made = ReplyHead::results(&answer).and_then(|results| Input(results).get().ok());
-            settle_known(fs, op, &of_answered(op, intent, None), made).await
+            settle_known(fs, op, &of_answered(op, intent, None), answer.file()).await
         }
         None => Settled::Undone,
     }
@@ -174,7 +192,7 @@ pub(crate) fn of_answered(op: Op, mut intent: Vec<u8>, amend: Option<Amend>) -> 
     if let Some(intent) = amend.and_then(|amend| amend.intent(&intent)) {
         return intent;
     }
-    if let (Op::Write, Some(kind @ 1)) = (op, intent.first_mut()) {
+    if let (Trace::Written, Some(kind @ 1)) = (OpRow::of(op).trace, intent.first_mut()) {
         *kind = ANSWERED;
     }
     intent
@@ -225,17 +243,18 @@ fn is_same(one: Option<FileId>, other: Option<FileId>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if one.ino == other.ino)
 }
 
+/// `opens`: it opens what is there already, and may cut that.
 async fn settle_made(
     fs: &dyn FileSystem,
-    op: Op,
     intent: &[u8],
     answered: Option<FileId>,
+    opens: bool,
 ) -> Looked<Settled> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     if let Some(file) = input.get::<Option<FileId>>()? {
         // There was something: it was cut, or it is as before.
-        if op != Op::Create || !input.get()? {
+        if !opens || !input.get()? {
             return Ok(Settled::Undone);
         }
         let held = vec![(file, Span::ALL), (dir, Span::ALL)];
@@ -277,7 +296,7 @@ async fn settle_link(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     };
     let now = find(fs, dir, name).await?;
     Ok(match now.filter(|entry| before.is_none() && is_link(entry)) {
-        Some(entry) => Settled::Done(Reply::success(&entry).message),
+        Some(entry) => Settled::Done(Reply::success(entry)),
         None => Settled::Undone,
     })
 }
@@ -298,11 +317,7 @@ async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
         Err(error) if bars_the_change(error.errno()) => false,
         Err(_) => return Err(Unsettled::Untold),
     };
-    Ok(if before.is_some() && gone {
-        Settled::Done(Reply::success(&()).message)
-    } else {
-        Settled::Undone
-    })
+    Ok(if before.is_some() && gone { Settled::Done(Reply::success(())) } else { Settled::Undone })
 }
 
 async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
@@ -321,7 +336,7 @@ async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
             RenameHow::Exchange => is_same(now_from, victim),
             _ => !is_same(now_from, source),
         };
-    Ok(if applied { Settled::Done(Reply::success(&()).message) } else { Settled::Undone })
+    Ok(if applied { Settled::Done(Reply::success(())) } else { Settled::Undone })
 }
 
 async fn settle_write(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
@@ -383,7 +398,8 @@ fn is_of_a_disk(errno: Errno) -> bool {
     !bars_the_change(errno) && !matches!(errno, Errno::ENOTSUP | Errno::ENOSYS | Errno::E2BIG)
 }
 
-async fn settle_xattr(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Looked<Settled> {
+/// `sets`: the attribute was to be there afterwards.
+async fn settle_xattr(fs: &dyn FileSystem, intent: &[u8], sets: bool) -> Looked<Settled> {
     let mut input = Input(intent);
     let (id, name): (FileId, &[u8]) = input.get()?;
     let existed: bool = input.get()?;
@@ -394,10 +410,7 @@ async fn settle_xattr(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Looked<Sett
         Err(error) if is_of_a_disk(error.errno()) => return Err(Unsettled::Untold),
         Err(_) => return Ok(CutShort::of(id, Span::ALL)), // as before the change, too
     };
-    let applied = match op {
-        Op::Setxattr => !existed && exists,
-        _ => existed && !exists,
-    };
-    let done = || Settled::Done(Reply::success(&()).message);
+    let applied = existed != sets && exists == sets;
+    let done = || Settled::Done(Reply::success(()));
     Ok(if applied { done() } else { CutShort::of(id, Span::ALL) })
 }

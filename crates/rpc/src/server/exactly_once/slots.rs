@@ -14,7 +14,9 @@ use dray_fabric::Connection;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::journal::SlotLog;
 use crate::server::ranges::RangeGrant;
+use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
+use crate::wire::OpRow;
 
 /// The slots of a session.
 pub(crate) struct ReplaySlots {
@@ -27,7 +29,7 @@ pub(crate) struct ReplaySlots {
 struct Slot {
     sequence: u32,
     state: State,
-    /// The last answer; kept for the next one's sake.
+    /// The last answer, encoded; its memory is kept for the next one.
     answer: Vec<u8>,
 }
 
@@ -68,15 +70,8 @@ impl Again {
     pub(crate) fn is_of(&self, op: Op, about: impl IntoIterator<Item = FileId>) -> bool {
         let is_granted =
             |file: FileId| self.grants.iter().any(|grant| grant.file().ino == file.ino);
-        self.op == noted(op) && (self.grants.is_empty() || about.into_iter().all(is_granted))
-    }
-}
-
-/// As what an operation is noted, so that earlier versions know it.
-pub(crate) fn noted(op: Op) -> Op {
-    match op {
-        Op::OpenNamed => Op::Open,
-        op => op,
+        self.op == OpRow::of(op).noted_as
+            && (self.grants.is_empty() || about.into_iter().all(is_granted))
     }
 }
 
@@ -101,8 +96,8 @@ pub(crate) enum Verdict {
     Fresh,
     /// Apply it: a server before us began to.
     Again(Again),
-    /// It was applied: this was the answer, complete but for the tag.
-    Replay(Vec<u8>),
+    /// It was applied: this was the answer.
+    Replay(Reply),
     /// It is being applied; the answer will go to the connection that asked last.
     Running,
     /// Older than what the slot has seen: a leftover of a connection long gone.
@@ -192,7 +187,7 @@ impl ReplaySlots {
                     *old = route.clone();
                     Verdict::Running
                 }
-                State::Done => Verdict::Replay(slot.answer.clone()),
+                State::Done => Verdict::Replay(Reply::remembered(&slot.answer)),
             };
         }
         // Numbers wrap: half of them lie ahead.
@@ -228,15 +223,15 @@ impl ReplaySlots {
 
     /// Remembers the answer and says where it goes; none if the client has since used
     /// the slot for something else, having given up on this.
-    pub(crate) fn done(&self, number: u32, sequence: u32, answer: &[u8]) -> Option<Route> {
+    pub(crate) fn done(&self, number: u32, sequence: u32, answer: &Reply) -> Option<Route> {
         let mut slots = self.lock();
         let slot = slots.get_mut(number as usize)?;
         if slot.sequence != sequence {
             return None;
         }
-        self.log.done(number, sequence, answer);
         slot.answer.clear();
-        slot.answer.extend_from_slice(answer);
+        answer.put(&mut slot.answer);
+        self.log.done(number, sequence, &slot.answer);
         match std::mem::replace(&mut slot.state, State::Done) {
             State::Running(route) => Some(route),
             _ => None,
@@ -249,7 +244,6 @@ mod tests {
     use super::*;
     use crate::server::export::Export;
     use crate::server::journal::{Journal, MemoryJournal, SessionRecord};
-    use crate::server::reply::Reply;
     use crate::wire::Wire;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::{Context, CreateHow, Errno, Fate, FileSystem, Name, OpenHow, RenameHow};
@@ -257,6 +251,12 @@ mod tests {
     use dray_layers::Observed;
     use dray_layers::faults::{Fault, Faults, When};
     use std::time::Duration;
+
+    fn encoded(reply: &Reply) -> Vec<u8> {
+        let mut encoded = Vec::new();
+        reply.put(&mut encoded);
+        encoded
+    }
 
     /// A client that goes on counting in a new session was never answered once it had
     /// counted half way round.
@@ -280,7 +280,7 @@ mod tests {
             let slots = ReplaySlots::new(log, None);
             for sequence in [u32::MAX - 1, u32::MAX, 0, 1] {
                 assert!(matches!(slots.begin(1, sequence, &route), Verdict::Fresh));
-                slots.done(1, sequence, b"answer");
+                slots.done(1, sequence, &Reply::success(()));
                 assert!(matches!(slots.begin(1, sequence, &route), Verdict::Replay(_)));
             }
             assert!(matches!(slots.begin(1, u32::MAX, &route), Verdict::Stale));
@@ -299,11 +299,11 @@ mod tests {
             for sequence in [1, 2] {
                 assert!(matches!(slots.begin(0, sequence, route), Verdict::Fresh));
             }
-            assert!(slots.done(0, 1, b"late").is_none());
+            assert!(slots.done(0, 1, &Reply::success(1u32)).is_none());
             assert!(matches!(slots.begin(0, 2, route), Verdict::Running));
-            assert!(slots.done(0, 2, b"own").is_some());
+            assert!(slots.done(0, 2, &Reply::success(2u32)).is_some());
             let Verdict::Replay(answer) = slots.begin(0, 2, route) else { panic!("no answer") };
-            assert_eq!(answer, b"own");
+            assert_eq!(encoded(&answer), encoded(&Reply::success(2u32)));
         });
     }
 
@@ -320,7 +320,7 @@ mod tests {
     impl Answered {
         async fn new(op: Op, intent: &[u8]) -> Answered {
             let answered = Answered::begun(op, intent).await;
-            answered.log.done(0, 1, &Reply::success(&()).message);
+            answered.log.done(0, 1, &encoded(&Reply::success(())));
             answered
         }
 
@@ -381,7 +381,7 @@ mod tests {
                 };
                 assert!(matches!(amend, Some(Amend::AppendAt(100))));
                 if asked_again {
-                    slots.done(0, 1, &Reply::success(&10u32).message);
+                    slots.done(0, 1, &Reply::success(10u32));
                 }
             }
             let (_, verdict) = answered.next_life(false).await;
@@ -485,11 +485,14 @@ mod tests {
                 let Verdict::Replay(answer) = slots.begin(0, 1, &begun.route) else {
                     panic!("{op:?} is made once more, or is said to have been");
                 };
-                let error = Reply::replayed(answer.clone()).error().expect("it is not known");
+                let error = answer.error().expect("it is not known");
                 assert_eq!((error.errno(), error.fate()), (Errno::EIO, Fate::Unknown), "{op:?}");
                 // A later life, to which the file system answers, says the same.
                 let (_, verdict) = begun.next_life(false).await;
-                assert!(matches!(verdict, Verdict::Replay(again) if again == answer), "{op:?}");
+                assert!(
+                    matches!(verdict, Verdict::Replay(again) if encoded(&again) == encoded(&answer)),
+                    "{op:?}"
+                );
             }
         });
     }

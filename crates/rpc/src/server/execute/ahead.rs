@@ -31,7 +31,7 @@ pub(super) async fn lookup_open(
         let _ = session.close_file(&cx.uncounted(), handle, &*file).await; // its client never heard of it
     }
     let ticket = if open { session.ticket_of(handle) } else { None };
-    Ok(Reply::success(&(found?, open)).with_ticket(ticket))
+    Ok(Reply::success((found?, open)).with_ticket(ticket))
 }
 
 /// Whether the file is open under that number now.

@@ -6,86 +6,14 @@ use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFil
 
 use dray_fabric::Charge;
 
-use super::about::Files;
-use super::opening::cut_ticket;
-use crate::server::ranges::{Span, copied_bytes};
+use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
-use crate::wire::{Call, Change, PAGE_MAX_BYTES, Stamp, Wire};
+use crate::wire::{Change, PAGE_MAX_BYTES, Stamp, Wire};
 
-pub(super) async fn run(
-    server: &Inner,
-    session: &Session,
-    cx: &Context,
-    (call, files): (Call<'_>, &Files),
-    data: Option<Buf>,
-) -> Result<Reply> {
-    let file = |handle| {
-        let file = files.get(handle).cloned().or_else(|| session.file(handle));
-        file.ok_or_else(|| Error::new(Errno::EBADF))
-    };
-    Ok(match call {
-        Call::Read { handle, at, len_bytes } => {
-            read(server, session, cx, (handle, at, len_bytes)).await?
-        }
-        Call::Write { handle, how } => {
-            let (file, data) = (file(handle)?, data.unwrap_or_default());
-            write(server, session, cx, &*file, (how, data)).await?
-        }
-        Call::Readdir { handle, cookie, max_bytes, plus } => {
-            // The page must fit its frame with every record's fixed part.
-            let max_bytes = (max_bytes as usize).min(PAGE_MAX_BYTES / 2);
-            let charge = session.buffers.charge(PAGE_COPIES * max_bytes.max(PAGE_MIN_BYTES)).await;
-            // Looked for behind the wait: it may have been closed meanwhile.
-            let entries = file(handle)?.readdir(cx, cookie, max_bytes, plus).await?;
-            page(&entries, max_bytes, charge)?
-        }
-        Call::Getattr { handle: Some(handle), .. } => {
-            Reply::success(&file(handle)?.getattr(cx).await?)
-        }
-        Call::Setattr { handle: Some(handle), set, .. } => {
-            let file = file(handle)?;
-            let reply = Reply::success(&file.setattr(cx, set).await?);
-            reply.with_ticket(cut_ticket(session, file.id(), set))
-        }
-        Call::Flush { handle, owner } => {
-            let flushed = file(handle)?.flush(cx, owner).await;
-            session.forget_owner(handle, owner);
-            Reply::success(&flushed?)
-        }
-        Call::Sync { handle, data_only } => sync(server, session, cx, (handle, data_only)).await?,
-        Call::Redo { handle, stamp, change } => {
-            let change = (stamp, change, data.unwrap_or_default());
-            redo(server, session, cx, &*file(handle)?, change).await?
-        }
-        Call::Allocate { handle, what } => Reply::success(&file(handle)?.allocate(cx, what).await?),
-        Call::Seek { handle, at, what } => Reply::success(&file(handle)?.seek(cx, at, what).await?),
-        Call::CopyRange { handle, at, to, to_at, len_bytes } => {
-            let (from, to) = (file(handle)?, file(to)?);
-            let len_bytes = copied_bytes(len_bytes);
-            Reply::success(&from.copy_range(cx, at, &*to, to_at, len_bytes).await?)
-        }
-        Call::Lock { handle, lock, wait, reclaim } => {
-            note_and_lock(server, session, cx, handle, (lock, wait, reclaim)).await?
-        }
-        Call::TestLock { handle, lock } => {
-            Reply::success(&test_lock(session, cx, &*file(handle)?, lock).await?)
-        }
-        Call::GetFlags { handle } => Reply::success(&file(handle)?.get_flags(cx).await?),
-        Call::SetFlags { handle, flags } => {
-            Reply::success(&file(handle)?.set_flags(cx, flags).await?)
-        }
-        Call::GetXflags { handle } => Reply::success(&file(handle)?.get_xflags(cx).await?),
-        Call::SetXflags { handle, set } => {
-            Reply::success(&file(handle)?.set_xflags(cx, set).await?)
-        }
-        _ => unreachable!("called for calls on an open file alone"),
-    })
-}
-
-async fn read(
+pub(super) async fn read(
     server: &Inner,
     session: &Session,
     cx: &Context,
@@ -113,7 +41,7 @@ async fn read(
     Ok(Reply::with_data(read.freeze()))
 }
 
-async fn write(
+pub(super) async fn write(
     server: &Inner,
     session: &Session,
     cx: &Context,
@@ -121,11 +49,26 @@ async fn write(
     (how, data): (Write, Buf),
 ) -> Result<Reply> {
     if Sabotage::forgets(server.options.sabotage, Op::Write) {
-        return Ok(Reply::success(&(data.len() as u32)));
+        return Ok(Reply::success(data.len() as u32));
     }
     let written = file.write(cx, how, data).await?;
     session.written_bytes.fetch_add(written as u64, Ordering::Relaxed);
-    Ok(Reply::success(&(written as u32)))
+    Ok(Reply::success(written as u32))
+}
+
+pub(super) async fn readdir(
+    session: &Session,
+    cx: &Context,
+    handle: u64,
+    (cookie, max_bytes, plus): (u64, u32, bool),
+) -> Result<Reply> {
+    // The page must fit its frame with every record's fixed part.
+    let max_bytes = (max_bytes as usize).min(PAGE_MAX_BYTES / 2);
+    let charge = session.buffers.charge(PAGE_COPIES * max_bytes.max(PAGE_MIN_BYTES)).await;
+    // Looked for behind the wait: it may have been closed meanwhile.
+    let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
+    let entries = file.readdir(cx, cookie, max_bytes, plus).await?;
+    page(&entries, max_bytes, charge)
 }
 
 /// What a page takes while it is made: its entries, as many bytes as a message, and room to grow.
@@ -145,7 +88,7 @@ fn page(page: &DirPage, max_bytes: usize, mut charge: Charge) -> Result<Reply> {
 }
 
 /// Syncs a file. Its stamp says what is on media: everything that was over before.
-async fn sync(
+pub(super) async fn sync(
     server: &Inner,
     session: &Session,
     cx: &Context,
@@ -157,14 +100,14 @@ async fn sync(
         file.sync(cx, data_only).await?;
     }
     let ticket = session.export.tickets.on_media(Some(file.id()), upto);
-    let mut reply = Reply::success(&()).with_ticket(Some(ticket));
+    let mut reply = Reply::success(()).with_ticket(Some(ticket));
     if session.stamps() {
         reply.stamp(Stamp { number: upto, at: Stamp::NOWHERE });
     }
     Ok(reply)
 }
 
-async fn redo(
+pub(super) async fn redo(
     server: &Inner,
     session: &Session,
     cx: &Context,
@@ -173,7 +116,7 @@ async fn redo(
 ) -> Result<Reply> {
     let _active = session.export.recovery.enter(session.id)?;
     let stamp = match server.options.sabotage {
-        Some(Sabotage::Redo) => return Ok(Reply::success(&())),
+        Some(Sabotage::Redo) => return Ok(Reply::success(())),
         Some(Sabotage::RedoOrder) => session.export.ranges.stamps.next(),
         _ => stamp,
     };
@@ -183,10 +126,10 @@ async fn redo(
     export.redone.redo(cx, session.id, &export.ranges, file, change).await?;
     session.changed(stamp);
     session.export.recovery.tally.redone(bytes);
-    Ok(Reply::success(&()))
+    Ok(Reply::success(()))
 }
 
-async fn note_and_lock(
+pub(super) async fn note_and_lock(
     server: &Inner,
     session: &Session,
     cx: &Context,
@@ -224,7 +167,7 @@ async fn lock_file(
 ) -> Result<Reply> {
     let takes = lock.kind != LockKind::Unlock;
     if takes && server.options.sabotage == Some(Sabotage::Locks) {
-        return Ok(Reply::success(&()));
+        return Ok(Reply::success(()));
     }
     if takes && !reclaim {
         // Somebody may come back for a lock that the server's last life gave out.
@@ -234,7 +177,7 @@ async fn lock_file(
         return Err(error.because("too late to claim a lock again: others may have had it"));
     }
     if reclaim && server.options.sabotage == Some(Sabotage::Reclaim) {
-        return Ok(Reply::success(&()));
+        return Ok(Reply::success(()));
     }
     if wait && let Some(cancel) = &cx.cancel {
         session.wait_begins(cx.request.0, cancel.clone());
@@ -246,12 +189,12 @@ async fn lock_file(
     {
         session.export.refused_locks.of(session, error);
     }
-    Ok(Reply::success(&result?))
+    Ok(Reply::success(result?))
 }
 
 /// That nobody has a lock is known only when nobody can come back any more for one that the server's
 /// last life gave out.
-async fn test_lock(
+pub(super) async fn test_lock(
     session: &Session,
     cx: &Context,
     file: &dyn OpenFile,

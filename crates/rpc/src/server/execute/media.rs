@@ -7,39 +7,59 @@ use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
-use crate::wire::{Call, Floor, Stamp, Ticket, get_floors};
+use crate::wire::{Floor, Stamp, Ticket, get_floors};
 
-pub(super) async fn run(
+/// What a client says to be on media.
+pub(super) struct Declaration<'a> {
+    /// Everything up to this stamp, and the ticket that says so.
+    pub(super) floor: (u64, Ticket),
+    /// [`Floor`]s of files of which more is, encoded.
+    pub(super) floors: &'a [u8],
+    /// Nothing follows.
+    pub(super) last: bool,
+}
+
+/// What a client of an earlier version says, and when it has sent its last change: `step` 2. Errors:
+/// `ESTALE`, it is meant for an earlier server.
+pub(super) async fn recover(
     server: &Inner,
     session: &Session,
-    cx: &Context,
-    call: Call<'_>,
+    instance: u64,
+    (newest, floor, step): (u64, u64, u8),
 ) -> Result<Reply> {
-    match call {
-        Call::SyncAll {} => sync_all(server, session, cx).await,
-        Call::Recover { instance, .. } | Call::Declare { instance, .. }
-            if instance != session.export.instance =>
-        {
-            Err(Error::new(Errno::ESTALE).because("meant for an earlier server"))
-        }
-        Call::Recover { step: 2, newest: losses, floor: lost_bytes, .. } => {
-            session.export.recovery.tally.lost(losses, lost_bytes);
-            session.export.recovery.done(session.id);
-            Ok(Reply::success(&()))
-        }
-        // A client of an earlier version: it waits with the others, but what it says is on
-        // media nobody has sealed, and it could say so to have others' changes left out.
-        Call::Recover { step, .. } => declare(server, session, (0, &[]), step == 1).await,
-        Call::Declare { floor, ticket, floors, last, .. } => {
-            let floors = get_floors(floors).map_err(|_| Error::new(Errno::EPROTO))?;
-            let (floor, floors) = sealed(session, (floor, ticket), floors);
-            declare(server, session, (floor, &floors), last).await
-        }
-        _ => unreachable!("called for calls about what is on media alone"),
+    check_instance(session, instance)?;
+    if step == 2 {
+        let (losses, lost_bytes) = (newest, floor);
+        session.export.recovery.tally.lost(losses, lost_bytes);
+        session.export.recovery.done(session.id);
+        return Ok(Reply::success(()));
+    }
+    // It waits with the others, but what it says is on media nobody has sealed, and it could say so
+    // to have others' changes left out.
+    declare_floors(server, session, (0, &[]), step == 1).await
+}
+
+/// What a client knows. Errors: `ESTALE`, it is meant for an earlier server; `EPROTO`.
+pub(super) async fn declare(
+    server: &Inner,
+    session: &Session,
+    instance: u64,
+    known: Declaration<'_>,
+) -> Result<Reply> {
+    check_instance(session, instance)?;
+    let floors = get_floors(known.floors).map_err(|_| Error::new(Errno::EPROTO))?;
+    let (floor, floors) = sealed(session, known.floor, floors);
+    declare_floors(server, session, (floor, &floors), known.last).await
+}
+
+fn check_instance(session: &Session, instance: u64) -> Result<()> {
+    match instance == session.export.instance {
+        true => Ok(()),
+        false => Err(Error::new(Errno::ESTALE).because("meant for an earlier server")),
     }
 }
 
-async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
+pub(super) async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
     let export = &session.export;
     let synced = export.stable.sync_all(cx, &*export.fs, &export.ranges).await;
     if let Some(error) = session.sync_failure(cx.request.0) {
@@ -49,7 +69,7 @@ async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Rep
     let ticket = export.tickets.on_media(None, stamp);
     session.told_stable(stamp); // by the answer
     server.tell_stable(export, stamp, ticket);
-    let mut reply = Reply::success(&()).with_ticket(Some(ticket));
+    let mut reply = Reply::success(()).with_ticket(Some(ticket));
     if session.stamps() {
         reply.stamp(Stamp { number: stamp, at: Stamp::NOWHERE });
     }
@@ -80,7 +100,7 @@ fn sealed(
 }
 
 /// What a client knows after a loss of power; with the last of it, it waits for the others.
-async fn declare(
+async fn declare_floors(
     server: &Inner,
     session: &Session,
     (floor, floors): (u64, &[Floor]),
@@ -93,5 +113,5 @@ async fn declare(
     if last {
         session.export.recovery.declare(session.id).await?;
     }
-    Ok(Reply::success(&()))
+    Ok(Reply::success(()))
 }

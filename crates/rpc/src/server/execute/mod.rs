@@ -1,138 +1,202 @@
 //! Carries out one call on the export's file system.
 
-mod about;
 mod ahead;
 mod file;
 mod media;
 mod opening;
+mod operands;
 mod replayed;
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
-use dray_core::{Buf, Context, Errno, Error, FileSystem, Make, Name, Op, Result};
+use dray_core::{Buf, Context, Entry, Errno, Error, Make, Name, OpenFile, Result, Write};
 
 use crate::server::counted;
-use crate::server::exactly_once::plan::Standing;
-use crate::server::exactly_once::settle::Amend;
+use crate::server::exactly_once::plan::ChangeState;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::Session;
-use crate::wire::{Call, Input, Ticket};
+use crate::server::tickets;
+use crate::wire::{Call, copied_bytes};
 
-pub(super) use about::{Files, changed, check_handles, subjects};
 pub(super) use opening::{check_name, is_to_be_made};
+pub(super) use operands::{Files, ShownOperand, check_handles, span};
 pub(super) use replayed::open_replayed;
-
-use opening::Place;
 
 /// Carries out a call; whatever happens, there is an answer.
 pub(super) async fn execute(
     server: &Inner,
     session: &Session,
     cx: &Context,
-    op: Op,
-    body: &[u8],
+    call: &Call<'_>,
     data: Option<Buf>,
-    standing: Standing<'_>,
+    state: ChangeState<'_>,
 ) -> Reply {
-    let result = match (Call::get(op, &mut Input(body)), standing.amend) {
-        (Ok(Call::Put { dir, name, mode }), _) => {
-            let data = data.unwrap_or_default();
-            session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
-            let place = Place { dir, name, mode, standing };
-            opening::put(session, cx, place, data).await.map(|id| {
-                let ticket = session.export.tickets.opened(session.node, id, Ticket::WRITE);
-                Reply::success(&id).with_ticket(Some(ticket))
-            })
-        }
-        (Ok(call), Some(Amend::Made { id, proven })) => {
-            opening::made(session, cx, call, (id, proven)).await
-        }
-        (Ok(call), amend) => {
-            let call = match amend {
-                Some(amend) => amend.apply(call),
-                None => call,
-            };
-            run(server, session, cx, (call, standing.files), data).await
-        }
-        (Err(_), _) => Err(Error::new(Errno::EPROTO).because("malformed call")),
-    };
+    let result = run(server, session, cx, (call, state), data).await;
     result.unwrap_or_else(|error| Reply::failure(&error))
 }
 
+/// One arm for each operation: here the compiler asks how a new one is carried out.
 async fn run(
     server: &Inner,
     session: &Session,
     cx: &Context,
-    (call, files): (Call<'_>, &Files),
+    (call, state): (&Call<'_>, ChangeState<'_>),
     data: Option<Buf>,
 ) -> Result<Reply> {
     let (fs, sabotage) = (&*session.export.fs, server.options.sabotage);
-    Ok(match call {
-        Call::Lookup { dir, name } => Reply::success(&fs.lookup(cx, dir, Name::new(name)?).await?),
+    let file = |handle| opened(session, state.files, handle);
+    let amend = state.amend;
+    Ok(match *call {
+        Call::Lookup { dir, name } => Reply::success(fs.lookup(cx, dir, Name::new(name)?).await?),
         Call::LookupOpen { dir, name, how, handle } => {
             ahead::lookup_open(server, session, cx, (dir, name), (how, handle)).await?
         }
-        Call::Parent { dir } => Reply::success(&fs.parent(cx, dir).await?),
-        Call::Getattr { id, handle: None } => Reply::success(&fs.getattr(cx, id).await?),
-        Call::Setattr { id, handle: None, set } => {
-            let reply = Reply::success(&fs.setattr(cx, id, set).await?);
-            reply.with_ticket(opening::cut_ticket(session, id, set))
+        Call::Parent { dir } => Reply::success(fs.parent(cx, dir).await?),
+        Call::Getattr { id, handle: None } => Reply::success(fs.getattr(cx, id).await?),
+        Call::Getattr { handle: Some(handle), .. } => {
+            Reply::success(file(handle)?.getattr(cx).await?)
+        }
+        Call::Setattr { id, handle, set } => {
+            let attr = match handle {
+                Some(handle) => file(handle)?.setattr(cx, set).await?,
+                None => fs.setattr(cx, id, set).await?,
+            };
+            Reply::success(attr).with_ticket(opening::cut_ticket(session, id, set))
         }
         Call::Readlink { id } => counted::answer(session, || fs.readlink(cx, id)).await?,
-        Call::Make { .. } => make(fs, cx, call).await?,
+        Call::Make { dir, name, kind, mode, rdev, target } => {
+            let entry = match amend.and_then(|amend| amend.made()) {
+                Some((id, _)) => Entry { id, attr: fs.getattr(cx, id).await? },
+                None => {
+                    let what = made(kind, (mode, rdev), target)?;
+                    fs.make(cx, dir, Name::new(name)?, what).await?
+                }
+            };
+            Reply::success(entry)
+        }
         Call::Remove { .. } | Call::Rename { .. } if Sabotage::forgets(sabotage, call.op()) => {
-            Reply::success(&())
+            Reply::success(())
         }
         Call::Remove { dir, name, kind } => {
-            Reply::success(&fs.remove(cx, dir, Name::new(name)?, kind).await?)
+            Reply::success(fs.remove(cx, dir, Name::new(name)?, kind).await?)
         }
         Call::Rename { from, from_name, to, to_name, how } => {
             let (from, to) = ((from, Name::new(from_name)?), (to, Name::new(to_name)?));
-            Reply::success(&fs.rename(cx, from, to, how).await?)
+            Reply::success(fs.rename(cx, from, to, how).await?)
         }
         Call::Link { id, dir, name } => {
-            Reply::success(&fs.link(cx, id, dir, Name::new(name)?).await?)
+            Reply::success(fs.link(cx, id, dir, Name::new(name)?).await?)
         }
-        Call::Open { .. }
-        | Call::OpenNamed { .. }
-        | Call::Reopen { .. }
-        | Call::Create { .. }
-        | Call::Tmpfile { .. } => opening::run(session, cx, call).await?,
-        Call::Access { id, want } => Reply::success(&fs.access(cx, id, want).await?),
-        Call::Statfs {} => Reply::success(&fs.statfs(cx).await?),
+        Call::Open { id, how, handle, again } => {
+            let how = if again { tickets::again(how) } else { how };
+            opening::open(session, cx, (id, how, handle), again).await?
+        }
+        // The name was looked at before its intent was noted.
+        Call::OpenNamed { id, how, handle, .. } => {
+            opening::open(session, cx, (id, how, handle), false).await?
+        }
+        Call::Reopen { id, how, handle, ticket } => {
+            opening::reopen(session, cx, (id, how, handle), ticket).await?
+        }
+        Call::Create { dir, name, how, handle } => match amend.and_then(|amend| amend.made()) {
+            Some(made) => opening::created_before(session, cx, (how, handle), made).await?,
+            None => opening::create(session, cx, (dir, name), (how, handle)).await?,
+        },
+        Call::Tmpfile { dir, how, handle } => {
+            opening::tmpfile(session, cx, dir, (how, handle)).await?
+        }
+        Call::Access { id, want } => Reply::success(fs.access(cx, id, want).await?),
+        Call::Statfs {} => Reply::success(fs.statfs(cx).await?),
         Call::Getxattr { id, name } => {
             counted::answer(session, || fs.getxattr(cx, id, name)).await?
         }
         Call::Setxattr { id, name, value, how } => {
-            Reply::success(&fs.setxattr(cx, id, name, value, how).await?)
+            Reply::success(fs.setxattr(cx, id, name, value, how).await?)
         }
         Call::Listxattr { id } => counted::answer(session, || fs.listxattr(cx, id)).await?,
-        Call::Removexattr { id, name } => Reply::success(&fs.removexattr(cx, id, name).await?),
-        Call::Close { .. } if sabotage == Some(Sabotage::Closes) => Reply::success(&()),
+        Call::Removexattr { id, name } => Reply::success(fs.removexattr(cx, id, name).await?),
+        Call::Read { handle, at, len_bytes } => {
+            file::read(server, session, cx, (handle, at, len_bytes)).await?
+        }
+        Call::Write { handle, how } => {
+            let appends_at = amend.and_then(|amend| amend.append_at());
+            let how = appends_at.map_or(how, |at| Write { at, append: false, ..how });
+            let (file, data) = (file(handle)?, data.unwrap_or_default());
+            file::write(server, session, cx, &*file, (how, data)).await?
+        }
+        Call::Readdir { handle, cookie, max_bytes, plus } => {
+            file::readdir(session, cx, handle, (cookie, max_bytes, plus)).await?
+        }
+        Call::Flush { handle, owner } => {
+            let flushed = file(handle)?.flush(cx, owner).await;
+            session.forget_owner(handle, owner);
+            Reply::success(flushed?)
+        }
+        Call::Sync { handle, data_only } => {
+            file::sync(server, session, cx, (handle, data_only)).await?
+        }
+        Call::Allocate { handle, what } => Reply::success(file(handle)?.allocate(cx, what).await?),
+        Call::Seek { handle, at, what } => Reply::success(file(handle)?.seek(cx, at, what).await?),
+        Call::CopyRange { handle, at, to, to_at, len_bytes } => {
+            let most = amend.and_then(|amend| amend.copy_at_most()).unwrap_or(u64::MAX);
+            let (from, to) = (file(handle)?, file(to)?);
+            Reply::success(
+                from.copy_range(cx, at, &*to, to_at, copied_bytes(len_bytes).min(most)).await?,
+            )
+        }
+        Call::Lock { handle, lock, wait, reclaim } => {
+            file::note_and_lock(server, session, cx, handle, (lock, wait, reclaim)).await?
+        }
+        Call::TestLock { handle, lock } => {
+            Reply::success(file::test_lock(session, cx, &*file(handle)?, lock).await?)
+        }
+        Call::GetFlags { handle } => Reply::success(file(handle)?.get_flags(cx).await?),
+        Call::SetFlags { handle, flags } => {
+            Reply::success(file(handle)?.set_flags(cx, flags).await?)
+        }
+        Call::GetXflags { handle } => Reply::success(file(handle)?.get_xflags(cx).await?),
+        Call::SetXflags { handle, set } => Reply::success(file(handle)?.set_xflags(cx, set).await?),
+        Call::Close { .. } if sabotage == Some(Sabotage::Closes) => Reply::success(()),
         Call::Close { handle } => {
             if let Some(file) = session.take_file(handle) {
                 session.close_file(cx, handle, &*file).await?;
             }
-            Reply::success(&())
+            Reply::success(())
         }
-        Call::SyncAll {} | Call::Recover { .. } | Call::Declare { .. } => {
-            media::run(server, session, cx, call).await?
+        Call::Put { dir, name, mode } => {
+            let data = data.unwrap_or_default();
+            opening::put(session, cx, (dir, name), (mode, data), state).await?
         }
-        call => file::run(server, session, cx, (call, files), data).await?,
+        Call::SyncAll {} => media::sync_all(server, session, cx).await?,
+        Call::Recover { instance, newest, floor, step, .. } => {
+            media::recover(server, session, instance, (newest, floor, step)).await?
+        }
+        Call::Declare { instance, floor, ticket, floors, last } => {
+            let known = media::Declaration { floor: (floor, ticket), floors, last };
+            media::declare(server, session, instance, known).await?
+        }
+        Call::Redo { handle, stamp, change } => {
+            let change = (stamp, change, data.unwrap_or_default());
+            file::redo(server, session, cx, &*file(handle)?, change).await?
+        }
     })
 }
 
-async fn make(fs: &dyn FileSystem, cx: &Context, call: Call<'_>) -> Result<Reply> {
-    let Call::Make { dir, name, kind, mode, rdev, target } = call else {
-        unreachable!("called for this call alone");
-    };
-    let what = match kind {
-        0 => Make::Directory { mode },
-        1 => Make::Node { mode, rdev },
-        2 => Make::Symlink { target },
-        _ => return Err(Error::new(Errno::EPROTO).because("unknown kind of file to make")),
-    };
-    Ok(Reply::success(&fs.make(cx, dir, Name::new(name)?, what).await?))
+/// An open file: the one that the change has its turn for, or else what has the number now. Errors:
+/// `EBADF`.
+fn opened(session: &Session, files: &Files, handle: u64) -> Result<Arc<dyn OpenFile>> {
+    let file = files.get(handle).cloned().or_else(|| session.file(handle));
+    file.ok_or_else(|| Error::new(Errno::EBADF))
+}
+
+/// What [`Call::Make`] makes. Errors: `EPROTO`, there is no such kind.
+fn made(kind: u8, (mode, rdev): (u32, u32), target: &[u8]) -> Result<Make<'_>> {
+    match kind {
+        0 => Ok(Make::Directory { mode }),
+        1 => Ok(Make::Node { mode, rdev }),
+        2 => Ok(Make::Symlink { target }),
+        _ => Err(Error::new(Errno::EPROTO).because("unknown kind of file to make")),
+    }
 }

@@ -1,6 +1,7 @@
 //! Carries out a call that opens a file, for longer or to put data into it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use dray_core::{
     AtOpen, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, LockOwner, Name,
@@ -8,52 +9,55 @@ use dray_core::{
 };
 
 use crate::server::as_server;
-use crate::server::exactly_once::plan::Standing;
+use crate::server::exactly_once::plan::ChangeState;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::reply::Reply;
 use crate::server::session::Session;
 use crate::server::tickets;
 use crate::wire::{Call, Ticket};
 
-pub(super) async fn run(session: &Session, cx: &Context, call: Call<'_>) -> Result<Reply> {
-    let fs = &*session.export.fs;
-    Ok(match call {
-        // Whoever says that it had the file open has to show it, as below.
-        Call::Open { id, how, handle, again } => {
-            let how = if again { tickets::again(how) } else { how };
-            open(session, cx, (id, how, handle), again).await?
-        }
-        // The name was looked at before its intent was noted.
-        Call::OpenNamed { id, how, handle, .. } => {
-            open(session, cx, (id, how, handle), false).await?
-        }
-        Call::Reopen { id, how, handle, ticket } => {
-            // It was opened to be executed by who could; the ticket says so. And rights were checked at
-            // the first opening: the file's mode may forbid by now what was allowed then.
-            let how = tickets::again(OpenHow { flags: how.flags & !OpenHow::EXECUTE, ..how });
-            if !session.export.tickets.may_open(ticket, session.node, id, how) {
-                let error = Error::new(Errno::EACCES);
-                return Err(error.because("opened again for more than it had been open for"));
-            }
-            if !session.has_file(handle) {
-                let place = place_for(session, true)?;
-                let file = as_server::open(fs, cx, id, how).await?;
-                keep(session, cx, handle, (file, how, place)).await?;
-            }
-            opened(session, cx, how, handle).await
-        }
-        Call::Create { dir, name, how, handle } => {
-            let place = place_for(session, false)?;
-            let made = fs.create(cx, dir, Name::new(name)?, how).await?;
-            keep_new(session, cx, made, (how.open, handle, place)).await?
-        }
-        Call::Tmpfile { dir, how, handle } => {
-            let place = place_for(session, false)?;
-            let made = fs.tmpfile(cx, dir, how).await?;
-            keep_new(session, cx, made, (how.open, handle, place)).await?
-        }
-        _ => unreachable!("called for calls that open a file alone"),
-    })
+/// Opens again what was open in an earlier life of the server; the ticket says what for.
+pub(super) async fn reopen(
+    session: &Session,
+    cx: &Context,
+    (id, how, handle): (FileId, OpenHow, u64),
+    ticket: Ticket,
+) -> Result<Reply> {
+    // It was opened to be executed by who could; the ticket says so. And rights were checked at
+    // the first opening: the file's mode may forbid by now what was allowed then.
+    let how = tickets::again(OpenHow { flags: how.flags & !OpenHow::EXECUTE, ..how });
+    if !session.export.tickets.may_open(ticket, session.node, id, how) {
+        let error = Error::new(Errno::EACCES);
+        return Err(error.because("opened again for more than it had been open for"));
+    }
+    if !session.has_file(handle) {
+        let place = place_for(session, true)?;
+        let file = as_server::open(&*session.export.fs, cx, id, how).await?;
+        keep(session, cx, handle, (file, how, place)).await?;
+    }
+    Ok(opened(session, cx, how, handle).await)
+}
+
+pub(super) async fn create(
+    session: &Session,
+    cx: &Context,
+    (dir, name): (FileId, &[u8]),
+    (how, handle): (CreateHow, u64),
+) -> Result<Reply> {
+    let place = place_for(session, false)?;
+    let made = session.export.fs.create(cx, dir, Name::new(name)?, how).await?;
+    keep_new(session, cx, made, (how.open, handle, place)).await
+}
+
+pub(super) async fn tmpfile(
+    session: &Session,
+    cx: &Context,
+    dir: FileId,
+    (how, handle): (CreateHow, u64),
+) -> Result<Reply> {
+    let place = place_for(session, false)?;
+    let made = session.export.fs.tmpfile(cx, dir, how).await?;
+    keep_new(session, cx, made, (how.open, handle, place)).await
 }
 
 /// Whether what a call opens has the name that it says. Asked before anything is noted of the call:
@@ -63,14 +67,12 @@ pub(in crate::server) async fn check_name(
     cx: &Context,
     call: &Call<'_>,
 ) -> Result<()> {
-    match *call {
-        // Which the session has open had its name when the call came first.
-        Call::OpenNamed { dir, name, id, handle, .. } if !session.has_file(handle) => {
-            let place = (dir, Name::new(name)?);
-            must_be_named(&*session.export.fs, &cx.uncounted(), place, id).await
-        }
-        _ => Ok(()),
+    let Call::OpenNamed { dir, name, id, handle, .. } = *call else { return Ok(()) };
+    if session.has_file(handle) {
+        return Ok(()); // it had its name when the call came first
     }
+    let place = (dir, Name::new(name)?);
+    must_be_named(&*session.export.fs, &cx.uncounted(), place, id).await
 }
 
 /// A place for an open file. Who is refused one is told of, since others would have none.
@@ -79,8 +81,9 @@ fn place_for(session: &Session, claims: bool) -> Result<FilePlace> {
     place.inspect_err(|error| session.export.refused_files.of(session, error))
 }
 
-/// Opens a file, unless the session has it already; `claims`: it had it before.
-async fn open(
+/// Opens a file, unless the session has it already; `claims`: it had it before. Whoever says so has to
+/// show it.
+pub(super) async fn open(
     session: &Session,
     cx: &Context,
     (id, how, handle): (FileId, OpenHow, u64),
@@ -126,35 +129,29 @@ async fn open_own(
     }
 }
 
-/// Answers a call that has made this before a death of the server.
-pub(super) async fn made(
+/// Answers a creation that has made this before a death of the server.
+pub(super) async fn created_before(
     session: &Session,
     cx: &Context,
-    call: Call<'_>,
+    (how, handle): (CreateHow, u64),
     (id, proven): (FileId, bool),
 ) -> Result<Reply> {
     let fs = &*session.export.fs;
-    match call {
-        Call::Create { how, handle, .. } => {
-            let place = place_for(session, true)?;
-            let again = tickets::again(how.open); // nothing is left to be cut
-            let file = match proven {
-                true => open_own(fs, cx, id, again).await?,
-                false => fs.open(cx, id, again).await?,
-            };
-            let entry = Entry { id, attr: file.getattr(&cx.uncounted()).await? };
-            keep_new(session, cx, (entry, file), (how.open, handle, place)).await
-        }
-        Call::Make { .. } => Ok(Reply::success(&Entry { id, attr: fs.getattr(cx, id).await? })),
-        _ => Err(Error::new(Errno::EPROTO).because("it makes nothing")),
-    }
+    let place = place_for(session, true)?;
+    let again = tickets::again(how.open); // nothing is left to be cut
+    let file = match proven {
+        true => open_own(fs, cx, id, again).await?,
+        false => fs.open(cx, id, again).await?,
+    };
+    let entry = Entry { id, attr: file.getattr(&cx.uncounted()).await? };
+    keep_new(session, cx, (entry, file), (how.open, handle, place)).await
 }
 
 /// The answer that it is open.
 async fn opened(session: &Session, cx: &Context, how: OpenHow, handle: u64) -> Reply {
     let at_open = at_open(session, cx, handle, how).await;
     let times_past = at_open.and_then(|seen| seen.times_past);
-    let reply = Reply::success(&at_open).with_times_past(times_past);
+    let reply = Reply::success(at_open).with_times_past(times_past);
     reply.with_ticket(session.ticket_of(handle))
 }
 
@@ -166,7 +163,7 @@ async fn keep_new(
 ) -> Result<Reply> {
     keep(session, cx, handle, (file, how, place)).await?;
     let no_capability = no_capability(&*session.export.fs, cx, entry.id, how).await;
-    Ok(Reply::success(&(entry, no_capability)).with_ticket(session.ticket_of(handle)))
+    Ok(Reply::success((entry, no_capability)).with_ticket(session.ticket_of(handle)))
 }
 
 pub(super) async fn keep(
@@ -219,45 +216,60 @@ async fn no_capability(fs: &dyn FileSystem, cx: &Context, id: FileId, how: OpenH
             .is_err_and(|error| matches!(error.errno(), Errno::ENODATA | Errno::ENOTSUP))
 }
 
-/// Where data are put.
-pub(super) struct Place<'a> {
-    pub(super) dir: FileId,
-    pub(super) name: &'a [u8],
-    pub(super) mode: u32,
-    pub(super) standing: Standing<'a>,
-}
-
 /// Create, write, close. Answers the file.
 pub(super) async fn put(
     session: &Session,
     cx: &Context,
-    place: Place<'_>,
-    mut data: Buf,
-) -> Result<FileId> {
-    let fs = &*session.export.fs;
-    let how = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
-    let file = match place.standing.amend {
-        Some(Amend::Put { id, made }) => {
-            // One that was made was empty, and others may have written to it since.
-            let opened = match made {
-                true => open_own(fs, cx, id, OpenHow::new(libc::O_WRONLY)).await,
-                false => fs.open(cx, id, how).await,
-            };
-            match opened {
-                // It was there, and somebody has removed it since.
-                Err(error) if error.errno() == Errno::ESTALE => return Ok(id),
-                opened => opened?,
-            }
-        }
-        _ => {
-            let how = CreateHow { open: how, mode: place.mode, exclusive: false };
-            let (entry, file) = fs.create(cx, place.dir, Name::new(place.name)?, how).await?;
-            if let Some(plan) = place.standing.plan {
-                plan.made(&session.export.ranges, entry.id).await;
-            }
-            file
-        }
+    name: (FileId, &[u8]),
+    (mode, data): (u32, Buf),
+    state: ChangeState<'_>,
+) -> Result<Reply> {
+    session.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+    let id = match open_to_put(session, cx, name, mode, state).await? {
+        Target::Open(file) => fill(cx, &*file, data).await?,
+        Target::Removed(id) => id,
     };
+    let ticket = session.export.tickets.opened(session.node, id, Ticket::WRITE);
+    Ok(Reply::success(id).with_ticket(Some(ticket)))
+}
+
+/// Where data are put.
+enum Target {
+    Open(Arc<dyn OpenFile>),
+    /// It was there, and somebody has removed it since.
+    Removed(FileId),
+}
+
+async fn open_to_put(
+    session: &Session,
+    cx: &Context,
+    (dir, name): (FileId, &[u8]),
+    mode: u32,
+    state: ChangeState<'_>,
+) -> Result<Target> {
+    let fs = &*session.export.fs;
+    let open = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
+    let Some((id, made)) = state.amend.and_then(Amend::put) else {
+        let how = CreateHow { open, mode, exclusive: false };
+        let (entry, file) = fs.create(cx, dir, Name::new(name)?, how).await?;
+        if let Some(plan) = state.plan {
+            plan.made(&session.export.ranges, entry.id).await;
+        }
+        return Ok(Target::Open(file));
+    };
+    // One that was made was empty, and others may have written to it since.
+    let opened = match made {
+        true => open_own(fs, cx, id, OpenHow::new(libc::O_WRONLY)).await,
+        false => fs.open(cx, id, open).await,
+    };
+    match opened {
+        Err(error) if error.errno() == Errno::ESTALE => Ok(Target::Removed(id)),
+        opened => opened.map(Target::Open),
+    }
+}
+
+/// Writes all of the data, and closes the file.
+async fn fill(cx: &Context, file: &dyn OpenFile, mut data: Buf) -> Result<FileId> {
     dray_rt::step().await;
     let mut written = Ok(0);
     let mut at = 0;

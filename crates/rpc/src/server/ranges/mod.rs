@@ -17,14 +17,12 @@
 //! anything else. Those that wait are tasks, and have no thread. Their number is bounded by the calls
 //! that connections may have under way.
 
-mod changed;
 mod grant;
 mod queue;
 mod span;
 mod stamps;
 mod table;
 
-pub(crate) use changed::{bytes_changed, copied_bytes};
 pub(crate) use grant::RangeGrant;
 pub(crate) use span::Span;
 pub(crate) use stamps::Stamps;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use dray_core::{Context, Op, Pid};
 use dray_rt::Instant;
 
-use crate::server::execute;
+use crate::server::execute::ShownOperand;
 use crate::server::export::Export;
 use crate::server::recovery::tally::RecoveryStatus;
 use crate::server::service::{Inner, lock};
@@ -113,7 +113,8 @@ pub(crate) struct Running {
     pub(crate) session: u64,
     pub(crate) cx: Context,
     pub(crate) since: Instant,
-    pub(crate) body: Arc<[u8]>,
+    /// The files that it names.
+    pub(in crate::server) operands: [Option<ShownOperand>; 2],
 }
 
 impl Inner {
@@ -138,9 +139,10 @@ impl Inner {
         for running in all.values().take(OPERATIONS_MAX) {
             let begin = subjects.len();
             if let Some(session) = sessions.get(&running.session) {
-                let files = execute::subjects(session, running.op, &running.body);
+                let operands = running.operands.iter().flatten();
+                let files = operands.filter_map(|operand| operand.subject(session));
                 let subject = |(id, name)| Subject::new(session.export.fs.clone(), id, name);
-                subjects.extend(files.into_iter().map(subject));
+                subjects.extend(files.map(subject));
             }
             operations.push((operation_status(running), begin..subjects.len()));
         }
@@ -275,8 +277,8 @@ mod tests {
             let journal = Arc::new(MemoryJournal::default());
             let server = Server::new(ServerOptions::default(), Vec::new(), journal);
             for session in 0..OPERATIONS_MAX as u64 + 7 {
-                let (cx, since, body) = (Context::system(), dray_rt::now(), Arc::default());
-                server.inner.running(Running { op: Op::Lock, session, cx, since, body });
+                let (cx, since, operands) = (Context::system(), dray_rt::now(), [None, None]);
+                server.inner.running(Running { op: Op::Lock, session, cx, since, operands });
                 dray_rt::sleep(Duration::from_millis(1)).await;
             }
             let status = server.status();

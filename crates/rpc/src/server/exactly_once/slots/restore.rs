@@ -10,6 +10,7 @@ use crate::server::exactly_once::settle::{self, CutShort, Settled};
 use crate::server::export::Export;
 use crate::server::journal::SlotRecord;
 use crate::server::ranges::RangeTable;
+use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 
 /// A change as it was noted: its slot and its number.
@@ -69,13 +70,14 @@ impl ReplaySlots {
         noted: Noted,
         (answer, begun): (Vec<u8>, Option<(Op, Vec<u8>)>),
     ) -> Option<Slot> {
-        let settled = settle::settle_answered(&*export.fs, answer, begun.clone()).await;
+        let answered = Reply::remembered(&answer);
+        let settled = settle::settle_answered(&*export.fs, answered, begun.clone()).await;
         if export.is_lost() {
             return None;
         }
         Some(match settled {
             Settled::Undone => self.undone(noted.slot, noted.sequence),
-            Settled::Done(answer) => Slot::done(noted.sequence, answer),
+            Settled::Done(_) => Slot::done(noted.sequence, answer),
             Settled::Cut(cut) => {
                 // The answer is no answer any more: a later life would give it.
                 let Some((op, begun)) = begun else {
@@ -102,10 +104,7 @@ impl ReplaySlots {
         }
         Some(match settled {
             Settled::Undone => self.undone(noted.slot, noted.sequence),
-            Settled::Done(answer) => {
-                self.log.done(noted.slot, noted.sequence, &answer);
-                Slot::done(noted.sequence, answer)
-            }
+            Settled::Done(answer) => self.found_out(noted.slot, noted.sequence, &answer),
             Settled::Cut(cut) => {
                 // The next life is not to look again: it could find something else.
                 if let Some(intent) = cut.amend.and_then(|amend| amend.intent(&intent)) {
@@ -139,9 +138,15 @@ impl ReplaySlots {
 
     /// The slot of a change of which nobody can know any more whether it was made.
     pub(super) fn unknown(&self, slot: u32, sequence: u32) -> Slot {
-        let answer = settle::unknown();
-        self.log.done(slot, sequence, &answer);
-        Slot::done(sequence, answer)
+        self.found_out(slot, sequence, &settle::unknown())
+    }
+
+    /// The slot of a change whose answer is known only now.
+    fn found_out(&self, slot: u32, sequence: u32, answer: &Reply) -> Slot {
+        let mut encoded = Vec::new();
+        answer.put(&mut encoded);
+        self.log.done(slot, sequence, &encoded);
+        Slot::done(sequence, encoded)
     }
 }
 

@@ -1,0 +1,206 @@
+//! The beginning of a reply.
+
+use dray_core::{Errno, Error, Fate, Ttl};
+
+use crate::wire::codec::{Input, Malformed, Wire, wire_numbers};
+use crate::wire::head::{Kind, expect_kind};
+use crate::wire::stamp::Stamp;
+use crate::wire::ticket::Ticket;
+
+wire_numbers!(Fate { Fate::Final = 0, Fate::Retry = 1, Fate::Unknown = 2 });
+
+/// All of a reply but its results, which are there only if [`ReplyHead::errno`] is 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplyHead {
+    /// Of the call that is answered.
+    pub tag: u32,
+    /// 0, or what went wrong.
+    pub errno: u16,
+    /// How to take a failure.
+    pub fate: Fate,
+    /// The server does not know the open file that the call named (it lost its state):
+    /// open it again and repeat the call. It was not applied.
+    pub unknown_handle: bool,
+    /// Every one-way call that came on this connection before the call that is answered has
+    /// been carried out.
+    pub settled: bool,
+    /// Whether the times of the file that was opened are past: see [`AtOpen::times_past`]. None where
+    /// that is not known.
+    ///
+    /// [`AtOpen::times_past`]: dray_core::AtOpen::times_past
+    pub times_past: Option<bool>,
+    /// Of a failure: how long the name that was looked for may be believed to be absent. None: the
+    /// server does not say.
+    pub absence: Option<Ttl>,
+    /// When the change was made, or up to when changes are on media.
+    pub stamp: Option<Stamp>,
+    /// What the client can show to a later server process.
+    pub ticket: Option<Ticket>,
+}
+
+// Bits of the flags. Stamp, ticket and absence stand between the flags' head and the results, in this
+// order.
+const UNKNOWN_HANDLE: u16 = 1;
+const SETTLED: u16 = 2;
+const STAMPED: u16 = 4;
+const TICKET: u16 = 8;
+const TIMES_PAST: u16 = 16;
+const TIMES_YOUNG: u16 = 32;
+const ABSENCE: u16 = 64;
+
+impl ReplyHead {
+    /// The most that [`ReplyHead::put_message`] appends.
+    pub const BYTES_MAX: usize = 10 + Stamp::BYTES + Ticket::BYTES + size_of::<u32>();
+
+    /// Of a success.
+    pub fn success(tag: u32) -> ReplyHead {
+        ReplyHead {
+            tag,
+            errno: 0,
+            fate: Fate::Final,
+            unknown_handle: false,
+            settled: false,
+            times_past: None,
+            absence: None,
+            stamp: None,
+            ticket: None,
+        }
+    }
+
+    /// Of a failure.
+    pub fn failure(tag: u32, error: &Error) -> ReplyHead {
+        let errno = error.errno().raw() as u16;
+        let (fate, absence) = (error.fate(), error.absence());
+        ReplyHead { errno, fate, absence, ..ReplyHead::success(tag) }
+    }
+
+    /// The error that it carries.
+    pub fn error(&self) -> Option<Error> {
+        let errno = Errno::new(i32::from(self.errno));
+        match self.fate {
+            _ if self.errno == 0 => None,
+            Fate::Final => Some(Error::new(errno).absent_for(self.absence)),
+            Fate::Retry => Some(Error::retry(errno)),
+            Fate::Unknown => Some(Error::unknown(errno)),
+        }
+    }
+
+    /// Appends kind and head.
+    pub fn put_message(&self, out: &mut Vec<u8>) {
+        Kind::Reply.put(out);
+        self.put(out);
+    }
+
+    /// Takes both off again.
+    pub fn get_message(input: &mut Input<'_>) -> Result<ReplyHead, Malformed> {
+        expect_kind(input, Kind::Reply)?;
+        input.get()
+    }
+
+    /// The head of a whole reply, and its encoded results.
+    pub fn split(message: &[u8]) -> Result<(ReplyHead, &[u8]), Malformed> {
+        let mut input = Input(message);
+        let head = ReplyHead::get_message(&mut input)?;
+        Ok((head, input.0))
+    }
+
+    fn flags(&self) -> u16 {
+        let flag = |is: bool, flag: u16| if is { flag } else { 0 };
+        flag(self.unknown_handle, UNKNOWN_HANDLE)
+            | flag(self.settled, SETTLED)
+            | flag(self.stamp.is_some(), STAMPED)
+            | flag(self.ticket.is_some(), TICKET)
+            | flag(self.times_past == Some(true), TIMES_PAST)
+            | flag(self.times_past == Some(false), TIMES_YOUNG)
+            | flag(self.absence.is_some(), ABSENCE)
+    }
+}
+
+impl<'a> Wire<'a> for ReplyHead {
+    fn put(&self, out: &mut Vec<u8>) {
+        ((self.fate, self.flags()), (self.tag, self.errno)).put(out);
+        if let Some(stamp) = &self.stamp {
+            stamp.put(out);
+        }
+        if let Some(ticket) = self.ticket {
+            ticket.put(out);
+        }
+        if self.absence.is_some() {
+            Ttl::to_number(self.absence).put(out);
+        }
+    }
+
+    fn get(input: &mut Input<'a>) -> Result<ReplyHead, Malformed> {
+        let ((fate, flags), (tag, errno)): ((Fate, u16), (u32, u16)) = input.get()?;
+        let has = |flag: u16| flags & flag != 0; // bits of later versions say nothing
+        let stamp = if has(STAMPED) { Some(input.get()?) } else { None };
+        let ticket = if has(TICKET) { Some(input.get()?) } else { None };
+        let absence = if has(ABSENCE) { Ttl::from_number(input.get()?) } else { None };
+        let times_known = has(TIMES_PAST) || has(TIMES_YOUNG);
+        Ok(ReplyHead {
+            tag,
+            errno,
+            fate,
+            unknown_handle: has(UNKNOWN_HANDLE),
+            settled: has(SETTLED),
+            times_past: times_known.then_some(!has(TIMES_YOUNG)),
+            absence,
+            stamp,
+            ticket,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn again(head: &ReplyHead) -> ReplyHead {
+        let mut message = Vec::new();
+        head.put_message(&mut message);
+        assert!(message.len() <= ReplyHead::BYTES_MAX, "{head:?}");
+        77u32.put(&mut message);
+        let mut input = Input(&message);
+        let again = ReplyHead::get_message(&mut input).unwrap();
+        assert_eq!(Input::whole::<u32>(input.0), Ok(77), "the results follow");
+        again
+    }
+
+    #[test]
+    fn a_reply_comes_back_as_it_went() {
+        let stamp = Some(Stamp { number: 5, at: 4096 });
+        let ticket = Some(Ticket([9; 16]));
+        for bits in 0..16u8 {
+            let is = |bit: u8| bits & bit != 0;
+            for times_past in [None, Some(true), Some(false)] {
+                let head = ReplyHead {
+                    unknown_handle: is(1),
+                    settled: is(2),
+                    times_past,
+                    stamp: stamp.clone().filter(|_| is(4)),
+                    ticket: ticket.filter(|_| is(8)),
+                    ..ReplyHead::success(9)
+                };
+                assert_eq!(again(&head), head);
+            }
+        }
+        for error in
+            [Error::new(Errno::EIO), Error::retry(Errno::EAGAIN), Error::unknown(Errno::EIO)]
+        {
+            let head = again(&ReplyHead::failure(9, &error));
+            let came = head.error().unwrap();
+            assert_eq!((came.errno(), came.fate()), (error.errno(), error.fate()));
+        }
+    }
+
+    #[test]
+    fn a_reply_that_is_cut_short_is_malformed() {
+        let stamp = Some(Stamp { number: 5, at: 4096 });
+        let head = ReplyHead { stamp, ticket: Some(Ticket([9; 16])), ..ReplyHead::success(9) };
+        let mut message = Vec::new();
+        head.put_message(&mut message);
+        for length in 0..message.len() {
+            assert!(ReplyHead::get_message(&mut Input(&message[..length])).is_err(), "{length}");
+        }
+    }
+}
