@@ -25,7 +25,7 @@ const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 fn lock(owner: u64, kind: LockKind, range: LockRange) -> Lock {
     let (family, pid) = (LockFamily::Posix, Pid(1));
-    Lock { family, kind, range, owner: LockOwner(owner), pid }
+    Lock { family, kind, range, owner: LockOwner::own(owner), pid }
 }
 
 /// A client that has the file `name` open.

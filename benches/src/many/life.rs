@@ -31,7 +31,7 @@ pub(super) fn lock(kind: LockKind, at: u64) -> Lock {
         family: LockFamily::Posix,
         kind,
         range: LockRange { start: at, end: at },
-        owner: LockOwner(1),
+        owner: LockOwner::own(1),
         pid: Pid(1),
     }
 }

@@ -360,7 +360,7 @@ impl File {
     /// Closes it; reports write errors that were not told yet.
     pub async fn close(self) -> Result<()> {
         let cx = self.client.context();
-        let flushed = self.file.flush(&cx, LockOwner(0)).await;
+        let flushed = self.file.flush(&cx, LockOwner::own(0)).await;
         let closed = self.file.close(&cx).await;
         flushed.and(closed)
     }

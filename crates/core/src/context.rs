@@ -5,7 +5,10 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use crate::{Errno, Error, Gid, NodeId, Origin, Pid, RequestId, Result, Taker, Uid, Via};
+use crate::{
+    ClientAddress, Errno, Error, Gid, HolderId, NodeId, Origin, Pid, RequestId, Result, Taker, Uid,
+    Via,
+};
 
 /// The credentials of a caller and the job it belongs to. Shared by all
 /// requests of the same process, so that it is built and sent once.
@@ -90,11 +93,10 @@ pub enum Counted {
 /// Immutable: a layer that wants to change something clones it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// Number of this request on its node; the replay key together with `node`.
-    pub request: RequestId,
-    /// The node whose process asks, through any number of servers between. What a server does
-    /// for a client it does for that one's session, which is to its locks what a node is.
-    pub node: NodeId,
+    /// The node and the request that it began with, through any number of servers between.
+    pub origin: Origin,
+    /// To whom what it takes belongs here: at a server the session that it came by.
+    pub holder: HolderId,
     /// Credentials and job.
     pub who: Arc<Identity>,
     /// The thread that asks, as numbered on its node. For people and for locks only.
@@ -111,7 +113,7 @@ pub struct Context {
     /// rights checked before) does not apply. Never set for what came from a client.
     pub internal: bool,
     /// Where the client comes from, whose share of what is counted this takes of.
-    pub origin: Origin,
+    pub address: ClientAddress,
     /// The session and the connection that brought it; none: no connection did.
     pub via: Option<Via>,
     /// The client had, before its server started anew, what it asks for: a share that has become
@@ -125,8 +127,8 @@ impl Context {
     /// A context for the process `pid` with these credentials on this node.
     pub fn new(node: NodeId, request: RequestId, who: Arc<Identity>, pid: Pid) -> Context {
         Context {
-            request,
-            node,
+            origin: Origin { node, request },
+            holder: HolderId(node.0),
             who,
             pid,
             umask: 0,
@@ -134,7 +136,7 @@ impl Context {
             cancel: None,
             class: Class::Foreground,
             internal: false,
-            origin: Origin::default(),
+            address: ClientAddress::default(),
             via: None,
             claims: false,
             counted: Counted::Whole,
@@ -147,9 +149,14 @@ impl Context {
         Context { internal: true, ..cx }
     }
 
+    /// The same for a call of `node` that no request of it is behind.
+    pub fn on_behalf_of(self, node: NodeId) -> Context {
+        Context { origin: Origin { node, request: RequestId(0) }, ..self }
+    }
+
     /// The client, as one who wants more of what is counted.
     pub fn taker(&self) -> Taker {
-        Taker { holder: self.node.0, origin: self.origin, claims: self.claims }
+        Taker { holder: self.holder.0, address: self.address, claims: self.claims }
     }
 
     /// The same for a call that a server makes by itself, on the way to what was asked of it.

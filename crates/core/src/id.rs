@@ -30,9 +30,52 @@ number!(/// A session of a client at one server, as `dray status` shows it.
     SessionId(u64));
 number!(/// Where clients come from, as far as they share what is counted: those of one number count
     /// together. 0 stands for this process itself.
-    Origin(u64));
-number!(/// Who owns a lock within a node: the kernel's opaque lock owner.
-    LockOwner(u64));
+    ClientAddress(u64));
+number!(/// A client of this server, to whom what it has belongs (locks, open files): its session here.
+    HolderId(u64));
+
+/// Where a call began: it is the same at each server that the call passes through.
+///
+/// Front ends set it. A server believes what a client says of it within the session of that
+/// client only: it names callers, and gives them no rights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Origin {
+    /// The node whose process asks.
+    pub node: NodeId,
+    /// The number of the request there.
+    pub request: RequestId,
+}
+
+/// Who owns a lock: an owner as its node's kernel numbers it, and that node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockOwner {
+    /// Where the owner is; [`NodeId::OWN`] until a server has filled it in.
+    pub node: NodeId,
+    /// The kernel's opaque number.
+    pub number: u64,
+}
+
+impl NodeId {
+    /// The node that asks, where nobody has said which one that is.
+    pub const OWN: NodeId = NodeId(0);
+}
+
+impl LockOwner {
+    /// Less than any other.
+    pub const MIN: LockOwner = LockOwner { node: NodeId(0), number: 0 };
+    /// More than any other.
+    pub const MAX: LockOwner = LockOwner { node: NodeId(u64::MAX), number: u64::MAX };
+
+    /// An owner of the node that asks.
+    pub const fn own(number: u64) -> LockOwner {
+        LockOwner { node: NodeId::OWN, number }
+    }
+
+    /// The same owner, of `node` if it was not said of which.
+    pub fn of_node(self, node: NodeId) -> LockOwner {
+        if self.node == NodeId::OWN { LockOwner { node, ..self } } else { self }
+    }
+}
 
 /// Identity of a file within one file system: stable over rename and restart,
 /// never reused for another file as far as the file system below can promise it.

@@ -40,7 +40,10 @@ pub use how::{
     Access, Allocate, AtOpen, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,
     XattrSet, Xflags,
 };
-pub use id::{FileId, FsUuid, Gid, LockOwner, NodeId, Origin, Pid, RequestId, SessionId, Uid};
+pub use id::{
+    ClientAddress, FileId, FsUuid, Gid, HolderId, LockOwner, NodeId, Origin, Pid, RequestId,
+    SessionId, Uid,
+};
 pub use lock::{Lock, LockFamily, LockKind, LockRange};
 pub use name::{NAME_MAX_BYTES, Name, NameBuf};
 pub use named::{must_be_named, open_named};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::{Gid, Origin, SessionId, Uid};
+use crate::{ClientAddress, Gid, SessionId, Uid};
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +34,10 @@ impl Peer {
 
     /// Whose share of what is counted it takes of: that of an IPv4 address, of an IPv6 network of
     /// 64 bits, which is what one host can have (RFC 4291, 2.5.4), or of a user of this machine.
-    pub fn origin(self) -> Origin {
+    pub fn address(self) -> ClientAddress {
         /// Addresses that begin so are multicast ones (RFC 4291, 2.7): nobody comes from there.
         const LOCAL: u64 = 0xffff_ffff << 32;
-        Origin(match self {
+        ClientAddress(match self {
             Peer::Ip(address) => match address.ip().to_canonical() {
                 IpAddr::V4(address) => u32::from(address).into(),
                 IpAddr::V6(address) => (u128::from(address) >> 64) as u64,

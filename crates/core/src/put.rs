@@ -18,7 +18,7 @@ pub async fn put_in_steps<F: FileSystem + ?Sized>(
     let how = CreateHow { open, mode, exclusive: false };
     let (_, file) = fs.create(cx, dir, name, how).await?;
     let written = write_all(&*file, cx, data).await;
-    let flushed = file.flush(cx, LockOwner(0)).await;
+    let flushed = file.flush(cx, LockOwner::own(0)).await;
     let closed = file.close(cx).await;
     written.and(flushed).and(closed)
 }

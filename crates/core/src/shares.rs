@@ -4,16 +4,16 @@
 //! nobody's: one alone gets half, `n` that take all they can one part of `n + 1` each, and whoever
 //! comes next gets half of what is left (dynamic thresholds with alpha 1; Choudhury and Hahne,
 //! IEEE/ACM Transactions on Networking 6(2), 1998). Since a machine can be any number of clients,
-//! all clients of one origin together have three times what is left at most (alpha 3): three quarters.
+//! all clients of one address together have three times what is left at most (alpha 3): three quarters.
 //! The memory for data is shared by the same rule, in `dray_fabric::PoolShare`.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{IdMap, Origin};
+use crate::{ClientAddress, IdMap};
 
-/// All clients of one origin may have so many for each that is left.
-const ORIGIN_PART: usize = 3;
+/// All clients of one address may have so many for each that is left.
+const ADDRESS_PART: usize = 3;
 /// What was had before may be had again as long as one in so many stays free.
 const CLAIMS_LEAVE_PART: usize = 8;
 
@@ -30,13 +30,13 @@ struct State {
     used: usize,
     /// By client: only those that have something.
     holders: IdMap<u64, Holder>,
-    /// What all clients of one origin have together, as above.
-    origins: IdMap<u64, usize>,
+    /// What all clients of one address have together, as above.
+    addresses: IdMap<u64, usize>,
 }
 
 struct Holder {
     /// Where it came from when it took the first.
-    origin: Origin,
+    address: ClientAddress,
     held: usize,
 }
 
@@ -46,7 +46,7 @@ pub struct Taker {
     /// A number that is this client's alone.
     pub holder: u64,
     /// Where it comes from.
-    pub origin: Origin,
+    pub address: ClientAddress,
     /// It had, before the server started anew, what it asks for.
     pub claims: bool,
 }
@@ -58,8 +58,8 @@ pub enum Shortage {
     None,
     /// It has its share of what is left.
     Share,
-    /// The clients of its origin have their share of what is left.
-    OriginShare,
+    /// The clients of its address have their share of what is left.
+    AddressShare,
 }
 
 impl Shares {
@@ -82,25 +82,30 @@ impl Shares {
     pub fn take(self: &Arc<Shares>, taker: Taker) -> Result<Place, Shortage> {
         let state = self.lock();
         state.room(self.limit, taker)?;
-        self.note(state, (taker.holder, taker.origin), 1);
+        self.note(state, (taker.holder, taker.address), 1);
         Ok(Place { shares: self.clone(), holder: taker.holder })
     }
 
     /// Counts one that `taker` has already, whether there is room or not.
     pub fn hold(self: &Arc<Shares>, taker: Taker) -> Place {
-        self.change(taker.holder, taker.origin, 1);
+        self.change(taker.holder, taker.address, 1);
         Place { shares: self.clone(), holder: taker.holder }
     }
 
     /// `holder` has so many more, or less, than before.
-    pub fn change(&self, holder: u64, origin: Origin, by: isize) {
+    pub fn change(&self, holder: u64, address: ClientAddress, by: isize) {
         if by != 0 {
-            self.note(self.lock(), (holder, origin), by);
+            self.note(self.lock(), (holder, address), by);
         }
     }
 
-    fn note(&self, mut state: MutexGuard<'_, State>, (holder, origin): (u64, Origin), by: isize) {
-        state.change(holder, origin, by);
+    fn note(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        (holder, address): (u64, ClientAddress),
+        by: isize,
+    ) {
+        state.change(holder, address, by);
         self.used.store(state.used, Ordering::Relaxed);
     }
 
@@ -131,29 +136,29 @@ impl State {
         if taker.claims && held < limit / 2 && free > limit / CLAIMS_LEAVE_PART {
             return Ok(());
         }
-        let of_origin = self.origins.get(&taker.origin.0).copied().unwrap_or(0);
-        let left_of_origin = ORIGIN_PART.saturating_mul(free).saturating_sub(of_origin);
+        let of_origin = self.addresses.get(&taker.address.0).copied().unwrap_or(0);
+        let left_of_origin = ADDRESS_PART.saturating_mul(free).saturating_sub(of_origin);
         match () {
             () if free == 0 => Err(Shortage::None),
             () if held >= free => Err(Shortage::Share),
-            // The same rule once more, among those of one origin.
-            () if held >= left_of_origin => Err(Shortage::OriginShare),
+            // The same rule once more, among those of one address.
+            () if held >= left_of_origin => Err(Shortage::AddressShare),
             () => Ok(()),
         }
     }
 
-    fn change(&mut self, holder: u64, origin: Origin, by: isize) {
-        let one = self.holders.entry(holder).or_insert(Holder { origin, held: 0 });
-        let (origin, before) = (one.origin, one.held);
+    fn change(&mut self, holder: u64, address: ClientAddress, by: isize) {
+        let one = self.holders.entry(holder).or_insert(Holder { address, held: 0 });
+        let (address, before) = (one.address, one.held);
         one.held = before.saturating_add_signed(by);
         let now = one.held;
         if now == 0 {
             self.holders.remove(&holder);
         }
-        let of_origin = self.origins.entry(origin.0).or_default();
+        let of_origin = self.addresses.entry(address.0).or_default();
         *of_origin = (*of_origin + now).saturating_sub(before);
         if *of_origin == 0 {
-            self.origins.remove(&origin.0);
+            self.addresses.remove(&address.0);
         }
         self.used = (self.used + now).saturating_sub(before);
     }
@@ -167,7 +172,7 @@ pub struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.shares.change(self.holder, Origin::default(), -1);
+        self.shares.change(self.holder, ClientAddress::default(), -1);
     }
 }
 
@@ -177,8 +182,8 @@ mod tests {
 
     const LIMIT: usize = 1200;
 
-    fn taker(holder: u64, origin: u64) -> Taker {
-        Taker { holder, origin: Origin(origin), claims: false }
+    fn taker(holder: u64, address: u64) -> Taker {
+        Taker { holder, address: ClientAddress(address), claims: false }
     }
 
     /// What each of `takers` has once all have taken, by turns, what they can get.
@@ -206,7 +211,7 @@ mod tests {
             let (next, _) = greedy(&shares, &[taker(99, 99)]);
             assert_eq!(next, [each / 2], "whoever comes next");
             drop(places);
-            assert!(shares.used() == 0 && shares.lock().origins.is_empty());
+            assert!(shares.used() == 0 && shares.lock().addresses.is_empty());
         }
     }
 
@@ -252,11 +257,11 @@ mod tests {
     #[test]
     fn what_is_counted_comes_back_by_whoever_took_it() {
         let shares = Arc::new(Shares::new(10));
-        shares.change(1, Origin(7), 3);
-        shares.change(1, Origin(8), 1); // it has moved: the first origin counts
+        shares.change(1, ClientAddress(7), 3);
+        shares.change(1, ClientAddress(8), 1); // it has moved: the first address counts
         assert_eq!((shares.used(), shares.held(1)), (4, 4));
-        assert_eq!(shares.lock().origins.get(&7), Some(&4));
-        shares.change(1, Origin(8), -4);
+        assert_eq!(shares.lock().addresses.get(&7), Some(&4));
+        shares.change(1, ClientAddress(8), -4);
         assert_eq!((shares.used(), shares.lock().holders.len()), (0, 0));
         let full = Arc::new(Shares::new(0));
         assert_eq!(full.room(taker(1, 1)), Err(Shortage::None));

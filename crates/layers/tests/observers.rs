@@ -102,7 +102,7 @@ impl SessionControl for OneFileSession {
     }
     fn attached(&self) {}
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
-        Some(vec![(self.0.id(), LockOwner(3))])
+        Some(vec![(self.0.id(), LockOwner::own(3))])
     }
     fn owes_error(&self, id: FileId) -> bool {
         id == self.0.id()
@@ -129,7 +129,7 @@ fn files_that_are_attached_are_seen_as_those_that_are_opened() {
         let other = FileId { ino: u64::MAX, generation: 0 };
         assert!(session.attach(other, OpenHow::READ, RequestId(2)).is_none());
         let answers = (session.node(), session.owes_error(entry.id), session.lock_owners());
-        assert_eq!(answers, (NodeId(7), true, Some(vec![(entry.id, LockOwner(3))])));
+        assert_eq!(answers, (NodeId(7), true, Some(vec![(entry.id, LockOwner::own(3))])));
     });
 }
 

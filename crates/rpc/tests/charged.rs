@@ -220,10 +220,10 @@ fn calls_that_wait_count() {
     assert_eq!(ask(&mut stream, &slotted(Op::Create, 0, 1), &create).unwrap().errno, 0);
     for owner in 1..=100 {
         let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
-        let (range, owner) = (LockRange::ALL, LockOwner(owner));
+        let (range, owner) = (LockRange::ALL, LockOwner::own(owner));
         let lock = Lock { family, kind, range, owner, pid: Pid(1) };
         let call = Call::Lock { handle: 1, lock, wait: true, reclaim: false };
-        say(&mut stream, &head(Op::Lock, owner.0 as u32), &call);
+        say(&mut stream, &head(Op::Lock, owner.number as u32), &call);
     }
     served.holds(700 << 10, stream);
 }

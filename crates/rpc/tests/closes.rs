@@ -188,7 +188,7 @@ fn a_file_that_two_have_is_closed_when_both_have_left() {
         let (server, _life) = serve(&network).await;
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let mut cx = Context::system();
-        (cx.node, cx.request) = (fs.session().node(), dray_core::RequestId(77));
+        (cx.origin.node, cx.origin.request) = (fs.session().node(), dray_core::RequestId(77));
         let name = Name::new(b"f").unwrap();
         let (entry, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
         drop(fs.attach(entry.id, OpenHow::READ_WRITE, RequestId(77)).unwrap());

@@ -81,14 +81,14 @@ async fn open(fs: &RemoteFs, name: &[u8]) -> Arc<dyn OpenFile> {
 }
 
 async fn lock(file: &Arc<dyn OpenFile>, owner: u64) -> Result<(), Errno> {
-    let owner = LockOwner(owner);
+    let owner = LockOwner::own(owner);
     let (family, kind, range) = (LockFamily::Posix, LockKind::Exclusive, LockRange::ALL);
     let lock = Lock { family, kind, range, owner, pid: Pid(1) };
     file.lock(&Context::system(), lock, false).await.map_err(|error| error.errno())
 }
 
 async fn flock(file: &Arc<dyn OpenFile>, kind: LockKind) -> Result<(), Errno> {
-    let (family, range, owner) = (LockFamily::Flock, LockRange::ALL, LockOwner(1));
+    let (family, range, owner) = (LockFamily::Flock, LockRange::ALL, LockOwner::own(1));
     let lock = Lock { family, kind, range, owner, pid: Pid(1) };
     file.lock(&Context::system(), lock, false).await.map_err(|error| error.errno())
 }
@@ -156,7 +156,7 @@ fn who_looks_for_a_lock_after_a_restart_is_told_of_one_that_is_yet_to_be_claimed
         drop(machine.start(Loss::Nothing, Duration::ZERO).await);
         let looking = dray_rt::spawn_join(async move {
             let (family, kind, range) = (LockFamily::Posix, LockKind::Shared, LockRange::ALL);
-            let wanted = Lock { family, kind, range, owner: LockOwner(2), pid: Pid(2) };
+            let wanted = Lock { family, kind, range, owner: LockOwner::own(2), pid: Pid(2) };
             looked_at.test_lock(&Context::system(), wanted).await.unwrap()
         });
         sleep(Duration::from_secs(5)).await;
@@ -437,7 +437,7 @@ fn a_close_of_what_is_never_opened_again_has_the_mounts_limit() {
             family: LockFamily::Flock,
             kind: LockKind::Exclusive,
             range: LockRange::ALL,
-            owner: LockOwner(1),
+            owner: LockOwner::own(1),
             pid: Pid(1),
         };
         files[0].lock(&cx, lock, false).await.unwrap();

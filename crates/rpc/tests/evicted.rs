@@ -38,7 +38,7 @@ fn an_evicted_client_gives_everything_back() {
         let (cx, root) = (Context::system(), fs.info().root);
         let (entry, file) = fs.create(&cx, root, name("f"), NEW).await.unwrap();
         for family in [LockFamily::Posix, LockFamily::Flock] {
-            let (kind, owner) = (LockKind::Exclusive, LockOwner(3));
+            let (kind, owner) = (LockKind::Exclusive, LockOwner::own(3));
             let lock = Lock { family, kind, range: LockRange::ALL, owner, pid: Pid(1) };
             file.lock(&cx, lock, false).await.unwrap();
         }
@@ -110,7 +110,7 @@ fn nothing_of_an_evicted_client_is_done_under_the_lock_that_others_have() {
         };
         let take = async |file: &Arc<dyn OpenFile>, owner: u64| {
             let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
-            let (range, owner) = (LockRange::ALL, LockOwner(owner));
+            let (range, owner) = (LockRange::ALL, LockOwner::own(owner));
             let lock = Lock { family, kind, range, owner, pid: Pid(1) };
             file.lock(&Context::system(), lock, true).await.unwrap();
         };

@@ -23,7 +23,7 @@ const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclu
 const LIMIT: Duration = Duration::from_secs(2);
 
 fn lock_of(family: LockFamily, kind: LockKind, owner: u64) -> Lock {
-    Lock { family, kind, range: LockRange::ALL, owner: LockOwner(owner), pid: Pid(1) }
+    Lock { family, kind, range: LockRange::ALL, owner: LockOwner::own(owner), pid: Pid(1) }
 }
 
 fn open_files(server: &Server) -> u64 {
@@ -97,7 +97,7 @@ fn locks_of_who_was_killed_at_a_close_are_given_back() {
         let (site, cx) = (Site::new(None).await, Context::system());
         site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
         site.cut_off();
-        site.file.flush(&killed_soon(), LockOwner(1)).await.unwrap_err();
+        site.file.flush(&killed_soon(), LockOwner::own(1)).await.unwrap_err();
         assert_eq!(site.below.locks().len(), 1);
         site.back().await;
         assert!(site.below.locks().is_empty());
@@ -111,7 +111,7 @@ fn locks_of_who_was_killed_at_the_last_close_are_given_back() {
         let (site, cx) = (Site::new(None).await, Context::system());
         site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
         site.cut_off();
-        site.file.flush(&killed_soon(), LockOwner(1)).await.unwrap_err();
+        site.file.flush(&killed_soon(), LockOwner::own(1)).await.unwrap_err();
         let file = site.file.clone();
         dray_rt::spawn(async move { _ = file.close(&Context::system()).await });
         sleep(Duration::from_millis(100)).await;
@@ -183,7 +183,7 @@ fn what_is_given_back_is_not_taken_from_the_next_owner_of_that_name() {
             site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
             let other = site.fs.open(&cx, site.file.id(), OpenHow::READ_WRITE).await.unwrap();
             site.cut_off();
-            site.file.flush(&killed_soon(), LockOwner(1)).await.unwrap_err();
+            site.file.flush(&killed_soon(), LockOwner::own(1)).await.unwrap_err();
             let locking = dray_rt::spawn_join(async move {
                 let asked = posix(LockKind::Exclusive, 1);
                 other.lock(&Context::system(), asked, false).await.map(|()| other)

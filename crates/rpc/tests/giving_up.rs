@@ -31,7 +31,7 @@ fn name(text: &str) -> &Name {
 /// An fcntl lock of the whole file.
 fn lock(kind: LockKind, owner: u64) -> Lock {
     let (family, range) = (LockFamily::Posix, LockRange::ALL);
-    Lock { family, kind, range, owner: LockOwner(owner), pid: Pid(1) }
+    Lock { family, kind, range, owner: LockOwner::own(owner), pid: Pid(1) }
 }
 
 /// A server at which calls of this kind take so long.
@@ -293,7 +293,7 @@ fn the_limit_holds_for_a_close_behind_a_lock_that_is_being_undone() {
             family: LockFamily::Posix,
             kind: LockKind::Exclusive,
             range: LockRange::ALL,
-            owner: LockOwner(owner),
+            owner: LockOwner::own(owner),
             pid: Pid(1),
         };
         let beside = below.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
@@ -308,7 +308,7 @@ fn the_limit_holds_for_a_close_behind_a_lock_that_is_being_undone() {
         network.partition("s", true);
         cancel.set();
         assert_eq!(waiter.await.unwrap().unwrap_err().errno(), Errno::EINTR);
-        let closed = timeout(limit * 2, file.flush(&cx, LockOwner(2))).await;
+        let closed = timeout(limit * 2, file.flush(&cx, LockOwner::own(2))).await;
         assert_eq!(closed.expect("it waits too long").unwrap_err().errno(), Errno::EHOSTDOWN);
     });
 }

@@ -175,7 +175,7 @@ fn forgetful_servers_leave_nothing_behind() {
             family: LockFamily::Posix,
             kind: LockKind::Exclusive,
             range: LockRange::ALL,
-            owner: LockOwner(1),
+            owner: LockOwner::own(1),
             pid: Pid(1),
         };
         files[0].lock(&cx, lock, false).await.unwrap();

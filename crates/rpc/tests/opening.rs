@@ -73,7 +73,7 @@ async fn open(fs: &RemoteFs, name: &[u8]) -> Arc<dyn OpenFile> {
 
 async fn lock(file: &Arc<dyn OpenFile>) -> Result<(), Errno> {
     let (family, kind, range) = (LockFamily::Flock, LockKind::Exclusive, LockRange::ALL);
-    let lock = Lock { family, kind, range, owner: LockOwner(1), pid: Pid(1) };
+    let lock = Lock { family, kind, range, owner: LockOwner::own(1), pid: Pid(1) };
     file.lock(&Context::system(), lock, false).await.map_err(|error| error.errno())
 }
 

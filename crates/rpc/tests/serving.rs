@@ -263,7 +263,7 @@ fn a_lock_that_nobody_knows_of_is_given_back() {
             family: LockFamily::Posix,
             kind,
             range: LockRange { start: 0, end: 9 },
-            owner: LockOwner(owner),
+            owner: LockOwner::own(owner),
             pid: Pid(1),
         };
         let beside = below.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();

@@ -332,7 +332,7 @@ fn a_caller_in_more_groups_than_a_server_takes_is_refused_and_nobody_else() {
         }
         fs.create(&most, root, g, NEW).await.unwrap();
         // What it had before it came into so many groups it can give back.
-        file.flush(&more, LockOwner(1)).await.unwrap();
+        file.flush(&more, LockOwner::own(1)).await.unwrap();
         file.close(&more).await.unwrap();
         assert_eq!(server.status().clients[0].files, 1);
         assert_eq!(fs.session().status().channels[0].connections, 1);
@@ -380,12 +380,12 @@ fn the_journal_knows_when_the_last_lock_has_gone() {
             family,
             kind: LockKind::Exclusive,
             range: LockRange::ALL,
-            owner: LockOwner(3),
+            owner: LockOwner::own(3),
             pid: Pid(1),
         };
         file.lock(&cx, lock(LockFamily::Posix), false).await.unwrap();
         assert!(noted());
-        file.flush(&cx, LockOwner(3)).await.unwrap();
+        file.flush(&cx, LockOwner::own(3)).await.unwrap();
         assert!(!noted());
         file.lock(&cx, lock(LockFamily::Flock), false).await.unwrap();
         assert!(noted());

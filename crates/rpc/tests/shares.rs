@@ -107,7 +107,7 @@ fn a_client_that_opens_all_it_can_leaves_files_to_others() {
 fn byte(at: u64, owner: u64) -> Lock {
     let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
     let range = LockRange { start: at, end: at };
-    Lock { family, kind, range, owner: LockOwner(owner), pid: Pid(1) }
+    Lock { family, kind, range, owner: LockOwner::own(owner), pid: Pid(1) }
 }
 
 /// One process that locked every other byte of a file had all locks of the export.
@@ -135,7 +135,7 @@ fn a_client_that_locks_all_it_can_leaves_locks_to_others() {
         assert!(had >= MOST / 5 - 1, "{had}");
         assert_eq!(server.status().refused.locks, 2);
         // Owners are counted for each open file that they have locks through.
-        file.flush(&cx, LockOwner(1)).await.unwrap();
+        file.flush(&cx, LockOwner::own(1)).await.unwrap();
         let (file, had, error) = all_of(&other, "p", |byte| byte + 10).await;
         assert_eq!(error.errno(), Errno::ENOLCK);
         assert!((2..MOST / 2).contains(&had), "{had}");

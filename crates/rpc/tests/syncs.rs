@@ -67,12 +67,12 @@ fn a_failed_sync_in_the_background_is_told_once_through_each_open_file() {
         let other = written(&fs, "other").await;
         sleep(2 * SYNCED).await;
         assert!(fs.owes_error(first.id()));
-        let closed = first.flush(&cx, LockOwner(1)).await;
+        let closed = first.flush(&cx, LockOwner::own(1)).await;
         assert_eq!(closed.unwrap_err().errno(), Errno::EIO);
         let cancel = Arc::new(Cancel::default());
         cancel.set();
         let ends = Context { cancel: Some(cancel), ..Context::system() };
-        let closed = first.flush(&ends, LockOwner(1)).await;
+        let closed = first.flush(&ends, LockOwner::own(1)).await;
         assert_eq!(closed.unwrap_err().errno(), Errno::EIO, "the answer was not waited for");
         for file in [&first, &again] {
             assert_eq!(sync(&**file).await, Some(Errno::EIO));

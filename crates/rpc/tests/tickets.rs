@@ -339,7 +339,8 @@ fn what_was_open_is_open_again_whatever_its_mode() {
             let session = Session::connect(network.connector("s"), client_options(), memory);
             let client = RemoteFs::new(session.await.unwrap());
             let mut cx = user();
-            (cx.node, cx.request) = (client.session().node(), dray_core::RequestId(77));
+            (cx.origin.node, cx.origin.request) =
+                (client.session().node(), dray_core::RequestId(77));
             let how = CreateHow { mode: 0o400, ..NEW };
             let (entry, mut file) = client.create(&cx, tmp, name("locked"), how).await.unwrap();
             life.kill();
@@ -366,7 +367,7 @@ fn what_was_open_is_open_again_whatever_its_mode() {
                 server.restore(Loss::Nothing).await;
                 serve_simulated(&network, "s", &server, &life);
             }
-            (cx.node, cx.request) = (now.session().node(), dray_core::RequestId(78));
+            (cx.origin.node, cx.origin.request) = (now.session().node(), dray_core::RequestId(78));
             file.write(&cx, Write::at(0), Buf::from(&b"goes on"[..])).await.unwrap();
             let read = file.read(&cx, 0, BufMut::heap(10)).await.unwrap();
             assert_eq!(read.filled(), b"goes on");

@@ -112,13 +112,13 @@ fn a_change_in_no_slot_is_refused_and_what_changes_nothing_is_not() {
         }
         let (kind, range) = (LockKind::Exclusive, LockRange::ALL);
         let lock =
-            Lock { family: LockFamily::Posix, kind, range, owner: LockOwner(1), pid: Pid(1) };
+            Lock { family: LockFamily::Posix, kind, range, owner: LockOwner::own(1), pid: Pid(1) };
         for call in [
             Call::Lock { handle: 1, lock, wait: false, reclaim: false },
             Call::Sync { handle: 1, data_only: false },
             Call::LookupOpen { dir: root, name: b"f", how: OpenHow::READ, handle: 4 },
             Call::Open { id: ids[0], how: OpenHow::READ_WRITE, handle: 5, again: false },
-            Call::Flush { handle: 1, owner: LockOwner(1) },
+            Call::Flush { handle: 1, owner: LockOwner::own(1) },
             Call::Close { handle: 5 },
         ] {
             assert_eq!(hand.ask(0, &call, b"").errno(), 0, "{call:?}");

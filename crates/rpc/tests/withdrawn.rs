@@ -81,7 +81,7 @@ async fn mkdir(fs: &RemoteFs, name: &[u8]) -> Result<(), Errno> {
 
 async fn lock(file: &Arc<dyn OpenFile>) -> Result<(), Errno> {
     let (family, kind, range) = (LockFamily::Flock, LockKind::Exclusive, LockRange::ALL);
-    let lock = Lock { family, kind, range, owner: LockOwner(1), pid: Pid(1) };
+    let lock = Lock { family, kind, range, owner: LockOwner::own(1), pid: Pid(1) };
     file.lock(&Context::system(), lock, false).await.map_err(|error| error.errno())
 }
 

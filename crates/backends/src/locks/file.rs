@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::task::Waker;
 
-use dray_core::{FileId, Lock, LockFamily, NodeId, Origin, Shares};
+use dray_core::{ClientAddress, FileId, HolderId, Lock, LockFamily, Shares};
 
 use super::Owner;
 use super::held::HeldLocks;
@@ -14,7 +14,7 @@ use super::queue::{Bar, Queue};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Granted,
-    /// Its node was given up.
+    /// Its holder was given up.
     Dropped,
 }
 
@@ -46,9 +46,9 @@ pub(super) struct Changes<'a> {
 }
 
 impl Changes<'_> {
-    /// A node holds and waits for so many locks less.
-    fn fewer(&self, node: NodeId, count: usize) {
-        self.shares.change(node.0, Origin::default(), -(count as isize));
+    /// A holder holds and waits for so many locks less.
+    fn fewer(&self, holder: HolderId, count: usize) {
+        self.shares.change(holder.0, ClientAddress::default(), -(count as isize));
     }
 }
 
@@ -83,12 +83,18 @@ impl FileLocks {
         waiter.or_else(|| self.held.bar(owner, lock).map(Bar::Held))
     }
 
-    /// As [`HeldLocks::set`], for a client that comes from `origin`.
-    pub(super) fn set(&mut self, changes: &mut Changes, owner: Owner, lock: Lock, origin: Origin) {
+    /// As [`HeldLocks::set`], for a client that comes from `address`.
+    pub(super) fn set(
+        &mut self,
+        changes: &mut Changes,
+        owner: Owner,
+        lock: Lock,
+        address: ClientAddress,
+    ) {
         let (had, before) = (self.held.has(owner), self.held.len());
         self.held.set(owner, lock);
         let more = self.held.len() as isize - before as isize;
-        changes.shares.change(owner.node.0, origin, more);
+        changes.shares.change(owner.holder.0, address, more);
         self.note(changes, owner, had);
     }
 
@@ -96,16 +102,16 @@ impl FileLocks {
     pub(super) fn release(&mut self, changes: &mut Changes, family: LockFamily, owner: Owner) {
         let (had, before) = (self.held.has(owner), self.held.len());
         self.held.release(family, owner);
-        changes.fewer(owner.node, before - self.held.len());
+        changes.fewer(owner.holder, before - self.held.len());
         self.note(changes, owner, had);
     }
 
-    /// Gives back all locks of `node` and ends its waits; how many locks were held.
-    pub(super) fn release_node(&mut self, changes: &mut Changes, node: NodeId) -> usize {
-        let (released, owners) = self.held.release_node(node);
-        changes.fewer(node, released);
+    /// Gives back all locks of `holder` and ends its waits; how many locks were held.
+    pub(super) fn release_holder(&mut self, changes: &mut Changes, holder: HolderId) -> usize {
+        let (released, owners) = self.held.release_holder(holder);
+        changes.fewer(holder, released);
         owners.into_iter().for_each(|owner| self.note(changes, owner, true));
-        for number in self.queue.of_node(node) {
+        for number in self.queue.of_holder(holder) {
             self.end(changes, number, Ended::Dropped);
         }
         released
@@ -132,10 +138,10 @@ impl FileLocks {
         changes: &mut Changes,
         owner: Owner,
         lock: Lock,
-        origin: Origin,
+        address: ClientAddress,
     ) -> u64 {
-        let number = self.queue.add(owner, lock, origin);
-        changes.shares.change(owner.node.0, origin, 1);
+        let number = self.queue.add(owner, lock, address);
+        changes.shares.change(owner.holder.0, address, 1);
         changes.owners.waits(owner, (self.file, number));
         self.doubtful.insert(number);
         number
@@ -167,7 +173,7 @@ impl FileLocks {
     /// Takes a waiter out of the queue and of what is known of its owner.
     fn leave(&mut self, changes: &mut Changes, number: u64) -> Option<super::queue::Waiter> {
         let waiter = self.queue.remove(number)?;
-        changes.fewer(waiter.owner.node, 1);
+        changes.fewer(waiter.owner.holder, 1);
         changes.owners.waits_no_more(waiter.owner, (self.file, number));
         self.doubtful.remove(&number);
         self.doubtful.extend(self.queue.watching(Bar::Waiter(number)));
@@ -195,7 +201,7 @@ impl FileLocks {
     fn examine(&mut self, changes: &mut Changes, number: u64) {
         let Some(waiter) = self.queue.get(number) else { return };
         let (owner, lock, wait) = (waiter.owner, waiter.lock, (self.file, number));
-        let origin = waiter.origin;
+        let address = waiter.address;
         let has_locks = changes.owners.has_any(owner);
         let mut bar = self.bar(owner, &lock, number, has_locks);
         if let Some(Bar::Waiter(_)) = bar
@@ -205,7 +211,7 @@ impl FileLocks {
         }
         let Some(bar) = bar else {
             self.end(changes, number, Ended::Granted);
-            self.set(changes, owner, lock, origin);
+            self.set(changes, owner, lock, address);
             return;
         };
         let former = self.queue.watch(number, bar);

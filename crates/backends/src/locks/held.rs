@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dray_core::{Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId};
+use dray_core::{HolderId, Lock, LockFamily, LockKind, LockOwner, LockRange};
 
 use super::Owner;
 use super::ranges::{Placed, Ranges, Wish};
@@ -131,9 +131,9 @@ impl HeldLocks {
         self.remove_all((owner, family, 0), (owner, family, u64::MAX));
     }
 
-    /// Gives back all locks of `node`; how many, and whose they were.
-    pub(super) fn release_node(&mut self, node: NodeId) -> (usize, Vec<Owner>) {
-        let [first, last] = [0, u64::MAX].map(|number| Owner { node, owner: LockOwner(number) });
+    /// Gives back all locks of `holder`; how many, and whose they were.
+    pub(super) fn release_holder(&mut self, holder: HolderId) -> (usize, Vec<Owner>) {
+        let [first, last] = [LockOwner::MIN, LockOwner::MAX].map(|owner| Owner { holder, owner });
         let gone =
             self.remove_all((first, LockFamily::Posix, 0), (last, LockFamily::Flock, u64::MAX));
         let count = gone.len();
@@ -182,12 +182,12 @@ mod tests {
     use dray_core::Pid;
 
     fn owner(number: u64) -> Owner {
-        Owner { node: NodeId(number % 2), owner: LockOwner(number) }
+        Owner { holder: HolderId(number % 2), owner: LockOwner::own(number) }
     }
 
     fn lock(kind: LockKind, start: u64, end: u64) -> Lock {
         let range = LockRange { start, end };
-        Lock { family: LockFamily::Posix, kind, range, owner: LockOwner(1), pid: Pid(1) }
+        Lock { family: LockFamily::Posix, kind, range, owner: LockOwner::own(1), pid: Pid(1) }
     }
 
     fn ranges(locks: &HeldLocks) -> Vec<(LockKind, u64, u64)> {
@@ -292,7 +292,7 @@ mod tests {
             let all = Lock { family: LockFamily::Flock, ..lock(Shared, 0, u64::MAX) };
             locks.set(owner(number), all);
         }
-        assert_eq!(locks.release_node(NodeId(1)), (6, vec![owner(1), owner(3), owner(5)]));
+        assert_eq!(locks.release_holder(HolderId(1)), (6, vec![owner(1), owner(3), owner(5)]));
         assert!((0..6).all(|number| locks.has(owner(number)) == (number % 2 == 0)));
         locks.release(LockFamily::Flock, owner(2));
         assert_eq!((locks.flock_of(owner(2)), locks.flock_of(owner(4))), (None, Some(Shared)));

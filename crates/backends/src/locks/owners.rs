@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dray_core::{FileId, LockOwner, NodeId};
+use dray_core::{FileId, HolderId, LockOwner};
 
 use super::{Owner, SHARDS};
 
@@ -18,7 +18,7 @@ const FILE_LAST: FileId = FileId { ino: u64::MAX, generation: u64::MAX };
 /// under them. Its sets are bounded as the locks are.
 #[derive(Default)]
 pub(super) struct Owners {
-    /// By node.
+    /// By holder.
     shards: [Mutex<Shard>; SHARDS],
 }
 
@@ -45,20 +45,20 @@ impl Shard {
 }
 
 impl Owners {
-    fn shard(&self, node: NodeId) -> MutexGuard<'_, Shard> {
-        let shard = &self.shards[node.0 as usize % SHARDS];
+    fn shard(&self, holder: HolderId) -> MutexGuard<'_, Shard> {
+        let shard = &self.shards[holder.0 as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether `owner` has any lock on any file.
     pub(super) fn has_any(&self, owner: Owner) -> bool {
-        self.shard(owner.node).has_any(owner)
+        self.shard(owner.holder).has_any(owner)
     }
 
     /// `owner` has its first lock on `file`. If it is its first one anywhere, it stands behind nobody
     /// any more: its waits that have to be looked at again for it.
     pub(super) fn holds(&self, owner: Owner, file: FileId) -> Vec<Wait> {
-        let mut shard = self.shard(owner.node);
+        let mut shard = self.shard(owner.holder);
         let first = !shard.has_any(owner);
         shard.held.insert((owner, file));
         let behind = shard.behind.range(waits_of(owner, owner)).filter(|_| first);
@@ -67,15 +67,15 @@ impl Owners {
 
     /// `owner` has no lock on `file` any more.
     pub(super) fn holds_none(&self, owner: Owner, file: FileId) {
-        self.shard(owner.node).held.remove(&(owner, file));
+        self.shard(owner.holder).held.remove(&(owner, file));
     }
 
     pub(super) fn waits(&self, owner: Owner, (file, number): Wait) {
-        self.shard(owner.node).waits.insert((owner, file, number));
+        self.shard(owner.holder).waits.insert((owner, file, number));
     }
 
     pub(super) fn waits_no_more(&self, owner: Owner, (file, number): Wait) {
-        let mut shard = self.shard(owner.node);
+        let mut shard = self.shard(owner.holder);
         shard.waits.remove(&(owner, file, number));
         shard.behind.remove(&(owner, file, number));
     }
@@ -83,7 +83,7 @@ impl Owners {
     /// A wait stands behind another one, and is heard of if its owner gets a lock anywhere. False:
     /// its owner has one.
     pub(super) fn stands_behind(&self, owner: Owner, (file, number): Wait) -> bool {
-        let mut shard = self.shard(owner.node);
+        let mut shard = self.shard(owner.holder);
         let may = !shard.has_any(owner);
         if may {
             shard.behind.insert((owner, file, number));
@@ -93,26 +93,26 @@ impl Owners {
 
     /// A lock that is held bars the wait.
     pub(super) fn stands_behind_none(&self, owner: Owner, (file, number): Wait) {
-        self.shard(owner.node).behind.remove(&(owner, file, number));
+        self.shard(owner.holder).behind.remove(&(owner, file, number));
     }
 
     /// The files on which `owner` has locks: `max` of them.
     pub(super) fn held_by(&self, owner: Owner, max: usize) -> Vec<FileId> {
-        let shard = self.shard(owner.node);
+        let shard = self.shard(owner.holder);
         shard.held.range(files_of(owner)).take(max).map(|(_, file)| *file).collect()
     }
 
     /// Where `owner` waits: `max` of it.
     pub(super) fn waits_of(&self, owner: Owner, max: usize) -> Vec<Wait> {
-        let shard = self.shard(owner.node);
+        let shard = self.shard(owner.holder);
         let waits = shard.waits.range(waits_of(owner, owner)).take(max);
         waits.map(|(_, file, number)| (*file, *number)).collect()
     }
 
-    /// The files at which anybody of `node` holds or waits, in order.
-    pub(super) fn files_of(&self, node: NodeId) -> BTreeSet<FileId> {
-        let [first, last] = [0, u64::MAX].map(|number| Owner { node, owner: LockOwner(number) });
-        let shard = self.shard(node);
+    /// The files at which anybody of `holder` holds or waits, in order.
+    pub(super) fn files_of(&self, holder: HolderId) -> BTreeSet<FileId> {
+        let [first, last] = [LockOwner::MIN, LockOwner::MAX].map(|owner| Owner { holder, owner });
+        let shard = self.shard(holder);
         let held = shard.held.range((first, FILE_FIRST)..=(last, FILE_LAST)).map(|held| held.1);
         held.chain(shard.waits.range(waits_of(first, last)).map(|wait| wait.1)).collect()
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Waker;
 
-use dray_core::{Lock, NodeId, Origin};
+use dray_core::{ClientAddress, HolderId, Lock};
 
 use super::Owner;
 use super::ranges::{Placed, Ranges, Wish};
@@ -23,7 +23,7 @@ pub(super) struct Waiter {
     pub(super) owner: Owner,
     pub(super) lock: Lock,
     /// Where its client comes from.
-    pub(super) origin: Origin,
+    pub(super) address: ClientAddress,
     pub(super) waker: Option<Waker>,
     watches: Option<Bar>,
 }
@@ -48,10 +48,10 @@ impl Queue {
     }
 
     /// Puts a request behind all others; its number.
-    pub(super) fn add(&mut self, owner: Owner, lock: Lock, origin: Origin) -> u64 {
+    pub(super) fn add(&mut self, owner: Owner, lock: Lock, address: ClientAddress) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
-        self.waiters.insert(number, Waiter { owner, lock, origin, waker: None, watches: None });
+        self.waiters.insert(number, Waiter { owner, lock, address, waker: None, watches: None });
         self.places.insert(Placed { number, owner, lock });
         number
     }
@@ -98,9 +98,9 @@ impl Queue {
         self.watchers.range((bar, 0)..=(bar, u64::MAX)).map(|(_, number)| *number)
     }
 
-    /// The numbers of a node's waiters.
-    pub(super) fn of_node(&self, node: NodeId) -> Vec<u64> {
-        let theirs = self.waiters.iter().filter(|(_, waiter)| waiter.owner.node == node);
+    /// The numbers of a holder's waiters.
+    pub(super) fn of_holder(&self, holder: HolderId) -> Vec<u64> {
+        let theirs = self.waiters.iter().filter(|(_, waiter)| waiter.owner.holder == holder);
         theirs.map(|(number, _)| *number).collect()
     }
 

@@ -372,11 +372,11 @@ impl<'a> Iterator for Walk<'a> {
 mod tests {
     use super::*;
     use LockKind::{Exclusive, Shared};
-    use dray_core::{LockOwner, NodeId, Pid};
+    use dray_core::{HolderId, LockOwner, Pid};
 
     fn placed(number: u64, owner: u64, kind: LockKind, start: u64, end: u64) -> Placed {
         let range = LockRange { start, end };
-        let owner = Owner { node: NodeId(owner), owner: LockOwner(1) };
+        let owner = Owner { holder: HolderId(owner), owner: LockOwner::own(1) };
         let (family, pid) = (LockFamily::Posix, Pid(1));
         Placed { number, owner, lock: Lock { family, kind, range, owner: owner.owner, pid } }
     }

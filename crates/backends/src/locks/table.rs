@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 
 use dray_core::{
-    Context, Errno, Error, FileId, Lock, LockFamily, LockKind, NodeId, Origin, Result, Shares,
-    Shortage,
+    ClientAddress, Context, Errno, Error, FileId, HolderId, Lock, LockFamily, LockKind, Result,
+    Shares, Shortage,
 };
 
 use super::Owner;
 use super::circle::Circles;
 use super::file::{Changes, Ended, FileLocks};
 use super::files::Files;
+use super::flocks::FlockUsers;
 use super::owners::Owners;
 
 /// A table of locks. Each file has a mutex of its own: whoever waits for it, or does much under it,
@@ -22,9 +23,10 @@ pub struct LockTable {
     files: Files,
     owners: Owners,
     circles: Circles,
-    /// Locks held and waited for, of which no node can have all.
+    /// Locks held and waited for, of which no holder can have all.
     shares: Shares,
     held: AtomicUsize,
+    pub(super) flock_users: FlockUsers,
 }
 
 /// A lock held or waited for, for status.
@@ -50,6 +52,7 @@ impl LockTable {
             circles: Circles::default(),
             shares: Shares::new(locks_max),
             held: AtomicUsize::new(0),
+            flock_users: FlockUsers::default(),
         }
     }
 
@@ -92,13 +95,13 @@ impl LockTable {
         })
     }
 
-    /// Takes, changes or gives back a lock of `cx`'s node, as
+    /// Takes, changes or gives back a lock of `cx`'s holder, as
     /// [`OpenFile::lock`](dray_core::OpenFile::lock) has it. Errors: `EAGAIN` if somebody is
     /// in the way and `wait` is false; `EINTR` once the context is cancelled; `EDEADLK` if
-    /// waiting for an fcntl lock would never end; `ENOLCK` where the node has its share of what the
+    /// waiting for an fcntl lock would never end; `ENOLCK` where the holder has its share of what the
     /// table has room for, also for giving back what leaves two locks where there was one.
     pub async fn lock(&self, cx: &Context, file: FileId, lock: Lock, wait: bool) -> Result<()> {
-        let owner = Owner { node: cx.node, owner: lock.owner };
+        let owner = Owner::of(cx, lock.owner);
         if lock.range.start > lock.range.end {
             return Err(Errno::EINVAL.into());
         }
@@ -156,10 +159,10 @@ impl LockTable {
         Ok(number)
     }
 
-    /// As [`LockTable::try_lock`], for a node that comes from nowhere.
+    /// As [`LockTable::try_lock`], for a holder that comes from nowhere.
     #[cfg(test)]
     fn ask(&self, file: FileId, owner: Owner, lock: Lock, wait: bool) -> Result<Option<u64>> {
-        let cx = Context { node: owner.node, ..Context::system() };
+        let cx = Context { holder: owner.holder, ..Context::system() };
         self.try_lock(&cx, (file, owner), lock, wait)
     }
 
@@ -180,7 +183,7 @@ impl LockTable {
             }
         }
         if unlock {
-            locks.set(changes, owner, lock, cx.origin);
+            locks.set(changes, owner, lock, cx.address);
             return Ok(None);
         }
         let mut gave_back = false;
@@ -194,29 +197,29 @@ impl LockTable {
             gave_back = held.is_some();
             if gave_back {
                 let unlock = Lock { kind: LockKind::Unlock, ..lock };
-                locks.set(changes, owner, unlock, cx.origin);
+                locks.set(changes, owner, unlock, cx.address);
             }
         }
         // Who has just had one comes before those who wait, as on Linux: it would be its owner
         // that waits for them, and they would be given what is his to give back.
         let passes = passes || gave_back;
         if locks.bar(owner, &lock, u64::MAX, passes).is_none() {
-            locks.set(changes, owner, lock, cx.origin);
+            locks.set(changes, owner, lock, cx.address);
             return Ok(None);
         }
         if !wait {
             return Err(Error::new(Errno::EAGAIN));
         }
-        Ok(Some(locks.wait(changes, owner, lock, cx.origin)))
+        Ok(Some(locks.wait(changes, owner, lock, cx.address)))
     }
 
     fn poll_ended(&self, file: FileId, number: u64, waker: &Waker) -> Option<Ended> {
         self.files.with(file, |locks| locks.look_at(number, waker))
     }
 
-    /// The first lock that stands in the way of `lock` of an owner of `node`.
-    pub fn test(&self, node: NodeId, file: FileId, lock: Lock) -> Option<Lock> {
-        let owner = Owner { node, owner: lock.owner };
+    /// The first lock of another owner that stands in the way of `lock`.
+    pub fn test(&self, cx: &Context, file: FileId, lock: Lock) -> Option<Lock> {
+        let owner = Owner::of(cx, lock.owner);
         self.files.look(file, |locks| locks.held.first_against(owner, &lock)).flatten()
     }
 
@@ -230,12 +233,12 @@ impl LockTable {
         }
     }
 
-    /// Gives back all locks of a node that has gone, and ends its waits. Answers how many
+    /// Gives back all locks of a holder that has gone, and ends its waits. Answers how many
     /// locks were held.
-    pub fn release_node(&self, node: NodeId) -> usize {
-        let files = self.owners.files_of(node).into_iter();
-        let released =
-            files.map(|file| self.change(file, |locks, changes| locks.release_node(changes, node)));
+    pub fn release_holder(&self, holder: HolderId) -> usize {
+        let files = self.owners.files_of(holder).into_iter();
+        let released = files
+            .map(|file| self.change(file, |locks, changes| locks.release_holder(changes, holder)));
         released.sum()
     }
 
@@ -295,9 +298,9 @@ impl Drop for Waiting<'_> {
         if !self.done && self.withdraw() == Some(Ended::Granted) {
             // Granted between the last look and the cancellation: nobody will know.
             let back = Lock { kind: LockKind::Unlock, ..self.lock };
-            let origin = Origin::default(); // it is counted already
+            let address = ClientAddress::default(); // it is counted already
             self.table.change(self.file, |locks, changes| {
-                locks.set(changes, self.owner, back, origin);
+                locks.set(changes, self.owner, back, address);
             });
         }
     }
@@ -307,7 +310,7 @@ fn no_room(shortage: Shortage) -> Error {
     Error::new(Errno::ENOLCK).because(match shortage {
         Shortage::None => "the export has as many locks as it may",
         Shortage::Share => "this client has its share of the locks that the export may have",
-        Shortage::OriginShare => {
+        Shortage::AddressShare => {
             "the clients of this address have their share of the locks that the export may have"
         }
     })

@@ -1,10 +1,9 @@
 //! An open file of a [`MemoryFs`].
 
 use std::any::Any;
-use std::collections::BTreeSet;
 use std::future::ready;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
@@ -13,7 +12,7 @@ use dray_core::{
 
 use super::store::Store;
 use super::{MemoryFs, Shared};
-use crate::locks::{LockTable, Owner};
+use crate::locks::{Flocks, LockTable, Owner};
 
 /// Bytes that an entry of a listing counts besides its name.
 const DIRENT_BYTES: usize = 24;
@@ -31,7 +30,7 @@ pub struct MemoryFile {
     closed: AtomicBool,
     locks: Arc<LockTable>,
     /// Whose flock locks were taken through this open file: they end with it.
-    flock_owners: Mutex<BTreeSet<Owner>>,
+    flocks: Flocks,
 }
 
 impl MemoryFs {
@@ -53,7 +52,7 @@ impl MemoryFs {
             at_open: attr.map(at_open),
             closed: AtomicBool::new(false),
             locks: self.locks.clone(),
-            flock_owners: Mutex::default(),
+            flocks: Flocks::default(),
         })
     }
 }
@@ -71,9 +70,7 @@ impl MemoryFile {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
-        for owner in std::mem::take(&mut *self.flock_owners()) {
-            self.locks.release(self.id, LockFamily::Flock, owner);
-        }
+        self.flocks.release(&self.locks, self.id);
         // After the end of its machine there is nothing left to give back.
         let _ = self.with(|store| {
             let inode = store.unlogged(self.id.ino)?;
@@ -81,10 +78,6 @@ impl MemoryFile {
             store.drop_if_unused(self.id.ino);
             Ok(())
         });
-    }
-
-    fn flock_owners(&self) -> std::sync::MutexGuard<'_, BTreeSet<Owner>> {
-        self.flock_owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn readable(&self) -> Result<()> {
@@ -207,7 +200,7 @@ impl OpenFile for MemoryFile {
     }
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
-        self.locks.release(self.id, LockFamily::Posix, Owner { node: cx.node, owner });
+        self.locks.release(self.id, LockFamily::Posix, Owner::of(cx, owner));
         answer(self.with(|_| Ok(())))
     }
 
@@ -242,16 +235,15 @@ impl OpenFile for MemoryFile {
 
     fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            self.locks.lock(cx, self.id, lock, wait).await?;
             if lock.family == LockFamily::Flock && lock.kind != LockKind::Unlock {
-                self.flock_owners().insert(Owner { node: cx.node, owner: lock.owner });
+                self.flocks.add(&self.locks, self.id, Owner::of(cx, lock.owner));
             }
-            Ok(())
+            self.locks.lock(cx, self.id, lock, wait).await
         })
     }
 
     fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {
-        answer(Ok(self.locks.test(cx.node, self.id, lock)))
+        answer(Ok(self.locks.test(cx, self.id, lock)))
     }
 
     fn get_flags<'a>(&'a self, _cx: &'a Context) -> Fut<'a, Result<u32>> {

@@ -35,7 +35,7 @@ pub(crate) struct Asker {
 
 impl Asker {
     pub(crate) fn of(cx: &Context) -> Asker {
-        Asker { node: cx.node, pid: cx.pid }
+        Asker { node: cx.origin.node, pid: cx.pid }
     }
 
     /// A number that hardly anybody else has.

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use dray_core::{Errno, Error, LockOwner, NodeId, Result};
+use dray_core::{Errno, Error, Result};
+
+use crate::locks::Flocks;
 
 use super::core::Core;
 use super::files::{Files, OpenInode, lock};
@@ -31,7 +33,7 @@ pub(crate) struct FileState {
     /// Readers of a directory share the descriptor's position: one at a time.
     pub(crate) reading_dir: Mutex<()>,
     /// Owners of flock locks taken through this file.
-    pub(crate) flock_owners: Mutex<Vec<(NodeId, LockOwner)>>,
+    pub(crate) flocks: Flocks,
     files: Arc<Files>,
     /// Itself, for the ring.
     me: Weak<FileState>,
@@ -112,7 +114,7 @@ impl FileState {
             write_back: WriteBack::default(),
             used: AtomicBool::new(true),
             reading_dir: Mutex::default(),
-            flock_owners: Mutex::default(),
+            flocks: Flocks::default(),
             files,
             me: me.clone(),
         })
@@ -258,19 +260,6 @@ impl FileState {
             }
             Slot::Closed => None,
         }
-    }
-
-    /// Remembers who took a flock lock, to give it back at the close.
-    pub(crate) fn remember_flock(&self, owner: (NodeId, LockOwner)) {
-        let mut owners = lock(&self.flock_owners);
-        if !owners.contains(&owner) {
-            owners.push(owner);
-        }
-    }
-
-    /// Who took flock locks, once.
-    pub(crate) fn take_flock_owners(&self) -> Vec<(NodeId, LockOwner)> {
-        std::mem::take(&mut *lock(&self.flock_owners))
     }
 }
 

@@ -83,10 +83,6 @@ impl PosixFile {
             written => written,
         }
     }
-
-    fn owner(cx: &Context, owner: LockOwner) -> Owner {
-        Owner { node: cx.node, owner }
-    }
 }
 
 impl OpenFile for PosixFile {
@@ -168,7 +164,7 @@ impl OpenFile for PosixFile {
     }
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
-        self.core.locks.release(self.id(), LockFamily::Posix, PosixFile::owner(cx, owner));
+        self.core.locks.release(self.id(), LockFamily::Posix, Owner::of(cx, owner));
         if self.core.below.is_local() {
             return Box::pin(async { Ok(()) });
         }
@@ -218,17 +214,17 @@ impl OpenFile for PosixFile {
     fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
         // Locks are ours alone: the file system below would see one process, the server.
         Box::pin(async move {
-            let owner = PosixFile::owner(cx, lock.owner);
-            let taken = self.core.locks.lock(cx, self.id(), lock, wait).await;
-            if taken.is_ok() && lock.family == LockFamily::Flock && lock.kind != LockKind::Unlock {
-                self.state.remember_flock((owner.node, owner.owner));
+            if lock.family == LockFamily::Flock && lock.kind != LockKind::Unlock {
+                let owner = Owner::of(cx, lock.owner);
+                self.state.flocks.add(&self.core.locks, self.id(), owner);
             }
+            let taken = self.core.locks.lock(cx, self.id(), lock, wait).await;
             taken.map_err(|error| error.during(Op::Lock))
         })
     }
 
     fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {
-        Box::pin(async move { Ok(self.core.locks.test(cx.node, self.id(), lock)) })
+        Box::pin(async move { Ok(self.core.locks.test(cx, self.id(), lock)) })
     }
 
     fn get_flags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<u32>> {
@@ -268,9 +264,7 @@ impl OpenFile for PosixFile {
     }
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
-        for (node, owner) in self.state.take_flock_owners() {
-            self.core.locks.release(self.id(), LockFamily::Flock, Owner { node, owner });
-        }
+        self.state.flocks.release(&self.core.locks, self.id());
         let file = self.state.clone();
         // Data go to the disk when a file is closed that was cut before (`ext4_release_file`), and
         // blocks that were reserved are given back.
@@ -290,8 +284,6 @@ impl OpenFile for PosixFile {
 
 impl Drop for PosixFile {
     fn drop(&mut self) {
-        for (node, owner) in self.state.take_flock_owners() {
-            self.core.locks.release(self.id(), LockFamily::Flock, Owner { node, owner });
-        }
+        self.state.flocks.release(&self.core.locks, self.id());
     }
 }

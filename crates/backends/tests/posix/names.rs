@@ -246,8 +246,7 @@ fn neighbour(cx: &Context) -> Context {
 fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
     on_each(&Kind::ALL, async |kit| {
         let replacer = &kit.root_user;
-        let (reader, stranger) =
-            (neighbour(replacer), Context { node: NodeId(9), ..replacer.clone() });
+        let (reader, stranger) = (neighbour(replacer), replacer.clone().on_behalf_of(NodeId(9)));
         let dir = kit.common("d").await;
         let symlink = |target| Make::Symlink { target };
         // The moment may have passed where the machine is busy: then again.
@@ -287,7 +286,7 @@ fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
 fn what_lost_several_names_is_there_for_all_who_had_looked_one_up() {
     on_each(&Kind::ALL, async |kit| {
         let remover = &kit.root_user;
-        let reader = |node| Context { node: NodeId(node), ..neighbour(remover) };
+        let reader = |node| neighbour(remover).on_behalf_of(NodeId(node));
         let (first, second, stranger) = (reader(7), reader(8), reader(9));
         let dir = kit.common("d").await;
         // The moment may have passed where the machine is busy: then again.

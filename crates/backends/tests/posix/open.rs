@@ -209,7 +209,7 @@ fn more_deleted_files_than_descriptors_are_refused_and_none_is_lost() {
         let unnamed = kit.fs.tmpfile(&cx, dir, create_how(0o600)).await;
         assert_eq!(errno(unnamed), Errno::ENFILE);
         // Another client's there is room for, and for removing what the first has open.
-        let other = Context { node: NodeId(9), origin: Origin(9), ..cx.clone() };
+        let other = Context { holder: HolderId(9), address: ClientAddress(9), ..cx.clone() };
         kit.fs.tmpfile(&other, dir, create_how(0o600)).await.unwrap();
         kit.unlink(&other, dir, &left).await.unwrap();
         for (number, file) in files.iter().enumerate() {
@@ -361,7 +361,7 @@ fn locks_end_with_flush_and_close() {
             family,
             kind: LockKind::Exclusive,
             range: LockRange::ALL,
-            owner: LockOwner(owner),
+            owner: LockOwner::own(owner),
             pid: Pid(1),
         };
         one.lock(cx, lock(LockFamily::Posix, 1), false).await.unwrap();
@@ -370,16 +370,20 @@ fn locks_end_with_flush_and_close() {
             assert_eq!(errno(two.lock(cx, lock(family, 2), false).await), Errno::EAGAIN);
             assert_eq!(
                 two.test_lock(cx, lock(family, 2)).await.unwrap().unwrap().owner,
-                LockOwner(1)
+                LockOwner::own(1)
             );
         }
-        one.flush(cx, LockOwner(1)).await.unwrap();
+        one.flush(cx, LockOwner::own(1)).await.unwrap();
         two.lock(cx, lock(LockFamily::Posix, 2), false).await.unwrap();
         assert_eq!(errno(two.lock(cx, lock(LockFamily::Flock, 2), false).await), Errno::EAGAIN);
         one.close(cx).await.unwrap();
         two.lock(cx, lock(LockFamily::Flock, 2), false).await.unwrap();
         drop(two);
-        assert_eq!(kit.fs.locks().release_node(cx.node), 1, "the fcntl lock, for want of a flush");
+        assert_eq!(
+            kit.fs.locks().release_holder(cx.holder),
+            1,
+            "the fcntl lock, for want of a flush"
+        );
         assert!(kit.fs.locks().is_empty());
     });
 }

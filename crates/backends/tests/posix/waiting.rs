@@ -213,7 +213,7 @@ async fn change_names(fs: &PosixFs, op: &str, dir: FileId) -> Result<()> {
 
 /// What another client does meanwhile.
 async fn look(with: &Prepared) {
-    let cx = Context { node: NodeId(2), ..user(0, 0, &[]) };
+    let cx = Context { holder: HolderId(2), ..user(0, 0, &[]) };
     let entry = with.fs.lookup(&cx, with.root, name("g")).await.unwrap();
     assert_eq!(entry.id, with.g.0);
     with.fs.getattr(&cx, with.root).await.unwrap();
@@ -293,7 +293,7 @@ fn a_client_whose_writes_wait_leaves_threads_to_others() {
             let waiting: Vec<_> = files.iter().map(write).collect();
             dray_rt::yield_now().await;
             // It fails at once, on a thread of the same kind.
-            let cx = Context { node: NodeId(2), ..user(0, 0, &[]) };
+            let cx = Context { holder: HolderId(2), ..user(0, 0, &[]) };
             let read_only = with.fs.open(&cx, with.g.0, OpenHow::READ).await.unwrap();
             assert_eq!(errno(put(&cx, &*read_only, 0, b"x").await), Errno::EBADF);
             waiting

@@ -47,7 +47,7 @@ impl Worker {
         let (nodes, sent_back) = (&self.shared.nodes, &self.shared.sent_back);
         let caller = self.who_was_sent_back(cx.pid).await;
         let caller = caller.unwrap_or(Caller { thread: cx.pid, call: None });
-        let mut opening = Opening { caller, file: id, request: cx.request };
+        let mut opening = Opening { caller, file: id, request: cx.origin.request };
         let named = self.shared.mode.names_may_change() && node != ROOT_NODE;
         if !named || cx.pid == Pid(0) || sent_back.comes(opening) {
             return self.fs.open(cx, id, how).await;
@@ -79,13 +79,17 @@ impl Worker {
     /// removed are looked at first, where the kernel does not know them any more.
     pub(super) async fn note_sent_back(&self, cx: &Context, error: &Error) {
         let stale = error.errno() == Errno::ESTALE && self.shared.mode.names_may_change();
-        if !stale || cx.pid == Pid(0) || self.shared.sent_back.knows(cx.pid, cx.request) {
+        if !stale || cx.pid == Pid(0) || self.shared.sent_back.knows(cx.pid, cx.origin.request) {
             return;
         }
         let call = call_that_waits(cx.pid).await.filter(|call| OPENING.contains(&call.number));
         if let Some(call) = call {
             let caller = Caller { thread: cx.pid, call: Some(call.print) };
-            self.shared.sent_back.note(Opening { caller, file: NOTHING, request: cx.request });
+            self.shared.sent_back.note(Opening {
+                caller,
+                file: NOTHING,
+                request: cx.origin.request,
+            });
         }
     }
 
@@ -102,12 +106,12 @@ impl Worker {
     /// of that, and will not.
     async fn give_up(&self, cx: &Context, id: FileId, how: OpenHow) {
         let Shared { handles, control, .. } = &*self.shared;
-        let left = handles.left_by(cx.request);
+        let left = handles.left_by(cx.origin.request);
         let file = match &left {
             Some((_, handle)) => handle.file(cx, &*self.fs, &**control).await.ok(),
             None => {
                 let how = OpenHow::new(how.flags & !libc::O_TRUNC);
-                control.attach(id, how, cx.request)
+                control.attach(id, how, cx.origin.request)
             }
         };
         if let Some(file) = file {

@@ -125,5 +125,5 @@ fn wanted(args: &LockArgs) -> Result<Lock> {
             (LockFamily::Posix, LockRange { start: args.start, end })
         }
     };
-    Ok(Lock { family, kind, range, owner: LockOwner(args.owner), pid: args.pid })
+    Ok(Lock { family, kind, range, owner: LockOwner::own(args.owner), pid: args.pid })
 }

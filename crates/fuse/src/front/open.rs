@@ -75,7 +75,11 @@ impl Worker {
             Operation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
                 let caller = Caller { thread: cx.pid, call: None };
-                self.shared.sent_back.comes(Opening { caller, file: id, request: cx.request });
+                self.shared.sent_back.comes(Opening {
+                    caller,
+                    file: id,
+                    request: cx.origin.request,
+                });
                 let made = self.fs.create(cx, id, name, how).await?;
                 self.created(cx, made, Some((id, name)), how, asked)
             }
@@ -133,7 +137,7 @@ impl Worker {
         flags: i32,
         (kernel, dropping): (u32, Option<Dropping>),
     ) -> Result<Answer> {
-        let fh = self.shared.handles.add(file, flags, cx.request, dropping)?;
+        let fh = self.shared.handles.add(file, flags, cx.origin.request, dropping)?;
         reply::put_open(&mut out, fh, kernel);
         Ok(Answer::Small(out))
     }
@@ -208,7 +212,7 @@ impl Worker {
         fh: u64,
         owner: u64,
     ) -> Result<Answer> {
-        let owner = LockOwner(owner);
+        let owner = LockOwner::own(owner);
         let (shared, handle) = (&self.shared, self.handle(fh)?);
         self.used(node, &handle);
         let locks = shared.lock_owners.closes(&shared.nodes, node, owner);

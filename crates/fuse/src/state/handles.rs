@@ -232,7 +232,7 @@ impl Handles {
     /// predecessor took locks by that name, it stays so, since some of them may be held.
     pub(crate) fn flock_owner(&self, fh: u64, owner: u64) -> LockOwner {
         let by_handle = self.state.region.load(header::FLOCKS) != 0;
-        LockOwner(if by_handle { fh } else { owner })
+        LockOwner::own(if by_handle { fh } else { owner })
     }
 
     /// Open files and directories.
@@ -287,10 +287,10 @@ mod tests {
     #[test]
     fn flocks_belong_to_handles_unless_a_predecessor_saw_it_otherwise() {
         let state = State::create().unwrap();
-        assert_eq!(Handles::new(state.clone()).flock_owner(7, 9), LockOwner(7));
-        assert_eq!(Handles::new(state.clone()).flock_owner(7, 9), LockOwner(7));
+        assert_eq!(Handles::new(state.clone()).flock_owner(7, 9), LockOwner::own(7));
+        assert_eq!(Handles::new(state.clone()).flock_owner(7, 9), LockOwner::own(7));
         state.region.store(header::FLOCKS, 0);
-        assert_eq!(Handles::new(state).flock_owner(7, 9), LockOwner(9));
+        assert_eq!(Handles::new(state).flock_owner(7, 9), LockOwner::own(9));
     }
 
     #[test]

@@ -138,7 +138,7 @@ impl LockOwners {
     /// for (open-file-description locks) go with it.
     pub(crate) fn forget(&self, node: u64) {
         let mut owners = self.lock();
-        let of_node = (node, LockOwner(0))..=(node, LockOwner(u64::MAX));
+        let of_node = (node, LockOwner::MIN)..=(node, LockOwner::MAX);
         let gone: Vec<_> = owners.asked.range(of_node).map(|(owner, _)| *owner).collect();
         gone.iter().for_each(|owner| _ = owners.asked.remove(owner));
     }
@@ -156,16 +156,16 @@ mod tests {
         let file = FileId { ino: 3, generation: 0 };
         let node = nodes.remember(file, None).unwrap().node;
         let owners = LockOwners::default();
-        assert_eq!(owners.closes(&nodes, node, LockOwner(7)), None);
-        owners.add(&nodes, node, LockOwner(7));
-        assert!(owners.closes(&nodes, node, LockOwner(7)).is_some());
-        assert_eq!(owners.closes(&nodes, node, LockOwner(8)), None);
+        assert_eq!(owners.closes(&nodes, node, LockOwner::own(7)), None);
+        owners.add(&nodes, node, LockOwner::own(7));
+        assert!(owners.closes(&nodes, node, LockOwner::own(7)).is_some());
+        assert_eq!(owners.closes(&nodes, node, LockOwner::own(8)), None);
         for owner in 0..OWNERS_MAX as u64 + 10 {
-            owners.add(&nodes, node, LockOwner(1000 + owner));
+            owners.add(&nodes, node, LockOwner::own(1000 + owner));
             assert!(owners.lock().asked.len() <= OWNERS_MAX);
         }
         assert!(
-            owners.closes(&nodes, node, LockOwner(7)).is_some(),
+            owners.closes(&nodes, node, LockOwner::own(7)).is_some(),
             "forgotten, so it may hold one"
         );
         owners.forget(node);
@@ -177,7 +177,7 @@ mod tests {
     fn a_lock_that_is_granted_while_a_close_is_answered_is_not_forgotten() {
         let nodes = Nodes::new(State::create().unwrap(), FileId { ino: 2, generation: 0 });
         let file = FileId { ino: 3, generation: 0 };
-        let (node, owner) = (nodes.remember(file, None).unwrap().node, LockOwner(7));
+        let (node, owner) = (nodes.remember(file, None).unwrap().node, LockOwner::own(7));
         for answered_first in ["lock", "close"] {
             let owners = LockOwners::default();
             owners.add(&nodes, node, owner);
@@ -197,12 +197,12 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_lock_hears_of_his_closes_meanwhile() {
-        let (owners, owner) = (LockOwners::default(), LockOwner(7));
+        let (owners, owner) = (LockOwners::default(), LockOwner::own(7));
         let nodes = Nodes::new(State::create().unwrap(), FileId { ino: 2, generation: 0 });
         let close = |node, owner| assert_eq!(owners.closes(&nodes, node, owner), None);
         close(3, owner);
         let first = owners.asks(3, owner, false);
-        close(3, LockOwner(8));
+        close(3, LockOwner::own(8));
         close(4, owner);
         assert!(!first.may_be_closed());
         close(3, owner);
@@ -219,12 +219,12 @@ mod tests {
         let file = FileId { ino: 3, generation: 0 };
         let node = nodes.remember(file, None).unwrap().node;
         nodes.mark_locked(node);
-        let gone = (FileId { ino: 4, generation: 0 }, LockOwner(7));
-        let left = vec![(file, LockOwner(7)), gone];
+        let gone = (FileId { ino: 4, generation: 0 }, LockOwner::own(7));
+        let left = vec![(file, LockOwner::own(7)), gone];
         let owners = LockOwners::of_predecessor(&nodes, Some(left));
-        assert!(owners.closes(&nodes, node, LockOwner(7)).is_some());
-        assert_eq!(owners.closes(&nodes, node, LockOwner(8)), None);
+        assert!(owners.closes(&nodes, node, LockOwner::own(7)).is_some());
+        assert_eq!(owners.closes(&nodes, node, LockOwner::own(8)), None);
         let owners = LockOwners::of_predecessor(&nodes, None);
-        assert!(owners.closes(&nodes, node, LockOwner(8)).is_some(), "nobody knows");
+        assert!(owners.closes(&nodes, node, LockOwner::own(8)).is_some(), "nobody knows");
     }
 }

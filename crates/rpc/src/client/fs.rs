@@ -149,7 +149,7 @@ impl RemoteFs {
         let (opened, surplus) = link.ahead.take(cx, id, how);
         self.close_surplus(surplus);
         let opened = opened?;
-        if !link.files.aliases.note(link.request_of(cx), opened.handle) {
+        if !link.files.aliases.note(link.own_request_of(cx), opened.handle) {
             self.close_surplus(Some(link.ahead.unused(&opened)));
             return None;
         }

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use dray_core::{
-    Context, Errno, Error, Fate, Lock, LockFamily, LockKind, LockOwner, LockRange, Result,
+    Context, Errno, Error, Fate, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, Result,
 };
 use dray_rt::sleep;
 
@@ -25,6 +25,9 @@ impl RemoteFile {
     /// nothing, and a waiting lock must not hold up the unlock behind it.
     pub(super) async fn take_lock(&self, cx: &Context, lock: Lock, wait: bool) -> Result<()> {
         let (handle, link) = (self.handle, &self.session.link);
+        let lock = Lock { owner: link.owner_of(cx, lock.owner), ..lock };
+        let other = for_owner(cx, lock.owner);
+        let cx = other.as_ref().unwrap_or(cx);
         self.within_limit(link.held.clear(cx, self.id)).await?;
         link.held.admit(&lock)?;
         // What is given back is not claimed again, whether or not the answer comes:
@@ -68,6 +71,9 @@ impl RemoteFile {
     /// gone whatever the server has heard of that: where it fails, it is made up for later.
     pub(super) async fn give_up_locks(&self, cx: &Context, owner: LockOwner) -> Result<()> {
         let link = &self.session.link;
+        let owner = link.owner_of(cx, owner);
+        let other = for_owner(cx, owner);
+        let cx = other.as_ref().unwrap_or(cx);
         let clear = self.within_limit(link.held.clear(cx, self.id)).await;
         link.held.flushed(self.id, owner);
         let call = Call::Flush { handle: self.handle, owner };
@@ -88,6 +94,13 @@ impl RemoteFile {
     fn place_to_wait(&self) -> Result<Option<LockWait>> {
         Ok(self.session.channel()?.begin_lock_wait())
     }
+}
+
+/// The context of a call about locks of `owner`, if that is elsewhere than who calls: a server that
+/// gives back what its client had does so for the nodes behind that one.
+fn for_owner(cx: &Context, owner: LockOwner) -> Option<Context> {
+    let elsewhere = owner.node != NodeId::OWN && owner.node != cx.origin.node;
+    elsewhere.then(|| cx.clone().on_behalf_of(owner.node))
 }
 
 /// Errors: `EINTR` when the caller gives up.
@@ -137,7 +150,7 @@ mod tests {
                     let cx = Context { cancel: Some(cancel.clone()), ..Context::system() };
                     let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
                     let range = LockRange::ALL;
-                    let lock = Lock { family, kind, range, owner: LockOwner(1), pid: Pid(1) };
+                    let lock = Lock { family, kind, range, owner: LockOwner::own(1), pid: Pid(1) };
                     let asking =
                         spawn_join(async move { file.take_lock(&cx, lock, false).await.is_err() });
                     yield_now().await;

@@ -243,6 +243,16 @@ impl Session {
         self.link.node
     }
 
+    /// For a client that is a server itself, once its own clients have come back, or cannot any more:
+    /// the server closes what a process before this one had open for them, and gives back the locks
+    /// that none of them has claimed. Until then both are kept.
+    pub fn release_inherited(&self) {
+        let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = channels.first() {
+            self.link.release_inherited(channel);
+        }
+    }
+
     /// The export, as it was when the session began.
     pub fn info(&self) -> &FsInfo {
         &self.info

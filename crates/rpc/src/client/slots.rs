@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use dray_core::{Context, Errno, Error, Result};
+use dray_core::{Context, Errno, Error, NodeId, Origin, RequestId, Result};
 use dray_rt::{Instant, Turn};
 
 use crate::client::channel::Channel;
@@ -48,7 +48,7 @@ struct State {
     orphans: Vec<SlotState>,
     /// Requests that the process before us sent in a session that the server has given
     /// up: their outcome is unknown.
-    unknown: Vec<u64>,
+    unknown: Vec<Origin>,
     /// Slots that the server granted.
     count: u32,
     /// Slots in use.
@@ -97,14 +97,14 @@ impl ClientSlots {
             free.into_iter().partition(|slot| slot.sequence == 0);
         // The front end counts its requests, so this is the longest free first; and all of
         // them stay free as long as possible, since any may be asked for again.
-        answered.sort_by_key(|slot| slot.request);
+        answered.sort_by_key(|slot| slot.origin.request);
         let state = State {
             fresh: fresh.iter().rev().map(|slot| slot.number).collect(),
             resting: answered.iter().chain(&lost).map(FreeSlot::new).collect(),
             resting_min: RESTING_MIN + answered.len() + lost.len(),
             answered,
             orphans,
-            unknown: lost.iter().map(|slot| slot.request).collect(),
+            unknown: lost.iter().map(|slot| slot.origin).collect(),
             count: memory.slots().len() as u32,
             ..State::default()
         };
@@ -135,7 +135,7 @@ impl ClientSlots {
         let before = std::mem::take(&mut state.orphans);
         state.resting.extend(before.iter().map(FreeSlot::new));
         let answered = std::mem::take(&mut state.answered);
-        state.unknown.extend(before.iter().chain(&answered).map(|slot| slot.request));
+        state.unknown.extend(before.iter().chain(&answered).map(|slot| slot.origin));
         before.iter().for_each(|slot| self.memory.free_slot(slot.number));
         for slot in self.memory.slots().iter().filter(|slot| slot.sequence != 0) {
             self.memory.lose_slot(slot.number);
@@ -192,23 +192,23 @@ impl ClientSlots {
         }
     }
 
-    /// Takes a slot for `request` (0: one that will not come again), waiting while
+    /// Takes a slot for what began at `origin` (request 0: one that will not come again), waiting while
     /// all are in use. Errors: `EINTR` when cancelled.
     pub(crate) async fn take(
         self: &Arc<ClientSlots>,
         cx: &Context,
-        request: u64,
+        origin: Origin,
     ) -> Result<ReplaySlot> {
         let wanted = dray_rt::now();
         poll_fn(|task| {
             let mut state = self.lock();
-            if request != 0 && state.unknown.contains(&request) {
+            if is_known(origin) && state.unknown.contains(&origin) {
                 let lost = "the server gave up the session in which this was asked before";
                 return Poll::Ready(Err(Error::unknown(Errno::EIO).because(lost)));
             }
-            if let Some((number, sequence)) = state.find(request) {
+            if let Some((number, sequence)) = state.find(origin) {
                 state.used.insert(number);
-                self.memory.take_slot(number, sequence, request);
+                self.memory.take_slot(number, sequence, origin);
                 return Poll::Ready(Ok(ReplaySlot {
                     number,
                     sequence,
@@ -228,9 +228,29 @@ impl ClientSlots {
     }
 }
 
+/// Whether it can be asked for again.
+fn is_known(origin: Origin) -> bool {
+    origin.request != RequestId(0)
+}
+
 impl State {
-    fn find(&mut self, request: u64) -> Option<(u32, u32)> {
-        let same = |slot: &SlotState| request != 0 && slot.request == request;
+    /// A request of another client that a process before us had made several changes for, as a put
+    /// is: which slot was for which is not known, and to make them all again does no harm.
+    fn forget_steps_of(&mut self, origin: Origin) {
+        let of_it = |slot: &&SlotState| slot.origin == origin;
+        if self.orphans.iter().chain(&self.answered).filter(of_it).count() < 2 {
+            return; // as good as always none
+        }
+        let gone = self.orphans.extract_if(.., |slot| slot.origin == origin);
+        self.resting.extend(gone.map(|slot| FreeSlot::new(&slot)));
+        self.answered.retain(|slot| slot.origin != origin);
+    }
+
+    fn find(&mut self, origin: Origin) -> Option<(u32, u32)> {
+        let same = |slot: &SlotState| is_known(origin) && slot.origin == origin;
+        if origin.node != NodeId::OWN && is_known(origin) {
+            self.forget_steps_of(origin);
+        }
         if let Some(index) = self.orphans.iter().position(same) {
             let orphan = self.orphans.swap_remove(index);
             return Some((orphan.number, orphan.sequence));
@@ -288,6 +308,10 @@ impl Drop for ReplaySlot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of_own(request: u64) -> Origin {
+        Origin { node: NodeId::OWN, request: RequestId(request) }
+    }
     use dray_rt::{DriverKind, Executor};
 
     /// As a process that died left them: `count` slots, answered in this order.
@@ -295,7 +319,7 @@ mod tests {
         let memory = SessionMemory::heap();
         memory.set_slots(count);
         for (number, request) in requests {
-            memory.take_slot(*number, 5, *request);
+            memory.take_slot(*number, 5, of_own(*request));
             memory.free_slot(*number);
         }
         Arc::new(ClientSlots::new(Arc::new(memory)))
@@ -303,7 +327,7 @@ mod tests {
 
     fn take(slots: &Arc<ClientSlots>, request: u64) -> ReplaySlot {
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-        executor.block_on(slots.take(&Context::system(), request)).unwrap()
+        executor.block_on(slots.take(&Context::system(), of_own(request))).unwrap()
     }
 
     #[test]
@@ -330,7 +354,7 @@ mod tests {
         let thread = std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
             executor.block_on(async {
-                let slot = other.take(&Context::system(), 100).await.unwrap();
+                let slot = other.take(&Context::system(), of_own(100)).await.unwrap();
                 let known = (slot.number, slot.sequence);
                 drop(slot);
                 done.send(known).unwrap();
@@ -357,7 +381,8 @@ mod tests {
         let slots = left(4, &[(0, 100), (1, 102)]);
         slots.begin_anew(4);
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-        let error = executor.block_on(slots.take(&Context::system(), 100)).err().expect("twice");
+        let error =
+            executor.block_on(slots.take(&Context::system(), of_own(100))).err().expect("twice");
         assert_eq!((error.errno(), error.fate()), (Errno::EIO, dray_core::Fate::Unknown));
         take(&slots, 104);
     }
@@ -378,7 +403,7 @@ mod tests {
             let memory = SessionMemory::from_fd(fd.try_clone().unwrap()).unwrap();
             let successor = Arc::new(ClientSlots::new(Arc::new(memory)));
             let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-            let taken = executor.block_on(successor.take(&Context::system(), request));
+            let taken = executor.block_on(successor.take(&Context::system(), of_own(request)));
             taken.err().is_some_and(|error| error.errno() == Errno::EIO)
         };
         assert!(unknown(100) && unknown(102) && !unknown(104));
@@ -395,7 +420,7 @@ mod tests {
         drop(taken);
         let again = [take(&slots, 104), take(&slots, 106)];
         assert_ne!(again[0].number, again[1].number);
-        assert!(slots.lock().find(108).is_none());
+        assert!(slots.lock().find(of_own(108)).is_none());
     }
 
     #[test]

@@ -7,14 +7,14 @@
 //! beginning on, before anything is read. A client that finds all places taken is told so in
 //! its handshake, as long as there are not too many of these, too.
 //!
-//! Of connections and of sessions an origin may have as many as are left for all others, so that
+//! Of connections and of sessions an address may have as many as are left for all others, so that
 //! no machine can take the last ([`dray_core::Shares`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::Origin;
+use dray_core::ClientAddress;
 use dray_fabric::Peer;
 use dray_rt::Instant;
 
@@ -23,7 +23,7 @@ use crate::server::refusals::Refusals;
 /// Connections in their handshake at a time, where there may be many connections; else a
 /// quarter of these.
 const GUESTS_MAX: usize = 1024;
-/// The part of them that one origin may have.
+/// The part of them that one address may have.
 const PARTS: usize = 8;
 /// However few there may be, so many of one address: what one mount makes.
 const OF_ONE_MIN: usize = 4;
@@ -43,14 +43,14 @@ pub(crate) struct Door {
 #[derive(Default)]
 struct State {
     connections: usize,
-    /// The same by origin.
-    visits: BTreeMap<Origin, usize>,
-    guests: BTreeMap<Origin, usize>,
+    /// The same by address.
+    visits: BTreeMap<ClientAddress, usize>,
+    guests: BTreeMap<ClientAddress, usize>,
     guests_all: usize,
     /// Sessions.
-    residents: BTreeMap<Origin, usize>,
+    residents: BTreeMap<ClientAddress, usize>,
     residents_all: usize,
-    complaints: BTreeMap<(Origin, Fault), Instant>,
+    complaints: BTreeMap<(ClientAddress, Fault), Instant>,
     /// When it was last said that there are too many of all.
     crowded: Option<Instant>,
 }
@@ -80,23 +80,23 @@ pub(crate) enum Fault {
 /// A connection, as it is counted.
 pub(crate) struct Visit {
     door: Arc<Door>,
-    who: Origin,
+    who: ClientAddress,
 }
 
 /// A connection in its handshake, as it is counted.
 pub(crate) struct Guest {
     door: Arc<Door>,
-    who: Origin,
+    who: ClientAddress,
 }
 
 /// A session, as it is counted among those of its address.
 pub(crate) struct Resident {
     door: Arc<Door>,
-    who: Origin,
+    who: ClientAddress,
 }
 
 impl Resident {
-    pub(crate) fn origin(&self) -> Origin {
+    pub(crate) fn address(&self) -> ClientAddress {
         self.who
     }
 }
@@ -124,7 +124,7 @@ impl Door {
     /// Lets a connection begin its handshake, if there are not too many. Without a place for
     /// its visit it is to be refused there.
     pub(crate) fn enter(self: &Arc<Door>, peer: Peer) -> Result<(Option<Visit>, Guest), Crowd> {
-        let (who, guests_max) = (peer.origin(), self.guests_max());
+        let (who, guests_max) = (peer.address(), self.guests_max());
         let mut state = self.lock();
         let of_this = state.guests.get(&who).copied().unwrap_or(0);
         if state.guests_all >= guests_max {
@@ -148,15 +148,15 @@ impl Door {
         Ok((visit, Guest { door: self.clone(), who }))
     }
 
-    /// Counts a session of `peer`, unless there are `of_one_max` of its origin, or as many as there
+    /// Counts a session of `peer`, unless there are `of_one_max` of its address, or as many as there
     /// are left for others; `known`: sessions that there are, also those of clients that have not
-    /// come back yet. Errors: how many its origin has.
+    /// come back yet. Errors: how many its address has.
     pub(crate) fn settle(
         self: &Arc<Door>,
         peer: Peer,
         (of_one_max, known): (usize, usize),
     ) -> Result<Resident, usize> {
-        let who = peer.origin();
+        let who = peer.address();
         let mut state = self.lock();
         let of_this = state.residents.get(&who).copied().unwrap_or(0);
         let free = self.sessions_max.saturating_sub(known.max(state.residents_all));
@@ -169,10 +169,10 @@ impl Door {
 
     /// Counts a session of `peer` that there is already.
     pub(crate) fn resides(self: &Arc<Door>, peer: Peer) -> Resident {
-        self.moves_in(&mut self.lock(), peer.origin())
+        self.moves_in(&mut self.lock(), peer.address())
     }
 
-    fn moves_in(self: &Arc<Door>, state: &mut State, who: Origin) -> Resident {
+    fn moves_in(self: &Arc<Door>, state: &mut State, who: ClientAddress) -> Resident {
         *state.residents.entry(who).or_default() += 1;
         state.residents_all += 1;
         Resident { door: self.clone(), who }
@@ -196,7 +196,7 @@ impl Door {
 
     /// Whether a failure of `peer` is worth a line for people: the first of its kind in a while is.
     pub(crate) fn complains(&self, peer: Peer, fault: Fault) -> bool {
-        let (key, now) = ((peer.origin(), fault), dray_rt::now());
+        let (key, now) = ((peer.address(), fault), dray_rt::now());
         let mut state = self.lock();
         if state.complaints.get(&key).is_some_and(|last| last.elapsed() < QUIET) {
             return false;
@@ -229,7 +229,7 @@ impl Drop for Resident {
 }
 
 /// One less of `who`.
-fn give_back(counts: &mut BTreeMap<Origin, usize>, who: Origin) {
+fn give_back(counts: &mut BTreeMap<ClientAddress, usize>, who: ClientAddress) {
     if let Some(count) = counts.get_mut(&who) {
         *count = count.saturating_sub(1);
         if *count == 0 {

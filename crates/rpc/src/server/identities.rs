@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dray_core::{GROUPS_MAX, Gid, Identity, Uid};
+use dray_core::{GROUPS_MAX, Gid, Identity, NodeId, Uid};
 use dray_fabric::{Charge, PoolShare};
 
 use crate::server::counted::CALLERS_FREE_BYTES;
@@ -51,6 +51,8 @@ impl Whom {
 pub(crate) struct Known {
     /// Without groups, if there are too many.
     pub(crate) who: Arc<Identity>,
+    /// Where it calls, if that is not the client itself: that one is a server to it.
+    pub(crate) node: Option<NodeId>,
     /// It is in more groups than a server takes: what its groups can decide is refused.
     pub(crate) too_many_groups: bool,
 }
@@ -84,7 +86,8 @@ impl Identities {
         share: &PoolShare,
     ) -> Result<(), Malformed> {
         let index = input.get::<u32>()? as usize;
-        let mut who = self.whom.squash(Input::whole(input.0)?);
+        let mut who = self.whom.squash(input.get()?);
+        let node = if input.0.is_empty() { None } else { Some(Input::whole(input.0)?) };
         if index >= IDENTITIES_MAX {
             return Err(Malformed("more identities than there may be"));
         }
@@ -104,7 +107,7 @@ impl Identities {
         if !self.count(share) {
             return Err(Malformed("identities with more groups than there is room for"));
         }
-        self.known[index] = Some(Known { who: Arc::new(who), too_many_groups });
+        self.known[index] = Some(Known { who: Arc::new(who), node, too_many_groups });
         Ok(())
     }
 

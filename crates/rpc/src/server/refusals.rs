@@ -42,7 +42,7 @@ pub(crate) fn no_room_for_a_file(shortage: Shortage) -> Error {
     Error::new(Errno::ENFILE).because(match shortage {
         Shortage::None => "the export has as many open files as it may",
         Shortage::Share => "this client has its share of the files that may be open in the export",
-        Shortage::OriginShare => {
+        Shortage::AddressShare => {
             "the clients of this address have their share of the files that may be open in the export"
         }
     })
@@ -53,7 +53,7 @@ pub(crate) fn no_room_for_an_owner(shortage: Shortage) -> Error {
     Error::new(Errno::ENOLCK).because(match shortage {
         Shortage::None => "the export has as many owners of locks as it may",
         Shortage::Share => "this client has its share of the owners of locks in the export",
-        Shortage::OriginShare => {
+        Shortage::AddressShare => {
             "the clients of this address have their share of the owners of locks in the export"
         }
     })

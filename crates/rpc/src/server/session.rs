@@ -1,6 +1,7 @@
 //! What a server knows of one mount.
 
 mod locks;
+mod release;
 mod unasked;
 mod under_way;
 
@@ -9,7 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use dray_core::{Cancel, Context, Error, FileId, IdMap, NodeId, OpenFile, Origin, Place, Taker};
+use dray_core::{
+    Cancel, ClientAddress, Context, Error, FileId, HolderId, IdMap, NodeId, OpenFile, Origin,
+    Place, Taker,
+};
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{Handle, Instant};
 
@@ -70,7 +74,7 @@ pub(crate) struct Session {
     /// As it is counted among those of its address; unknown until it has come back.
     resident: Mutex<Option<Resident>>,
     /// Where its client comes from, as long as it is known.
-    origin: AtomicU64,
+    address: AtomicU64,
     /// The stamp of its last change; [`Session::CHANGED_BEFORE`]: one by an earlier process.
     changed_at: AtomicU64,
     pub(crate) failed_closes: Seldom,
@@ -97,8 +101,8 @@ struct State {
     /// The executor that served the last one: what may wait for the export's file system
     /// is done there, where it holds up nobody else's export.
     home: Option<Handle>,
-    /// Calls that wait for something that may never come, by request.
-    waits: BTreeMap<u64, Arc<Cancel>>,
+    /// Calls that wait for something that may never come, by where they began.
+    waits: BTreeMap<Origin, Arc<Cancel>>,
     /// Calls in no slot that change something, under way by connection.
     unslotted: BTreeMap<u64, u32>,
     /// Calls in slots that open a file, under way by the number that it will have.
@@ -136,7 +140,7 @@ impl Session {
             carried: AtomicU64::new(0),
             features: AtomicU64::new(0),
             resident: Mutex::default(),
-            origin: AtomicU64::new(0),
+            address: AtomicU64::new(0),
             changed_at: AtomicU64::new(0),
             failed_closes: Seldom::default(),
             forged_seals: Seldom::default(),
@@ -219,17 +223,17 @@ impl Session {
     }
 
     pub(crate) fn set_resident(&self, resident: Resident) {
-        self.origin.store(resident.origin().0, Ordering::Relaxed);
+        self.address.store(resident.address().0, Ordering::Relaxed);
         *self.resident() = Some(resident);
     }
 
-    pub(crate) fn origin(&self) -> Origin {
-        Origin(self.origin.load(Ordering::Relaxed))
+    pub(crate) fn address(&self) -> ClientAddress {
+        ClientAddress(self.address.load(Ordering::Relaxed))
     }
 
     /// It, as one who wants more of what is counted; `claims`: what it had before.
     pub(crate) fn taker(&self, claims: bool) -> Taker {
-        Taker { holder: self.id, origin: self.origin(), claims }
+        Taker { holder: self.id, address: self.address(), claims }
     }
 
     /// A place for one more open file, to be had before it is opened: that can change it, or make
@@ -394,18 +398,18 @@ impl Session {
         self.state().alone_since
     }
 
-    pub(crate) fn wait_begins(&self, request: u64, cancel: Arc<Cancel>) {
-        self.state().waits.insert(request, cancel);
+    pub(crate) fn wait_begins(&self, origin: Origin, cancel: Arc<Cancel>) {
+        self.state().waits.insert(origin, cancel);
     }
 
-    pub(crate) fn wait_ends(&self, request: u64) {
-        self.state().waits.remove(&request);
+    pub(crate) fn wait_ends(&self, origin: Origin) {
+        self.state().waits.remove(&origin);
     }
 
     /// For whom its locks are held. Not its client: that could have begun anew, and a lock that
     /// it has by now must not end with what is still given back of this session.
-    pub(crate) fn holder(&self) -> NodeId {
-        NodeId(self.id)
+    pub(crate) fn holder(&self) -> HolderId {
+        HolderId(self.id)
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -448,7 +452,7 @@ impl Session {
     pub(crate) async fn end(&self) {
         self.carried_out().await;
         let files: BTreeMap<_, _> = std::mem::take(&mut *self.files()).into_iter().collect();
-        let cx = Context { node: self.holder(), ..as_server::of_nobody() };
+        let cx = Context { holder: self.holder(), ..as_server::of_nobody() };
         for (number, (handle, Opened { file, .. })) in files.into_iter().enumerate() {
             if number > 0 && number.is_multiple_of(CLOSED_AT_ONCE) {
                 dray_rt::yield_now().await; // others are served by this thread, too

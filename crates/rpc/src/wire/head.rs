@@ -168,6 +168,9 @@ impl NotifyHead {
     pub const CHANGED: u8 = 10;
     /// From the client: programs store into a shared mapping of the file whose id follows.
     pub const MAPPED: u8 = 11;
+    /// A client has no use for what a process of it before had open: files whose numbers are in
+    /// this range, from and to, are to be closed, and locks taken through them given back.
+    pub const RELEASED: u8 = 12;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

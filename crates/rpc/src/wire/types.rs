@@ -22,7 +22,17 @@ macro_rules! newtypes {
     )*};
 }
 
-newtypes!(Uid, Gid, Pid, NodeId, RequestId, LockOwner, FsUuid, Access);
+newtypes!(Uid, Gid, Pid, NodeId, RequestId, FsUuid, Access);
+
+/// Its node is that of the caller, which the identity of the call stands for.
+impl<'a> Wire<'a> for LockOwner {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.number.put(out);
+    }
+    fn get(input: &mut Input<'a>) -> Result<LockOwner, Malformed> {
+        input.get().map(LockOwner::own)
+    }
+}
 
 wire_fields!(FileId { ino, generation });
 wire_fields!(Timestamp { sec, nsec });

@@ -240,7 +240,7 @@ fn a_successor_goes_on_with_what_was_used_and_closes_the_rest() {
         assert_eq!(open_files(&server), 2);
         // The kernel did not hear of the last opening, and asks again.
         let mut cx = Context::system();
-        (cx.node, cx.request) = (next.session().node(), RequestId(202));
+        (cx.origin.node, cx.origin.request) = (next.session().node(), RequestId(202));
         let again = next.open(&cx, id, READ).await.unwrap();
         assert_eq!(open_files(&server), 2);
         drop((files, again));

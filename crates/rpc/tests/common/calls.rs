@@ -63,7 +63,7 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
             let (cookie, max_bytes) = (chance.edge(), chance.edge() as u32);
             Call::Readdir { handle, cookie, max_bytes, plus: odd(chance) }
         }
-        Op::Flush => Call::Flush { handle, owner: LockOwner(chance.edge()) },
+        Op::Flush => Call::Flush { handle, owner: LockOwner::own(chance.edge()) },
         Op::Sync => Call::Sync { handle, data_only: true },
         Op::Allocate => Call::Allocate { handle, what: allocate(at, chance) },
         Op::Seek => Call::Seek { handle, at, what: Seek::Hole },
@@ -186,7 +186,7 @@ fn lock(chance: &mut Chance) -> Lock {
         family: [LockFamily::Posix, LockFamily::Flock][chance.below(2)],
         kind: [LockKind::Shared, LockKind::Exclusive, LockKind::Unlock][chance.below(3)],
         range: LockRange { start: chance.edge(), end: chance.edge() },
-        owner: LockOwner(chance.edge()),
+        owner: LockOwner::own(chance.edge()),
         pid: Pid(chance.next() as u32),
     }
 }

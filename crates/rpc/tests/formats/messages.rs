@@ -92,7 +92,7 @@ fn lock() -> Lock {
         family: LockFamily::Flock,
         kind: LockKind::Exclusive,
         range: LockRange { start: 1, end: u64::MAX },
-        owner: LockOwner(17),
+        owner: LockOwner::own(17),
         pid: Pid(18),
     }
 }
@@ -126,7 +126,7 @@ fn calls() -> Vec<Call<'static>> {
         Call::Read { handle, at: 1 << 40, len_bytes: 4096 },
         Call::Write { handle, how: write },
         Call::Readdir { handle, cookie: 5, max_bytes: 65_536, plus: true },
-        Call::Flush { handle, owner: LockOwner(17) },
+        Call::Flush { handle, owner: LockOwner::own(17) },
         Call::Sync { handle, data_only: true },
         Call::Allocate { handle, what },
         Call::Seek { handle, at: 5, what: Seek::Hole },

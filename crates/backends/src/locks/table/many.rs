@@ -11,12 +11,12 @@ const MANY: u64 = 2500;
 const LOOKS_MAX: u64 = 400;
 
 fn owner(number: u64) -> Owner {
-    Owner { node: NodeId(number), owner: LockOwner(1) }
+    Owner { holder: HolderId(number), owner: LockOwner::own(1) }
 }
 
 fn lock(kind: LockKind, (start, end): (u64, u64)) -> Lock {
     let range = LockRange { start, end };
-    Lock { family: LockFamily::Posix, kind, range, owner: LockOwner(1), pid: Pid(1) }
+    Lock { family: LockFamily::Posix, kind, range, owner: LockOwner::own(1), pid: Pid(1) }
 }
 
 fn mixed(number: u64) -> u64 {

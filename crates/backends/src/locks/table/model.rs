@@ -13,12 +13,12 @@ fn file(at: usize) -> FileId {
     FileId { ino: at as u64, generation: 1 }
 }
 
-fn node(owner: usize) -> NodeId {
-    NodeId(owner as u64 % 2)
+fn holder(owner: usize) -> HolderId {
+    HolderId(owner as u64 % 2)
 }
 
 fn owner(at: usize) -> Owner {
-    Owner { node: node(at), owner: LockOwner(at as u64) }
+    Owner { holder: holder(at), owner: LockOwner::own(at as u64) }
 }
 
 /// A request; its bytes are those from the first one to the last one.
@@ -36,7 +36,7 @@ impl Ask {
         let flock = LockRange::ALL;
         let range = LockRange { start: self.bytes.0 as u64, end: self.bytes.1 as u64 };
         let range = if self.family == 0 { range } else { flock };
-        let owner = LockOwner(self.owner as u64);
+        let owner = LockOwner::own(self.owner as u64);
         Lock { family: FAMILIES[self.family], kind: self.kind, range, owner, pid: Pid(1) }
     }
 
@@ -184,7 +184,7 @@ impl Beside {
                 self.model.held[at][family][of] = [None; BYTES];
                 self.model.settle(at);
             }
-            1 => self.release_node(),
+            1 => self.release_holder(),
             2..=6 if !self.model.waits.is_empty() => {
                 let at = self.pick(self.model.waits.len());
                 let (number, ask) = self.model.waits.remove(at);
@@ -214,16 +214,16 @@ impl Beside {
         assert_eq!(answer, told, "{ask:?}");
     }
 
-    fn release_node(&mut self) {
-        let gone = NodeId(self.pick(2) as u64);
-        self.table.release_node(gone);
+    fn release_holder(&mut self) {
+        let gone = HolderId(self.pick(2) as u64);
+        self.table.release_holder(gone);
         for at in 0..FILES {
             let model = &mut self.model;
             for family in 0..2 {
-                let owners = (0..OWNERS).filter(|of| node(*of) == gone);
+                let owners = (0..OWNERS).filter(|of| holder(*of) == gone);
                 owners.for_each(|of| model.held[at][family][of] = [None; BYTES]);
             }
-            let theirs = |wait: &mut (u64, Ask)| wait.1.file == at && node(wait.1.owner) == gone;
+            let theirs = |wait: &mut (u64, Ask)| wait.1.file == at && holder(wait.1.owner) == gone;
             let dropped: Vec<(u64, Ask)> = model.waits.extract_if(.., theirs).collect();
             model.settle(at);
             for (number, _) in dropped {
@@ -241,7 +241,7 @@ impl Beside {
         let mut held = [[[[None; BYTES]; OWNERS]; 2]; FILES];
         let mut waits = Vec::new();
         for locked in self.table.list(usize::MAX) {
-            let (at, of) = (locked.file.ino as usize, locked.owner.owner.0 as usize);
+            let (at, of) = (locked.file.ino as usize, locked.owner.owner.number as usize);
             let family = usize::from(locked.lock.family == LockFamily::Flock);
             let end = locked.lock.range.end.min(BYTES as u64 - 1) as usize;
             let bytes = (locked.lock.range.start as usize, end);

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use dray_core::{Cancel, Identity, LockOwner, LockRange, Pid, RequestId};
+use dray_core::{Cancel, Identity, LockOwner, LockRange, NodeId, Pid, RequestId};
 use dray_rt::{DriverKind, Executor, Join, spawn_join, yield_now};
 
 use super::*;
@@ -8,13 +8,21 @@ use super::*;
 const FILE: FileId = FileId { ino: 1, generation: 1 };
 const OTHER: FileId = FileId { ino: 2, generation: 1 };
 
-fn cx(node: u64) -> Context {
-    Context::new(NodeId(node), RequestId(0), Arc::new(Identity::default()), Pid(1))
+fn cx(holder: u64) -> Context {
+    let who = Arc::new(Identity::default());
+    let cx = Context::new(NodeId::OWN, RequestId(0), who, Pid(1));
+    Context { holder: HolderId(holder), ..cx }
 }
 
 fn posix(owner: u64, kind: LockKind, start: u64, end: u64) -> Lock {
     let range = LockRange { start, end };
-    Lock { family: LockFamily::Posix, kind, range, owner: LockOwner(owner), pid: Pid(owner as u32) }
+    Lock {
+        family: LockFamily::Posix,
+        kind,
+        range,
+        owner: LockOwner::own(owner),
+        pid: Pid(owner as u32),
+    }
 }
 
 fn flock(owner: u64, kind: LockKind) -> Lock {
@@ -40,9 +48,9 @@ fn run<F: Future<Output = ()> + Send + 'static>(test: impl FnOnce(Arc<LockTable>
     assert_eq!(table.owners.is_empty(), table.is_empty());
 }
 
-fn waits(table: &Arc<LockTable>, node: u64, file: FileId, lock: Lock) -> Join<Result<()>> {
+fn waits(table: &Arc<LockTable>, holder: u64, file: FileId, lock: Lock) -> Join<Result<()>> {
     let table = table.clone();
-    spawn_join(async move { table.lock(&cx(node), file, lock, true).await })
+    spawn_join(async move { table.lock(&cx(holder), file, lock, true).await })
 }
 
 async fn settle() {
@@ -62,9 +70,7 @@ fn of_several_locks_in_the_way_the_first_in_the_file_is_told() {
         lock(2, 10, 19).await;
         lock(1, 30, 39).await;
         let told = |start, end| {
-            table
-                .test(NodeId(3), FILE, posix(3, LockKind::Shared, start, end))
-                .map(|lock| lock.range)
+            table.test(&cx(3), FILE, posix(3, LockKind::Shared, start, end)).map(|lock| lock.range)
         };
         assert_eq!(told(0, u64::MAX), Some(LockRange { start: 10, end: 19 }));
         assert_eq!(told(20, 60), Some(LockRange { start: 30, end: 39 }));
@@ -79,13 +85,17 @@ fn owners_exclude_each_other_by_node_and_number() {
         table.lock(&cx(2), FILE, posix(1, LockKind::Shared, 5, 14), false).await.unwrap();
         let wanted = posix(1, LockKind::Exclusive, 9, 9);
         assert_eq!(errno(table.lock(&cx(2), FILE, wanted, false).await), Errno::EAGAIN);
-        assert_eq!(table.test(NodeId(2), FILE, wanted).unwrap().range.end, 9);
+        assert_eq!(table.test(&cx(2), FILE, wanted).unwrap().range.end, 9);
         table.lock(&cx(2), FILE, posix(1, LockKind::Exclusive, 10, 14), false).await.unwrap();
         table.lock(&cx(3), OTHER, wanted, false).await.unwrap();
         table.lock(&cx(3), FILE, flock(1, LockKind::Exclusive), false).await.unwrap();
         assert_eq!(table.list(100).len(), 5);
-        table.release(FILE, LockFamily::Posix, Owner { node: NodeId(2), owner: LockOwner(1) });
-        assert!(table.test(NodeId(4), FILE, posix(1, LockKind::Exclusive, 10, 14)).is_none());
+        table.release(
+            FILE,
+            LockFamily::Posix,
+            Owner { holder: HolderId(2), owner: LockOwner::own(1) },
+        );
+        assert!(table.test(&cx(4), FILE, posix(1, LockKind::Exclusive, 10, 14)).is_none());
     });
 }
 
@@ -100,7 +110,7 @@ fn waiters_are_served_in_order_of_arrival() {
         assert_eq!(table.list(100).iter().filter(|locked| locked.waiting).count(), 2);
         table.lock(&cx(1), FILE, posix(1, LockKind::Unlock, 0, 9), false).await.unwrap();
         writer.await.unwrap().unwrap();
-        assert_eq!(table.test(NodeId(9), FILE, posix(9, LockKind::Shared, 0, 0)).unwrap().pid.0, 2);
+        assert_eq!(table.test(&cx(9), FILE, posix(9, LockKind::Shared, 0, 0)).unwrap().pid.0, 2);
         table.lock(&cx(2), FILE, posix(2, LockKind::Unlock, 0, 9), false).await.unwrap();
         reader.await.unwrap().unwrap();
     });
@@ -118,9 +128,9 @@ fn a_cycle_of_waits_is_refused() {
         settle().await;
         let third = posix(3, LockKind::Exclusive, 1, 1);
         assert_eq!(errno(table.lock(&cx(3), FILE, third, true).await), Errno::EDEADLK);
-        table.release_node(NodeId(3));
+        table.release_holder(HolderId(3));
         second.await.unwrap().unwrap();
-        table.release_node(NodeId(2));
+        table.release_holder(HolderId(2));
         first.await.unwrap().unwrap();
     });
 }
@@ -144,7 +154,11 @@ fn two_that_upgrade_are_a_cycle_for_fcntl_and_none_for_flock() {
         settle().await;
         // The first has none any more, and the second nobody in its way.
         table.lock(&cx(2), FILE, flock(2, LockKind::Exclusive), true).await.unwrap();
-        table.release(FILE, LockFamily::Flock, Owner { node: NodeId(2), owner: LockOwner(2) });
+        table.release(
+            FILE,
+            LockFamily::Flock,
+            Owner { holder: HolderId(2), owner: LockOwner::own(2) },
+        );
         first.await.unwrap().unwrap();
     });
 }
@@ -194,7 +208,7 @@ fn who_gives_up_what_was_granted_in_that_instant_has_it_and_loses_nothing() {
         let [first, second] = [1, 2].map(|number| posix(number, LockKind::Shared, 0, 9));
         table.lock(&cx(1), FILE, first, false).await.unwrap();
         table.lock(&cx(2), FILE, second, false).await.unwrap();
-        let owner = Owner { node: NodeId(2), owner: LockOwner(2) };
+        let owner = Owner { holder: HolderId(2), owner: LockOwner::own(2) };
         let lock = Lock { kind: LockKind::Exclusive, ..second };
         let number = table.try_lock(&cx(2), (FILE, owner), lock, true).unwrap().expect("it waits");
         table.lock(&cx(1), FILE, Lock { kind: LockKind::Unlock, ..first }, false).await.unwrap();
@@ -213,9 +227,9 @@ fn a_node_that_goes_takes_its_locks_and_waits_along() {
         table.lock(&cx(1), OTHER, flock(1, LockKind::Exclusive), false).await.unwrap();
         let theirs = waits(&table, 2, FILE, posix(2, LockKind::Exclusive, 0, 9));
         settle().await;
-        assert_eq!(table.release_node(NodeId(2)), 0);
+        assert_eq!(table.release_holder(HolderId(2)), 0);
         assert_eq!(errno(theirs.await.unwrap()), Errno::EINTR);
-        assert_eq!(table.release_node(NodeId(1)), 2);
+        assert_eq!(table.release_holder(HolderId(1)), 2);
         assert!(table.is_empty() && table.list(1).is_empty());
     });
 }
@@ -224,11 +238,11 @@ fn a_node_that_goes_takes_its_locks_and_waits_along() {
 #[test]
 fn a_node_that_takes_all_it_can_leaves_locks_to_others() {
     run(async |table: Arc<LockTable>| {
-        let every_other = async |node: u64, origin: u64| {
-            let cx = Context { origin: Origin(origin), ..cx(node) };
+        let every_other = async |holder: u64, address: u64| {
+            let cx = Context { address: ClientAddress(address), ..cx(holder) };
             let mut held = 0;
             loop {
-                let lock = posix(node, LockKind::Shared, 2 * held, 2 * held);
+                let lock = posix(holder, LockKind::Shared, 2 * held, 2 * held);
                 match table.lock(&cx, FILE, lock, false).await {
                     Ok(()) => held += 1,
                     Err(error) => return (held, error.to_string()),
@@ -245,14 +259,18 @@ fn a_node_that_takes_all_it_can_leaves_locks_to_others() {
         // What takes no further place it may do, and with less it may take more again.
         let change = |kind, byte| posix(1, kind, byte, byte);
         table.lock(&cx(1), OTHER, posix(4, LockKind::Shared, 0, 9), false).await.unwrap_err();
-        table.release_node(NodeId(2));
-        table.release_node(NodeId(3));
+        table.release_holder(HolderId(2));
+        table.release_holder(HolderId(3));
         table.lock(&cx(1), FILE, change(LockKind::Exclusive, 0), false).await.unwrap();
         for byte in 0..5 {
             table.lock(&cx(1), FILE, change(LockKind::Unlock, 2 * byte), false).await.unwrap();
         }
         table.lock(&cx(1), FILE, more, false).await.unwrap();
-        table.release(FILE, LockFamily::Posix, Owner { node: NodeId(1), owner: LockOwner(1) });
+        table.release(
+            FILE,
+            LockFamily::Posix,
+            Owner { holder: HolderId(1), owner: LockOwner::own(1) },
+        );
         assert_eq!(table.shares.used(), 0);
     });
 }
@@ -270,7 +288,7 @@ fn waits_are_counted_as_locks_are() {
         assert_eq!((table.shares.held(2), table.shares.used()), (50, 51));
         table.lock(&cx(1), FILE, posix(1, LockKind::Unlock, 0, 9), false).await.unwrap();
         assert_eq!(table.shares.held(2), 50, "one has it, the others wait");
-        table.release_node(NodeId(2));
+        table.release_holder(HolderId(2));
         for one in all {
             let _ = one.await; // some had it, some were refused, most were dropped
         }
@@ -287,11 +305,11 @@ fn a_lock_that_is_given_back_wakes_the_next_and_no_other() {
         table.lock(&cx(0), FILE, lock(0, LockKind::Exclusive), false).await.unwrap();
         let looks = Arc::new(AtomicUsize::new(0));
         let mut waiting = Vec::new();
-        for node in 1..=WAITING {
+        for holder in 1..=WAITING {
             let (table, looks, lock) =
-                (table.clone(), looks.clone(), lock(node, LockKind::Exclusive));
+                (table.clone(), looks.clone(), lock(holder, LockKind::Exclusive));
             waiting.push(spawn_join(async move {
-                let cx = cx(node);
+                let cx = cx(holder);
                 let mut waits = std::pin::pin!(table.lock(&cx, FILE, lock, true));
                 let looked = poll_fn(|task| {
                     looks.fetch_add(1, Ordering::Relaxed);
@@ -301,15 +319,15 @@ fn a_lock_that_is_given_back_wakes_the_next_and_no_other() {
             }));
             settle().await;
         }
-        for (node, next) in waiting.into_iter().enumerate() {
+        for (holder, next) in waiting.into_iter().enumerate() {
             let before = looks.load(Ordering::Relaxed);
-            let held = lock(node as u64, LockKind::Unlock);
-            table.lock(&cx(node as u64), FILE, held, false).await.unwrap();
+            let held = lock(holder as u64, LockKind::Unlock);
+            table.lock(&cx(holder as u64), FILE, held, false).await.unwrap();
             next.await.unwrap();
             settle().await;
             assert_eq!(looks.load(Ordering::Relaxed), before + 1);
         }
-        table.release_node(NodeId(WAITING));
+        table.release_holder(HolderId(WAITING));
     });
 }
 
@@ -355,6 +373,6 @@ fn giving_back_is_bounded_as_taking_is() {
         let rest = posix(1, LockKind::Unlock, 50, u64::MAX);
         table.lock(&cx(1), FILE, rest, false).await.unwrap();
         assert!(table.len() < 50);
-        table.release_node(NodeId(1));
+        table.release_holder(HolderId(1));
     });
 }

@@ -2,40 +2,64 @@
 
 use std::sync::Arc;
 
-use dray_core::Identity;
+use dray_core::{Context, Identity, NodeId};
 
 use crate::wire::{Kind, Wire};
 
 /// Identities that a connection remembers; the oldest is redefined for the next.
 const IDENTITIES_MAX: usize = 256;
 
-/// The identities that the server knows on this connection, or is about to.
+/// Who calls, and from where: all that a call says of it is the number of this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Caller {
+    who: Arc<Identity>,
+    /// Where the call began, if that is not this client; else [`NodeId::OWN`].
+    node: NodeId,
+}
+
+impl Caller {
+    /// The caller of `cx`, for the client that is `own`.
+    pub(super) fn of(cx: &Context, own: NodeId) -> Caller {
+        let node = if cx.origin.node == own { NodeId::OWN } else { cx.origin.node };
+        Caller { who: cx.who.clone(), node }
+    }
+
+    /// This client itself.
+    pub(super) fn itself() -> Caller {
+        Caller { who: Identity::system(), node: NodeId::OWN }
+    }
+
+    fn is(&self, other: &Caller) -> bool {
+        self.node == other.node && (Arc::ptr_eq(&self.who, &other.who) || self.who == other.who)
+    }
+}
+
+/// The callers that the server knows on this connection, or is about to.
 #[derive(Default)]
 pub(super) struct IdentityNumbers {
-    known: Vec<(Arc<Identity>, bool)>,
+    known: Vec<(Caller, bool)>,
     next: usize,
 }
 
 impl IdentityNumbers {
-    /// The number that stands for `who`.
-    pub(super) fn index(&mut self, who: &Arc<Identity>) -> u32 {
-        let same = |known: &(Arc<Identity>, bool)| Arc::ptr_eq(&known.0, who) || known.0 == *who;
-        if let Some(index) = self.known.iter().position(same) {
+    /// The number that stands for `caller`.
+    pub(super) fn index(&mut self, caller: &Caller) -> u32 {
+        if let Some(index) = self.known.iter().position(|(known, _)| known.is(caller)) {
             return index as u32;
         }
         if self.known.len() < IDENTITIES_MAX {
-            self.known.push((who.clone(), false));
+            self.known.push((caller.clone(), false));
             return self.known.len() as u32 - 1;
         }
         let index = self.next;
         self.next = (self.next + 1) % IDENTITIES_MAX;
-        self.known[index] = (who.clone(), false);
+        self.known[index] = (caller.clone(), false);
         index as u32
     }
 
     /// The server has not heard of it.
-    pub(super) fn forget(&mut self, who: &Arc<Identity>) {
-        let same = self.known.iter_mut().filter(|(known, _)| known == who);
+    pub(super) fn forget(&mut self, caller: &Caller) {
+        let same = self.known.iter_mut().filter(|(known, _)| known == caller);
         same.for_each(|(_, defined)| *defined = false);
     }
 
@@ -46,7 +70,7 @@ impl IdentityNumbers {
 
     /// The message that defines it, unless this connection has had it.
     pub(super) fn define(&mut self, index: u32) -> Option<Vec<u8>> {
-        let (who, defined) = self.known.get_mut(index as usize)?;
+        let (Caller { who, node }, defined) = self.known.get_mut(index as usize)?;
         if std::mem::replace(defined, true) {
             return None;
         }
@@ -54,6 +78,9 @@ impl IdentityNumbers {
         Kind::Identity.put(&mut message);
         index.put(&mut message);
         who.put(&mut message);
+        if *node != NodeId::OWN {
+            node.put(&mut message); // else it is that of the session
+        }
         Some(message)
     }
 }

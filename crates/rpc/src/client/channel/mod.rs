@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
+use dray_core::NodeId;
 use dray_fabric::Connection;
 use dray_rt::{Handle, Instant};
 
@@ -68,6 +69,8 @@ struct State {
     tags: Tags,
     /// The session that the connection belongs to.
     session: u64,
+    /// The node of this client.
+    node: NodeId,
     identities: IdentityNumbers,
     closes: UnsettledCloses,
     /// The server takes closes without an answer.
@@ -139,6 +142,7 @@ impl Channel {
         rights: Arc<RightsChanges>,
         replays: bool,
     ) -> Arc<Channel> {
+        let node = closing.memory().drawn_node();
         Arc::new_cyclic(|me| Channel {
             me: me.clone(),
             timeout,
@@ -155,6 +159,7 @@ impl Channel {
                 calls: Vec::new(),
                 tags: Tags::new(),
                 session: 0,
+                node,
                 identities: IdentityNumbers::default(),
                 closes: UnsettledCloses::default(),
                 one_way_allowed: false,

@@ -7,9 +7,10 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dray_core::{CallersJob, Context, FileId, Identity, Pid, RequestId};
+use dray_core::{CallersJob, Context, FileId, Pid, RequestId};
 use dray_rt::sleep;
 
+use super::identities::Caller;
 use super::tags::TagClass;
 use super::{Channel, OutgoingCall, Phase, State};
 use crate::client::holdings::closes::PendingClose;
@@ -114,6 +115,18 @@ impl Channel {
     }
 
     /// Says which replay slots have nothing under way.
+    /// Tells the server that nothing in this range of open files is wanted any more.
+    pub(crate) fn notify_released(&self, (from, to): (u64, u64)) {
+        let connection = self.lock().connection.clone();
+        if let Some(connection) = connection {
+            let mut message = Vec::new();
+            NotifyHead { what: NotifyHead::RELEASED, flags: 0, tag: 0 }.put_message(&mut message);
+            (from, to).put(&mut message);
+            let _ = connection.send(&message, None); // said again to the next connection
+            connection.flush();
+        }
+    }
+
     pub(crate) fn notify_idle(&self, slots: &[u32]) {
         let connection = self.lock().connection.clone();
         if let Some(connection) = connection.filter(|_| !slots.is_empty()) {
@@ -167,7 +180,7 @@ impl State {
             self.close_with_answer(handle);
             return;
         }
-        let (call, identity) = (Call::Close { handle }, self.identities.index(&Identity::system()));
+        let (call, identity) = (Call::Close { handle }, self.identities.index(&Caller::itself()));
         if let Some(definition) = self.identities.define(identity) {
             let _ = connection.send(&definition, None); // a failure shows at the next message
         }

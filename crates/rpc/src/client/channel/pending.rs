@@ -1,10 +1,10 @@
 //! Calls under way: how they are sent, and how they end.
 
-use std::sync::Arc;
 use std::task::Waker;
 
-use dray_core::{Buf, BufMut, Errno, Identity, RequestId};
+use dray_core::{Buf, BufMut, Errno, RequestId};
 
+use super::identities::Caller;
 use super::tags::TagClass;
 use super::{ConnectionEpoch, OutgoingCall, State};
 use crate::client::holdings::closes::PendingClose;
@@ -16,7 +16,7 @@ use crate::wire::{CallHead, NO_SLOT, ReplyHead, SessionChange};
 pub(super) struct PendingCall {
     pub(super) phase: Phase,
     pub(super) message: Vec<u8>,
-    pub(super) identity: Option<Arc<Identity>>,
+    pub(super) caller: Option<Caller>,
     pub(super) data: Option<Buf>,
     pub(super) into: Option<BufMut>,
     /// Who receives into that, which it has meanwhile.
@@ -114,7 +114,8 @@ impl State {
     /// Sends a call that was begun in `session`.
     pub(super) fn ask(&mut self, tag: u32, ask: OutgoingCall<'_>, session: u64) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
-        let identity = self.identities.index(&ask.cx.who);
+        let caller = Caller::of(ask.cx, self.node);
+        let identity = self.identities.index(&caller);
         let head = CallHead {
             op: ask.call.op(),
             flags: ask.flags,
@@ -134,7 +135,7 @@ impl State {
         head.put_message(&mut pending.message);
         ask.call.put(&mut pending.message);
         pending.phase = Phase::Asked;
-        pending.identity = Some(ask.cx.who.clone());
+        pending.caller = Some(caller);
         pending.data = ask.data;
         pending.into = ask.into;
         pending.receiver = None;
@@ -170,8 +171,8 @@ impl State {
         }
         pending.session = session;
         let mut sent = Ok(());
-        if let Some(who) = &pending.identity {
-            let index = self.identities.index(who);
+        if let Some(caller) = &pending.caller {
+            let index = self.identities.index(caller);
             pending.message[CallHead::IDENTITY_AT..CallHead::IDENTITY_AT + 4]
                 .copy_from_slice(&index.to_le_bytes());
             if let Some(definition) = self.identities.define(index) {
@@ -182,8 +183,8 @@ impl State {
         // A connection that broke is noticed by its reader, which sends everything again. But
         // what no message holds (an attribute, a caller's list of groups) never gets there.
         if sent.is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
-            if let Some(who) = &pending.identity {
-                self.identities.forget(who);
+            if let Some(caller) = &pending.caller {
+                self.identities.forget(caller);
             }
             pending.phase = Phase::Failed(Errno::E2BIG);
             pending.data = None;
@@ -253,10 +254,11 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context as TaskContext, Poll};
 
-    use dray_core::{Context, Memory, Write};
+    use dray_core::{Context, Memory, Origin, Write};
     use dray_fabric::Sink;
     use dray_rt::{DriverKind, Executor, spawn_join, yield_now};
 
@@ -388,7 +390,7 @@ mod tests {
                 true,
             );
             let write = |slot: u32, append| {
-                memory.take_slot(slot, 1, 100);
+                memory.take_slot(slot, 1, Origin { request: RequestId(100), ..Origin::default() });
                 memory.lose_slot(slot);
                 let caller = channel.clone();
                 let how = Write { append, ..Write::at(0) };

@@ -2,6 +2,7 @@
 //! they are opened again there before other clients can remove them. Each has a ticket, from which the
 //! new server knows that the file was open. Tickets are noted for a later process of this mount, too.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -149,6 +150,15 @@ impl OpenFiles {
             self.tickets.forget(before);
         }
         self.renewed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Forgets what processes before us had open under numbers in this range. Answers those.
+    pub(crate) fn forget_within(&self, range: &Range<u64>) -> Vec<u64> {
+        let mut state = self.lock();
+        let known = state.tickets.keys().copied();
+        let handles: Vec<u64> = known.filter(|handle| range.contains(handle)).collect();
+        handles.iter().for_each(|handle| _ = self.forget_in(&mut state, *handle));
+        handles
     }
 
     /// True unless it is being opened again.

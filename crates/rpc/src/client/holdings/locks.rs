@@ -291,7 +291,7 @@ mod tests {
             family: LockFamily::Posix,
             kind,
             range: LockRange { start, end },
-            owner: LockOwner(1),
+            owner: LockOwner::own(1),
             pid: Pid(1),
         };
         HeldLock { handle, id: FileId { ino: 1, generation: 1 }, how: OpenHow::READ_WRITE, lock }
@@ -308,9 +308,9 @@ mod tests {
             .map(|held| (held.lock.range.start, held.lock.range.end))
             .collect();
         assert_eq!(ranges, [(0, 39), (60, 99)]);
-        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(2));
+        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner::own(2));
         assert_eq!(all.suspend_all(SessionState::default()).len(), 2);
-        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
+        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner::own(1));
         assert!(all.suspend_all(SessionState::default()).is_empty());
     }
 
@@ -320,7 +320,7 @@ mod tests {
     fn what_is_known_of_a_range_is_what_its_owner_holds() {
         let all = HeldLocks::new(Arc::new(SessionMemory::heap()));
         let other = |lock: HeldLock, owner, family| HeldLock {
-            lock: Lock { owner: LockOwner(owner), family, ..lock.lock },
+            lock: Lock { owner: LockOwner::own(owner), family, ..lock.lock },
             ..lock
         };
         let own = held(1, LockKind::Shared, 10, 19);
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(sorted(&HeldLocks::new(memory.clone())), sorted(&all));
         all.closed(3);
         assert_eq!(sorted(&all).len(), 3);
-        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner(1));
+        all.flushed(FileId { ino: 1, generation: 1 }, LockOwner::own(1));
         assert_eq!(HeldLocks::new(memory).lock().locks.len(), 0);
     }
 

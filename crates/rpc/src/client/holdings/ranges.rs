@@ -219,8 +219,12 @@ impl LockRanges {
 }
 
 impl Key {
-    const FIRST: Key =
-        Key { id: FileId { ino: 0, generation: 0 }, flock: false, owner: LockOwner(0), start: 0 };
+    const FIRST: Key = Key {
+        id: FileId { ino: 0, generation: 0 },
+        flock: false,
+        owner: LockOwner::own(0),
+        start: 0,
+    };
 }
 
 /// Whether both differ in their ranges only.
@@ -250,7 +254,7 @@ mod tests {
 
     fn held(handle: u64, kind: LockKind, start: u64, end: u64) -> HeldLock {
         let (family, range) = (LockFamily::Posix, LockRange { start, end });
-        let lock = Lock { family, kind, range, owner: LockOwner(1), pid: Pid(1) };
+        let lock = Lock { family, kind, range, owner: LockOwner::own(1), pid: Pid(1) };
         HeldLock { handle, id: FILE, how: OpenHow::READ_WRITE, lock }
     }
 
@@ -307,7 +311,7 @@ mod tests {
             shown(&ranges),
             "places are used again"
         );
-        ranges.remove_of(FILE, LockFamily::Posix, LockOwner(1));
+        ranges.remove_of(FILE, LockFamily::Posix, LockOwner::own(1));
         assert_eq!((ranges.len(), ranges.free.len()), (0, LOCKS_MAX));
         assert_eq!(LockRanges::new(memory).len(), 0);
     }

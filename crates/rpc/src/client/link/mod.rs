@@ -12,7 +12,7 @@ mod server_identity;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use dray_core::{Context, Errno, Error, FsInfo, NodeId, Result};
+use dray_core::{Context, Errno, Error, FsInfo, LockOwner, NodeId, Origin, RequestId, Result};
 use dray_fabric::Connect;
 use dray_rt::sync::{Notify, watch};
 use dray_rt::{Handle, timeout};
@@ -35,6 +35,8 @@ use crate::client::slots::{ClientSlots, ReplaySlot};
 
 /// Marks numbers of our own; those of front ends do not reach this far.
 const OWN_NUMBER: u64 = 1 << 63;
+/// Above what one process counts of them stands which process of this client it is.
+const PROCESS_SHIFT: u32 = 40;
 
 /// What all channels of a session share about its server.
 pub(crate) struct Link {
@@ -50,6 +52,8 @@ pub(crate) struct Link {
     first: OnceLock<Weak<Channel>>,
     /// The instance of the server where our locks are claimed again.
     reclaimed: AtomicU64,
+    /// The files that processes before us had open for other clients are released.
+    released: AtomicBool,
     /// The instance of the server where everything is reestablished.
     returned: AtomicU64,
     pub(crate) unsynced: UnsyncedLog,
@@ -57,6 +61,8 @@ pub(crate) struct Link {
     replaying: Mutex<Weak<Channel>>,
     reestablishing: Mutex<ReestablishQueue>,
     requests: AtomicU64,
+    /// Numbers that this process gives to files are not less, and those of processes before it are.
+    first_handle: u64,
     /// Finds the batch jobs of callers.
     jobs: JobFinder,
     /// Notified when other clients change open files.
@@ -82,7 +88,8 @@ impl Link {
         memory: SessionMemory,
     ) -> Link {
         let memory = Arc::new(memory);
-        let node = memory.node();
+        let (node, process) = (memory.node(), memory.begin_process());
+        let first_handle = OWN_NUMBER | ((process << PROCESS_SHIFT) & !OWN_NUMBER);
         let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
         // Registered memory would come in here.
@@ -101,11 +108,13 @@ impl Link {
             memory,
             first: OnceLock::new(),
             reclaimed: AtomicU64::new(0),
+            released: AtomicBool::new(false),
             returned: AtomicU64::new(0),
             unsynced: UnsyncedLog::new(replay_bytes, kept_data, inherited),
             replaying: Mutex::default(),
             reestablishing: Mutex::default(),
             requests: AtomicU64::new(1),
+            first_handle,
             jobs: JobFinder::default(),
             changes: ChangeListener::default(),
             node,
@@ -150,17 +159,34 @@ impl Link {
         }
     }
 
-    /// The number of a request: its front end's, by which it will be known again if it is
-    /// repeated by another process, else 0.
+    /// The number of a request at the node where it began; 0 if it began nowhere.
     pub(crate) fn request_of(&self, cx: &Context) -> u64 {
-        if cx.node == self.node { cx.request.0 } else { 0 }
+        if cx.origin.node == NodeId::OWN { 0 } else { cx.origin.request.0 }
+    }
+
+    /// By what a request will be known again if it is repeated by another process; the node is
+    /// [`NodeId::OWN`] if that is this client, and the number 0 if it is not known again.
+    pub(crate) fn origin_of(&self, cx: &Context) -> Origin {
+        let node = if cx.origin.node == self.node { NodeId::OWN } else { cx.origin.node };
+        Origin { node, request: RequestId(self.request_of(cx)) }
+    }
+
+    /// The number of a request of this client's own front end, else 0.
+    pub(crate) fn own_request_of(&self, cx: &Context) -> u64 {
+        if cx.origin.node == self.node { cx.origin.request.0 } else { 0 }
+    }
+
+    /// The owner of a lock as it is noted: [`NodeId::OWN`] stands for this client's node.
+    pub(crate) fn owner_of(&self, cx: &Context, owner: LockOwner) -> LockOwner {
+        let LockOwner { node, number } = owner.of_node(cx.origin.node);
+        LockOwner { node: if node == self.node { NodeId::OWN } else { node }, number }
     }
 
     /// A replay slot for the request of `cx`. Waits for no longer than a call may, of whose time it
     /// is a part: slots of changes without an answer are not free. Errors: `EINTR` when
     /// cancelled, `EHOSTDOWN`.
     pub(crate) async fn take_slot(&self, cx: &Context) -> Result<ReplaySlot> {
-        let taken = self.slots.take(cx, self.request_of(cx));
+        let taken = self.slots.take(cx, self.origin_of(cx));
         let Some(limit) = self.options.timeout else { return taken.await };
         timeout(limit, taken).await.unwrap_or_else(|_| {
             let late = Error::retry(Errno::EHOSTDOWN);
@@ -168,10 +194,10 @@ impl Link {
         })
     }
 
-    /// A number for a file that the request of `cx` opens. A request opens one file, so
-    /// it can be told by the request, also by a later process.
+    /// A number for a file that the request of `cx` opens. A request of our own front end opens one
+    /// file, so it can be told by the request, also by a later process.
     pub(crate) fn handle_of(&self, cx: &Context) -> u64 {
-        match self.request_of(cx) {
+        match self.own_request_of(cx) {
             0 => self.own_handle(),
             request => self.files.aliases.number_of(request),
         }
@@ -179,7 +205,7 @@ impl Link {
 
     /// A number for a file that we open for ourselves.
     pub(crate) fn own_handle(&self) -> u64 {
-        self.requests.fetch_add(1, Ordering::Relaxed) | OWN_NUMBER
+        self.requests.fetch_add(1, Ordering::Relaxed) | self.first_handle
     }
 
     /// Whether the server opens files at their lookup.
@@ -217,6 +243,18 @@ impl Link {
     /// The export, as a process before us knew it.
     pub(crate) fn inherited_export(&self) -> Option<FsInfo> {
         self.memory.session().and_then(|_| self.memory.export())
+    }
+
+    /// Gives up what processes before us had open for other clients: see [`Session::release_inherited`].
+    ///
+    /// [`Session::release_inherited`]: crate::client::session::Session::release_inherited
+    pub(crate) fn release_inherited(&self, channel: &Channel) {
+        let range = OWN_NUMBER..self.first_handle;
+        for handle in self.files.forget_within(&range) {
+            self.held.closed(handle);
+        }
+        self.released.store(true, Ordering::SeqCst);
+        channel.notify_released((range.start, range.end));
     }
 
     /// Starts a task that outlives its caller.

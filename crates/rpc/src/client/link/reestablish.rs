@@ -9,8 +9,8 @@ use std::task::Poll;
 use dray_core::{Context, Errno, OpenHow, Result};
 use dray_rt::sleep;
 
-use super::Link;
 use super::connecting::BACKOFF_LAST;
+use super::{Link, OWN_NUMBER};
 use crate::client::channel::{Channel, OutgoingCall, value_of};
 use crate::client::holdings::locks::HeldLock;
 use crate::client::holdings::tickets::{ReopenRequest, reopen};
@@ -137,6 +137,9 @@ impl Link {
                 channel.notify(what, 0);
             }
         }
+        if self.released.load(Ordering::SeqCst) {
+            channel.notify_released((OWN_NUMBER, self.first_handle));
+        }
     }
 
     /// Claims them one after the other. False if that server, too, has gone meanwhile.
@@ -152,8 +155,8 @@ impl Link {
     }
 
     async fn claim_one(&self, channel: &Channel, held: &HeldLock, instance: u64) -> bool {
-        let cx = Context::system();
         let HeldLock { handle, id, how, lock } = *held;
+        let cx = Context::system().on_behalf_of(lock.owner.node);
         let how = OpenHow::new(how.flags & !libc::O_TRUNC);
         let ticket = self.files.ticket(handle);
         for step in 0..2 {

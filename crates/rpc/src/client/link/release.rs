@@ -44,7 +44,7 @@ impl Link {
         handle: u64,
         (id, lock): (FileId, Lock),
     ) -> Result<(), Error> {
-        let cx = Context::system();
+        let cx = Context::system().on_behalf_of(lock.owner.node);
         // A claim of it at a new server that is under way comes first.
         let _ = self.held.check(&cx, handle).await;
         for lock in self.held.known(id, lock) {

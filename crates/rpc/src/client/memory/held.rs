@@ -1,7 +1,7 @@
 //! What a client holds, as its successor finds it: locks, tickets of open files, files that
 //! lookups opened, and the requests by which open files are known.
 
-use dray_core::{FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, OpenHow, Pid};
+use dray_core::{FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid};
 
 use super::*;
 use crate::client::holdings::locks::HeldLock;
@@ -19,8 +19,9 @@ impl SessionMemory {
             how.flags as u32 as u64,
             lock.range.start,
             lock.range.end,
-            lock.owner.0,
+            lock.owner.number,
             u64::from(lock.pid.0),
+            lock.owner.node.0,
         ];
         self.set(at, 0);
         words.iter().enumerate().for_each(|(index, word)| self.set(at + 1 + index, *word));
@@ -49,7 +50,7 @@ impl SessionMemory {
             family: if word(0) >> 8 == 1 { LockFamily::Flock } else { LockFamily::Posix },
             kind,
             range: LockRange { start: word(5), end: word(6) },
-            owner: LockOwner(word(7)),
+            owner: LockOwner { node: NodeId(word(9)), number: word(7) },
             pid: Pid(word(8) as u32),
         };
         let id = FileId { ino: word(2), generation: word(3) };

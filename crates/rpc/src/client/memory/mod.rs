@@ -17,11 +17,14 @@
 //! by which an open file is known, or 0, and its number where that is another
 //! behind those: 0, or 1 and whether the export is read only; its root, two words; its identity,
 //! two words
+//! behind those: how many processes have had it; the boot of the client's machine, two words
+//! behind those, a word for each slot: the node of its request, 0: the client's own
 //! ```
 //! Each word is stored in one piece, a slot's request last and a lock's first word last, so that
 //! what a successor finds is true whatever instruction the process died at. Memory of an earlier
 //! release ends before the tickets, and is made longer.
 
+mod file;
 mod held;
 
 use std::io;
@@ -29,7 +32,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dray_core::{FileId, FsInfo, FsUuid, NodeId};
+use dray_core::{FileId, FsInfo, FsUuid, NodeId, Origin, RequestId};
 use dray_rt::random_u64;
 
 use crate::wire::CallHead;
@@ -69,7 +72,10 @@ const ALIASES_MAX: usize = TICKETS_MAX;
 const EXPORT: usize = FIRST_ALIAS + 2 * ALIASES_MAX;
 const EXPORT_KNOWN: u64 = 1;
 const EXPORT_READ_ONLY: u64 = 2;
-const WORDS: usize = EXPORT + 5;
+const PROCESSES: usize = EXPORT + 5;
+const OWN_BOOT: usize = PROCESSES + 1;
+const FIRST_NODE: usize = OWN_BOOT + 2;
+const WORDS: usize = FIRST_NODE + SLOTS_MAX;
 const BYTES: usize = WORDS * 8;
 /// What memory of an earlier release has.
 const OLD_BYTES: usize = TICKETS_END * 8;
@@ -79,7 +85,7 @@ const HEAP_WORDS: usize = FIRST_TICKET;
 /// Memory of one session.
 pub struct SessionMemory {
     start: NonNull<AtomicU64>,
-    /// The memfd that it lies in; none: on the heap, and ours alone.
+    /// The memfd or file that it lies in; none: on the heap, and ours alone.
     fd: Option<OwnedFd>,
 }
 
@@ -112,7 +118,8 @@ pub(crate) struct SlotState {
     /// The server has given up the session in which it was used last: nobody knows what came of
     /// its request, unless that has been answered.
     pub(crate) lost: bool,
-    pub(crate) request: u64,
+    /// Where its request began; of the client itself the node is [`NodeId::OWN`].
+    pub(crate) origin: Origin,
 }
 
 impl SessionMemory {
@@ -217,6 +224,11 @@ impl SessionMemory {
         NodeId(self.get(NODE))
     }
 
+    /// The same once it has been drawn, before that [`NodeId::OWN`].
+    pub(crate) fn drawn_node(&self) -> NodeId {
+        NodeId(self.get(NODE))
+    }
+
     /// Session, secret and server instance; none before the first welcome.
     pub(crate) fn session(&self) -> Option<(u64, [u8; 16], u64)> {
         let session = self.get(SESSION);
@@ -284,7 +296,20 @@ impl SessionMemory {
             sequence: (state >> 32) as u32,
             in_use: state & IN_USE != 0,
             lost: state & LOST != 0,
-            request: self.get(at + 1),
+            origin: Origin { node: self.node_of(number), request: RequestId(self.get(at + 1)) },
+        }
+    }
+
+    /// The node of a slot's request. Memory that nobody takes over has none.
+    fn node_of(&self, number: u32) -> NodeId {
+        if self.fd.is_some() { NodeId(self.get(FIRST_NODE + number as usize)) } else { NodeId::OWN }
+    }
+
+    /// Counts one more process that has it. Answers how many there were before.
+    pub(crate) fn begin_process(&self) -> u64 {
+        match self.fd {
+            Some(_) => self.word(PROCESSES).fetch_add(1, Ordering::AcqRel),
+            None => 0,
         }
     }
 
@@ -293,7 +318,12 @@ impl SessionMemory {
     }
 
     /// Notes that a slot is in use, before anything is sent in it.
-    pub(crate) fn take_slot(&self, number: u32, sequence: u32, request: u64) {
+    pub(crate) fn take_slot(&self, number: u32, sequence: u32, origin: Origin) {
+        let request = origin.request.0;
+        if self.node_of(number) != origin.node && self.fd.is_some() {
+            self.set(FIRST_SLOT + 2 * number as usize + 1, 0); // it is of neither in between
+            self.set(FIRST_NODE + number as usize, origin.node.0);
+        }
         taking(number, sequence, request).iter().for_each(|(index, word)| self.set(*index, *word));
     }
 
@@ -345,6 +375,10 @@ impl Drop for SessionMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of_own(request: u64) -> Origin {
+        Origin { node: NodeId::OWN, request: RequestId(request) }
+    }
     use crate::client::holdings::locks::HeldLock;
     use crate::wire::Ticket;
     use dray_core::{Lock, LockFamily, LockKind, LockOwner, LockRange, OpenHow, Pid};
@@ -356,14 +390,14 @@ mod tests {
         for stored in 0..=3 {
             let memory = SessionMemory::heap();
             memory.set_slots(1);
-            memory.take_slot(0, 5, 100);
+            memory.take_slot(0, 5, of_own(100));
             memory.free_slot(0);
             for (index, word) in taking(0, 6, 102).into_iter().take(stored) {
                 memory.set(index, word);
             }
             let slot = memory.slot(0);
             let expected = [(100, 5), (0, 5), (0, 6), (102, 6)][stored];
-            assert_eq!((slot.request, slot.sequence), expected);
+            assert_eq!((slot.origin.request.0, slot.sequence), expected);
             assert_eq!(slot.in_use, stored >= 2);
         }
     }
@@ -383,11 +417,11 @@ mod tests {
         memory.set_export(&info);
         memory.set_session(9, &[3; 16], 4);
         memory.set_slots(4);
-        memory.take_slot(2, 7, 100);
-        memory.take_slot(3, 1, 102);
+        memory.take_slot(2, 7, of_own(100));
+        memory.take_slot(3, 1, of_own(102));
         memory.free_slot(3);
         // Neighbours do not touch each other.
-        memory.take_slot(SLOTS_MAX as u32 - 1, 5, 104);
+        memory.take_slot(SLOTS_MAX as u32 - 1, 5, of_own(104));
         (0..CLOSES_MAX as u32).for_each(|place| memory.set_close(place, 200));
         memory.remove_lock(0);
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
@@ -403,7 +437,7 @@ mod tests {
             sequence,
             in_use: true,
             lost: false,
-            request,
+            origin: of_own(request),
         };
         assert_eq!(slots[2], used(2, 7, 100));
         assert_eq!(slots[3], SlotState { in_use: false, ..used(3, 1, 102) });
@@ -438,13 +472,13 @@ mod tests {
         let begins = [FIRST_SLOT, FIRST_CLOSE, FIRST_LOCK, TICKETS_END, FIRST_TICKET];
         assert_eq!(begins, [8, 2048, 2112, 12_352, 12_353]);
         let begins = [FIRST_AHEAD, ALIASES_END, FIRST_ALIAS, EXPORT, WORDS];
-        assert_eq!(begins, [3_158_081, 3_158_145, 3_158_146, 5_255_298, 5_255_303]);
+        assert_eq!(begins, [3_158_081, 3_158_145, 3_158_146, 5_255_298, 5_256_326]);
         let memory = SessionMemory::create_memfd().unwrap();
         memory.set(NODE, 4);
         memory.set_session(9, &std::array::from_fn(|index| index as u8), 6);
         memory.set_slots(5);
         memory.set_boot(7);
-        memory.take_slot(1, 2, 3);
+        memory.take_slot(1, 2, of_own(3));
         memory.lose_slot(1);
         memory.put_ticket(0, 5, Ticket([7; 16]));
         memory.put_alias(0, 6, 7);
@@ -461,11 +495,11 @@ mod tests {
             family: LockFamily::Flock,
             kind: LockKind::Exclusive,
             range: LockRange { start: 5, end: 6 },
-            owner: LockOwner(7),
+            owner: LockOwner { node: NodeId(9), number: 7 },
             pid: Pid(8),
         };
         memory.put_lock(0, &HeldLock { handle: 1, id, how: OpenHow::new(4), lock });
-        let words = [0x102, 1, 2, 3, 4, 5, 6, 7, 8];
+        let words = [0x102, 1, 2, 3, 4, 5, 6, 7, 8, 9];
         assert_eq!(std::array::from_fn(|index| memory.get(FIRST_LOCK + index)), words);
     }
 

@@ -72,6 +72,10 @@ impl ServerSink {
             }
             NotifyHead::JOBS => session.questions.answered(head.tag, get_jobs(&mut input)?),
             NotifyHead::MAPPED => session.export.mappings.stored(session, input.get()?),
+            NotifyHead::RELEASED => {
+                let (from, to) = input.get()?;
+                dray_rt::spawn(session.clone().release(self.number, from..to));
+            }
             NotifyHead::RETURNED => session.export.returning.returned(session.id),
             NotifyHead::GOODBYE if self.server.options.sabotage == Some(Sabotage::Goodbyes) => {}
             NotifyHead::GOODBYE => {
@@ -106,7 +110,7 @@ impl ServerSink {
         data: Option<Buf>,
     ) -> io::Result<()> {
         let who = self.identities.get(head.identity);
-        let Known { who, too_many_groups } =
+        let Known { who, node, too_many_groups } =
             who.ok_or(Malformed("an identity that was not defined"))?;
         let row = OpRow::of(head.op);
         let one_way = head.flags & CallHead::ONE_WAY != 0;
@@ -133,9 +137,11 @@ impl ServerSink {
             false => self.room_for_answers(under_way)?,
         }
         let route = Route { connection: Arc::downgrade(&self.connection), tag: head.tag };
-        let mut cx = Context::new(session.holder(), head.request, who, head.pid);
+        let node = node.unwrap_or(session.node);
+        let mut cx = Context::new(node, head.request, who, head.pid);
+        cx.holder = session.holder();
         cx.umask = head.umask;
-        cx.origin = session.origin();
+        cx.address = session.address();
         cx.via = Some(Via { session: SessionId(session.id), peer: self.peer });
         if row.can_be_cancelled {
             let cancel = Arc::new(Cancel::default());

@@ -140,6 +140,7 @@ pub(super) async fn note_and_lock(
     if lock.range.start > lock.range.end {
         return Err(Error::new(Errno::EINVAL).because("a lock that ends before it begins"));
     }
+    let lock = Lock { owner: lock.owner.of_node(cx.origin.node), ..lock };
     // Before: a session that ends meanwhile has to know.
     if lock.kind != LockKind::Unlock {
         session.note_lock((handle, file.id()), &lock, reclaim)?;
@@ -180,10 +181,10 @@ async fn lock_file(
         return Ok(Reply::success(()));
     }
     if wait && let Some(cancel) = &cx.cancel {
-        session.wait_begins(cx.request.0, cancel.clone());
+        session.wait_begins(cx.origin, cancel.clone());
     }
     let result = file.lock(cx, lock, wait).await;
-    session.wait_ends(cx.request.0);
+    session.wait_ends(cx.origin);
     if let Err(error) = &result
         && error.errno() == Errno::ENOLCK
     {
@@ -200,6 +201,7 @@ pub(super) async fn test_lock(
     file: &dyn OpenFile,
     lock: Lock,
 ) -> Result<Option<Lock>> {
+    let lock = Lock { owner: lock.owner.of_node(cx.origin.node), ..lock };
     let found = file.test_lock(cx, lock).await?;
     if found.is_some() {
         return Ok(found);
@@ -235,7 +237,7 @@ mod tests {
             family: LockFamily::Posix,
             kind: LockKind::Exclusive,
             range: LockRange::ALL,
-            owner: LockOwner(owner),
+            owner: LockOwner::own(owner),
             pid: Pid(1),
         }
     }
@@ -270,7 +272,8 @@ mod tests {
             let (who, request) = (dray_core::Identity::system(), RequestId(owner));
             let cx = Context {
                 cancel: Some(Arc::new(Cancel::default())),
-                ..Context::new(session.holder(), request, who, Pid(1))
+                holder: session.holder(),
+                ..Context::new(session.node, request, who, Pid(1))
             };
             note_and_lock(&self.server.inner, session, &cx, HANDLE, (of(owner), true, false)).await
         }

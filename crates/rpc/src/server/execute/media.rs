@@ -62,7 +62,7 @@ fn check_instance(session: &Session, instance: u64) -> Result<()> {
 pub(super) async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
     let export = &session.export;
     let synced = export.stable.sync_all(cx, &*export.fs, &export.ranges).await;
-    if let Some(error) = session.sync_failure(cx.request.0) {
+    if let Some(error) = session.sync_failure(cx.origin.request.0) {
         return Err(error);
     }
     let stamp = synced?;

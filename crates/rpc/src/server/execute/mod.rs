@@ -130,6 +130,7 @@ async fn run(
             file::readdir(session, cx, handle, (cookie, max_bytes, plus)).await?
         }
         Call::Flush { handle, owner } => {
+            let owner = owner.of_node(cx.origin.node);
             let flushed = file(handle)?.flush(cx, owner).await;
             session.forget_owner(handle, owner);
             Reply::success(flushed?)

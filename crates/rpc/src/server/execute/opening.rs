@@ -284,7 +284,7 @@ async fn fill(cx: &Context, file: &dyn OpenFile, mut data: Buf) -> Result<FileId
             break;
         }
     }
-    let flushed = file.flush(cx, LockOwner(0)).await;
+    let flushed = file.flush(cx, LockOwner::own(0)).await;
     let closed = file.close(cx).await;
     written.and(flushed).and(closed).map(|()| file.id())
 }

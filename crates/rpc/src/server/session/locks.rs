@@ -30,7 +30,7 @@ impl Owners {
 
     /// Those with locks through `handle`.
     fn of(&self, handle: u64) -> Vec<LockOwner> {
-        let all = (handle, LockOwner(0))..=(handle, LockOwner(u64::MAX));
+        let all = (handle, LockOwner::MIN)..=(handle, LockOwner::MAX);
         self.by_handle.range(all).map(|(&(_, owner), _)| owner).collect()
     }
 

@@ -187,7 +187,7 @@ pub(super) async fn sync_and_flush_succeed(place: &Place) {
     write(&file, 0, b"data").await;
     file.sync(&user(0), true).await.unwrap();
     file.sync(&user(0), false).await.unwrap();
-    file.flush(&user(0), LockOwner(1)).await.unwrap();
+    file.flush(&user(0), LockOwner::own(1)).await.unwrap();
     close(file).await;
     let dir = place.fs().open(&user(0), place.dir, OpenHow::DIRECTORY).await.unwrap();
     dir.sync(&user(0), false).await.unwrap();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_core::{
-    Cancel, Context, Errno, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenFile,
-    OpenHow, Pid,
+    Cancel, Context, Errno, HolderId, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId,
+    OpenFile, OpenHow, Pid,
 };
 use dray_rt::{sleep, spawn_join};
 
@@ -16,7 +16,7 @@ const SETTLED: Duration = Duration::from_millis(20);
 
 fn lock(family: LockFamily, kind: LockKind, range: (u64, u64), owner: u64) -> Lock {
     let range = LockRange { start: range.0, end: range.1 };
-    Lock { family, kind, range, owner: LockOwner(owner), pid: Pid(owner as u32) }
+    Lock { family, kind, range, owner: LockOwner::own(owner), pid: Pid(owner as u32) }
 }
 
 fn posix(kind: LockKind, range: (u64, u64), owner: u64) -> Lock {
@@ -29,7 +29,7 @@ fn flock(kind: LockKind, owner: u64) -> Lock {
 
 /// A caller on node `node`.
 fn on(node: u64) -> Context {
-    Context { node: NodeId(node), ..user(0) }
+    Context { holder: HolderId(node), ..user(0).on_behalf_of(NodeId(node)) }
 }
 
 /// The same file opened through two clients.
@@ -106,10 +106,10 @@ pub(super) async fn locks_end_with_flush_and_close(place: &Place) {
     let [one, other] = opened_twice(place).await;
     one.lock(&on(1), posix(LockKind::Exclusive, (0, 9), 1), false).await.unwrap();
     let wanted = posix(LockKind::Exclusive, (0, 9), 2);
-    one.flush(&on(1), LockOwner(77)).await.unwrap();
+    one.flush(&on(1), LockOwner::own(77)).await.unwrap();
     let taken = other.lock(&on(2), wanted, false).await;
     assert_eq!(errno(taken), Some(Errno::EAGAIN), "another owner's close changes nothing");
-    one.flush(&on(1), LockOwner(1)).await.unwrap();
+    one.flush(&on(1), LockOwner::own(1)).await.unwrap();
     other.lock(&on(2), wanted, false).await.unwrap();
     one.lock(&on(1), flock(LockKind::Exclusive, 1), false).await.unwrap();
     one.close(&on(1)).await.unwrap();

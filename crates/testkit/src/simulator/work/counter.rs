@@ -43,7 +43,7 @@ fn locking(family: LockFamily, kind: LockKind, client: &Client) -> Lock {
         LockFamily::Posix => LockRange { start: 0, end: 7 },
     };
     let pid = Pid(client.number as u32);
-    Lock { family, kind, range, owner: LockOwner(client.number as u64 + 100), pid }
+    Lock { family, kind, range, owner: LockOwner::own(client.number as u64 + 100), pid }
 }
 
 impl Counter {
