@@ -113,13 +113,6 @@ impl Source {
         is_current(&self.shared)
     }
 
-    /// Lets the other executors that wait for a descriptor made by [`Source::new_shared`] be
-    /// woken before this one from now on. What is there already still wakes this one, too.
-    /// Errors: those of epoll_ctl(2).
-    pub fn step_back(&self) -> io::Result<()> {
-        self.shared.registry.step_back(self.id, self.fd.as_raw_fd())
-    }
-
     /// Looks for nothing until `pause` is over, then waits for events again. For what announces much
     /// that can wait: while nobody looks, announcing it costs the other side no wake-up.
     /// Errors: those of epoll_ctl(2), after which no event comes any more.

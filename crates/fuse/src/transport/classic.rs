@@ -8,21 +8,18 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use dray_core::{Buf, Pid};
+use dray_core::Buf;
 use dray_rt::sync::watch;
-use dray_rt::{Instant, Interest, Source, now, poll_once_then_spawn};
+use dray_rt::{Interest, Source, poll_once_then_spawn};
 
 use crate::front::Worker;
 use crate::mount::device::write_answer;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
-use crate::transport::attendance::{Attendance, Attendant, Next};
 use crate::transport::buffers::{Buffer, Buffers, tend};
-use crate::transport::lookout::Lookout;
 use crate::transport::{Answer, Message};
 
 /// Requests up to this size are copied out of the read buffer.
@@ -37,33 +34,9 @@ const READS_PER_TURN: u64 = 16;
 /// Requests that came one at a time, in a row, before the next is expected to do so, too.
 const ALONE_AFTER: u64 = 8;
 
-/// One worker's end of /dev/fuse.
-struct Line {
-    device: Source,
-    /// Where pauses between an answer and the next request are looked at.
-    since: Option<Instant>,
-    /// When the last answer was given, in ns from `since` on.
-    answered_ns: AtomicU64,
-}
-
-impl Line {
-    fn answers(&self) {
-        if let Some(since) = self.since {
-            self.answered_ns.store(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        }
-    }
-
-    /// Since the last answer; 0 where nobody looks at it.
-    fn pause_ns(&self) -> u32 {
-        let now_ns = self.since.map_or(0, |since| since.elapsed().as_nanos() as u64);
-        let pause_ns = now_ns.saturating_sub(self.answered_ns.load(Ordering::Relaxed));
-        u32::try_from(pause_ns).unwrap_or(u32::MAX)
-    }
-}
-
 /// Where the answer to a request goes.
 pub(crate) struct Replier {
-    line: Arc<Line>,
+    device: Arc<Source>,
     unique: u64,
 }
 
@@ -77,8 +50,7 @@ impl Replier {
             Err(error) => (*error, &[][..]),
         };
         let header = header(self.unique, error, body.len());
-        self.line.answers();
-        let device = self.line.device.as_fd();
+        let device = self.device.as_fd();
         let refused = write_answer(device, &header, body).err();
         if refused.is_some_and(|refused| refused.raw_os_error() == Some(libc::EINVAL)) {
             // The kernel found the answer malformed; without any answer it would wait.
@@ -88,21 +60,16 @@ impl Replier {
     }
 }
 
-/// Reads and serves requests until the mount ends, or until `stop` is set. `attendance`: of all
-/// workers, if each is pinned to its CPU. `beside_ring`: requests of applications come through a
-/// ring; here only what the kernel keeps for this way. Errors: those of read(2) that mean
-/// something else than the end of the mount, and those of epoll_ctl(2).
+/// Reads and serves requests until the mount ends, or until `stop` is set. `beside_ring`: requests
+/// of applications come through a ring; here only what the kernel keeps for this way. Errors:
+/// those of read(2) that mean something else than the end of the mount, and those of epoll_ctl(2).
 pub(crate) async fn run(
     worker: Arc<Worker>,
     device: OwnedFd,
-    attendance: Option<Arc<Attendance>>,
     beside_ring: bool,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let device = Source::new_shared(device)?;
-    let since = attendance.is_some().then(now);
-    let line = Arc::new(Line { device, since, answered_ns: AtomicU64::new(0) });
-    let device = &line.device;
+    let device = Arc::new(Source::new_shared(device)?);
     let buffers = Arc::new(if beside_ring { Buffers::small() } else { Buffers::default() });
     let mut buffer = buffers.take();
     let (mut reads, mut writes) = (0u64, false);
@@ -110,10 +77,6 @@ pub(crate) async fn run(
     let told = stop.clone();
     let mut stopped = pin!(async move {
         let _ = stop.wait_for(|stop| *stop).await; // or whoever could set it has gone
-    });
-    let mut attendant = attendance.and_then(|all| {
-        let lookout = Lookout::start(&all, worker.index).ok()?;
-        Some((all.attend(worker.index), lookout))
     });
     let mut alone = true;
     loop {
@@ -123,7 +86,7 @@ pub(crate) async fn run(
         if in_a_row > ALONE_AFTER {
             device.ask_again();
         }
-        let len = match next_request(device, &mut buffer, writes, stopped.as_mut()).await? {
+        let len = match next_request(&device, &mut buffer, writes, stopped.as_mut()).await? {
             Came::Request(len) => len,
             Came::Withdrawn => continue,
             Came::End => return Ok(()),
@@ -135,9 +98,8 @@ pub(crate) async fn run(
             Buf::from(buffer.message())
         };
         let forgets = beside_ring && is_forget(&message);
-        let pause_ns = line.pause_ns();
-        let caller = serve(&worker, &line, message, &buffers);
-        alone = Arc::strong_count(&line) <= 2; // each request under way refers to it
+        serve(&worker, &device, message, &buffers);
+        alone = Arc::strong_count(&device) <= 2; // each request under way refers to it
         reads += 1;
         if buffers.are_untended() {
             dray_rt::spawn(tend(Arc::downgrade(&buffers)));
@@ -145,13 +107,6 @@ pub(crate) async fn run(
         if forgets {
             // The kernel passes on INTERRUPTs before these.
             device.rest(dray_rt::sleep(FORGETS_PAUSE)).await?;
-        }
-        if let Some((attendant, lookout)) = &mut attendant {
-            match choose(attendant, lookout, caller, alone, pause_ns) {
-                Next::Wait => {}
-                Next::StepBack => device.step_back()?,
-                Next::GoAway => device.rest(attendant.away()).await?,
-            }
         }
         if reads.is_multiple_of(READS_PER_TURN) {
             dray_rt::yield_now().await;
@@ -162,41 +117,21 @@ pub(crate) async fn run(
     }
 }
 
-/// What to do before the wait for the next request, after one of `caller`.
-fn choose(
-    attendant: &mut Attendant,
-    lookout: &Lookout,
-    caller: Pid,
-    alone: bool,
-    pause_ns: u32,
-) -> Next {
-    let seen = lookout.answer().map(|(caller, cpu)| attendant.saw(caller, cpu));
-    let (next, look) = attendant.took(caller, alone, pause_ns);
-    if look {
-        lookout.ask(caller);
-    }
-    match next {
-        Next::Wait => seen.unwrap_or(Next::Wait),
-        next => next,
-    }
-}
-
 fn is_forget(message: &[u8]) -> bool {
     let opcode = crate::proto::Head::decode(message).map(|head| head.opcode);
     matches!(opcode, Some(op::FORGET | op::BATCH_FORGET))
 }
 
-/// Serves one request and tells whose it is.
-fn serve(worker: &Arc<Worker>, line: &Arc<Line>, message: Buf, buffers: &Arc<Buffers>) -> Pid {
-    let Some(head) = crate::proto::Head::decode(&message) else { return Pid(0) };
+/// Serves one request.
+fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf, buffers: &Arc<Buffers>) {
+    let Some(head) = crate::proto::Head::decode(&message) else { return };
     let message = Message::Classic(message, buffers.clone());
-    let replier = Replier { line: line.clone(), unique: head.unique };
+    let replier = Replier { device: device.clone(), unique: head.unique };
     let worker = worker.clone();
     poll_once_then_spawn(Box::pin(async move {
         let answer = worker.serve(&message).await;
         replier.send(answer);
     }));
-    head.pid
 }
 
 /// What came of waiting for a request.

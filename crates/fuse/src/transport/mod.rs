@@ -1,10 +1,8 @@
 //! How requests come and answers go.
 
 mod area;
-pub(crate) mod attendance;
 mod buffers;
 pub(crate) mod classic;
-mod lookout;
 mod payloads;
 pub(crate) mod queues;
 pub(crate) mod ring;

@@ -9,8 +9,8 @@ use dray_rt::{DriverKind, Executor};
 
 use crate::worker::cpus;
 
-/// What a thread does, with its executor and the CPU that it is pinned to.
-pub(crate) type Job = Box<dyn FnOnce(Executor, Option<usize>) -> io::Result<()> + Send>;
+/// What a thread does with its executor.
+pub(crate) type Job = Box<dyn FnOnce(Executor) -> io::Result<()> + Send>;
 
 /// Threads that wait for their jobs.
 pub(crate) struct Crew {
@@ -80,7 +80,9 @@ fn member(
 ) -> io::Result<()> {
     // Before anything is connected: the server serves a connection on the CPU that it was
     // made on.
-    let home = home.filter(|cpu| cpus::pin_to(*cpu).is_ok());
+    if let Some(cpu) = home {
+        let _ = cpus::pin_to(cpu); // else it runs anywhere, which is slower only
+    }
     let made = Executor::new(kind);
     let (executor, result) = match made {
         Ok(executor) => (Some(executor), Ok(())),
@@ -88,7 +90,7 @@ fn member(
     };
     let _ = tell.send(result); // who asks may have given up
     match (executor, jobs.recv()) {
-        (Some(executor), Ok(job)) => job(executor, home),
+        (Some(executor), Ok(job)) => job(executor),
         _ => Ok(()), // disbanded
     }
 }
@@ -104,9 +106,9 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let jobs = (0..3).map(|index| {
             let tell = tell.clone();
-            let job: Job = Box::new(move |mut executor, home| {
+            let job: Job = Box::new(move |mut executor| {
                 let number = executor.block_on(async move { index });
-                tell.send((number, home)).map_err(|_| io::ErrorKind::Other.into())
+                tell.send((number, cpus::allowed())).map_err(|_| io::ErrorKind::Other.into())
             });
             job
         });
@@ -116,7 +118,8 @@ mod tests {
         drop(tell);
         let mut done: Vec<_> = told.into_iter().collect();
         done.sort_unstable();
-        assert_eq!(done, [(0, Some(cpus[0])), (1, Some(cpus[0])), (2, Some(cpus[0]))]);
+        let pinned = vec![cpus[0]];
+        assert_eq!(done, [(0, pinned.clone()), (1, pinned.clone()), (2, pinned)]);
     }
 
     /// No executor of this kind can be had: a stand-in for io_uring where it is switched off.

@@ -28,7 +28,6 @@ use crate::mount::session::Session;
 use crate::notify::Notifier;
 use crate::options::{Options, Transport};
 use crate::state::State;
-use crate::transport::attendance::Attendance;
 use crate::transport::classic;
 use crate::transport::queues::Queues;
 use crate::worker::crew::Job;
@@ -108,7 +107,6 @@ impl Mounted {
             session,
             adopted,
             cpus: crew.cpus.clone(),
-            attendance: Arc::new(Attendance::new(&crew.cpus)),
             carrier: watch::channel(queues.is_none().then_some(Transport::Classic)).0,
             queues,
             ended: watch::channel(false).0,
@@ -242,7 +240,6 @@ struct Start {
     adopted: bool,
     /// The CPU of each worker.
     cpus: Vec<usize>,
-    attendance: Arc<Attendance>,
     /// The ring's queues, if it is to be used.
     queues: Option<Arc<Queues>>,
     /// What carries the requests, once that is known.
@@ -306,9 +303,9 @@ fn jobs(
 ) -> Vec<Job> {
     let job = |(index, descriptor)| {
         let (start, per_thread, ready) = (start.clone(), per_thread.clone(), ready.clone());
-        let job: Job = Box::new(move |mut executor, home| {
+        let job: Job = Box::new(move |mut executor| {
             let handle = executor.handle();
-            let working = work(index, &start, &per_thread, (descriptor, home), &ready, &handle);
+            let working = work(index, &start, &per_thread, descriptor, &ready, &handle);
             executor.block_on(working)
         });
         job
@@ -320,7 +317,7 @@ async fn work(
     index: usize,
     start: &Start,
     per_thread: &PerThread,
-    (descriptor, home): (OwnedFd, Option<usize>),
+    descriptor: OwnedFd,
     ready: &mpsc::Sender<io::Result<()>>,
     handle: &Handle,
 ) -> io::Result<()> {
@@ -344,8 +341,7 @@ async fn work(
     match start.carrier().await {
         Transport::Classic => {
             let stop = start.ended.subscribe();
-            let attendance = home.map(|_| start.attendance.clone());
-            let result = classic::run(worker, descriptor, attendance, false, stop).await;
+            let result = classic::run(worker, descriptor, false, stop).await;
             if result.is_err() {
                 start.ended.send_replace(true); // what it had read only a successor can answer
             }
@@ -368,7 +364,7 @@ async fn serve_beside_ring(
         let _ = ended.wait_for(|ended| *ended).await; // the sender lives as long as `start`
         return Ok(());
     }
-    let result = classic::run(worker, descriptor, None, true, start.ended.subscribe()).await;
+    let result = classic::run(worker, descriptor, true, start.ended.subscribe()).await;
     start.ended.send_replace(true);
     result
 }

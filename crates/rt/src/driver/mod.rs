@@ -139,15 +139,6 @@ impl Registry {
         self.unwatch(id, fd);
     }
 
-    /// Ends the watch of a shared descriptor and begins it again, behind everybody else's.
-    pub(crate) fn step_back(&self, id: u64, fd: RawFd) -> io::Result<()> {
-        if let RegistryKind::Epoll(epoll) = &self.kind {
-            epoll::remove(epoll, fd);
-            epoll::add(epoll, fd, id, true)?;
-        }
-        Ok(())
-    }
-
     /// Ends the watch of `id` for now.
     pub(crate) fn unwatch(&self, id: u64, fd: RawFd) {
         match &self.kind {
