@@ -20,7 +20,20 @@ step_lint() {
     component clippy clippy
     lint_scripts
     cargo clippy --workspace --all-targets --locked -- -D warnings
+    lint_shipped
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+}
+
+# lint_shipped: the program as it is shipped. A build of the whole workspace gives it the features
+# of the tests. `-p dray` alone does not, by which script/install and script/package build it.
+lint_shipped() {
+    local features
+    cargo clippy -p dray --bin dray --locked -- -D warnings
+    features=$(cargo tree --locked -p dray -e normal,build,features --prefix none)
+    if grep 'feature "sabotage"' <<<"$features"; then
+        echo "the shipped program has a feature that is for tests only"
+        return 1
+    fi
 }
 
 lint_scripts() {
@@ -73,7 +86,8 @@ run_test_programs() {
 }
 
 # The binary that the suites mount and the simulations, which have most crates in common, and so are
-# made by one command: with other features those would be compiled again.
+# made by one command: with other features those would be compiled again. This binary has the feature
+# `sabotage` of the simulations, and nothing that makes use of it. It is for tests only.
 optimised=(build --profile ci -p dray -p dray-testkit --bin dray "${simulations[@]/#/--test=}")
 
 # What later steps run. Compiled once, then kept in target/.

@@ -38,6 +38,7 @@ pub use journal::{
 };
 pub use options::{Loss, ServerOptions};
 pub use recovery::tally::RecoveryStatus;
+#[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;
 pub use service::Server;
 pub use status::{ClientStatus, OperationStatus, RefusedStatus, ServerStatus};

@@ -5,6 +5,8 @@ use std::time::Duration;
 use dray_fabric::BufferPool;
 
 use crate::auth::Key;
+use crate::server::sabotage::Broken;
+#[cfg(feature = "sabotage")]
 use crate::server::sabotage::Sabotage;
 
 /// What the server's machine has lost since the server's last life.
@@ -44,7 +46,8 @@ pub struct ServerOptions {
     pub pool: BufferPool,
     /// Changes with every start of the machine.
     pub boot: u128,
-    #[doc(hidden)]
+    /// What a test breaks in the server on purpose.
+    #[cfg(feature = "sabotage")]
     pub sabotage: Option<Sabotage>,
 }
 
@@ -65,7 +68,19 @@ impl Default for ServerOptions {
             connections_max: 65_536,
             pool: BufferPool::new(256 << 20, 64 << 20),
             boot: 0,
+            #[cfg(feature = "sabotage")]
             sabotage: None,
+        }
+    }
+}
+
+impl ServerOptions {
+    /// What a test breaks in this server: nothing, and for the compiler to see, without the feature
+    /// `sabotage`.
+    pub(crate) fn broken(&self) -> Broken {
+        Broken {
+            #[cfg(feature = "sabotage")]
+            what: self.sabotage,
         }
     }
 }

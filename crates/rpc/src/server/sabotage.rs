@@ -1,9 +1,12 @@
-//! What a test breaks in a server on purpose, to prove that it would notice.
+//! What a test breaks in a server on purpose, to prove that the test would notice.
+//!
+//! The cargo feature `sabotage` belongs to `dray-testkit` and to tests. The shipped program is
+//! compiled without it: there [`Broken`] is empty, and the compiler removes each use of it.
 
 use dray_core::Op;
 
 /// A protection left out, or a promise broken. Nothing but a test sets it.
-#[doc(hidden)]
+#[cfg_attr(not(feature = "sabotage"), expect(dead_code, reason = "only tests break anything"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// A change that comes again is carried out again: those of this kind, or all.
@@ -55,24 +58,47 @@ pub enum Sabotage {
     Evictions,
 }
 
-impl Sabotage {
+/// What is broken in one server.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Broken {
+    #[cfg(feature = "sabotage")]
+    pub(crate) what: Option<Sabotage>,
+}
+
+impl Broken {
+    /// Whether exactly this is broken.
+    pub(crate) fn is(self, what: Sabotage) -> bool {
+        self.what() == Some(what)
+    }
+
     /// Whether a change of this kind is carried out whenever it comes.
-    pub(crate) fn forgets_answers(of: Option<Sabotage>, op: Op) -> bool {
-        matches!(of, Some(Sabotage::ReplyCache(which)) if which.is_none_or(|which| which == op))
+    pub(crate) fn forgets_answers(self, op: Op) -> bool {
+        matches!(self.what(), Some(Sabotage::ReplyCache(which)) if which.is_none_or(|which| which == op))
     }
 
     /// Whether what was noted of a change of this kind is not looked at.
-    pub(crate) fn forgets_intents(of: Option<Sabotage>, op: Op) -> bool {
-        matches!(of, Some(Sabotage::Intents(which)) if which.is_none_or(|which| which == op))
+    pub(crate) fn forgets_intents(self, op: Op) -> bool {
+        matches!(self.what(), Some(Sabotage::Intents(which)) if which.is_none_or(|which| which == op))
     }
 
     /// Whether this call is answered and not carried out.
-    pub(crate) fn forgets(of: Option<Sabotage>, op: Op) -> bool {
-        of == Some(Sabotage::Forgotten(op)) && dray_rt::random_u64().is_multiple_of(8)
+    pub(crate) fn forgets(self, op: Op) -> bool {
+        self.is(Sabotage::Forgotten(op)) && dray_rt::random_u64().is_multiple_of(8)
     }
 
     /// Whether this change is told to nobody.
-    pub(crate) fn leaves_untold(of: Option<Sabotage>) -> bool {
-        of == Some(Sabotage::Untold) && dray_rt::random_u64().is_multiple_of(8)
+    pub(crate) fn leaves_untold(self) -> bool {
+        self.is(Sabotage::Untold) && dray_rt::random_u64().is_multiple_of(8)
+    }
+
+    #[cfg(feature = "sabotage")]
+    fn what(self) -> Option<Sabotage> {
+        self.what
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    #[inline(always)]
+    fn what(self) -> Option<Sabotage> {
+        None
     }
 }

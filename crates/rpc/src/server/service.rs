@@ -374,7 +374,7 @@ impl Inner {
                 return Err(Lost);
             }
             session.changed(Session::CHANGED_BEFORE); // perhaps
-            if options.sabotage != Some(Sabotage::Custody) {
+            if !options.broken().is(Sabotage::Custody) {
                 export.returning.awaits(session.id, options.lease);
             }
             if lost || session.slots.had_locks() {

@@ -132,7 +132,7 @@ impl Session {
             buffers: export.pool.share(),
             told_failures: Mutex::new((export.stable.failures(), 0)),
             export,
-            slots: ReplaySlots::new(log, options.sabotage),
+            slots: ReplaySlots::new(log, options.broken()),
             calls: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),

@@ -42,7 +42,7 @@ impl Inner {
         export: &Arc<Export>,
         right: impl FnOnce(&[u8; 16]) -> bool,
     ) -> Result<Option<Arc<Session>>, Refused> {
-        let forgets = self.options.sabotage == Some(Sabotage::Evictions);
+        let forgets = self.options.broken().is(Sabotage::Evictions);
         if self.life.is_evicted(id) && !forgets {
             return Err(refused(
                 Errno::ESHUTDOWN,
@@ -166,7 +166,7 @@ impl Inner {
     /// meanwhile, it counts as one that has not come back, and that is told.
     async fn sync_last(&self, session: &Session) {
         let export = &session.export;
-        let skipped = self.options.sabotage == Some(Sabotage::LastSync);
+        let skipped = self.options.broken().is(Sabotage::LastSync);
         if session.changed_at() <= export.stable.floor() || skipped {
             return;
         }

@@ -14,7 +14,6 @@ use std::time::Duration;
 use dray_core::FileId;
 use dray_rt::sleep;
 
-use crate::server::sabotage::Sabotage;
 use crate::server::service::{Inner, lock};
 use crate::server::session::Session;
 use crate::wire::{CHANGED_MAX, NotifyHead, put_changed};
@@ -98,7 +97,7 @@ impl Inner {
     /// Has the others who have `file` open told that `changer` has changed it.
     pub(crate) fn tell_change(&self, changer: &Session, file: FileId) {
         let others = changer.export.watchers.others(file, changer.id);
-        if others.is_empty() || Sabotage::leaves_untold(self.options.sabotage) {
+        if others.is_empty() || self.options.broken().leaves_untold() {
             return;
         }
         let sessions = lock(&self.sessions);

@@ -155,11 +155,11 @@ impl CallInHand {
         if verdict.is_repeated() {
             self.server.repeated.fetch_add(1, Ordering::Relaxed);
         }
-        let sabotage = self.server.options.sabotage;
+        let broken = self.server.options.broken();
         match verdict {
             Verdict::Fresh => Ok(None),
             Verdict::Again(cut) => Ok(Some(cut)),
-            Verdict::Replay(_) if Sabotage::forgets_answers(sabotage, self.head.op) => Ok(None),
+            Verdict::Replay(_) if broken.forgets_answers(self.head.op) => Ok(None),
             Verdict::Replay(reply) => {
                 self.open_replayed(row.session, &reply).await;
                 Err(Refused::with(reply))
@@ -239,7 +239,7 @@ impl CallInHand {
         if execute::is_to_be_made(&self.session, &self.cx, amend).await {
             again = None;
         }
-        let sabotaged = self.server.options.sabotage == Some(Sabotage::Named);
+        let sabotaged = self.server.options.broken().is(Sabotage::Named);
         if again.is_none()
             && !sabotaged
             && let Err(error) = execute::check_name(&self.session, &self.cx, call).await
@@ -283,7 +283,7 @@ impl CallInHand {
         }
         if let Some(version) = version {
             let unchanged = self.version_of_half(call) == Some(version);
-            if unchanged || server.options.sabotage == Some(Sabotage::Halves) {
+            if unchanged || server.options.broken().is(Sabotage::Halves) {
                 reply.stamp(Stamp { number: version, at: Stamp::NOWHERE });
             }
         }
@@ -359,14 +359,14 @@ impl CallInHand {
             FileRef::Id(id) => id,
             FileRef::Handle(handle) => self.session.file(handle)?.id(),
         };
-        let sabotaged = self.server.options.sabotage == Some(Sabotage::Ahead);
+        let sabotaged = self.server.options.broken().is(Sabotage::Ahead);
         (!sabotaged).then(|| self.server.ahead.changes(file))
     }
 
     /// New work does; what belongs to the recovery does not, nor does giving back.
     fn waits_for_recovery(&self, row: &CallRow<'_>) -> bool {
         let belongs = row.is_recovery || self.head.flags & CallHead::RECOVERY != 0;
-        !belongs && self.server.options.sabotage != Some(Sabotage::RedoGate)
+        !belongs && !self.server.options.broken().is(Sabotage::RedoGate)
     }
 
     /// Which version of the file half of a read is of, as long as nobody changes it.
@@ -377,10 +377,10 @@ impl CallInHand {
         let Call::Read { handle, at, len_bytes } = *call else { return None };
         let file = self.session.file(handle)?;
         let span = Span::bytes(at, u64::from(len_bytes));
-        match self.server.options.sabotage {
-            Some(Sabotage::Halves) => Some(1),
-            _ => self.session.export.ranges.version(file.id(), span),
+        if self.server.options.broken().is(Sabotage::Halves) {
+            return Some(1);
         }
+        self.session.export.ranges.version(file.id(), span)
     }
 
     /// The file whose data or attributes this has changed, if somebody watches any.

@@ -186,7 +186,7 @@ impl ServerSink {
             return Ok(());
         };
         self.server.resides(&session, self.connection.peer());
-        if self.server.options.sabotage != Some(Sabotage::Fence) {
+        if !self.server.options.broken().is(Sabotage::Fence) {
             session.replace(proof.replaces);
         }
         session.set_features(features);
@@ -259,7 +259,7 @@ impl Entrance {
             resumed,
             connection: self.number,
             instance: session.export.instance,
-            boot: if options.sabotage == Some(Sabotage::Boot) { 1 } else { options.boot },
+            boot: if options.broken().is(Sabotage::Boot) { 1 } else { options.boot },
             calls_max: options.calls_max,
             slots: session.slots.count(),
             lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,

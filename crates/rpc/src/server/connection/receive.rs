@@ -77,7 +77,7 @@ impl ServerSink {
                 dray_rt::spawn(session.clone().release(self.number, from..to));
             }
             NotifyHead::RETURNED => session.export.returning.returned(session.id),
-            NotifyHead::GOODBYE if self.server.options.sabotage == Some(Sabotage::Goodbyes) => {}
+            NotifyHead::GOODBYE if self.server.options.broken().is(Sabotage::Goodbyes) => {}
             NotifyHead::GOODBYE => {
                 drop(self.server.end(session.clone())); // nobody waits for it
             }

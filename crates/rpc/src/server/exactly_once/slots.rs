@@ -15,14 +15,14 @@ use crate::server::exactly_once::settle::Amend;
 use crate::server::journal::SlotLog;
 use crate::server::ranges::RangeGrant;
 use crate::server::reply::Reply;
-use crate::server::sabotage::Sabotage;
+use crate::server::sabotage::Broken;
 use crate::wire::OpRow;
 
 /// The slots of a session.
 pub(crate) struct ReplaySlots {
     slots: Mutex<Vec<Slot>>,
     log: Arc<dyn SlotLog>,
-    sabotage: Option<Sabotage>,
+    broken: Broken,
 }
 
 #[derive(Default)]
@@ -115,9 +115,9 @@ impl Verdict {
 
 impl ReplaySlots {
     /// As many as there is room for in `log`.
-    pub(crate) fn new(log: Arc<dyn SlotLog>, sabotage: Option<Sabotage>) -> ReplaySlots {
+    pub(crate) fn new(log: Arc<dyn SlotLog>, broken: Broken) -> ReplaySlots {
         let slots = Mutex::new((0..log.count()).map(|_| Slot::default()).collect());
-        ReplaySlots { slots, log, sabotage }
+        ReplaySlots { slots, log, broken }
     }
 
     /// Gives up what was cut short and has not been asked for again, so that nobody waits for it
@@ -277,7 +277,7 @@ mod tests {
                 host: String::new(),
             };
             let log = MemoryJournal::default().create(&record, 2).unwrap();
-            let slots = ReplaySlots::new(log, None);
+            let slots = ReplaySlots::new(log, Broken::default());
             for sequence in [u32::MAX - 1, u32::MAX, 0, 1] {
                 assert!(matches!(slots.begin(1, sequence, &route), Verdict::Fresh));
                 slots.done(1, sequence, &Reply::success(()));
@@ -295,7 +295,8 @@ mod tests {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let answered = Answered::new(Op::Make, &[]).await;
-            let (slots, route) = (ReplaySlots::new(answered.log, None), &answered.route);
+            let (slots, route) =
+                (ReplaySlots::new(answered.log, Broken::default()), &answered.route);
             for sequence in [1, 2] {
                 assert!(matches!(slots.begin(0, sequence, route), Verdict::Fresh));
             }
@@ -348,7 +349,7 @@ mod tests {
 
         /// What the next server does with it when it comes again.
         async fn next_life(&self, lost: bool) -> (ReplaySlots, Verdict) {
-            let slots = ReplaySlots::new(self.log.clone(), None);
+            let slots = ReplaySlots::new(self.log.clone(), Broken::default());
             slots.restore(&self.export(), lost).await;
             let verdict = slots.begin(0, 1, &self.route);
             (slots, verdict)
@@ -400,7 +401,7 @@ mod tests {
             None::<FileId>.put(&mut intent);
             let answered = Answered::new(Op::Make, &intent).await;
             // Nobody asks in the first life.
-            let slots = ReplaySlots::new(answered.log.clone(), None);
+            let slots = ReplaySlots::new(answered.log.clone(), Broken::default());
             slots.restore(&answered.export(), true).await;
             let (_, verdict) = answered.next_life(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
@@ -480,7 +481,7 @@ mod tests {
                     Observed::new(Arc::new(fs.clone()), Arc::new(Faults::new(broken.into())));
                 let export = Export::new("data", Arc::new(below), Vec::new());
                 let begun = Answered::begun(op, &intent).await;
-                let slots = ReplaySlots::new(begun.log.clone(), None);
+                let slots = ReplaySlots::new(begun.log.clone(), Broken::default());
                 slots.restore(&export, false).await;
                 let Verdict::Replay(answer) = slots.begin(0, 1, &begun.route) else {
                     panic!("{op:?} is made once more, or is said to have been");

@@ -25,16 +25,14 @@ pub(super) async fn read(
     let ranges = &session.export.ranges;
     ranges.whole(file()?.id(), span).await;
     let mut into = session.buffers.wait(len_bytes).await;
-    if server.options.sabotage == Some(Sabotage::Buffers) && at == 0 {
+    if server.options.broken().is(Sabotage::Buffers) && at == 0 {
         std::mem::forget(session.buffers.wait(1).await);
     }
     drop(into.split_off(len_bytes));
     // Asked for once more: it may have been closed meanwhile.
     let file = file()?;
-    let reading = match server.options.sabotage {
-        Some(Sabotage::Reads) => None,
-        _ => Some(ranges.read(file.id(), span).await),
-    };
+    let unordered = server.options.broken().is(Sabotage::Reads);
+    let reading = if unordered { None } else { Some(ranges.read(file.id(), span).await) };
     let read = file.read(cx, at, into).await.map_err(|(error, _)| error)?;
     drop(reading);
     session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
@@ -48,7 +46,7 @@ pub(super) async fn write(
     file: &dyn OpenFile,
     (how, data): (Write, Buf),
 ) -> Result<Reply> {
-    if Sabotage::forgets(server.options.sabotage, Op::Write) {
+    if server.options.broken().forgets(Op::Write) {
         return Ok(Reply::success(data.len() as u32));
     }
     let written = file.write(cx, how, data).await?;
@@ -96,7 +94,7 @@ pub(super) async fn sync(
 ) -> Result<Reply> {
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
     let upto = session.export.ranges.settled_in(file.id()).await;
-    if !Sabotage::forgets(server.options.sabotage, Op::Sync) {
+    if !server.options.broken().forgets(Op::Sync) {
         file.sync(cx, data_only).await?;
     }
     let ticket = session.export.tickets.on_media(Some(file.id()), upto);
@@ -115,11 +113,12 @@ pub(super) async fn redo(
     (stamp, change, data): (u64, Change, Buf),
 ) -> Result<Reply> {
     let _active = session.export.recovery.enter(session.id)?;
-    let stamp = match server.options.sabotage {
-        Some(Sabotage::Redo) => return Ok(Reply::success(())),
-        Some(Sabotage::RedoOrder) => session.export.ranges.stamps.next(),
-        _ => stamp,
-    };
+    let broken = server.options.broken();
+    if broken.is(Sabotage::Redo) {
+        return Ok(Reply::success(()));
+    }
+    let in_order = !broken.is(Sabotage::RedoOrder);
+    let stamp = if in_order { stamp } else { session.export.ranges.stamps.next() };
     let export = &session.export;
     let bytes = data.len() as u64;
     let change = (stamp, change, data);
@@ -167,7 +166,7 @@ async fn lock_file(
     (lock, wait, reclaim): (Lock, bool, bool),
 ) -> Result<Reply> {
     let takes = lock.kind != LockKind::Unlock;
-    if takes && server.options.sabotage == Some(Sabotage::Locks) {
+    if takes && server.options.broken().is(Sabotage::Locks) {
         return Ok(Reply::success(()));
     }
     if takes && !reclaim {
@@ -177,7 +176,7 @@ async fn lock_file(
         let error = Error::new(Errno::ENOLCK);
         return Err(error.because("too late to claim a lock again: others may have had it"));
     }
-    if reclaim && server.options.sabotage == Some(Sabotage::Reclaim) {
+    if reclaim && server.options.broken().is(Sabotage::Reclaim) {
         return Ok(Reply::success(()));
     }
     if wait && let Some(cancel) = &cx.cancel {

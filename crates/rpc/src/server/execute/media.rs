@@ -107,7 +107,7 @@ async fn declare_floors(
     last: bool,
 ) -> Result<Reply> {
     session.export.recovery.admit(session.id)?;
-    if server.options.sabotage != Some(Sabotage::RedoFloor) {
+    if !server.options.broken().is(Sabotage::RedoFloor) {
         session.export.redone.declare(session.id, floor, floors)?;
     }
     if last {

@@ -45,7 +45,7 @@ async fn run(
     (call, state): (&Call<'_>, ChangeState<'_>),
     data: Option<Buf>,
 ) -> Result<Reply> {
-    let (fs, sabotage) = (&*session.export.fs, server.options.sabotage);
+    let (fs, broken) = (&*session.export.fs, server.options.broken());
     let file = |handle| opened(session, state.files, handle);
     let amend = state.amend;
     Ok(match *call {
@@ -76,7 +76,7 @@ async fn run(
             };
             Reply::success(entry)
         }
-        Call::Remove { .. } | Call::Rename { .. } if Sabotage::forgets(sabotage, call.op()) => {
+        Call::Remove { .. } | Call::Rename { .. } if broken.forgets(call.op()) => {
             Reply::success(())
         }
         Call::Remove { dir, name, kind } => {
@@ -159,7 +159,7 @@ async fn run(
         }
         Call::GetXflags { handle } => Reply::success(file(handle)?.get_xflags(cx).await?),
         Call::SetXflags { handle, set } => Reply::success(file(handle)?.set_xflags(cx, set).await?),
-        Call::Close { .. } if sabotage == Some(Sabotage::Closes) => Reply::success(()),
+        Call::Close { .. } if broken.is(Sabotage::Closes) => Reply::success(()),
         Call::Close { handle } => {
             if let Some(file) = session.take_file(handle) {
                 session.close_file(cx, handle, &*file).await?;

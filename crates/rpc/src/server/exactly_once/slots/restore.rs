@@ -50,9 +50,7 @@ impl ReplaySlots {
                 return self.look_again(export, noted, (answer, begun)).await;
             }
             SlotRecord::Answer { sequence, answer, .. } => Slot::done(sequence, answer),
-            SlotRecord::Intent { sequence, op, .. }
-                if Sabotage::forgets_intents(self.sabotage, op) =>
-            {
+            SlotRecord::Intent { sequence, op, .. } if self.broken.forgets_intents(op) => {
                 Slot::over(sequence.wrapping_sub(1))
             }
             SlotRecord::Intent { sequence, op, intent } => {
@@ -119,10 +117,7 @@ impl ReplaySlots {
     /// The slot of a change that keeps its grants until it comes again.
     fn cut(&self, (sequence, op): (u32, Op), cut: CutShort, ranges: &Arc<RangeTable>) -> Slot {
         let CutShort { held, amend } = cut;
-        let held = match self.sabotage {
-            Some(Sabotage::Turns) => Vec::new(),
-            _ => held,
-        };
+        let held = if self.broken.is(Sabotage::Turns) { Vec::new() } else { held };
         let grants =
             held.into_iter().map(|(file, span)| ranges.change_cut_short(file, span)).collect();
         Slot { sequence, state: State::Cut(Again { op, grants, amend }), answer: Vec::new() }
