@@ -152,7 +152,7 @@ fn a_successor_closes_again() {
         let memory = SessionMemory::create_memfd().unwrap();
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
         let process = Scope::new();
-        process.spawn_on(&dray_rt::Handle::current(), {
+        process.spawn_on(&dray_rt::ExecutorHandle::current(), {
             let network = network.clone();
             async move {
                 let first = Session::connect(network.connector("s"), client_options(), memory);

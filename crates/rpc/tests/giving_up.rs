@@ -253,7 +253,7 @@ fn what_is_opened_for_a_caller_who_gave_up_is_closed_by_a_successor() {
             let memory = SessionMemory::create_memfd().unwrap();
             let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
             let process = Scope::new();
-            process.spawn_on(&dray_rt::Handle::current(), {
+            process.spawn_on(&dray_rt::ExecutorHandle::current(), {
                 let network = network.clone();
                 async move {
                     let first = Session::connect(network.connector("s"), client_options(), memory);

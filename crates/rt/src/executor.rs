@@ -13,8 +13,8 @@ use crate::driver::{Driver, Kick, Registry, epoll, sim, uring};
 use crate::random::SplitMix64;
 use crate::scope::Scope;
 use crate::task::{Runnable, spawn_on};
+use crate::tick;
 use crate::time::{Instant, Timers, real_now};
-use crate::turn;
 
 /// Tasks that run between two looks at the driver, so that a busy ready queue cannot
 /// keep the network waiting.
@@ -35,29 +35,29 @@ pub enum DriverKind {
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<Arc<Shared>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Arc<ExecutorShared>>> = const { RefCell::new(None) };
 }
 
-pub(crate) fn current() -> Option<Arc<Shared>> {
+pub(crate) fn current() -> Option<Arc<ExecutorShared>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
 /// As [`current`], for looks that are many: without counting another user.
-pub(crate) fn with_current<T>(look: impl FnOnce(Option<&Shared>) -> T) -> T {
+pub(crate) fn with_current<T>(look: impl FnOnce(Option<&ExecutorShared>) -> T) -> T {
     CURRENT.with_borrow(|shared| look(shared.as_deref()))
 }
 
-pub(crate) fn is_current(shared: &Arc<Shared>) -> bool {
+pub(crate) fn is_current(shared: &Arc<ExecutorShared>) -> bool {
     CURRENT.with_borrow(|current| current.as_ref().is_some_and(|here| Arc::ptr_eq(here, shared)))
 }
 
 /// Whether the running task is part of a simulation.
 pub fn in_simulation() -> bool {
-    with_current(|shared| shared.is_some_and(Shared::simulated))
+    with_current(|shared| shared.is_some_and(ExecutorShared::simulated))
 }
 
 /// What an executor's thread shares with wakers, timers and other threads.
-pub(crate) struct Shared {
+pub(crate) struct ExecutorShared {
     ready: Mutex<VecDeque<Arc<dyn Runnable>>>,
     timers: Mutex<Timers>,
     /// The thread waits in the driver, or is about to: wake-ups must kick it.
@@ -79,7 +79,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl ExecutorShared {
     /// Notes a task that starts; false if the executor has come to its end.
     pub(crate) fn adopt(&self, task: &Arc<impl Runnable + 'static>) -> bool {
         self.simulation.as_ref().is_none_or(|simulation| simulation.tasks.adopt(task.clone()))
@@ -91,13 +91,13 @@ impl Shared {
     }
 
     /// The driver's wait is over: whoever is woken from here on is looked at in the next
-    /// turn anyway, so that waking it needs no kick, which would cost three system calls.
+    /// tick anyway, so that waking it needs no kick, which would cost three system calls.
     pub(crate) fn unpark(&self) {
         self.parked.store(false, Ordering::SeqCst);
     }
 
     pub(crate) fn kick_if_parked(&self) {
-        // Pairs with the store before the last look at the queues in `turn`.
+        // Pairs with the store before the last look at the queues in `tick`.
         if self.parked.swap(false, Ordering::SeqCst) {
             self.kick.kick();
         }
@@ -164,17 +164,17 @@ impl Shared {
 
 /// Starts tasks on an executor from any thread.
 #[derive(Clone)]
-pub struct Handle {
-    pub(crate) shared: Arc<Shared>,
+pub struct ExecutorHandle {
+    pub(crate) shared: Arc<ExecutorShared>,
 }
 
-impl Handle {
+impl ExecutorHandle {
     /// The executor that the running task belongs to.
     ///
     /// # Panics
     /// Outside of an executor.
-    pub fn current() -> Handle {
-        Handle { shared: current().expect("only a task has a current executor") }
+    pub fn current() -> ExecutorHandle {
+        ExecutorHandle { shared: current().expect("only a task has a current executor") }
     }
 
     /// Starts a task there.
@@ -185,7 +185,7 @@ impl Handle {
 
 /// An executor, to be run by one thread.
 pub struct Executor {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     driver: Driver,
 }
 
@@ -212,7 +212,7 @@ impl Executor {
             }
         };
         let registry = driver.registry();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ExecutorShared {
             ready: Mutex::default(),
             timers: Mutex::default(),
             parked: AtomicBool::new(false),
@@ -224,8 +224,8 @@ impl Executor {
     }
 
     /// For starting tasks on it.
-    pub fn handle(&self) -> Handle {
-        Handle { shared: self.shared.clone() }
+    pub fn handle(&self) -> ExecutorHandle {
+        ExecutorHandle { shared: self.shared.clone() }
     }
 
     /// Runs `main` and everything it starts until `main` is done. In a simulation that
@@ -237,13 +237,13 @@ impl Executor {
             Arc::new(RootWaker { woken: AtomicBool::new(true), shared: self.shared.clone() });
         let waker = Waker::from(root.clone());
         loop {
-            turn::next();
+            tick::next();
             if root.woken.swap(false, Ordering::SeqCst)
                 && let Poll::Ready(value) = main.as_mut().poll(&mut Context::from_waker(&waker))
             {
                 return Some(value);
             }
-            if !self.turn(&root) {
+            if !self.tick(&root) {
                 return None;
             }
         }
@@ -259,16 +259,16 @@ impl Executor {
 
     /// Runs what is ready, then looks at timers and the driver. False if nothing can
     /// ever happen again.
-    fn turn(&mut self, root: &RootWaker) -> bool {
+    fn tick(&mut self, root: &RootWaker) -> bool {
         for _ in 0..TASKS_PER_TURN {
             let Some(task) = self.shared.pop() else { break };
-            turn::next();
+            tick::next();
             task.run();
             if root.woken.load(Ordering::SeqCst) {
                 break;
             }
         }
-        turn::next();
+        tick::next();
         self.shared.parked.store(true, Ordering::SeqCst);
         let ready = root.woken.load(Ordering::SeqCst) || !lock(&self.shared.ready).is_empty();
         let next = lock(&self.shared.timers).next();
@@ -289,24 +289,24 @@ impl Drop for Executor {
     }
 }
 
-struct EnteredExecutor(Option<Arc<Shared>>);
+struct EnteredExecutor(Option<Arc<ExecutorShared>>);
 
 impl EnteredExecutor {
-    fn enter(shared: Arc<Shared>) -> EnteredExecutor {
+    fn enter(shared: Arc<ExecutorShared>) -> EnteredExecutor {
         EnteredExecutor(CURRENT.replace(Some(shared)))
     }
 }
 
 impl Drop for EnteredExecutor {
     fn drop(&mut self) {
-        turn::next();
+        tick::next();
         CURRENT.set(self.0.take());
     }
 }
 
 struct RootWaker {
     woken: AtomicBool,
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
 }
 
 impl Wake for RootWaker {
@@ -373,7 +373,7 @@ mod tests {
         for mut executor in every_driver() {
             executor.block_on(async {
                 let scope = Scope::new();
-                scope.spawn_on(&Handle::current(), sleep(Duration::from_secs(600)));
+                scope.spawn_on(&ExecutorHandle::current(), sleep(Duration::from_secs(600)));
                 sleep(Duration::from_millis(30)).await; // the alarm is set by now
                 let begin = now();
                 timeout(Duration::from_secs(60), sleep(Duration::from_millis(3))).await.unwrap();
@@ -443,11 +443,11 @@ mod tests {
             spawn(async move {
                 let _ = (told.await, ask, its);
             });
-            Scope::new().spawn_on(&Handle::current(), async move {
+            Scope::new().spawn_on(&ExecutorHandle::current(), async move {
                 sleep(Duration::from_secs(600)).await;
                 drop(sleeper_s);
             });
-            Scope::new().spawn_on(&Handle::current(), async {}); // done, and of a scope
+            Scope::new().spawn_on(&ExecutorHandle::current(), async {}); // done, and of a scope
             yield_now().await;
         });
         assert_eq!(Arc::strong_count(&kept), 4);
@@ -469,14 +469,16 @@ mod tests {
                 let scope = Scope::new();
                 let (send, receive) = oneshot::channel();
                 let told = Told(Some(send));
-                scope.spawn_on(&Handle::current(), async move {
+                scope.spawn_on(&ExecutorHandle::current(), async move {
                     let _told = told;
                     std::future::pending::<()>().await;
                 });
                 yield_now().await;
                 scope.kill();
                 receive.await.unwrap();
-                scope.spawn_on(&Handle::current(), async { unreachable!("the scope is dead") });
+                scope.spawn_on(&ExecutorHandle::current(), async {
+                    unreachable!("the scope is dead")
+                });
                 yield_now().await;
             });
         }

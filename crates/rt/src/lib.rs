@@ -15,21 +15,21 @@ mod random;
 mod scope;
 mod source;
 mod task;
+mod tick;
 mod time;
-mod turn;
 
 pub use cpus::CpuSet;
 pub use driver::uring::{Completion, Ring, RingToken};
-pub use executor::{DriverKind, Executor, Handle, in_simulation};
+pub use executor::{DriverKind, Executor, ExecutorHandle, in_simulation};
 pub use pool::{NoThread, Pool, Share};
 pub use random::{random_bytes, random_u64};
 pub use scope::Scope;
 pub use source::{Interest, Source};
 pub use task::{Aborted, Join, poll_once_then_spawn, spawn, spawn_join, yield_now};
+pub use tick::Tick;
 pub use time::{
     Elapsed, Instant, Sleep, coarse_wall_clock, now, sleep, sleep_until, step, timeout, wall_clock,
 };
-pub use turn::Turn;
 
 /// Channels and semaphores that work on any executor.
 pub mod sync {

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use crate::cpus::CpuSet;
 use crate::executor::in_simulation;
 
-use queue::Queue;
+use queue::ClientQueue;
 pub use queue::Share;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -34,7 +34,7 @@ struct Inner {
 }
 
 struct State {
-    queue: Queue<Job>,
+    queue: ClientQueue<Job>,
     /// Who waits for a place in the queue: clients, and their calls in the order of arrival.
     waiting: BTreeMap<(u64, u64), Waker>,
     next_ticket: u64,
@@ -133,7 +133,7 @@ impl Pool {
                 queue_max,
                 cpus: CpuSet::allowed().ok(),
                 state: Mutex::new(State {
-                    queue: Queue::new(client_max, thing_max),
+                    queue: ClientQueue::new(client_max, thing_max),
                     waiting: BTreeMap::new(),
                     next_ticket: 0,
                     threads: 0,

@@ -5,15 +5,15 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::executor::Handle;
+use crate::executor::ExecutorHandle;
 use crate::task::Runnable;
 
 /// Tasks started inside a scope, and by those tasks, belong to it.
 #[derive(Clone)]
-pub struct Scope(Arc<Inner>);
+pub struct Scope(Arc<ScopeInner>);
 
 #[derive(Default)]
-pub(crate) struct Inner {
+pub(crate) struct ScopeInner {
     members: Mutex<Members>,
 }
 
@@ -27,19 +27,19 @@ struct Members {
 const SWEEP_AT: usize = 64;
 
 thread_local! {
-    static ENTERED: RefCell<Option<Arc<Inner>>> = const { RefCell::new(None) };
+    static ENTERED: RefCell<Option<Arc<ScopeInner>>> = const { RefCell::new(None) };
 }
 
-pub(crate) fn entered() -> Option<Arc<Inner>> {
+pub(crate) fn entered() -> Option<Arc<ScopeInner>> {
     ENTERED.with_borrow(Clone::clone)
 }
 
 /// Makes `scope` the current one until the answer is dropped.
-pub(crate) fn enter(scope: Option<Arc<Inner>>) -> Entered {
+pub(crate) fn enter(scope: Option<Arc<ScopeInner>>) -> Entered {
     Entered(ENTERED.replace(scope))
 }
 
-pub(crate) struct Entered(Option<Arc<Inner>>);
+pub(crate) struct Entered(Option<Arc<ScopeInner>>);
 
 impl Drop for Entered {
     fn drop(&mut self) {
@@ -47,7 +47,7 @@ impl Drop for Entered {
     }
 }
 
-impl Inner {
+impl ScopeInner {
     fn lock(&self) -> std::sync::MutexGuard<'_, Members> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +79,11 @@ impl Scope {
     }
 
     /// Starts a task in this scope on `handle`'s executor.
-    pub fn spawn_on(&self, handle: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn_on(
+        &self,
+        handle: &ExecutorHandle,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) {
         let _entered = enter(Some(self.0.clone()));
         handle.spawn(future);
     }

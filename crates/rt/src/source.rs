@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::executor::{Shared, current, is_current};
+use crate::executor::{ExecutorShared, current, is_current};
 
 /// Which readiness is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,14 +23,14 @@ pub struct Source {
     fd: OwnedFd,
     id: u64,
     state: Arc<SourceState>,
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     /// The driver says again what is there still.
     level: bool,
 }
 
 /// What the driver saw of a descriptor.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Readiness {
     pub(crate) read: bool,
     pub(crate) write: bool,
     /// The other end has closed, at least its half. Said once only, possibly together with
@@ -66,7 +66,7 @@ impl SourceState {
     }
 
     /// The driver saw an event.
-    pub(crate) fn event(&self, seen: Seen) {
+    pub(crate) fn event(&self, seen: Readiness) {
         let mut wakers = [None, None];
         let mut directions = self.lock();
         directions[Interest::Read as usize].ended |= seen.ended;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::executor::{Shared, current};
+use crate::executor::{ExecutorShared, current};
 use crate::scope;
 
 /// Something in the ready queue.
@@ -28,7 +28,7 @@ const DONE: u8 = 4;
 /// A task and its future in one allocation.
 struct TaskCell<F> {
     state: AtomicU8,
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     work: Mutex<Option<Work<F>>>,
 }
 
@@ -37,7 +37,7 @@ struct Work<F> {
     future: F,
     /// It goes with the future: it keeps its tasks, so that those that are done and still keep
     /// it would stay for good.
-    scope: Option<Arc<scope::Inner>>,
+    scope: Option<Arc<scope::ScopeInner>>,
 }
 
 impl<F> TaskCell<F> {
@@ -108,7 +108,10 @@ impl<F: Future<Output = ()> + Send + 'static> Wake for TaskCell<F> {
 }
 
 /// Starts `future` on `shared`'s executor, from any thread.
-pub(crate) fn spawn_on(shared: &Arc<Shared>, future: impl Future<Output = ()> + Send + 'static) {
+pub(crate) fn spawn_on(
+    shared: &Arc<ExecutorShared>,
+    future: impl Future<Output = ()> + Send + 'static,
+) {
     let scope = scope::entered();
     let task = Arc::new(TaskCell {
         state: AtomicU8::new(QUEUED),

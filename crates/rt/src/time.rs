@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::executor::{Shared, current, with_current};
+use crate::executor::{ExecutorShared, current, with_current};
 
 /// A point on the monotonic clock, nanoseconds. In the simulator it starts at 1 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,7 +47,7 @@ impl Sub for Instant {
 
 /// The monotonic clock; the simulated one inside a simulation.
 pub fn now() -> Instant {
-    with_current(|shared| shared.map_or_else(real_now, Shared::now))
+    with_current(|shared| shared.map_or_else(real_now, ExecutorShared::now))
 }
 
 /// Time since 1970; follows the simulated clock inside a simulation.
@@ -97,7 +97,7 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
 /// A timer; removes itself when dropped.
 pub struct Sleep {
     deadline: Instant,
-    registered: Option<(Arc<Shared>, u64)>,
+    registered: Option<(Arc<ExecutorShared>, u64)>,
 }
 
 impl Future for Sleep {

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use dray_fabric::{Address, Listening, listen};
 use dray_rpc::server::{Loss, Server};
-use dray_rt::{DriverKind, Executor, Handle, Scope, timeout};
+use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope, timeout};
 
 use crate::args::ServeArgs;
 use crate::control::{self, Kind};
@@ -116,7 +116,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let result = executor.block_on(async {
         serving.spawn_followers_of_recovery(boot, &scope);
         for opening in openings {
-            scope.spawn_on(&Handle::current(), export_monitor::run(opening));
+            scope.spawn_on(&ExecutorHandle::current(), export_monitor::run(opening));
         }
         mounts::watch(serving.exports.clone());
         let result = serve(&serving.plan, serving.report(), &serving.workers, &scope).await;
@@ -131,7 +131,7 @@ impl Serving {
     /// What is to be done once all clients of the server before us have returned.
     fn spawn_followers_of_recovery(&self, boot: Boot, scope: &Scope) {
         let server = self.server.clone();
-        scope.spawn_on(&Handle::current(), async move {
+        scope.spawn_on(&ExecutorHandle::current(), async move {
             server.recovered().await;
             if let Err(failure) = boot.note() {
                 log::error!("{}; the next start waits for clients again", failure.message);
@@ -139,7 +139,7 @@ impl Serving {
         });
         let Some(descriptor_store) = self.descriptor_store.clone() else { return };
         let (server, exports) = (self.server.clone(), self.exports.clone());
-        scope.spawn_on(&Handle::current(), async move {
+        scope.spawn_on(&ExecutorHandle::current(), async move {
             server.opened().await;
             // Who sees to an open export lets go what is of that.
             let known: Vec<_> = exports.iter().filter_map(|export| export.uuid()).collect();
@@ -289,7 +289,7 @@ async fn serve(
     scope: &Scope,
 ) -> Result<(), Failure> {
     let ending = Ending::new().doing(|| "cannot wait for signals".into())?;
-    let handle = Handle::current();
+    let handle = ExecutorHandle::current();
     let mut listening = Vec::new();
     paths::make_run_dir()?; // a socket may be meant to be in it
     // Every address of IPv6 means every one of IPv4, too, but for those that are listened at.
@@ -397,7 +397,7 @@ fn listen_for_control(report: &Arc<ServerReport>, scope: &Scope) -> Result<Named
         let report = report.clone();
         Box::pin(async move { answer_control(&question, &report).await.to_string().into_bytes() })
     });
-    scope.spawn_on(&Handle::current(), async move {
+    scope.spawn_on(&ExecutorHandle::current(), async move {
         if let Err(error) = endpoint::serve(socket, "\n", answer).await {
             log::error!("the status can no longer be asked for: {error}");
         }
@@ -441,7 +441,7 @@ fn listen_for_metrics(
     let (socket, address) = metrics_http::listen(address)?;
     let report = report.clone();
     let text: metrics_http::Text = Arc::new(move || metrics::text(&report));
-    scope.spawn_on(&Handle::current(), metrics_http::serve(socket, text));
+    scope.spawn_on(&ExecutorHandle::current(), metrics_http::serve(socket, text));
     log::info!("metrics at http://{address}/metrics");
     Ok(())
 }

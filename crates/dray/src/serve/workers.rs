@@ -16,7 +16,7 @@ use std::time::Duration;
 use dray_fabric::Incoming;
 use dray_rpc::server::{Admission, Server, wanted_export};
 use dray_rt::sync::oneshot;
-use dray_rt::{CpuSet, DriverKind, Executor, Handle, Scope};
+use dray_rt::{CpuSet, DriverKind, Executor, ExecutorHandle, Scope};
 
 /// Threads of all exports together. Where there are more exports each has one.
 const THREADS_MAX: usize = 1024;
@@ -41,7 +41,7 @@ struct Group {
 
 #[derive(Clone)]
 struct Place {
-    handle: Handle,
+    handle: ExecutorHandle,
     /// Of everything that runs there; ended by the thread itself, since nobody else can
     /// end a task that hangs.
     scope: Scope,

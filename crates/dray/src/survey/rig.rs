@@ -10,7 +10,7 @@ use dray_core::FsUuid;
 use dray_fabric::{Address, Listening, listen_first};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::sync::oneshot;
-use dray_rt::{DriverKind, Executor, Handle, Scope};
+use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope};
 
 use super::load::Place;
 use crate::control;
@@ -84,7 +84,7 @@ async fn accept(
     };
     let _ = tell.send(Ok(address)); // as above
     let scope = Scope::new();
-    scope.spawn_on(&Handle::current(), async move {
+    scope.spawn_on(&ExecutorHandle::current(), async move {
         while let Ok(incoming) = listener.accept().await {
             let Some(admission) = server.admit(incoming.peer()) else { continue };
             let (workers, server) = (workers.clone(), server.clone());

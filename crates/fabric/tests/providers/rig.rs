@@ -10,7 +10,7 @@ use dray_fabric::{
     listen_first, local,
 };
 use dray_rt::sync::oneshot;
-use dray_rt::{DriverKind, Executor, Handle, spawn};
+use dray_rt::{DriverKind, Executor, ExecutorHandle, spawn};
 
 use crate::sink::Log;
 
@@ -155,14 +155,14 @@ async fn at(address: Address) -> (Box<dyn Listener>, Arc<dyn Connect>) {
 
 /// An executor for the accepted ends.
 struct Far {
-    handle: Handle,
+    handle: ExecutorHandle,
     /// Ends its thread when it is dropped.
     _thread: Option<oneshot::Sender<()>>,
 }
 
 impl Far {
     fn here() -> Far {
-        Far { handle: Handle::current(), _thread: None }
+        Far { handle: ExecutorHandle::current(), _thread: None }
     }
 
     fn start() -> Far {

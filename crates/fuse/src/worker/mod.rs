@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 
 use dray_core::{FileSystem, Fut, Result as FsResult, Stack};
 use dray_rt::sync::watch;
-use dray_rt::{Handle, Ring};
+use dray_rt::{ExecutorHandle, Ring};
 
 use crate::front::Worker;
 use crate::mount::agree::{Agreed, agree, open};
@@ -38,7 +38,8 @@ use crate::worker::shared::Shared;
 
 /// Makes what worker `index` serves. Called on that worker's executor, so that a
 /// connection made by it belongs to that thread.
-pub type PerThread = Arc<dyn Fn(usize, &Handle) -> Fut<'static, FsResult<Stack>> + Send + Sync>;
+pub type PerThread =
+    Arc<dyn Fn(usize, &ExecutorHandle) -> Fut<'static, FsResult<Stack>> + Send + Sync>;
 
 /// The kernel's end of a mount, and what a supervisor keeps for it.
 pub struct Device {
@@ -319,7 +320,7 @@ async fn work(
     per_thread: &PerThread,
     descriptor: OwnedFd,
     ready: &mpsc::Sender<io::Result<()>>,
-    handle: &Handle,
+    handle: &ExecutorHandle,
 ) -> io::Result<()> {
     let stack = match per_thread(index, handle).await {
         Ok(stack) => stack,

@@ -15,7 +15,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use dray_core::{Context, Errno, Error, NodeId, Origin, RequestId, Result};
-use dray_rt::{Instant, Turn};
+use dray_rt::{Instant, Tick};
 
 use crate::client::channel::Channel;
 use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
@@ -64,7 +64,7 @@ struct FreeSlot {
     number: u32,
     sequence: u32,
     /// In which it was given back; none: that was no executor's.
-    turn: Option<Turn>,
+    turn: Option<Tick>,
 }
 
 impl FreeSlot {
@@ -292,7 +292,7 @@ impl Drop for ReplaySlot {
         state.used.remove(&self.number);
         if self.number < state.count {
             let (number, sequence) = (self.number, self.sequence);
-            state.resting.push_back(FreeSlot { number, sequence, turn: Turn::here() });
+            state.resting.push_back(FreeSlot { number, sequence, turn: Tick::here() });
         }
         let awaited = state.awaited.remove(&self.number);
         let notified = state.notified.clone().filter(|_| awaited);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{CallAdmission, FileSystem, Shares};
 use dray_fabric::{BufferPool, Peer};
-use dray_rt::Handle;
+use dray_rt::ExecutorHandle;
 
 use crate::server::mappings::Mappings;
 use crate::server::options::ServerOptions;
@@ -64,7 +64,7 @@ pub struct Export {
     /// Callers in too many groups.
     pub(crate) refused_callers: Seldom,
     /// The executor that took its last connection.
-    pub(super) home: Mutex<Option<Handle>>,
+    pub(super) home: Mutex<Option<ExecutorHandle>>,
 }
 
 impl Export {
@@ -124,13 +124,13 @@ impl Export {
     }
 
     /// An executor that serves this export and no other; none before its first connection.
-    pub(crate) fn home(&self) -> Option<Handle> {
+    pub(crate) fn home(&self) -> Option<ExecutorHandle> {
         self.home.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The running executor serves it.
     pub(crate) fn is_served_here(&self) {
-        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = Some(Handle::current());
+        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = Some(ExecutorHandle::current());
     }
 
     /// Whether clients at `peer` may use it. Processes of this machine, by Unix socket,

@@ -15,7 +15,7 @@ use dray_core::{
     Place, Taker,
 };
 use dray_fabric::{Connection, PoolShare};
-use dray_rt::{Handle, Instant};
+use dray_rt::{ExecutorHandle, Instant};
 
 use crate::server::admission::Resident;
 use crate::server::as_server;
@@ -100,7 +100,7 @@ struct State {
     came_back: Option<Instant>,
     /// The executor that served the last one: what may wait for the export's file system
     /// is done there, where it holds up nobody else's export.
-    home: Option<Handle>,
+    home: Option<ExecutorHandle>,
     /// Calls that wait for something that may never come, by where they began.
     waits: BTreeMap<Origin, Arc<Cancel>>,
     /// Calls in no slot that change something, under way by connection.
@@ -339,7 +339,7 @@ impl Session {
         state.connections.insert(number, connection);
         state.alone_since = None;
         state.came_back.get_or_insert_with(dray_rt::now);
-        state.home = Some(Handle::current());
+        state.home = Some(ExecutorHandle::current());
         let many = state.connections.len() > CONNECTIONS_MAX;
         let oldest = if many { state.connections.pop_first() } else { None };
         drop(state);
@@ -351,7 +351,7 @@ impl Session {
 
     /// The executor that serves this session, or, if it has had no connection in this life of
     /// the server, its export; none before the first connection of that.
-    pub(crate) fn home(&self) -> Option<Handle> {
+    pub(crate) fn home(&self) -> Option<ExecutorHandle> {
         let own = self.state().home.clone();
         own.or_else(|| self.export.home())
     }

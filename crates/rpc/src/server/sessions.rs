@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use dray_core::{Errno, NodeId};
 use dray_fabric::Peer;
 use dray_rt::sync::oneshot;
-use dray_rt::{Handle, random_bytes, random_u64};
+use dray_rt::{ExecutorHandle, random_bytes, random_u64};
 
 use crate::server::as_server;
 use crate::server::export::Export;
@@ -140,7 +140,7 @@ impl Inner {
         let (done, ended) = oneshot::channel();
         let (inner, home) = (self.clone(), session.home());
         let parting = Parting::of(self);
-        home.unwrap_or_else(Handle::current).spawn(async move {
+        home.unwrap_or_else(ExecutorHandle::current).spawn(async move {
             session.end().await;
             session.export.grace.reclaimed(session.id);
             session.export.returning.returned(session.id);

@@ -198,7 +198,7 @@ fn a_successor_goes_on_with_what_was_used_and_closes_the_rest() {
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
         let process = Scope::new();
         let (tell, told) = dray_rt::sync::oneshot::channel();
-        process.spawn_on(&dray_rt::Handle::current(), {
+        process.spawn_on(&dray_rt::ExecutorHandle::current(), {
             let network = network.clone();
             async move {
                 let first = Session::connect(network.connector("s"), client_options(), memory);

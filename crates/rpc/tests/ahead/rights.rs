@@ -220,7 +220,7 @@ fn a_change_of_rights_waits_for_a_moment_only() {
         let (_server, _life, program, id) = learned(&network, None).await;
         let other = Program::mount(&network, 8).await;
         let scope = Scope::new();
-        scope.spawn_on(&dray_rt::Handle::current(), {
+        scope.spawn_on(&dray_rt::ExecutorHandle::current(), {
             let program = Program::on(program.fs.clone(), 10);
             let (fs, cx, root) = (program.fs.clone(), program.cx_of(0), program.root());
             async move {

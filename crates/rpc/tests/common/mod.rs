@@ -61,7 +61,7 @@ pub fn key(text: &str) -> Option<Key> {
 pub fn serve_simulated(network: &Network, name: &str, server: &Server, scope: &Scope) {
     let mut incoming = network.listen(name);
     let server = server.clone();
-    let handle = dray_rt::Handle::current();
+    let handle = dray_rt::ExecutorHandle::current();
     scope.spawn_on(&handle, {
         let server = server.clone();
         async move { server.expire_leases().await }

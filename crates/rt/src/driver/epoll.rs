@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::driver::alarm::Alarm;
 use crate::driver::{Kick, drain_event};
-use crate::executor::Shared;
-use crate::source::Seen;
+use crate::executor::ExecutorShared;
+use crate::source::Readiness;
 use crate::time::Instant;
 
 const EVENTS_PER_WAIT: usize = 256;
@@ -43,7 +43,12 @@ impl Epoll {
         self.fd.clone()
     }
 
-    pub(crate) fn park(&mut self, shared: &Shared, next: Option<Instant>, ready: bool) -> bool {
+    pub(crate) fn park(
+        &mut self,
+        shared: &ExecutorShared,
+        next: Option<Instant>,
+        ready: bool,
+    ) -> bool {
         self.alarm.set(next);
         let wait_ms = if ready { 0 } else { -1 };
         // SAFETY: the kernel writes at most events.len() events.
@@ -66,7 +71,7 @@ impl Epoll {
             } else if let Some(source) = shared.registry.get(id) {
                 let gone = bits & (libc::EPOLLHUP | libc::EPOLLERR) != 0;
                 let read = bits & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI) != 0;
-                source.event(Seen {
+                source.event(Readiness {
                     read: read || gone,
                     write: bits & libc::EPOLLOUT != 0 || gone,
                     ended: gone || bits & libc::EPOLLRDHUP != 0,

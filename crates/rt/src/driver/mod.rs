@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::executor::Shared;
+use crate::executor::ExecutorShared;
 use crate::source::SourceState;
 use crate::time::Instant;
 
@@ -22,7 +22,12 @@ pub(crate) enum Driver {
 impl Driver {
     /// Waits for events, the first timer being due at `next`, or only looks for them if tasks
     /// are `ready`. Tells sources, completions and timers. False if nothing can ever happen.
-    pub(crate) fn park(&mut self, shared: &Shared, next: Option<Instant>, ready: bool) -> bool {
+    pub(crate) fn park(
+        &mut self,
+        shared: &ExecutorShared,
+        next: Option<Instant>,
+        ready: bool,
+    ) -> bool {
         match self {
             Driver::Epoll(epoll) => epoll.park(shared, next, ready),
             Driver::Uring(uring) => uring.park(shared, next, ready),

@@ -1,6 +1,6 @@
 //! The driver of a simulation: nothing happens but what tasks and timers do.
 
-use crate::executor::Shared;
+use crate::executor::ExecutorShared;
 use crate::time::Instant;
 
 pub(crate) struct Sim;
@@ -8,7 +8,12 @@ pub(crate) struct Sim;
 impl Sim {
     /// Moves the clock to the next timer. Without one, and with nothing `ready`, nothing can
     /// ever happen.
-    pub(crate) fn park(&mut self, shared: &Shared, next: Option<Instant>, ready: bool) -> bool {
+    pub(crate) fn park(
+        &mut self,
+        shared: &ExecutorShared,
+        next: Option<Instant>,
+        ready: bool,
+    ) -> bool {
         if ready {
             return true;
         }

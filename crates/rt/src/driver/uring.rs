@@ -10,8 +10,8 @@ use io_uring::{IoUring, cqueue, opcode, types};
 
 use crate::driver::alarm::Alarm;
 use crate::driver::{Kick, drain_event};
-use crate::executor::{Handle, Shared};
-use crate::source::Seen;
+use crate::executor::{ExecutorHandle, ExecutorShared};
+use crate::source::Readiness;
 use crate::time::Instant;
 
 const RING_ENTRIES: u32 = 256;
@@ -39,12 +39,12 @@ pub struct RingToken(u64);
 /// point to belongs to whoever pushed them until they complete.
 #[derive(Clone)]
 pub struct Ring {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
 }
 
 impl Ring {
     /// The ring under `handle`'s executor; none if it has another driver.
-    pub fn of(handle: &Handle) -> Option<Ring> {
+    pub fn of(handle: &ExecutorHandle) -> Option<Ring> {
         let has_ring = handle.shared.registry.inbox().is_some();
         has_ring.then(|| Ring { shared: handle.shared.clone() })
     }
@@ -145,7 +145,12 @@ impl Uring {
         Ok((uring, kick))
     }
 
-    pub(crate) fn park(&mut self, shared: &Shared, next: Option<Instant>, ready: bool) -> bool {
+    pub(crate) fn park(
+        &mut self,
+        shared: &ExecutorShared,
+        next: Option<Instant>,
+        ready: bool,
+    ) -> bool {
         self.take_inbox(shared);
         self.arm_own();
         self.arm_exit_guard();
@@ -170,7 +175,7 @@ impl Uring {
         }
     }
 
-    fn take_inbox(&mut self, shared: &Shared) {
+    fn take_inbox(&mut self, shared: &ExecutorShared) {
         {
             let mut inbox = shared.registry.inbox().expect("this executor's driver is io_uring");
             std::mem::swap(&mut self.commands, &mut inbox.commands);
@@ -220,7 +225,7 @@ impl Uring {
         }
     }
 
-    fn take_completions(&mut self, shared: &Shared) {
+    fn take_completions(&mut self, shared: &ExecutorShared) {
         let mut done = std::mem::take(&mut self.done);
         done.extend(
             self.ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())),
@@ -250,7 +255,7 @@ impl Uring {
     }
 }
 
-fn source_event(shared: &Shared, id: u64, result: i32, flags: u32) {
+fn source_event(shared: &ExecutorShared, id: u64, result: i32, flags: u32) {
     if result == -libc::ECANCELED {
         return; // by `unwatch`
     }
@@ -259,7 +264,7 @@ fn source_event(shared: &Shared, id: u64, result: i32, flags: u32) {
     let bits = if result < 0 { libc::POLLERR as i32 } else { result };
     let gone = bits & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
     let read = bits & i32::from(libc::POLLIN | libc::POLLRDHUP) != 0;
-    source.event(Seen {
+    source.event(Readiness {
         read: read || gone,
         write: bits & i32::from(libc::POLLOUT) != 0 || gone,
         ended: gone || bits & i32::from(libc::POLLRDHUP) != 0,

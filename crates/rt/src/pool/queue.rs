@@ -17,7 +17,7 @@ pub struct Share {
 }
 
 /// Calls behind their turn. What is in it is bounded by who puts it there.
-pub(crate) struct Queue<J> {
+pub(crate) struct ClientQueue<J> {
     clients: BTreeMap<u64, Client<J>>,
     things: BTreeMap<u64, Thing<J>>,
     /// Clients that may begin a call, each once.
@@ -42,11 +42,11 @@ struct Thing<J> {
     behind: VecDeque<(Share, J)>,
 }
 
-impl<J> Queue<J> {
+impl<J> ClientQueue<J> {
     /// One whose clients have at most `client_max` calls running, of which `thing_max` are about
     /// one thing.
-    pub(crate) fn new(client_max: usize, thing_max: usize) -> Queue<J> {
-        Queue {
+    pub(crate) fn new(client_max: usize, thing_max: usize) -> ClientQueue<J> {
+        ClientQueue {
             clients: BTreeMap::new(),
             things: BTreeMap::new(),
             turn: VecDeque::new(),
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn clients_take_turns() {
-        let mut queue = Queue::new(10, 10);
+        let mut queue = ClientQueue::new(10, 10);
         for number in 0..3 {
             queue.push(of(1, number), number);
         }
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn nobody_has_more_than_a_share_and_nothing_more_than_is_of_use() {
-        let mut queue = Queue::new(3, 2);
+        let mut queue = ClientQueue::new(3, 2);
         assert!(queue.push(of(1, 7), 0) && queue.push(of(1, 7), 1));
         assert!(!queue.push(of(1, 7), 2), "two of one file are under way");
         assert!(queue.push(of(1, 8), 3) && queue.push(of(1, 9), 4));
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn what_waits_for_another_clients_call_about_the_same_thing_begins_after_it() {
-        let mut queue = Queue::new(2, 1);
+        let mut queue = ClientQueue::new(2, 1);
         assert!(queue.push(of(1, 7), 0));
         assert_eq!(queue.pop(), Some((of(1, 7), 0)));
         assert!(!queue.push(of(2, 7), 1));
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_nobody_can_run_leaves_nothing_behind() {
-        let mut queue = Queue::new(2, 1);
+        let mut queue = ClientQueue::new(2, 1);
         queue.push(of(1, 7), 0);
         queue.take_back(of(1, 7));
         assert!(queue.clients.is_empty() && queue.things.is_empty());

@@ -11,7 +11,7 @@ use dray_core::{
 use dray_fabric::sim::Network;
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rt::sync::oneshot;
-use dray_rt::{Handle, Scope};
+use dray_rt::{ExecutorHandle, Scope};
 
 use super::Outcome;
 use super::machine::{EXPORT, SERVER};
@@ -35,7 +35,7 @@ impl Node {
         work: impl Future<Output = T> + Send + 'static,
     ) -> oneshot::Receiver<T> {
         let (tell, told) = oneshot::channel();
-        self.scope.spawn_on(&Handle::current(), async move {
+        self.scope.spawn_on(&ExecutorHandle::current(), async move {
             let _ = tell.send(work.await); // whoever asked may have given up
         });
         told

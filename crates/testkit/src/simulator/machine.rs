@@ -12,7 +12,7 @@ use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::server::{
     Export, Loss, MemoryJournal, Sabotage, Server, ServerOptions, ServerStatus,
 };
-use dray_rt::{Handle, Scope};
+use dray_rt::{ExecutorHandle, Scope};
 
 /// The server's name on the network.
 pub(super) const SERVER: &str = "server";
@@ -109,7 +109,7 @@ impl Machine {
         let scope = Scope::new();
         serve(&self.0.network, &server, &scope);
         let (machine, recovering) = (self.clone(), server.clone());
-        scope.spawn_on(&Handle::current(), async move {
+        scope.spawn_on(&ExecutorHandle::current(), async move {
             recovering.recovered().await;
             machine.life().loss = Loss::Nothing;
         });
@@ -203,7 +203,7 @@ impl Machine {
 
 fn serve(network: &Network, server: &Server, scope: &Scope) {
     let mut incoming = network.listen(SERVER);
-    let handle = Handle::current();
+    let handle = ExecutorHandle::current();
     let (expiring, serving) = (server.clone(), server.clone());
     scope.spawn_on(&handle, async move { expiring.expire_leases().await });
     scope.spawn_on(&handle, async move {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dray_core::{Errno, Error};
 use dray_fabric::Connection;
-use dray_rt::Handle;
+use dray_rt::ExecutorHandle;
 
 use super::pending::UnwantedFile;
 use super::resend::CloseBatch;
@@ -51,7 +51,7 @@ impl Channel {
         let power_lost =
             std::mem::replace(&mut state.epoch, epoch).power_epoch != epoch.power_epoch;
         state.connection = Some(connection);
-        state.home = Some(Handle::current());
+        state.home = Some(ExecutorHandle::current());
         state.down_since = None;
         state.hear();
         state.tags.grant(calls_max, slots);

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use dray_core::NodeId;
 use dray_fabric::Connection;
-use dray_rt::{Handle, Instant};
+use dray_rt::{ExecutorHandle, Instant};
 
 pub(crate) use self::call::{CallAnswer, CallFailure, OutgoingCall, ReplyInfo, error_of, value_of};
 use self::deferred_close::DeferredCloses;
@@ -84,7 +84,7 @@ struct State {
     /// A task sees to it that they do not wait for long.
     closer: bool,
     /// Where that task runs: with the connection, whichever thread closes.
-    home: Option<Handle>,
+    home: Option<ExecutorHandle>,
     /// Number of the message sent last.
     sent: u64,
     /// Where closes are encoded.

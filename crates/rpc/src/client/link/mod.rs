@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use dray_core::{Context, Errno, Error, FsInfo, LockOwner, NodeId, Origin, RequestId, Result};
 use dray_fabric::Connect;
 use dray_rt::sync::{Notify, watch};
-use dray_rt::{Handle, timeout};
+use dray_rt::{ExecutorHandle, timeout};
 
 use self::changes::ChangeListener;
 use self::jobs::JobFinder;
@@ -78,7 +78,7 @@ pub(crate) struct Link {
     met: watch::Sender<bool>,
     /// Wakes connections that wait for their next try, when another one was welcomed.
     reached: Notify,
-    home: Handle,
+    home: ExecutorHandle,
 }
 
 impl Link {
@@ -124,7 +124,7 @@ impl Link {
             outage: Outage::default(),
             met: watch::channel(false).0,
             reached: Notify::new(),
-            home: Handle::current(),
+            home: ExecutorHandle::current(),
         }
     }
 

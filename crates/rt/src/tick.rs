@@ -1,11 +1,11 @@
-//! Turns of a thread's executor: each begins with the poll of a task. Whatever a task did in
-//! one turn without waiting has been done once that turn is over, as other threads can see.
+//! Ticks of a thread's event loop: each begins with the poll of a task. Whatever a task did in
+//! one tick without waiting has been done once that tick is over, as other threads can see.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// A thread's turns, counted, on a cache line of its own.
+/// A thread's ticks, counted, on a cache line of its own.
 #[repr(align(64))]
 struct Counter(AtomicU64);
 
@@ -27,18 +27,18 @@ thread_local! {
     static LEASE: RefCell<Option<Lease>> = const { RefCell::new(None) };
 }
 
-/// One turn of one thread.
+/// One tick of one thread.
 #[derive(Clone, Copy)]
-pub struct Turn {
+pub struct Tick {
     counter: &'static Counter,
     number: u64,
 }
 
-impl Turn {
+impl Tick {
     /// The one that the calling thread is in; none if it runs no executor.
-    pub fn here() -> Option<Turn> {
+    pub fn here() -> Option<Tick> {
         let counter = HERE.get()?;
-        Some(Turn { counter, number: counter.0.load(Ordering::Relaxed) })
+        Some(Tick { counter, number: counter.0.load(Ordering::Relaxed) })
     }
 
     /// Whether its thread has ended it.
@@ -47,7 +47,7 @@ impl Turn {
     }
 }
 
-/// The calling thread's executor ends a turn, and begins one or rests.
+/// The calling thread's executor ends a tick, and begins one or rests.
 pub(crate) fn next() {
     let counter = HERE.get().unwrap_or_else(begin);
     let number = counter.0.load(Ordering::Relaxed); // nobody else writes it
@@ -69,19 +69,19 @@ mod tests {
     use crate::{DriverKind, Executor, spawn_join, yield_now};
 
     #[test]
-    fn a_turn_is_over_when_its_thread_goes_on_rests_or_ends() {
-        assert!(std::thread::spawn(Turn::here).join().unwrap().is_none());
+    fn a_tick_is_over_when_its_thread_goes_on_rests_or_ends() {
+        assert!(std::thread::spawn(Tick::here).join().unwrap().is_none());
         let (send, receive) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
             executor.block_on(async {
-                let first = Turn::here().unwrap();
+                let first = Tick::here().unwrap();
                 assert!(!first.is_over());
                 yield_now().await;
                 assert!(first.is_over());
-                let other = spawn_join(async { Turn::here().unwrap() }).await.unwrap();
+                let other = spawn_join(async { Tick::here().unwrap() }).await.unwrap();
                 assert!(other.is_over());
-                send.send(Turn::here().unwrap()).unwrap();
+                send.send(Tick::here().unwrap()).unwrap();
             });
         });
         let last = receive.recv().unwrap();
