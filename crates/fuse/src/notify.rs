@@ -9,7 +9,7 @@ use dray_core::FileId;
 use crate::mount::device::write_answer;
 use crate::proto::abi::{self, notify};
 use crate::proto::reply::header;
-use crate::worker::shared::Shared;
+use crate::worker::shared::MountShared;
 
 /// Sends notifications of one mount. The kernel takes locks to carry them out: never send
 /// one from within an operation on the same file or directory, except where it is said
@@ -17,7 +17,7 @@ use crate::worker::shared::Shared;
 #[derive(Clone)]
 pub struct Notifier {
     pub(crate) device: Arc<OwnedFd>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<MountShared>,
 }
 
 impl Notifier {

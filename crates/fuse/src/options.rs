@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::worker::outdated::Dropper;
+use crate::worker::invalidator::Dropper;
 
 /// What applications on different nodes may rely on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -130,7 +130,7 @@ pub fn gather(at: &Path) -> Result<(), Failure> {
 /// Has the kernel drop what others have changed, for a daemon that must not wait for that: it writes
 /// to our standard input and reads from our standard error, and the device is our standard output.
 pub fn drop_outdated() -> Result<(), Failure> {
-    signals::name_process(c"dray-outdated");
+    signals::name_process(c"dray-invalidate");
     dray_fuse::drop_outdated(io::stdout().as_fd(), io::stdin(), io::stderr())
         .doing(|| "cannot hear what is to be dropped".to_owned())
 }

@@ -10,7 +10,7 @@ use dray_rt::{now, sleep, spawn};
 
 use crate::front::Worker;
 use crate::worker::caller::{Outlook, outlook, process_ends, sleeps_deeply};
-use crate::worker::flight::{Interrupted, LookFor, Waiting};
+use crate::worker::flight::{Interrupted, LookFor, WatchedCaller};
 
 /// How often the caller of an interrupted request is looked at: whether it is being killed.
 const KILL_LOOK_TIME: Duration = Duration::from_millis(100);
@@ -77,9 +77,9 @@ impl Worker {
 
 /// Requests that nobody waits for any more, of those that take long. `processes`: those of which
 /// the callers are, as far as they have been seen.
-fn over(waiting: &[Waiting], processes: &mut BTreeMap<u64, Pid>) -> Vec<u64> {
+fn over(waiting: &[WatchedCaller], processes: &mut BTreeMap<u64, Pid>) -> Vec<u64> {
     let before = std::mem::take(processes);
-    let mut is_over = |one: &&Waiting| {
+    let mut is_over = |one: &&WatchedCaller| {
         if one.look_for == LookFor::Signal {
             return sleeps_deeply(one.pid);
         }

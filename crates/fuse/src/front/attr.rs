@@ -7,7 +7,7 @@ use dray_core::{
 use crate::front::Worker;
 use crate::proto::abi::fattr;
 use crate::proto::{Operation, SetattrArgs, reply};
-use crate::transport::Answer;
+use crate::transport::KernelAnswer;
 
 impl Worker {
     pub(crate) async fn attributes(
@@ -15,7 +15,7 @@ impl Worker {
         cx: &Context,
         node: u64,
         op: &Operation<'_>,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         match *op {
             Operation::Getattr { fh } => {
                 let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
@@ -24,7 +24,7 @@ impl Worker {
             Operation::Statx { fh, .. } => {
                 let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
                 let believed = self.shared.mode.attributes(&attr);
-                Ok(Answer::Small(reply::statx(&attr, believed)))
+                Ok(KernelAnswer::Small(reply::statx(&attr, believed)))
             }
             Operation::Setattr(ref args) if self.undoes_a_write(cx, node, args).await => {
                 Err(Errno::EAGAIN.into())
@@ -39,14 +39,14 @@ impl Worker {
             }
             Operation::Access { mask } => {
                 self.fs.access(cx, self.id(node)?, Access(mask & 7)).await?;
-                Ok(Answer::Empty)
+                Ok(KernelAnswer::Empty)
             }
             _ => Err(Errno::EIO.into()),
         }
     }
 
-    fn attr_answer(&self, attr: &Attr) -> Answer {
-        Answer::Small(reply::attr(attr, self.shared.mode.attributes(attr)))
+    fn attr_answer(&self, attr: &Attr) -> KernelAnswer {
+        KernelAnswer::Small(reply::attr(attr, self.shared.mode.attributes(attr)))
     }
 
     /// What the kernel takes for attributes of `node`. Others would have it take the inode for bad, for

@@ -19,9 +19,9 @@ use dray_core::{Context, Errno, Error, FileId, OpenFile, OpenHow, Pid, Result};
 use crate::front::Worker;
 use crate::proto::abi::ROOT_NODE;
 use crate::state::places::NameForOpen;
-use crate::state::sent_back::{Caller, NOTHING, Opening};
+use crate::state::stale_retries::{NOTHING, RetriedOpen, RetryCaller};
 use crate::worker::caller::{call_that_waits, is_of_kernel};
-use crate::worker::shared::Shared;
+use crate::worker::shared::MountShared;
 
 /// System calls that open a file by its path. What io_uring(7) opens is in none of them.
 const OPENING: &[i64] = &[
@@ -44,12 +44,12 @@ impl Worker {
         (node, id): (u64, FileId),
         how: OpenHow,
     ) -> Result<Arc<dyn OpenFile>> {
-        let (nodes, sent_back) = (&self.shared.nodes, &self.shared.sent_back);
+        let (nodes, stale_retries) = (&self.shared.nodes, &self.shared.stale_retries);
         let caller = self.who_was_sent_back(cx.pid).await;
-        let caller = caller.unwrap_or(Caller { thread: cx.pid, call: None });
-        let mut opening = Opening { caller, file: id, request: cx.origin.request };
+        let caller = caller.unwrap_or(RetryCaller { thread: cx.pid, call: None });
+        let mut opening = RetriedOpen { caller, file: id, request: cx.origin.request };
         let named = self.shared.mode.names_may_change() && node != ROOT_NODE;
-        if !named || cx.pid == Pid(0) || sent_back.comes(opening) {
+        if !named || cx.pid == Pid(0) || stale_retries.comes(opening) {
             return self.fs.open(cx, id, how).await;
         }
         let opened = match nodes.name_for_open(node) {
@@ -59,7 +59,7 @@ impl Worker {
                 Err(Error::new(Errno::ESTALE).because("it may have been any of its names"))
             }
         };
-        if opened.is_err() && sent_back.inherits() {
+        if opened.is_err() && stale_retries.inherits() {
             self.give_up(cx, id, how).await;
         }
         if opened.as_ref().is_err_and(|error| error.errno() == Errno::ESTALE) {
@@ -70,7 +70,7 @@ impl Worker {
             }
             let call = call.filter(|call| OPENING.contains(&call.number));
             opening.caller.call = call.map(|call| call.print);
-            sent_back.note(opening);
+            stale_retries.note(opening);
         }
         opened
     }
@@ -79,13 +79,13 @@ impl Worker {
     /// removed are looked at first, where the kernel does not know them any more.
     pub(super) async fn note_sent_back(&self, cx: &Context, error: &Error) {
         let stale = error.errno() == Errno::ESTALE && self.shared.mode.names_may_change();
-        if !stale || cx.pid == Pid(0) || self.shared.sent_back.knows(cx.pid, cx.origin.request) {
+        if !stale || cx.pid == Pid(0) || self.shared.stale_retries.knows(cx.pid, cx.origin.request) {
             return;
         }
         let call = call_that_waits(cx.pid).await.filter(|call| OPENING.contains(&call.number));
         if let Some(call) = call {
-            let caller = Caller { thread: cx.pid, call: Some(call.print) };
-            self.shared.sent_back.note(Opening {
+            let caller = RetryCaller { thread: cx.pid, call: Some(call.print) };
+            self.shared.stale_retries.note(RetriedOpen {
                 caller,
                 file: NOTHING,
                 request: cx.origin.request,
@@ -94,18 +94,18 @@ impl Worker {
     }
 
     /// The caller, if that is a thread that was sent back.
-    pub(super) async fn who_was_sent_back(&self, thread: Pid) -> Option<Caller> {
-        if !self.shared.sent_back.remembers(thread) {
+    pub(super) async fn who_was_sent_back(&self, thread: Pid) -> Option<RetryCaller> {
+        if !self.shared.stale_retries.remembers(thread) {
             return None;
         }
         let call = call_that_waits(thread).await;
-        Some(Caller { thread, call: call.map(|call| call.print) })
+        Some(RetryCaller { thread, call: call.map(|call| call.print) })
     }
 
     /// A predecessor may have had it opened for this very request, before it died. The kernel has not heard
     /// of that, and will not.
     async fn give_up(&self, cx: &Context, id: FileId, how: OpenHow) {
-        let Shared { handles, control, .. } = &*self.shared;
+        let MountShared { handles, control, .. } = &*self.shared;
         let left = handles.left_by(cx.origin.request);
         let file = match &left {
             Some((_, handle)) => handle.file(cx, &*self.fs, &**control).await.ok(),

@@ -13,9 +13,9 @@ use dray_rt::{Instant, now};
 use crate::front::Worker;
 use crate::proto::reply::{DirList, ENTRY_BYTES};
 use crate::proto::wire::Small;
-use crate::state::changes::Moment;
-use crate::state::handles::Handle;
-use crate::transport::Answer;
+use crate::state::changes::ChangeNumber;
+use crate::state::handles::OpenHandle;
+use crate::transport::KernelAnswer;
 
 /// Bytes of names and records asked for at a time, by who reads on.
 const PAGE_BYTES: usize = 128 << 10;
@@ -42,7 +42,7 @@ pub(crate) struct Listing {
     next: usize,
     read_at: Option<Instant>,
     /// What this mount has changed since is not in it.
-    read_after: Moment,
+    read_after: ChangeNumber,
 }
 
 impl Listing {
@@ -78,7 +78,7 @@ impl Worker {
         at: u64,
         size: usize,
         plus: bool,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let handle = self.handle(fh)?;
         let file = self.file(cx, fh).await?;
         let mut list = DirList::new(size.min(LIST_MAX_BYTES));
@@ -89,7 +89,7 @@ impl Worker {
         if list.is_empty() {
             result?;
         }
-        Ok(Answer::Bytes(list.into_bytes()))
+        Ok(KernelAnswer::Bytes(list.into_bytes()))
     }
 
     async fn fill(
@@ -244,7 +244,7 @@ fn nothing_known() -> Small {
     Small::new().zeros(ENTRY_BYTES)
 }
 
-fn take(handle: &Handle) -> Listing {
+fn take(handle: &OpenHandle) -> Listing {
     std::mem::take(&mut *handle.listing.lock().unwrap_or_else(PoisonError::into_inner))
 }
 

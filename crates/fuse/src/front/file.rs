@@ -9,7 +9,7 @@ use crate::notify::inval_inode;
 use crate::proto::abi::{self, FSYNC_FDATASYNC};
 use crate::proto::wire::Small;
 use crate::proto::{CopyArgs, Operation};
-use crate::transport::{Answer, Message};
+use crate::transport::{KernelAnswer, KernelMessage};
 
 /// Most bytes of one copy whose answer has room for 32 bits.
 const NARROW_COPY_BYTES: u64 = 0x7fff_f000;
@@ -20,8 +20,8 @@ impl Worker {
         cx: &Context,
         (node, fh): (u64, u64),
         (at, size): (u64, u32),
-        message: &Message,
-    ) -> Result<Answer> {
+        message: &KernelMessage,
+    ) -> Result<KernelAnswer> {
         let size = size as usize;
         if size > IO_MAX_BYTES {
             return Err(invalid("a read larger than was agreed on"));
@@ -32,7 +32,7 @@ impl Worker {
         match file.read(cx, at, message.read_buffer(size)).await {
             Ok(data) => {
                 self.shared.flights.has_read(self.index, data.len());
-                Ok(Answer::Data(data))
+                Ok(KernelAnswer::Data(data))
             }
             Err((error, _)) => Err(error),
         }
@@ -43,8 +43,8 @@ impl Worker {
         cx: &Context,
         node: u64,
         op: &Operation<'_>,
-        message: &Message,
-    ) -> Result<Answer> {
+        message: &KernelMessage,
+    ) -> Result<KernelAnswer> {
         let Operation::Write { fh, at, size, write_flags, flags } = *op else {
             return Err(Errno::EIO.into());
         };
@@ -65,7 +65,7 @@ impl Worker {
         self.shared.failed_writes.answered((cx.pid, node), failed);
         let written = written?;
         self.shared.flights.has_written(self.index, written);
-        Ok(Answer::Small(Small::new().u32(written.min(size as usize) as u32).u32(0)))
+        Ok(KernelAnswer::Small(Small::new().u32(written.min(size as usize) as u32).u32(0)))
     }
 
     pub(crate) async fn file_misc(
@@ -73,12 +73,12 @@ impl Worker {
         cx: &Context,
         node: u64,
         op: &Operation<'_>,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         match *op {
             Operation::Fsync { fh, fsync_flags } | Operation::Fsyncdir { fh, fsync_flags } => {
                 let data_only = fsync_flags & FSYNC_FDATASYNC != 0;
                 self.file(cx, fh).await?.sync(cx, data_only).await?;
-                Ok(Answer::Empty)
+                Ok(KernelAnswer::Empty)
             }
             Operation::Fallocate { fh, at, len_bytes, mode } => {
                 let what = Allocate { flags: mode as i32, at, len_bytes };
@@ -88,7 +88,7 @@ impl Worker {
                     // alone. If this fails, the attributes run out by themselves.
                     let _ = inval_inode(self.shared.device.as_fd(), node, None);
                 }
-                allocated.map(|()| Answer::Empty)
+                allocated.map(|()| KernelAnswer::Empty)
             }
             Operation::Lseek { fh, at, whence } => {
                 let what = match whence as i32 {
@@ -97,14 +97,14 @@ impl Worker {
                     _ => return Err(invalid("only SEEK_DATA and SEEK_HOLE ask the server")),
                 };
                 let found = self.file(cx, fh).await?.seek(cx, at, what).await?;
-                Ok(Answer::Small(Small::new().u64(found)))
+                Ok(KernelAnswer::Small(Small::new().u64(found)))
             }
             Operation::CopyFileRange(ref args) => self.copy(cx, args).await,
             _ => Err(Errno::EIO.into()),
         }
     }
 
-    async fn copy(&self, cx: &Context, args: &CopyArgs) -> Result<Answer> {
+    async fn copy(&self, cx: &Context, args: &CopyArgs) -> Result<KernelAnswer> {
         if args.flags != 0 {
             return Err(invalid("a flag of copy_file_range that is not served"));
         }
@@ -116,7 +116,7 @@ impl Worker {
         if copied > len {
             return Err(Error::new(Errno::EIO).because("more copied than was asked for"));
         }
-        Ok(Answer::Small(match args.wide {
+        Ok(KernelAnswer::Small(match args.wide {
             true => Small::new().u64(copied),
             false => Small::new().u32(copied as u32).u32(0),
         }))

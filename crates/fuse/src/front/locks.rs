@@ -11,19 +11,19 @@ use dray_rt::sleep;
 
 use crate::front::{Worker, invalid};
 use crate::proto::{LockArgs, reply};
-use crate::transport::Answer;
+use crate::transport::KernelAnswer;
 use crate::worker::caller::{Fcntl, LeadsTo, descriptor_of, fcntl_of};
-use crate::worker::outdated::drop_now;
+use crate::worker::invalidator::drop_now;
 
 /// Between two tries of a lock that waits in a circle, at first and in the end.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 impl Worker {
-    pub(crate) async fn test_lock(&self, cx: &Context, args: LockArgs) -> Result<Answer> {
+    pub(crate) async fn test_lock(&self, cx: &Context, args: LockArgs) -> Result<KernelAnswer> {
         let lock = wanted(&args)?;
         let found = self.file(cx, args.fh).await?.test_lock(cx, lock).await?;
-        Ok(Answer::Small(reply::lock(found.as_ref())))
+        Ok(KernelAnswer::Small(reply::lock(found.as_ref())))
     }
 
     pub(crate) async fn lock(
@@ -32,7 +32,7 @@ impl Worker {
         node: u64,
         args: LockArgs,
         wait: bool,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let mut lock = wanted(&args)?;
         if lock.family == LockFamily::Flock {
             lock.owner = self.shared.handles.flock_owner(args.fh, args.owner);
@@ -47,7 +47,7 @@ impl Worker {
         let note = || owners.add(&self.shared.nodes, node, lock.owner);
         let asking = ends_with_close.then(|| {
             note(); // before it is had: a close that comes meanwhile must release it
-            owners.asks(node, lock.owner, self.shared.sent_back.inherits())
+            owners.asks(node, lock.owner, self.shared.stale_retries.inherits())
         });
         self.obtain(cx, &file, lock, wait).await?;
         if let Some(asking) = asking {
@@ -66,7 +66,7 @@ impl Worker {
             // Whoever had it before may have changed what is cached here.
             drop_now(&self.shared, cx, node).await;
         }
-        Ok(Answer::Empty)
+        Ok(KernelAnswer::Empty)
     }
 
     /// Linux looks for no circles of locks of open file descriptions. The kernel does not tell us whose

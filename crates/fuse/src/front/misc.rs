@@ -3,9 +3,9 @@
 use dray_core::{Context, Errno, Error, Result, Xflags};
 
 use crate::front::Worker;
-use crate::proto::wire::{Fields, Small};
+use crate::proto::wire::{FieldReader, Small};
 use crate::proto::{Operation, reply};
-use crate::transport::Answer;
+use crate::transport::KernelAnswer;
 
 /// `FS_IOC_GETFLAGS` and `FS_IOC_SETFLAGS` as 64-bit and as 32-bit programs number them.
 const GET_FLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
@@ -42,7 +42,7 @@ fn put_xflags(out: Small, xflags: Xflags) -> Small {
 
 /// None if they are cut short.
 fn take_xflags(data: &[u8]) -> Option<Xflags> {
-    let mut fields = Fields(data.get(..FSXATTR_BYTES)?);
+    let mut fields = FieldReader(data.get(..FSXATTR_BYTES)?);
     Some(Xflags {
         flags: fields.u32()?,
         extent_bytes: fields.u32()?,
@@ -74,14 +74,19 @@ impl Worker {
         }
     }
 
-    pub(crate) async fn misc(&self, cx: &Context, node: u64, op: &Operation<'_>) -> Result<Answer> {
+    pub(crate) async fn misc(
+        &self,
+        cx: &Context,
+        node: u64,
+        op: &Operation<'_>,
+    ) -> Result<KernelAnswer> {
         match *op {
-            Operation::Statfs => Ok(Answer::Small(reply::statfs(&self.fs.statfs(cx).await?))),
+            Operation::Statfs => Ok(KernelAnswer::Small(reply::statfs(&self.fs.statfs(cx).await?))),
             Operation::Ioctl { fh, cmd, data, out_size } if GET_FLAGS.contains(&cmd) => {
                 let _ = data;
                 let flags = self.file(cx, fh).await?.get_flags(cx).await?;
                 let out = Small::new().zeros(16);
-                Ok(Answer::Small(match out_size {
+                Ok(KernelAnswer::Small(match out_size {
                     8 => out.u64(u64::from(flags)),
                     4 => out.u32(flags),
                     _ => return Err(Errno::EINVAL.into()),
@@ -91,19 +96,19 @@ impl Worker {
                 let flags = data.first_chunk().ok_or(Errno::EINVAL)?;
                 let flags = u32::from_ne_bytes(*flags);
                 self.file(cx, fh).await?.set_flags(cx, flags).await?;
-                Ok(Answer::Small(Small::new().zeros(16)))
+                Ok(KernelAnswer::Small(Small::new().zeros(16)))
             }
             Operation::Ioctl { fh, cmd: GET_XFLAGS, out_size, .. } => {
                 if (out_size as usize) < FSXATTR_BYTES {
                     return Err(Errno::EINVAL.into());
                 }
                 let xflags = self.xflags(cx, fh).await?;
-                Ok(Answer::Small(put_xflags(Small::new().zeros(16), xflags)))
+                Ok(KernelAnswer::Small(put_xflags(Small::new().zeros(16), xflags)))
             }
             Operation::Ioctl { fh, cmd: SET_XFLAGS, data, .. } => {
                 let set = take_xflags(data).ok_or(Errno::EINVAL)?;
                 self.file(cx, fh).await?.set_xflags(cx, set).await.map_err(not_here)?;
-                Ok(Answer::Small(Small::new().zeros(16)))
+                Ok(KernelAnswer::Small(Small::new().zeros(16)))
             }
             Operation::Ioctl { .. } => Err(Errno::ENOTTY.into()),
             _ => self.file_misc(cx, node, op).await,

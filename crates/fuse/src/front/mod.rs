@@ -24,21 +24,24 @@ use dray_core::{
 
 use crate::proto::abi::UNIQUE_RESEND;
 use crate::proto::{Operation, Request, forgets};
-use crate::state::handles::Handle;
-use crate::transport::{Answer, Message, kernel_error};
+use crate::state::handles::OpenHandle;
+use crate::transport::{KernelAnswer, KernelMessage, kernel_error};
 use crate::worker::caller::sees_callers;
-use crate::worker::shared::Shared;
+use crate::worker::shared::MountShared;
 
 /// One worker's end of the mount: what all share, and the file system of this thread.
 pub(crate) struct Worker {
     pub(crate) index: usize,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<MountShared>,
     pub(crate) fs: Arc<dyn FileSystem>,
 }
 
 impl Worker {
     /// Serves one request. The error is the kernel's: a negative number.
-    pub(crate) async fn serve(&self, message: &Message) -> std::result::Result<Answer, i32> {
+    pub(crate) async fn serve(
+        &self,
+        message: &KernelMessage,
+    ) -> std::result::Result<KernelAnswer, i32> {
         let mut request = message.decode().map_err(|error| kernel_error(error.errno()))?;
         if !sees_callers() {
             request.head.pid = Pid(0); // the number is another's there
@@ -46,21 +49,21 @@ impl Worker {
         match request.op {
             Operation::Forget { lookups } => {
                 self.forget(request.head.node, lookups);
-                return Ok(Answer::Nothing);
+                return Ok(KernelAnswer::Nothing);
             }
             Operation::BatchForget { list, .. } => {
                 forgets(list).for_each(|(node, lookups)| self.forget(node, lookups));
-                return Ok(Answer::Nothing);
+                return Ok(KernelAnswer::Nothing);
             }
             Operation::Interrupt { unique } => {
                 self.heed(self.shared.flights.interrupt(unique));
-                return Ok(Answer::Nothing);
+                return Ok(KernelAnswer::Nothing);
             }
             // Nobody asks the server for what it does not serve; the kernel is to
             // remember that and not ask again.
             Operation::Other => return Err(-libc::ENOSYS),
             Operation::Init => return Err(-libc::EIO), // done long ago
-            Operation::Destroy => return Ok(Answer::Empty),
+            Operation::Destroy => return Ok(KernelAnswer::Empty),
             _ => {}
         }
         let (ticket, cancel, overtaken) =
@@ -107,8 +110,8 @@ impl Worker {
         &self,
         cx: &mut Context,
         request: &Request<'_>,
-        message: &Message,
-    ) -> Result<Answer> {
+        message: &KernelMessage,
+    ) -> Result<KernelAnswer> {
         let node = request.head.node;
         if let Operation::Mknod { umask, .. }
         | Operation::Mkdir { umask, .. }
@@ -160,7 +163,7 @@ impl Worker {
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        let Shared { nodes, versions, lock_owners, capabilities, .. } = &*self.shared;
+        let MountShared { nodes, versions, lock_owners, capabilities, .. } = &*self.shared;
         nodes.forget(node, lookups, || {
             versions.forget(node);
             lock_owners.forget(node);
@@ -172,7 +175,7 @@ impl Worker {
         self.shared.nodes.id(node)
     }
 
-    pub(crate) fn handle(&self, fh: u64) -> Result<Arc<Handle>> {
+    pub(crate) fn handle(&self, fh: u64) -> Result<Arc<OpenHandle>> {
         self.shared.handles.find(fh)
     }
 
@@ -181,7 +184,11 @@ impl Worker {
         self.file_of(cx, &*self.handle(fh)?).await
     }
 
-    pub(crate) async fn file_of(&self, cx: &Context, handle: &Handle) -> Result<Arc<dyn OpenFile>> {
+    pub(crate) async fn file_of(
+        &self,
+        cx: &Context,
+        handle: &OpenHandle,
+    ) -> Result<Arc<dyn OpenFile>> {
         match handle.opened() {
             Some(file) => Ok(file),
             None => handle.file(cx, &*self.fs, &*self.shared.control).await,

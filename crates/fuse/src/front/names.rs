@@ -11,7 +11,7 @@ use crate::proto::reply::{self, NodeRef};
 use crate::proto::wire::Small;
 use crate::state::moved::renames;
 use crate::state::places::NameBinding;
-use crate::transport::Answer;
+use crate::transport::KernelAnswer;
 
 impl Worker {
     pub(crate) async fn naming(
@@ -19,11 +19,11 @@ impl Worker {
         cx: &Context,
         node: u64,
         op: &Operation<'_>,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let id = self.id(node)?;
         match *op {
             Operation::Lookup { name } => self.lookup(cx, (node, id), name).await,
-            Operation::Readlink => Ok(Answer::Bytes(self.fs.readlink(cx, id).await?)),
+            Operation::Readlink => Ok(KernelAnswer::Bytes(self.fs.readlink(cx, id).await?)),
             Operation::Symlink { name, target } => {
                 self.make(cx, id, name, Make::Symlink { target }).await
             }
@@ -46,7 +46,7 @@ impl Worker {
                 let to_id = self.id(to_dir)?;
                 self.fs.rename(cx, (id, name), (to_id, to_name), how).await?;
                 self.shared.nodes.renamed((node, name), (to_dir, to_name), how);
-                Ok(Answer::Empty)
+                Ok(KernelAnswer::Empty)
             }
             Operation::Link { node, name } => {
                 let entry = self.fs.link(cx, self.id(node)?, id, name).await?;
@@ -61,10 +61,10 @@ impl Worker {
         cx: &Context,
         (node, dir): (u64, FileId),
         name: &Name,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let found = self.fs.lookup(cx, dir, name).await;
         if let Some(caller) = self.who_was_sent_back(cx.pid).await {
-            self.shared.sent_back.finds(caller, found.as_ref().ok().map(|entry| entry.id));
+            self.shared.stale_retries.finds(caller, found.as_ref().ok().map(|entry| entry.id));
         }
         match found {
             Ok(entry) if entry.attr.file_type() == FileType::Directory => {
@@ -75,7 +75,7 @@ impl Worker {
             Err(error) => {
                 let believed = self.shared.mode.absence(&error);
                 if error.errno() == Errno::ENOENT && !believed.is_zero() {
-                    return Ok(Answer::Small(reply::negative_entry(believed)));
+                    return Ok(KernelAnswer::Small(reply::negative_entry(believed)));
                 }
                 Err(error)
             }
@@ -109,13 +109,19 @@ impl Worker {
 
     /// What the caller sees of a special file that it may not open: the same attributes on an
     /// inode of its own, behind which is nothing: no device, no listener, nobody's FIFO.
-    fn barred_answer(&self, mut entry: Entry) -> Result<Answer> {
+    fn barred_answer(&self, mut entry: Entry) -> Result<KernelAnswer> {
         entry.attr.rdev = 0;
         let node = self.shared.nodes.remember_apart(entry.id)?;
-        Ok(Answer::Small(self.told_of(node, &entry)))
+        Ok(KernelAnswer::Small(self.told_of(node, &entry)))
     }
 
-    async fn make(&self, cx: &Context, dir: FileId, name: &Name, what: Make<'_>) -> Result<Answer> {
+    async fn make(
+        &self,
+        cx: &Context,
+        dir: FileId,
+        name: &Name,
+        what: Make<'_>,
+    ) -> Result<KernelAnswer> {
         let entry = self.fs.make(cx, dir, name, what).await?;
         self.entry_answer(&entry, (dir, name))
     }
@@ -126,12 +132,12 @@ impl Worker {
         dir: FileId,
         name: &Name,
         kind: RemoveKind,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         self.fs.remove(cx, dir, name, kind).await?;
         if self.shared.mode.names_may_change() {
             self.shared.nodes.removed((dir, name));
         }
-        Ok(Answer::Empty)
+        Ok(KernelAnswer::Empty)
     }
 
     /// As [`Worker::entry_answer`], of a directory; `apart` as with `Nodes::remember_directory`.
@@ -141,15 +147,15 @@ impl Worker {
         (parent, dir): (u64, FileId),
         name: &Name,
         apart: impl FnOnce() -> bool,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let nodes = &self.shared.nodes;
         let seen = self.binding(&entry.attr, (dir, name));
         let node = nodes.remember_directory(entry.id, seen, parent, apart)?;
-        Ok(Answer::Small(self.told_of(node, entry)))
+        Ok(KernelAnswer::Small(self.told_of(node, entry)))
     }
 
-    fn entry_answer(&self, entry: &Entry, place: (FileId, &Name)) -> Result<Answer> {
-        self.entry(entry, Some(place)).map(Answer::Small)
+    fn entry_answer(&self, entry: &Entry, place: (FileId, &Name)) -> Result<KernelAnswer> {
+        self.entry(entry, Some(place)).map(KernelAnswer::Small)
     }
 
     /// Tells the kernel of a file that is no directory: from now on it counts until it is forgotten.

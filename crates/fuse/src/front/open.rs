@@ -14,12 +14,12 @@ use crate::proto::Operation;
 use crate::proto::abi::{self, fopen, init};
 use crate::proto::reply;
 use crate::proto::wire::Small;
-use crate::state::capabilities::Asked;
+use crate::state::capabilities::XattrQuery;
 use crate::state::changes;
-use crate::state::handles::Handle;
-use crate::state::sent_back::{Caller, Opening};
-use crate::transport::Answer;
-use crate::worker::versions::{Dropping, Moment};
+use crate::state::handles::OpenHandle;
+use crate::state::stale_retries::{RetriedOpen, RetryCaller};
+use crate::transport::KernelAnswer;
+use crate::worker::versions::{Dropping, OpenTime};
 
 /// Flags that the file system below has no use for: they are about the descriptor, or
 /// about the creation, which has a call of its own.
@@ -48,7 +48,7 @@ impl Worker {
         cx: &Context,
         node: u64,
         op: &Operation<'_>,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let id = self.id(node)?;
         let asked = self.shared.capabilities.asked();
         let before = self.shared.changes.now();
@@ -74,8 +74,8 @@ impl Worker {
             }
             Operation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
-                let caller = Caller { thread: cx.pid, call: None };
-                self.shared.sent_back.comes(Opening {
+                let caller = RetryCaller { thread: cx.pid, call: None };
+                self.shared.stale_retries.comes(RetriedOpen {
                     caller,
                     file: id,
                     request: cx.origin.request,
@@ -99,8 +99,8 @@ impl Worker {
         (entry, file): (Entry, Arc<dyn OpenFile>),
         place: Option<(FileId, &Name)>,
         how: CreateHow,
-        asked: Asked,
-    ) -> Result<Answer> {
+        asked: XattrQuery,
+    ) -> Result<KernelAnswer> {
         let out = self.entry(&entry, place)?;
         if let Some(seen) = file.at_open().filter(|seen| seen.no_capability)
             && let Some(node) = self.shared.nodes.find(entry.id)
@@ -136,10 +136,10 @@ impl Worker {
         file: Arc<dyn OpenFile>,
         flags: i32,
         (kernel, dropping): (u32, Option<Dropping>),
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let fh = self.shared.handles.add(file, flags, cx.origin.request, dropping)?;
         reply::put_open(&mut out, fh, kernel);
-        Ok(Answer::Small(out))
+        Ok(KernelAnswer::Small(out))
     }
 
     /// What the kernel may do with the data of an open file, and which it is to drop. `asked` and
@@ -147,7 +147,7 @@ impl Worker {
     async fn kernel_flags(
         &self,
         cx: &Context,
-        (node, asked, before): (u64, Asked, changes::Moment),
+        (node, asked, before): (u64, XattrQuery, changes::ChangeNumber),
         file: &Arc<dyn OpenFile>,
     ) -> Result<(u32, Option<Dropping>)> {
         let seen = match file.at_open() {
@@ -169,7 +169,7 @@ impl Worker {
         };
         // Nothing is said of its version: none has ever been another one.
         let Some(seen) = seen else { return Ok((fopen::KEEP_CACHE, None)) };
-        let Some(dropping) = self.shared.versions.at_open(node, &seen, watched, Moment::now())
+        let Some(dropping) = self.shared.versions.at_open(node, &seen, watched, OpenTime::now())
         else {
             return Ok((fopen::KEEP_CACHE, None));
         };
@@ -180,7 +180,7 @@ impl Worker {
         Ok((0, Some(dropping)))
     }
 
-    fn note_capability(&self, node: u64, asked: Asked, seen: &AtOpen) {
+    fn note_capability(&self, node: u64, asked: XattrQuery, seen: &AtOpen) {
         if seen.no_capability {
             let believed = self.shared.mode.attributes(&seen.attr);
             self.shared.capabilities.note_absent(node, asked, believed);
@@ -197,7 +197,7 @@ impl Worker {
 
     /// A request came through this open file, so that the kernel has had the answer to its
     /// opening.
-    pub(crate) fn used(&self, node: u64, handle: &Handle) {
+    pub(crate) fn used(&self, node: u64, handle: &OpenHandle) {
         if let Some(dropping) = handle.take_dropping() {
             self.shared.versions.dropped(node, dropping);
         }
@@ -211,7 +211,7 @@ impl Worker {
         node: u64,
         fh: u64,
         owner: u64,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let owner = LockOwner::own(owner);
         let (shared, handle) = (&self.shared, self.handle(fh)?);
         self.used(node, &handle);
@@ -222,7 +222,7 @@ impl Worker {
                 Ok(()) => {}
                 // Of a caller that ends, or may: its locks are given back when that can be.
                 Err(error) if error.errno() == Errno::EINTR && cx.check().is_err() => {
-                    return Ok(Answer::Empty);
+                    return Ok(KernelAnswer::Empty);
                 }
                 Err(error) => return Err(error),
             }
@@ -230,12 +230,12 @@ impl Worker {
                 shared.lock_owners.gave_up(node, owner, asked);
             }
         }
-        Ok(Answer::Empty)
+        Ok(KernelAnswer::Empty)
     }
 
     /// The last descriptor was closed; the kernel waits for nothing. The handle stays in
     /// the table until the server knows, so that a successor can close it.
-    pub(crate) async fn release(&self, cx: &Context, node: u64, fh: u64) -> Result<Answer> {
+    pub(crate) async fn release(&self, cx: &Context, node: u64, fh: u64) -> Result<KernelAnswer> {
         let handle = self.handle(fh)?;
         self.used(node, &handle);
         // One that a predecessor opened is opened again to be closed, because the server
@@ -245,6 +245,6 @@ impl Worker {
             Err(error) => Err(error),
         };
         self.shared.handles.remove(fh)?;
-        result.map(|()| Answer::Empty)
+        result.map(|()| KernelAnswer::Empty)
     }
 }

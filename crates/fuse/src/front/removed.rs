@@ -14,7 +14,7 @@ use dray_rt::{Instant, now};
 
 use crate::front::Worker;
 use crate::proto::{Operation, Request};
-use crate::worker::caller::{Call, call_of};
+use crate::worker::caller::{CallingSyscall, call_of};
 
 /// How long it is remembered that a thread found a directory gone: the kernel comes back at once.
 const AGAIN_WITHIN: Duration = Duration::from_secs(1);
@@ -63,7 +63,9 @@ impl Worker {
             return error;
         }
         let looks = matches!(request.op, Operation::Lookup { .. });
-        if looks && matches!(call_of(pid), Call::Waits(call) if MAKING.contains(&call.number)) {
+        if looks
+            && matches!(call_of(pid), CallingSyscall::Waits(call) if MAKING.contains(&call.number))
+        {
             // What it makes next finds the directory gone, and has the path looked up again.
             return Errno::ENOENT.into();
         }

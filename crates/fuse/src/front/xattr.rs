@@ -8,7 +8,7 @@ use crate::mount::{gather, wake};
 use crate::proto::Operation;
 use crate::proto::wire::Small;
 use crate::state::capabilities;
-use crate::transport::Answer;
+use crate::transport::KernelAnswer;
 use crate::worker::caller::call_that_waits;
 
 impl Worker {
@@ -17,7 +17,7 @@ impl Worker {
         cx: &Context,
         node: u64,
         op: &Operation<'_>,
-    ) -> Result<Answer> {
+    ) -> Result<KernelAnswer> {
         let id = self.id(node)?;
         match *op {
             Operation::Getxattr { name, .. }
@@ -49,16 +49,16 @@ impl Worker {
                 if capability {
                     self.shared.capabilities.changes(node);
                 }
-                set.map(|()| Answer::Empty)
+                set.map(|()| KernelAnswer::Empty)
             }
             Operation::Removexattr { name }
                 if name == capabilities::NAME && gives_away(cx).await =>
             {
-                Ok(Answer::Empty)
+                Ok(KernelAnswer::Empty)
             }
             Operation::Removexattr { name } => {
                 self.fs.removexattr(cx, id, name).await?;
-                Ok(Answer::Empty)
+                Ok(KernelAnswer::Empty)
             }
             _ => Err(Errno::EIO.into()),
         }
@@ -73,7 +73,7 @@ impl Worker {
         }
     }
 
-    async fn get_capability(&self, cx: &Context, node: u64, size: u32) -> Result<Answer> {
+    async fn get_capability(&self, cx: &Context, node: u64, size: u32) -> Result<KernelAnswer> {
         let believed = self.shared.mode.unsaid();
         if believed.is_zero() {
             return sized(self.fs.getxattr(cx, self.id(node)?, capabilities::NAME).await?, size);
@@ -107,12 +107,12 @@ async fn gives_away(cx: &Context) -> bool {
 }
 
 /// The value, or how long it is where no room was offered; `ERANGE` for too little.
-fn sized(value: Vec<u8>, room_bytes: u32) -> Result<Answer> {
+fn sized(value: Vec<u8>, room_bytes: u32) -> Result<KernelAnswer> {
     if room_bytes == 0 {
-        return Ok(Answer::Small(Small::new().u32(value.len() as u32).u32(0)));
+        return Ok(KernelAnswer::Small(Small::new().u32(value.len() as u32).u32(0)));
     }
     if value.len() > room_bytes as usize {
         return Err(Errno::ERANGE.into());
     }
-    Ok(Answer::Bytes(value))
+    Ok(KernelAnswer::Bytes(value))
 }

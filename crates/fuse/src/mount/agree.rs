@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use dray_rt::DriverKind;
 
-use crate::mount::choice::{self, Machine, NoRing};
-use crate::mount::session::{Offer, Session};
+use crate::mount::choice::{self, MachineLimits, NoRing};
+use crate::mount::session::{KernelSession, Offer};
 use crate::options::{Options, TransportWish, WORKERS_MAX};
 use crate::proto::abi::init::OVER_IO_URING;
 use crate::state::State;
@@ -18,7 +18,7 @@ use crate::worker::crew::Crew;
 
 /// What the first things to be known decide.
 pub(crate) struct Agreed {
-    pub(crate) session: Session,
+    pub(crate) session: KernelSession,
     pub(crate) crew: Crew,
     /// The ring's queues, if it is to be used.
     pub(crate) queues: Option<Arc<Queues>>,
@@ -30,7 +30,7 @@ pub(crate) struct Agreed {
 /// on only once everything is there that it needs on our side. Errors: those of the
 /// agreement, of making threads, and for a successor those of what its ring needs.
 pub(crate) fn agree(fd: &Arc<OwnedFd>, state: &State, options: &Options) -> io::Result<Agreed> {
-    if let Some(session) = Session::adopted(state) {
+    if let Some(session) = KernelSession::adopted(state) {
         return go_on(session, fd, state, options);
     }
     let offer = Offer::read(fd.as_fd())?;
@@ -48,7 +48,7 @@ pub(crate) fn agree(fd: &Arc<OwnedFd>, state: &State, options: &Options) -> io::
 
 /// With the transport of a predecessor: the kernel does not change it.
 fn go_on(
-    session: Session,
+    session: KernelSession,
     fd: &Arc<OwnedFd>,
     state: &State,
     options: &Options,
@@ -71,7 +71,7 @@ fn ring_depth(
     options: &Options,
 ) -> Result<(usize, usize), Option<NoRing>> {
     let cpus = possible_cpus();
-    let machine = Machine {
+    let machine = MachineLimits {
         offered,
         release: choice::release(),
         cpus: cpus.as_ref().map_or(0, |cpus| *cpus),

@@ -110,7 +110,7 @@ impl NoRing {
 }
 
 /// What this machine has, as far as it matters for rings.
-pub(crate) struct Machine {
+pub(crate) struct MachineLimits {
     /// The kernel offers it.
     pub(crate) offered: bool,
     /// Release of Linux.
@@ -126,7 +126,7 @@ pub(crate) struct Machine {
 /// Answers no reason where no ring is wanted.
 pub(crate) fn depth(
     wish: TransportWish,
-    machine: &Machine,
+    machine: &MachineLimits,
     depth_max: usize,
 ) -> Result<usize, Option<NoRing>> {
     if wish == TransportWish::Classic {
@@ -175,8 +175,8 @@ pub(crate) fn memory_bytes() -> u64 {
 mod tests {
     use super::*;
 
-    fn machine(cpus: usize) -> Machine {
-        Machine { offered: true, release: (6, 18), cpus, memory_bytes: 64 << 30 }
+    fn machine(cpus: usize) -> MachineLimits {
+        MachineLimits { offered: true, release: (6, 18), cpus, memory_bytes: 64 << 30 }
     }
 
     #[test]
@@ -184,9 +184,9 @@ mod tests {
         let auto = TransportWish::Auto;
         assert_eq!(depth(auto, &machine(2), 8), Ok(8));
         assert_eq!(depth(TransportWish::Classic, &machine(2), 8), Err(None));
-        let none = Machine { offered: false, ..machine(2) };
+        let none = MachineLimits { offered: false, ..machine(2) };
         assert_eq!(depth(auto, &none, 8), Err(Some(NoRing::NotOffered)));
-        let old = Machine { release: (6, 17), ..machine(2) };
+        let old = MachineLimits { release: (6, 17), ..machine(2) };
         assert_eq!(depth(auto, &old, 8), Err(Some(NoRing::NotTested)));
         assert_eq!(depth(TransportWish::Uring, &old, 8), Ok(8));
     }
@@ -195,7 +195,7 @@ mod tests {
     fn payloads_are_bounded_whatever_the_machine() {
         for memory_bytes in [1 << 30, 8 << 30, 1 << 40] {
             for cpus in 1..1024 {
-                let machine = Machine { memory_bytes, ..machine(cpus) };
+                let machine = MachineLimits { memory_bytes, ..machine(cpus) };
                 match depth(TransportWish::Auto, &machine, 8) {
                     Ok(depth) => {
                         let sum = (depth * cpus * PAYLOAD_BYTES) as u64;

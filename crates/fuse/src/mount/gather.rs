@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use crate::mount::wake::{Asking, ask};
+use crate::mount::wake::{MountQuestion, ask};
 use crate::options::RING_SPARES_MAX;
 use crate::transport::queues::possible_cpus;
 use crate::worker::cpus;
@@ -22,7 +22,7 @@ const AT_ONCE_MAX: usize = 2 * RING_SPARES_MAX;
 /// For a process that has nothing else to do and is no daemon: it waits as any application
 /// does. Errors: those of reading the list of CPUs and of starting threads.
 pub fn gather_entries(at: &Path) -> io::Result<()> {
-    let asking = Asking::new(at, ATTRIBUTE_C)?;
+    let asking = MountQuestion::new(at, ATTRIBUTE_C)?;
     for cpu in 0..possible_cpus()? {
         std::thread::scope(|scope| {
             let asking = &asking;
@@ -37,7 +37,7 @@ pub fn gather_entries(at: &Path) -> io::Result<()> {
 }
 
 /// On the CPU of this thread, which those that it starts inherit.
-fn gather_here(asking: &Asking) -> io::Result<()> {
+fn gather_here(asking: &MountQuestion) -> io::Result<()> {
     let wanted = ask(asking).unwrap_or(0).min(AT_ONCE_MAX);
     std::thread::scope(|scope| {
         for _ in 0..wanted {

@@ -51,14 +51,14 @@ fn request_time_s([default, max]: [u64; 2]) -> u16 {
 
 /// What was agreed on with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Session {
+pub struct KernelSession {
     /// Minor version of the protocol.
     pub minor: u32,
     /// Flags taken.
     pub flags: u64,
 }
 
-impl Session {
+impl KernelSession {
     /// Whether `flag` was agreed on.
     pub fn has(&self, flag: u64) -> bool {
         self.flags & flag != 0
@@ -71,15 +71,15 @@ impl Session {
     }
 
     /// As a predecessor agreed on it; none if the mount is new.
-    pub(crate) fn adopted(state: &State) -> Option<Session> {
+    pub(crate) fn adopted(state: &State) -> Option<KernelSession> {
         let flags = state.region.load(words::INIT_FLAGS);
         let minor = state.region.load(words::INIT_MINOR) as u32;
-        state.initialised().then_some(Session { minor, flags })
+        state.initialised().then_some(KernelSession { minor, flags })
     }
 
     /// The same without a ring, which the kernel has refused. For successors, too.
-    pub(crate) fn without_ring(self, state: &State) -> Session {
-        let session = Session { flags: self.flags & !init::OVER_IO_URING, ..self };
+    pub(crate) fn without_ring(self, state: &State) -> KernelSession {
+        let session = KernelSession { flags: self.flags & !init::OVER_IO_URING, ..self };
         state.region.store(words::INIT_FLAGS, session.flags);
         session
     }
@@ -115,13 +115,13 @@ impl Offer {
         state: &State,
         options: &Options,
         ring: bool,
-    ) -> io::Result<Session> {
+    ) -> io::Result<KernelSession> {
         let offered = self.args.flags;
         let ring = if ring { init::OVER_IO_URING } else { 0 };
         let request_s = request_time_s(request_limits());
         let limited = if request_s > 0 { init::REQUEST_TIMEOUT } else { 0 };
         let flags = (wanted(options) | ring | limited | init::INIT_EXT) & offered;
-        let session = Session { minor: self.args.minor.min(abi::MINOR), flags };
+        let session = KernelSession { minor: self.args.minor.min(abi::MINOR), flags };
         let body = answer(&session, &self.args, request_s);
         write_answer(device.as_fd(), &header(self.unique, 0, 64), body.as_slice())?;
         // A death between the two leaves a mount whose successor waits for INIT in vain
@@ -167,7 +167,7 @@ fn wanted(options: &Options) -> u64 {
     flags
 }
 
-fn answer(session: &Session, offer: &InitArgs, request_s: u16) -> Small {
+fn answer(session: &KernelSession, offer: &InitArgs, request_s: u16) -> Small {
     let pages = if session.has(init::MAX_PAGES) { PAGES_MAX as u16 } else { 32 };
     let readahead = offer.readahead_bytes.max(IO_MAX_BYTES as u32);
     Small::new()
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn the_answer_has_the_kernel_s_size_and_only_known_flags() {
         let options = Options { consistency: Consistency::CloseToOpen, ..Options::default() };
-        let session = Session { minor: 45, flags: wanted(&options) };
+        let session = KernelSession { minor: 45, flags: wanted(&options) };
         let offer = InitArgs { major: 7, minor: 45, readahead_bytes: 0, flags: u64::MAX };
         assert_eq!(answer(&session, &offer, 7).as_slice().len(), 64);
         assert_eq!(answer(&session, &offer, 7).as_slice()[40..42], [0, 0], "it is not agreed on");
@@ -236,7 +236,7 @@ mod tests {
     fn a_limit_of_the_machine_is_answered_with_the_longest_there_is() {
         assert_eq!(request_time_s([0, 0]), 0);
         assert_eq!((request_time_s([60, 0]), request_time_s([0, 60])), (u16::MAX, u16::MAX));
-        let session = Session { minor: 45, flags: init::REQUEST_TIMEOUT };
+        let session = KernelSession { minor: 45, flags: init::REQUEST_TIMEOUT };
         let offer = InitArgs { major: 7, minor: 45, readahead_bytes: 0, flags: u64::MAX };
         // `request_timeout` of `struct fuse_init_out` (linux/fuse.h).
         assert_eq!(answer(&session, &offer, 0x1234).as_slice()[40..42], 0x1234u16.to_ne_bytes());

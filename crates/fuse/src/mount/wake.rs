@@ -30,7 +30,7 @@ const ROUNDS: usize = RING_SPARES_MAX + 1;
 /// For a process that has nothing else to do and is no daemon: it waits as any application
 /// does. Errors: those of reading the list of CPUs and of starting threads.
 pub fn wake_queues(at: &Path) -> io::Result<()> {
-    let asking = Asking::new(at, ATTRIBUTE_C)?;
+    let asking = MountQuestion::new(at, ATTRIBUTE_C)?;
     let cpus = possible_cpus()?;
     std::thread::scope(|scope| {
         for cpu in 0..cpus {
@@ -50,7 +50,7 @@ pub fn wake_queues(at: &Path) -> io::Result<()> {
 /// Whether the connection of the mount at `at` has been aborted, so that nobody will ever serve
 /// it. A mount that does not answer within `patience` has not: then an answer comes at once.
 pub fn is_aborted(at: &Path, patience: Duration) -> bool {
-    let Ok(asking) = Asking::new(at, ATTRIBUTE_C) else { return false };
+    let Ok(asking) = MountQuestion::new(at, ATTRIBUTE_C) else { return false };
     let (tell, told) = channel();
     // Whoever serves the mount may stand still: the thread that asks is not waited for.
     let asking = std::thread::Builder::new().spawn(move || {
@@ -61,26 +61,26 @@ pub fn is_aborted(at: &Path, patience: Duration) -> bool {
 }
 
 /// A question that the front end answers by itself: how long an attribute of a mount is.
-pub(super) struct Asking {
+pub(super) struct MountQuestion {
     path: CString,
     attribute: &'static CStr,
 }
 
-impl Asking {
+impl MountQuestion {
     /// Errors: `InvalidInput` for a path with a NUL in it.
-    pub(super) fn new(at: &Path, attribute: &'static CStr) -> io::Result<Asking> {
+    pub(super) fn new(at: &Path, attribute: &'static CStr) -> io::Result<MountQuestion> {
         let path = CString::new(at.as_os_str().as_bytes());
-        Ok(Asking { path: path.map_err(|_| io::ErrorKind::InvalidInput)?, attribute })
+        Ok(MountQuestion { path: path.map_err(|_| io::ErrorKind::InvalidInput)?, attribute })
     }
 }
 
 /// Asks once. False if the mount is not there any more.
-fn is_there(asking: &Asking) -> bool {
+fn is_there(asking: &MountQuestion) -> bool {
     ask(asking).err().is_none_or(|error| error.raw_os_error() == Some(libc::ENODATA))
 }
 
 /// The answer. Errors: those of getxattr(2).
-pub(super) fn ask(asking: &Asking) -> io::Result<usize> {
+pub(super) fn ask(asking: &MountQuestion) -> io::Result<usize> {
     let (path, name) = (asking.path.as_ptr(), asking.attribute.as_ptr());
     // SAFETY: both are C strings that outlive the call; no memory is written, as the size is 0.
     let length = unsafe { libc::getxattr(path, name, std::ptr::null_mut(), 0) };

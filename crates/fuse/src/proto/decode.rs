@@ -9,7 +9,7 @@ use dray_core::{Errno, Error, Gid, Name, Pid, Result, Timestamp, Uid};
 
 use super::abi::{self, op};
 use super::request::{CopyArgs, Head, LockArgs, Operation, Request, SetattrArgs};
-use super::wire::Fields;
+use super::wire::FieldReader;
 
 /// Decodes one message of /dev/fuse. Errors: `EIO` for one that is cut short or
 /// contradicts itself, the errors of [`Name::new`] for a bad name.
@@ -44,8 +44,8 @@ fn short() -> Error {
 fn decode<'a>(head: Head, args: &'a [u8], payload: &'a [u8]) -> Result<Request<'a>> {
     let at = payload.len().checked_sub(head.extension_bytes).ok_or_else(short)?;
     let (payload, extensions) = payload.split_at(at);
-    let args = Fields(args);
-    let payload = Fields(payload);
+    let args = FieldReader(args);
+    let payload = FieldReader(payload);
     let op = match head.opcode {
         op::LOOKUP
         | op::UNLINK
@@ -62,14 +62,14 @@ fn decode<'a>(head: Head, args: &'a [u8], payload: &'a [u8]) -> Result<Request<'
     Ok(Request { head, op, group: decode_group(extensions) })
 }
 
-fn name<'a>(payload: &mut Fields<'a>) -> Result<&'a Name> {
+fn name<'a>(payload: &mut FieldReader<'a>) -> Result<&'a Name> {
     Name::new(payload.string().ok_or_else(short)?)
 }
 
 fn decode_naming<'a>(
     opcode: u32,
-    mut args: Fields<'a>,
-    mut payload: Fields<'a>,
+    mut args: FieldReader<'a>,
+    mut payload: FieldReader<'a>,
 ) -> Result<Operation<'a>> {
     let mut arg = || args.u32().ok_or_else(short);
     Ok(match opcode {
@@ -111,8 +111,8 @@ fn decode_naming<'a>(
 
 fn decode_other<'a>(
     opcode: u32,
-    mut args: Fields<'a>,
-    mut payload: Fields<'a>,
+    mut args: FieldReader<'a>,
+    mut payload: FieldReader<'a>,
 ) -> Option<Operation<'a>> {
     let a = &mut args;
     Some(match opcode {
@@ -168,19 +168,25 @@ fn decode_other<'a>(
     })
 }
 
-fn decode_forgets<'a>(args: &mut Fields<'a>, payload: &mut Fields<'a>) -> Option<Operation<'a>> {
+fn decode_forgets<'a>(
+    args: &mut FieldReader<'a>,
+    payload: &mut FieldReader<'a>,
+) -> Option<Operation<'a>> {
     let count = args.u32()?;
     let list = payload.bytes((count as usize).checked_mul(16)?)?;
     Some(Operation::BatchForget { count, list })
 }
 
-fn decode_ioctl<'a>(args: &mut Fields<'a>, payload: &mut Fields<'a>) -> Option<Operation<'a>> {
+fn decode_ioctl<'a>(
+    args: &mut FieldReader<'a>,
+    payload: &mut FieldReader<'a>,
+) -> Option<Operation<'a>> {
     let (fh, _, cmd, _) = (args.u64()?, args.u32()?, args.u32()?, args.u64()?);
     let (in_size, out_size) = (args.u32()?, args.u32()?);
     Some(Operation::Ioctl { fh, cmd, data: payload.bytes(in_size as usize)?, out_size })
 }
 
-fn decode_read<'a>(opcode: u32, args: &mut Fields<'a>) -> Option<Operation<'a>> {
+fn decode_read<'a>(opcode: u32, args: &mut FieldReader<'a>) -> Option<Operation<'a>> {
     let (fh, at, size) = (args.u64()?, args.u64()?, args.u32()?);
     Some(match opcode {
         op::READ => Operation::Read { fh, at, size },
@@ -188,22 +194,22 @@ fn decode_read<'a>(opcode: u32, args: &mut Fields<'a>) -> Option<Operation<'a>> 
     })
 }
 
-fn decode_write<'a>(args: &mut Fields<'a>, data_bytes: usize) -> Option<Operation<'a>> {
+fn decode_write<'a>(args: &mut FieldReader<'a>, data_bytes: usize) -> Option<Operation<'a>> {
     let (fh, at, size) = (args.u64()?, args.u64()?, args.u32()?);
     let (write_flags, _owner, flags) = (args.u32()?, args.u64()?, args.u32()?);
     (size as usize == data_bytes).then_some(Operation::Write { fh, at, size, write_flags, flags })
 }
 
 /// The open file that attributes are asked of, if it is one.
-fn decode_getattr(args: &mut Fields<'_>) -> Option<Option<u64>> {
+fn decode_getattr(args: &mut FieldReader<'_>) -> Option<Option<u64>> {
     let (flags, _, fh) = (args.u32()?, args.u32()?, args.u64()?);
     Some((flags & abi::GETATTR_FH != 0).then_some(fh))
 }
 
 fn decode_xattr<'a>(
     opcode: u32,
-    args: &mut Fields<'a>,
-    payload: &mut Fields<'a>,
+    args: &mut FieldReader<'a>,
+    payload: &mut FieldReader<'a>,
 ) -> Option<Operation<'a>> {
     Some(match opcode {
         op::SETXATTR => {
@@ -217,7 +223,7 @@ fn decode_xattr<'a>(
     })
 }
 
-fn decode_copy(args: &mut Fields<'_>, wide: bool) -> Option<CopyArgs> {
+fn decode_copy(args: &mut FieldReader<'_>, wide: bool) -> Option<CopyArgs> {
     Some(CopyArgs {
         fh_in: args.u64()?,
         at_in: args.u64()?,
@@ -230,7 +236,7 @@ fn decode_copy(args: &mut Fields<'_>, wide: bool) -> Option<CopyArgs> {
     })
 }
 
-fn decode_lock(args: &mut Fields<'_>) -> Option<LockArgs> {
+fn decode_lock(args: &mut FieldReader<'_>) -> Option<LockArgs> {
     Some(LockArgs {
         fh: args.u64()?,
         owner: args.u64()?,
@@ -242,7 +248,7 @@ fn decode_lock(args: &mut Fields<'_>) -> Option<LockArgs> {
     })
 }
 
-fn decode_setattr(args: &mut Fields<'_>) -> Option<SetattrArgs> {
+fn decode_setattr(args: &mut FieldReader<'_>) -> Option<SetattrArgs> {
     let (valid, _) = (args.u32()?, args.u32()?);
     let (fh, size, _owner) = (args.u64()?, args.u64()?, args.u64()?);
     let (atime, mtime, _ctime) = (args.u64()? as i64, args.u64()? as i64, args.u64()?);
@@ -267,7 +273,7 @@ fn decode_setattr(args: &mut Fields<'_>) -> Option<SetattrArgs> {
 fn decode_group(extensions: &[u8]) -> Option<Gid> {
     let mut rest = extensions;
     loop {
-        let mut fields = Fields(rest);
+        let mut fields = FieldReader(rest);
         let (size, kind) = (fields.u32()? as usize, fields.u32()?);
         if kind == abi::EXT_GROUPS {
             return (fields.u32()? > 0).then_some(Gid(fields.u32()?));
@@ -279,7 +285,7 @@ fn decode_group(extensions: &[u8]) -> Option<Gid> {
 /// Pairs of node and lookup count of a BATCH_FORGET.
 pub fn forgets(list: &[u8]) -> impl Iterator<Item = (u64, u64)> + '_ {
     list.chunks_exact(16).filter_map(|pair| {
-        let mut fields = Fields(pair);
+        let mut fields = FieldReader(pair);
         Some((fields.u64()?, fields.u64()?))
     })
 }

@@ -3,7 +3,7 @@
 use dray_core::{Gid, Name, Pid, Timestamp, Uid};
 
 use super::abi;
-use super::wire::Fields;
+use super::wire::FieldReader;
 
 /// The header of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Head {
 impl Head {
     /// Decodes the first 40 bytes; none if there are fewer.
     pub fn decode(bytes: &[u8]) -> Option<Head> {
-        let mut fields = Fields(bytes);
+        let mut fields = FieldReader(bytes);
         Some(Head {
             len: fields.u32()?,
             opcode: fields.u32()?,
@@ -292,7 +292,7 @@ pub struct InitArgs {
 impl InitArgs {
     /// Decodes the arguments behind the header; none if they are cut short.
     pub fn decode(args: &[u8]) -> Option<InitArgs> {
-        let mut fields = Fields(args);
+        let mut fields = FieldReader(args);
         let (major, minor, readahead_bytes) = (fields.u32()?, fields.u32()?, fields.u32()?);
         let low = u64::from(fields.u32()?);
         let extended = low & abi::init::INIT_EXT != 0;

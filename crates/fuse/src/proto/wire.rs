@@ -1,9 +1,9 @@
 //! Reading and writing of fixed-size fields.
 
 /// Takes fields off a request, front to back. Reading past the end answers none.
-pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> FieldReader<'a> {
     pub(crate) fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
         let (head, tail) = self.0.split_at_checked(count)?;
         self.0 = tail;

@@ -33,7 +33,7 @@ struct Absent {
 
 /// When a question was asked whose answer is to be believed.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct XattrQuery {
     at: Instant,
     changes: u64,
 }
@@ -44,13 +44,13 @@ impl Capabilities {
     }
 
     /// Before the server is asked.
-    pub(crate) fn asked(&self) -> Asked {
-        Asked { at: now(), changes: self.lock().changes }
+    pub(crate) fn asked(&self) -> XattrQuery {
+        XattrQuery { at: now(), changes: self.lock().changes }
     }
 
     /// The answer: `node` has none, to be `believed` for that long since it was asked. Not at all if one
     /// was set meanwhile.
-    pub(crate) fn note_absent(&self, node: u64, asked: Asked, believed: Duration) {
+    pub(crate) fn note_absent(&self, node: u64, asked: XattrQuery, believed: Duration) {
         let mut state = self.lock();
         if state.changes != asked.changes {
             return;

@@ -12,22 +12,25 @@ use dray_core::FileId;
 const ROWS: usize = 1024;
 
 /// The number of the last change of each file or directory.
-pub(crate) struct Changes {
+pub(crate) struct RecentChanges {
     last: AtomicU64,
     rows: Box<[AtomicU64]>,
 }
 
 /// A moment in the order of changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Moment(u64);
+pub(crate) struct ChangeNumber(u64);
 
-impl Default for Changes {
-    fn default() -> Changes {
-        Changes { last: AtomicU64::new(0), rows: (0..ROWS).map(|_| AtomicU64::new(0)).collect() }
+impl Default for RecentChanges {
+    fn default() -> RecentChanges {
+        RecentChanges {
+            last: AtomicU64::new(0),
+            rows: (0..ROWS).map(|_| AtomicU64::new(0)).collect(),
+        }
     }
 }
 
-impl Changes {
+impl RecentChanges {
     fn row(&self, id: FileId) -> &AtomicU64 {
         // Fibonacci hashing (Knuth 6.4): inode numbers come in runs.
         let mixed = (id.ino ^ id.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
@@ -35,8 +38,8 @@ impl Changes {
     }
 
     /// To be asked before what may change is read.
-    pub(crate) fn now(&self) -> Moment {
-        Moment(self.last.load(Ordering::SeqCst))
+    pub(crate) fn now(&self) -> ChangeNumber {
+        ChangeNumber(self.last.load(Ordering::SeqCst))
     }
 
     /// `id` was changed, or may have been. Before the kernel hears of it.
@@ -46,7 +49,7 @@ impl Changes {
     }
 
     /// Whether `id` may have been changed since.
-    pub(crate) fn since(&self, Moment(then): Moment, id: FileId) -> bool {
+    pub(crate) fn since(&self, ChangeNumber(then): ChangeNumber, id: FileId) -> bool {
         self.row(id).load(Ordering::SeqCst) > then
     }
 }
@@ -57,7 +60,7 @@ mod tests {
 
     #[test]
     fn what_was_changed_since_is_known() {
-        let (changes, id) = (Changes::default(), |ino| FileId { ino, generation: 0 });
+        let (changes, id) = (RecentChanges::default(), |ino| FileId { ino, generation: 0 });
         changes.note(id(7));
         let then = changes.now();
         assert!(!changes.since(then, id(7)));

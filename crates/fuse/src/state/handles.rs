@@ -29,7 +29,7 @@ const USED: u64 = 1 << 32;
 const REUSE_SHIFT: u32 = 33;
 
 /// An open file or directory of the kernel's.
-pub(crate) struct Handle {
+pub(crate) struct OpenHandle {
     pub(crate) id: FileId,
     /// Flags of open(2), without those that create or cut.
     pub(crate) flags: i32,
@@ -44,7 +44,7 @@ pub(crate) struct Handle {
     pub(crate) listing: Mutex<Listing>,
 }
 
-impl Handle {
+impl OpenHandle {
     /// The open file, opened again if this process has not done so.
     pub(crate) async fn file(
         &self,
@@ -94,7 +94,7 @@ pub(crate) struct Handles {
 
 #[derive(Default)]
 struct Live {
-    slots: Vec<Option<Arc<Handle>>>,
+    slots: Vec<Option<Arc<OpenHandle>>>,
     free: Vec<u64>,
     /// Slots that a predecessor took, by the request that opened them. If the kernel did
     /// not hear of the handle, it sends that request again.
@@ -148,7 +148,7 @@ impl Handles {
 
     /// Attaches what a predecessor had open, as far as `session` can.
     pub(crate) fn attach(&self, session: &dyn SessionControl) {
-        let left: Vec<Arc<Handle>> = self.lock().slots.iter().flatten().cloned().collect();
+        let left: Vec<Arc<OpenHandle>> = self.lock().slots.iter().flatten().cloned().collect();
         for handle in left {
             let mut slot = handle.slot();
             if slot.is_none() {
@@ -196,7 +196,7 @@ impl Handles {
 
     /// The handle that a predecessor made for `request` and died before the kernel heard of it, and its
     /// number. Only for a request that the kernel sends again.
-    pub(crate) fn left_by(&self, request: RequestId) -> Option<(u64, Arc<Handle>)> {
+    pub(crate) fn left_by(&self, request: RequestId) -> Option<(u64, Arc<OpenHandle>)> {
         let live = self.lock();
         let slot = *live.left.get(&request)?;
         let handle = live.slots.get(slot as usize)?.clone()?;
@@ -204,7 +204,7 @@ impl Handles {
     }
 
     /// The handle of that number; `EBADF` if it was never given out or is closed.
-    pub(crate) fn find(&self, fh: u64) -> Result<Arc<Handle>> {
+    pub(crate) fn find(&self, fh: u64) -> Result<Arc<OpenHandle>> {
         let slot = fh & 0xffff_ffff;
         let live = self.lock();
         match live.slots.get(slot as usize) {
@@ -214,7 +214,7 @@ impl Handles {
     }
 
     /// Takes a handle out of the table.
-    pub(crate) fn remove(&self, fh: u64) -> Result<Arc<Handle>> {
+    pub(crate) fn remove(&self, fh: u64) -> Result<Arc<OpenHandle>> {
         let handle = self.find(fh)?;
         let slot = fh & 0xffff_ffff;
         let mut live = self.lock();
@@ -247,11 +247,19 @@ fn handle(
     flags: i32,
     request: RequestId,
     opened: Option<(Arc<dyn OpenFile>, Option<Dropping>)>,
-) -> Arc<Handle> {
+) -> Arc<OpenHandle> {
     let (file, dropping) = opened.unzip();
     let drops = AtomicU64::new(dropping.flatten().map_or(0, |dropping| dropping.0));
     let (file, listing) = (Mutex::new(file), Mutex::default());
-    Arc::new(Handle { id, flags, request, file, drops, mapped: AtomicBool::new(false), listing })
+    Arc::new(OpenHandle {
+        id,
+        flags,
+        request,
+        file,
+        drops,
+        mapped: AtomicBool::new(false),
+        listing,
+    })
 }
 
 #[cfg(test)]

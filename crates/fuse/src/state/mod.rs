@@ -8,7 +8,7 @@ pub(crate) mod moved;
 pub(crate) mod nodes;
 pub(crate) mod places;
 pub(crate) mod region;
-pub(crate) mod sent_back;
+pub(crate) mod stale_retries;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -59,9 +59,9 @@ pub(crate) mod header {
     /// What the node numbers of this mount have that those of others do not
     /// ([`crate::state::nodes`]); 0: nothing, as before there was this word.
     pub(crate) const EPOCH: usize = 104;
-    /// Records of who was sent back to look names up ([`crate::state::sent_back`]), to the end of the
-    /// page or nearly so; zeros in memory that has none.
-    pub(crate) const SENT_BACK: usize = 128;
+    /// Records of who was sent back to look names up ([`crate::state::stale_retries`]), to the end
+    /// of the page or nearly so; zeros in memory that has none.
+    pub(crate) const STALE_RETRIES: usize = 128;
 }
 
 /// Neither half is 0, nor has its highest bit set: the lower one is counted up.
@@ -206,7 +206,7 @@ mod tests {
             EPOCH,
         ];
         assert_eq!(words, std::array::from_fn(|index| 8 * index));
-        assert_eq!((SENT_BACK, sent_back::RECORDS), (128, 120));
+        assert_eq!((STALE_RETRIES, stale_retries::RECORDS), (128, 120));
         assert_eq!((State::node_at(1), State::handle_at(0)), (4128, 2_147_487_744));
         assert_eq!((State::handle_at(1), State::ring_at()), (2_147_487_776, 2_281_705_472));
         assert_eq!((super::MAGIC, super::VERSION), (0x6472_6179_6675_7365, 5));

@@ -9,12 +9,12 @@
 
 use dray_core::{IdMap, Name, Pid, RenameHow};
 
-use crate::worker::caller::{Call, call_of};
+use crate::worker::caller::{CallingSyscall, call_of};
 
 /// Where the kernel has each directory that it knows, by slot of the node table, and the way
 /// back.
 #[derive(Default)]
-pub(crate) struct Directories {
+pub(crate) struct DirectoryPlaces {
     places: IdMap<u64, Place>,
     slots: IdMap<Place, u64>,
 }
@@ -27,7 +27,7 @@ fn place_of((dir, name): (u64, &Name)) -> Place {
     (dir, name.as_bytes().into())
 }
 
-impl Directories {
+impl DirectoryPlaces {
     /// Whether the kernel has the directory of `slot`, and not at `place`.
     pub(crate) fn is_elsewhere(&self, slot: u64, (dir, name): (u64, &Name)) -> bool {
         self.places
@@ -84,7 +84,7 @@ pub(crate) fn renames(pid: Pid) -> bool {
         libc::SYS_renameat,
         libc::SYS_renameat2,
     ];
-    matches!(call_of(pid), Call::Waits(call) if calls.contains(&call.number))
+    matches!(call_of(pid), CallingSyscall::Waits(call) if calls.contains(&call.number))
 }
 
 #[cfg(test)]
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_elsewhere_when_others_moved_it_only() {
-        let mut all = Directories::default();
+        let mut all = DirectoryPlaces::default();
         assert!(!all.is_elsewhere(7, at(ROOT, "a")), "nothing is known of it");
         all.seen(7, at(ROOT, "a"));
         assert!(!all.is_elsewhere(7, at(ROOT, "a")));

@@ -14,17 +14,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Errno, Error, FileId, FileType, IdMap, Name, RenameHow, Result};
 
-use crate::state::moved::Directories;
+use crate::state::moved::DirectoryPlaces;
 use crate::state::places::{NameBinding, NameForOpen, Places};
 
 use crate::proto::abi::ROOT_NODE;
 use crate::proto::reply::NodeRef;
 use crate::state::{NODES_MAX, State, header};
 
+mod forgotten;
 mod in_handles;
-mod kept;
 
-use kept::Kept;
+use forgotten::ForgottenNodes;
 
 /// Offsets within a record.
 const INO: usize = 0;
@@ -54,8 +54,8 @@ struct Index {
     slots: IdMap<FileId, u64>,
     free: Vec<u64>,
     places: Places,
-    directories: Directories,
-    kept: Kept,
+    directories: DirectoryPlaces,
+    kept: ForgottenNodes,
 }
 
 impl Nodes {

@@ -122,12 +122,12 @@ impl Area {
         Ok(Area { start, slots, room_bytes, adopted: 0, state: state.clone() })
     }
 
-    fn slot(&self, index: usize) -> Slot {
+    fn slot(&self, index: usize) -> AreaEntry {
         assert!(index < self.slots);
         // SAFETY: within the mapping: headers in front, payloads behind all of them, so that
         // those are aligned to pages and lie side by side.
         unsafe {
-            Slot {
+            AreaEntry {
                 page: self.start.add(index * PAGE_BYTES),
                 payload: self.start.add(self.slots * PAGE_BYTES + index * self.room_bytes),
             }
@@ -136,7 +136,7 @@ impl Area {
 
     /// A slot for one more entry of the queue of `cpu`; none when all are taken. They are
     /// never given back: the kernel has no command for it.
-    pub(crate) fn take(&self, cpu: u16) -> Option<Slot> {
+    pub(crate) fn take(&self, cpu: u16) -> Option<AreaEntry> {
         let taken = self.state.region.word(header::RING_TAKEN);
         let next = |taken| (taken < self.slots as u64).then_some(taken + 1);
         let index = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
@@ -148,7 +148,7 @@ impl Area {
 
     /// The slots that a predecessor had used for the queue of `cpu`, and how many bytes of each
     /// one's payload have memory.
-    pub(crate) fn adopted(&self, cpu: u16) -> impl Iterator<Item = (Slot, usize)> {
+    pub(crate) fn adopted(&self, cpu: u16) -> impl Iterator<Item = (AreaEntry, usize)> {
         let slots = (0..self.adopted).map(|index| (index, self.slot(index)));
         slots.filter(move |(_, slot)| slot.cpu() == Some(cpu)).map(|(index, slot)| {
             let used_bytes = self.used_bytes(index);
@@ -160,7 +160,7 @@ impl Area {
     /// Gives the memory of a payload back, but for its first page: what is there is lost. The
     /// slot holds a request, so that the kernel puts nothing into it meanwhile. Errors: those of
     /// madvise(2).
-    pub(crate) fn give_back(&self, slot: &Slot) -> io::Result<()> {
+    pub(crate) fn give_back(&self, slot: &AreaEntry) -> io::Result<()> {
         let len_bytes = self.room_bytes - PAGE_BYTES;
         // SAFETY: whole pages within the mapping; those who use the slot own what is in them.
         let done = unsafe {
@@ -201,12 +201,12 @@ impl Drop for Area {
 /// The memory of one entry. The accesses to it must not overlap with those of the kernel,
 /// nor with each other: it belongs to the entry's task.
 #[derive(Clone, Copy)]
-pub(crate) struct Slot {
+pub(crate) struct AreaEntry {
     page: NonNull<u8>,
     pub(crate) payload: NonNull<u8>,
 }
 
-impl Slot {
+impl AreaEntry {
     /// Address of the two iovecs for the kernel.
     pub(crate) fn vectors(&self) -> u64 {
         // SAFETY: within the page.
@@ -324,7 +324,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 mod tests {
     use super::*;
 
-    fn bytes(slot: &Slot, len: usize) -> Vec<u8> {
+    fn bytes(slot: &AreaEntry, len: usize) -> Vec<u8> {
         // SAFETY: within the payload.
         unsafe { std::slice::from_raw_parts(slot.payload.as_ptr(), len) }.to_vec()
     }

@@ -20,7 +20,7 @@ use crate::mount::device::write_answer;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
 use crate::transport::buffers::{Buffer, Buffers, tend};
-use crate::transport::{Answer, Message};
+use crate::transport::{KernelAnswer, KernelMessage};
 
 /// Requests up to this size are copied out of the read buffer.
 const SMALL_BYTES: usize = 1024;
@@ -43,9 +43,9 @@ pub(crate) struct Replier {
 impl Replier {
     /// Answers. Only a connection that has ended refuses an answer of ours, and the
     /// reader learns of that by itself.
-    pub(crate) fn send(self, answer: Result<Answer, i32>) {
+    pub(crate) fn send(self, answer: Result<KernelAnswer, i32>) {
         let (error, body) = match &answer {
-            Ok(Answer::Nothing) => return,
+            Ok(KernelAnswer::Nothing) => return,
             Ok(answer) => (0, answer.bytes()),
             Err(error) => (*error, &[][..]),
         };
@@ -125,7 +125,7 @@ fn is_forget(message: &[u8]) -> bool {
 /// Serves one request.
 fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf, buffers: &Arc<Buffers>) {
     let Some(head) = crate::proto::Head::decode(&message) else { return };
-    let message = Message::Classic(message, buffers.clone());
+    let message = KernelMessage::Classic(message, buffers.clone());
     let replier = Replier { device: device.clone(), unique: head.unique };
     let worker = worker.clone();
     poll_once_then_spawn(Box::pin(async move {

@@ -21,18 +21,18 @@ use crate::transport::buffers::Buffers;
 const LARGE_BYTES: usize = 64 << 10;
 
 /// A request where it arrived.
-pub(crate) enum Message {
+pub(crate) enum KernelMessage {
     /// One contiguous message of /dev/fuse, and where memory for its answer comes from.
     Classic(Buf, Arc<Buffers>),
     /// In the memory of a ring entry.
     Ring(ring::Arrived),
 }
 
-impl Message {
+impl KernelMessage {
     pub(crate) fn decode(&self) -> Result<Request<'_>> {
         match self {
-            Message::Classic(bytes, _) => decode_classic(bytes),
-            Message::Ring(arrived) => {
+            KernelMessage::Classic(bytes, _) => decode_classic(bytes),
+            KernelMessage::Ring(arrived) => {
                 decode_ring(arrived.head(), arrived.args(), arrived.payload())
             }
         }
@@ -42,17 +42,19 @@ impl Message {
     pub(crate) fn data(&self, size: usize) -> Buf {
         match self {
             // The decoder has checked that the data are the last `size` bytes.
-            Message::Classic(bytes, _) => bytes.slice(bytes.len() - size..bytes.len()),
-            Message::Ring(arrived) => arrived.data(size),
+            KernelMessage::Classic(bytes, _) => bytes.slice(bytes.len() - size..bytes.len()),
+            KernelMessage::Ring(arrived) => arrived.data(size),
         }
     }
 
     /// A buffer of `size` bytes for data that will be the answer.
     pub(crate) fn read_buffer(&self, size: usize) -> BufMut {
         match self {
-            Message::Classic(_, buffers) if size >= LARGE_BYTES => buffers.take().into_answer(size),
-            Message::Classic(..) => BufMut::heap(size),
-            Message::Ring(arrived) => arrived.read_buffer(size),
+            KernelMessage::Classic(_, buffers) if size >= LARGE_BYTES => {
+                buffers.take().into_answer(size)
+            }
+            KernelMessage::Classic(..) => BufMut::heap(size),
+            KernelMessage::Ring(arrived) => arrived.read_buffer(size),
         }
     }
 }
@@ -60,7 +62,7 @@ impl Message {
 /// What a request is answered. Most answers are small ones, which is why they are kept in
 /// place and not boxed.
 #[allow(clippy::large_enum_variant)]
-pub(crate) enum Answer {
+pub(crate) enum KernelAnswer {
     /// Nothing but that it went well.
     Empty,
     /// Fixed-size fields.
@@ -73,13 +75,13 @@ pub(crate) enum Answer {
     Nothing,
 }
 
-impl Answer {
+impl KernelAnswer {
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
-            Answer::Empty | Answer::Nothing => &[],
-            Answer::Small(small) => small.as_slice(),
-            Answer::Bytes(bytes) => bytes,
-            Answer::Data(data) => data.filled(),
+            KernelAnswer::Empty | KernelAnswer::Nothing => &[],
+            KernelAnswer::Small(small) => small.as_slice(),
+            KernelAnswer::Bytes(bytes) => bytes,
+            KernelAnswer::Data(data) => data.filled(),
         }
     }
 }

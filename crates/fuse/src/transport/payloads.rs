@@ -78,7 +78,7 @@ impl Used {
 }
 
 /// How far the entries of one queue are with coming together.
-pub(crate) struct Gathering {
+pub(crate) struct PayloadReclaim {
     stage: Mutex<Stage>,
     /// Changes at the end of each gathering.
     ended: watch::Sender<u64>,
@@ -94,14 +94,14 @@ enum Stage {
     Coming { left: usize, kept: usize },
 }
 
-impl Default for Gathering {
-    fn default() -> Gathering {
-        Gathering { stage: Mutex::new(Stage::Off), ended: watch::channel(0).0 }
+impl Default for PayloadReclaim {
+    fn default() -> PayloadReclaim {
+        PayloadReclaim { stage: Mutex::new(Stage::Off), ended: watch::channel(0).0 }
     }
 }
 
 /// What becomes of an entry that holds such a question.
-pub(crate) enum Part {
+pub(crate) enum ReclaimPart {
     /// Nothing: the question is answered as for an attribute that is not there.
     None,
     /// It is the first: so many further ones are awaited.
@@ -110,7 +110,7 @@ pub(crate) enum Part {
     Waits { gives: bool, end: watch::Receiver<u64> },
 }
 
-impl Gathering {
+impl PayloadReclaim {
     fn stage(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,14 +125,14 @@ impl Gathering {
 
     /// A question has come to the queue, `free` of whose entries hold nothing else. `kept`
     /// entries keep their memory.
-    pub(crate) fn join(&self, free: usize, kept: usize) -> Part {
+    pub(crate) fn join(&self, free: usize, kept: usize) -> ReclaimPart {
         let mut stage = self.stage();
         match *stage {
-            Stage::Off => Part::None,
-            Stage::Wanted if free == 0 => Part::None,
+            Stage::Off => ReclaimPart::None,
+            Stage::Wanted if free == 0 => ReclaimPart::None,
             Stage::Wanted => {
                 *stage = Stage::Coming { left: free, kept };
-                Part::First(free)
+                ReclaimPart::First(free)
             }
             Stage::Coming { left, kept } => {
                 let end = self.ended.subscribe();
@@ -140,7 +140,7 @@ impl Gathering {
                 if left == 1 {
                     self.end_in(&mut stage);
                 }
-                Part::Waits { gives: kept == 0, end }
+                ReclaimPart::Waits { gives: kept == 0, end }
             }
         }
     }
@@ -177,7 +177,7 @@ impl Queues {
                 attempts = 0;
                 continue;
             }
-            self.gatherings().for_each(Gathering::end); // of an attempt that nobody heeded
+            self.gatherings().for_each(PayloadReclaim::end); // of an attempt that nobody heeded
             if !payloads.are_many() || attempts == ATTEMPTS_MAX {
                 payloads.tended.store(false, Ordering::SeqCst);
                 // Something may have come meanwhile, and nobody else looked then.
@@ -190,16 +190,16 @@ impl Queues {
                 continue;
             }
             attempts += 1;
-            self.gatherings().for_each(Gathering::want);
+            self.gatherings().for_each(PayloadReclaim::want);
             worker.shared.options.host.gather_entries();
         }
     }
 
     /// The part that an entry of the queue of `cpu` takes which holds a question for it.
-    pub(crate) fn gather(self: &Arc<Queues>, cpu: u16) -> Part {
+    pub(crate) fn gather(self: &Arc<Queues>, cpu: u16) -> ReclaimPart {
         let kept = KEPT_MAX / self.cpus();
         let part = self.gathering(cpu).join(self.free_entries(cpu), kept);
-        if matches!(part, Part::First(_)) {
+        if matches!(part, ReclaimPart::First(_)) {
             let queues = self.clone();
             let mut end = self.gathering(cpu).ended.subscribe();
             dray_rt::spawn(async move {
@@ -217,40 +217,43 @@ mod tests {
 
     #[test]
     fn nobody_waits_where_nothing_is_wanted() {
-        let gathering = Gathering::default();
-        assert!(matches!(gathering.join(8, 2), Part::None));
+        let gathering = PayloadReclaim::default();
+        assert!(matches!(gathering.join(8, 2), ReclaimPart::None));
         gathering.want();
-        assert!(matches!(gathering.join(0, 2), Part::None), "all entries hold something else");
+        assert!(
+            matches!(gathering.join(0, 2), ReclaimPart::None),
+            "all entries hold something else"
+        );
     }
 
     #[test]
     fn all_wait_for_the_last_and_the_first_keep_their_memory() {
-        let gathering = Gathering::default();
+        let gathering = PayloadReclaim::default();
         gathering.want();
-        assert!(matches!(gathering.join(3, 1), Part::First(3)));
+        assert!(matches!(gathering.join(3, 1), ReclaimPart::First(3)));
         gathering.want(); // while they come: no second beginning
         let mut waiting = Vec::new();
         for gives in [false, true] {
             match gathering.join(3, 1) {
-                Part::Waits { gives: does, end } if does == gives => waiting.push(end),
+                ReclaimPart::Waits { gives: does, end } if does == gives => waiting.push(end),
                 _ => panic!("it should wait, and give its memory back: {gives}"),
             }
         }
         assert!(waiting.iter().all(|end| !end.has_changed().unwrap()));
-        assert!(matches!(gathering.join(3, 1), Part::Waits { gives: true, .. }));
+        assert!(matches!(gathering.join(3, 1), ReclaimPart::Waits { gives: true, .. }));
         assert!(waiting.iter().all(|end| end.has_changed().unwrap()));
-        assert!(matches!(gathering.join(3, 1), Part::None), "it is over");
+        assert!(matches!(gathering.join(3, 1), ReclaimPart::None), "it is over");
     }
 
     #[test]
     fn who_waits_is_answered_though_not_all_have_come() {
-        let gathering = Gathering::default();
+        let gathering = PayloadReclaim::default();
         gathering.want();
         gathering.join(3, 0);
-        let Part::Waits { end, .. } = gathering.join(3, 0) else { panic!("it should wait") };
+        let ReclaimPart::Waits { end, .. } = gathering.join(3, 0) else { panic!("it should wait") };
         gathering.end();
         assert!(end.has_changed().unwrap());
-        assert!(matches!(gathering.join(3, 0), Part::None));
+        assert!(matches!(gathering.join(3, 0), ReclaimPart::None));
     }
 
     #[test]

@@ -16,8 +16,8 @@ use dray_rt::{Ring, sleep};
 
 use crate::front::Worker;
 use crate::state::{State, header};
-use crate::transport::area::{Area, Slot};
-use crate::transport::payloads::{Gathering, Payloads};
+use crate::transport::area::{Area, AreaEntry};
+use crate::transport::payloads::{PayloadReclaim, Payloads};
 use crate::transport::ring::start_entry;
 
 /// A queue whose entries all hold requests, of which none has been answered for so long, gets
@@ -57,7 +57,7 @@ struct Queue {
     /// Somebody looks whether it stands still.
     watched: AtomicBool,
     /// Its entries come together for a moment when the mount rests.
-    gathering: Gathering,
+    gathering: PayloadReclaim,
 }
 
 impl Queue {
@@ -107,7 +107,7 @@ impl Queues {
     /// predecessor had read first. New requests come when they are [opened](Queues::open).
     pub(crate) fn serve(self: &Arc<Queues>, worker: &Arc<Worker>, ring: &Ring, cpus: &[u16]) {
         for &cpu in cpus {
-            let adopted: Vec<(Slot, usize)> = self.area.adopted(cpu).collect();
+            let adopted: Vec<(AreaEntry, usize)> = self.area.adopted(cpu).collect();
             // All are counted before the first request asks whether there are enough.
             let entries = &self.queues[usize::from(cpu)].entries;
             entries.store(adopted.len(), Ordering::Release);
@@ -159,11 +159,11 @@ impl Queues {
         self.queues[usize::from(cpu)].free_entries()
     }
 
-    pub(crate) fn gathering(&self, cpu: u16) -> &Gathering {
+    pub(crate) fn gathering(&self, cpu: u16) -> &PayloadReclaim {
         &self.queues[usize::from(cpu)].gathering
     }
 
-    pub(crate) fn gatherings(&self) -> impl Iterator<Item = &Gathering> {
+    pub(crate) fn gatherings(&self) -> impl Iterator<Item = &PayloadReclaim> {
         self.queues.iter().map(|queue| &queue.gathering)
     }
 

@@ -35,10 +35,10 @@ use crate::proto::Head;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
 use crate::proto::wire::Small;
-use crate::transport::area::{Area, OVERWRITTEN_MAX, PAYLOAD_BYTES, Slot};
-use crate::transport::payloads::{Part, Used};
+use crate::transport::area::{Area, AreaEntry, OVERWRITTEN_MAX, PAYLOAD_BYTES};
+use crate::transport::payloads::{ReclaimPart, Used};
 use crate::transport::queues::Queues;
-use crate::transport::{Answer, Message};
+use crate::transport::{KernelAnswer, KernelMessage};
 
 /// Commands of the ring: take this memory; here is the answer, the next request please.
 const REGISTER: u32 = 1;
@@ -52,9 +52,9 @@ const COMMIT_ID_AT: usize = 256 + 8;
 const PAYLOAD_SIZE_AT: usize = 256 + 16;
 
 /// One entry: its memory, and what the kernel last said about it.
-pub(crate) struct Entry {
+pub(crate) struct RingEntry {
     cpu: u16,
-    slot: Slot,
+    slot: AreaEntry,
     device: RawFd,
     mail: Mutex<Mail>,
     used: Used,
@@ -64,9 +64,9 @@ pub(crate) struct Entry {
 
 // SAFETY: the memory of the slot belongs to the kernel between a commit and its
 // completion, and to the entry's task and its leases otherwise.
-unsafe impl Send for Entry {}
+unsafe impl Send for RingEntry {}
 // SAFETY: as above; what several threads touch is behind the mutex.
-unsafe impl Sync for Entry {}
+unsafe impl Sync for RingEntry {}
 
 #[derive(Default)]
 struct Mail {
@@ -77,7 +77,7 @@ struct Mail {
 }
 
 /// Keeps an entry from being committed as long as somebody uses its payload.
-struct Lease(Arc<Entry>);
+struct Lease(Arc<RingEntry>);
 
 impl Memory for Lease {}
 
@@ -91,7 +91,7 @@ impl Drop for Lease {
     }
 }
 
-impl Completion for Entry {
+impl Completion for RingEntry {
     fn complete(&self, _token: RingToken, result: i32) {
         let mut mail = self.mail();
         mail.result = Some(result);
@@ -101,7 +101,7 @@ impl Completion for Entry {
     }
 }
 
-impl Entry {
+impl RingEntry {
     fn mail(&self) -> MutexGuard<'_, Mail> {
         self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -208,11 +208,11 @@ impl Entry {
         ring: &Ring,
         token: RingToken,
         unique: u64,
-        answer: Result<Answer, i32>,
+        answer: Result<KernelAnswer, i32>,
     ) {
         let (mut error, answer) = match answer {
             Ok(answer) => (0, answer),
-            Err(error) => (error, Answer::Empty),
+            Err(error) => (error, KernelAnswer::Empty),
         };
         let mut len = answer.bytes().len().min(PAYLOAD_BYTES);
         let here = std::ptr::eq(answer.bytes().as_ptr(), self.slot.payload.as_ptr());
@@ -223,7 +223,7 @@ impl Entry {
                 drop(answer);
                 None
             }
-            Answer::Data(data) => Some(Answer::Bytes(data.filled().to_vec())),
+            KernelAnswer::Data(data) => Some(KernelAnswer::Bytes(data.filled().to_vec())),
             answer => Some(answer),
         };
         if self.mail().lent {
@@ -266,7 +266,7 @@ enum Found {
 
 /// A request that lies in an entry.
 pub(crate) struct Arrived {
-    entry: Arc<Entry>,
+    entry: Arc<RingEntry>,
     /// Bytes of the payload that belong to the request.
     payload_len: usize,
 }
@@ -323,10 +323,10 @@ pub(crate) fn start_entry(
     queues: &Arc<Queues>,
     worker: &Arc<Worker>,
     ring: &Ring,
-    (cpu, (slot, used_bytes)): (u16, (Slot, usize)),
+    (cpu, (slot, used_bytes)): (u16, (AreaEntry, usize)),
     spare: bool,
 ) {
-    let entry = Arc::new(Entry {
+    let entry = Arc::new(RingEntry {
         cpu,
         slot,
         device: queues.device.as_raw_fd(),
@@ -344,7 +344,7 @@ async fn serve_entry(
     queues: Arc<Queues>,
     worker: Arc<Worker>,
     ring: Ring,
-    (entry, token): (Arc<Entry>, RingToken),
+    (entry, token): (Arc<RingEntry>, RingToken),
     spare: bool,
 ) {
     let settling = queues.settling();
@@ -372,7 +372,7 @@ async fn serve_entry(
         let answer = if refused {
             Err(-libc::ENOLCK)
         } else {
-            let message = Message::Ring(arrived);
+            let message = KernelMessage::Ring(arrived);
             let answer = worker.serve(&message).await;
             if blocks {
                 queues.end_blocking(entry.cpu);
@@ -387,11 +387,13 @@ async fn serve_entry(
 
 /// Answers a question for which the entries of a queue come together, when they have done so,
 /// and gives the memory of this one back.
-async fn gathered(queues: &Arc<Queues>, entry: &Entry) -> Result<Answer, i32> {
+async fn gathered(queues: &Arc<Queues>, entry: &RingEntry) -> Result<KernelAnswer, i32> {
     match queues.gather(entry.cpu) {
-        Part::None => Err(-libc::ENODATA),
-        Part::First(wanted) => Ok(Answer::Small(Small::new().u32(wanted as u32).u32(0))),
-        Part::Waits { gives, mut end } => {
+        ReclaimPart::None => Err(-libc::ENODATA),
+        ReclaimPart::First(wanted) => {
+            Ok(KernelAnswer::Small(Small::new().u32(wanted as u32).u32(0)))
+        }
+        ReclaimPart::Waits { gives, mut end } => {
             if gives && entry.area.give_back(&entry.slot).is_ok() {
                 entry.used.given_back();
             }

@@ -122,7 +122,7 @@ pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
 
 /// What a thread is seen doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum CallingSyscall {
     Waits(SystemCall),
     /// It runs, or is about to.
     Runs,
@@ -160,14 +160,14 @@ impl SystemCall {
 }
 
 /// Which system call the thread `pid` is in.
-pub(crate) fn call_of(pid: Pid) -> Call {
+pub(crate) fn call_of(pid: Pid) -> CallingSyscall {
     let Ok(line) = std::fs::read_to_string(format!("/proc/{pid}/syscall")) else {
-        return Call::Unseen;
+        return CallingSyscall::Unseen;
     };
     match SystemCall::in_line(&line) {
-        Some(call) => Call::Waits(call),
-        None if line.trim_end() == "running" => Call::Runs,
-        None => Call::Unseen,
+        Some(call) => CallingSyscall::Waits(call),
+        None if line.trim_end() == "running" => CallingSyscall::Runs,
+        None => CallingSyscall::Unseen,
     }
 }
 
@@ -176,9 +176,9 @@ pub(crate) fn call_of(pid: Pid) -> Call {
 pub(crate) async fn call_that_waits(pid: Pid) -> Option<SystemCall> {
     for _ in 0..LOOKS_MAX {
         match call_of(pid) {
-            Call::Waits(call) => return Some(call),
-            Call::Unseen => return None,
-            Call::Runs => sleep(LOOK_TIME).await,
+            CallingSyscall::Waits(call) => return Some(call),
+            CallingSyscall::Unseen => return None,
+            CallingSyscall::Runs => sleep(LOOK_TIME).await,
         }
     }
     None
@@ -219,7 +219,7 @@ pub(crate) fn descriptor_of(pid: Pid, descriptor: u32) -> LeadsTo {
         }
         // Of a thread that is there.
         Err(error) if error.kind() == ErrorKind::NotFound => match call_of(pid) {
-            Call::Waits(_) => LeadsTo::Nothing,
+            CallingSyscall::Waits(_) => LeadsTo::Nothing,
             _ => LeadsTo::Unseen,
         },
         Err(_) => LeadsTo::Unseen,
@@ -260,10 +260,9 @@ mod tests {
     fn it_shows_in_which_call_one_waits() {
         // SAFETY: it only tells a number.
         let own = Pid(unsafe { libc::gettid() } as u32);
-        let in_call =
-            |pid, number| matches!(call_of(pid), Call::Waits(call) if call.number == number);
+        let in_call = |pid, number| matches!(call_of(pid), CallingSyscall::Waits(call) if call.number == number);
         assert!(in_call(own, libc::SYS_read), "it is reading this");
-        assert_eq!(call_of(Pid(0x7fff_fff0)), Call::Unseen);
+        assert_eq!(call_of(Pid(0x7fff_fff0)), CallingSyscall::Unseen);
         let parked = std::thread::scope(|scope| {
             let (tell, told) = std::sync::mpsc::channel();
             let other = scope.spawn(move || {

@@ -72,7 +72,7 @@ pub(crate) enum LookFor {
 
 /// A request whose caller is looked after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Waiting {
+pub(crate) struct WatchedCaller {
     pub(crate) unique: u64,
     pub(crate) pid: Pid,
     pub(crate) age: Duration,
@@ -105,7 +105,7 @@ struct Part {
 
 /// Names a request under way until it ends.
 #[derive(Clone, Copy)]
-pub(crate) struct Ticket {
+pub(crate) struct FlightId {
     part: usize,
     slot: usize,
 }
@@ -139,7 +139,7 @@ impl Flights {
         part: usize,
         head: Head,
         interruptible: bool,
-    ) -> (Ticket, Arc<Cancel>, Interrupted) {
+    ) -> (FlightId, Arc<Cancel>, Interrupted) {
         if let Some(count) = self.counts[part].ops.get(head.opcode as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -157,11 +157,11 @@ impl Flights {
             true => self.find_and_interrupt(head.unique),
             false => None,
         };
-        (Ticket { part, slot }, cancel, interrupted.unwrap_or(Interrupted::Done))
+        (FlightId { part, slot }, cancel, interrupted.unwrap_or(Interrupted::Done))
     }
 
     /// The request has been answered.
-    pub(crate) fn end(&self, ticket: Ticket) {
+    pub(crate) fn end(&self, ticket: FlightId) {
         let mut part = lock(&self.parts[ticket.part]);
         let ended = part.slots[ticket.slot].take();
         part.free.push(ticket.slot);
@@ -250,7 +250,7 @@ impl Flights {
 
     /// Requests that have been under way for `age_min` at least and whose callers may have been
     /// killed unheard. Where the kernel says that a file is closed for good nobody waits.
-    pub(crate) fn waiting(&self, age_min: Duration) -> Vec<Waiting> {
+    pub(crate) fn waiting(&self, age_min: Duration) -> Vec<WatchedCaller> {
         let mut list = Vec::new();
         for part in &self.parts {
             let part = lock(part);
@@ -262,7 +262,7 @@ impl Flights {
                     _ => LookFor::End,
                 };
                 let Head { unique, pid, .. } = flight.head;
-                let waiting = Waiting { unique, pid, age: flight.since.elapsed(), look_for };
+                let waiting = WatchedCaller { unique, pid, age: flight.since.elapsed(), look_for };
                 Some(waiting).filter(|waiting| waiting.age >= age_min)
             }));
         }

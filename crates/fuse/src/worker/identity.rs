@@ -29,16 +29,16 @@ const DESCRIPTORS_SHARE: usize = 8;
 /// Room for /proc/PID/status of somebody in few groups.
 const STATUS_BYTES: usize = 4096;
 
-pub(crate) struct Identities {
+pub(crate) struct CallerIdentities {
     /// The kernel keeps no names: each system call looks up those that it uses.
     looks_up_first: bool,
     known_max: usize,
-    known: Mutex<IdMap<Pid, Known>>,
+    known: Mutex<IdMap<Pid, KnownCaller>>,
     /// Callers of whom nothing more is to be known.
     plain: Mutex<IdMap<(Uid, Gid), Arc<Identity>>>,
 }
 
-struct Known {
+struct KnownCaller {
     who: Arc<Identity>,
     read_at: Instant,
     /// It has just been read for a lookup, with which nearly every system call begins that names
@@ -79,11 +79,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Identities {
-    pub(crate) fn new(looks_up_first: bool) -> Identities {
+impl CallerIdentities {
+    pub(crate) fn new(looks_up_first: bool) -> CallerIdentities {
         let known_max = KNOWN_MAX.min(descriptors() / DESCRIPTORS_SHARE);
         let (known, plain) = (Mutex::default(), Mutex::default());
-        Identities { looks_up_first, known_max, known, plain }
+        CallerIdentities { looks_up_first, known_max, known, plain }
     }
 
     /// The caller of a request.
@@ -152,12 +152,15 @@ impl Identities {
         // left) there is nothing to tell that by, and it is read again each time.
         if let Some(process) = process.filter(alive) {
             let (who, looks_up) = (who.clone(), head.opcode == op::LOOKUP);
-            self.remember(head.pid, Known { who, read_at: now(), looks_up, process, status: file });
+            self.remember(
+                head.pid,
+                KnownCaller { who, read_at: now(), looks_up, process, status: file },
+            );
         }
         Some(who)
     }
 
-    fn remember(&self, pid: Pid, caller: Known) {
+    fn remember(&self, pid: Pid, caller: KnownCaller) {
         let mut known = lock(&self.known);
         if known.len() >= self.known_max {
             known.retain(|_, other| other.read_at.elapsed() < BELIEVED);
@@ -268,7 +271,7 @@ mod tests {
     fn own_groups_are_found_and_others_credentials_have_none() {
         // SAFETY: no memory is passed.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-        let identities = Identities::new(true);
+        let identities = CallerIdentities::new(true);
         let own = identities.of(&head(std::process::id(), uid, gid));
         assert_eq!((own.uid, own.gid), (Uid(uid), Gid(gid)));
         assert!(Arc::ptr_eq(&own, &identities.of(&head(std::process::id(), uid, gid))));
@@ -291,7 +294,7 @@ mod tests {
         let known = std::thread::spawn(move || {
             forbid_pidfds();
             assert!(pidfd_open(std::process::id(), 0).is_none());
-            let identities = Identities::new(true);
+            let identities = CallerIdentities::new(true);
             let begin = std::time::Instant::now();
             // Until setpriv(1) is done.
             while identities.of(&own).groups.is_empty() && begin.elapsed().as_secs() < 60 {
@@ -325,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_has_no_groups() {
-        let identities = Identities::new(true);
+        let identities = CallerIdentities::new(true);
         assert!(identities.of(&head(0x7fff_fff0, 1000, 1000)).groups.is_empty());
         assert!(identities.of(&head(0, 1000, 1000)).groups.is_empty());
     }

@@ -29,11 +29,11 @@ pub type JobsOf = HashMap<Pid, Box<str>>;
 
 /// Finds them.
 #[derive(Default)]
-pub(crate) struct Jobs {
+pub(crate) struct BatchJobs {
     threads: Arc<AtomicUsize>,
 }
 
-impl Jobs {
+impl BatchJobs {
     /// Hands the jobs of `callers` to `then`, on a thread of its own; none of them if too many
     /// threads wait already.
     pub(crate) fn find(&self, callers: Vec<Pid>, then: impl FnOnce(JobsOf) + Send + 'static) {
@@ -90,7 +90,7 @@ mod tests {
         let mut shell = Command::new("sh");
         shell.args(["-c", line]).stdin(std::process::Stdio::piped()).env_remove("SLURM_JOB_ID");
         let mut child = shell.spawn().unwrap();
-        let (jobs, pid) = (Jobs::default(), Pid(child.id()));
+        let (jobs, pid) = (BatchJobs::default(), Pid(child.id()));
         let before = jobs.find_soon(vec![pid]);
         drop(child.stdin.take());
         let begin = std::time::Instant::now();
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn who_asks_does_not_wait_for_those_who_wait_already() {
-        let jobs = Jobs::default();
+        let jobs = BatchJobs::default();
         let own = Pid(std::process::id());
         jobs.threads.store(THREADS_MAX, Ordering::SeqCst);
         let (tell, told) = mpsc::channel();

@@ -21,8 +21,8 @@ pub(crate) struct LockOwners {
 #[derive(Default)]
 struct Owners {
     /// When each asked for a lock last, or got one.
-    asked: BTreeMap<(u64, LockOwner), Asked>,
-    last: Asked,
+    asked: BTreeMap<(u64, LockOwner), LockRequestNumber>,
+    last: LockRequestNumber,
     /// Who waits for a lock at this moment.
     asking: BTreeMap<(u64, LockOwner), Closes>,
 }
@@ -36,14 +36,14 @@ struct Closes {
 }
 
 /// As long as an owner waits for a lock.
-pub(crate) struct Asking<'a> {
+pub(crate) struct LockWaiter<'a> {
     owners: &'a LockOwners,
     who: (u64, LockOwner),
     /// Closes before it was asked for; none if nobody knows how many there were.
     closes: Option<u64>,
 }
 
-impl Asking<'_> {
+impl LockWaiter<'_> {
     /// Whether the owner has closed the file meanwhile, by one of his descriptors of it.
     pub(crate) fn may_be_closed(&self) -> bool {
         let owners = self.owners.lock();
@@ -52,7 +52,7 @@ impl Asking<'_> {
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for LockWaiter<'_> {
     fn drop(&mut self) {
         let mut owners = self.owners.lock();
         let Some(closes) = owners.asking.get_mut(&self.who) else { return };
@@ -65,7 +65,7 @@ impl Drop for Asking<'_> {
 
 /// When an owner asked for a lock, in the order of all that is noted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked(u64);
+pub(crate) struct LockRequestNumber(u64);
 
 /// Owners remembered. Beyond it every close of a file that ever had locks is told.
 const OWNERS_MAX: usize = 1 << 16;
@@ -80,7 +80,9 @@ impl LockOwners {
         let missing = AtomicBool::new(left.is_none());
         let left = left.unwrap_or_default().into_iter();
         let asked = left
-            .filter_map(|(file, owner)| Some(((nodes.find(file)?, owner), Asked::default())))
+            .filter_map(|(file, owner)| {
+                Some(((nodes.find(file)?, owner), LockRequestNumber::default()))
+            })
             .collect();
         LockOwners { missing, owners: Mutex::new(Owners { asked, ..Owners::default() }) }
     }
@@ -105,17 +107,22 @@ impl LockOwners {
 
     /// `owner` waits for a lock on `node` until the answer is dropped. `anew`: perhaps since before this
     /// daemon began.
-    pub(crate) fn asks(&self, node: u64, owner: LockOwner, anew: bool) -> Asking<'_> {
+    pub(crate) fn asks(&self, node: u64, owner: LockOwner, anew: bool) -> LockWaiter<'_> {
         let who = (node, owner);
         let mut owners = self.lock();
         let closes = owners.asking.entry(who).or_default();
         closes.locks += 1;
-        Asking { owners: self, who, closes: (!anew).then_some(closes.count) }
+        LockWaiter { owners: self, who, closes: (!anew).then_some(closes.count) }
     }
 
     /// `owner` closes one of its descriptors of `node`. Whether it may hold a lock on that; with that
     /// which it asked for last, as far as is known.
-    pub(crate) fn closes(&self, nodes: &Nodes, node: u64, owner: LockOwner) -> Option<Asked> {
+    pub(crate) fn closes(
+        &self,
+        nodes: &Nodes,
+        node: u64,
+        owner: LockOwner,
+    ) -> Option<LockRequestNumber> {
         let mut owners = self.lock();
         if let Some(closes) = owners.asking.get_mut(&(node, owner)) {
             closes.count += 1;
@@ -123,11 +130,11 @@ impl LockOwners {
         let known = owners.asked.get(&(node, owner)).copied();
         drop(owners);
         let missing = || self.missing.load(Ordering::SeqCst) && nodes.was_locked(node);
-        known.or_else(|| missing().then(Asked::default))
+        known.or_else(|| missing().then(LockRequestNumber::default))
     }
 
     /// `owner` gave up its locks on `node` after it had `asked`; not what it asked for since.
-    pub(crate) fn gave_up(&self, node: u64, owner: LockOwner, asked: Asked) {
+    pub(crate) fn gave_up(&self, node: u64, owner: LockOwner, asked: LockRequestNumber) {
         let mut owners = self.lock();
         if owners.asked.get(&(node, owner)) == Some(&asked) {
             owners.asked.remove(&(node, owner));

@@ -5,9 +5,9 @@ pub(crate) mod cpus;
 pub(crate) mod crew;
 pub(crate) mod flight;
 pub(crate) mod identity;
+pub(crate) mod invalidator;
 pub(crate) mod jobs;
 pub(crate) mod lock_owners;
-pub(crate) mod outdated;
 pub(crate) mod shared;
 pub(crate) mod versions;
 
@@ -24,7 +24,7 @@ use crate::front::Worker;
 use crate::mount::agree::{Agreed, agree, open};
 use crate::mount::choice::NoRing;
 use crate::mount::device::{clone_device, set_nonblocking};
-use crate::mount::session::Session;
+use crate::mount::session::KernelSession;
 use crate::notify::Notifier;
 use crate::options::{Options, Transport};
 use crate::state::State;
@@ -32,9 +32,9 @@ use crate::transport::classic;
 use crate::transport::queues::Queues;
 use crate::worker::crew::Job;
 use crate::worker::flight::InFlight;
+use crate::worker::invalidator::drop_soon;
 use crate::worker::jobs::JobsOf;
-use crate::worker::outdated::drop_soon;
-use crate::worker::shared::Shared;
+use crate::worker::shared::MountShared;
 
 /// Makes what worker `index` serves. Called on that worker's executor, so that a
 /// connection made by it belongs to that thread.
@@ -75,7 +75,7 @@ pub struct Stats {
     /// Why it is the classic one, where a ring was wanted or would do.
     pub no_ring: Option<NoRing>,
     /// What was agreed on with the kernel.
-    pub session: Session,
+    pub session: KernelSession,
     /// Worker threads.
     pub workers: usize,
     /// Files and directories that the kernel knows.
@@ -193,8 +193,8 @@ impl Mounted {
 /// Tells what goes on in a mount.
 #[derive(Clone)]
 pub struct Reporter {
-    shared: Arc<Shared>,
-    session: Session,
+    shared: Arc<MountShared>,
+    session: KernelSession,
     transport: Transport,
     no_ring: Option<NoRing>,
     workers: usize,
@@ -237,7 +237,7 @@ struct Start {
     fd: Arc<OwnedFd>,
     state: State,
     options: Options,
-    session: Session,
+    session: KernelSession,
     adopted: bool,
     /// The CPU of each worker.
     cpus: Vec<usize>,
@@ -247,19 +247,19 @@ struct Start {
     carrier: watch::Sender<Option<Transport>>,
     /// The mount has ended.
     ended: watch::Sender<bool>,
-    shared: Mutex<Option<Arc<Shared>>>,
+    shared: Mutex<Option<Arc<MountShared>>>,
 }
 
 impl Start {
-    fn shared(&self) -> std::sync::MutexGuard<'_, Option<Arc<Shared>>> {
+    fn shared(&self) -> std::sync::MutexGuard<'_, Option<Arc<MountShared>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the workers share, made by the first that knows the root.
-    fn share(&self, stack: &Stack) -> Arc<Shared> {
+    fn share(&self, stack: &Stack) -> Arc<MountShared> {
         let mut shared = self.shared();
         let make = || {
-            let shared = Arc::new(Shared::new(
+            let shared = Arc::new(MountShared::new(
                 self.options.clone(),
                 self.session,
                 self.fd.clone(),
@@ -283,7 +283,7 @@ impl Start {
 
 /// Answers what the server asks of its own accord and does what it says, as long as the mount is there.
 /// What the workers share holds the session, so the session must not hold it.
-fn answer_session(shared: &Arc<Shared>) {
+fn answer_session(shared: &Arc<MountShared>) {
     let [caching, asked] = [(), ()].map(|()| Arc::downgrade(shared));
     shared.control.hear_changes_by(Box::new(move |files| {
         if let Some(shared) = caching.upgrade() {

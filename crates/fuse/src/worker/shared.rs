@@ -9,26 +9,26 @@ use dray_core::{NodeId, Pid, SessionControl, Stack, TellJobs};
 use crate::front::cache_mode::CacheMode;
 use crate::front::removed::Removed;
 use crate::front::undoing::FailedWrites;
-use crate::mount::session::Session;
+use crate::mount::session::KernelSession;
 use crate::options::Options;
 use crate::state::State;
 use crate::state::capabilities::Capabilities;
-use crate::state::changes::Changes;
+use crate::state::changes::RecentChanges;
 use crate::state::handles::Handles;
 use crate::state::nodes::Nodes;
-use crate::state::sent_back::SentBack;
+use crate::state::stale_retries::StaleRetries;
 use crate::worker::flight::Flights;
-use crate::worker::identity::Identities;
-use crate::worker::jobs::{Jobs, JobsOf};
+use crate::worker::identity::CallerIdentities;
+use crate::worker::invalidator::Invalidator;
+use crate::worker::jobs::{BatchJobs, JobsOf};
 use crate::worker::lock_owners::LockOwners;
-use crate::worker::outdated::Outdated;
 use crate::worker::versions::Versions;
 
-pub(crate) struct Shared {
+pub(crate) struct MountShared {
     pub(crate) options: Options,
     /// How long the kernel may believe what.
     pub(crate) mode: CacheMode,
-    pub(crate) session: Session,
+    pub(crate) session: KernelSession,
     /// The session of the file system below.
     pub(crate) control: Arc<dyn SessionControl>,
     /// This mount, as the server knows it.
@@ -36,32 +36,32 @@ pub(crate) struct Shared {
     pub(crate) device: Arc<OwnedFd>,
     pub(crate) nodes: Nodes,
     pub(crate) handles: Handles,
-    pub(crate) identities: Identities,
+    pub(crate) identities: CallerIdentities,
     pub(crate) flights: Flights,
-    pub(crate) jobs: Jobs,
-    pub(crate) outdated: Arc<Outdated>,
+    pub(crate) jobs: BatchJobs,
+    pub(crate) invalidator: Arc<Invalidator>,
     pub(crate) lock_owners: LockOwners,
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
-    pub(crate) changes: Changes,
+    pub(crate) changes: RecentChanges,
     /// What the kernel may undo.
     pub(crate) failed_writes: FailedWrites,
     pub(crate) removed: Removed,
-    pub(crate) sent_back: SentBack,
+    pub(crate) stale_retries: StaleRetries,
     /// Somebody looks after callers.
     pub(crate) looks_after: AtomicBool,
 }
 
-impl Shared {
+impl MountShared {
     pub(crate) fn new(
         options: Options,
-        session: Session,
+        session: KernelSession,
         device: Arc<OwnedFd>,
         state: &State,
         adopted: bool,
         stack: &Stack,
         workers: usize,
-    ) -> Shared {
+    ) -> MountShared {
         let nodes = Nodes::new(state.clone(), stack.fs.info().root);
         let mode = CacheMode::of(&options);
         if mode.names_may_change() {
@@ -71,8 +71,8 @@ impl Shared {
             true => LockOwners::of_predecessor(&nodes, stack.session.lock_owners()),
             false => LockOwners::default(),
         };
-        Shared {
-            identities: Identities::new(!options.kernel_checks_permissions()),
+        MountShared {
+            identities: CallerIdentities::new(!options.kernel_checks_permissions()),
             options,
             mode,
             session,
@@ -82,15 +82,15 @@ impl Shared {
             nodes,
             handles: Handles::new(state.clone()),
             flights: Flights::new(workers),
-            jobs: Jobs::default(),
-            outdated: Arc::default(),
+            jobs: BatchJobs::default(),
+            invalidator: Arc::default(),
             lock_owners,
             versions: Versions::default(),
             capabilities: Capabilities::default(),
-            changes: Changes::default(),
+            changes: RecentChanges::default(),
             failed_writes: FailedWrites::new(adopted),
             removed: Removed::default(),
-            sent_back: SentBack::new(state.clone(), adopted),
+            stale_retries: StaleRetries::new(state.clone(), adopted),
             looks_after: AtomicBool::new(false),
         }
     }

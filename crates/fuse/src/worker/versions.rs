@@ -56,7 +56,7 @@ impl Version {
 
     /// Nobody else has changed it: if it is another version, this mount has made it, and its kernel has
     /// the pages of that. Others may change it from now on without a trace.
-    fn changed_here(&mut self, attr: &Attr, moment: Moment) {
+    fn changed_here(&mut self, attr: &Attr, moment: OpenTime) {
         if !self.is_of(attr) {
             (self.mtime, self.ctime, self.size) = (attr.mtime, attr.ctime, attr.size);
             (self.since, self.settled) = (moment.now, false);
@@ -70,15 +70,15 @@ pub(crate) struct Dropping(pub(crate) u64);
 
 /// When a file was opened.
 #[derive(Clone, Copy)]
-pub(crate) struct Moment {
+pub(crate) struct OpenTime {
     pub(crate) now: Instant,
     /// Since 1970.
     pub(crate) wall: Duration,
 }
 
-impl Moment {
-    pub(crate) fn now() -> Moment {
-        Moment { now: dray_rt::now(), wall: dray_rt::wall_clock() }
+impl OpenTime {
+    pub(crate) fn now() -> OpenTime {
+        OpenTime { now: dray_rt::now(), wall: dray_rt::wall_clock() }
     }
 
     fn is_long_after(self, attr: &Attr) -> bool {
@@ -102,7 +102,7 @@ impl Versions {
         node: u64,
         file: &AtOpen,
         watched: bool,
-        moment: Moment,
+        moment: OpenTime,
     ) -> Option<Dropping> {
         let AtOpen { attr, times_past, .. } = file;
         let mut seen = self.lock();
@@ -174,10 +174,10 @@ mod tests {
     }
 
     /// A moment `millis` after some other, at which files of 1970 are old.
-    fn at(millis: u64) -> Moment {
+    fn at(millis: u64) -> OpenTime {
         let since = Duration::from_millis(millis);
         let (now, wall) = (Instant::from_nanos(1) + since, Duration::from_secs(1000) + since);
-        Moment { now, wall }
+        OpenTime { now, wall }
     }
 
     /// Two opened a file that had changed. The second was told to keep pages that the first had

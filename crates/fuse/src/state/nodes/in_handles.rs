@@ -73,7 +73,7 @@ impl Nodes {
 mod tests {
     use dray_core::FileType;
 
-    use super::super::kept::KEPT_MAX;
+    use super::super::forgotten::KEPT_MAX;
     use super::*;
     use crate::proto::abi::ROOT_NODE;
     use crate::state::State;

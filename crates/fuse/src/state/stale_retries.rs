@@ -21,7 +21,7 @@ use crate::state::{HEADER_BYTES, RECORD_BYTES, State, header};
 
 /// Threads that are remembered; of more the oldest are forgotten.
 pub(crate) const RECORDS: usize = 120;
-const _: () = assert!(header::SENT_BACK + RECORDS * RECORD_BYTES <= HEADER_BYTES);
+const _: () = assert!(header::STALE_RETRIES + RECORDS * RECORD_BYTES <= HEADER_BYTES);
 /// How long: the kernel comes again at once.
 const AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// How long after its beginning a daemon may be asked for what its predecessor died over.
@@ -42,7 +42,7 @@ pub(crate) const NOTHING: FileId = FileId { ino: 0, generation: 0 };
 
 /// Who asks: a thread, and in which call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Caller {
+pub(crate) struct RetryCaller {
     pub(crate) thread: Pid,
     /// The print of the call, where that is seen; of who is to be noted, if it is one that opens files.
     pub(crate) call: Option<NonZeroU32>,
@@ -58,14 +58,14 @@ enum Calls {
 
 /// A request to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Opening {
-    pub(crate) caller: Caller,
+pub(crate) struct RetriedOpen {
+    pub(crate) caller: RetryCaller,
     /// What it was sent back from, or has found since.
     pub(crate) file: FileId,
     pub(crate) request: RequestId,
 }
 
-pub(crate) struct SentBack {
+pub(crate) struct StaleRetries {
     state: State,
     /// There may be some.
     any: AtomicBool,
@@ -75,14 +75,15 @@ pub(crate) struct SentBack {
     inherits_until: Option<Instant>,
 }
 
-impl SentBack {
+impl StaleRetries {
     /// Whom a predecessor has sent back, if there was one.
-    pub(crate) fn new(state: State, adopted: bool) -> SentBack {
+    pub(crate) fn new(state: State, adopted: bool) -> StaleRetries {
         let until = Mutex::new([now() + AGAIN_WITHIN; RECORDS]);
         let inherits_until = adopted.then(|| now() + INHERITED);
-        let sent_back = SentBack { state, any: AtomicBool::new(false), until, inherits_until };
-        sent_back.look_for_any();
-        sent_back
+        let stale_retries =
+            StaleRetries { state, any: AtomicBool::new(false), until, inherits_until };
+        stale_retries.look_for_any();
+        stale_retries
     }
 
     /// Lookups look no further where there are none: under `strict` nobody is ever sent back.
@@ -101,11 +102,11 @@ impl SentBack {
     }
 
     fn get(&self, record: usize, word: usize) -> u64 {
-        self.state.region.load(header::SENT_BACK + record * RECORD_BYTES + word)
+        self.state.region.load(header::STALE_RETRIES + record * RECORD_BYTES + word)
     }
 
     fn set(&self, record: usize, word: usize, value: u64) {
-        self.state.region.store(header::SENT_BACK + record * RECORD_BYTES + word, value);
+        self.state.region.store(header::STALE_RETRIES + record * RECORD_BYTES + word, value);
     }
 
     fn file(&self, record: usize) -> FileId {
@@ -121,7 +122,7 @@ impl SentBack {
         Pid(self.get(record, THREAD) as u32)
     }
 
-    fn set_caller(&self, record: usize, Caller { thread, call }: Caller) {
+    fn set_caller(&self, record: usize, RetryCaller { thread, call }: RetryCaller) {
         let print = call.map_or(0, NonZeroU32::get);
         self.set(record, THREAD, u64::from(print) << 32 | u64::from(thread.0));
     }
@@ -130,7 +131,7 @@ impl SentBack {
         (0..RECORDS).find(|record| self.thread(*record) == thread)
     }
 
-    fn calls(&self, record: usize, caller: Caller) -> Calls {
+    fn calls(&self, record: usize, caller: RetryCaller) -> Calls {
         let noted = NonZeroU32::new((self.get(record, THREAD) >> 32) as u32);
         match (noted, caller.call) {
             (Some(noted), Some(call)) if noted == call => Calls::Same,
@@ -160,7 +161,7 @@ impl SentBack {
 
     /// A request is about to be answered by ESTALE. If it was before, by a predecessor, its thread may
     /// have gone on.
-    pub(crate) fn note(&self, opening: Opening) {
+    pub(crate) fn note(&self, opening: RetriedOpen) {
         let mut until = self.lock();
         let noted = self.of_thread(opening.caller.thread);
         if noted.is_some_and(|record| self.is_of(record, opening.request)) {
@@ -179,7 +180,7 @@ impl SentBack {
     }
 
     /// A thread has looked a name up, and is about to be told.
-    pub(crate) fn finds(&self, caller: Caller, found: Option<FileId>) {
+    pub(crate) fn finds(&self, caller: RetryCaller, found: Option<FileId>) {
         let mut until = self.lock();
         let Some(record) = self.of_thread(caller.thread) else { return };
         match (self.calls(record, caller), found) {
@@ -194,7 +195,7 @@ impl SentBack {
 
     /// A thread opens something. Whether it was sent back just before, and comes to this; if to
     /// something else, that it was sent back is over. A request that a daemon died over is what it was.
-    pub(crate) fn comes(&self, opening: Opening) -> bool {
+    pub(crate) fn comes(&self, opening: RetriedOpen) -> bool {
         let thread = opening.caller.thread;
         if !self.any.load(Ordering::Acquire) || thread == Pid(0) {
             return false;
@@ -232,12 +233,12 @@ mod tests {
     }
 
     /// In a call that cannot be seen.
-    fn unseen(thread: u32) -> Caller {
-        Caller { thread: Pid(thread), call: None }
+    fn unseen(thread: u32) -> RetryCaller {
+        RetryCaller { thread: Pid(thread), call: None }
     }
 
-    fn opening(thread: u32, ino: u64, request: u64) -> Opening {
-        Opening { caller: unseen(thread), file: file(ino), request: RequestId(2 * request) }
+    fn opening(thread: u32, ino: u64, request: u64) -> RetriedOpen {
+        RetriedOpen { caller: unseen(thread), file: file(ino), request: RequestId(2 * request) }
     }
 
     fn simulated(test: impl AsyncFnOnce()) {
@@ -249,7 +250,7 @@ mod tests {
     #[test]
     fn who_was_sent_back_is_let_through_once_and_soon() {
         simulated(async || {
-            let list = SentBack::new(State::create().unwrap(), false);
+            let list = StaleRetries::new(State::create().unwrap(), false);
             assert!(!list.any.load(Ordering::SeqCst), "each lookup would search for its thread");
             assert!(!list.comes(opening(1, 7, 1)));
             list.note(opening(1, 7, 2));
@@ -277,10 +278,12 @@ mod tests {
     #[test]
     fn what_a_call_has_found_last_is_what_counts_and_no_other_call() {
         simulated(async || {
-            let list = SentBack::new(State::create().unwrap(), false);
-            let caller = |call| Caller { thread: Pid(1), call: NonZeroU32::new(call) };
-            let opens =
-                |call, ino, request| Opening { caller: caller(call), ..opening(1, ino, request) };
+            let list = StaleRetries::new(State::create().unwrap(), false);
+            let caller = |call| RetryCaller { thread: Pid(1), call: NonZeroU32::new(call) };
+            let opens = |call, ino, request| RetriedOpen {
+                caller: caller(call),
+                ..opening(1, ino, request)
+            };
             list.note(opens(5, 7, 1));
             list.finds(caller(5), None);
             assert!(list.remembers(Pid(1)) && !list.remembers(Pid(2)) && !list.remembers(Pid(0)));
@@ -309,7 +312,7 @@ mod tests {
     #[test]
     fn the_oldest_are_forgotten() {
         simulated(async || {
-            let list = SentBack::new(State::create().unwrap(), false);
+            let list = StaleRetries::new(State::create().unwrap(), false);
             for thread in 1..=RECORDS as u32 + 1 {
                 list.note(opening(thread, 7, thread.into()));
                 dray_rt::sleep(Duration::from_micros(1)).await;
@@ -326,7 +329,7 @@ mod tests {
     fn a_successor_goes_on_where_its_predecessor_died() {
         simulated(async || {
             let state = State::create().unwrap();
-            let next = || SentBack::new(state.clone(), true);
+            let next = || StaleRetries::new(state.clone(), true);
             next().note(opening(1, 7, 1));
             assert!(next().any.load(Ordering::SeqCst));
             assert!(!next().comes(opening(1, 7, 1)), "it was not told");

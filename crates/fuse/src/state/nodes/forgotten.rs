@@ -13,7 +13,7 @@ pub(super) const KEPT_MAX: usize = 8;
 
 /// Slots of the node table.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(super) struct ForgottenNodes {
     /// When each came in.
     turns: IdMap<u64, u64>,
     /// In that order; and some that have been taken since, or came in again.
@@ -21,7 +21,7 @@ pub(super) struct Kept {
     last_turn: u64,
 }
 
-impl Kept {
+impl ForgottenNodes {
     pub(super) fn add(&mut self, slot: u64) {
         self.last_turn += 1;
         self.turns.insert(slot, self.last_turn);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn the_oldest_goes_first_however_often_others_come_and_go() {
-        let mut kept = Kept::default();
+        let mut kept = ForgottenNodes::default();
         for slot in 1..=4 {
             kept.add(slot);
         }

@@ -1,5 +1,6 @@
-//! What the kernel has cached and other clients have changed. What they tell of is only advice: at an
-//! open it is looked at anyway. Whoever is granted a lock waits until it is dropped.
+//! The invalidator: it has the kernel drop what other clients have changed. Their notifications are
+//! only advice, since each open compares versions anyway. A caller that is granted a lock waits until
+//! the cached pages are dropped.
 //!
 //! Dropped by another process. The kernel waits for pages that are being read, and has those written
 //! back that were stored into through a mapping; both take a daemon. One that waited for them itself
@@ -20,7 +21,7 @@ use dray_rt::sync::watch;
 use dray_rt::{Instant, now, sleep, timeout};
 
 use crate::notify::inval_inode;
-use crate::worker::shared::Shared;
+use crate::worker::shared::MountShared;
 
 /// Nodes told at once: pipes take as many bytes whole or not at all (`PIPE_BUF`).
 const NODES_MAX: usize = 512;
@@ -45,14 +46,14 @@ pub struct Dropper {
 }
 
 /// Who is told of nodes whose pages and attributes are to be dropped.
-pub(crate) struct Outdated {
-    told: Mutex<Told>,
+pub(crate) struct Invalidator {
+    told: Mutex<Progress>,
     /// How many of those told are dropped, or will not be: who dropped them has gone.
     dropped: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct Told {
+struct Progress {
     process: Process,
     /// Nodes told so far, to this process and to those before it.
     count: u64,
@@ -64,7 +65,7 @@ struct Told {
 enum Process {
     /// None is needed so far.
     #[default]
-    Unasked,
+    NotStarted,
     /// It is being started, for these nodes.
     Starting(BTreeSet<u64>),
     /// It reads nodes at the other end.
@@ -75,7 +76,7 @@ enum Process {
 
 /// When a node is dropped.
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+enum DropStatus {
     /// Once as many have been dropped.
     Behind(u64),
     /// It has to be told again later.
@@ -86,21 +87,21 @@ enum Asked {
     Never,
 }
 
-impl Default for Outdated {
-    fn default() -> Outdated {
-        Outdated { told: Mutex::default(), dropped: watch::channel(0).0 }
+impl Default for Invalidator {
+    fn default() -> Invalidator {
+        Invalidator { told: Mutex::default(), dropped: watch::channel(0).0 }
     }
 }
 
-impl Outdated {
-    fn lock(&self) -> MutexGuard<'_, Told> {
+impl Invalidator {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True if the process has to be started.
     fn add(&self, nodes: BTreeSet<u64>) -> bool {
         let mut told = self.lock();
-        let Told { process, count, .. } = &mut *told;
+        let Progress { process, count, .. } = &mut *told;
         match process {
             Process::Starting(waiting) => {
                 waiting.extend(nodes.into_iter().take(WAITING_MAX.saturating_sub(waiting.len())));
@@ -108,31 +109,31 @@ impl Outdated {
             }
             Process::Refused(since) if since.elapsed() < PAUSE => return false,
             Process::Runs(pipe) if tell(pipe, count, &nodes).is_ok() => return false,
-            Process::Unasked | Process::Runs(_) | Process::Refused(_) => {}
+            Process::NotStarted | Process::Runs(_) | Process::Refused(_) => {}
         }
         self.begin(&mut told, nodes.into_iter().take(WAITING_MAX).collect());
         true
     }
 
-    /// As [`Outdated::add`], for somebody who waits for it.
-    fn ask(&self, node: u64) -> Asked {
+    /// As [`Invalidator::add`], for somebody who waits for it.
+    fn ask(&self, node: u64) -> DropStatus {
         let mut told = self.lock();
-        let Told { process, count, .. } = &mut *told;
+        let Progress { process, count, .. } = &mut *told;
         match process {
-            Process::Starting(_) => return Asked::Later,
-            Process::Refused(since) if since.elapsed() < PAUSE => return Asked::Never,
+            Process::Starting(_) => return DropStatus::Later,
+            Process::Refused(since) if since.elapsed() < PAUSE => return DropStatus::Never,
             Process::Runs(pipe) => match tell(pipe, count, &BTreeSet::from([node])) {
-                Ok(0) => return Asked::Later,
-                Ok(_) => return Asked::Behind(*count),
+                Ok(0) => return DropStatus::Later,
+                Ok(_) => return DropStatus::Behind(*count),
                 Err(_) => {}
             },
-            Process::Unasked | Process::Refused(_) => {}
+            Process::NotStarted | Process::Refused(_) => {}
         }
         self.begin(&mut told, BTreeSet::new());
-        Asked::Start
+        DropStatus::Start
     }
 
-    fn begin(&self, told: &mut Told, waiting: BTreeSet<u64>) {
+    fn begin(&self, told: &mut Progress, waiting: BTreeSet<u64>) {
         told.process = Process::Starting(waiting);
         told.lives += 1;
         self.dropped.send_replace(told.count); // of the one before nobody hears any more
@@ -169,7 +170,7 @@ impl Outdated {
     fn ended(&self, life: u64) {
         let mut told = self.lock();
         if told.lives == life && matches!(told.process, Process::Runs(_)) {
-            told.process = Process::Unasked;
+            told.process = Process::NotStarted;
             self.dropped.send_replace(told.count);
         }
     }
@@ -200,11 +201,11 @@ fn never_wait(pipe: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Has the kernel forget what it knows of `files`, soon.
-pub(crate) fn drop_soon(shared: &Arc<Shared>, files: &[FileId]) {
+pub(crate) fn drop_soon(shared: &Arc<MountShared>, files: &[FileId]) {
     files.iter().for_each(|file| shared.changes.note(*file));
     let nodes: BTreeSet<u64> = files.iter().filter_map(|file| shared.nodes.find(*file)).collect();
     nodes.iter().for_each(|node| shared.versions.changed_by_others(*node));
-    if !nodes.is_empty() && shared.outdated.add(nodes) {
+    if !nodes.is_empty() && shared.invalidator.add(nodes) {
         start(shared);
     }
 }
@@ -212,7 +213,7 @@ pub(crate) fn drop_soon(shared: &Arc<Shared>, files: &[FileId]) {
 /// Has the kernel forget what it knows of `node`, a file that the caller has open, before this
 /// returns. Where nothing drops its pages, or the caller is signalled and they cannot be had
 /// within a second, reading looks whether the file has changed.
-pub(crate) async fn drop_now(shared: &Arc<Shared>, cx: &Context, node: u64) {
+pub(crate) async fn drop_now(shared: &Arc<MountShared>, cx: &Context, node: u64) {
     if let Ok(file) = shared.nodes.id(node) {
         shared.changes.note(file);
     }
@@ -228,17 +229,17 @@ pub(crate) async fn drop_now(shared: &Arc<Shared>, cx: &Context, node: u64) {
     }
 }
 
-async fn dropped(shared: &Arc<Shared>, node: u64) {
-    let mut dropped = shared.outdated.dropped.subscribe();
+async fn dropped(shared: &Arc<MountShared>, node: u64) {
+    let mut dropped = shared.invalidator.dropped.subscribe();
     loop {
-        match shared.outdated.ask(node) {
-            Asked::Behind(count) => {
+        match shared.invalidator.ask(node) {
+            DropStatus::Behind(count) => {
                 let _ = dropped.wait_for(|dropped| *dropped >= count).await; // the sender is there
                 return;
             }
-            Asked::Never => return,
-            Asked::Start => start(shared),
-            Asked::Later => {}
+            DropStatus::Never => return,
+            DropStatus::Start => start(shared),
+            DropStatus::Later => {}
         }
         sleep(RETRY).await;
     }
@@ -246,7 +247,7 @@ async fn dropped(shared: &Arc<Shared>, node: u64) {
 
 /// Starts the process, and hears of it until it ends. Not by a worker: the program may lie in this very
 /// mount.
-fn start(shared: &Arc<Shared>) {
+fn start(shared: &Arc<MountShared>) {
     let ours = shared.clone();
     let run = move || {
         let dropper = ours.options.host.start_dropping(ours.device.as_fd());
@@ -254,26 +255,26 @@ fn start(shared: &Arc<Shared>) {
             Ok(Dropper { nodes, dropped }) => (Ok(nodes), Some(dropped)),
             Err(error) => (Err(error), None),
         };
-        let (life, before) = ours.outdated.started(nodes);
-        let outdated = Arc::downgrade(&ours.outdated);
+        let (life, before) = ours.invalidator.started(nodes);
+        let invalidator = Arc::downgrade(&ours.invalidator);
         drop(ours); // the process ends with the mount, and not the mount with the process
         if let Some(dropped) = dropped {
-            hear(&outdated, (life, before), dropped);
+            hear(&invalidator, (life, before), dropped);
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("dray-outdated".into()).spawn(run) {
-        shared.outdated.started(Err(error));
+    if let Err(error) = std::thread::Builder::new().name("dray-invalidate".into()).spawn(run) {
+        shared.invalidator.started(Err(error));
     }
 }
 
-fn hear(outdated: &Weak<Outdated>, (life, before): (u64, u64), mut dropped: impl Read) {
+fn hear(invalidator: &Weak<Invalidator>, (life, before): (u64, u64), mut dropped: impl Read) {
     let mut bytes = [0; NUMBER_BYTES];
     while dropped.read_exact(&mut bytes).is_ok() {
-        let Some(outdated) = outdated.upgrade() else { return };
-        outdated.note_dropped(before.saturating_add(u64::from_ne_bytes(bytes)));
+        let Some(invalidator) = invalidator.upgrade() else { return };
+        invalidator.note_dropped(before.saturating_add(u64::from_ne_bytes(bytes)));
     }
-    if let Some(outdated) = outdated.upgrade() {
-        outdated.ended(life);
+    if let Some(invalidator) = invalidator.upgrade() {
+        invalidator.ended(life);
     }
 }
 
@@ -327,69 +328,72 @@ mod tests {
         numbers.iter().map(|number| u64::from_ne_bytes(*number)).collect()
     }
 
-    fn dropped(outdated: &Outdated) -> u64 {
-        *outdated.dropped.borrow()
+    fn dropped(invalidator: &Invalidator) -> u64 {
+        *invalidator.dropped.borrow()
     }
 
     #[test]
     fn what_waits_for_the_process_is_bounded_and_told_once_it_is_there() {
-        let outdated = Outdated::default();
-        assert!(outdated.add(nodes(1..3)) && !outdated.add(nodes(2..5)), "it is started once");
-        assert!(!outdated.add(nodes(5..100_000)));
+        let invalidator = Invalidator::default();
+        assert!(
+            invalidator.add(nodes(1..3)) && !invalidator.add(nodes(2..5)),
+            "it is started once"
+        );
+        assert!(!invalidator.add(nodes(5..100_000)));
         let (reader, writer) = io::pipe().unwrap();
-        outdated.started(Ok(writer));
-        assert!(!outdated.add(nodes(7..8)));
+        invalidator.started(Ok(writer));
+        assert!(!invalidator.add(nodes(7..8)));
         let expected: Vec<u64> = (1..=WAITING_MAX as u64).chain([7]).collect();
         assert_eq!(read(&reader), expected);
         // Nobody is waited for, and what is told is whole.
-        (0..100).for_each(|_| assert!(!outdated.add(nodes(1..NODES_MAX as u64 + 1))));
-        assert_eq!(outdated.ask(7), Asked::Later, "there is no room");
+        (0..100).for_each(|_| assert!(!invalidator.add(nodes(1..NODES_MAX as u64 + 1))));
+        assert_eq!(invalidator.ask(7), DropStatus::Later, "there is no room");
         assert_eq!(read(&reader).len() % NODES_MAX, 0);
         drop(reader);
-        assert!(outdated.add(nodes(1..2)), "another one is started");
+        assert!(invalidator.add(nodes(1..2)), "another one is started");
     }
 
     #[test]
     fn who_waits_is_told_when_its_node_has_been_dropped() {
-        let outdated = Arc::new(Outdated::default());
-        assert_eq!(outdated.ask(1), Asked::Start);
-        assert_eq!(outdated.ask(2), Asked::Later);
-        assert!(!outdated.add(nodes(1..3)));
+        let invalidator = Arc::new(Invalidator::default());
+        assert_eq!(invalidator.ask(1), DropStatus::Start);
+        assert_eq!(invalidator.ask(2), DropStatus::Later);
+        assert!(!invalidator.add(nodes(1..3)));
         let (reader, writer) = io::pipe().unwrap();
-        let which = outdated.started(Ok(writer));
-        assert_eq!(outdated.ask(3), Asked::Behind(3));
+        let which = invalidator.started(Ok(writer));
+        assert_eq!(invalidator.ask(3), DropStatus::Behind(3));
         assert_eq!(read(&reader), [1, 2, 3]);
-        assert_eq!(dropped(&outdated), 0);
+        assert_eq!(dropped(&invalidator), 0);
         let answers = [2u64, 3].map(u64::to_ne_bytes).concat();
-        let weak = Arc::downgrade(&outdated);
-        outdated.note_dropped(2);
-        assert_eq!(dropped(&outdated), 2);
-        outdated.note_dropped(u64::MAX); // an error message, say
-        assert_eq!(dropped(&outdated), 3);
+        let weak = Arc::downgrade(&invalidator);
+        invalidator.note_dropped(2);
+        assert_eq!(dropped(&invalidator), 2);
+        invalidator.note_dropped(u64::MAX); // an error message, say
+        assert_eq!(dropped(&invalidator), 3);
         // It has gone: nobody waits for what it had not dropped.
-        assert_eq!(outdated.ask(4), Asked::Behind(4));
+        assert_eq!(invalidator.ask(4), DropStatus::Behind(4));
         hear(&weak, which, &answers[..]);
-        assert_eq!(dropped(&outdated), 4);
-        assert_eq!(outdated.ask(5), Asked::Start);
+        assert_eq!(dropped(&invalidator), 4);
+        assert_eq!(invalidator.ask(5), DropStatus::Start);
         // What the next one is told is counted on, and the end of the last is no end of it.
         let (reader, writer) = io::pipe().unwrap();
-        let (life, before) = outdated.started(Ok(writer));
-        assert_eq!((outdated.ask(5), before), (Asked::Behind(5), 4));
-        outdated.ended(which.0);
-        assert_eq!(dropped(&outdated), 4);
+        let (life, before) = invalidator.started(Ok(writer));
+        assert_eq!((invalidator.ask(5), before), (DropStatus::Behind(5), 4));
+        invalidator.ended(which.0);
+        assert_eq!(dropped(&invalidator), 4);
         drop(reader);
-        assert_eq!(outdated.ask(6), Asked::Start, "it has gone unheard");
-        assert_eq!(dropped(&outdated), 5);
-        outdated.ended(life);
-        assert_eq!(outdated.ask(6), Asked::Later);
+        assert_eq!(invalidator.ask(6), DropStatus::Start, "it has gone unheard");
+        assert_eq!(dropped(&invalidator), 5);
+        invalidator.ended(life);
+        assert_eq!(invalidator.ask(6), DropStatus::Later);
     }
 
     #[test]
     fn where_there_is_no_process_to_be_had_it_is_not_tried_all_the_time() {
-        let outdated = Outdated::default();
-        assert!(outdated.add(nodes(1..2)));
-        outdated.started(Err(io::ErrorKind::Unsupported.into()));
-        assert!(!outdated.add(nodes(1..2)));
-        assert_eq!(outdated.ask(1), Asked::Never);
+        let invalidator = Invalidator::default();
+        assert!(invalidator.add(nodes(1..2)));
+        invalidator.started(Err(io::ErrorKind::Unsupported.into()));
+        assert!(!invalidator.add(nodes(1..2)));
+        assert_eq!(invalidator.ask(1), DropStatus::Never);
     }
 }
