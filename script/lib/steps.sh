@@ -19,6 +19,8 @@ step_format() {
 step_lint() {
     component clippy clippy
     lint_scripts
+    script/promises --check
+    script/prose --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
     lint_shipped
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked

@@ -1,14 +1,8 @@
-//! The promises of docs/SEMANTICS.md name their tests; here those names are held against the
-//! tree, so that a promise does not outlive its proof. So are links and paths of all pages.
+//! Links, paths and modules that documents name are held against the tree, and so are the rules
+//! of docs/ARCHITECTURE.md. What tests prove is checked by `script/promises`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// A test as the page names it: `PATH.rs::FUNCTION`.
-struct Named {
-    file: String,
-    function: String,
-}
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -17,72 +11,6 @@ fn root() -> PathBuf {
 /// What stands between backquotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
-}
-
-/// Everything between backquotes in `text` that has the form of a test.
-fn named(text: &str) -> Vec<Named> {
-    let split = quoted(text).filter_map(|word| word.split_once(".rs::"));
-    split
-        .map(|(file, function)| Named { file: format!("{file}.rs"), function: function.into() })
-        .collect()
-}
-
-/// The items of the lists in the chapter of promises, each with the lines below it.
-fn promises(page: &str) -> Vec<String> {
-    let mut items: Vec<String> = Vec::new();
-    let chapter = page.split("\n## ").find(|chapter| chapter.starts_with("Promises\n"));
-    for line in chapter.unwrap_or_default().lines() {
-        if line.starts_with("- ") {
-            items.push(line.to_owned());
-        } else if let Some(item) = items.last_mut()
-            && line.starts_with("  ")
-        {
-            item.push('\n');
-            item.push_str(line);
-        }
-    }
-    items
-}
-
-/// Why `test` is none that runs, if so: it is marked as a test, or the directed suite calls it.
-fn problem(test: &Named) -> Option<String> {
-    let Ok(text) = fs::read_to_string(root().join(&test.file)) else {
-        return Some(format!("there is no file {}", test.file));
-    };
-    let head = format!("fn {}(", test.function);
-    let Some(at) = text.find(&head) else {
-        return Some(format!("{} has no function {}", test.file, test.function));
-    };
-    let runs = match test.file.rsplit_once("conformance/suite/") {
-        Some((_, module)) => {
-            let call = format!("{}::{}", module.trim_end_matches(".rs"), test.function);
-            let suite = root().join("crates/testkit/src/conformance/suite/mod.rs");
-            fs::read_to_string(suite).is_ok_and(|suite| suite.contains(&call))
-        }
-        None => {
-            // The attribute stands between the function and whatever ends before it.
-            let before = &text[..at];
-            let item = before.rfind(['}', ';']).map_or(0, |end| end + 1);
-            before[item..].contains("#[test]")
-        }
-    };
-    (!runs).then(|| format!("{}::{} is no test that runs", test.file, test.function))
-}
-
-#[test]
-fn every_promise_names_tests_that_exist() {
-    let page = fs::read_to_string(root().join("docs/SEMANTICS.md")).unwrap();
-    let all = promises(&page);
-    assert!(
-        all.len() > 30,
-        "only {} promises were found: has the form of the page changed?",
-        all.len()
-    );
-    let unproven = all.iter().filter(|promise| named(promise).is_empty());
-    let mut problems: Vec<String> =
-        unproven.map(|promise| format!("no test is named: {promise}")).collect();
-    problems.extend(named(&page).iter().filter_map(problem));
-    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
 /// Every page for people in `dir` and below, but in what is made there.
@@ -264,21 +192,7 @@ fn every_decision_record_is_in_the_list() {
 }
 
 #[test]
-fn what_is_named_wrongly_is_found() {
-    let wrong = [
-        ("crates/nowhere.rs", "x"),
-        ("crates/testkit/tests/documents.rs", "not_there"),
-        ("crates/testkit/tests/documents.rs", "problem"),
-        ("crates/testkit/src/conformance/suite/listing.rs", "fill"),
-    ];
-    for (file, function) in wrong {
-        let test = Named { file: file.into(), function: function.into() };
-        assert!(problem(&test).is_some(), "{file}::{function}");
-    }
-    let page =
-        "# A\n\n- z\n\n## Promises\n\n### B\n\n- c\n  d\n  - `e.rs::f`\n\n- g\n\n## H\n\n- i\n";
-    assert_eq!(promises(page), ["- c\n  d\n  - `e.rs::f`", "- g"]);
-    assert_eq!(named(page).len(), 1);
+fn links_and_paths_are_found_in_a_text() {
     let page = "[a](b.md#c), ![d](e.svg), [f](https://g), [h](#i): `script/test STEP`, docs/adr.";
     assert_eq!(links(page).collect::<Vec<_>>(), ["b.md", "e.svg"]);
     assert_eq!(paths(page).collect::<Vec<_>>(), ["script/test", "docs/adr"]);

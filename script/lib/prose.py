@@ -1,0 +1,93 @@
+"""Long sentences of Markdown documents.
+
+prose.py FILE...; exits 1 after naming every sentence of more than 25 words, as FILE:LINE.
+"""
+
+import re
+import sys
+
+WORDS_MAX = 25
+
+# What ends in a full stop and ends no sentence.
+ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "cf.", "no.")
+
+
+def blocks(text):
+    """Paragraphs, items of lists, headings and cells of tables, each with its first line's number.
+
+    Code between fences and indented code is left out.
+    """
+    number, lines, fenced, item = 0, [], False, False
+
+    def finished():
+        block = (number, " ".join(lines))
+        lines.clear()
+        return [block] if block[1] else []
+
+    for at, line in enumerate(text.splitlines(), 1):
+        bare = line.strip()
+        if bare.startswith("```"):
+            fenced = not fenced
+            yield from finished()
+            continue
+        starts_item = re.match(r"\s*([-*+]|\d+\.)\s+", line)
+        # Four spaces are code, unless they go on with an item or a paragraph.
+        if fenced or (line.startswith("    ") and not lines and not item and not starts_item):
+            continue
+        if not bare or bare.startswith(("#", "|", "<!--")) or starts_item:
+            yield from finished()
+            item = bool(starts_item) or (item and not bare)
+        if bare.startswith("|"):
+            for cell in re.split(r"(?<!\\)\|", bare.strip("|")):
+                yield at, cell.strip()
+        elif bare.startswith("#"):
+            yield at, bare.lstrip("# ")
+        elif bare:
+            if not lines:
+                number = at
+            lines.append(bare[starts_item.end() - (len(line) - len(line.lstrip())):]
+                         if starts_item else bare)
+    yield from finished()
+
+
+def plain(block):
+    """The block as it is read: code is one word, a link is its text."""
+    block = re.sub(r"`[^`]*`", "code", block)
+    block = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", block)
+    block = re.sub(r"<[^>]*>", "", block)
+    return block.replace("*", "")
+
+
+def sentences(block):
+    """A full stop, a question mark or an exclamation mark ends a sentence, and nothing else does."""
+    sentence = []
+    for word in plain(block).split():
+        sentence.append(word)
+        bare = word.rstrip(")\"'")
+        if bare.endswith((".", "?", "!")) and word.lower() not in ABBREVIATIONS:
+            yield sentence
+            sentence = []
+    if sentence:
+        yield sentence
+
+
+def long_sentences(text):
+    for number, block in blocks(text):
+        for sentence in sentences(block):
+            words = [word for word in sentence if re.search(r"\w", word)]
+            if len(words) > WORDS_MAX:
+                yield number, len(words), " ".join(sentence)
+
+
+def main():
+    found = False
+    for path in sys.argv[1:]:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        for number, words, sentence in long_sentences(text):
+            found = True
+            print(f"{path}:{number}: {words} words: {sentence}")
+    return int(found)
+
+
+sys.exit(main())
