@@ -72,25 +72,31 @@ def rust_test(root, path, lines, at):
 
 
 def comments(root):
-    """Every comment that names promises: its file, the file's lines, where it stands, its words."""
+    """Every comment that begins with "proves": its file, the file's lines, where it stands, its words.
+    The words are None where the comment has another form than `proves: P1, P2`.
+    """
     sources = [*root.glob("crates/**/*.rs"), *root.glob("benches/**/*.rs")]
     sources += [*root.glob("script/suites/*.sh"), *root.glob("script/long/*.sh")]
     for source in sorted(sources):
         text = source.read_text(encoding="utf-8")
-        if "proves: " not in text:
+        if "proves" not in text:
             continue
         lines = text.splitlines()
         for at, line in enumerate(lines):
-            comment = re.match(r"\s*(?://|#) proves: (.*)$", line)
-            if comment:
-                yield source.relative_to(root), lines, at, comment[1]
+            if re.match(r"\s*(//|#)\s*proves\b", line):
+                form = re.match(r"\s*(?://|#) proves: ([PD]\d+(?:, [PD]\d+)*)$", line)
+                yield source.relative_to(root), lines, at, form and form[1]
 
 
 def proofs(root, known, problems):
     """The tests of each id."""
     found = {}
     for path, lines, at, words in comments(root):
-        where, names = f"{path}:{at + 1}", words.split(", ")
+        where = f"{path}:{at + 1}"
+        if words is None:
+            problems.append(f"{where}: this comment has not the form `proves: P1, P2`")
+            continue
+        names = words.split(", ")
         test, problem = (path.as_posix(), None)
         if path.suffix == ".rs":
             test, problem = rust_test(root, path, lines, at)
