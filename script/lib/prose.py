@@ -45,6 +45,7 @@ def blocks(text):
         elif bare:
             if not lines:
                 number = at
+                item = bool(starts_item) or (item and line.startswith(" "))
             lines.append(bare[starts_item.end() - (len(line) - len(line.lstrip())):]
                          if starts_item else bare)
     yield from finished()

@@ -89,6 +89,8 @@ fn long_sentences_are_found_where_they_stand() {
     let words = |count: usize| vec!["word"; count].join(" ");
     let (fits, long) = (words(25), words(26));
     let cases = [
+        (format!("- a\n\nA paragraph:\n\n    {long}\n"), None),
+        (format!("- a\n\n    {long}\n"), Some(3)),
         (format!("# A\n\n{fits}. {fits}.\n"), None),
         (format!("# A\n\n{fits}.\n{long}.\n"), Some(3)),
         (format!("- {fits}\n- {fits}\n"), None),
