@@ -234,15 +234,14 @@ fn who_cuts_a_file_that_is_written_waits_and_holds_up_nobody_else() {
 fn a_sync_waits_for_the_writes_of_before_it_alone() {
     simulate(9, async {
         let (site, mount) = Site::new(Op::Write).await;
-        let write = async |at: u64| {
-            let mount = site.mount().await;
+        let write = |mount: Mount, at: u64| {
             spawn_join(async move {
                 let before = now();
                 mount.f.write(&Context::system(), Write::at(at), data(10)).await.unwrap();
                 before.elapsed()
             })
         };
-        let first = write(0).await;
+        let first = write(site.mount().await, 0);
         sleep(LONG / 2).await;
         let syncing = spawn_join(async move {
             let before = now();
@@ -250,7 +249,7 @@ fn a_sync_waits_for_the_writes_of_before_it_alone() {
             before.elapsed()
         });
         sleep(LONG / 10).await;
-        let later = write(50).await;
+        let later = write(site.mount().await, 50);
         let synced = syncing.await.unwrap();
         assert!(synced > LONG / 4 && synced < LONG * 3 / 4, "{synced:?}");
         first.await.unwrap();
