@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Buf, Context, CreateHow, Errno, FileSystem, Identity, Lock, LockFamily, LockKind, LockOwner,
-    LockRange, Name, NodeId, OpenFile, OpenHow, Origin, Pid, RequestId, Write,
+    Admit, Buf, Context, CreateHow, Errno, FileSystem, Identity, Lock, LockFamily, LockKind,
+    LockOwner, LockRange, Name, NodeId, ObservedCall, OpenFile, OpenHow, Origin, Pid, RequestId,
+    SessionControl, Write,
 };
 use dray_fabric::sim::Network;
-use dray_layers::{Admit, Call, Observed, Observer, Outcome};
+use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
-use dray_rt::{Handle, Scope, sleep, spawn_join};
+use dray_rt::{ExecutorHandle, Scope, sleep, spawn_join};
 use dray_testkit::fixture::{TempDir, simulate};
 
 const EXPORT: &str = "data";
@@ -29,12 +30,17 @@ const COME_BACK: Duration = Duration::from_secs(10);
 struct Origins(Mutex<BTreeSet<Origin>>);
 
 impl Observer for Origins {
-    fn admit<'a>(&'a self, cx: &'a Context, _: &'a Call<'a>) -> Admit<'a> {
-        self.0.lock().unwrap().insert(cx.origin);
+    fn admits(&self) -> bool {
+        false
+    }
+
+    fn admit<'a>(&'a self, _: &'a Context, _: &'a ObservedCall<'a>) -> Admit<'a> {
         Admit::Now
     }
 
-    fn done(&self, _: &Context, _: &Call<'_>, _: Outcome<'_>, _: Duration) {}
+    fn done(&self, cx: &Context, _: &ObservedCall<'_>, _: Outcome<'_>, _: Duration) {
+        self.0.lock().unwrap().insert(cx.origin);
+    }
 }
 
 /// A client of a server.
@@ -138,10 +144,10 @@ impl Site {
         let (network, path, journal) = (self.network.clone(), self.memory(), self.journal.clone());
         let (give, given) = dray_rt::sync::oneshot::channel();
         let scope = Scope::new();
-        scope.spawn_on(&Handle::current(), async move {
+        scope.spawn_on(&ExecutorHandle::current(), async move {
             let memory = SessionMemory::open_file(&path, BOOT).expect("a file of its own");
             let client = Client::of(&network, "between", "far", memory).await;
-            client.fs.session().attached();
+            client.fs.attached();
             let export = Export::new(EXPORT, Arc::new(client.fs.clone()), Vec::new());
             let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal));
             server.restore(Loss::Nothing).await;

@@ -79,7 +79,8 @@ impl Worker {
     /// removed are looked at first, where the kernel does not know them any more.
     pub(super) async fn note_sent_back(&self, cx: &Context, error: &Error) {
         let stale = error.errno() == Errno::ESTALE && self.shared.mode.names_may_change();
-        if !stale || cx.pid == Pid(0) || self.shared.stale_retries.knows(cx.pid, cx.origin.request) {
+        if !stale || cx.pid == Pid(0) || self.shared.stale_retries.knows(cx.pid, cx.origin.request)
+        {
             return;
         }
         let call = call_that_waits(cx.pid).await.filter(|call| OPENING.contains(&call.number));
