@@ -1,9 +1,10 @@
 //! What a server needs of a backend beside [`FileSystem`]: how it is configured, found and opened, and
-//! what is asked of it while it is served.
+//! what the server asks of it while it is served.
 //!
-//! A [`BackendKind`] takes the options of an export, and answers a [`BackendSource`]. The source looks for
-//! what is to be served, as often as that is not there ([`Unavailable`]). What it has found, a
-//! [`FoundBackend`], is compared with what the export was made on, and opened: that is the [`Backend`].
+//! A [`BackendKind`] takes the options of an export, and gives a [`BackendSource`]. The source looks for
+//! the files to be served, and looks again as long as they are [`Unavailable`]. A source that succeeds
+//! gives a [`FoundBackend`]. The server compares it with the recorded identity of the export, and opens
+//! it: that gives the [`Backend`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +14,9 @@ use std::time::Duration;
 
 use dray_core::{FileSystem, FsUuid, Fut, Result};
 
-pub use crate::posix::{
-    Difference, Keeper as DescriptorStore, OnDeath, Origin as FsIdentity, Place as ExportLocation,
-    Squash,
-};
+pub use crate::posix::{DescriptorStore, Difference, ExportLocation, FsIdentity, OnDeath, Squash};
 
-/// A kind of backend, by the name that configurations have for it. Those that there are:
-/// [`KINDS`](crate::KINDS).
+/// A kind of backend, by its name in configurations. [`KINDS`](crate::KINDS) lists all of them.
 pub trait BackendKind: Send + Sync + fmt::Debug {
     /// As in `backend = "posix"`.
     fn name(&self) -> &'static str;
@@ -40,11 +37,12 @@ pub trait BackendKind: Send + Sync + fmt::Debug {
 /// What an administrator has said of an export.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportSettings<'a> {
-    /// Its directory, as it was named; of a kind without directories what it is shown as.
+    /// Its directory, as the administrator named it. For a kind without directories, the name that
+    /// is shown.
     pub dir: &'a Path,
     /// Changes are refused.
     pub read_only: bool,
-    /// Whose identity is replaced.
+    /// Which identities are replaced.
     pub squash: Squash,
     /// The kind's own options; an option without a value, or with the value true, is `yes`.
     pub own: &'a BTreeMap<String, String>,
@@ -53,11 +51,11 @@ pub struct ExportSettings<'a> {
 /// An option of an export that has a wrong value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongOption {
-    /// What is wrong, for people; without its end.
+    /// What is wrong, for people; a sentence without its end.
     pub what: String,
     /// The value.
     pub value: String,
-    /// Words that it may have been meant for.
+    /// Words that the administrator may have meant.
     pub known: &'static [&'static str],
 }
 
@@ -80,7 +78,7 @@ impl ExportSettings<'_> {
         self.own.get(option).map(String::as_str)
     }
 
-    /// For kinds that take every caller for who the client says. Root of a client is root there.
+    /// For backends that believe a client's word about its callers. A client's root is root there.
     pub(crate) fn no_squash(&self, kind: &str) -> std::result::Result<(), WrongOption> {
         match self.squash {
             Squash::None => Ok(()),
@@ -92,7 +90,7 @@ impl ExportSettings<'_> {
         }
     }
 
-    /// The same of an option that is on or off.
+    /// The value of an option that is on or off.
     pub(crate) fn switch(&self, option: &str) -> std::result::Result<bool, WrongOption> {
         match self.get(option) {
             None | Some("no") => Ok(false),
@@ -101,7 +99,7 @@ impl ExportSettings<'_> {
         }
     }
 
-    /// The same of a number from `least` to `most`.
+    /// The value of an option that is a number from `least` to `most`.
     pub(crate) fn number(
         &self,
         option: &str,
@@ -117,7 +115,7 @@ impl ExportSettings<'_> {
     }
 }
 
-/// What an export was made on, as the server has noted it.
+/// The recorded identity of an export.
 #[derive(Clone, Copy, Debug)]
 pub struct NotedIdentity<'a> {
     /// The file system, and the directory of it.
@@ -126,45 +124,45 @@ pub struct NotedIdentity<'a> {
     pub same_boot: bool,
 }
 
-/// Where the files of an export are, by its configuration. They may be there or not.
+/// The configured place of the files of an export, whether they are there or not.
 pub trait BackendSource: Send + Sync + fmt::Debug {
-    /// Looks for what is to be served; may wait for the file system below. `noted`: what the export was
-    /// made on, as far as that is known by the name of its directory.
+    /// Looks for the files to be served. May wait for the file system below. `noted`: the recorded
+    /// identity, as far as the name of the directory finds one.
     fn find(
         &self,
         noted: Option<NotedIdentity<'_>>,
     ) -> std::result::Result<Box<dyn FoundBackend>, Unavailable>;
 
-    /// Why it cannot be served, now that [`OnDeath`] was told while it was opened.
+    /// Why it cannot be served, after [`OnDeath`] was notified during the opening.
     fn died(&self, noted: Option<NotedIdentity<'_>>) -> Unavailable;
 }
 
-/// Why there is nothing that could be served. Sentences for people without their beginnings and ends.
+/// Why there are no files to serve. Sentences for people without their beginnings and ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unavailable {
     /// Something is wrong.
     Wrong(String),
-    /// What is to be served is not there, and is waited for.
+    /// The files are not there, and are waited for.
     Awaited {
-        /// What is in the way, and what to do.
+        /// The obstacle, and what to do.
         why: String,
-        /// What is waited for.
+        /// What the server waits for.
         expected: String,
         /// What is there instead.
         found: String,
     },
 }
 
-/// What is to be served, found and not opened.
+/// The files to be served, found and not opened yet.
 pub trait FoundBackend {
-    /// Its directory without links; of a kind without directories what it is shown as.
+    /// Its directory without links. For a kind without directories, the name that is shown.
     fn dir(&self) -> &Path;
 
-    /// What it is, to be noted and compared with what the export was made on. None: it ends with the
+    /// Its identity, to be recorded and compared with the recorded one. None: it ends with the
     /// server, and the next one is another.
     fn identity(&self) -> Option<&FsIdentity>;
 
-    /// How it differs from what was `noted`; none: it does not.
+    /// How it differs from the recorded identity; none if it does not.
     fn difference(&self, noted: NotedIdentity<'_>) -> Option<Difference>;
 
     /// Opens it. Errors: those of the file system below.
@@ -178,51 +176,51 @@ pub struct BackendResources {
     pub uuid: FsUuid,
     /// Secret that signs ids of files; as lasting as `uuid`.
     pub id_key: u128,
-    /// A file of the backend's own in the state directory, for what must outlive the server. It need
-    /// not exist.
+    /// A file of the backend's own in the state directory, for data that must outlive the server.
+    /// It need not exist.
     pub state_file: PathBuf,
-    /// Keeps files that were deleted while they are open over the death of the server; none: they end
-    /// with the server.
+    /// Keeps deleted files that are open when the server dies; none: they end with the server.
     pub descriptor_store: Option<Arc<dyn DescriptorStore>>,
     /// Descriptors for files open at clients.
     pub open_descriptors_max: usize,
     /// Descriptors for inodes used lately.
     pub inode_cache_max: usize,
-    /// To be told when the file system below has died.
+    /// Is notified when the file system below has died.
     pub on_death: Arc<dyn OnDeath>,
 }
 
 /// A file system that a server serves as an export.
 pub trait Backend: FileSystem {
-    /// What does not hold on this file system, for whoever runs the server: sentences without their
-    /// ends.
+    /// The guarantees that this file system does not give, for the administrator: sentences without
+    /// their ends.
     fn caveats(&self) -> Vec<String>;
 
     /// Whether a call has been in the file system below for `least` or longer. Never waits for the file
     /// system.
     fn hang(&self, least: Duration) -> Option<Hang>;
 
-    /// What is to be done now and then while the export rests, such as closing descriptors that nobody
-    /// has used for a while. One that hangs keeps the upkeep of this export alone waiting.
+    /// Upkeep of an idle export, done now and then, such as closing descriptors that were not used
+    /// for a while. If it hangs, only the upkeep of this export waits.
     fn upkeep(&self) -> Fut<'_, ()>;
 
-    /// What the directory `dir`, without links, leads to now.
+    /// Where the path `dir`, without links, leads now.
     fn location<'a>(&'a self, dir: &'a Path) -> Fut<'a, ExportLocation>;
 
     /// Whether the file system below can die while it is served, as that of a program can.
     fn is_mortal(&self) -> bool;
 
-    /// Whether it has died, and is to be opened anew. Asked of mortal ones only, and may hang.
+    /// Whether it has died, and has to be opened anew. Asked of mortal ones only, and may hang.
     fn is_dead(&self) -> Fut<'_, bool>;
 
-    /// It is about to be dropped, and clients will open their files again in what takes its place.
+    /// This backend is about to be dropped, and clients will open their files again in its
+    /// successor.
     fn leave(&self);
 }
 
 /// A file system below that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hang {
-    /// Calls that are in it, and those that wait for a thread behind them.
+    /// Calls in the file system below, and calls that wait for a thread behind them.
     pub calls: usize,
     /// How long the first of them has been in it at least.
     pub since: Duration,

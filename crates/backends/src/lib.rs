@@ -1,9 +1,8 @@
-//! Where files end up: the implementations of [`dray_core::FileSystem`] that have no other
-//! file system of ours below them.
+//! The backends: implementations of [`dray_core::FileSystem`] with no other file system of dray below
+//! them.
 //!
-//! This crate must not know about wires, sessions or FUSE, and reads no configuration: it
-//! is given options by whoever puts a stack together. What a server needs of a backend is in
-//! [`backend`].
+//! This crate must not know wires, sessions or FUSE, and reads no configuration. The code that puts a
+//! stack together gives it options. [`backend`] has what a server needs of a backend.
 
 pub mod backend;
 pub mod locks;

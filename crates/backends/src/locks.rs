@@ -1,10 +1,10 @@
 //! Advisory locks of an export: fcntl(2) ranges and flock(2), over all clients.
 //!
-//! The table knows ids and owners, no files and no clients, so that every backend can use
-//! it. Blocked requests are granted in the order of their arrival, but for those of owners that
-//! have locks, which others may wait for: these pass.
+//! The table knows ids and owners, but neither files nor clients, so every backend can use it.
+//! Blocked requests are granted in the order of their arrival, with one exception. Other requests may
+//! wait for an owner that has locks, so the requests of such an owner pass earlier ones.
 
-mod circle;
+mod deadlock;
 mod file;
 mod files;
 mod flocks;
@@ -23,8 +23,8 @@ use dray_core::{Context, HolderId, LockOwner};
 /// look only.
 const SHARDS: usize = 32;
 
-/// Who holds a lock. Of two clients no owner is the same, whatever they say of nodes: what a client
-/// had is given back with its session, and nobody gives back what is another client's.
+/// The holder of a lock. Two clients never have the same owner, whatever nodes they name: the locks of a
+/// client are given back with its session, and no client gives back another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// The client by whom the lock was asked for.

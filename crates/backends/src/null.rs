@@ -1,5 +1,5 @@
-//! A file system for measuring what is above it: one big file of zeros that swallows what
-//! is written, under whatever name one asks for. Every answer takes constant time.
+//! A file system that measures the layers above it: one large file of zeros under every name. Writes
+//! are discarded. Every answer takes constant time.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct NullFs {
 }
 
 impl NullFs {
-    /// One whose file has `size` bytes.
+    /// A file system whose file has `size` bytes.
     pub fn new(uuid: FsUuid, size: u64) -> Arc<NullFs> {
         let info = FsInfo { uuid, root: ROOT, kind: "null".to_owned(), read_only: false };
         Arc::new(NullFs { info, size })

@@ -1,10 +1,10 @@
-//! Whether and when a call may begin.
+//! Admission of calls: whether a call may begin, and when.
 
 use std::time::Duration;
 
 use crate::{Context, Error, FileId, Fut, Name, Op, OpenHow, Result};
 
-/// A call, for whoever admits it or looks on.
+/// A call, as an admission or an observer sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct ObservedCall<'a> {
     /// The operation.
@@ -38,11 +38,11 @@ pub enum Admit<'a> {
     Refuse(Error),
 }
 
-/// Decides about the calls of clients to one export: shares of bandwidth, faults on purpose.
+/// Decides about the calls of clients to one export: shares of bandwidth, or deliberate faults.
 ///
-/// A server asks before a call waits for anything: a call that has to wait here holds no lock on a
-/// directory, no range of a file and nothing else that calls of other clients wait for. Calls that the
-/// server makes by itself, and those that restore what a client had before a restart, are not asked for.
+/// A server asks before a call waits for anything. A call that has to wait here holds no lock on a
+/// directory, no range of a file, and nothing else that calls of other clients wait for. The server
+/// does not ask for its own calls, nor for calls that restore what a client had before a restart.
 pub trait CallAdmission: Send + Sync + 'static {
     /// A call has come. What can be decided at once should be, because a future costs an
     /// allocation.

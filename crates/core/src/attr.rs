@@ -135,15 +135,16 @@ impl Attr {
         born.nanos() + self.grain().as_nanos() as i128 >= clock.nanos()
     }
 
-    /// Whether the clock that its times are from has gone on since, so that any further change of
-    /// content gives it other ones: each gives it a new ctime, whatever programs say. So it is, too,
-    /// where the clock has been set back since. `clock` was read before these attributes.
+    /// Whether the clock of these times has advanced since, so that any further change of content
+    /// gives the file other times. Each change gives it a new ctime, whatever programs set. The
+    /// same holds where the clock has been set back since. `clock` was read before these
+    /// attributes.
     pub fn is_past(&self, clock: Timestamp) -> bool {
         clock.nanos().abs_diff(self.ctime.nanos()) >= self.grain().as_nanos()
     }
 }
 
-/// What a lookup finds: who it is and what it is like.
+/// The result of a lookup: an id and attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Identity.

@@ -1,10 +1,10 @@
 //! Owned data buffers.
 //!
-//! A buffer's memory belongs to a [`Memory`] owner (heap, a slot of a registered pool,
-//! the payload of a FUSE ring entry) which every buffer over it keeps alive: dropping a
-//! future cannot stop a NIC, so whoever started a transfer holds a buffer until it has
-//! completed. An owner learns that its memory is free by being dropped, or, where it
-//! keeps one reference for itself, by finding that it holds the only one.
+//! The memory of a buffer belongs to a [`Memory`] owner: the heap, a slot of a registered pool, or the
+//! payload of a FUSE ring entry. Every buffer over that memory keeps the owner alive. A dropped future
+//! cannot stop a NIC, so the code that starts a transfer holds a buffer until the transfer is complete.
+//! An owner learns from its drop that its memory is free. An owner that keeps one reference for itself
+//! learns it from being the only holder.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -29,9 +29,9 @@ pub trait Memory: Send + Sync + 'static {
     }
 }
 
-/// A piece of memory that has been registered with a network card or with another process, so that
-/// data in it are moved without a copy. Whoever registers it gives it a number that nobody else in
-/// this process gives, and knows by it what the card calls it. Sockets know no regions.
+/// A piece of memory that is registered with a network card or with another process, so that its
+/// data are moved without a copy. The code that registers it chooses a number that is unique in
+/// this process, and maps that number to the card's key. Sockets know no regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub u32);
 
@@ -51,12 +51,12 @@ impl<T: Send + Sync + 'static> Memory for KeptWith<T> {
     }
 }
 
-/// Takes bytes out of a pipe: it is told the pipe's end and how many at most, and answers how many
-/// they were.
+/// Takes bytes out of a pipe. It gets the pipe's end and the most bytes to take, and answers how
+/// many it took.
 pub type Take<'a> = &'a mut dyn FnMut(BorrowedFd<'_>, usize) -> io::Result<usize>;
 
-/// Content of a buffer that lies in pages of the kernel, which can move it on without our copying
-/// it. For whoever looks at the buffer it is copied into the memory first.
+/// Content of a buffer that lies in pages of the kernel. The kernel can move it on without a copy
+/// of ours. A reader of the buffer causes a copy into its memory.
 pub trait Pages: Send + Sync {
     /// Has `to` take what lies behind the first `at` bytes, which have been taken before. None
     /// where the content is in the memory. Errors: those of `to`.
@@ -119,8 +119,9 @@ impl BufMut {
     /// An empty buffer over memory that `owner` keeps.
     ///
     /// # Safety
-    /// `start..start + capacity_bytes` stays valid while `owner` lives, and nobody else
-    /// reads or writes it while this buffer, or one made from it, lives.
+    ///
+    /// `start..start + capacity_bytes` stays valid while `owner` lives. No other code reads or
+    /// writes it while this buffer, or one made from it, lives.
     pub unsafe fn over(
         start: NonNull<u8>,
         capacity_bytes: usize,
@@ -319,7 +320,7 @@ impl Buf {
         self.owner.region()
     }
 
-    /// The same buffer, whose last user drops `beside`, too. Its content stays where it is.
+    /// The same buffer, whose last user also drops `beside`. Its content stays where it is.
     pub fn kept_with(self, beside: impl Send + Sync + 'static) -> Buf {
         let owner = Arc::new(KeptWith { memory: self.owner, _beside: beside });
         Buf { start: self.start, len_bytes: self.len_bytes, owner }

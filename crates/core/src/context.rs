@@ -1,4 +1,5 @@
-//! Who asks, and until when: the immutable first argument of every operation.
+//! The context of a request: its caller and its cancellation. It is the immutable first argument of
+//! every operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -41,15 +42,15 @@ const JOB_VARIABLES: [&str; 9] = [
 const JOB_MAX_BYTES: usize = 64;
 
 impl Identity {
-    /// The batch job of a process in whose environment `find` finds variables; empty if there is
-    /// none, or what is there is no number of a job.
+    /// The batch job of a process in whose environment `find` finds variables. Empty if there is
+    /// none, or the variable has no number of a job.
     pub fn job_in(find: impl Fn(&str) -> Option<String>) -> Box<str> {
         let sound = |value: &String| !value.is_empty() && value.len() <= JOB_MAX_BYTES;
         let job = JOB_VARIABLES.iter().find_map(|name| find(name).filter(sound));
         job.unwrap_or_default().into()
     }
 
-    /// The super-user of no job, shared by everybody who needs one.
+    /// The super-user without a job. All its users share it.
     pub fn system() -> Arc<Identity> {
         static SYSTEM: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
         SYSTEM.clone()
@@ -82,7 +83,7 @@ pub enum Counted {
     /// That it came, how long it took and what it moved.
     #[default]
     Whole,
-    /// What it moves only: it is the rest of one that was counted when its first part came.
+    /// Only its bytes count: it is the rest of a request that was counted with its first part.
     Bytes,
     /// Nothing: no client asked for it.
     Nothing,
@@ -112,14 +113,14 @@ pub struct Context {
     /// The server asks for itself: what limits clients (squashing, read-only exports of
     /// rights checked before) does not apply. Never set for what came from a client.
     pub internal: bool,
-    /// Where the client comes from, whose share of what is counted this takes of.
+    /// The address of the client, from whose share counted resources are taken.
     pub address: ClientAddress,
     /// The session and the connection that brought it; none: no connection did.
     pub via: Option<Via>,
     /// The client had, before its server started anew, what it asks for: a share that has become
     /// smaller meanwhile does not keep it from that.
     pub claims: bool,
-    /// What whoever counts requests counts of it.
+    /// How metrics count this request.
     pub counted: Counted,
 }
 
@@ -154,7 +155,7 @@ impl Context {
         Context { origin: Origin { node, request: RequestId(0) }, ..self }
     }
 
-    /// The client, as one who wants more of what is counted.
+    /// The client as a taker of shared resources.
     pub fn taker(&self) -> Taker {
         Taker { holder: self.holder.0, address: self.address, claims: self.claims }
     }
@@ -196,7 +197,7 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// Sets the flag and wakes whoever waits for it. Setting it twice is harmless.
+    /// Sets the flag and wakes the tasks that wait for it. Setting it twice is harmless.
     pub fn set(&self) {
         self.set.store(true, Ordering::SeqCst);
         let waiting = std::mem::take(&mut *self.lock());
@@ -221,7 +222,7 @@ impl Cancel {
         self.is_set() // set between the first look and the registration
     }
 
-    /// As new, for another operation: nobody else refers to it. Keeps its memory.
+    /// Resets the flag for another operation, if nothing else refers to it. Keeps its memory.
     pub fn reset(&mut self) {
         *self.set.get_mut() = false;
         let waiting = self.waiting.get_mut();

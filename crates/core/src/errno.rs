@@ -1,4 +1,4 @@
-//! The error number that an application will see.
+//! The error number that the application sees.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Errors: what the application sees, and what the caller may do about it.
+//! Errors: the number that the application sees, and whether the caller may retry.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -49,7 +49,7 @@ impl Error {
         Error { errno, fate: Fate::Unknown, op: None, absence: None, what: Cow::Borrowed("") }
     }
 
-    /// Says what happened, for the log line of whoever consumes the error.
+    /// Says what happened, for the log line about the error.
     pub fn because(mut self, what: impl Into<Cow<'static, str>>) -> Error {
         self.what = what.into();
         self

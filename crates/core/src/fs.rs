@@ -32,16 +32,16 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Identity and root. Constant for the life of the object.
     fn info(&self) -> &FsInfo;
 
-    /// Where `id` is now, from the root on and beginning with a slash, for people who look at
-    /// what is going on; none if that is not known here. It may wait for the file system below.
+    /// The path of `id` now, from the root on and beginning with a slash, to be shown to people.
+    /// None if it is not known here. It may wait for the file system below.
     fn path(&self, id: FileId) -> Option<Vec<u8>>;
 
     /// What the clock shows that files' times are taken from, or a little less; none if that is not
     /// known here.
     fn clock(&self) -> Option<Timestamp>;
 
-    /// Whom it takes the caller for, which may be somebody else than who the caller says it is. What the
-    /// caller makes is this user's.
+    /// The user that the caller is here, which may differ from the user that the client names. New
+    /// files of the caller belong to this user.
     fn user_of(&self, cx: &Context) -> Uid;
 
     /// Finds `name` in `dir`. Errors: `ENOENT`, which may say how long it holds
@@ -108,9 +108,9 @@ pub trait FileSystem: Send + Sync + 'static {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>>;
 
-    /// As [`FileSystem::open`], if what is called `name` in `dir` is `id` now. `ESTALE` if it is
-    /// another file, or if the caller finds none there. For whoever remembers names; file systems
-    /// for which it is two steps have [`open_named`](crate::open_named).
+    /// As [`FileSystem::open`], if `name` in `dir` is `id` now. Errors: `ESTALE` if the name is
+    /// another file's, or the caller does not find it. For front ends that remember names.
+    /// [`open_named`](crate::open_named) does it in two steps.
     fn open_named<'a>(
         &'a self,
         cx: &'a Context,
@@ -119,8 +119,8 @@ pub trait FileSystem: Send + Sync + 'static {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>>;
 
-    /// Makes a regular file and opens it; opens the one that is there unless
-    /// `how.exclusive`. The mode that it gets does not limit this first open.
+    /// Makes a regular file and opens it. Opens an existing file unless `how.exclusive`. The mode
+    /// that a new file gets does not limit this first open.
     fn create<'a>(
         &'a self,
         cx: &'a Context,
@@ -229,8 +229,8 @@ pub trait OpenFile: Send + Sync + 'static {
     /// Changes attributes through the open file: its rights decide about the size.
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>>;
 
-    /// One of the descriptors of this open file was closed by `owner`'s process, whose
-    /// fcntl locks on the file end with it. Reports a write error not yet told.
+    /// One of the descriptors of this open file was closed by `owner`'s process, whose fcntl locks
+    /// on the file end with it. Errors: also a write error that was not reported yet.
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>>;
 
     /// Data on media; with `data_only` not attributes that reading does not need.
@@ -254,8 +254,9 @@ pub trait OpenFile: Send + Sync + 'static {
         len_bytes: u64,
     ) -> Fut<'a, Result<u64>>;
 
-    /// Takes, changes or gives back a lock. With `wait` it answers when the lock is had,
-    /// or `EINTR` once the context is cancelled; else `EAGAIN` if somebody is in the way.
+    /// Takes, changes or gives back a lock. With `wait` it answers when the lock is granted.
+    /// Errors: `EINTR` once the context is cancelled; `EAGAIN` without `wait` if another lock
+    /// conflicts.
     fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>>;
 
     /// The first lock that stands in the way of `lock` (`F_GETLK`).

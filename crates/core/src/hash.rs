@@ -1,19 +1,19 @@
 //! Hash maps whose keys are numbers: inode numbers, handles, ids of requests.
 //!
-//! The standard library's hasher (SipHash-1-3) reads any key as a string of bytes and takes
-//! 60 to 100 instructions for a number of 64 bits; an operation on a name looks up a dozen of
-//! them at each end. Here a number is multiplied by a secret, and both halves of the product
-//! are put together ("folded multiplication", as in wyhash). The secret is drawn when the
-//! process begins and never leaves it, so that a client that chooses its numbers does not know
-//! which of them meet. It is no cryptographic promise: what strangers may fill without limit
-//! does not belong in such a map.
+//! The standard library's hasher (SipHash-1-3) reads any key as a string of bytes. It takes 60 to 100
+//! instructions for a number of 64 bits. An operation on a name looks up a dozen numbers at each end.
+//!
+//! Here a number is multiplied by a secret, and both halves of the product are combined ("folded
+//! multiplication", as in wyhash). The secret is drawn when the process begins and never leaves it. So a
+//! client that chooses its numbers does not know which of them collide. That is no cryptographic
+//! promise. A map that unauthenticated peers can fill without limit must not use this hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
 
-/// FNV-1a of some bytes, of 64 bits: the same in every process, for what outlives one. Whoever chooses
-/// the bytes can have two of the same hash.
+/// FNV-1a of some bytes, of 64 bits. It is the same in every process, so it can be stored. A peer
+/// that chooses the bytes can make two of the same hash.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! Arguments of operations that are more than a number.
+//! Arguments of operations that are more than one number.
 
 use crate::{Attr, FileId, FsUuid};
 
@@ -10,8 +10,8 @@ pub struct OpenHow {
     pub flags: i32,
     /// Clear set-id bits on `O_TRUNC` (`FUSE_OPEN_KILL_SUIDGID`).
     pub kill_set_id: bool,
-    /// Whoever opens wants [`AtOpen`] with the answer. Where the file system is local it
-    /// need not come: asking is cheap there.
+    /// The caller wants [`AtOpen`] with the answer. A local file system need not give it, since
+    /// asking later is cheap there.
     pub with_attr: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct AtOpen {
     /// It is known to have no extended attribute `security.capability`, for which Linux
     /// looks at the first write (file_remove_privs, fs/inode.c).
     pub no_capability: bool,
-    /// Whether whoever changes its content from now on gives it other times ([`Attr::is_past`]); none
+    /// Whether a later change of the content gives the file other times ([`Attr::is_past`]); none
     /// where that is not known.
     pub times_past: Option<bool>,
 }
@@ -67,8 +67,8 @@ impl OpenHow {
         self.flags & libc::O_TRUNC != 0
     }
 
-    /// Whether opening a regular file in this way changes nothing and tells nothing but
-    /// whether the caller may: it can be done for a caller who may not want it after all.
+    /// Whether this open of a regular file changes nothing, and reveals only whether the caller may
+    /// open it. Such an open can be made for a caller that may not want it after all.
     pub fn is_harmless(self) -> bool {
         const KNOWN: i32 = libc::O_ACCMODE
             | libc::O_APPEND
@@ -224,9 +224,9 @@ pub struct Xflags {
     pub flags: u32,
     /// Extents are to be this long, in bytes; 0: as long as the file system likes.
     pub extent_bytes: u32,
-    /// Extents that there are. Only told.
+    /// Number of extents. It can be read, not set.
     pub extents: u32,
-    /// The project whose quota it counts for.
+    /// The project whose quota counts the file.
     pub project: u32,
     /// As `extent_bytes`, for what is copied on write.
     pub cow_extent_bytes: u32,

@@ -1,10 +1,9 @@
-//! The vocabulary that every other room of dray shares: the [`FileSystem`] and
-//! [`OpenFile`] traits, what front ends need beside them ([`SessionControl`]), ids, the request
-//! [`Context`], errors and buffers.
+//! The vocabulary that all other crates of dray share: the [`FileSystem`] and [`OpenFile`] traits, the
+//! [`SessionControl`] that front ends need beside them, ids, the request [`Context`], errors and buffers.
 //!
-//! This crate must not know how anything is done. It performs no I/O, owns no
-//! clock, spawns nothing, and imports nothing of ours. What travels on the wire
-//! is not defined here either: core types are not wire types.
+//! This crate must not know how anything is done. It performs no I/O, owns no clock, starts no task, and
+//! imports no other crate of dray. Messages on the wire are not defined here: core types are not wire
+//! types.
 
 mod admission;
 mod attr;
@@ -51,7 +50,7 @@ pub use op::Op;
 pub use peer::{Peer, RESERVED_PORTS_END, Via};
 pub use put::{must_fit_one_call, put_in_steps};
 pub use session::{CallersJob, FindJobs, HearChanges, NoSession, SessionControl, Stack, TellJobs};
-pub use shares::{Place, Shares, Shortage, Taker};
+pub use shares::{Reservation, Shares, Shortage, Taker};
 pub use validity::{PageValidity, Ttl, Validity};
 
 /// Bytes that one read or write call may carry, everywhere in dray. The Linux
@@ -60,9 +59,9 @@ pub use validity::{PageValidity, Ttl, Validity};
 pub const IO_MAX_BYTES: usize = 1 << 20;
 /// Bytes of one extended attribute's value that Linux accepts (`XATTR_SIZE_MAX`).
 pub const XATTR_MAX_BYTES: usize = 64 << 10;
-/// Supplementary groups of a caller that a server takes: as many as an access token of Windows
-/// holds, and so as many as users of mixed sites can be in. Linux has room for 65,536
-/// (`NGROUPS_MAX`), but becoming somebody in that many takes it 40 ms.
+/// Supplementary groups of a caller that a server takes. An access token of Windows holds as many,
+/// so users of mixed sites can be in so many. Linux has room for 65,536 (`NGROUPS_MAX`), but takes
+/// 40 ms to become a user in that many.
 pub const GROUPS_MAX: usize = 1024;
 /// Bytes of a symbolic link's target or of a path (`PATH_MAX`).
 pub const PATH_MAX_BYTES: usize = 4096;

@@ -53,7 +53,7 @@ pub struct Lock {
     pub range: LockRange,
     /// Owner within its node.
     pub owner: LockOwner,
-    /// Process to name when somebody asks who holds it (`F_GETLK`).
+    /// The process that `F_GETLK` names as the holder.
     pub pid: Pid,
 }
 

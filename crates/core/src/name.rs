@@ -24,13 +24,15 @@ impl Name {
     /// that no directory can hold.
     pub fn new(bytes: &[u8]) -> Result<&Name> {
         if bytes.is_empty() {
-            return Err(Error::new(Errno::ENOENT).because("empty name"));
+            return Err(Error::new(Errno::ENOENT).because("the name is empty"));
         }
         if bytes.len() > NAME_MAX_BYTES {
             return Err(Error::new(Errno::ENAMETOOLONG));
         }
         if bytes == b"." || bytes == b".." || bytes.iter().any(|&b| b == b'/' || b == 0) {
-            return Err(Error::new(Errno::EINVAL).because("not a name of one component"));
+            return Err(
+                Error::new(Errno::EINVAL).because("the name is not one component of a path")
+            );
         }
         // SAFETY: Name is a transparent wrapper of [u8].
         Ok(unsafe { &*(bytes as *const [u8] as *const Name) })

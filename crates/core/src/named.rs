@@ -1,4 +1,4 @@
-//! Opening a file under a name that somebody remembers.
+//! Opens a file under a name that the caller remembers.
 
 use std::sync::Arc;
 
@@ -30,6 +30,6 @@ pub async fn must_be_named<F: FileSystem + ?Sized>(
     match fs.lookup(cx, dir, name).await {
         Ok(entry) if entry.id == id => Ok(()),
         Err(error) if !NOT_FOUND.contains(&error.errno()) => Err(error),
-        _ => Err(Error::new(Errno::ESTALE).because("the name leads elsewhere now")),
+        _ => Err(Error::new(Errno::ESTALE).because("the name is that of another file now")),
     }
 }

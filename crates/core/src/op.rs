@@ -19,8 +19,7 @@ macro_rules! ops {
                 match self { $(Op::$variant => $name),* }
             }
 
-            /// Whether it changes the file system, so that applying it twice
-            /// could be told from applying it once.
+            /// Whether it changes the file system, such that a second application differs from one.
             pub fn writes(self) -> bool {
                 match self { $(Op::$variant => $writes),* }
             }

@@ -1,18 +1,18 @@
-//! Who is at the other end of a connection.
+//! The identity of the other end of a connection.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::{ClientAddress, Gid, SessionId, Uid};
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// A host on the network.
     Ip(SocketAddr),
     /// A process on this machine, of root's or of the user's that this one is of.
     Local,
-    /// A process on this machine, of this user's and group's, who is neither.
+    /// A process on this machine of this user and group, which are neither root nor our own.
     User(Uid, Gid),
 }
 
@@ -21,9 +21,8 @@ pub enum Peer {
 pub const RESERVED_PORTS_END: u16 = 1024;
 
 impl Peer {
-    /// Whether who is there may be anybody on its machine as far as the kernels of both ends say, and
-    /// so may speak for all of its users: it came from a reserved port, or is root here, or is
-    /// whoever this process is.
+    /// Whether the peer may speak for all users of its machine, as far as the kernels of both ends
+    /// say. It came from a reserved port, or is root here, or is the user of this process.
     pub fn is_privileged(&self) -> bool {
         match self {
             Peer::Ip(address) => address.port() < RESERVED_PORTS_END,
@@ -32,10 +31,12 @@ impl Peer {
         }
     }
 
-    /// Whose share of what is counted it takes of: that of an IPv4 address, of an IPv6 network of
-    /// 64 bits, which is what one host can have (RFC 4291, 2.5.4), or of a user of this machine.
+    /// The address of the peer, whose share its resources are taken from. That is an IPv4 address,
+    /// an IPv6 network of 64 bits (one host can have all of it, RFC 4291, 2.5.4), or a user of this
+    /// machine.
     pub fn address(self) -> ClientAddress {
-        /// Addresses that begin so are multicast ones (RFC 4291, 2.7): nobody comes from there.
+        /// The beginning of multicast addresses (RFC 4291, 2.7), which are no source of
+        /// connections.
         const LOCAL: u64 = 0xffff_ffff << 32;
         ClientAddress(match self {
             Peer::Ip(address) => match address.ip().to_canonical() {

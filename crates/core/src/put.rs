@@ -1,4 +1,4 @@
-//! Putting a whole small file in its place.
+//! Creates or replaces a whole small file.
 
 use crate::{
     Buf, Context, CreateHow, Errno, Error, FileId, FileSystem, IO_MAX_BYTES, LockOwner, Name,
@@ -27,7 +27,7 @@ pub async fn put_in_steps<F: FileSystem + ?Sized>(
 pub fn must_fit_one_call(data: &Buf) -> Result<()> {
     match data.len() {
         0..=IO_MAX_BYTES => Ok(()),
-        _ => Err(Error::new(Errno::EINVAL).because("more data than fit in one call")),
+        _ => Err(Error::new(Errno::EINVAL).because("the data do not fit into one call")),
     }
 }
 
@@ -38,7 +38,7 @@ async fn write_all(file: &dyn OpenFile, cx: &Context, mut data: Buf) -> Result<(
     while !data.is_empty() {
         let count = file.write(cx, Write::at(at), data.clone()).await?;
         if count == 0 {
-            return Err(Error::new(Errno::EIO).because("a write of nothing"));
+            return Err(Error::new(Errno::EIO).because("a write wrote no bytes"));
         }
         (at, data) = (at + count as u64, data.slice(count.min(data.len())..data.len()));
     }

@@ -30,8 +30,8 @@ pub trait SessionControl: Send + Sync + 'static {
     /// again when it is used. None: open it again with [`FileSystem::open`].
     fn attach(&self, id: FileId, how: OpenHow, request: RequestId) -> Option<Arc<dyn OpenFile>>;
 
-    /// Every file that a process before this one had open has been attached. Only then a server that
-    /// has lost its state is told that this client has opened again what it had open.
+    /// Every file that a process before this one had open has been attached. Only then a server
+    /// that has lost its state is notified that this client has reopened its files.
     fn attached(&self);
 
     /// The owners of fcntl locks that a process before this one left, and their files. None if there
@@ -45,16 +45,15 @@ pub trait SessionControl: Send + Sync + 'static {
     /// Programs store into a shared mapping of this file. Other clients that do so, too, do not see it.
     fn mapped(&self, id: FileId);
 
-    /// Has `hear` get the files that are open here and that other clients have changed, for front ends
-    /// that cache. The first one that is set stays.
+    /// Calls `hear` with the files that are open here and that other clients have changed, for
+    /// front ends that cache. The first `hear` stays.
     fn hear_changes_by(&self, hear: HearChanges);
 
-    /// Has `find` tell to which batch jobs callers belong, when the server asks. The first one that is
-    /// set stays.
+    /// Calls `find` when the server asks for the batch jobs of callers. The first `find` stays.
     fn find_jobs_by(&self, find: FindJobs);
 
-    /// Ends the session: the server gives back at once what it holds for it. To be called when the
-    /// front end serves nobody any more.
+    /// Ends the session: the server gives back at once what it holds for the session. To be called
+    /// when the front end serves no more callers.
     fn goodbye(&self);
 }
 
@@ -74,8 +73,8 @@ impl Stack {
     }
 }
 
-/// For a file system in the front end's own process: nothing outlives that, and nobody else changes
-/// anything.
+/// For a file system in the front end's own process: nothing outlives the process, and no other
+/// client changes anything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoSession;
 

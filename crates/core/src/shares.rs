@@ -1,11 +1,13 @@
-//! Things that are counted, shared by clients who must not be able to take them all.
+//! Shares of counted resources, such that no client can take all of a resource.
 //!
-//! A client may take one more only while it has fewer than there are left, so that the last is
-//! nobody's: one alone gets half, `n` that take all they can one part of `n + 1` each, and whoever
-//! comes next gets half of what is left (dynamic thresholds with alpha 1; Choudhury and Hahne,
-//! IEEE/ACM Transactions on Networking 6(2), 1998). Since a machine can be any number of clients,
-//! all clients of one address together have three times what is left at most (alpha 3): three quarters.
-//! The memory for data is shared by the same rule, in `dray_fabric::PoolShare`.
+//! A client may take one more only while it has fewer than are left. So one client alone gets half, and
+//! `n` greedy clients get one part of `n + 1` each. The next client gets half of what is left. This is
+//! the rule of dynamic thresholds with alpha 1 (Choudhury and Hahne, IEEE/ACM Transactions on Networking
+//! 6(2), 1998).
+//!
+//! One machine can be any number of clients. So all clients of one address together have at most three
+//! times what is left (alpha 3), which is three quarters. `dray_fabric::PoolShare` shares the memory for
+//! data by the same rule.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +19,7 @@ const ADDRESS_PART: usize = 3;
 /// What was had before may be had again as long as one in so many stays free.
 const CLAIMS_LEAVE_PART: usize = 8;
 
-/// How many there may be of something, and who has them.
+/// A limited resource, and what each client has of it.
 pub struct Shares {
     limit: usize,
     state: Mutex<State>,
@@ -28,7 +30,7 @@ pub struct Shares {
 #[derive(Default)]
 struct State {
     used: usize,
-    /// By client: only those that have something.
+    /// By client. Clients that have nothing are not in it.
     holders: IdMap<u64, Holder>,
     /// What all clients of one address have together, as above.
     addresses: IdMap<u64, usize>,
@@ -40,7 +42,7 @@ struct Holder {
     held: usize,
 }
 
-/// Who asks for one more.
+/// The client that asks for one more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taker {
     /// A number that is this client's alone.
@@ -51,7 +53,7 @@ pub struct Taker {
     pub claims: bool,
 }
 
-/// Why there is none for who asks.
+/// Why the client cannot have one more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortage {
     /// All are taken.
@@ -72,24 +74,24 @@ impl Shares {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether `taker` may take one more. It takes none yet: what it gets is told by
-    /// [`Shares::change`], since it may be none, or more than one.
+    /// Whether `taker` may take one more. It takes none yet: [`Shares::change`] says later how many
+    /// it got, which may be none, or more than one.
     pub fn room(&self, taker: Taker) -> Result<(), Shortage> {
         self.lock().room(self.limit, taker)
     }
 
     /// Takes one, which is given back when the place is dropped.
-    pub fn take(self: &Arc<Shares>, taker: Taker) -> Result<Place, Shortage> {
+    pub fn take(self: &Arc<Shares>, taker: Taker) -> Result<Reservation, Shortage> {
         let state = self.lock();
         state.room(self.limit, taker)?;
         self.note(state, (taker.holder, taker.address), 1);
-        Ok(Place { shares: self.clone(), holder: taker.holder })
+        Ok(Reservation { shares: self.clone(), holder: taker.holder })
     }
 
     /// Counts one that `taker` has already, whether there is room or not.
-    pub fn hold(self: &Arc<Shares>, taker: Taker) -> Place {
+    pub fn hold(self: &Arc<Shares>, taker: Taker) -> Reservation {
         self.change(taker.holder, taker.address, 1);
-        Place { shares: self.clone(), holder: taker.holder }
+        Reservation { shares: self.clone(), holder: taker.holder }
     }
 
     /// `holder` has so many more, or less, than before.
@@ -164,13 +166,13 @@ impl State {
     }
 }
 
-/// One that was taken.
-pub struct Place {
+/// One of a shared resource, until it is dropped.
+pub struct Reservation {
     shares: Arc<Shares>,
     holder: u64,
 }
 
-impl Drop for Place {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.shares.change(self.holder, ClientAddress::default(), -1);
     }
@@ -187,7 +189,7 @@ mod tests {
     }
 
     /// What each of `takers` has once all have taken, by turns, what they can get.
-    fn greedy(shares: &Arc<Shares>, takers: &[Taker]) -> (Vec<usize>, Vec<Place>) {
+    fn greedy(shares: &Arc<Shares>, takers: &[Taker]) -> (Vec<usize>, Vec<Reservation>) {
         let mut places = Vec::new();
         let mut grew = true;
         while std::mem::take(&mut grew) {

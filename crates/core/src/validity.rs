@@ -1,8 +1,8 @@
-//! How long answers may be believed.
+//! How long a front end may use an answer without asking again.
 //!
-//! Each answer with attributes says how long a front end may believe the name that led to the file, the
-//! attributes and the file's pages. Most file systems say nothing: then the mount's mode of consistency
-//! decides. A lease or a placement can say it file by file.
+//! Each answer with attributes says how long three things may be believed: the name that led to the
+//! file, the attributes, and the file's pages. Most file systems say nothing. Then the mount's mode of
+//! consistency decides. A lease or a placement can decide it for each file.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub struct Ttl(NonZeroU32); // one more than the milliseconds, so that an `Optio
 impl Ttl {
     /// Not at all: ask each time.
     pub const ZERO: Ttl = Ttl(NonZeroU32::MIN);
-    /// As long as nobody says otherwise.
+    /// Until the server says otherwise.
     pub const FOREVER: Ttl = Ttl(NonZeroU32::MAX);
 
     /// Rounded down. What is longer than 49 days is for ever.
@@ -56,10 +56,11 @@ pub enum PageValidity {
     UntilRevoked,
 }
 
-/// How long an answer may be believed. What is none, the mount's mode of consistency decides.
+/// How long an answer may be believed. Where a part is none, the mount's mode of consistency
+/// decides.
 ///
-/// A front end may believe less than is said, not more. One whose kernel does not check permissions
-/// believes no names, whatever is said: the server has to see each component of a path.
+/// A front end may believe an answer for less time, not for more. A front end whose kernel does not
+/// check permissions believes no names: the server has to see each component of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Validity {
     /// That the name leads to this file. It says something only in an answer that a name led to.

@@ -1,4 +1,4 @@
-//! The files of an export that are locked, each with a mutex of its own.
+//! The locked files of an export. Each has a mutex of its own.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,17 +10,17 @@ use super::file::FileLocks;
 
 type File = Arc<Mutex<FileLocks>>;
 
-/// Finds the locks of a file. There is an entry for each file that has any held or waited for, and
-/// for no other.
+/// Finds the locks of a file. There is an entry for each file with granted locks or waiting
+/// requests, and for no other.
 ///
-/// The mutex of a shard is held for a look into its map alone, and no other is taken under it. It is
-/// taken under the mutex of a file whose last lock has gone.
+/// The mutex of a shard is held for one look into its map, and no other mutex is taken under it. It
+/// is taken under the mutex of a file that has lost its last lock.
 #[derive(Default)]
-pub(super) struct Files {
+pub(super) struct LockedFiles {
     shards: [Mutex<HashMap<FileId, File>>; SHARDS],
 }
 
-impl Files {
+impl LockedFiles {
     fn shard(&self, file: FileId) -> MutexGuard<'_, HashMap<FileId, File>> {
         let mixed = (file.ino ^ file.generation).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let shard = &self.shards[(mixed >> 32) as usize % SHARDS];

@@ -1,27 +1,27 @@
-//! The locks that are held on one file.
+//! The granted locks of one file.
 
 use std::collections::BTreeMap;
 
 use dray_core::{HolderId, Lock, LockFamily, LockKind, LockOwner, LockRange};
 
 use super::Owner;
-use super::ranges::{Placed, Ranges, Wish};
+use super::ranges::{ConflictQuery, NumberedLock, Ranges};
 
-/// A lock by whose it is: owner, family, first byte. Those of one owner and family lie apart, since
-/// they are joined or cut where they would not.
+/// The key of a lock: owner, family, first byte. Locks of one owner and family never touch, since
+/// touching ones are joined or cut.
 type Own = (Owner, LockFamily, u64);
 
 /// All locks held on a file.
 #[derive(Default)]
-pub(super) struct HeldLocks {
-    own: BTreeMap<Own, Placed>,
+pub(super) struct GrantedLocks {
+    own: BTreeMap<Own, NumberedLock>,
     places: Ranges,
     next_number: u64,
     /// The numbers of locks that are gone, or cover less than they did.
     gone: Vec<u64>,
 }
 
-impl HeldLocks {
+impl GrantedLocks {
     pub(super) fn len(&self) -> usize {
         self.own.len()
     }
@@ -76,7 +76,7 @@ impl HeldLocks {
     }
 
     /// The locks of `owner` that overlap `lock` or lie beside it.
-    fn touching(&self, owner: Owner, lock: &Lock) -> Vec<Placed> {
+    fn touching(&self, owner: Owner, lock: &Lock) -> Vec<NumberedLock> {
         let (first, last) = (lock.range.start.saturating_sub(1), lock.range.end.saturating_add(1));
         let at = |start: u64| (owner, lock.family, start);
         let before = self.own.range(at(0)..at(first)).next_back();
@@ -100,12 +100,12 @@ impl HeldLocks {
     fn insert(&mut self, owner: Owner, lock: Lock, number: Option<u64>) {
         let number = number.unwrap_or(self.next_number);
         self.next_number = self.next_number.max(number + 1);
-        let placed = Placed { number, owner, lock };
+        let placed = NumberedLock { number, owner, lock };
         self.own.insert((owner, lock.family, lock.range.start), placed);
         self.places.insert(placed);
     }
 
-    fn remove(&mut self, held: &Placed) {
+    fn remove(&mut self, held: &NumberedLock) {
         self.own.remove(&(held.owner, held.lock.family, held.lock.range.start));
         self.places.remove(held);
     }
@@ -131,7 +131,7 @@ impl HeldLocks {
         self.remove_all((owner, family, 0), (owner, family, u64::MAX));
     }
 
-    /// Gives back all locks of `holder`; how many, and whose they were.
+    /// Gives back all locks of `holder`: how many, and of which owners.
     pub(super) fn release_holder(&mut self, holder: HolderId) -> (usize, Vec<Owner>) {
         let [first, last] = [LockOwner::MIN, LockOwner::MAX].map(|owner| Owner { holder, owner });
         let gone =
@@ -142,8 +142,8 @@ impl HeldLocks {
         (count, owners)
     }
 
-    fn remove_all(&mut self, first: Own, last: Own) -> Vec<Placed> {
-        let gone: Vec<Placed> = self.own.range(first..=last).map(|(_, held)| *held).collect();
+    fn remove_all(&mut self, first: Own, last: Own) -> Vec<NumberedLock> {
+        let gone: Vec<NumberedLock> = self.own.range(first..=last).map(|(_, held)| *held).collect();
         gone.iter().for_each(|held| self.remove(held));
         self.gone.extend(gone.iter().map(|held| held.number));
         gone
@@ -151,22 +151,23 @@ impl HeldLocks {
 
     /// The number of a lock that anybody else has in the way of `lock`.
     pub(super) fn bar(&self, owner: Owner, lock: &Lock) -> Option<u64> {
-        self.places.any_against((lock.family, lock.kind), &Wish::any(owner, lock))
+        self.places.any_against((lock.family, lock.kind), &ConflictQuery::any(owner, lock))
     }
 
-    /// Who else has locks in the way of `lock`, each once for each.
+    /// The other owners with locks in the way of `lock`, once for each lock.
     pub(super) fn holders_against(
         &self,
         owner: Owner,
         lock: &Lock,
     ) -> impl Iterator<Item = Owner> + '_ {
-        let all = self.places.all_against((lock.family, lock.kind), Wish::any(owner, lock));
+        let all =
+            self.places.all_against((lock.family, lock.kind), ConflictQuery::any(owner, lock));
         all.map(|held| held.owner)
     }
 
     /// Of the locks in the way of `lock` that which begins first.
     pub(super) fn first_against(&self, owner: Owner, lock: &Lock) -> Option<Lock> {
-        self.places.first_against((lock.family, lock.kind), Wish::any(owner, lock))
+        self.places.first_against((lock.family, lock.kind), ConflictQuery::any(owner, lock))
     }
 
     #[cfg(test)]
@@ -190,7 +191,7 @@ mod tests {
         Lock { family: LockFamily::Posix, kind, range, owner: LockOwner::own(1), pid: Pid(1) }
     }
 
-    fn ranges(locks: &HeldLocks) -> Vec<(LockKind, u64, u64)> {
+    fn ranges(locks: &GrantedLocks) -> Vec<(LockKind, u64, u64)> {
         let lock = |lock: Lock| (lock.kind, lock.range.start, lock.range.end);
         let mut ranges: Vec<_> = locks.iter().map(|(_, held)| lock(held)).collect();
         ranges.sort_by_key(|(_, start, _)| *start);
@@ -199,7 +200,7 @@ mod tests {
 
     #[test]
     fn ranges_are_split_joined_and_changed() {
-        let mut locks = HeldLocks::default();
+        let mut locks = GrantedLocks::default();
         let mut set = |kind, start, end| {
             locks.set(owner(1), lock(kind, start, end));
             ranges(&locks)
@@ -234,7 +235,7 @@ mod tests {
     /// Against the plainest model: an array of what each byte is locked with.
     #[test]
     fn any_sequence_leaves_what_the_model_has() {
-        let mut locks = HeldLocks::default();
+        let mut locks = GrantedLocks::default();
         let mut model: Model = [[[Unlock; BYTES]; OWNERS]; 2];
         let mut random = 12345u64;
         for _ in 0..20_000 {
@@ -260,12 +261,12 @@ mod tests {
             if barred.is_some() {
                 continue;
             }
-            let before: Vec<Placed> = locks.own.values().copied().collect();
+            let before: Vec<NumberedLock> = locks.own.values().copied().collect();
             locks.set(who, asked);
-            // Whoever watched one that covers less now is told.
+            // The watchers of a lock that covers less now are examined.
             let gone = locks.take_gone();
             for old in before {
-                let covers = |new: &Placed| {
+                let covers = |new: &NumberedLock| {
                     new.number == old.number
                         && new.owner == old.owner
                         && new.lock.kind == old.lock.kind
@@ -286,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_a_node_has_goes_with_it_and_nothing_else() {
-        let mut locks = HeldLocks::default();
+        let mut locks = GrantedLocks::default();
         for number in 0..6 {
             locks.set(owner(number), lock(Shared, 3, 5));
             let all = Lock { family: LockFamily::Flock, ..lock(Shared, 0, u64::MAX) };
@@ -304,9 +305,9 @@ mod tests {
     fn many_locks_of_a_file_are_not_looked_at_for_one_more() {
         const MANY: u64 = 10_000;
         const LOOKS_MAX: usize = 120;
-        let mut locks = HeldLocks::default();
+        let mut locks = GrantedLocks::default();
         let mut so_far = 0;
-        let mut few = |locks: &HeldLocks| {
+        let mut few = |locks: &GrantedLocks| {
             let looks = locks.looks() - std::mem::replace(&mut so_far, locks.looks());
             assert!(looks <= LOOKS_MAX, "{looks}");
         };

@@ -1,4 +1,4 @@
-//! Who holds and waits where in an export: what the locks of one file cannot tell.
+//! An index of owners over all files of an export: where each owner holds locks, and where it waits.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -9,7 +9,7 @@ use dray_core::{FileId, HolderId, LockOwner};
 use super::{Owner, SHARDS};
 
 /// A wait: its file, and its number there.
-pub(super) type Wait = (FileId, u64);
+pub(super) type WaitId = (FileId, u64);
 
 const FILE_FIRST: FileId = FileId { ino: 0, generation: 0 };
 const FILE_LAST: FileId = FileId { ino: u64::MAX, generation: u64::MAX };
@@ -17,7 +17,7 @@ const FILE_LAST: FileId = FileId { ino: u64::MAX, generation: u64::MAX };
 /// The owners of an export. Its mutexes are the innermost of the lock table: nothing else is taken
 /// under them. Its sets are bounded as the locks are.
 #[derive(Default)]
-pub(super) struct Owners {
+pub(super) struct OwnerIndex {
     /// By holder.
     shards: [Mutex<Shard>; SHARDS],
 }
@@ -26,7 +26,7 @@ pub(super) struct Owners {
 struct Shard {
     held: BTreeSet<(Owner, FileId)>,
     waits: BTreeSet<(Owner, FileId, u64)>,
-    /// Of the waits those that nothing but an earlier wait bars, as far as is known.
+    /// The waits that only an earlier wait blocks, as far as is known.
     behind: BTreeSet<(Owner, FileId, u64)>,
 }
 
@@ -44,7 +44,7 @@ impl Shard {
     }
 }
 
-impl Owners {
+impl OwnerIndex {
     fn shard(&self, holder: HolderId) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[holder.0 as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
@@ -55,9 +55,10 @@ impl Owners {
         self.shard(owner.holder).has_any(owner)
     }
 
-    /// `owner` has its first lock on `file`. If it is its first one anywhere, it stands behind nobody
-    /// any more: its waits that have to be looked at again for it.
-    pub(super) fn holds(&self, owner: Owner, file: FileId) -> Vec<Wait> {
+    /// `owner` has its first lock on `file`. If it is the owner's first lock anywhere, its requests
+    /// no longer wait behind earlier ones. The answer has the waits that must be examined for that
+    /// reason.
+    pub(super) fn holds(&self, owner: Owner, file: FileId) -> Vec<WaitId> {
         let mut shard = self.shard(owner.holder);
         let first = !shard.has_any(owner);
         shard.held.insert((owner, file));
@@ -70,11 +71,11 @@ impl Owners {
         self.shard(owner.holder).held.remove(&(owner, file));
     }
 
-    pub(super) fn waits(&self, owner: Owner, (file, number): Wait) {
+    pub(super) fn waits(&self, owner: Owner, (file, number): WaitId) {
         self.shard(owner.holder).waits.insert((owner, file, number));
     }
 
-    pub(super) fn waits_no_more(&self, owner: Owner, (file, number): Wait) {
+    pub(super) fn waits_no_more(&self, owner: Owner, (file, number): WaitId) {
         let mut shard = self.shard(owner.holder);
         shard.waits.remove(&(owner, file, number));
         shard.behind.remove(&(owner, file, number));
@@ -82,7 +83,7 @@ impl Owners {
 
     /// A wait stands behind another one, and is heard of if its owner gets a lock anywhere. False:
     /// its owner has one.
-    pub(super) fn stands_behind(&self, owner: Owner, (file, number): Wait) -> bool {
+    pub(super) fn stands_behind(&self, owner: Owner, (file, number): WaitId) -> bool {
         let mut shard = self.shard(owner.holder);
         let may = !shard.has_any(owner);
         if may {
@@ -92,7 +93,7 @@ impl Owners {
     }
 
     /// A lock that is held bars the wait.
-    pub(super) fn stands_behind_none(&self, owner: Owner, (file, number): Wait) {
+    pub(super) fn stands_behind_none(&self, owner: Owner, (file, number): WaitId) {
         self.shard(owner.holder).behind.remove(&(owner, file, number));
     }
 
@@ -103,7 +104,7 @@ impl Owners {
     }
 
     /// Where `owner` waits: `max` of it.
-    pub(super) fn waits_of(&self, owner: Owner, max: usize) -> Vec<Wait> {
+    pub(super) fn waits_of(&self, owner: Owner, max: usize) -> Vec<WaitId> {
         let shard = self.shard(owner.holder);
         let waits = shard.waits.range(waits_of(owner, owner)).take(max);
         waits.map(|(_, file, number)| (*file, *number)).collect()

@@ -1,4 +1,4 @@
-//! Those who wait for locks of one file.
+//! The requests that wait for locks of one file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Waker;
@@ -6,12 +6,12 @@ use std::task::Waker;
 use dray_core::{ClientAddress, HolderId, Lock};
 
 use super::Owner;
-use super::ranges::{Placed, Ranges, Wish};
+use super::ranges::{ConflictQuery, NumberedLock, Ranges};
 
-/// What one that waits is waiting for: each watches one thing that bars it, and is looked at again
-/// when that has gone.
+/// What blocks a waiter. Each waiter watches one lock or one waiter that blocks it, and is examined
+/// again when that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Bar {
+pub(super) enum Blocker {
     /// The lock held under this number.
     Held(u64),
     /// The earlier waiter of this number.
@@ -25,20 +25,20 @@ pub(super) struct Waiter {
     /// Where its client comes from.
     pub(super) address: ClientAddress,
     pub(super) waker: Option<Waker>,
-    watches: Option<Bar>,
+    watches: Option<Blocker>,
 }
 
 /// Requests by number, which is the order of their arrival.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(super) struct WaitQueue {
     waiters: BTreeMap<u64, Waiter>,
     places: Ranges,
-    /// Who watches what.
-    watchers: BTreeSet<(Bar, u64)>,
+    /// Pairs of a blocker and a waiter that watches it.
+    watchers: BTreeSet<(Blocker, u64)>,
     next_number: u64,
 }
 
-impl Queue {
+impl WaitQueue {
     pub(super) fn len(&self) -> usize {
         self.waiters.len()
     }
@@ -52,7 +52,7 @@ impl Queue {
         let number = self.next_number;
         self.next_number += 1;
         self.waiters.insert(number, Waiter { owner, lock, address, waker: None, watches: None });
-        self.places.insert(Placed { number, owner, lock });
+        self.places.insert(NumberedLock { number, owner, lock });
         number
     }
 
@@ -68,22 +68,22 @@ impl Queue {
     pub(super) fn remove(&mut self, number: u64) -> Option<Waiter> {
         let waiter = self.waiters.remove(&number)?;
         let (owner, lock) = (waiter.owner, waiter.lock);
-        self.places.remove(&Placed { number, owner, lock });
+        self.places.remove(&NumberedLock { number, owner, lock });
         if let Some(bar) = waiter.watches {
             self.watchers.remove(&(bar, number));
         }
         Some(waiter)
     }
 
-    /// The number of somebody else who waits for what does not go together with `lock`, and has done
-    /// so since before the one of number `before` came.
+    /// The number of another owner's request that conflicts with `lock` and arrived before number
+    /// `before`.
     pub(super) fn bar(&self, owner: Owner, lock: &Lock, before: u64) -> Option<u64> {
-        let wish = Wish { before, ..Wish::any(owner, lock) };
-        self.places.any_against((lock.family, lock.kind), &wish)
+        let query = ConflictQuery { before, ..ConflictQuery::any(owner, lock) };
+        self.places.any_against((lock.family, lock.kind), &query)
     }
 
     /// From now on the waiter watches `bar`; what it watched so far.
-    pub(super) fn watch(&mut self, number: u64, bar: Bar) -> Option<Bar> {
+    pub(super) fn watch(&mut self, number: u64, bar: Blocker) -> Option<Blocker> {
         let waiter = self.waiters.get_mut(&number)?;
         let former = waiter.watches.replace(bar);
         if let Some(former) = former {
@@ -93,8 +93,8 @@ impl Queue {
         former
     }
 
-    /// Who watches `bar`.
-    pub(super) fn watching(&self, bar: Bar) -> impl Iterator<Item = u64> + '_ {
+    /// The waiters that watch `bar`.
+    pub(super) fn watching(&self, bar: Blocker) -> impl Iterator<Item = u64> + '_ {
         self.watchers.range((bar, 0)..=(bar, u64::MAX)).map(|(_, number)| *number)
     }
 

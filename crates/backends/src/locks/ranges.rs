@@ -1,9 +1,9 @@
-//! Ranges of one file that are locked or waited for: whatever overlaps one of them is found without
-//! a look at the others.
+//! A set of ranges of one file that are locked or waited for. A search finds the ranges that overlap
+//! another one, and skips the others.
 //!
-//! A treap (Aragon, Seidel: Randomized search trees, 1989) in the order of first bytes. Each node
-//! knows the largest last byte below it, and the two earliest numbers of different owners: a search
-//! leaves out what ends too early, is too late, or belongs to the one that searches.
+//! The set is a treap (Aragon, Seidel: Randomized search trees, 1989) in the order of first bytes. Each
+//! node has the largest last byte below it, and the two lowest numbers of different owners. A search
+//! leaves out subtrees that end too early, came too late, or belong to the searching owner.
 
 use std::collections::BinaryHeap;
 use std::hash::{BuildHasher, RandomState};
@@ -14,7 +14,7 @@ use super::Owner;
 
 /// A range with its number, which no other of the same set has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Placed {
+pub(super) struct NumberedLock {
     pub(super) number: u64,
     pub(super) owner: Owner,
     pub(super) lock: Lock,
@@ -25,7 +25,7 @@ type At = u32;
 const NOWHERE: At = At::MAX;
 
 struct Node {
-    placed: Placed,
+    placed: NumberedLock,
     /// A hash of the number: above it are nodes of higher ones only.
     rank: u64,
     left: At,
@@ -41,7 +41,7 @@ struct Earliest([Option<(u64, Owner)>; 2]);
 
 /// What is looked for: ranges in the way of a lock of `owner` with numbers less than `before`.
 #[derive(Clone, Copy)]
-pub(super) struct Wish {
+pub(super) struct ConflictQuery {
     pub(super) owner: Owner,
     pub(super) range: LockRange,
     pub(super) before: u64,
@@ -53,8 +53,8 @@ pub(super) struct Ranges {
     unused: Vec<At>,
     /// A tree for each family and kind.
     roots: [At; 4],
-    /// Nobody outside can know which of two ranks is the higher. What is chosen by rank changes
-    /// what a search costs, never what is granted.
+    /// The secret of the ranks: no client can know which of two ranks is the higher. A rank changes
+    /// the cost of a search, never what is granted.
     ranks: RandomState,
     /// Nodes that searches have looked at.
     #[cfg(test)]
@@ -89,7 +89,7 @@ fn against(kind: LockKind) -> &'static [LockKind] {
 }
 
 impl Earliest {
-    fn one(placed: &Placed) -> Earliest {
+    fn one(placed: &NumberedLock) -> Earliest {
         Earliest([Some((placed.number, placed.owner)), None])
     }
 
@@ -110,19 +110,20 @@ impl Earliest {
         };
     }
 
-    fn has(&self, wish: &Wish) -> bool {
-        let wanted = |(number, owner): &(u64, Owner)| *number < wish.before && *owner != wish.owner;
+    fn has(&self, query: &ConflictQuery) -> bool {
+        let wanted =
+            |(number, owner): &(u64, Owner)| *number < query.before && *owner != query.owner;
         self.0.iter().flatten().any(wanted)
     }
 }
 
-impl Wish {
+impl ConflictQuery {
     /// Whatever is in the way of `lock`, of any number.
-    pub(super) fn any(owner: Owner, lock: &Lock) -> Wish {
-        Wish { owner, range: lock.range, before: u64::MAX }
+    pub(super) fn any(owner: Owner, lock: &Lock) -> ConflictQuery {
+        ConflictQuery { owner, range: lock.range, before: u64::MAX }
     }
 
-    fn matches(&self, placed: &Placed) -> bool {
+    fn matches(&self, placed: &NumberedLock) -> bool {
         placed.number < self.before
             && placed.owner != self.owner
             && placed.lock.range.overlaps(self.range)
@@ -130,7 +131,7 @@ impl Wish {
 }
 
 impl Ranges {
-    pub(super) fn insert(&mut self, placed: Placed) {
+    pub(super) fn insert(&mut self, placed: NumberedLock) {
         let node = Node {
             placed,
             rank: self.ranks.hash_one(placed.number),
@@ -154,7 +155,7 @@ impl Ranges {
     }
 
     /// Takes out what was inserted like this.
-    pub(super) fn remove(&mut self, placed: &Placed) {
+    pub(super) fn remove(&mut self, placed: &NumberedLock) {
         let tree = tree(placed.lock.family, placed.lock.kind);
         self.roots[tree] = self.removed(self.roots[tree], key(placed));
     }
@@ -164,31 +165,31 @@ impl Ranges {
         self.nodes.len() - self.unused.len()
     }
 
-    /// Of what is in the way of a lock of this family and kind the one of the highest rank: by chance
-    /// any of them, and the same one until it goes.
+    /// Of the ranges that conflict with a lock of this family and kind, the one with the highest
+    /// rank. That is a random one of them, and the same one until it is removed.
     ///
-    /// Nodes are looked at from the highest rank down. Whoever is barred by many and watches the one
-    /// found here has to look again a logarithmic number of times until all of them have gone,
-    /// whichever goes first.
+    /// Nodes are examined from the highest rank down. A waiter that many ranges block watches the
+    /// one found here. It has to look again a logarithmic number of times until all of them are
+    /// gone, in whatever order they go.
     pub(super) fn any_against(
         &self,
         (family, kind): (LockFamily, LockKind),
-        wish: &Wish,
+        query: &ConflictQuery,
     ) -> Option<u64> {
         let mut heap = BinaryHeap::new();
         let see = |heap: &mut BinaryHeap<(u64, At)>, at: At| {
-            if let Some(node) = self.worth(at, wish) {
+            if let Some(node) = self.worth(at, query) {
                 heap.push((node.rank, at));
             }
         };
         against(kind).iter().for_each(|kind| see(&mut heap, self.roots[tree(family, *kind)]));
         while let Some((_, at)) = heap.pop() {
             let node = self.look(at);
-            if wish.matches(&node.placed) {
+            if query.matches(&node.placed) {
                 return Some(node.placed.number);
             }
             see(&mut heap, node.left);
-            if node.placed.lock.range.start <= wish.range.end {
+            if node.placed.lock.range.start <= query.range.end {
                 see(&mut heap, node.right);
             }
         }
@@ -199,9 +200,9 @@ impl Ranges {
     pub(super) fn first_against(
         &self,
         (family, kind): (LockFamily, LockKind),
-        wish: Wish,
+        query: ConflictQuery,
     ) -> Option<Lock> {
-        let first = |kind: &LockKind| self.walk(tree(family, *kind), wish).next();
+        let first = |kind: &LockKind| self.walk(tree(family, *kind), query).next();
         let firsts = against(kind).iter().filter_map(first).map(|placed| placed.lock);
         firsts.min_by_key(|lock| lock.range.start)
     }
@@ -211,13 +212,13 @@ impl Ranges {
     pub(super) fn all_against(
         &self,
         (family, kind): (LockFamily, LockKind),
-        wish: Wish,
-    ) -> impl Iterator<Item = &Placed> {
-        against(kind).iter().flat_map(move |kind| self.walk(tree(family, *kind), wish))
+        query: ConflictQuery,
+    ) -> impl Iterator<Item = &NumberedLock> {
+        against(kind).iter().flat_map(move |kind| self.walk(tree(family, *kind), query))
     }
 
-    fn walk(&self, tree: usize, wish: Wish) -> Walk<'_> {
-        let mut walk = Walk { ranges: self, wish, to_do: Vec::new() };
+    fn walk(&self, tree: usize, query: ConflictQuery) -> Walk<'_> {
+        let mut walk = Walk { ranges: self, query, to_do: Vec::new() };
         walk.go_left(self.roots[tree]);
         walk
     }
@@ -229,9 +230,9 @@ impl Ranges {
     }
 
     /// The node there, if anything at or below it may be what is looked for.
-    fn worth(&self, at: At, wish: &Wish) -> Option<&Node> {
+    fn worth(&self, at: At, query: &ConflictQuery) -> Option<&Node> {
         let node = self.nodes.get(at as usize)?;
-        (node.end_max >= wish.range.start && node.earliest.has(wish)).then_some(node)
+        (node.end_max >= query.range.start && node.earliest.has(query)).then_some(node)
     }
 
     /// Counts a node's children in again.
@@ -328,21 +329,21 @@ impl Ranges {
 /// First byte and number: the order of a tree.
 type Key = (u64, u64);
 
-fn key(placed: &Placed) -> Key {
+fn key(placed: &NumberedLock) -> Key {
     (placed.lock.range.start, placed.number)
 }
 
 /// A walk over what matches a wish, in order.
 struct Walk<'a> {
     ranges: &'a Ranges,
-    wish: Wish,
+    query: ConflictQuery,
     /// Nodes that are still to be looked at, the next one last, each before what is right of it.
     to_do: Vec<At>,
 }
 
 impl Walk<'_> {
     fn go_left(&mut self, mut at: At) {
-        while let Some(node) = self.ranges.worth(at, &self.wish) {
+        while let Some(node) = self.ranges.worth(at, &self.query) {
             self.to_do.push(at);
             at = node.left;
         }
@@ -350,17 +351,17 @@ impl Walk<'_> {
 }
 
 impl<'a> Iterator for Walk<'a> {
-    type Item = &'a Placed;
+    type Item = &'a NumberedLock;
 
-    fn next(&mut self) -> Option<&'a Placed> {
+    fn next(&mut self) -> Option<&'a NumberedLock> {
         while let Some(at) = self.to_do.pop() {
             let node = self.ranges.look(at);
-            if node.placed.lock.range.start > self.wish.range.end {
+            if node.placed.lock.range.start > self.query.range.end {
                 self.to_do.clear();
                 return None;
             }
             self.go_left(node.right);
-            if self.wish.matches(&node.placed) {
+            if self.query.matches(&node.placed) {
                 return Some(&node.placed);
             }
         }
@@ -374,11 +375,11 @@ mod tests {
     use LockKind::{Exclusive, Shared};
     use dray_core::{HolderId, LockOwner, Pid};
 
-    fn placed(number: u64, owner: u64, kind: LockKind, start: u64, end: u64) -> Placed {
+    fn placed(number: u64, owner: u64, kind: LockKind, start: u64, end: u64) -> NumberedLock {
         let range = LockRange { start, end };
         let owner = Owner { holder: HolderId(owner), owner: LockOwner::own(1) };
         let (family, pid) = (LockFamily::Posix, Pid(1));
-        Placed { number, owner, lock: Lock { family, kind, range, owner: owner.owner, pid } }
+        NumberedLock { number, owner, lock: Lock { family, kind, range, owner: owner.owner, pid } }
     }
 
     /// Against a list that is looked through.
@@ -389,7 +390,7 @@ mod tests {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (random >> 33) % below
         };
-        let (mut ranges, mut list) = (Ranges::default(), Vec::<Placed>::new());
+        let (mut ranges, mut list) = (Ranges::default(), Vec::<NumberedLock>::new());
         for number in 0..20_000 {
             if list.len() < 60 && pick(5) < 3 {
                 let (one, two) = (pick(40), pick(40));
@@ -409,16 +410,17 @@ mod tests {
                 one.max(two),
             );
             let before = number - pick(100).min(number);
-            let wish = Wish { owner: asks.owner, range: asks.lock.range, before };
+            let query = ConflictQuery { owner: asks.owner, range: asks.lock.range, before };
             let what = (LockFamily::Posix, asks.lock.kind);
-            let bars =
-                |other: &&Placed| other.owner != asks.owner && other.lock.conflicts(&asks.lock);
-            let mut expected: Vec<Placed> =
+            let bars = |other: &&NumberedLock| {
+                other.owner != asks.owner && other.lock.conflicts(&asks.lock)
+            };
+            let mut expected: Vec<NumberedLock> =
                 list.iter().filter(|other| other.number < before).filter(bars).copied().collect();
-            let found = ranges.any_against(what, &wish);
+            let found = ranges.any_against(what, &query);
             assert_eq!(found.is_some(), !expected.is_empty());
             assert!(found.is_none_or(|found| expected.iter().any(|one| one.number == found)));
-            let all: Vec<Placed> = ranges.all_against(what, wish).copied().collect();
+            let all: Vec<NumberedLock> = ranges.all_against(what, query).copied().collect();
             expected.sort_by_key(|one| (one.lock.kind == Shared, key(one)));
             assert_eq!(all, expected);
             assert_eq!(ranges.len(), list.len());
@@ -435,13 +437,15 @@ mod tests {
             let (kind, len) =
                 if number % 2 == 0 { (Shared, 3) } else { (Exclusive, 1 + number % 7) };
             let more = placed(number, number % 50, kind, 20 * number, 20 * number + len);
-            let wish = Wish { owner: more.owner, range: more.lock.range, before: u64::MAX };
-            assert_eq!(ranges.any_against((LockFamily::Posix, Exclusive), &wish), None);
+            let query =
+                ConflictQuery { owner: more.owner, range: more.lock.range, before: u64::MAX };
+            assert_eq!(ranges.any_against((LockFamily::Posix, Exclusive), &query), None);
             assert!(ranges.looks.take() <= LOOKS_MAX);
             ranges.insert(more);
             let asks = placed(0, 99, Exclusive, 20 * (number / 2), 20 * (number / 2) + 9);
-            let wish = Wish { owner: asks.owner, range: asks.lock.range, before: u64::MAX };
-            let found = ranges.any_against((LockFamily::Posix, Exclusive), &wish);
+            let query =
+                ConflictQuery { owner: asks.owner, range: asks.lock.range, before: u64::MAX };
+            let found = ranges.any_against((LockFamily::Posix, Exclusive), &query);
             assert_eq!(found, Some(number / 2));
             let looks = ranges.looks.take();
             assert!(looks <= 2 * LOOKS_MAX, "{looks} at {number}");

@@ -1,4 +1,4 @@
-//! All locks of an export.
+//! The lock table of an export.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -11,18 +11,18 @@ use dray_core::{
 };
 
 use super::Owner;
-use super::circle::Circles;
-use super::file::{Changes, Ended, FileLocks};
-use super::files::Files;
+use super::deadlock::DeadlockGraph;
+use super::file::{FileLocks, LockEffects, WaitOutcome};
+use super::files::LockedFiles;
 use super::flocks::FlockUsers;
-use super::owners::Owners;
+use super::owners::OwnerIndex;
 
-/// A table of locks. Each file has a mutex of its own: whoever waits for it, or does much under it,
-/// is in the way of none who locks another file.
+/// A lock table. Each file has a mutex of its own, so work on one file does not delay locks of
+/// others.
 pub struct LockTable {
-    files: Files,
-    owners: Owners,
-    circles: Circles,
+    files: LockedFiles,
+    owners: OwnerIndex,
+    deadlocks: DeadlockGraph,
     /// Locks held and waited for, of which no holder can have all.
     shares: Shares,
     held: AtomicUsize,
@@ -34,7 +34,7 @@ pub struct LockTable {
 pub struct Locked {
     /// The file.
     pub file: FileId,
-    /// Who holds it, or waits.
+    /// The owner that holds it or waits for it.
     pub owner: Owner,
     /// What it is.
     pub lock: Lock,
@@ -47,9 +47,9 @@ impl LockTable {
     /// run at once.
     pub fn new(locks_max: usize) -> LockTable {
         LockTable {
-            files: Files::default(),
-            owners: Owners::default(),
-            circles: Circles::default(),
+            files: LockedFiles::default(),
+            owners: OwnerIndex::default(),
+            deadlocks: DeadlockGraph::default(),
             shares: Shares::new(locks_max),
             held: AtomicUsize::new(0),
             flock_users: FlockUsers::default(),
@@ -58,33 +58,37 @@ impl LockTable {
 
     /// Changes the locks of a file, grants what can be granted after it, and wakes those outside of
     /// the mutex.
-    fn change<R>(&self, file: FileId, work: impl FnOnce(&mut FileLocks, &mut Changes) -> R) -> R {
+    fn change<R>(
+        &self,
+        file: FileId,
+        work: impl FnOnce(&mut FileLocks, &mut LockEffects) -> R,
+    ) -> R {
         let (wakers, elsewhere) = (Vec::new(), BTreeSet::new());
         let (owners, shares) = (&self.owners, &self.shares);
-        let mut changes = Changes { owners, shares, wakers, elsewhere };
-        let answer = self.change_one(file, &mut changes, work);
-        while let Some((file, number)) = changes.elsewhere.pop_first() {
-            self.change_one(file, &mut changes, |locks, changes| {
-                let rest = changes.elsewhere.split_off(&(file, u64::MAX));
-                let there = std::mem::replace(&mut changes.elsewhere, rest);
+        let mut effects = LockEffects { owners, shares, wakers, elsewhere };
+        let answer = self.change_one(file, &mut effects, work);
+        while let Some((file, number)) = effects.elsewhere.pop_first() {
+            self.change_one(file, &mut effects, |locks, effects| {
+                let rest = effects.elsewhere.split_off(&(file, u64::MAX));
+                let there = std::mem::replace(&mut effects.elsewhere, rest);
                 there.iter().for_each(|(_, number)| locks.doubt(*number));
                 locks.doubt(number);
             });
         }
-        changes.wakers.into_iter().for_each(Waker::wake);
+        effects.wakers.into_iter().for_each(Waker::wake);
         answer
     }
 
     fn change_one<R>(
         &self,
         file: FileId,
-        changes: &mut Changes,
-        work: impl FnOnce(&mut FileLocks, &mut Changes) -> R,
+        effects: &mut LockEffects,
+        work: impl FnOnce(&mut FileLocks, &mut LockEffects) -> R,
     ) -> R {
         self.files.with(file, |locks| {
             let before = locks.held.len();
-            let answer = work(locks, changes);
-            locks.settle(changes);
+            let answer = work(locks, effects);
+            locks.settle(effects);
             let now = locks.held.len();
             if now > before {
                 self.held.fetch_add(now - before, Ordering::Relaxed);
@@ -96,10 +100,12 @@ impl LockTable {
     }
 
     /// Takes, changes or gives back a lock of `cx`'s holder, as
-    /// [`OpenFile::lock`](dray_core::OpenFile::lock) has it. Errors: `EAGAIN` if somebody is
-    /// in the way and `wait` is false; `EINTR` once the context is cancelled; `EDEADLK` if
-    /// waiting for an fcntl lock would never end; `ENOLCK` where the holder has its share of what the
-    /// table has room for, also for giving back what leaves two locks where there was one.
+    /// [`OpenFile::lock`](dray_core::OpenFile::lock) specifies.
+    ///
+    /// Errors: `EAGAIN` if another lock conflicts and `wait` is false. `EINTR` once the context is
+    /// cancelled. `EDEADLK` if the wait for an fcntl lock would never end. `ENOLCK` if the node has
+    /// its share of the table. Giving back the middle of a lock can fail so, too, because it leaves
+    /// two locks.
     pub async fn lock(&self, cx: &Context, file: FileId, lock: Lock, wait: bool) -> Result<()> {
         let owner = Owner::of(cx, lock.owner);
         if lock.range.start > lock.range.end {
@@ -113,11 +119,11 @@ impl LockTable {
         poll_fn(|task| {
             let ended = waiting.table.poll_ended(file, number, task.waker());
             match ended {
-                Some(Ended::Granted) => {
+                Some(WaitOutcome::Granted) => {
                     waiting.done = true;
                     return Poll::Ready(Ok(()));
                 }
-                Some(Ended::Dropped) => {
+                Some(WaitOutcome::Dropped) => {
                     waiting.done = true;
                     return Poll::Ready(Err(interrupted()));
                 }
@@ -139,20 +145,20 @@ impl LockTable {
         lock: Lock,
         wait: bool,
     ) -> Result<Option<u64>> {
-        let number = self.change(file, |locks, changes| {
-            self.take_or_wait(cx, (locks, changes), owner, lock, wait)
+        let number = self.change(file, |locks, effects| {
+            self.take_or_wait(cx, (locks, effects), owner, lock, wait)
         })?;
-        // Nobody waits for who has no lock.
+        // An owner without locks blocks no other owner.
         if let Some(number) = number
             && lock.family == LockFamily::Posix
             && self.owners.has_any(owner)
         {
-            let withdraw = || self.change(file, |locks, changes| locks.withdraw(changes, number));
+            let withdraw = || self.change(file, |locks, effects| locks.withdraw(effects, number));
             let table = (&self.files, &self.owners);
-            return match self.circles.break_at(table, owner, (file, number), withdraw) {
+            return match self.deadlocks.break_at(table, owner, (file, number), withdraw) {
                 None => Ok(Some(number)),
-                Some(Some(Ended::Granted)) => Ok(None), // in the meantime
-                Some(Some(Ended::Dropped)) => Err(interrupted()),
+                Some(Some(WaitOutcome::Granted)) => Ok(None), // in the meantime
+                Some(Some(WaitOutcome::Dropped)) => Err(interrupted()),
                 Some(None) => Err(Error::new(Errno::EDEADLK)),
             };
         }
@@ -169,7 +175,7 @@ impl LockTable {
     fn take_or_wait(
         &self,
         cx: &Context,
-        (locks, changes): (&mut FileLocks, &mut Changes),
+        (locks, effects): (&mut FileLocks, &mut LockEffects),
         owner: Owner,
         lock: Lock,
         wait: bool,
@@ -183,7 +189,7 @@ impl LockTable {
             }
         }
         if unlock {
-            locks.set(changes, owner, lock, cx.address);
+            locks.set(effects, owner, lock, cx.address);
             return Ok(None);
         }
         let mut gave_back = false;
@@ -197,23 +203,24 @@ impl LockTable {
             gave_back = held.is_some();
             if gave_back {
                 let unlock = Lock { kind: LockKind::Unlock, ..lock };
-                locks.set(changes, owner, unlock, cx.address);
+                locks.set(effects, owner, unlock, cx.address);
             }
         }
-        // Who has just had one comes before those who wait, as on Linux: it would be its owner
-        // that waits for them, and they would be given what is his to give back.
+        // An owner that has just given back a lock passes the waiting requests, as on Linux.
+        // Otherwise it would wait for them, and they would be given locks that the owner still has
+        // to give back.
         let passes = passes || gave_back;
         if locks.bar(owner, &lock, u64::MAX, passes).is_none() {
-            locks.set(changes, owner, lock, cx.address);
+            locks.set(effects, owner, lock, cx.address);
             return Ok(None);
         }
         if !wait {
             return Err(Error::new(Errno::EAGAIN));
         }
-        Ok(Some(locks.wait(changes, owner, lock, cx.address)))
+        Ok(Some(locks.wait(effects, owner, lock, cx.address)))
     }
 
-    fn poll_ended(&self, file: FileId, number: u64, waker: &Waker) -> Option<Ended> {
+    fn poll_ended(&self, file: FileId, number: u64, waker: &Waker) -> Option<WaitOutcome> {
         self.files.with(file, |locks| locks.look_at(number, waker))
     }
 
@@ -229,16 +236,16 @@ impl LockTable {
             return; // the usual close
         }
         if self.files.look(file, |locks| locks.held.has(owner)) == Some(true) {
-            self.change(file, |locks, changes| locks.release(changes, family, owner));
+            self.change(file, |locks, effects| locks.release(effects, family, owner));
         }
     }
 
-    /// Gives back all locks of a holder that has gone, and ends its waits. Answers how many
+    /// Gives back all locks of a holder whose session ended, and ends its waits. Answers how many
     /// locks were held.
     pub fn release_holder(&self, holder: HolderId) -> usize {
         let files = self.owners.files_of(holder).into_iter();
         let released = files
-            .map(|file| self.change(file, |locks, changes| locks.release_holder(changes, holder)));
+            .map(|file| self.change(file, |locks, effects| locks.release_holder(effects, holder)));
         released.sum()
     }
 
@@ -282,25 +289,25 @@ impl Waiting<'_> {
     /// owner had in its range before. Errors: `EINTR`.
     fn give_up(&mut self) -> Result<()> {
         match self.withdraw() {
-            Some(Ended::Granted) => Ok(()),
+            Some(WaitOutcome::Granted) => Ok(()),
             _ => Err(interrupted()),
         }
     }
 
-    fn withdraw(&mut self) -> Option<Ended> {
+    fn withdraw(&mut self) -> Option<WaitOutcome> {
         self.done = true;
-        self.table.change(self.file, |locks, changes| locks.withdraw(changes, self.number))
+        self.table.change(self.file, |locks, effects| locks.withdraw(effects, self.number))
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if !self.done && self.withdraw() == Some(Ended::Granted) {
-            // Granted between the last look and the cancellation: nobody will know.
+        if !self.done && self.withdraw() == Some(WaitOutcome::Granted) {
+            // Granted between the last look and the cancellation: the request will not learn of it.
             let back = Lock { kind: LockKind::Unlock, ..self.lock };
             let address = ClientAddress::default(); // it is counted already
-            self.table.change(self.file, |locks, changes| {
-                locks.set(changes, self.owner, back, address);
+            self.table.change(self.file, |locks, effects| {
+                locks.set(effects, self.owner, back, address);
             });
         }
     }
@@ -308,10 +315,10 @@ impl Drop for Waiting<'_> {
 
 fn no_room(shortage: Shortage) -> Error {
     Error::new(Errno::ENOLCK).because(match shortage {
-        Shortage::None => "the export has as many locks as it may",
-        Shortage::Share => "this client has its share of the locks that the export may have",
+        Shortage::None => "the export has reached its limit of locks",
+        Shortage::Share => "this client has reached its share of the export's locks",
         Shortage::AddressShare => {
-            "the clients of this address have their share of the locks that the export may have"
+            "the clients of this address have reached their share of the export's locks"
         }
     })
 }

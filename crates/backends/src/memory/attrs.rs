@@ -61,7 +61,9 @@ impl Store {
             return Err(Errno::EPERM.into());
         }
         if flags & !FLAGS_KEPT != 0 {
-            return Err(Error::new(Errno::ENOTSUP).because("a flag that memory cannot enforce"));
+            return Err(
+                Error::new(Errno::ENOTSUP).because("the memory backend cannot enforce this flag")
+            );
         }
         let inode = self.change(ino)?;
         inode.meta.flags = flags;

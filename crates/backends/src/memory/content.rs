@@ -1,4 +1,4 @@
-//! What a regular file holds: sparse chunks.
+//! The content of a regular file: sparse chunks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use dray_core::{Name, NameBuf};
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct DirSlot {
     /// The file's number.
     pub(super) ino: u64,
     /// Where it stands in listings.
@@ -20,7 +20,7 @@ pub(super) struct Slot {
 pub(super) struct Directory {
     /// The directory that this one is in.
     pub(super) parent: u64,
-    names: BTreeMap<NameBuf, Slot>,
+    names: BTreeMap<NameBuf, DirSlot>,
     order: BTreeMap<u64, NameBuf>,
     next_position: u64,
 }
@@ -41,18 +41,18 @@ impl Directory {
     }
 
     /// Gives `name` to `ino`. A name that was there keeps its place.
-    pub(super) fn set(&mut self, name: &Name, ino: u64) -> Slot {
+    pub(super) fn set(&mut self, name: &Name, ino: u64) -> DirSlot {
         if let Some(slot) = self.names.get_mut(name) {
             slot.ino = ino;
             return *slot;
         }
-        let slot = Slot { ino, position: self.next_position };
+        let slot = DirSlot { ino, position: self.next_position };
         self.put(name, slot);
         slot
     }
 
     /// Puts a name where it stood on the other side of a disk.
-    pub(super) fn put(&mut self, name: &Name, slot: Slot) {
+    pub(super) fn put(&mut self, name: &Name, slot: DirSlot) {
         self.remove(name);
         self.next_position = self.next_position.min(slot.position.saturating_sub(1));
         self.order.insert(slot.position, name.to_owned());

@@ -1,4 +1,4 @@
-//! The simulated disk: what is left of a memory file system after a power failure.
+//! The simulated disk: what remains of a memory file system after a power failure.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};

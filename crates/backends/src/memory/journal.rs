@@ -1,7 +1,7 @@
 //! The durable side of a simulated disk.
 //!
-//! Every operation leaves one record, a picture of what it changed in names and
-//! attributes. Records become durable in order; data become durable chunk by chunk.
+//! Every operation leaves one record of the names and attributes that it changed. Records become durable
+//! in order. Data become durable chunk by chunk.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -10,9 +10,9 @@ use std::sync::Arc;
 use dray_core::NameBuf;
 
 use super::content::Content;
-use super::directory::{Directory, Slot};
+use super::directory::{DirSlot, Directory};
 use super::inode::{Body, Inode, Meta};
-use super::store::Change;
+use super::store::StoreChange;
 
 /// Records that wait at most; beyond it the oldest become durable by themselves, as the
 /// periodical commit of a real journal does it.
@@ -36,12 +36,12 @@ enum Kind {
 struct Record {
     /// None for a file that is gone.
     inodes: Vec<(u64, Option<Image>)>,
-    names: Vec<(u64, NameBuf, Option<Slot>)>,
+    names: Vec<(u64, NameBuf, Option<DirSlot>)>,
     punched: Vec<(u64, u64, u64)>,
 }
 
 /// Durable files, and what has been changed since.
-pub(super) struct Journal {
+pub(super) struct DiskJournal {
     durable: BTreeMap<u64, Inode>,
     records: VecDeque<Record>,
     /// Number of the first record in `records`; everything below is durable.
@@ -56,9 +56,9 @@ pub(super) struct Journal {
     dirty: BTreeMap<u64, BTreeMap<u64, u64>>,
 }
 
-impl Journal {
-    pub(super) fn new(durable: BTreeMap<u64, Inode>) -> Journal {
-        Journal {
+impl DiskJournal {
+    pub(super) fn new(durable: BTreeMap<u64, Inode>) -> DiskJournal {
+        DiskJournal {
             durable,
             records: VecDeque::new(),
             first: 1,
@@ -89,7 +89,7 @@ impl Journal {
     }
 
     /// Notes what an operation changed.
-    pub(super) fn record(&mut self, change: Change, inodes: &BTreeMap<u64, Inode>) {
+    pub(super) fn record(&mut self, change: StoreChange, inodes: &BTreeMap<u64, Inode>) {
         let next = self.next();
         let image = |&ino: &u64| (ino, inodes.get(&ino).map(picture));
         let record = Record {

@@ -1,4 +1,4 @@
-//! File systems in memory as exports: for tests, since they end with their server.
+//! The kind of exports that are in memory: for tests, since their files end with the server.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

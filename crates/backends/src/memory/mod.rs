@@ -1,14 +1,13 @@
-//! A file system in memory: a backend in its own right, and the disk of the simulator.
+//! The memory backend: a file system in memory, which is also the disk of the simulator.
 //!
-//! It behaves as Linux's own file systems do: permissions by owner, group and other,
-//! sticky and set-group-id directories, set-id bits cleared by writes, open files that
-//! outlive their names. Two things it does not do: POSIX ACLs are kept as plain attributes
-//! and not enforced, and what Linux checks above file systems (protected hard links and
-//! the like) is left to whoever calls.
+//! It behaves as Linux's own file systems do. Owner, group and other have permissions. Directories can
+//! be sticky or set-group-id. Writes clear set-id bits. Open files outlive their names. Two things
+//! differ. POSIX ACLs are stored as plain attributes and not enforced. What Linux checks above file
+//! systems, such as protected hard links, is left to the caller.
 //!
-//! Everything is ordered (no hash tables) and time comes from `dray_rt`, so that a run in
-//! the simulator repeats exactly. Numbers of files are never used again: an id of a file
-//! that is gone answers `ESTALE` for ever.
+//! Everything is ordered (no hash tables) and time comes from `dray_rt`, so a run in the simulator
+//! repeats exactly. Inode numbers are never used again: the id of a deleted file answers `ESTALE` for
+//! ever.
 
 mod attrs;
 mod content;
@@ -55,9 +54,9 @@ pub struct MemoryOptions {
     pub read_only: bool,
     /// Locks held and waited for; beyond it `ENOLCK`.
     pub locks_max: usize,
-    /// Reads and writes are made in pieces, between which others come, as on file systems that copy
-    /// page by page. Whoever serves it keeps calls on the same bytes apart; a test finds out whether
-    /// he does.
+    /// Reads and writes are made in pieces, with other calls between them, as on file systems that
+    /// copy page by page. The server has to keep calls on the same bytes apart, and a test finds
+    /// out whether it does.
     pub piecemeal: bool,
 }
 
@@ -100,7 +99,7 @@ impl MemoryFs {
         Arc::new(Shared::new(Store::new(options))).mount()
     }
 
-    /// The advisory locks, for whoever must release those of a client that has gone.
+    /// The advisory locks. The server releases those of a client whose session ended.
     pub fn locks(&self) -> &LockTable {
         &self.locks
     }
@@ -167,7 +166,7 @@ impl Shared {
     fn with<T>(&self, epoch: u64, op: impl FnOnce(&mut Store) -> Result<T>) -> Result<T> {
         let mut store = self.lock();
         if store.epoch() != epoch {
-            return Err(Error::new(Errno::EIO).because("the machine that served this has died"));
+            return Err(Error::new(Errno::EIO).because("the machine of this file system has died"));
         }
         let result = op(&mut store);
         store.finish();

@@ -1,4 +1,4 @@
-//! Reads and writes in pieces, between which others come: what a test wants of a file system.
+//! Reads and writes in pieces, with other calls between them, for tests.
 
 use dray_core::{Buf, BufMut, Context, Io, Result, Write};
 

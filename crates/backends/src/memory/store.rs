@@ -1,4 +1,4 @@
-//! All files by number, and the few primitives through which every change goes.
+//! All inodes by number, and the few primitives through which every change goes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,9 +6,9 @@ use dray_core::{Entry, Errno, Error, FileId, Name, NameBuf, Result, Statfs, Ttl}
 
 use super::MemoryOptions;
 use super::content::{CHUNK_BYTES, Content, chunk_range};
-use super::directory::{Directory, Slot};
+use super::directory::{DirSlot, Directory};
 use super::inode::{Body, Inode, Meta, now};
-use super::journal::Journal;
+use super::journal::DiskJournal;
 
 pub(super) const ROOT_INO: u64 = 1;
 /// Names that one file may have (as ext4).
@@ -16,9 +16,9 @@ pub(super) const LINK_MAX: u32 = 65_000;
 
 /// What the operation in progress has changed so far.
 #[derive(Debug, Default)]
-pub(super) struct Change {
+pub(super) struct StoreChange {
     pub(super) inodes: BTreeSet<u64>,
-    pub(super) names: Vec<(u64, NameBuf, Option<Slot>)>,
+    pub(super) names: Vec<(u64, NameBuf, Option<DirSlot>)>,
     /// Holes made in files: number, offset, length.
     pub(super) punched: Vec<(u64, u64, u64)>,
 }
@@ -31,13 +31,13 @@ pub(super) struct Store {
     options: MemoryOptions,
     epoch: u64,
     /// The durable side, if there is a disk.
-    journal: Option<Journal>,
-    change: Change,
+    journal: Option<DiskJournal>,
+    change: StoreChange,
     /// What is said of how long a name is absent.
     pub(super) absence: Option<Ttl>,
 }
 
-/// Generation of a number: spread out, so that nobody can get away with ignoring it.
+/// The generation of an inode number. It is spread out, so that code that ignores it fails.
 fn generation(ino: u64) -> u64 {
     ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33 | 1
 }
@@ -69,17 +69,17 @@ impl Store {
             options,
             epoch: 0,
             journal: None,
-            change: Change::default(),
+            change: StoreChange::default(),
             absence: None,
         }
     }
 
     /// Puts a simulated disk under it, which holds what is there now.
     pub(super) fn attach_journal(&mut self) {
-        self.journal = Some(Journal::new(self.inodes.clone()));
+        self.journal = Some(DiskJournal::new(self.inodes.clone()));
     }
 
-    pub(super) fn journal_mut(&mut self) -> Option<(&mut Journal, &BTreeMap<u64, Inode>)> {
+    pub(super) fn journal_mut(&mut self) -> Option<(&mut DiskJournal, &BTreeMap<u64, Inode>)> {
         self.journal.as_mut().map(|journal| (journal, &self.inodes))
     }
 
@@ -89,7 +89,7 @@ impl Store {
         self.used_chunks =
             inodes.values().filter_map(|i| i.content().ok()).map(Content::chunk_count).sum();
         self.inodes = inodes;
-        self.change = Change::default();
+        self.change = StoreChange::default();
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -139,7 +139,9 @@ impl Store {
     /// Adds a file that has no name yet. `ENOSPC` at the limit.
     pub(super) fn add(&mut self, meta: Meta, body: Body) -> Result<u64> {
         if self.inodes.len() as u64 >= self.options.inodes_max {
-            return Err(Error::new(Errno::ENOSPC).because("as many files as there may be"));
+            return Err(
+                Error::new(Errno::ENOSPC).because("the export has reached its limit of files")
+            );
         }
         let ino = self.next_ino;
         self.next_ino += 1;

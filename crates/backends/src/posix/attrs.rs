@@ -4,29 +4,29 @@ use std::os::fd::BorrowedFd;
 
 use dray_core::{Access, Attr, Errno, Error, FileId, FileType, Gid, Result, SetAttr, XattrSet};
 
-use super::core::{Caller, Core};
+use super::core::{Core, SquashedCaller};
 use super::lanes::{Lane, QUICK_MAX_BYTES};
 use super::options::Inline;
 use super::{cred, sys};
 
 /// What [`apply`] changes: an inode found by its id, or an open file.
-pub(crate) enum Target<'a> {
+pub(crate) enum AttrTarget<'a> {
     Path(BorrowedFd<'a>),
     Open(BorrowedFd<'a>),
 }
 
-impl Target<'_> {
+impl AttrTarget<'_> {
     fn fd(&self) -> BorrowedFd<'_> {
         match *self {
-            Target::Path(fd) | Target::Open(fd) => fd,
+            AttrTarget::Path(fd) | AttrTarget::Open(fd) => fd,
         }
     }
 }
 
 impl Core {
-    /// Which threads change attributes, and whether whoever asks may try: a size takes as long
-    /// as there are data behind it.
-    pub(crate) fn way_to_set(&self, id: FileId, set: SetAttr) -> ((Lane, FileId), bool) {
+    /// The lane that changes attributes, and whether the calling thread may try first. A change of
+    /// size takes time in proportion to the data behind it.
+    pub(crate) fn lane_to_set(&self, id: FileId, set: SetAttr) -> ((Lane, FileId), bool) {
         match set.size {
             Some(_) => {
                 let tries = self.inline && self.below.is_memory();
@@ -36,9 +36,9 @@ impl Core {
         }
     }
 
-    /// Whether there is so little behind `size` in a file that whoever asks may cut it there. Not
-    /// on a disk: what is being written to that is waited for (`truncate_inode_pages_range` in
-    /// mm/truncate.c).
+    /// Whether the data behind `size` are so few that the calling thread may truncate the file.
+    /// Never on a disk: there truncation waits for writes that are under way
+    /// (`truncate_inode_pages_range` in mm/truncate.c).
     pub(crate) fn is_quick_to_cut(&self, attr: &Attr, size: u64) -> bool {
         self.options.inline == Inline::Always
             || self.below.is_memory() && attr.size <= size.saturating_add(QUICK_MAX_BYTES)
@@ -47,9 +47,9 @@ impl Core {
     /// Changes attributes. None if that would take long, and may not.
     pub(crate) fn set_attr(
         &self,
-        caller: &Caller,
+        caller: &SquashedCaller,
         id: FileId,
-        target: &Target<'_>,
+        target: &AttrTarget<'_>,
         set: SetAttr,
         may_block: bool,
     ) -> Option<Result<Attr>> {
@@ -65,7 +65,12 @@ impl Core {
         Some(attr)
     }
 
-    pub(crate) fn check_access(&self, caller: &Caller, id: FileId, want: Access) -> Result<()> {
+    pub(crate) fn check_access(
+        &self,
+        caller: &SquashedCaller,
+        id: FileId,
+        want: Access,
+    ) -> Result<()> {
         if want.0 & !7 != 0 {
             return Err(Errno::EINVAL.into());
         }
@@ -81,21 +86,26 @@ impl Core {
         }
     }
 
-    pub(crate) fn get_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn get_xattr(
+        &self,
+        caller: &SquashedCaller,
+        id: FileId,
+        name: &[u8],
+    ) -> Result<Vec<u8>> {
         let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
         guarded(caller, name, || Ok(sys::get_xattr(node.fd(), &c_name)?))
     }
 
-    pub(crate) fn list_xattr(&self, caller: &Caller, id: FileId) -> Result<Vec<u8>> {
+    pub(crate) fn list_xattr(&self, caller: &SquashedCaller, id: FileId) -> Result<Vec<u8>> {
         let node = self.node_for(caller, id)?;
-        // Names of trusted attributes are listed to whoever may read them.
+        // Names of trusted attributes are listed for callers that may read them.
         guarded(caller, b"trusted.", || Ok(sys::list_xattr(node.fd())?))
     }
 
     pub(crate) fn set_xattr(
         &self,
-        caller: &Caller,
+        caller: &SquashedCaller,
         id: FileId,
         name: &[u8],
         value: &[u8],
@@ -114,7 +124,12 @@ impl Core {
         set
     }
 
-    pub(crate) fn remove_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_xattr(
+        &self,
+        caller: &SquashedCaller,
+        id: FileId,
+        name: &[u8],
+    ) -> Result<()> {
         self.writable()?;
         let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
@@ -135,10 +150,10 @@ impl Core {
 /// The capabilities of a program.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// The client's kernel removes a file's capabilities before it truncates it, gives it away or
-/// writes to it, in the name of whoever does that (`security_inode_killpriv`). The kernel here
-/// would remove them for the same people by itself: owners and those who may write.
-fn may_drop_capability(caller: &Caller, fd: BorrowedFd<'_>) -> Result<()> {
+/// Whether the caller may remove a file's capabilities. The client's kernel removes them before a
+/// truncation, a chown or a write, as the caller of that (`security_inode_killpriv`). The kernel
+/// here would do the same by itself for the same callers: owners, and users with write access.
+fn may_drop_capability(caller: &SquashedCaller, fd: BorrowedFd<'_>) -> Result<()> {
     let attr = sys::stat(fd)?.attr;
     if attr.uid == caller.who.uid {
         return Ok(());
@@ -157,16 +172,18 @@ fn is_privileged(name: &[u8]) -> bool {
 
 /// An ordinary user could give a program of its own capabilities by such an attribute. The
 /// kernel refuses as well, for want of capabilities; twice is better than never.
-fn refuse_foreign(caller: &Caller, name: &[u8]) -> Result<()> {
+fn refuse_foreign(caller: &SquashedCaller, name: &[u8]) -> Result<()> {
     if is_privileged(name) && !caller.who.is_root() {
-        return Err(Error::new(Errno::EPERM).because("an attribute of the super-user's"));
+        return Err(
+            Error::new(Errno::EPERM).because("only the super-user may change this attribute")
+        );
     }
     Ok(())
 }
 
-/// Runs `call`, with more rights if the super-user's attributes are concerned and it is the
-/// super-user who asks.
-fn guarded<T>(caller: &Caller, name: &[u8], call: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Runs `call`. It has more rights if the attributes are the super-user's and the caller is the
+/// super-user.
+fn guarded<T>(caller: &SquashedCaller, name: &[u8], call: impl FnOnce() -> Result<T>) -> Result<T> {
     if is_privileged(name) && caller.who.is_root() {
         cred::with_xattr_rights(call)?
     } else {
@@ -176,7 +193,12 @@ fn guarded<T>(caller: &Caller, name: &[u8], call: impl FnOnce() -> Result<T>) ->
 
 /// Changes owner, mode, size and times, in this order: a change of the owner clears set-id
 /// bits, and a change of the size sets times.
-fn apply(core: &Core, caller: &Caller, target: &Target<'_>, set: SetAttr) -> Result<Attr> {
+fn apply(
+    core: &Core,
+    caller: &SquashedCaller,
+    target: &AttrTarget<'_>,
+    set: SetAttr,
+) -> Result<Attr> {
     let fd = target.fd();
     if set.kill_set_id && set.mode.is_none() {
         clear_set_id(core, fd, caller)?;
@@ -188,8 +210,8 @@ fn apply(core: &Core, caller: &Caller, target: &Target<'_>, set: SetAttr) -> Res
         sys::chmod(core.proc_fd(), fd, mode)?;
     }
     match (set.size, target) {
-        (Some(size), Target::Path(fd)) => sys::truncate_path(*fd, size)?,
-        (Some(size), Target::Open(fd)) => sys::truncate_open(*fd, size)?,
+        (Some(size), AttrTarget::Path(fd)) => sys::truncate_path(*fd, size)?,
+        (Some(size), AttrTarget::Open(fd)) => sys::truncate_open(*fd, size)?,
         (None, _) => {}
     }
     if set.atime.is_some() || set.mtime.is_some() {
@@ -201,7 +223,7 @@ fn apply(core: &Core, caller: &Caller, target: &Target<'_>, set: SetAttr) -> Res
 /// Whether a change of nothing is chown(2) with both ids -1, which clears set-id bits and
 /// sets the time of change. The client's kernel says no more of it, nor of its own wish to
 /// clear bits before a write by somebody else, who may not do this.
-fn is_chown_to_nobody(caller: &Caller, fd: BorrowedFd<'_>, set: SetAttr) -> Result<bool> {
+fn is_chown_to_nobody(caller: &SquashedCaller, fd: BorrowedFd<'_>, set: SetAttr) -> Result<bool> {
     let nothing = set == SetAttr::default();
     Ok(nothing && (caller.who.is_root() || sys::stat(fd)?.attr.uid == caller.who.uid))
 }
@@ -209,7 +231,7 @@ fn is_chown_to_nobody(caller: &Caller, fd: BorrowedFd<'_>, set: SetAttr) -> Resu
 /// Clears set-id bits as a change by an unprivileged user does. For such users the kernel
 /// does it by itself; what is left is the super-user of a container at the client, who is
 /// all-powerful here.
-pub(crate) fn clear_set_id(core: &Core, fd: BorrowedFd<'_>, caller: &Caller) -> Result<()> {
+pub(crate) fn clear_set_id(core: &Core, fd: BorrowedFd<'_>, caller: &SquashedCaller) -> Result<()> {
     if !caller.who.is_root() {
         return Ok(());
     }
@@ -227,7 +249,7 @@ pub(crate) fn clear_set_id(core: &Core, fd: BorrowedFd<'_>, caller: &Caller) -> 
 
 /// The rights by mode bits alone, for kernels that cannot check an open file for another
 /// user. ACLs are not seen; every later operation is checked by the kernel anyway.
-fn by_mode(caller: &Caller, attr: &Attr, want: Access) -> Result<()> {
+fn by_mode(caller: &SquashedCaller, attr: &Attr, want: Access) -> Result<()> {
     let who = &caller.who;
     if who.is_root() {
         let runs = attr.mode & 0o111 != 0 || attr.file_type() == FileType::Directory;
@@ -253,7 +275,7 @@ mod tests {
             Attr { mode: libc::S_IFREG | 0o640, uid: Uid(5), gid: Gid(6), ..Attr::default() };
         let may = |uid: u32, gid: u32, want: u32| {
             let who = Identity { uid: Uid(uid), gid: Gid(gid), ..Identity::default() };
-            by_mode(&Caller::of(who), &attr, Access(want)).is_ok()
+            by_mode(&SquashedCaller::of(who), &attr, Access(want)).is_ok()
         };
         assert!(may(5, 1, 6) && !may(5, 1, 7));
         assert!(may(7, 6, 4) && !may(7, 6, 2));

@@ -9,31 +9,31 @@ use dray_core::{
 };
 use dray_rt::Instant;
 
-use super::above::Inside;
-use super::below::{BTRFS, Below, EXT};
-use super::copies::Copies;
-use super::departed::{Asker, Departed};
+use super::copy_up::CopyUps;
 use super::devices::Devices;
-use super::directories::Directories;
-use super::files::Files;
+use super::directory_locks::DirectoryLocks;
+use super::files::OpenFileTable;
 use super::handle::Codec;
-use super::lanes::{Kept, Lane, Lanes};
-use super::mounted::MountsBelow;
-use super::nodes::{Node, NodeCache};
+use super::inode_cache::{CachedInode, InodeCache};
+use super::lanes::{DeferredClose, Lane, Lanes};
+use super::lower_fs::{BTRFS, EXT, LowerFs};
+use super::mounts_below::MountsBelow;
 use super::options::{Inline, PosixOptions};
-use super::path_log::Whose;
+use super::parent::SeenInside;
+use super::path_log::LogIdentity;
 use super::paths::PathTable;
+use super::recently_unlinked::{ClientThread, RecentlyUnlinked};
 use super::root::Root;
-use super::sys::Stat;
-use super::watch::Watched;
+use super::sys::InodeStat;
+use super::watch::ExportWatch;
 use super::{cred, sys};
 use crate::locks::LockTable;
 
-/// How ids are made and found again.
+/// How ids are made and resolved.
 pub(crate) enum Ids {
     /// They hold kernel handles.
     Native(Codec),
-    /// They are places remembered.
+    /// A table of paths resolves them.
     Table(Box<PathTable>),
 }
 
@@ -41,23 +41,23 @@ pub(crate) enum Ids {
 pub(crate) struct Core {
     pub(crate) options: PosixOptions,
     pub(crate) info: FsInfo,
-    pub(crate) root: Arc<Node>,
+    pub(crate) root: Arc<CachedInode>,
     pub(crate) ids: Ids,
-    pub(crate) nodes: NodeCache,
-    pub(super) departed: Departed,
-    /// None where nothing is copied to be changed.
-    pub(super) inside: Inside,
-    pub(super) copies: Option<Box<Copies>>,
-    pub(crate) files: Arc<Files>,
+    pub(crate) nodes: InodeCache,
+    pub(super) recently_unlinked: RecentlyUnlinked,
+    pub(super) inside: SeenInside,
+    /// None where the file system copies no files before a change.
+    pub(super) copy_ups: Option<Box<CopyUps>>,
+    pub(crate) files: Arc<OpenFileTable>,
     pub(crate) locks: LockTable,
-    pub(crate) below: Below,
-    /// Calls come back soon enough to be made by whoever asks.
+    pub(crate) below: LowerFs,
+    /// Calls return soon enough to be made by the calling thread.
     pub(crate) inline: bool,
-    pub(crate) directories: Directories,
+    pub(crate) directory_locks: DirectoryLocks,
     /// Real descriptor of the root: handles are opened on its mount.
     pub(super) mount: OwnedFd,
     pub(super) mount_id: i32,
-    /// The kernel's number of the mount that it is on; none where /proc does not say.
+    /// The kernel's number of the mount of the root; none where /proc does not say.
     pub(super) mount_number: Option<u64>,
     pub(super) mounts_below: MountsBelow,
     pub(super) devices: Devices,
@@ -66,18 +66,18 @@ pub(crate) struct Core {
     /// The file system below cannot tell whether a read, or a write, would wait.
     pub(super) nowait_reads_fail: AtomicBool,
     pub(super) nowait_writes_fail: AtomicBool,
-    pub(crate) watched: Watched,
+    pub(crate) watch: ExportWatch,
 }
 
-/// On whose behalf work is done, after squashing.
-pub(crate) struct Caller {
+/// The caller of an operation, after squashing.
+pub(crate) struct SquashedCaller {
     pub(crate) who: Arc<Identity>,
-    /// Only what makes files has to do with it; for the rest it costs a system call.
+    /// Only for operations that make files; for others it would cost a system call.
     umask: Option<u32>,
-    pub(super) asker: Asker,
-    /// As one who wants more of what is counted, and whose calls take turns with those of others.
+    pub(super) thread: ClientThread,
+    /// The caller as a taker of shared resources. Lanes serve takers one after the other.
     pub(super) taker: Taker,
-    /// It is the server itself who asks.
+    /// The server itself is the caller.
     pub(super) internal: bool,
 }
 
@@ -87,7 +87,7 @@ impl Core {
         let fd = sys::reopen_path(mount.as_fd())?;
         let proc_flags = libc::O_PATH | libc::O_DIRECTORY;
         let proc_fd = sys::open_at(libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), proc_flags, 0)
-            .map_err(|errno| Error::new(errno).because("/proc is needed"))?;
+            .map_err(|errno| Error::new(errno).because("/proc is not mounted"))?;
         let (ids, id, mount_id) = choose_ids(&options, uuid, magic, mount.as_fd(), &stat);
         let quality = if matches!(ids, Ids::Native(_)) { "native ids" } else { "path table" };
         let info = FsInfo {
@@ -101,19 +101,23 @@ impl Core {
         let or = |wanted: usize, else_: usize| if wanted == 0 { else_ } else { wanted };
         Ok(Arc::new(Core {
             info,
-            root: Arc::new(Node::new(id, FileType::Directory, Kept::new(fd, &lanes))),
-            nodes: NodeCache::new(
+            root: Arc::new(CachedInode::new(
+                id,
+                FileType::Directory,
+                DeferredClose::new(fd, &lanes),
+            )),
+            nodes: InodeCache::new(
                 or(options.inode_cache_max, (descriptors / 4).min(4096)),
                 options.inode_idle_secs,
             ),
-            departed: Departed::default(),
-            inside: Inside::default(),
-            copies: below.is_overlay().then(Box::default),
+            recently_unlinked: RecentlyUnlinked::default(),
+            inside: SeenInside::default(),
+            copy_ups: below.is_overlay().then(Box::default),
             devices: Devices::new(stat.dev, below.is_overlay()),
-            files: Files::new(
+            files: OpenFileTable::new(
                 (or(options.open_descriptors_max, descriptors / 2).max(1), descriptors),
                 options.open_files_max,
-                options.keeper.clone().map(|keeper| (keeper, uuid)),
+                options.descriptor_store.clone().map(|descriptor_store| (descriptor_store, uuid)),
                 (matches!(ids, Ids::Native(_)), lanes.clone()),
             ),
             ids,
@@ -129,13 +133,13 @@ impl Core {
             nowait_writes_fail: AtomicBool::new(matches!(below.magic, EXT | BTRFS)),
             below,
             mounts_below: MountsBelow::new(mount.as_fd()),
-            directories: Directories::default(),
+            directory_locks: DirectoryLocks::default(),
             mount,
             mount_id,
             mount_number,
             proc_fd,
             lanes,
-            watched: Watched::new(),
+            watch: ExportWatch::new(),
             options,
         }))
     }
@@ -154,15 +158,15 @@ impl Core {
         if cx.internal { cx.who.uid } else { self.options.squash.user_of(&cx.who) }
     }
 
-    /// Who asks, after squashing.
-    pub(crate) fn caller(&self, cx: &Context, op: Op) -> Caller {
-        // The server's own work, such as opening again after a restart what a client had
-        // open, is not done as a client.
+    /// The caller of `cx`, after squashing.
+    pub(crate) fn caller(&self, cx: &Context, op: Op) -> SquashedCaller {
+        // The server's own work, such as the reopening of a client's files after a restart, is not
+        // squashed.
         let who = if cx.internal { cx.who.clone() } else { self.options.squash.map(&cx.who) };
         let makes = matches!(op, Op::Make | Op::Create | Op::Tmpfile);
         let umask = makes.then_some(cx.umask);
-        let (asker, taker, internal) = (Asker::of(cx), cx.taker(), cx.internal);
-        Caller { who, umask, asker, taker, internal }
+        let (thread, taker, internal) = (ClientThread::of(cx), cx.taker(), cx.internal);
+        SquashedCaller { who, umask, thread, taker, internal }
     }
 
     /// `EROFS` where changes are refused.
@@ -170,24 +174,25 @@ impl Core {
         if self.options.read_only { Err(Error::new(Errno::EROFS)) } else { Ok(()) }
     }
 
-    /// Does `work` as the caller: here and now on file systems that answer soon, else on a
-    /// thread of the export's own.
+    /// Does `work` as the caller: on the calling thread if the file system answers soon, else on a
+    /// thread of the export.
     pub(crate) fn run<'a, T: Send + 'static>(
         self: &'a Arc<Core>,
         cx: &'a Context,
         (op, about): (Op, FileId),
-        work: impl FnOnce(&Core, &Caller) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&Core, &SquashedCaller) -> Result<T> + Send + 'static,
     ) -> impl Future<Output = Result<T>> + Send + 'a {
         self.run_in(cx, op, (Lane::of(op), about), work)
     }
 
-    /// As [`Core::run`], in the lane of what takes longer than the operation's name says.
+    /// As [`Core::run`], in another lane than the one of the operation, because the call takes
+    /// longer.
     pub(crate) fn run_in<'a, T: Send + 'static>(
         self: &'a Arc<Core>,
         cx: &'a Context,
         op: Op,
         way: (Lane, FileId),
-        work: impl FnOnce(&Core, &Caller) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&Core, &SquashedCaller) -> Result<T> + Send + 'static,
     ) -> impl Future<Output = Result<T>> + Send + 'a {
         let mut work = Some(work);
         let inline = self.stays(way.0);
@@ -196,7 +201,7 @@ impl Core {
         })
     }
 
-    /// Whether calls of this lane are made by whoever asks, now.
+    /// Whether the calling thread makes calls of this lane, now.
     pub(crate) fn stays(&self, lane: Lane) -> bool {
         if self.options.inline == Inline::Always {
             return true;
@@ -209,15 +214,15 @@ impl Core {
             }
     }
 
-    /// The one place that decides which thread does the work. If `inline`, `work` is tried
-    /// here first and must not wait (its last argument is false); where it answers none,
-    /// it is done again on a thread of its lane, and may.
+    /// Decides which thread does the work; no other code does. If `inline`, the calling thread
+    /// tries `work` first, which must not wait then (its last argument is false). If that gives no
+    /// answer, a thread of the lane does the work again, and may wait.
     pub(crate) async fn run_patient<T: Send + 'static>(
         self: &Arc<Core>,
         cx: &Context,
         op: Op,
         ((lane, about), inline): ((Lane, FileId), bool),
-        mut work: impl FnMut(&Core, &Caller, bool) -> Option<Result<T>> + Send + 'static,
+        mut work: impl FnMut(&Core, &SquashedCaller, bool) -> Option<Result<T>> + Send + 'static,
     ) -> Result<T> {
         cx.check()?;
         let caller = self.caller(cx, op);
@@ -226,11 +231,11 @@ impl Core {
         let result = match done {
             Some(result) => result,
             None => {
-                let work = move |core: &Core, caller: &Caller| work(core, caller, true);
+                let work = move |core: &Core, caller: &SquashedCaller| work(core, caller, true);
                 self.on_lane(lane, about, caller, work).await
             }
         };
-        self.tend_departed();
+        self.start_release_task();
         result.map_err(|error| error.during(op))
     }
 
@@ -239,8 +244,8 @@ impl Core {
         self: &Arc<Core>,
         lane: Lane,
         about: FileId,
-        caller: Caller,
-        work: impl FnOnce(&Core, &Caller) -> Option<Result<T>> + Send + 'static,
+        caller: SquashedCaller,
+        work: impl FnOnce(&Core, &SquashedCaller) -> Option<Result<T>> + Send + 'static,
     ) -> Result<T> {
         let (core, client) = (self.clone(), caller.taker.holder);
         let work = move || core.now(&caller, |core| work(core, &caller));
@@ -248,8 +253,8 @@ impl Core {
         done.map_err(|_| busy())?.unwrap_or_else(|| Err(busy()))
     }
 
-    /// Makes a change that takes space; once more, if there was none, and what somebody has removed
-    /// was still to give its own back.
+    /// Makes a change that takes space. If there was no space, it waits for the release of removed
+    /// files and tries once more.
     pub(crate) async fn with_space<T, F: Future<Output = Result<T>>>(
         &self,
         change: impl Fn() -> F,
@@ -265,7 +270,7 @@ impl Core {
         }
     }
 
-    /// Does `work` of the export's own, for nobody.
+    /// Does `work` of the export itself, for no caller.
     pub(crate) async fn run_for_all<T: Send + 'static>(
         self: &Arc<Core>,
         work: impl FnOnce(&Core) -> T + Send + 'static,
@@ -274,33 +279,34 @@ impl Core {
         self.lanes.run(Lane::Looks, (0, None), move || work(&core)).await.ok()
     }
 
-    /// Whether a thread that serves others may become `caller`: whoever is in many groups bears what
-    /// that costs on a thread of a lane.
-    pub(super) fn may_become(&self, caller: &Caller) -> bool {
+    /// Whether a serving thread may become `caller`. A caller with many groups pays for that cost
+    /// on a thread of a lane.
+    pub(super) fn may_become(&self, caller: &SquashedCaller) -> bool {
         self.options.inline == Inline::Always || cred::is_quick(&caller.who)
     }
 
-    /// Of what was done with a file by its id alone. A file system without handles, such as most below FUSE,
-    /// knows an inode by a path, and says `ENOENT` where that leads nowhere any more: a client's kernel
-    /// looks its path up again for `ESTALE` alone.
+    /// Converts the errors of an operation by id. A file system without handles, such as most FUSE
+    /// ones, knows an inode by a path. It answers `ENOENT` where the path is gone. A client's
+    /// kernel looks the path up again for `ESTALE` only.
     pub(crate) fn by_id<'a, T: 'a>(&self, done: Fut<'a, Result<T>>) -> Fut<'a, Result<T>> {
         if self.below.is_local() {
             return done;
         }
         Box::pin(async move {
             done.await.map_err(|error| match error.errno() {
-                Errno::ENOENT => Error::new(Errno::ESTALE).because("it has lost its place"),
+                Errno::ENOENT => Error::new(Errno::ESTALE)
+                    .because("a directory on the path to the file is missing"),
                 _ => error,
             })
         })
     }
 
-    /// Sees to it that what has been removed and is kept for a moment is let go after that.
-    fn tend_departed(self: &Arc<Core>) {
-        if !self.departed.is_to_be_tended() {
+    /// Starts the task that releases recently unlinked files when their moment is over.
+    fn start_release_task(self: &Arc<Core>) {
+        if !self.recently_unlinked.needs_release_task() {
             return;
         }
-        let tending = Tending(Arc::downgrade(self));
+        let tending = UnlinkedRelease(Arc::downgrade(self));
         dray_rt::spawn(async move {
             while let Some(end) = tending.next_end() {
                 dray_rt::sleep_until(end).await;
@@ -312,31 +318,32 @@ impl Core {
     /// Becomes the caller and does `work` on this thread.
     pub(crate) fn now<T>(
         &self,
-        caller: &Caller,
+        caller: &SquashedCaller,
         work: impl FnOnce(&Core) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
         match cred::assume(&caller.who, caller.umask) {
-            // What is in memory is as slow as it is.
-            Ok(()) if self.below.is_memory() => self.watched.mark(|| work(self)),
-            Ok(()) => self.lanes.timed(|| self.watched.mark(|| self.noticing_death(work(self)))),
+            // Only a disk makes a call slow, so calls in memory are not timed.
+            Ok(()) if self.below.is_memory() => self.watch.mark(|| work(self)),
+            Ok(()) => self.lanes.timed(|| self.watch.mark(|| self.noticing_death(work(self)))),
             Err(error) => Some(Err(error)),
         }
     }
 }
 
-/// Whoever lets go what has been removed. Dropped with its executor, it leaves that to the next.
-struct Tending(Weak<Core>);
+/// The task that releases recently unlinked files. Dropped with its executor, it leaves them to the
+/// next task.
+struct UnlinkedRelease(Weak<Core>);
 
-impl Tending {
-    /// When there is something to do next; none if nobody has to stay for that.
+impl UnlinkedRelease {
+    /// The time of the next release; none if the task can end.
     fn next_end(&self) -> Option<Instant> {
         let core = self.0.upgrade()?;
         loop {
-            if let Some(end) = core.departed.next_end() {
+            if let Some(end) = core.recently_unlinked.next_end() {
                 return Some(end);
             }
-            core.departed.is_left();
-            if !core.departed.is_to_be_tended() {
+            core.recently_unlinked.release_task_ended();
+            if !core.recently_unlinked.needs_release_task() {
                 return None;
             }
         }
@@ -344,15 +351,15 @@ impl Tending {
 
     fn trim(&self) {
         if let Some(core) = self.0.upgrade() {
-            core.watched.mark(|| core.departed.trim());
+            core.watch.mark(|| core.recently_unlinked.trim());
         }
     }
 }
 
-impl Drop for Tending {
+impl Drop for UnlinkedRelease {
     fn drop(&mut self) {
         if let Some(core) = self.0.upgrade() {
-            core.departed.is_left();
+            core.recently_unlinked.release_task_ended();
         }
     }
 }
@@ -362,7 +369,7 @@ fn choose_ids(
     uuid: FsUuid,
     magic: i64,
     mount: BorrowedFd<'_>,
-    stat: &Stat,
+    stat: &InodeStat,
 ) -> (Ids, FileId, i32) {
     // Not a secret, but the same after every restart.
     let key = options.id_key.unwrap_or(uuid.0 ^ 0x6472_6179_2069_6473_206f_6620_6669_6c65);
@@ -382,7 +389,7 @@ fn choose_ids(
     let entries_max = options.path_table_max.max(1);
     let table = match options.path_table_file.clone() {
         Some(path) => {
-            let whose = Whose { path, uuid, root_ino: id.ino, magic };
+            let whose = LogIdentity { path, uuid, root_ino: id.ino, magic };
             PathTable::noted(entries_max, boot, whose)
         }
         None => PathTable::new(entries_max, boot),
@@ -405,11 +412,11 @@ fn busy() -> Error {
 }
 
 #[cfg(test)]
-impl Caller {
+impl SquashedCaller {
     /// A caller for tests of what needs no export.
-    pub(crate) fn of(who: Identity) -> Caller {
+    pub(crate) fn of(who: Identity) -> SquashedCaller {
         let cx = Context::system();
-        let (asker, taker, internal) = (Asker::of(&cx), cx.taker(), cx.internal);
-        Caller { who: Arc::new(who), umask: None, asker, taker, internal }
+        let (thread, taker, internal) = (ClientThread::of(&cx), cx.taker(), cx.internal);
+        SquashedCaller { who: Arc::new(who), umask: None, thread, taker, internal }
     }
 }

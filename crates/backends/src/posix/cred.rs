@@ -1,10 +1,11 @@
-//! Which user a thread is to the file system.
+//! The user that a thread has towards the file system.
 //!
-//! Linux keeps credentials per thread, so a thread becomes the caller before it does the
-//! caller's work, with raw system calls (the C library's wrappers change every thread). It
-//! stays that user until a call for another comes, since a change costs more than most
-//! operations. **Whatever else a thread does with files after an operation, it does as that
-//! user**: code that opens files of the server's own wraps itself in [`as_server`].
+//! Linux keeps credentials per thread. A thread becomes the caller before it works for the caller, with
+//! raw system calls (the C library's wrappers change every thread). The thread stays that user until a
+//! call of another user comes, since a change costs more than most operations.
+//!
+//! **All file accesses of the thread after an operation happen as that user.** Code that opens files of
+//! the server's own wraps itself in [`as_server`].
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -41,7 +42,7 @@ const XATTR: u64 = 1 << CAP_SETFCAP | 1 << CAP_SYS_ADMIN;
 
 #[derive(Default)]
 struct Thread {
-    /// The thread's umask is its own: threads share it with the one that started them.
+    /// The thread's umask is its own. A new thread shares the umask of its creator.
     alone: bool,
     /// It has the few capabilities that serving takes.
     prepared: bool,
@@ -133,8 +134,8 @@ pub(crate) fn as_root<T>(call: impl FnOnce() -> T) -> Result<T> {
     Ok(value)
 }
 
-/// Runs `call` with the capabilities for security and trusted attributes. Only for a caller
-/// who is the super-user after squashing.
+/// Runs `call` with the capabilities for security and trusted attributes. Only for a caller that is
+/// the super-user after squashing.
 pub(crate) fn with_xattr_rights<T>(call: impl FnOnce() -> T) -> Result<T> {
     struct Lower(u64);
     impl Drop for Lower {
@@ -170,7 +171,7 @@ impl Thread {
         }
         Own::get(); // while it can be told
         self.begin_anew()?;
-        // A thread inherits the ids of the one that started it: begin at a known state.
+        // A thread inherits the ids of its creator: begin at a known state.
         set_fsuid(0)?;
         set_effective(capabilities()?.permitted & SERVING)?;
         self.prepared = true;
@@ -203,7 +204,9 @@ impl Thread {
         if !self.alone {
             // SAFETY: no memory is involved.
             if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
-                return Err(Error::from(Errno::last()).because("a umask of the thread's own"));
+                return Err(
+                    Error::from(Errno::last()).because("the thread cannot get a umask of its own")
+                );
             }
             // SAFETY: umask cannot fail.
             unsafe { libc::umask(0) };
@@ -347,7 +350,7 @@ mod tests {
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// What a file of this thread's making belongs to, and who else the thread is.
+    /// The owner of a new file of this thread, and the thread's groups and umask.
     fn self_image() -> (u32, u32, u32, [String; 2]) {
         let path = std::env::temp_dir().join(format!("dray-cred-{:x}", dray_rt::random_u64()));
         let meta = std::fs::File::create(&path).and_then(|file| file.metadata()).unwrap();
@@ -361,8 +364,8 @@ mod tests {
         Identity { uid: Uid(1234), gid: Gid(1235), groups, ..Identity::default() }
     }
 
-    /// A thread inherits from the one that starts it, and those of the pool are started by threads
-    /// that are somebody else just then: the server's own files were made as that caller, and with
+    /// A thread inherits the identity of its creator. Threads of the pool are created by threads
+    /// that act as a caller at that time. The server's own files were made as that caller, and with
     /// the groups and umask of one.
     #[test]
     fn a_thread_that_a_caller_started_is_the_server_when_it_works_for_the_server() {

@@ -11,9 +11,9 @@ use dray_core::{
 };
 
 use super::attrs::clear_set_id;
-use super::core::{Caller, Core};
+use super::core::{Core, SquashedCaller};
 use super::descriptor::FileState;
-use super::lanes::Kept;
+use super::lanes::DeferredClose;
 use super::sys;
 
 /// Bytes that one call copies at most; the caller asks again for the rest.
@@ -60,9 +60,9 @@ pub(crate) fn read(
     }
 }
 
-/// Fills `into` from offset `at` up to the end of the file. `waits`: whatever `read` leaves out
-/// is not there. Errors: those of `read`, and whether something had been read before; then
-/// nothing is filled in, since who reads takes what is short for the end of the file.
+/// Fills `into` from offset `at` up to the end of the file. `waits`: whatever `read` leaves out is
+/// not there. Errors: those of `read`, and whether something had been read before. Then nothing is
+/// filled in, since a reader takes a short answer for the end of the file.
 fn fill(
     at: u64,
     into: &mut BufMut,
@@ -92,44 +92,46 @@ fn fill(
     Ok(())
 }
 
-fn fd_to_write(core: &Core, file: &FileState, how: Write) -> Result<Arc<Kept>> {
+fn fd_to_write(core: &Core, file: &FileState, how: Write) -> Result<Arc<DeferredClose>> {
     if file.appends_only() && !how.append {
-        return Err(Error::new(Errno::EPERM).because("the file takes appends only"));
+        return Err(Error::new(Errno::EPERM).because("the file is append-only"));
     }
     file.fd_to_change(core)
 }
 
 /// What came of a write that may not wait.
-pub(crate) enum Tried {
+pub(crate) enum WriteAttempt {
     Written(Result<usize>),
     /// So many bytes are written; the rest would have to wait.
     Waits(usize),
 }
 
 /// Writes as much of `from` as can be done without waiting, for a disk or for room in memory.
-pub(crate) fn try_write(core: &Core, file: &FileState, how: Write, from: &Buf) -> Tried {
+pub(crate) fn try_write(core: &Core, file: &FileState, how: Write, from: &Buf) -> WriteAttempt {
     let fails = &core.nowait_writes_fail;
     // What lies in pages of the kernel is moved at once, which cannot be tried.
     if how.sync || how.kill_set_id || from.pages().is_some() || fails.load(Ordering::Relaxed) {
-        return Tried::Waits(0);
+        return WriteAttempt::Waits(0);
     }
     let fd = match fd_to_write(core, file, how) {
         Ok(fd) => fd,
-        Err(error) => return Tried::Written(Err(error)),
+        Err(error) => return WriteAttempt::Written(Err(error)),
     };
     let flags = libc::RWF_NOWAIT | if how.append { libc::RWF_APPEND } else { 0 };
     let mut done = 0;
     let tried = loop {
         let at = if how.append { 0 } else { how.at.saturating_add(done as u64) };
         match sys::write(fd.as_fd(), at, &from[done..], flags) {
-            Ok(count) if done + count >= from.len() => break Tried::Written(Ok(done + count)),
+            Ok(count) if done + count >= from.len() => {
+                break WriteAttempt::Written(Ok(done + count));
+            }
             Ok(count) if count > 0 => done += count,
             Err(Errno::ENOTSUP) => {
                 fails.store(true, Ordering::Relaxed);
-                break Tried::Waits(done);
+                break WriteAttempt::Waits(done);
             }
             // What is wrong the next try finds out, which may wait.
-            _ => break Tried::Waits(done),
+            _ => break WriteAttempt::Waits(done),
         }
     };
     file.written();
@@ -140,7 +142,7 @@ pub(crate) fn try_write(core: &Core, file: &FileState, how: Write, from: &Buf) -
 /// came.
 pub(crate) fn write(
     core: &Core,
-    caller: &Caller,
+    caller: &SquashedCaller,
     file: &FileState,
     (how, done): (Write, usize),
     from: &Buf,
@@ -156,7 +158,7 @@ pub(crate) fn write(
 
 fn write_rest(
     core: &Core,
-    caller: &Caller,
+    caller: &SquashedCaller,
     file: &FileState,
     how: Write,
     from: &Buf,
@@ -174,7 +176,7 @@ fn write_rest(
             clear_set_id(core, fd.as_fd(), caller)?;
         }
         if !core.below.is_local() {
-            // Who is behind it is told of the open file's flags, and not of those of a call. No other
+            // The file system below sees the flags of the open file, not those of a call. No other
             // write is under way beside an append (`rpc::server::ranges`).
             sys::set_append(fd.as_fd(), how.append)?;
         }
@@ -229,9 +231,9 @@ fn append_all(fd: &OwnedFd, from: &[u8]) -> Result<usize> {
     all_of(from.len(), |done| sys::write(fd.as_fd(), 0, &from[done..], libc::RWF_APPEND))
 }
 
-/// Calls `write`, which is told how many bytes are written, until all `len_bytes` are; answers
-/// how far it came. Errors: those of the first call; `EIO` where a file system takes nothing and
-/// says no error, as one in user space can.
+/// Calls `write` with the number of bytes written so far, until all `len_bytes` are written.
+/// Answers how many were written. Errors: those of the first call; `EIO` where a file system writes
+/// nothing and gives no error, as one in user space can.
 fn all_of(len_bytes: usize, mut write: impl FnMut(usize) -> sys::Sys<usize>) -> Result<usize> {
     let mut done = 0;
     loop {
@@ -410,7 +412,9 @@ impl Filling<'_> {
     fn add(&mut self, record: &Record<'_>) {
         let (fd, kind) = (self.fd.as_fd(), record.kind);
         let name = dray_core::Name::new(record.name).ok();
-        let seen = name.filter(|_| self.plus).and_then(|name| self.core.glance(self.dir, fd, name));
+        let seen = name
+            .filter(|_| self.plus)
+            .and_then(|name| self.core.stat_without_opening(self.dir, fd, name));
         let number = || {
             name.map_or(record.ino, |name| self.core.listed_number(fd, name, (record.ino, kind)))
         };

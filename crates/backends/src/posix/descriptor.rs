@@ -1,4 +1,4 @@
-//! An open file and its descriptor, which it may have to do without while nobody uses it.
+//! An open file and its descriptor. The server may close the descriptor while the file is not in use.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,9 @@ use dray_core::{Errno, Error, Result};
 use crate::locks::Flocks;
 
 use super::core::Core;
-use super::files::{Files, OpenInode, lock};
-use super::lanes::Kept;
-use super::reopen::{Granted, Purpose};
+use super::files::{OpenFileTable, OpenInode, lock};
+use super::lanes::DeferredClose;
+use super::reopen::{OpenGrant, Purpose};
 use super::sys;
 use super::write_back::WriteBack;
 
@@ -20,7 +20,7 @@ pub(crate) struct FileState {
     pub(crate) inode: Arc<OpenInode>,
     pub(crate) directory: bool,
     /// What to open it again with: access mode and what else lasts.
-    granted: Granted,
+    granted: OpenGrant,
     /// Its descriptor is for reading alone, though the file is open for more: the file system below
     /// took no changes when the descriptor was opened.
     unchanging: AtomicBool,
@@ -34,13 +34,13 @@ pub(crate) struct FileState {
     pub(crate) reading_dir: Mutex<()>,
     /// Owners of flock locks taken through this file.
     pub(crate) flocks: Flocks,
-    files: Arc<Files>,
+    files: Arc<OpenFileTable>,
     /// Itself, for the ring.
     me: Weak<FileState>,
 }
 
 enum Slot {
-    Open(Arc<Kept>),
+    Open(Arc<DeferredClose>),
     /// Closed for want of descriptors.
     Parked,
     /// Closed by the client.
@@ -48,29 +48,33 @@ enum Slot {
 }
 
 /// A descriptor just opened.
-pub(crate) struct Opened {
+pub(crate) struct OpenedDescriptor {
     pub(crate) fd: OwnedFd,
     /// What it was to be opened with.
-    granted: Granted,
+    granted: OpenGrant,
     /// It is for reading alone, whatever that says.
     pub(crate) unchanging: bool,
 }
 
-impl Opened {
+impl OpenedDescriptor {
     /// By the kernel for its caller, with these flags of open(2).
-    pub(crate) fn for_caller(fd: OwnedFd, flags: i32) -> Opened {
-        Opened::new(fd, Granted::to_caller(flags))
+    pub(crate) fn for_caller(fd: OwnedFd, flags: i32) -> OpenedDescriptor {
+        OpenedDescriptor::new(fd, OpenGrant::to_caller(flags))
     }
 
     /// With what was granted.
-    pub(super) fn new(fd: OwnedFd, granted: Granted) -> Opened {
-        Opened { fd, granted, unchanging: false }
+    pub(super) fn new(fd: OwnedFd, granted: OpenGrant) -> OpenedDescriptor {
+        OpenedDescriptor { fd, granted, unchanging: false }
     }
 
     /// What a client has had open, `fd`, is opened again as the server, for reading alone where the file
     /// system below takes no changes any more: then it goes on to be read, and its changes fail.
-    pub(super) fn again(core: &Core, fd: BorrowedFd<'_>, granted: Granted) -> Result<Opened> {
-        let open = |granted: Granted| core.reopen_as_server(fd, Purpose::GoOn(granted));
+    pub(super) fn again(
+        core: &Core,
+        fd: BorrowedFd<'_>,
+        granted: OpenGrant,
+    ) -> Result<OpenedDescriptor> {
+        let open = |granted: OpenGrant| core.reopen_as_server(fd, Purpose::GoOn(granted));
         let opened = match granted.changes() {
             true => core.writable().and_then(|()| open(granted)),
             false => open(granted),
@@ -78,32 +82,32 @@ impl Opened {
         match opened {
             Err(error) if granted.changes() && error.errno() == Errno::EROFS => {
                 let fd = open(granted.without_changes())?;
-                Ok(Opened { fd, granted, unchanging: true })
+                Ok(OpenedDescriptor { fd, granted, unchanging: true })
             }
-            opened => Ok(Opened::new(opened?, granted)),
+            opened => Ok(OpenedDescriptor::new(opened?, granted)),
         }
     }
 }
 
 /// What came of taking a descriptor away.
 pub(super) enum Parking {
-    Parked(Arc<Kept>),
+    Parked(Arc<DeferredClose>),
     NotOpen,
     /// What was written through it is to be brought to the disk before.
-    Due(Arc<Kept>),
+    Due(Arc<DeferredClose>),
     InUse,
 }
 
 impl FileState {
-    /// One that was just opened; its client `asked` for more flags than it was opened with.
+    /// A file that was just opened. Its client `asked` for more flags than it was opened with.
     pub(super) fn new(
-        files: Arc<Files>,
+        files: Arc<OpenFileTable>,
         inode: Arc<OpenInode>,
         directory: bool,
-        (asked, opened): (i32, Opened),
+        (asked, opened): (i32, OpenedDescriptor),
     ) -> Arc<FileState> {
-        let Opened { fd, granted, unchanging } = opened;
-        let fd = Kept::new(fd, &files.lanes);
+        let OpenedDescriptor { fd, granted, unchanging } = opened;
+        let fd = DeferredClose::new(fd, &files.lanes);
         Arc::new_cyclic(|me| FileState {
             inode,
             directory,
@@ -125,8 +129,8 @@ impl FileState {
         self.used.swap(false, Ordering::Relaxed)
     }
 
-    /// Its descriptor, if it has one and nobody is about to change that.
-    pub(super) fn descriptor_at_hand(&self) -> Option<Arc<Kept>> {
+    /// Its descriptor, if it has one and no thread is about to change that.
+    pub(super) fn descriptor_at_hand(&self) -> Option<Arc<DeferredClose>> {
         match &*self.slot.try_lock().ok()? {
             Slot::Open(fd) => Some(fd.clone()),
             Slot::Parked | Slot::Closed => None,
@@ -138,9 +142,9 @@ impl FileState {
         self.granted.appends()
     }
 
-    /// Its descriptor, opened again if need be. Errors: `EBADF` after the close, `ESTALE` if
-    /// the file has gone behind our back.
-    pub(crate) fn fd(&self, core: &Core) -> Result<Arc<Kept>> {
+    /// Its descriptor, opened again if need be. Errors: `EBADF` after the close; `ESTALE` if the
+    /// file was removed without the server.
+    pub(crate) fn fd(&self, core: &Core) -> Result<Arc<DeferredClose>> {
         let mut slot = lock(&self.slot);
         match &*slot {
             Slot::Open(fd) => {
@@ -152,7 +156,7 @@ impl FileState {
         }
         core.files.make_room();
         let fd = self.open_again(core, &mut slot)?;
-        // While nobody else gets at it: whoever closes or parks it takes it off the count.
+        // Under the lock of the slot: a close or a parking subtracts it again.
         core.files.descriptors.fetch_add(1, Ordering::Relaxed);
         drop(slot);
         self.used.store(true, Ordering::Relaxed);
@@ -162,12 +166,12 @@ impl FileState {
 
     /// Its descriptor for what changes the file. Errors: as [`FileState::fd`]; `EROFS` if the file
     /// system below takes no changes.
-    pub(crate) fn fd_to_change(&self, core: &Core) -> Result<Arc<Kept>> {
+    pub(crate) fn fd_to_change(&self, core: &Core) -> Result<Arc<DeferredClose>> {
         if self.unchanging.load(Ordering::Acquire) {
             let mut slot = lock(&self.slot);
             if matches!(*slot, Slot::Open(_)) && self.unchanging.load(Ordering::Acquire) {
                 // It may take changes again by now.
-                self.write_back.parked(&self.inode.failures);
+                self.write_back.parked(&self.inode.write_back_errors);
                 self.open_again(core, &mut slot)?;
             }
         }
@@ -177,7 +181,7 @@ impl FileState {
 
     /// Its descriptor for reading. Errors: as [`FileState::fd`]; `EBADF` if it is open for something
     /// else only, and has a descriptor for reading for want of another.
-    pub(crate) fn fd_to_read(&self, core: &Core) -> Result<Arc<Kept>> {
+    pub(crate) fn fd_to_read(&self, core: &Core) -> Result<Arc<DeferredClose>> {
         let fd = self.fd(core)?;
         if self.granted.reads() || !self.unchanging.load(Ordering::Acquire) {
             Ok(fd)
@@ -191,32 +195,37 @@ impl FileState {
         self.write_back.written();
     }
 
-    /// A write that was to be on media failed: the kernel has told of it what it tells once.
+    /// A write that was to be on media failed. The kernel has reported the error, and reports it
+    /// once only.
     pub(crate) fn sync_failed(&self, errno: Errno) {
-        self.inode.failures.add(errno);
+        self.inode.write_back_errors.add(errno);
     }
 
-    /// fsync(2) or fdatasync(2). Errors: also those that its client has not been told because the
-    /// descriptor was another one.
+    /// fsync(2) or fdatasync(2). Errors: also those that were not reported to the client because
+    /// another descriptor met them.
     pub(crate) fn sync(&self, core: &Core, data_only: bool) -> Result<()> {
         let fd = self.fd(core)?;
         let sync = || sys::sync(fd.as_fd(), data_only);
-        Ok(self.write_back.sync(&self.inode.failures, sync)?)
+        Ok(self.write_back.sync(&self.inode.write_back_errors, sync)?)
     }
 
     /// Opens it again, as the server.
-    fn open_again(&self, core: &Core, slot: &mut MutexGuard<'_, Slot>) -> Result<Arc<Kept>> {
+    fn open_again(
+        &self,
+        core: &Core,
+        slot: &mut MutexGuard<'_, Slot>,
+    ) -> Result<Arc<DeferredClose>> {
         let pin = lock(&self.inode.pin);
         let opened = match &*pin {
-            Some(pin) => Opened::again(core, pin.as_fd(), self.granted)?,
+            Some(pin) => OpenedDescriptor::again(core, pin.as_fd(), self.granted)?,
             None => {
                 drop(pin);
-                Opened::again(core, core.node(self.inode.id)?.fd(), self.granted)?
+                OpenedDescriptor::again(core, core.node(self.inode.id)?.fd(), self.granted)?
             }
         };
         self.unchanging.store(opened.unchanging, Ordering::Release);
-        self.write_back.reopened(&self.inode.failures);
-        let fd = Arc::new(Kept::new(opened.fd, &core.lanes));
+        self.write_back.reopened(&self.inode.write_back_errors);
+        let fd = Arc::new(DeferredClose::new(opened.fd, &core.lanes));
         **slot = Slot::Open(fd.clone());
         Ok(fd)
     }
@@ -240,13 +249,13 @@ impl FileState {
         let Slot::Open(fd) = std::mem::replace(&mut *slot, Slot::Parked) else {
             return Parking::NotOpen;
         };
-        self.write_back.parked(&self.inode.failures);
+        self.write_back.parked(&self.inode.write_back_errors);
         self.files.descriptors.fetch_sub(1, Ordering::Relaxed);
         Parking::Parked(fd)
     }
 
     /// Gives the descriptor back. The file can not be used any more.
-    pub(crate) fn close(&self) -> Option<Arc<Kept>> {
+    pub(crate) fn close(&self) -> Option<Arc<DeferredClose>> {
         let old = std::mem::replace(&mut *lock(&self.slot), Slot::Closed);
         match old {
             Slot::Open(fd) => {

@@ -1,15 +1,13 @@
-//! Which device a file is on, where one export has several.
+//! Inode numbers of an export that has several devices.
 //!
-//! An overlay of several file systems shows each file with a device of its layer, and with the
-//! layer's own inode number (`ovl_map_dev_ino` in fs/overlayfs/inode.c, unless it has bits to
-//! spare for the layer, `xino`). Clients have one device for all of a mount. So the number of a
-//! file that is not on the device of the export's root is made of both, before anything of ours
-//! sees it: two files of different devices have different numbers everywhere, and what is on the
-//! export's own device has the number that the file system below gives it.
+//! An overlay of several file systems shows each file with the device and the inode number of its layer
+//! (`ovl_map_dev_ino` in fs/overlayfs/inode.c, unless `xino` has spare bits for the layer). Clients see
+//! one device for all of a mount. So the number of a file on another device than the export's root is
+//! made of both. Two files of different devices then have different numbers everywhere. A file on the
+//! export's own device keeps the number of the file system below.
 //!
-//! Nothing has to be kept for that. Such devices have their numbers for as long as the file system
-//! below is mounted, which outlasts the server; with another mount an overlay of this kind numbers
-//! its directories anew, too (`ovl_map_ino`).
+//! Nothing is stored for that. A device number lasts as long as the mount below, which outlasts the
+//! server. A new mount of such an overlay numbers its directories anew, too (`ovl_map_ino`).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -18,7 +16,7 @@ use dray_core::{FileType, Name};
 
 use super::core::Core;
 use super::siphash::siphash;
-use super::sys::{self, Stat, Sys};
+use super::sys::{self, InodeStat, Sys};
 
 /// No number of a file system on disk is as high, and a signed number takes it.
 const MARK: u64 = 1 << 62;
@@ -44,7 +42,7 @@ const ONE: u8 = 1;
 const SEVERAL: u8 = 2;
 
 impl Devices {
-    /// Those of an export whose root is on `own`; an `overlay` is asked which it has.
+    /// The devices of an export whose root is on `own`. An `overlay` is asked for its devices.
     pub(super) fn new(own: u64, overlay: bool) -> Devices {
         Devices { own, seen: AtomicU8::new(if overlay { UNKNOWN } else { ONE }) }
     }
@@ -60,7 +58,7 @@ impl Devices {
         MARK | HASHED | siphash(0, [dev, ino]) & (HASHED - 1)
     }
 
-    fn tell_apart(&self, stat: &mut Stat) {
+    fn tell_apart(&self, stat: &mut InodeStat) {
         if stat.dev != self.own {
             stat.attr.ino = self.number(stat.dev, stat.attr.ino);
             self.seen.store(SEVERAL, Ordering::Relaxed);
@@ -75,7 +73,7 @@ impl Devices {
 
 impl Core {
     /// As [`sys::stat`], with the number that clients know.
-    pub(crate) fn stat(&self, fd: BorrowedFd<'_>) -> Sys<Stat> {
+    pub(crate) fn stat(&self, fd: BorrowedFd<'_>) -> Sys<InodeStat> {
         let mut stat = sys::stat(fd)?;
         self.devices.tell_apart(&mut stat);
         Ok(stat)

@@ -1,9 +1,9 @@
-//! The files that clients have open, and how many descriptors there are for them.
+//! The table of files that clients have open, and the limit on their descriptors.
 //!
-//! There may be more open files than the server has descriptors: beyond a limit those of
-//! files not used lately are closed and opened again when they are needed, as the server,
-//! because the caller's rights were checked at the first open. A file that has no name any
-//! more keeps its descriptor, since nothing else keeps the file.
+//! There may be more open files than the server has descriptors. Beyond the limit the server closes
+//! descriptors of files that were not used recently, and opens them again on demand. It opens them with
+//! its own rights, because the caller's rights were checked at the first open. A file without a name
+//! keeps its descriptor, since nothing else keeps the file.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,65 +12,69 @@ use std::sync::{
     Weak,
 };
 
-use dray_core::{Errno, Error, FileId, FsUuid, IdMap, Place, Result, Shares, Shortage, Taker};
+use dray_core::{
+    Errno, Error, FileId, FsUuid, IdMap, Reservation, Result, Shares, Shortage, Taker,
+};
 
-use super::descriptor::{FileState, Opened, Parking};
-use super::lanes::{Kept, Lanes};
-use super::options::Keeper;
+use super::descriptor::{FileState, OpenedDescriptor, Parking};
+use super::lanes::{DeferredClose, Lanes};
+use super::options::DescriptorStore;
 use super::sys;
-use super::write_back::Failures;
+use super::write_back::WriteBackErrors;
 
 pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// All open files of an export.
-pub(crate) struct Files {
+pub(crate) struct OpenFileTable {
     inodes: Mutex<IdMap<FileId, Weak<OpenInode>>>,
-    ring: Mutex<Ring>,
+    ring: Mutex<ParkingRing>,
     /// Files open at clients.
     pub(super) files: AtomicUsize,
     /// Descriptors held for them.
     pub(super) descriptors: AtomicUsize,
-    /// Inodes that a pin of ours keeps, of which no client can have all.
+    /// Counts the inodes that pins keep, such that no client can have all.
     pins: Arc<Shares>,
-    /// Most descriptors for both.
+    /// Most descriptors of open files and pins together.
     descriptors_max: usize,
     files_max: usize,
-    /// Read: a name is being removed. Write: a descriptor is being closed because nobody
-    /// used it. One after the other, so that the last hold on a file is not lost between.
+    /// Read: a name is being removed. Write: an unused descriptor is being closed. The two exclude
+    /// each other, so that the last reference to a file is not lost between them.
     removal: RwLock<()>,
-    /// Who keeps deleted files over our death, and which file system this is to him.
-    keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
-    /// The pages of a file are those of its descriptor; on overlays, for one, they are not.
+    /// The store that keeps deleted files when this process dies, and the uuid of this file system
+    /// there.
+    descriptor_store: Option<(Arc<dyn DescriptorStore>, FsUuid)>,
+    /// Each descriptor of a file has the same pages. That does not hold on overlays, for example.
     has_pages: bool,
     pub(super) lanes: Arc<Lanes>,
-    /// Nobody closes files any more: who has them open will open them again elsewhere.
+    /// This table has been left: clients open their files again in a successor, and closes here are
+    /// not theirs.
     left: AtomicBool,
 }
 
-/// Files that may hold descriptors, in no order; the hand goes round over them.
+/// Files that may have descriptors, in no order. The hand goes round over them.
 #[derive(Default)]
-struct Ring {
+struct ParkingRing {
     files: Vec<Weak<FileState>>,
     hand: usize,
 }
 
-/// What all open files of one inode share.
+/// The state that all open files of one inode share.
 pub(crate) struct OpenInode {
     pub(crate) id: FileId,
-    /// What keeps the inode after its last name went.
+    /// Keeps the inode after its last name was removed.
     pub(super) pin: Mutex<Option<Pin>>,
-    /// The keeper has it, or has had it since before our time.
+    /// The descriptor store has it, perhaps from a process before this one.
     kept: AtomicBool,
-    pub(super) failures: Failures,
-    files: Weak<Files>,
+    pub(super) write_back_errors: WriteBackErrors,
+    files: Weak<OpenFileTable>,
 }
 
-/// An `O_PATH` descriptor of a file without a name, and that it is counted.
+/// An `O_PATH` descriptor of a file without a name, with its reservation.
 pub(super) struct Pin {
-    fd: Kept,
-    _place: Place,
+    fd: DeferredClose,
+    _reservation: Reservation,
 }
 
 impl AsFd for Pin {
@@ -79,20 +83,20 @@ impl AsFd for Pin {
     }
 }
 
-/// Deleted files that may be open however few descriptors there are to be, as long as these are
-/// a small part of what the process may have.
+/// Deleted files that may be open at least, however low the limit of descriptors is, if they are a
+/// small part of the process's limit.
 const PINS_MIN: usize = 64;
 const PINS_MIN_PART: usize = 8;
 
-impl Files {
+impl OpenFileTable {
     pub(crate) fn new(
         (descriptors_max, of_process): (usize, usize),
         files_max: usize,
-        keeper: Option<(Arc<dyn Keeper>, FsUuid)>,
+        descriptor_store: Option<(Arc<dyn DescriptorStore>, FsUuid)>,
         (has_pages, lanes): (bool, Arc<Lanes>),
-    ) -> Arc<Files> {
+    ) -> Arc<OpenFileTable> {
         let pins_min = PINS_MIN.min(of_process / PINS_MIN_PART);
-        Arc::new(Files {
+        Arc::new(OpenFileTable {
             inodes: Mutex::default(),
             ring: Mutex::default(),
             files: AtomicUsize::new(0),
@@ -101,41 +105,44 @@ impl Files {
             pins: Arc::new(Shares::new((descriptors_max / 4 * 3).max(pins_min))),
             files_max,
             removal: RwLock::new(()),
-            keeper,
+            descriptor_store,
             has_pages,
             lanes,
             left: AtomicBool::new(false),
         })
     }
 
-    /// What is closed from now on was not closed by whoever had it open: it is kept for them.
+    /// From now on a close is not a client's close, and the descriptor store keeps the file for its
+    /// client.
     pub(super) fn leave(&self) {
         self.left.store(true, Ordering::SeqCst);
     }
 
-    /// Makes room for one more descriptor; `ENFILE` if there are too many open files. To be
-    /// asked before a file is opened, since opening can change it.
+    /// Makes room for one more descriptor. Errors: `ENFILE` if there are too many open files. To be
+    /// called before a file is opened, since opening can change it.
     pub(crate) fn admit(&self) -> Result<()> {
         if self.files.load(Ordering::Relaxed) >= self.files_max {
-            return Err(Error::new(Errno::ENFILE).because("the export's limit of open files"));
+            return Err(
+                Error::new(Errno::ENFILE).because("the export has reached its limit of open files")
+            );
         }
         self.make_room();
         Ok(())
     }
 
-    /// Makes room for what a removal may have to pin. To be called before
-    /// [`Files::removing`], under which nothing can be parked.
+    /// Makes room for a pin that a removal may need. To be called before
+    /// [`OpenFileTable::removing`], under which nothing can be parked.
     pub(crate) fn before_removal(&self) {
         self.make_room();
     }
 
     /// Registers a file just opened; the client `asked` for more flags than it was opened with.
     pub(crate) fn opened(
-        self: &Arc<Files>,
+        self: &Arc<OpenFileTable>,
         id: FileId,
         directory: bool,
         asked: i32,
-        opened: Opened,
+        opened: OpenedDescriptor,
     ) -> Arc<FileState> {
         let inode = self.inode(id);
         let file = FileState::new(self.clone(), inode, directory, (asked, opened));
@@ -145,7 +152,7 @@ impl Files {
         file
     }
 
-    fn inode(self: &Arc<Files>, id: FileId) -> Arc<OpenInode> {
+    fn inode(self: &Arc<OpenFileTable>, id: FileId) -> Arc<OpenInode> {
         let mut inodes = lock(&self.inodes);
         if let Some(inode) = inodes.get(&id).and_then(Weak::upgrade) {
             return inode;
@@ -154,9 +161,11 @@ impl Files {
             id,
             pin: Mutex::default(),
             kept: AtomicBool::new(
-                self.keeper.as_ref().is_some_and(|(keeper, fs)| keeper.adopt(*fs, id)),
+                self.descriptor_store
+                    .as_ref()
+                    .is_some_and(|(descriptor_store, fs)| descriptor_store.adopt(*fs, id)),
             ),
-            failures: Failures::default(),
+            write_back_errors: WriteBackErrors::default(),
             files: Arc::downgrade(self),
         });
         inodes.insert(id, Arc::downgrade(&inode));
@@ -168,14 +177,16 @@ impl Files {
         lock(&self.inodes).get(&id).and_then(Weak::upgrade)
     }
 
-    /// Whether somebody has it open, or had in the server's last life.
+    /// Whether a client has the file open, or had it open in the server epoch before.
     pub(crate) fn in_use(&self, id: FileId) -> bool {
-        let kept = |(keeper, fs): &(Arc<dyn Keeper>, FsUuid)| keeper.holds(*fs, id);
-        self.find(id).is_some() || self.keeper.as_ref().is_some_and(kept)
+        let kept = |(descriptor_store, fs): &(Arc<dyn DescriptorStore>, FsUuid)| {
+            descriptor_store.holds(*fs, id)
+        };
+        self.find(id).is_some() || self.descriptor_store.as_ref().is_some_and(kept)
     }
 
-    /// A descriptor of an open inode, for when it cannot be found by its id otherwise.
-    pub(crate) fn any_descriptor(&self, id: FileId) -> Option<Arc<Kept>> {
+    /// A descriptor of an open inode, if its id cannot be resolved otherwise.
+    pub(crate) fn any_descriptor(&self, id: FileId) -> Option<Arc<DeferredClose>> {
         self.find(id)?;
         let ring = lock(&self.ring);
         let files = ring.files.iter().filter_map(Weak::upgrade);
@@ -185,12 +196,12 @@ impl Files {
         found
     }
 
-    /// To be held while a name is removed, after asking [`Files::needs_pin`].
+    /// To be held while a name is removed, after asking [`OpenFileTable::needs_pin`].
     pub(crate) fn removing(&self) -> RwLockReadGuard<'_, ()> {
         self.removal.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held while a descriptor is closed because nobody used it; none while a name is removed.
+    /// Held while an unused descriptor is closed; none while a name is removed.
     pub(super) fn no_removal(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         match self.removal.try_write() {
             Ok(held) => Some(held),
@@ -199,9 +210,9 @@ impl Files {
         }
     }
 
-    /// The open inode that would be lost with its last name, or would keep more descriptors
-    /// than there are to spare: some file of it has no descriptor or should have none, and
-    /// nothing pins it. To be asked under [`Files::removing`].
+    /// The open inode that needs a pin, because its last name is about to be removed. Some file of
+    /// it has no descriptor, or should have none, and no pin keeps it. To be asked under
+    /// [`OpenFileTable::removing`].
     pub(crate) fn needs_pin(&self, id: FileId) -> Option<Arc<OpenInode>> {
         let parked = self.files.load(Ordering::Relaxed) > self.descriptors.load(Ordering::Relaxed);
         if !parked && !self.is_crowded() {
@@ -210,7 +221,7 @@ impl Files {
         self.find(id).filter(|inode| lock(&inode.pin).is_none())
     }
 
-    /// Whether a file without a name had better be pinned, so that its descriptor can be had.
+    /// Whether a file without a name should be pinned, so that its descriptor can be closed.
     pub(crate) fn is_crowded(&self) -> bool {
         self.used() >= self.descriptors_max / 2
     }
@@ -219,31 +230,29 @@ impl Files {
         self.descriptors.load(Ordering::Relaxed) + self.pins.used()
     }
 
-    /// `ENFILE` if files without a name take all the descriptors that they may, so that
-    /// others go on to be served, or those of `taker` its share of them.
+    /// Errors: `ENFILE` if files without a name, or those of `taker`, have reached their share of
+    /// the descriptors. The rest stays free for other files.
     pub(crate) fn admit_pin(&self, taker: Taker) -> Result<()> {
         self.pins.room(taker).map_err(|shortage| {
             Error::new(Errno::ENFILE).because(match shortage {
-                Shortage::None => {
-                    "as many deleted files are open as the server has descriptors for"
-                }
-                _ => "the client, or its address, has its share of deleted files that are open",
+                Shortage::None => "the server has no descriptors for more open deleted files",
+                _ => "the client or its address has reached its share of open deleted files",
             })
         })
     }
 
-    /// The open inode that a keeper should have before it loses a name.
+    /// The open inode that the descriptor store should have before the inode loses a name.
     pub(crate) fn needs_keeping(&self, id: FileId) -> Option<Arc<OpenInode>> {
-        self.keeper.as_ref()?;
+        self.descriptor_store.as_ref()?;
         self.find(id).filter(|inode| !inode.kept.load(Ordering::Relaxed))
     }
 
-    /// Has `inode` kept over our death; `fd` may be an `O_PATH` descriptor.
+    /// Has the descriptor store keep `inode`; `fd` may be an `O_PATH` descriptor.
     pub(crate) fn keep(&self, inode: &OpenInode, fd: BorrowedFd<'_>) {
-        if let Some((keeper, fs)) = &self.keeper
+        if let Some((descriptor_store, fs)) = &self.descriptor_store
             && !inode.kept.swap(true, Ordering::Relaxed)
         {
-            keeper.hold(*fs, inode.id, fd);
+            descriptor_store.hold(*fs, inode.id, fd);
         }
     }
 
@@ -262,8 +271,8 @@ impl Files {
         ring.files.push(file);
     }
 
-    /// Closes descriptors of idle files until there is room for one more. Where all are in
-    /// use or must be kept the limit is exceeded: the process's own is twice as high.
+    /// Closes descriptors of idle files until there is room for one more. If all are in use or must
+    /// stay, the limit is exceeded: the process's limit is twice as high.
     pub(super) fn make_room(&self) {
         let mut written_back = 0;
         while self.used() >= self.descriptors_max && written_back < WRITTEN_BACK_MAX {
@@ -271,9 +280,11 @@ impl Files {
                 Room::Made => {}
                 Room::Soon(file, fd) => {
                     written_back += 1;
-                    file.write_back.write_back(&file.inode.failures, || match self.has_pages {
-                        true => sys::write_back(fd.as_fd()),
-                        false => sys::sync(fd.as_fd(), true),
+                    file.write_back.write_back(&file.inode.write_back_errors, || {
+                        match self.has_pages {
+                            true => sys::write_back(fd.as_fd()),
+                            false => sys::sync(fd.as_fd(), true),
+                        }
                     });
                 }
                 Room::None => return,
@@ -281,7 +292,8 @@ impl Files {
         }
     }
 
-    /// Whoever has written is asked last: that would have to be brought to the disk first.
+    /// A descriptor with unsynced writes is the last choice, since its data would have to be synced
+    /// first.
     fn park_one(&self) -> Room {
         let mut ring = lock(&self.ring);
         let mut steps = 3 * ring.files.len();
@@ -318,23 +330,24 @@ impl Files {
     }
 }
 
-/// Files that are written back at most to make room for one descriptor.
+/// Files that are synced at most to make room for one descriptor.
 const WRITTEN_BACK_MAX: u32 = 16;
 
 /// Whether there is room for one more descriptor.
 enum Room {
     Made,
-    /// Once what was written through this one is on the disk.
-    Soon(Arc<FileState>, Arc<Kept>),
+    /// There is room once the data that this descriptor wrote are synced.
+    Soon(Arc<FileState>, Arc<DeferredClose>),
     None,
 }
 
 impl OpenInode {
-    /// Keeps the inode by this `O_PATH` descriptor until its last file is closed, on account of
-    /// `taker`.
+    /// Keeps the inode by this `O_PATH` descriptor until its last file is closed. `taker` pays for
+    /// it.
     pub(crate) fn pin(&self, fd: OwnedFd, taker: Taker) {
         let Some(files) = self.files.upgrade() else { return };
-        let pin = Pin { fd: Kept::new(fd, &files.lanes), _place: files.pins.hold(taker) };
+        let pin =
+            Pin { fd: DeferredClose::new(fd, &files.lanes), _reservation: files.pins.hold(taker) };
         let before = lock(&self.pin).replace(pin);
         drop(before); // outside of the lock
     }
@@ -344,17 +357,17 @@ impl Drop for OpenInode {
     fn drop(&mut self) {
         let Some(files) = self.files.upgrade() else { return };
         let mut inodes = lock(&files.inodes);
-        // Somebody may have opened it again since we were given up.
+        // A client may have opened it again since this object was given up.
         if inodes.get(&self.id).is_some_and(|inode| inode.strong_count() == 0) {
             inodes.remove(&self.id);
         }
-        if let Some((keeper, fs)) = &files.keeper
+        if let Some((descriptor_store, fs)) = &files.descriptor_store
             && self.kept.load(Ordering::Relaxed)
         {
-            // Once for each that has it.
+            // Once for each open file of it.
             match files.left.load(Ordering::SeqCst) {
-                true => keeper.keep_for_return(*fs, self.id),
-                false => keeper.release(*fs, self.id),
+                true => descriptor_store.keep_for_return(*fs, self.id),
+                false => descriptor_store.release(*fs, self.id),
             }
         }
     }

@@ -1,36 +1,36 @@
-//! Which inode an id stands for, which one a name, and which id an inode has.
+//! Finds the inode of an id, the inode of a name, and the id of an inode.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use dray_core::{Attr, Entry, Errno, Error, FileId, FileType, Name, Result, Timestamp};
 
-use super::core::{Caller, Core, Ids};
+use super::core::{Core, Ids, SquashedCaller};
 use super::handle::Codec;
-use super::lanes::Kept;
-use super::nodes::Node;
+use super::inode_cache::CachedInode;
+use super::lanes::DeferredClose;
 use super::paths::PathTable;
 use super::reopen::Purpose;
-use super::sys::Stat;
+use super::sys::InodeStat;
 use super::{cred, sys};
 
-/// Looks at a name before one is content with what may have lost it meanwhile.
+/// Looks at a name before a result is accepted that may have lost the name meanwhile.
 const LOOKS_MAX: usize = 4;
 
-/// Tries to open a handle while the number of its inode is being used again, or memory is short.
+/// Tries to open a handle while its inode number is being reused, or memory is short.
 const OPENS_MAX: usize = 3;
 
-/// Deepest place that the path table follows.
+/// Deepest path that the path table follows.
 const DEPTH_MAX: usize = 16_384;
 
 impl Core {
-    pub(super) fn new_node(&self, id: FileId, kind: FileType, fd: OwnedFd) -> Node {
-        Node::new(id, kind, Kept::new(fd, &self.lanes))
+    pub(super) fn new_node(&self, id: FileId, kind: FileType, fd: OwnedFd) -> CachedInode {
+        CachedInode::new(id, kind, DeferredClose::new(fd, &self.lanes))
     }
 
     /// The inode with this id. Errors: `ESTALE` if there is none any more, or the id was
     /// never given out.
-    pub(crate) fn node(&self, id: FileId) -> Result<Arc<Node>> {
+    pub(crate) fn node(&self, id: FileId) -> Result<Arc<CachedInode>> {
         if id == self.root.id {
             return Ok(self.root.clone());
         }
@@ -43,23 +43,23 @@ impl Core {
         }
     }
 
-    /// As [`Core::node`], and what has just been removed, if the caller had looked it up.
-    pub(crate) fn node_for(&self, caller: &Caller, id: FileId) -> Result<Arc<Node>> {
+    /// As [`Core::node`], and also a recently unlinked file that the caller had looked up.
+    pub(crate) fn node_for(&self, caller: &SquashedCaller, id: FileId) -> Result<Arc<CachedInode>> {
         match self.node(id) {
             Err(error) if error.errno() == Errno::ESTALE => {
-                self.departed.find(id, caller.asker).ok_or(error)
+                self.recently_unlinked.find(id, caller.thread).ok_or(error)
             }
             node => node,
         }
     }
 
     /// The directory with this id; `ENOTDIR` if it is something else.
-    pub(crate) fn directory(&self, id: FileId) -> Result<Arc<Node>> {
+    pub(crate) fn directory(&self, id: FileId) -> Result<Arc<CachedInode>> {
         let node = self.node(id)?;
         if node.kind == FileType::Directory { Ok(node) } else { Err(Errno::ENOTDIR.into()) }
     }
 
-    fn node_by_handle(&self, codec: &Codec, id: FileId) -> Result<Arc<Node>> {
+    fn node_by_handle(&self, codec: &Codec, id: FileId) -> Result<Arc<CachedInode>> {
         let handle = codec.decode(id).ok_or_else(stale)?;
         let open = || sys::open_by_handle(self.mount.as_fd(), &handle);
         let opened = cred::as_root(|| {
@@ -73,24 +73,24 @@ impl Core {
             opened
         })?;
         let fd = opened.map_err(|errno| match errno {
-            // What the file systems say when a handle makes no sense to them; the last one where
-            // the inode's number is being given to a new file (`iget_locked` in fs/inode.c has
-            // nothing to answer then, and ext4 and btrfs take that for want of memory).
+            // Answers of file systems to a handle that means nothing to them. `ENOMEM` comes where
+            // the inode's number is being given to a new file (`iget_locked` in fs/inode.c has no
+            // answer then, and ext4 and btrfs take that for lack of memory).
             Errno::ENOENT | Errno::EINVAL | Errno::ENOMEM => stale(),
             errno => errno.into(),
         })?;
         let stat = sys::stat(fd.as_fd())?;
         if stat.dev != self.devices.own {
-            return Err(stale().because("the file is on another file system"));
+            return Err(stale().because("the file is on another file system than the export"));
         }
-        // The file system has not let go of it yet, and would not as long as we keep it.
+        // The file system still has the inode, and would as long as this descriptor is open.
         if stat.attr.nlink == 0 && !self.files.in_use(id) {
             return Err(stale());
         }
         Ok(self.nodes.insert(self.new_node(id, stat.attr.file_type(), fd)))
     }
 
-    fn node_by_place(&self, table: &PathTable, id: FileId) -> Result<Arc<Node>> {
+    fn node_by_place(&self, table: &PathTable, id: FileId) -> Result<Arc<CachedInode>> {
         if let Some(fd) = self.files.any_descriptor(id) {
             let path = self.reopen_as_server(fd.as_fd(), Purpose::Refer)?;
             let kind = sys::stat(path.as_fd())?.attr.file_type();
@@ -122,7 +122,12 @@ impl Core {
         Ok(node)
     }
 
-    fn step_down(&self, table: &PathTable, dir: &Node, id: FileId) -> Result<Arc<Node>> {
+    fn step_down(
+        &self,
+        table: &PathTable,
+        dir: &CachedInode,
+        id: FileId,
+    ) -> Result<Arc<CachedInode>> {
         let known = table.find(id).ok_or_else(stale)?;
         for (parent, name) in &known.places {
             let other;
@@ -144,8 +149,8 @@ impl Core {
         Err(stale())
     }
 
-    /// Identity and attributes of what was opened at `place`; none for a file without a
-    /// name. `EXDEV` if it is on another mount.
+    /// Id and attributes of the file that was opened at `place`; no place for a file without a
+    /// name. Errors: `EXDEV` if it is on another mount.
     pub(crate) fn identify(
         &self,
         place: Option<(FileId, &Name)>,
@@ -176,27 +181,27 @@ impl Core {
         }
     }
 
-    /// `EXDEV` for what is mounted on a name. On overlays files may have devices of the layers
-    /// below; directories never.
-    pub(crate) fn same_mount(&self, stat: &Stat) -> Result<()> {
+    /// Errors: `EXDEV` for a file system that is mounted on a name. On overlays, files may have
+    /// devices of the layers below. Directories never have.
+    pub(crate) fn same_mount(&self, stat: &InodeStat) -> Result<()> {
         let other_device =
             stat.attr.file_type() == FileType::Directory && stat.dev != self.devices.own;
-        // Of the same device is what was mounted with `--bind`.
+        // A mount made with `--bind` has the same device.
         let mounted = stat.attr.attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0;
         if other_device || mounted { Err(other_mount()) } else { Ok(()) }
     }
 
-    /// Whether names are to be looked at the long way, which stays off what is mounted on them.
+    /// Whether names have to be looked up the long way, which stays off mounts below.
     fn has_mounts_below(&self) -> bool {
         self.mounts_below.any(self.mount.as_fd())
     }
 
-    /// As [`Core::find`], where what has the name is at hand already, which spares opening
-    /// it; none where it is not. Errors: `ENOENT`.
+    /// As [`Core::find`], if the inode of that name is in the cache already, which saves opening
+    /// it. None where it is not. Errors: `ENOENT`.
     pub(crate) fn find_at_hand(
         &self,
-        caller: &Caller,
-        dir: &Node,
+        caller: &SquashedCaller,
+        dir: &CachedInode,
         name: &Name,
     ) -> Result<Option<Entry>> {
         let Ids::Native(codec) = &self.ids else { return Ok(None) };
@@ -218,8 +223,13 @@ impl Core {
         Ok(self.was_looked_up(caller, &node).then_some(entry))
     }
 
-    /// Finds `name` in `dir` as the caller, who goes on by its id.
-    pub(crate) fn find_for(&self, caller: &Caller, dir: &Node, name: &Name) -> Result<Entry> {
+    /// Finds `name` in `dir` as the caller, which will then use the id.
+    pub(crate) fn find_for(
+        &self,
+        caller: &SquashedCaller,
+        dir: &CachedInode,
+        name: &Name,
+    ) -> Result<Entry> {
         for _ in 0..LOOKS_MAX {
             let (entry, node) = self.find(dir, name)?;
             if self.was_looked_up(caller, &node) {
@@ -229,8 +239,8 @@ impl Core {
         Ok(self.find(dir, name)?.0)
     }
 
-    /// Finds `name` in `dir` as the caller, and keeps what it found at hand.
-    pub(crate) fn find(&self, dir: &Node, name: &Name) -> Result<(Entry, Arc<Node>)> {
+    /// Finds `name` in `dir` as the caller, and keeps the inode in the cache.
+    pub(crate) fn find(&self, dir: &CachedInode, name: &Name) -> Result<(Entry, Arc<CachedInode>)> {
         let fd = sys::open_path(dir.fd(), name)?;
         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
         let node = self.new_node(entry.id, entry.attr.file_type(), fd);
@@ -241,10 +251,16 @@ impl Core {
         Ok((entry, node))
     }
 
-    /// Identity and attributes of `name` in `dir` for whoever does not open it: two looks that must
-    /// agree. None where something changed between, or is on another mount. What is mounted there
-    /// is not asked: it may hang, or be a mount of this very export, which waits for us.
-    pub(crate) fn glance(&self, dir: FileId, fd: BorrowedFd<'_>, name: &Name) -> Option<Entry> {
+    /// Id and attributes of `name` in `dir` for a caller that does not open it: two looks that must
+    /// agree. None where the name changed between them, or is on another mount. A file system that
+    /// is mounted there is not asked. It may hang, or be a mount of this very export, which waits
+    /// for this call.
+    pub(crate) fn stat_without_opening(
+        &self,
+        dir: FileId,
+        fd: BorrowedFd<'_>,
+        name: &Name,
+    ) -> Option<Entry> {
         match &self.ids {
             Ids::Native(_) if self.has_mounts_below() => {
                 let fd = sys::open_path(fd, name).ok()?;
@@ -269,7 +285,7 @@ impl Core {
         }
     }
 
-    /// The id of what was found at a place, and what it looks like.
+    /// The id of the file that was found at a place, and its attributes.
     fn seen(
         &self,
         table: &PathTable,
@@ -278,11 +294,11 @@ impl Core {
         attr: Attr,
     ) -> Result<Entry> {
         let lasting = self.lasting(attr);
-        let there = self.copies.as_ref().and_then(|_| table.known_there(dir, name, &lasting));
+        let there = self.copy_ups.as_ref().and_then(|_| table.known_there(dir, name, &lasting));
         match there {
-            // Not to be asked once more: it may be copied meanwhile, and look otherwise.
+            // Not looked at again: it may be copied meanwhile, and look different.
             Some((id, true)) => Ok(Entry { id, attr }),
-            // Perhaps it is being copied, or was since it was looked at.
+            // An overlay may be copying it, or has copied it since the look.
             Some((id, false)) => {
                 let none_copying = self.none_copying(id);
                 let attr = self.stat(fd)?.attr;
@@ -297,7 +313,7 @@ impl Core {
         }
     }
 
-    /// The id of what was found at a place and looks like `attr`.
+    /// The id of the file at a place with the attributes `attr`.
     fn entered(
         &self,
         table: &PathTable,
@@ -334,15 +350,15 @@ impl Core {
         handle.is_some() // somebody changes it all the time
     }
 
-    /// Whether what looked like another inode than `id` is what an overlay has made of it.
+    /// Whether a file that looks different from `id` is the copy that an overlay has made of it.
     fn is_copy(&self, table: &PathTable, id: FileId, fd: BorrowedFd<'_>) -> Result<bool> {
         let Some(_none) = self.none_copying(id) else { return Ok(false) };
         let attr = self.lasting(self.stat(fd)?.attr);
         Ok(table.find(id).is_some_and(|known| known.is(&attr)))
     }
 
-    /// The id at `name` in `dir`, if it can be told cheaply.
-    pub(crate) fn id_at(&self, dir: &Node, name: &Name) -> Option<FileId> {
+    /// The id at `name` in `dir`, if it can be found cheaply.
+    pub(crate) fn id_at(&self, dir: &CachedInode, name: &Name) -> Option<FileId> {
         match &self.ids {
             Ids::Native(codec) if self.has_mounts_below() => {
                 let fd = sys::open_path(dir.fd(), name).ok()?;
@@ -353,8 +369,8 @@ impl Core {
         }
     }
 
-    /// What the path table knows to be at `name`, held for [`Core::changed`] after it has moved.
-    pub(crate) fn known_at(&self, dir: &Node, name: &Name) -> Option<(FileId, OwnedFd)> {
+    /// The file that the path table knows at `name`, held for [`Core::changed`] after it has moved.
+    pub(crate) fn known_at(&self, dir: &CachedInode, name: &Name) -> Option<(FileId, OwnedFd)> {
         let Ids::Table(table) = &self.ids else { return None };
         let id = table.at(dir.id, name)?;
         let fd = sys::open_path(dir.fd(), name).ok()?;
@@ -372,9 +388,9 @@ impl Core {
         }
     }
 
-    /// What of these attributes stays as it is, for the path table. An overlay copies a directory,
-    /// and all above it, with the first change of what is in it: there the time of its birth tells
-    /// nothing.
+    /// The lasting part of these attributes, for the path table. An overlay copies a directory, and
+    /// all above it, with the first change in it. So the time of birth of a directory means nothing
+    /// there.
     fn lasting(&self, attr: Attr) -> Attr {
         match attr.file_type() {
             FileType::Directory if self.below.is_overlay() => {
@@ -384,19 +400,19 @@ impl Core {
         }
     }
 
-    /// Attributes through an id; `ESTALE` for an inode that is only still there because we
-    /// hold it, and not for this caller.
-    pub(crate) fn attr(&self, caller: &Caller, id: FileId) -> Result<Attr> {
+    /// Attributes through an id. Errors: `ESTALE` for an inode that exists only because the server
+    /// holds it, and not for this caller.
+    pub(crate) fn attr(&self, caller: &SquashedCaller, id: FileId) -> Result<Attr> {
         let node = self.node_for(caller, id)?;
         let attr = self.stat(node.fd())?.attr;
-        // He may have looked up another descriptor of it.
+        // The caller may have looked up another descriptor of it.
         let is_there = attr.nlink > 0
             || self.files.in_use(id)
-            || node.lookers().has(caller.asker, dray_rt::now())
-            || self.departed.find(id, caller.asker).is_some();
+            || node.lookup_holders().has(caller.thread, dray_rt::now())
+            || self.recently_unlinked.find(id, caller.thread).is_some();
         if !is_there {
-            if !node.lookers().is_gone() {
-                self.has_left(caller, &node);
+            if !node.lookup_holders().is_gone() {
+                self.note_unlinked(caller, &node);
             }
             return Err(stale());
         }
@@ -404,19 +420,20 @@ impl Core {
     }
 
     /// `node` has lost a name, perhaps its last: the cache must not keep it.
-    pub(crate) fn has_left(&self, caller: &Caller, node: &Arc<Node>) {
-        // Whoever looks for it finds it in one of both.
-        self.departed.add(node, caller.asker);
+    pub(crate) fn note_unlinked(&self, caller: &SquashedCaller, node: &Arc<CachedInode>) {
+        // A lookup finds it in the cache or among the recently unlinked.
+        self.recently_unlinked.add(node, caller.thread);
         self.nodes.forget_this(node);
     }
 
-    /// Notes that the caller has looked `node` up. False if it has lost a name since.
-    fn was_looked_up(&self, caller: &Caller, node: &Node) -> bool {
-        caller.internal || node.lookers().add(caller.asker, dray_rt::now())
+    /// Records that the caller has looked `node` up. False if it has lost a name since.
+    fn was_looked_up(&self, caller: &SquashedCaller, node: &CachedInode) -> bool {
+        caller.internal || node.lookup_holders().add(caller.thread, dray_rt::now())
     }
 }
 
-/// What stays as it is while nobody changes the file: reading it and writing it back do not.
+/// The attributes that stay the same while the file is not changed. Reading it and writing it back
+/// do not change them.
 fn lasting(attr: Attr) -> Attr {
     Attr { atime: Timestamp::default(), blocks: 0, ..attr }
 }
@@ -426,5 +443,5 @@ pub(crate) fn stale() -> Error {
 }
 
 fn other_mount() -> Error {
-    Error::new(Errno::EXDEV).because("another file system is mounted there")
+    Error::new(Errno::EXDEV).because("another file system is mounted at this name")
 }

@@ -1,16 +1,15 @@
-//! Which kernel handle a [`FileId`] stands for.
+//! Converts a [`FileId`] to a kernel handle and back.
 //!
-//! On file systems whose handles are known, a file id holds all that the handle holds, so
-//! that the server keeps no table and ids outlive it. The lower half of the generation is
-//! the file system's own; the upper half is a keyed hash of the rest (never 0, so that a
-//! generation of 0 stays free for "not known"): clients are given ids of files in the
-//! export only, and must not be able to make up others.
+//! On file systems whose handles are known, a file id holds all that the handle holds. So the server
+//! keeps no table, and ids outlive it. The lower half of the generation is the file system's own. The
+//! upper half is a keyed hash of the rest. It is never 0, so a generation of 0 can mean "not known".
+//! Clients get only ids of files in the export, and cannot forge others.
 
 use dray_core::FileId;
 
-use super::below::{BTRFS, EXT, TMPFS, XFS};
+use super::lower_fs::{BTRFS, EXT, TMPFS, XFS};
 use super::siphash::siphash;
-use super::sys::Handle;
+use super::sys::KernelHandle;
 
 /// Handle type of `FILEID_INO32_GEN`, which tmpfs uses too, with other contents.
 const INO32_GEN: i32 = 1;
@@ -50,9 +49,9 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Codec {
-    /// The codec for the file system with this `statfs` number whose root has this handle.
-    /// None if it is not known, or looks different from what is known.
-    pub(crate) fn detect(magic: i64, root: &Handle, key: u128) -> Option<Codec> {
+    /// The codec for the file system with this `statfs` number whose root has this handle. None if
+    /// that file system is unknown, or its handle has an unknown form.
+    pub(crate) fn detect(magic: i64, root: &KernelHandle, key: u128) -> Option<Codec> {
         let layout = match (magic, root.kind(), root.bytes().len()) {
             (EXT, INO32_GEN, 8) => Layout::Ino32Gen,
             (XFS, INO32_GEN, 8) | (XFS, XFS_64, 12) => Layout::Xfs,
@@ -65,7 +64,7 @@ impl Codec {
 
     /// The id of the file with this handle. None for a handle that is laid out differently
     /// or belongs to another subvolume.
-    pub(crate) fn encode(&self, handle: &Handle) -> Option<FileId> {
+    pub(crate) fn encode(&self, handle: &KernelHandle) -> Option<FileId> {
         let bytes = handle.bytes();
         let (ino, generation) = match (self.layout, handle.kind(), bytes.len()) {
             (Layout::Ino32Gen | Layout::Xfs, INO32_GEN, 8) => {
@@ -82,7 +81,7 @@ impl Codec {
     }
 
     /// The handle that an id stands for. None if we did not make the id.
-    pub(crate) fn decode(&self, id: FileId) -> Option<Handle> {
+    pub(crate) fn decode(&self, id: FileId) -> Option<KernelHandle> {
         let generation = id.generation as u32;
         if id.generation != self.sign(id.ino, generation) {
             return None;
@@ -91,12 +90,12 @@ impl Codec {
         match self.layout {
             Layout::Ino32Gen => {
                 let ino = u32::try_from(id.ino).ok()?.to_ne_bytes();
-                Handle::new(INO32_GEN, &[&ino, &generation])
+                KernelHandle::new(INO32_GEN, &[&ino, &generation])
             }
-            Layout::Xfs => Handle::new(XFS_64, &[&ino, &generation]),
-            Layout::GenIno64 => Handle::new(INO32_GEN, &[&generation, &ino]),
+            Layout::Xfs => KernelHandle::new(XFS_64, &[&ino, &generation]),
+            Layout::GenIno64 => KernelHandle::new(INO32_GEN, &[&generation, &ino]),
             Layout::Btrfs { subvolume } => {
-                Handle::new(BTRFS_PLAIN, &[&ino, &subvolume.to_ne_bytes(), &generation])
+                KernelHandle::new(BTRFS_PLAIN, &[&ino, &subvolume.to_ne_bytes(), &generation])
             }
         }
     }
@@ -111,8 +110,8 @@ impl Codec {
 mod tests {
     use super::*;
 
-    fn handle(kind: i32, bytes: &[u8]) -> Handle {
-        Handle::new(kind, &[bytes]).unwrap()
+    fn handle(kind: i32, bytes: &[u8]) -> KernelHandle {
+        KernelHandle::new(kind, &[bytes]).unwrap()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Directories as exports: their options, and how they are opened.
+//! The kind of exports that are directories: their options, and how they are opened.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::backend::{
     ExportSettings, FoundBackend, FsIdentity, Hang, NotedIdentity, WrongOption,
 };
 
-/// Most threads of an export for calls that block, of each kind.
+/// Most threads of each lane of an export.
 const THREADS_MAX: u64 = 1024;
 
 /// Directories of the server's machine.
@@ -63,7 +63,8 @@ fn inline(settings: &ExportSettings<'_>) -> std::result::Result<Inline, WrongOpt
     }
 }
 
-/// Where a file system must be mounted: `yes`: at the directory itself; else a directory above it.
+/// Where a file system must be mounted. `yes`: at the directory itself; else the option names a
+/// directory above it.
 fn mountpoint(settings: &ExportSettings<'_>) -> std::result::Result<Option<PathBuf>, WrongOption> {
     match settings.get("mountpoint") {
         None | Some("no") => Ok(None),
@@ -76,7 +77,7 @@ fn mountpoint(settings: &ExportSettings<'_>) -> std::result::Result<Option<PathB
     }
 }
 
-/// A directory that is there.
+/// A directory that was found.
 pub(super) struct FoundDirectory {
     /// Without links.
     pub(super) dir: PathBuf,
@@ -90,7 +91,7 @@ impl FoundBackend for FoundDirectory {
     }
 
     fn identity(&self) -> Option<&FsIdentity> {
-        Some(self.root.origin())
+        Some(self.root.identity())
     }
 
     fn difference(&self, noted: NotedIdentity<'_>) -> Option<Difference> {
@@ -101,7 +102,7 @@ impl FoundBackend for FoundDirectory {
         let options = PosixOptions {
             id_key: Some(resources.id_key),
             path_table_file: Some(resources.state_file),
-            keeper: resources.descriptor_store,
+            descriptor_store: resources.descriptor_store,
             open_descriptors_max: resources.open_descriptors_max,
             inode_cache_max: resources.inode_cache_max,
             on_death: Some(resources.on_death),
@@ -121,11 +122,11 @@ impl Backend for PosixFs {
     }
 
     fn upkeep(&self) -> Fut<'_, ()> {
-        Box::pin(self.tidy())
+        Box::pin(self.close_idle_inodes())
     }
 
     fn location<'a>(&'a self, dir: &'a Path) -> Fut<'a, ExportLocation> {
-        Box::pin(self.place(dir))
+        Box::pin(self.location(dir))
     }
 
     fn is_mortal(&self) -> bool {

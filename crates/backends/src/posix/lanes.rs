@@ -1,13 +1,11 @@
-//! Which thread makes a call to the file system below.
+//! Lanes: thread pools, each for one kind of blocking call to the file system below.
 //!
-//! A thread that serves connections must not wait for a disk: everybody whose connection it
-//! serves would wait, too. So what changes something, syncs, or cannot be read without waiting is
-//! done by threads of its own kind (a lane), and one kind does not wait for another. Looks at names
-//! and attributes stay on the serving thread as long as nobody has been slow lately: most of what
-//! they need is in memory, and the hand-over costs more than they do.
+//! A thread that serves connections must not wait for a disk, because all of its connections would
+//! wait. So a lane makes the calls that change or sync something, and the reads that would wait. One
+//! lane does not wait for another. Lookups of names and attributes stay on the serving thread as long as
+//! no recent call was slow. Most of what they need is in memory, and a hand-over costs more than they do.
 //!
-//! File systems in memory have no disk to wait for. What takes long there is moving or freeing much
-//! memory, and nothing else.
+//! File systems in memory have no disk. Only moving or freeing much memory takes long there.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,42 +20,42 @@ use dray_rt::{NoThread, Pool, Share};
 use super::options::PosixOptions;
 use super::sys;
 
-/// A call that takes longer has waited for a disk. Waiting for a busy CPU seldom takes as long, and
-/// the hand-over that follows would wait for one twice more.
+/// A call that takes longer than this has waited for a disk. A wait for a busy CPU seldom takes as
+/// long. A hand-over would wait for a CPU twice more.
 const SLOW_MIN: Duration = Duration::from_millis(10);
 
-/// For so long after a slow call looks are expected to be slow, too.
+/// How long after a slow call lookups are expected to be slow, too.
 const SLOW_LASTS: Duration = Duration::from_secs(1);
 
-/// Calls that one file has under way at once in a lane where they wait for each other
-/// in the kernel (`inode->i_rwsem`): one that runs, and one that follows.
+/// Calls on one file that run at once in a lane where the kernel has them wait for each other
+/// (`inode->i_rwsem`): one that runs, and one that follows.
 const SAME_FILE_MAX: usize = 2;
 
-/// What is freed in memory within some 200 microseconds.
+/// Bytes that the kernel frees in memory within some 200 microseconds.
 pub(crate) const QUICK_MAX_BYTES: u64 = 4 << 20;
 
-/// Descriptors that wait at once to be closed. Further ones are closed by who lets go of them.
+/// Descriptors that wait to be closed. A thread that drops a further one closes it itself.
 const CLOSES_MAX: usize = 1024;
 
-/// A kind of calls, which has threads of its own.
+/// A kind of blocking calls, with threads of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     /// Looks at names and attributes.
     Looks,
-    /// Changes of these.
+    /// Changes of names and attributes.
     Changes,
-    /// Reading what is not in memory.
+    /// Reads of data that are not in memory.
     Reads,
-    /// Writing, and what else takes as long as there are data.
+    /// Writes, and other calls that take time in proportion to the data.
     Writes,
-    /// Waiting for media.
+    /// Syncs, which wait for media.
     Syncs,
-    /// Closing what has been written to, or has lost its names, whose data the kernel frees then.
+    /// Closes of files that were written to or have lost their names. The kernel frees data then.
     Closes,
 }
 
 impl Lane {
-    /// Where a call belongs that says no more than what it is.
+    /// The lane of an operation, as far as its name alone says.
     pub(crate) fn of(op: Op) -> Lane {
         use Op::*;
         match op {
@@ -65,7 +63,7 @@ impl Lane {
             | Listxattr | Readdir | TestLock | GetFlags | GetXflags | Open | OpenNamed | Reopen => {
                 Lane::Looks
             }
-            // ext4 and others have who looks for data wait for who writes.
+            // On ext4 and others a search for data waits for a writer.
             Read | Seek => Lane::Reads,
             Write | Allocate | CopyRange | Put | Redo => Lane::Writes,
             Sync | SyncAll | Flush => Lane::Syncs,
@@ -85,14 +83,14 @@ impl Lane {
     ];
 }
 
-/// The threads of one export, but for those that serve connections.
+/// The threads of one export, except those that serve connections.
 pub(crate) struct Lanes {
     pools: [Pool; Lane::ALL.len()],
     is_memory: bool,
-    running: Arc<Running>,
+    running: Arc<RunningCalls>,
     /// Until when looks are expected to be slow, in nanoseconds of [`dray_rt::now`].
     slow_until: AtomicU64,
-    closing: Arc<Closing>,
+    closing: Arc<PendingCloses>,
 }
 
 thread_local! {
@@ -114,7 +112,7 @@ impl Lanes {
                 Pool::shared(name, threads, options.queue_max, (each, same_file(lane)))
             }),
             is_memory,
-            running: Arc::new(Running::new(threads * Lane::ALL.len())),
+            running: Arc::new(RunningCalls::new(threads * Lane::ALL.len())),
             slow_until: AtomicU64::new(0),
             closing: Arc::default(),
         })
@@ -124,8 +122,8 @@ impl Lanes {
         &self.pools[lane as usize]
     }
 
-    /// Does `work` on a thread of this lane: in turn with the work of other clients, and behind
-    /// what is to be done with the same file.
+    /// Does `work` on a thread of this lane. Clients are served one after the other, and calls on
+    /// the same file one after the other.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         lane: Lane,
@@ -153,7 +151,7 @@ impl Lanes {
         now < until || running && self.running.any_since(now)
     }
 
-    /// Does `work`, and notes whether it was slow.
+    /// Does `work`, and records whether it was slow.
     pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = dray_rt::now();
         let done = work();
@@ -169,8 +167,8 @@ impl Lanes {
         self.pools.iter().map(Pool::waiting).sum()
     }
 
-    /// Waits until what has no name any more, and is being closed now, has gone: its space is free
-    /// then. Answers whether there was any.
+    /// Waits until files without a name that are being closed now are gone and their space is free.
+    /// Answers whether there were any.
     pub(crate) async fn closed(&self) -> bool {
         self.closing.closed().await
     }
@@ -181,9 +179,9 @@ impl Lanes {
         self.closing.begun.load(Ordering::SeqCst)
     }
 
-    /// Closes a descriptor, perhaps the last one of a file without a name, whose data the kernel frees
-    /// then: that takes as long as there are data, and on a disk until what is being written of
-    /// them is there (`evict` in fs/inode.c).
+    /// Closes a descriptor, perhaps the last one of a file without a name. The kernel then frees
+    /// the data. That takes time in proportion to the data, and on a disk waits for writes that are
+    /// under way (`evict` in fs/inode.c).
     fn close(&self, fd: OwnedFd) {
         let is_slow = |attr: &Attr| {
             attr.nlink == 0
@@ -207,42 +205,42 @@ pub(crate) fn is_large(attr: &Attr) -> bool {
     attr.size.max(attr.blocks.saturating_mul(512)) > QUICK_MAX_BYTES
 }
 
-/// When the calls began that run on threads of lanes.
-struct Running {
+/// The times at which the running calls of lanes began.
+struct RunningCalls {
     count: AtomicUsize,
-    /// In nanoseconds; 0: a place for another.
+    /// In nanoseconds; 0 marks a free entry.
     since: Box<[AtomicU64]>,
 }
 
-/// A call that runs.
-struct Begun<'a> {
-    running: &'a Running,
+/// A running call.
+struct RunningCall<'a> {
+    running: &'a RunningCalls,
     place: Option<&'a AtomicU64>,
 }
 
-impl Running {
-    fn new(places: usize) -> Running {
+impl RunningCalls {
+    fn new(places: usize) -> RunningCalls {
         let since = (0..places).map(|_| AtomicU64::new(0)).collect();
-        Running { count: AtomicUsize::new(0), since }
+        RunningCalls { count: AtomicUsize::new(0), since }
     }
 
-    fn begin(&self) -> Begun<'_> {
+    fn begin(&self) -> RunningCall<'_> {
         self.count.fetch_add(1, Ordering::Relaxed);
         let now = dray_rt::now().as_nanos();
         let take = |place: &&AtomicU64| {
             place.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
-        Begun { running: self, place: self.since.iter().find(take) }
+        RunningCall { running: self, place: self.since.iter().find(take) }
     }
 
-    /// Whether one has lasted long enough to be called slow.
+    /// Whether a running call has lasted long enough to count as slow.
     fn any_since(&self, now: u64) -> bool {
         let before = now.saturating_sub(SLOW_MIN.as_nanos() as u64);
         self.since.iter().any(|since| (1..=before).contains(&since.load(Ordering::Relaxed)))
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
         if let Some(place) = self.place {
             place.store(0, Ordering::Relaxed);
@@ -251,16 +249,16 @@ impl Drop for Begun<'_> {
     }
 }
 
-/// What is being closed: how many have been begun and how many are over.
+/// Counts of the closes that were begun and of those that have ended.
 #[derive(Default)]
-struct Closing {
+struct PendingCloses {
     begun: AtomicUsize,
     over: AtomicUsize,
     one_is_over: Notify,
 }
 
-impl Closing {
-    /// Whether there is a place for one more.
+impl PendingCloses {
+    /// Whether there is room for one more close.
     fn enter(&self) -> bool {
         let over = self.over.load(Ordering::SeqCst);
         let next =
@@ -273,7 +271,7 @@ impl Closing {
         self.one_is_over.notify_waiters();
     }
 
-    /// Waits until as many are over as have been begun by now.
+    /// Waits until all closes that have begun by now have ended.
     async fn closed(&self) -> bool {
         let begun = self.begun.load(Ordering::SeqCst);
         let mut waited = false;
@@ -288,31 +286,31 @@ impl Closing {
     }
 }
 
-/// A descriptor that is closed where that holds up nobody.
-pub(crate) struct Kept {
-    /// Always there, but while it is being dropped.
+/// A descriptor that a lane closes, so that no serving thread waits for the close.
+pub(crate) struct DeferredClose {
+    /// Present until the drop.
     fd: Option<OwnedFd>,
     lanes: Option<Arc<Lanes>>,
 }
 
-impl Kept {
-    pub(crate) fn new(fd: OwnedFd, lanes: &Arc<Lanes>) -> Kept {
-        Kept { fd: Some(fd), lanes: Some(lanes.clone()) }
+impl DeferredClose {
+    pub(crate) fn new(fd: OwnedFd, lanes: &Arc<Lanes>) -> DeferredClose {
+        DeferredClose { fd: Some(fd), lanes: Some(lanes.clone()) }
     }
 
     /// Closes it here: another descriptor keeps the file, so that this close frees no data.
-    pub(crate) fn close_beside(mut self, _keeper: BorrowedFd<'_>) {
+    pub(crate) fn close_beside(mut self, _other_descriptor: BorrowedFd<'_>) {
         drop(self.fd.take());
     }
 
-    /// One that nobody waits for.
+    /// A descriptor without lanes, for tests.
     #[cfg(test)]
-    pub(crate) fn of_no_export(fd: OwnedFd) -> Kept {
-        Kept { fd: Some(fd), lanes: None }
+    pub(crate) fn without_lanes(fd: OwnedFd) -> DeferredClose {
+        DeferredClose { fd: Some(fd), lanes: None }
     }
 }
 
-impl std::ops::Deref for Kept {
+impl std::ops::Deref for DeferredClose {
     type Target = OwnedFd;
 
     fn deref(&self) -> &OwnedFd {
@@ -320,7 +318,7 @@ impl std::ops::Deref for Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for DeferredClose {
     fn drop(&mut self) {
         if let (Some(fd), Some(lanes)) = (self.fd.take(), &self.lanes) {
             lanes.close(fd);
@@ -382,7 +380,7 @@ mod tests {
 
     #[test]
     fn so_many_are_being_closed_and_no_more() {
-        let closing = Closing::default();
+        let closing = PendingCloses::default();
         assert!((0..CLOSES_MAX).all(|_| closing.enter()) && !closing.enter());
         closing.leave();
         assert!(closing.enter() && !closing.enter());

@@ -1,43 +1,43 @@
-//! A directory of the server's machine.
+//! The posix backend: a directory of the server's machine.
 //!
-//! Operations run under the caller's identity, so that the file system below decides about
-//! permissions, and name inodes by the kernel's handles, so that ids outlive renames and
-//! the server (see the decision records on handles and credentials). Where a file system
-//! has no such handles a table of paths stands in.
+//! Operations run under the caller's identity, so the file system below decides about permissions.
+//! Kernel handles name inodes, so ids outlive renames and the server (see the decision records on
+//! handles and credentials). Where a file system has no lasting handles, a table of paths replaces
+//! them.
 
-mod above;
 mod attrs;
-mod below;
-mod copies;
+mod copy_up;
 mod core;
 mod cred;
 mod data;
-mod departed;
 mod descriptor;
 mod devices;
-mod directories;
+mod directory_locks;
+mod export_location;
 mod files;
 mod find;
+mod fs_identity;
 mod handle;
+mod inode_cache;
 mod kind;
 mod lanes;
-mod mounted;
+mod lower_fs;
+mod mounts_below;
 mod names;
-mod nodes;
 mod open_file;
 mod options;
-mod origin;
+mod parent;
 mod path_log;
 mod path_rewrite;
 mod paths;
-mod place;
+mod recently_unlinked;
 mod reopen;
 mod root;
+mod shown_path;
 mod siphash;
 mod source;
 mod sys;
 mod watch;
-mod whereabouts;
 mod write_back;
 
 use std::path::Path;
@@ -50,16 +50,16 @@ use dray_core::{
     Timestamp, Uid, XattrSet, open_named, put_in_steps,
 };
 
-use self::attrs::Target;
-use self::core::{Caller, Core};
+use self::attrs::AttrTarget;
+use self::core::{Core, SquashedCaller};
 pub use self::cred::{as_server, release};
+pub use self::export_location::{ExportLocation, OnDeath};
+pub use self::fs_identity::{Difference, FsIdentity};
 pub use self::kind::PosixKind;
 use self::lanes::Lane;
 use self::names::{CREATE_TRIES, Created};
 use self::open_file::PosixFile;
-pub use self::options::{Inline, Keeper, PosixOptions, Squash};
-pub use self::origin::{Difference, Origin};
-pub use self::place::{OnDeath, Place};
+pub use self::options::{DescriptorStore, Inline, PosixOptions, Squash};
 pub use self::root::Root;
 use crate::backend::Hang;
 use crate::locks::LockTable;
@@ -95,8 +95,8 @@ impl PosixFs {
         Ok(Arc::new(PosixFs { core: Core::open(root, uuid, options)? }))
     }
 
-    /// Closes descriptors of inodes that nobody used lately. It happens by itself while
-    /// the export is used; an idle export that is to be unmounted needs it.
+    /// Closes descriptors of inodes that were not used recently. An export in use does that by
+    /// itself. An idle export that is to be unmounted needs this call.
     pub fn trim(&self) {
         self.core.nodes.trim();
     }
@@ -105,7 +105,7 @@ impl PosixFs {
     /// from the first time that this was asked while the call was under way: ask every now
     /// and then. Never waits for the file system.
     pub fn hang(&self, least: Duration) -> Option<Hang> {
-        let lasting = self.core.watched.lasting(least)?;
+        let lasting = self.core.watch.lasting(least)?;
         Some(Hang { calls: lasting.calls + self.core.lanes.waiting(), since: lasting.longest })
     }
 
@@ -114,16 +114,15 @@ impl PosixFs {
         &self.core.locks
     }
 
-    /// Closes descriptors of inodes that nobody has used for a while, on a thread of the export's
-    /// own, since its file system may hang. Calls see to that by the way; this is for an export
-    /// that rests.
-    pub async fn tidy(&self) {
+    /// Closes descriptors of inodes that were not used for a while, for an idle export; calls do
+    /// the same by the way. A thread of the export does it, since the file system may hang.
+    pub async fn close_idle_inodes(&self) {
         if self.core.nodes.is_to_be_trimmed() {
             let _ = self.core.run_for_all(|core| core.nodes.trim()).await; // else the next time
         }
     }
 
-    /// What does not hold on the file system below, for whoever runs the server: sentences
+    /// The guarantees that the file system below does not give, for the administrator: sentences
     /// without their ends.
     pub fn caveats(&self) -> Vec<String> {
         self.core.below.caveats(matches!(self.core.ids, core::Ids::Native(_)))
@@ -165,7 +164,7 @@ impl FileSystem for PosixFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         let name = name.to_owned();
-        let look = move |core: &Core, caller: &Caller| core.lookup(caller, dir, &name);
+        let look = move |core: &Core, caller: &SquashedCaller| core.lookup(caller, dir, &name);
         Box::pin(self.core.run(cx, (Op::Lookup, dir), look))
     }
 
@@ -174,18 +173,19 @@ impl FileSystem for PosixFs {
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
-        let look = move |core: &Core, caller: &Caller| core.attr(caller, id);
+        let look = move |core: &Core, caller: &SquashedCaller| core.attr(caller, id);
         self.core.by_id(Box::pin(self.core.run(cx, (Op::Getattr, id), look)))
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        let change = move |core: &Core, caller: &Caller, may_block| match core.node_for(caller, id)
+        let change = move |core: &Core, caller: &SquashedCaller, may_block| match core
+            .node_for(caller, id)
         {
-            Ok(node) => core.set_attr(caller, id, &Target::Path(node.fd()), set, may_block),
+            Ok(node) => core.set_attr(caller, id, &AttrTarget::Path(node.fd()), set, may_block),
             Err(error) => Some(Err(error)),
         };
-        let way = self.core.way_to_set(id, set);
-        self.core.by_id(Box::pin(self.core.run_patient(cx, Op::Setattr, way, change)))
+        let lane = self.core.lane_to_set(id, set);
+        self.core.by_id(Box::pin(self.core.run_patient(cx, Op::Setattr, lane, change)))
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
@@ -207,8 +207,8 @@ impl FileSystem for PosixFs {
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(self.core.with_space(move || async move {
             let (name, what) = (name.to_owned(), what.into());
-            let _turn = self.core.directories.turn(dir).await;
-            let make = move |core: &Core, _: &Caller| core.make(dir, &name, what);
+            let _lock = self.core.directory_locks.lock(dir).await;
+            let make = move |core: &Core, _: &SquashedCaller| core.make(dir, &name, what);
             self.core.run(cx, (Op::Make, dir), make).await
         }))
     }
@@ -222,8 +222,9 @@ impl FileSystem for PosixFs {
     ) -> Fut<'a, Result<()>> {
         let name = name.to_owned();
         Box::pin(async move {
-            let _turn = self.core.directories.turn(dir).await;
-            let remove = move |core: &Core, caller: &Caller| core.remove(caller, dir, &name, kind);
+            let _lock = self.core.directory_locks.lock(dir).await;
+            let remove =
+                move |core: &Core, caller: &SquashedCaller| core.remove(caller, dir, &name, kind);
             self.core.run(cx, (Op::Remove, dir), remove).await
         })
     }
@@ -237,9 +238,9 @@ impl FileSystem for PosixFs {
     ) -> Fut<'a, Result<()>> {
         let (from, to) = ((from.0, from.1.to_owned()), (to.0, to.1.to_owned()));
         Box::pin(async move {
-            let _turns = self.core.directories.turns(from.0, to.0).await;
+            let _locks = self.core.directory_locks.lock_both(from.0, to.0).await;
             let about = to.0;
-            let rename = move |core: &Core, caller: &Caller| {
+            let rename = move |core: &Core, caller: &SquashedCaller| {
                 core.rename(caller, (from.0, &from.1), (to.0, &to.1), how)
             };
             self.core.run(cx, (Op::Rename, about), rename).await
@@ -255,7 +256,7 @@ impl FileSystem for PosixFs {
     ) -> Fut<'a, Result<Entry>> {
         let name = name.to_owned();
         Box::pin(async move {
-            let _turn = self.core.directories.turn(dir).await;
+            let _lock = self.core.directory_locks.lock(dir).await;
             self.core.run(cx, (Op::Link, dir), move |core, _| core.link(id, dir, &name)).await
         })
     }
@@ -266,11 +267,11 @@ impl FileSystem for PosixFs {
         id: FileId,
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
-        let open = move |core: &Core, caller: &Caller, may_block| {
+        let open = move |core: &Core, caller: &SquashedCaller, may_block| {
             core.open_node(caller, id, how, may_block)
         };
-        let way = self.core.way_to_open(id, how);
-        let opened = self.core.by_id(Box::pin(self.core.run_patient(cx, Op::Open, way, open)));
+        let lane = self.core.lane_to_open(id, how);
+        let opened = self.core.by_id(Box::pin(self.core.run_patient(cx, Op::Open, lane, open)));
         Box::pin(async move { Ok(PosixFile::shared(&self.core, opened.await?)) })
     }
 
@@ -294,14 +295,15 @@ impl FileSystem for PosixFs {
         Box::pin(self.core.with_space(move || async move {
             let mut cuts: Option<FileId> = None;
             for _ in 0..CREATE_TRIES {
-                let _turn = self.core.directories.turn(dir).await;
+                let _lock = self.core.directory_locks.lock(dir).await;
                 let (lane, about) = match cuts {
                     Some(id) => (Lane::Writes, id),
                     None => (Lane::Changes, dir),
                 };
                 let name = name.to_owned();
-                let create =
-                    move |core: &Core, caller: &Caller| core.create(caller, dir, &name, how, cuts);
+                let create = move |core: &Core, caller: &SquashedCaller| {
+                    core.create(caller, dir, &name, how, cuts)
+                };
                 match self.core.run_in(cx, Op::Create, (lane, about), create).await? {
                     Created::Opened(entry, file) => {
                         return Ok((entry, PosixFile::shared(&self.core, file)));
@@ -309,7 +311,8 @@ impl FileSystem for PosixFs {
                     Created::Cuts(id) => cuts = Some(id),
                 }
             }
-            Err(Error::retry(Errno::EAGAIN).because("the name goes from file to file"))
+            Err(Error::retry(Errno::EAGAIN)
+                .because("other clients rename files to this name again and again"))
         }))
     }
 
@@ -331,26 +334,26 @@ impl FileSystem for PosixFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
-            let make = move |core: &Core, caller: &Caller| core.tmpfile(caller, dir, how);
+            let make = move |core: &Core, caller: &SquashedCaller| core.tmpfile(caller, dir, how);
             let (entry, file) = self.core.run(cx, (Op::Tmpfile, dir), make).await?;
             Ok((entry, PosixFile::shared(&self.core, file)))
         })
     }
 
     fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>> {
-        let check = move |core: &Core, caller: &Caller| core.check_access(caller, id, want);
+        let check = move |core: &Core, caller: &SquashedCaller| core.check_access(caller, id, want);
         self.core.by_id(Box::pin(self.core.run(cx, (Op::Access, id), check)))
     }
 
     fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>> {
         let about = self.core.info.root;
-        let look = |core: &Core, _: &Caller| Ok(sys::statfs(core.root.fd())?.0);
+        let look = |core: &Core, _: &SquashedCaller| Ok(sys::statfs(core.root.fd())?.0);
         Box::pin(self.core.run(cx, (Op::Statfs, about), look))
     }
 
     fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
         let about = self.core.info.root;
-        let sync = |core: &Core, _: &Caller| Ok(sys::sync_all(core.mount_fd())?);
+        let sync = |core: &Core, _: &SquashedCaller| Ok(sys::sync_all(core.mount_fd())?);
         Box::pin(self.core.run(cx, (Op::SyncAll, about), sync))
     }
 
@@ -361,7 +364,7 @@ impl FileSystem for PosixFs {
         name: &'a [u8],
     ) -> Fut<'a, Result<Vec<u8>>> {
         let name = name.to_vec();
-        let get = move |core: &Core, caller: &Caller| core.get_xattr(caller, id, &name);
+        let get = move |core: &Core, caller: &SquashedCaller| core.get_xattr(caller, id, &name);
         self.core.by_id(Box::pin(self.core.run(cx, (Op::Getxattr, id), get)))
     }
 
@@ -374,13 +377,14 @@ impl FileSystem for PosixFs {
         how: XattrSet,
     ) -> Fut<'a, Result<()>> {
         let (name, value) = (name.to_vec(), value.to_vec());
-        let set =
-            move |core: &Core, caller: &Caller| core.set_xattr(caller, id, &name, &value, how);
+        let set = move |core: &Core, caller: &SquashedCaller| {
+            core.set_xattr(caller, id, &name, &value, how)
+        };
         self.core.by_id(Box::pin(self.core.run(cx, (Op::Setxattr, id), set)))
     }
 
     fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        let list = move |core: &Core, caller: &Caller| core.list_xattr(caller, id);
+        let list = move |core: &Core, caller: &SquashedCaller| core.list_xattr(caller, id);
         self.core.by_id(Box::pin(self.core.run(cx, (Op::Listxattr, id), list)))
     }
 
@@ -391,7 +395,8 @@ impl FileSystem for PosixFs {
         name: &'a [u8],
     ) -> Fut<'a, Result<()>> {
         let name = name.to_vec();
-        let remove = move |core: &Core, caller: &Caller| core.remove_xattr(caller, id, &name);
+        let remove =
+            move |core: &Core, caller: &SquashedCaller| core.remove_xattr(caller, id, &name);
         self.core.by_id(Box::pin(self.core.run(cx, (Op::Removexattr, id), remove)))
     }
 }

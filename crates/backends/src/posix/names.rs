@@ -8,55 +8,60 @@ use dray_core::{
     RemoveKind, RenameHow, Result,
 };
 
-use super::core::{Caller, Core, Ids};
-use super::descriptor::{FileState, Opened};
-use super::lanes::{Kept, Lane, is_large};
-use super::nodes::Node;
-use super::reopen::{Granted, Purpose};
+use super::core::{Core, Ids, SquashedCaller};
+use super::descriptor::{FileState, OpenedDescriptor};
+use super::inode_cache::CachedInode;
+use super::lanes::{DeferredClose, Lane, is_large};
+use super::reopen::{OpenGrant, Purpose};
 use super::{attrs, sys};
 
-/// A creation that finds the name taken, and the next moment free again, tries this often.
+/// How often a creation tries again that finds the name taken, and then free.
 pub(super) const CREATE_TRIES: usize = 16;
 
-/// What is about to lose a name.
+/// A file that is about to lose a name.
 #[derive(Default)]
-struct Leaving {
-    /// As the cache has it.
-    known: Option<Arc<Node>>,
-    _large: Option<Kept>,
+struct RemovedName {
+    /// The cached inode.
+    known: Option<Arc<CachedInode>>,
+    _large: Option<DeferredClose>,
 }
 
-/// What came of a creation.
+/// The outcome of a creation.
 pub(crate) enum Created {
     Opened(Entry, Arc<FileState>),
-    /// The name is that of this file, which is to be cut, and nobody has seen to it that this may
-    /// take its time.
+    /// The name is that of this file, which is to be truncated. The lane of this call is not the
+    /// one for truncation.
     Cuts(FileId),
 }
 
-/// [`Make`] with a target of its own.
-pub(crate) enum Making {
+/// [`Make`] that owns its target.
+pub(crate) enum OwnedMake {
     Directory(u32),
     Node(u32, u32),
     Symlink(Vec<u8>),
 }
 
-impl From<Make<'_>> for Making {
-    fn from(what: Make<'_>) -> Making {
+impl From<Make<'_>> for OwnedMake {
+    fn from(what: Make<'_>) -> OwnedMake {
         match what {
-            Make::Directory { mode } => Making::Directory(mode),
-            Make::Node { mode, rdev } => Making::Node(mode, rdev),
-            Make::Symlink { target } => Making::Symlink(target.to_vec()),
+            Make::Directory { mode } => OwnedMake::Directory(mode),
+            Make::Node { mode, rdev } => OwnedMake::Node(mode, rdev),
+            Make::Symlink { target } => OwnedMake::Symlink(target.to_vec()),
         }
     }
 }
 
 impl Core {
-    pub(crate) fn lookup(&self, caller: &Caller, dir: FileId, name: &Name) -> Result<Entry> {
+    pub(crate) fn lookup(
+        &self,
+        caller: &SquashedCaller,
+        dir: FileId,
+        name: &Name,
+    ) -> Result<Entry> {
         let dir = self.directory(dir)?;
-        // A descriptor for what goes at once would be made to be closed.
-        if dir.expects_removal(caller.asker)
-            && let Some(entry) = self.glance(dir.id, dir.fd(), name)
+        // The file is probably removed at once, and its descriptor would only be closed again.
+        if dir.expects_removal(caller.thread)
+            && let Some(entry) = self.stat_without_opening(dir.id, dir.fd(), name)
             && entry.attr.file_type() == FileType::Regular
         {
             if !is_large(&entry.attr) {
@@ -70,20 +75,20 @@ impl Core {
         }
     }
 
-    pub(crate) fn make(&self, dir: FileId, name: &Name, what: Making) -> Result<Entry> {
+    pub(crate) fn make(&self, dir: FileId, name: &Name, what: OwnedMake) -> Result<Entry> {
         self.writable()?;
         let dir = self.directory(dir)?;
         match what {
-            Making::Directory(mode) => sys::make_dir(dir.fd(), name, mode)?,
-            Making::Node(mode, rdev) => sys::make_node(dir.fd(), name, mode, rdev)?,
-            Making::Symlink(target) => sys::make_symlink(dir.fd(), name, &target)?,
+            OwnedMake::Directory(mode) => sys::make_dir(dir.fd(), name, mode)?,
+            OwnedMake::Node(mode, rdev) => sys::make_node(dir.fd(), name, mode, rdev)?,
+            OwnedMake::Symlink(target) => sys::make_symlink(dir.fd(), name, &target)?,
         }
         Ok(self.find(&dir, name)?.0)
     }
 
     pub(crate) fn remove(
         &self,
-        caller: &Caller,
+        caller: &SquashedCaller,
         dir: FileId,
         name: &Name,
         kind: RemoveKind,
@@ -93,12 +98,13 @@ impl Core {
         self.files.before_removal();
         let _no_parking = self.files.removing();
         let leaving = self.before_removal(caller, &dir, name)?;
-        // An overlay copies what has further names, for the number of these.
+        // An overlay copies a file with further names first, because the count of its names
+        // changes.
         let copied = self.below.is_overlay().then(|| self.known_at(&dir, name)).flatten();
         let _copying = self.copying([copied.as_ref().map(|(id, _)| *id), None]);
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
         self.after_removal(caller, leaving.known.as_ref());
-        dir.removed_from(caller.asker);
+        dir.removed_from(caller.thread);
         if let Ids::Table(table) = &self.ids {
             table.removed(dir.id, name);
         }
@@ -109,11 +115,16 @@ impl Core {
     }
 
     /// What has this name may be about to go: our cache must not keep it, and files open on
-    /// it must. To be called under [`super::files::Files::removing`]. Errors: `ENFILE` if
+    /// it must. To be called under [`super::files::OpenFileTable::removing`]. Errors: `ENFILE` if
     /// there are too many such files; what is open must not be lost. Answers what keeps the file
     /// over the removal, so that the kernel frees its data later, and elsewhere.
-    fn before_removal(&self, caller: &Caller, dir: &Node, name: &Name) -> Result<Leaving> {
-        let Some(id) = self.id_at(dir, name) else { return Ok(Leaving::default()) };
+    fn before_removal(
+        &self,
+        caller: &SquashedCaller,
+        dir: &CachedInode,
+        name: &Name,
+    ) -> Result<RemovedName> {
+        let Some(id) = self.id_at(dir, name) else { return Ok(RemovedName::default()) };
         if let Some(inode) = self.files.needs_pin(id) {
             match sys::open_path(dir.fd(), name) {
                 Ok(fd) if has_other_names(fd.as_fd()) => {}
@@ -131,9 +142,9 @@ impl Core {
             self.files.keep(&inode, fd.as_fd());
         }
         if !self.below.is_local() {
-            // A network file system keeps what is held under another name, for all to see.
+            // A network file system keeps a held file under another name, which everyone can see.
             self.nodes.forget(id);
-            return Ok(Leaving::default());
+            return Ok(RemovedName::default());
         }
         let known = self.nodes.get(id);
         let large = match &known {
@@ -141,28 +152,28 @@ impl Core {
             None if dir.was_small(id) && !self.may_take_long() => None,
             None => self.open_large(dir, name),
         };
-        Ok(Leaving { known, _large: large })
+        Ok(RemovedName { known, _large: large })
     }
 
-    /// Whether even a small file takes long to go, as behind a disk that others wait for.
+    /// Whether the removal of even a small file may take long, as on a busy disk.
     fn may_take_long(&self) -> bool {
         !self.below.is_memory() && self.lanes.are_busy()
     }
 
-    /// A descriptor of a file that takes long to go.
-    fn open_large(&self, dir: &Node, name: &Name) -> Option<Kept> {
+    /// A descriptor of a file whose removal takes long.
+    fn open_large(&self, dir: &CachedInode, name: &Name) -> Option<DeferredClose> {
         let attr = sys::stat_at(dir.fd(), name).ok()?.attr;
         let is_slow = is_large(&attr) || self.may_take_long();
         let holds = attr.file_type() == FileType::Regular && is_slow;
         let fd = holds.then(|| sys::open_path(dir.fd(), name).ok()).flatten()?;
-        Some(Kept::new(fd, &self.lanes))
+        Some(DeferredClose::new(fd, &self.lanes))
     }
 
-    /// What was `known` has lost its name.
-    fn after_removal(&self, caller: &Caller, known: Option<&Arc<Node>>) {
+    /// The inode `known` has lost its name.
+    fn after_removal(&self, caller: &SquashedCaller, known: Option<&Arc<CachedInode>>) {
         let Some(node) = known else { return };
-        self.has_left(caller, node);
-        // Somebody may have opened it since we looked.
+        self.note_unlinked(caller, node);
+        // A client may have opened it since the lookup.
         if let Some(inode) = self.files.needs_keeping(node.id) {
             self.files.keep(&inode, node.fd());
         }
@@ -170,7 +181,7 @@ impl Core {
 
     pub(crate) fn rename(
         &self,
-        caller: &Caller,
+        caller: &SquashedCaller,
         from: (FileId, &Name),
         to: (FileId, &Name),
         how: RenameHow,
@@ -181,7 +192,7 @@ impl Core {
         let _no_parking = self.files.removing();
         let replaced = match how {
             RenameHow::Replace => self.before_removal(caller, &new, to.1)?,
-            RenameHow::NoReplace | RenameHow::Exchange => Leaving::default(),
+            RenameHow::NoReplace | RenameHow::Exchange => RemovedName::default(),
         };
         let flags = match how {
             RenameHow::Replace => 0,
@@ -215,9 +226,9 @@ impl Core {
     }
 
     /// The flags for open(2), from what a client may ask for.
-    fn open_flags(&self, caller: Option<&Caller>, how: OpenHow) -> Result<i32> {
-        // Both bits of the access mode take the right to read and to write, and give neither:
-        // such a file is for ioctl(2) alone.
+    fn open_flags(&self, caller: Option<&SquashedCaller>, how: OpenHow) -> Result<i32> {
+        // The access mode with both bits needs the right to read and to write, and gives neither.
+        // Such a file is for ioctl(2) alone.
         let changes = how.flags & libc::O_ACCMODE != libc::O_RDONLY;
         let again = caller.is_some_and(|caller| opens_again(caller, how));
         if (changes || how.truncates()) && !again {
@@ -228,26 +239,26 @@ impl Core {
             passed |= libc::O_DIRECT;
         }
         if !self.below.is_local() {
-            // A program behind it may go by how a file was opened, and not look at each write.
-            // (Not O_APPEND: one that does so would also append what has its place.)
+            // A program below may look at the flags of the open, not at each write. (Not
+            // `O_APPEND`: such a program would also append data that have a place.)
             passed |= libc::O_SYNC;
         }
         Ok(how.flags & passed)
     }
 
-    /// Which threads open a file, and whether whoever asks may try: cutting it takes as long as
-    /// it is large, and so does what an overlay copies before a change.
-    pub(crate) fn way_to_open(&self, id: FileId, how: OpenHow) -> ((Lane, FileId), bool) {
-        let copies = self.below.is_overlay() && how.writes();
-        let lane = if how.truncates() || copies { Lane::Writes } else { Lane::Looks };
+    /// The lane that opens a file, and whether the calling thread may try first. Truncation takes
+    /// time in proportion to the size, and so does the copy that an overlay makes before a change.
+    pub(crate) fn lane_to_open(&self, id: FileId, how: OpenHow) -> ((Lane, FileId), bool) {
+        let copy_ups = self.below.is_overlay() && how.writes();
+        let lane = if how.truncates() || copy_ups { Lane::Writes } else { Lane::Looks };
         let tries = self.inline && self.below.is_memory();
         ((lane, id), tries || self.stays(lane))
     }
 
-    /// Opens a file or directory. None if that would take long, and may not.
+    /// Opens a file or directory. None if that would take long, and `may_block` is false.
     pub(crate) fn open_node(
         &self,
-        caller: &Caller,
+        caller: &SquashedCaller,
         id: FileId,
         how: OpenHow,
         may_block: bool,
@@ -265,20 +276,26 @@ impl Core {
         Some(self.open_found(caller, &node, how))
     }
 
-    fn open_found(&self, caller: &Caller, node: &Node, how: OpenHow) -> Result<Arc<FileState>> {
+    fn open_found(
+        &self,
+        caller: &SquashedCaller,
+        node: &CachedInode,
+        how: OpenHow,
+    ) -> Result<Arc<FileState>> {
         let flags = self.open_flags(Some(caller), how)?;
         match node.kind {
             FileType::Regular | FileType::Directory => {}
             FileType::Symlink => return Err(Errno::ELOOP.into()),
-            _ => return Err(Error::new(Errno::ENXIO).because("opened at the client itself")),
+            _ => {
+                return Err(Error::new(Errno::ENXIO)
+                    .because("devices, pipes and sockets are opened at the client"));
+            }
         }
         if caller.internal && how.truncates() {
-            return Err(
-                Error::new(Errno::EPERM).because("the server cuts nothing of its own accord")
-            );
+            return Err(Error::new(Errno::EPERM).because("the server truncates no file by itself"));
         }
         self.files.admit()?;
-        if node.lookers().is_gone() {
+        if node.lookup_holders().is_gone() {
             self.files.admit_pin(caller.taker)?;
         }
         let changes = (how.writes() || how.truncates()) && !how.executes();
@@ -293,15 +310,20 @@ impl Core {
         drop(copying);
         let directory = node.kind == FileType::Directory;
         let file = self.files.opened(node.id, directory, how.flags, opened);
-        // In this order: whoever removes it looks for those who have it open last.
-        if node.lookers().is_gone() {
+        // In this order: a removal checks last which clients have the file open.
+        if node.lookup_holders().is_gone() {
             self.hold_nameless(caller, &file, node.fd())?;
         }
         Ok(file)
     }
 
     /// `file` has no name by which it could be found again.
-    fn hold_nameless(&self, caller: &Caller, file: &FileState, fd: BorrowedFd<'_>) -> Result<()> {
+    fn hold_nameless(
+        &self,
+        caller: &SquashedCaller,
+        file: &FileState,
+        fd: BorrowedFd<'_>,
+    ) -> Result<()> {
         if self.files.is_crowded() {
             file.inode.pin(sys::reopen(self.proc_fd(), fd, libc::O_PATH)?, caller.taker);
         }
@@ -311,7 +333,7 @@ impl Core {
         Ok(())
     }
 
-    /// Closes `file`. Where the node cache has a descriptor of it, too, nobody asks the kernel
+    /// Closes `file`. Where the inode cache has a descriptor of it, too, the kernel is not asked
     /// whether this one is the last.
     pub(crate) fn close_file(&self, file: &FileState) {
         let Some(fd) = file.close() else { return };
@@ -323,24 +345,30 @@ impl Core {
     }
 
     /// Opens what was found.
-    fn reopen_for(&self, caller: &Caller, node: &Node, how: OpenHow, flags: i32) -> Result<Opened> {
+    fn reopen_for(
+        &self,
+        caller: &SquashedCaller,
+        node: &CachedInode,
+        how: OpenHow,
+        flags: i32,
+    ) -> Result<OpenedDescriptor> {
         if how.executes() && node.kind == FileType::Regular {
-            // A program may be run by those who cannot read it, and the client's kernel, which
-            // runs it, must read it (NFS does the same: NFSD_MAY_READ_IF_EXEC, fs/nfsd/vfs.h).
+            // A caller may run a program that it cannot read, but the client's kernel, which runs
+            // the program, must read it (NFS does the same: NFSD_MAY_READ_IF_EXEC, fs/nfsd/vfs.h).
             self.check_access(caller, node.id, Access(libc::X_OK as u32))?;
-            let granted = Granted::to_caller(flags).without_changes();
+            let granted = OpenGrant::to_caller(flags).without_changes();
             let fd = self.reopen_as_server(node.fd(), Purpose::Execute(granted))?;
-            return Ok(Opened::new(fd, granted));
+            return Ok(OpenedDescriptor::new(fd, granted));
         }
         let open = |flags: i32| match opens_again(caller, how) {
-            true => Opened::again(self, node.fd(), Granted::by_ticket(flags)),
+            true => OpenedDescriptor::again(self, node.fd(), OpenGrant::by_ticket(flags)),
             false => {
                 let fd = sys::reopen(self.proc_fd(), node.fd(), flags)?;
-                Ok(Opened::for_caller(fd, flags))
+                Ok(OpenedDescriptor::for_caller(fd, flags))
             }
         };
         match open(flags) {
-            // A file that takes appends only (chattr +a) wants to hear that they are.
+            // An append-only file (chattr +a) has to be opened with `O_APPEND`.
             Err(error) if error.errno() == Errno::EPERM && how.appends() => {
                 open(flags | libc::O_APPEND)
             }
@@ -348,17 +376,17 @@ impl Core {
         }
     }
 
-    /// Opens a file that is made if need be. The file `cuts` can be cut here.
+    /// Opens a file, and makes it if need be. This thread may truncate the file `cuts`.
     pub(crate) fn create(
         &self,
-        caller: &Caller,
+        caller: &SquashedCaller,
         dir: FileId,
         name: &NameBuf,
         how: CreateHow,
         cuts: Option<FileId>,
     ) -> Result<Created> {
         if how.open.directory() {
-            return Err(Error::new(Errno::EINVAL).because("O_CREAT makes no directories"));
+            return Err(Error::new(Errno::EINVAL).because("O_CREAT with O_DIRECTORY is refused"));
         }
         let flags = self.open_flags(None, how.open)?;
         let dir = self.directory(dir)?;
@@ -368,7 +396,7 @@ impl Core {
                 match sys::open_new(dir.fd(), name, flags & !libc::O_TRUNC, how.mode & 0o7777) {
                     Ok(fd) => {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
-                        let opened = Opened::for_caller(fd, flags);
+                        let opened = OpenedDescriptor::for_caller(fd, flags);
                         let file = self.files.opened(entry.id, false, how.open.flags, opened);
                         return Ok(Created::Opened(entry, file));
                     }
@@ -384,13 +412,14 @@ impl Core {
                 result => return result,
             }
         }
-        Err(Error::retry(Errno::EAGAIN).because("the name comes and goes"))
+        Err(Error::retry(Errno::EAGAIN)
+            .because("other clients create and remove the name again and again"))
     }
 
     fn open_existing(
         &self,
-        caller: &Caller,
-        dir: &Node,
+        caller: &SquashedCaller,
+        dir: &CachedInode,
         name: &Name,
         how: OpenHow,
         cuts: Option<FileId>,
@@ -410,13 +439,13 @@ impl Core {
 
     pub(crate) fn tmpfile(
         &self,
-        caller: &Caller,
+        caller: &SquashedCaller,
         dir: FileId,
         how: CreateHow,
     ) -> Result<(Entry, Arc<FileState>)> {
         self.writable()?;
         if !how.open.writes() {
-            return Err(Error::new(Errno::EINVAL).because("O_TMPFILE is for writing"));
+            return Err(Error::new(Errno::EINVAL).because("O_TMPFILE needs write access"));
         }
         let flags = self.open_flags(None, how.open)? & !(libc::O_TRUNC | libc::O_DIRECTORY);
         let dir = self.directory(dir)?;
@@ -425,7 +454,7 @@ impl Core {
         let exclusive = if how.exclusive { libc::O_EXCL } else { 0 };
         let fd = sys::open_unnamed(dir.fd(), flags | exclusive, how.mode & 0o7777)?;
         let entry = self.identify(None, fd.as_fd())?;
-        let opened = Opened::for_caller(fd, flags);
+        let opened = OpenedDescriptor::for_caller(fd, flags);
         let file = self.files.opened(entry.id, false, how.open.flags, opened);
         let fd = file.fd(self)?;
         self.hold_nameless(caller, &file, fd.as_fd())?;
@@ -434,13 +463,13 @@ impl Core {
     }
 }
 
-/// Whether the server itself opens what a client had open before: the file system below may take no
-/// changes by now, and what was opened to be changed can be read all the same.
-fn opens_again(caller: &Caller, how: OpenHow) -> bool {
+/// Whether the server itself reopens a file for a client. The file system below may refuse changes
+/// by now. A file that was opened for changes can still be read.
+fn opens_again(caller: &SquashedCaller, how: OpenHow) -> bool {
     caller.internal && !how.executes()
 }
 
-/// Whether a file goes on to be found by a name when it loses one.
+/// Whether a file that loses a name has another one.
 fn has_other_names(fd: BorrowedFd<'_>) -> bool {
     let more = |attr: Attr| attr.file_type() != FileType::Directory && attr.nlink > 1;
     sys::stat(fd).is_ok_and(|stat| more(stat.attr))

@@ -10,9 +10,9 @@ use dray_core::{
     LockFamily, LockKind, LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write, Xflags,
 };
 
-use super::attrs::Target;
-use super::core::{Caller, Core};
-use super::data::{self, Copy, Tried};
+use super::attrs::AttrTarget;
+use super::core::{Core, SquashedCaller};
+use super::data::{self, Copy, WriteAttempt};
 use super::descriptor::FileState;
 use super::lanes::Lane;
 use super::options::Inline;
@@ -31,13 +31,13 @@ impl PosixFile {
     }
 
     /// A buffer cannot be lost with a call that finds no thread: it waits beside it.
-    async fn read_on_lane(&self, caller: Caller, at: u64, into: BufMut) -> Io<BufMut> {
+    async fn read_on_lane(&self, caller: SquashedCaller, at: u64, into: BufMut) -> Io<BufMut> {
         let waiting = Arc::new(Mutex::new(Some(into)));
         let (slot, file) = (waiting.clone(), self.state.clone());
         let lock = |slot: &Mutex<Option<BufMut>>| {
             slot.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
-        let read = move |core: &Core, _: &Caller| {
+        let read = move |core: &Core, _: &SquashedCaller| {
             let mut into = lock(&slot)?;
             let result = data::read(core, &file, at, &mut into, true);
             *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(into);
@@ -52,7 +52,7 @@ impl PosixFile {
     }
 
     /// Writes here and now what does not have to wait, and the rest on a thread that may.
-    async fn write_as(&self, caller: Caller, how: Write, from: Buf) -> Result<usize> {
+    async fn write_as(&self, caller: SquashedCaller, how: Write, from: Buf) -> Result<usize> {
         let (core, file) = (&self.core, &self.state);
         let inline = core.inline && core.may_become(&caller);
         let here = core.options.inline == Inline::Always || core.below.is_memory();
@@ -67,14 +67,14 @@ impl PosixFile {
         if inline && !how.sync && !fails && !core.lanes.are_busy() {
             let tried = |core: &Core| Some(Ok(data::try_write(core, file, how, &from)));
             match core.now(&caller, tried) {
-                Some(Ok(Tried::Written(result))) => return result,
-                Some(Ok(Tried::Waits(count))) => done = count,
+                Some(Ok(WriteAttempt::Written(result))) => return result,
+                Some(Ok(WriteAttempt::Waits(count))) => done = count,
                 Some(Err(error)) => return Err(error),
                 None => {}
             }
         }
         let file = file.clone();
-        let write = move |core: &Core, caller: &Caller| {
+        let write = move |core: &Core, caller: &SquashedCaller| {
             Some(data::write(core, caller, &file, (how, done), &from))
         };
         let lane = if how.sync { Lane::Syncs } else { Lane::Writes };
@@ -133,34 +133,36 @@ impl OpenFile for PosixFile {
     ) -> Fut<'a, Result<DirPage>> {
         let file = self.state.clone();
         let max_bytes = max_bytes.min(dray_core::IO_MAX_BYTES);
-        let read =
-            move |core: &Core, _: &Caller| data::read_dir(core, &file, cookie, max_bytes, plus);
+        let read = move |core: &Core, _: &SquashedCaller| {
+            data::read_dir(core, &file, cookie, max_bytes, plus)
+        };
         Box::pin(self.core.run(cx, (Op::Readdir, self.id()), read))
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
-        let look = move |core: &Core, _: &Caller| Ok(core.stat(file.fd(core)?.as_fd())?.attr);
+        let look =
+            move |core: &Core, _: &SquashedCaller| Ok(core.stat(file.fd(core)?.as_fd())?.attr);
         Box::pin(self.core.run(cx, (Op::Getattr, self.id()), look))
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
-        let change = move |core: &Core, caller: &Caller, may_block| {
+        let change = move |core: &Core, caller: &SquashedCaller, may_block| {
             let fd = if set.size.is_some() { file.fd_to_change(core) } else { file.fd(core) };
             let fd = match fd {
                 Ok(fd) => fd,
                 Err(error) => return Some(Err(error)),
             };
-            let target = Target::Open(fd.as_fd());
+            let target = AttrTarget::Open(fd.as_fd());
             let done = core.set_attr(caller, file.inode.id, &target, set, may_block);
             if set.size.is_some() {
                 file.written();
             }
             done
         };
-        let way = self.core.way_to_set(self.id(), set);
-        Box::pin(self.core.run_patient(cx, Op::Setattr, way, change))
+        let lane = self.core.lane_to_set(self.id(), set);
+        Box::pin(self.core.run_patient(cx, Op::Setattr, lane, change))
     }
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
@@ -169,27 +171,28 @@ impl OpenFile for PosixFile {
             return Box::pin(async { Ok(()) });
         }
         let file = self.state.clone();
-        let flush = move |core: &Core, _: &Caller| Ok(sys::flush_by_close(&*file.fd(core)?)?);
+        let flush =
+            move |core: &Core, _: &SquashedCaller| Ok(sys::flush_by_close(&*file.fd(core)?)?);
         Box::pin(self.core.run(cx, (Op::Flush, self.id()), flush))
     }
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         let file = self.state.clone();
-        let sync = move |core: &Core, _: &Caller| file.sync(core, data_only);
+        let sync = move |core: &Core, _: &SquashedCaller| file.sync(core, data_only);
         Box::pin(self.core.run(cx, (Op::Sync, self.id()), sync))
     }
 
     fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
         Box::pin(self.core.with_space(move || {
             let file = self.state.clone();
-            let allocate = move |core: &Core, _: &Caller| data::allocate(core, &file, what);
+            let allocate = move |core: &Core, _: &SquashedCaller| data::allocate(core, &file, what);
             self.core.run(cx, (Op::Allocate, self.id()), allocate)
         }))
     }
 
     fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>> {
         let file = self.state.clone();
-        let seek = move |core: &Core, _: &Caller| data::seek(core, &file, at, what);
+        let seek = move |core: &Core, _: &SquashedCaller| data::seek(core, &file, at, what);
         Box::pin(self.core.run(cx, (Op::Seek, self.id()), seek))
     }
 
@@ -207,7 +210,7 @@ impl OpenFile for PosixFile {
         };
         let about = target.inode.id;
         let copy = Copy { from: (self.state.clone(), at), to: (target, to_at), len_bytes };
-        let copy = move |core: &Core, _: &Caller| data::copy_range(core, &copy);
+        let copy = move |core: &Core, _: &SquashedCaller| data::copy_range(core, &copy);
         Box::pin(self.core.run(cx, (Op::CopyRange, about), copy))
     }
 
@@ -229,7 +232,8 @@ impl OpenFile for PosixFile {
 
     fn get_flags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<u32>> {
         let file = self.state.clone();
-        let get = move |core: &Core, _: &Caller| Ok(sys::get_flags(file.fd(core)?.as_fd())?);
+        let get =
+            move |core: &Core, _: &SquashedCaller| Ok(sys::get_flags(file.fd(core)?.as_fd())?);
         Box::pin(self.core.run(cx, (Op::GetFlags, self.id()), get))
     }
 
@@ -247,7 +251,8 @@ impl OpenFile for PosixFile {
 
     fn get_xflags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Xflags>> {
         let file = self.state.clone();
-        let get = move |core: &Core, _: &Caller| Ok(sys::get_xflags(file.fd(core)?.as_fd())?);
+        let get =
+            move |core: &Core, _: &SquashedCaller| Ok(sys::get_xflags(file.fd(core)?.as_fd())?);
         Box::pin(self.core.run(cx, (Op::GetXflags, self.id()), get))
     }
 
@@ -274,8 +279,8 @@ impl OpenFile for PosixFile {
         // it is open, and the directory does not become empty: a close begins before the removal that
         // comes behind it.
         let lane = if self.core.below.is_local() { Lane::Closes } else { Lane::Changes };
-        let way = ((lane, self.id()), inline);
-        Box::pin(self.core.run_patient(cx, Op::Close, way, move |core, _, _| {
+        let lane = ((lane, self.id()), inline);
+        Box::pin(self.core.run_patient(cx, Op::Close, lane, move |core, _, _| {
             core.close_file(&file);
             Some(Ok(()))
         }))

@@ -1,4 +1,4 @@
-//! How a directory is exported.
+//! Options of an exported directory.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -6,21 +6,22 @@ use std::sync::Arc;
 
 use dray_core::{FileId, FsUuid, Gid, Identity, Uid};
 
-use super::place::OnDeath;
+use super::export_location::OnDeath;
 
-/// Whose identities are not taken at their word.
+/// Which identities are replaced (squashed) although the client names others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Squash {
-    /// Everybody is who the client says.
+    /// No identity is replaced: the client's word counts.
     None,
     /// The super-user becomes this user with this one group.
     Root(Uid, Gid),
-    /// Everybody becomes this user with this one group.
+    /// Every caller becomes this user with this one group.
     All(Uid, Gid),
 }
 
 impl Squash {
-    /// The user that files are left to when nobody is named: `nobody` of most systems.
+    /// The user and group of squashed callers if the configuration names none: `nobody` of most
+    /// systems.
     pub const NOBODY: (Uid, Gid) = (Uid(65_534), Gid(65_534));
 
     /// Which user `who` is here.
@@ -32,7 +33,8 @@ impl Squash {
         }
     }
 
-    /// Who `who` is here. A group 0 of somebody else than root is squashed with root.
+    /// The identity here of the client's `who`. Group 0 of a caller that is not root is squashed
+    /// with root.
     pub(crate) fn map(self, who: &Arc<Identity>) -> Arc<Identity> {
         let (uid, gid) = match self {
             Squash::None => return who.clone(),
@@ -53,14 +55,16 @@ fn squash_group(who: &Arc<Identity>, anonymous: Gid) -> Arc<Identity> {
     Arc::new(Identity { uid: who.uid, gid, groups, job: who.job.clone() })
 }
 
-/// Where calls to the file system below are made.
+/// Which threads call the file system below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inline {
-    /// On the calling thread what does not wait: for file systems in memory nearly everything,
-    /// for those on local disks looks at names and attributes and reading what is in memory. On
-    /// the export's own threads the rest, and everything for all others (FUSE, NFS and whatever is
-    /// not known), which take long. A look can wait after all, and keeps its thread then: a
-    /// calling thread must not serve other exports.
+    /// The calling thread makes the calls that do not wait. For file systems in memory that is
+    /// nearly everything. For file systems on local disks that is looks at names and attributes,
+    /// and reads of cached data. Threads of the export make all other calls, and all calls to other
+    /// file systems (FUSE, NFS and unknown ones), which take long.
+    ///
+    /// A look can wait all the same, and keeps its thread then. So a calling thread must not serve
+    /// other exports.
     Auto,
     /// Always on the calling thread.
     Always,
@@ -68,10 +72,10 @@ pub enum Inline {
     Never,
 }
 
-/// Somebody outside of this process who keeps files that were deleted while they are open,
-/// so that they are still there for the process that takes over should this one die. Two exports
-/// of one directory have the same files: what was held or adopted twice is released twice.
-pub trait Keeper: Send + Sync + std::fmt::Debug {
+/// A store outside of this process that keeps deleted files while they are open. If this process
+/// dies, its successor still finds them. Two exports of one directory share their files: a file
+/// that was held or adopted twice is released twice.
+pub trait DescriptorStore: Send + Sync + std::fmt::Debug {
     /// Keeps what `fd` refers to until it is released. Failing is allowed: then such a
     /// file ends with this process.
     fn hold(&self, fs: FsUuid, id: FileId, fd: BorrowedFd<'_>);
@@ -79,15 +83,16 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
     /// Whether it is kept, perhaps for a process before this one.
     fn holds(&self, fs: FsUuid, id: FileId) -> bool;
 
-    /// As [`Keeper::holds`], of a file that has been opened: from now on it is kept until it is
-    /// released, also if it was kept for a process before this one.
+    /// As [`DescriptorStore::holds`], for a file that has been opened. From now on it is kept until
+    /// it is released, even if it was kept for a process before this one.
     fn adopt(&self, fs: FsUuid, id: FileId) -> bool;
 
-    /// The last open file of it was closed, of whoever held or adopted it.
+    /// The last open file of it was closed. This undoes one [`DescriptorStore::hold`] or one
+    /// [`DescriptorStore::adopt`].
     fn release(&self, fs: FsUuid, id: FileId);
 
-    /// It is no longer open here, and whoever had it open will come back for it: as in the life of a
-    /// process that ends.
+    /// The file is no longer open here, and its client will open it again, as after the end of a
+    /// server epoch.
     fn keep_for_return(&self, fs: FsUuid, id: FileId);
 }
 
@@ -96,28 +101,29 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
 pub struct PosixOptions {
     /// Refuse changes with `EROFS`.
     pub read_only: bool,
-    /// Whose identities are replaced.
+    /// Which identities are replaced.
     pub squash: Squash,
-    /// Which thread does the work.
+    /// Which threads do the work.
     pub inline: Inline,
-    /// Threads of the export's own, for calls that block, of each kind of these.
+    /// Threads of each lane.
     pub threads_max: usize,
-    /// Calls of one client that wait for one of these threads in its queue. Further ones, of which
-    /// each connection has a bound, wait for a place in that.
+    /// Calls of one client that wait in the queue of a lane. Further calls wait for a place in the
+    /// queue; each connection has a limit of those.
     pub queue_max: usize,
     /// Descriptors kept open for files that are open at clients. 0: half of the process's
     /// limit (`RLIMIT_NOFILE`).
     pub open_descriptors_max: usize,
-    /// Files that clients may have open, with or without a descriptor; more answer `ENFILE`.
+    /// Files that clients may have open, with or without a descriptor. Further opens fail with
+    /// `ENFILE`.
     pub open_files_max: usize,
     /// `O_PATH` descriptors kept for inodes used lately. 0: 4,096, or a quarter of
     /// `RLIMIT_NOFILE` if that is less.
     pub inode_cache_max: usize,
-    /// Seconds after which a descriptor of that cache that nobody used is closed.
+    /// Seconds after which an unused descriptor of that cache is closed.
     pub inode_idle_secs: u64,
     /// Inodes that the path table remembers on file systems without handles.
     pub path_table_max: usize,
-    /// Where that table is noted, so that it outlives the process. None: it does not.
+    /// The file that records that table, so that it outlives the process. None: it does not.
     pub path_table_file: Option<PathBuf>,
     /// Pass `O_DIRECT` on. Else data goes through the server's page cache.
     pub direct: bool,
@@ -125,11 +131,12 @@ pub struct PosixOptions {
     /// of the export. It must stay the same over restarts, or known ids answer `ESTALE`.
     /// None: derived from the export's uuid, which clients know.
     pub id_key: Option<u128>,
-    /// Advisory locks that the export may hold; more answer `ENOLCK`.
+    /// Advisory locks that the export may hold. Further requests fail with `ENOLCK`.
     pub locks_max: usize,
     /// Keeps deleted files that are open; none: they end with this process.
-    pub keeper: Option<Arc<dyn Keeper>>,
-    /// Is told when the file system below has died. None: its calls fail, and that is all.
+    pub descriptor_store: Option<Arc<dyn DescriptorStore>>,
+    /// Is notified when the file system below has died. None: its calls fail, and nothing else
+    /// happens.
     pub on_death: Option<Arc<dyn OnDeath>>,
 }
 
@@ -150,7 +157,7 @@ impl Default for PosixOptions {
             direct: false,
             id_key: None,
             locks_max: 1 << 20,
-            keeper: None,
+            descriptor_store: None,
             on_death: None,
         }
     }

@@ -1,10 +1,10 @@
-//! The path table on disk, so that ids outlive the server's process: a log of the names that were
-//! entered and left.
+//! The log of the path table, so that ids outlive the server's process. It records the names that were
+//! added and removed.
 //!
-//! Each change is one write(2), made before the answer that tells of it, so that the log is whole
-//! whatever kills the process. A loss of power can take its end: what is read ends at the first
-//! record that is not whole. So the log may be behind, as it may be behind what others did to the
-//! file system; whoever uses it compares what it finds at a name with what was there.
+//! Each change is one write(2), made before the answer that depends on it. So the log is complete
+//! whenever the process is killed. A loss of power can remove its end: reading stops at the first
+//! incomplete record. The log may therefore be behind the file system, as it is behind changes that were
+//! made without the server. Each user of a record compares it with the file under that name.
 //!
 //! ```text
 //! header 0  8  magic and version    record  0  8  checksum of the rest
@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 use dray_core::{FileId, FileType, FsUuid, Name, Timestamp};
 
-use super::paths::Place;
+use super::paths::PathEntryAt;
 use super::siphash::siphash;
 
 /// "drayplc" and, in the last byte, the version of the layout, 1.
@@ -41,7 +41,7 @@ const SPARE_RECORDS: usize = 65_536;
 /// Where the log of an export is, and of which file system: an inode number of another one is no
 /// number of this one.
 #[derive(Clone, Debug)]
-pub(crate) struct Whose {
+pub(crate) struct LogIdentity {
     pub(crate) path: PathBuf,
     pub(crate) uuid: FsUuid,
     pub(crate) root_ino: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Whose {
 
 /// What became of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum NameEvent {
     /// This file has it.
     Entered { id: FileId, ino: u64, kind: FileType, btime: Timestamp },
     /// No known file has it.
@@ -60,14 +60,14 @@ pub(crate) enum Event {
 /// A log that is being written.
 pub(crate) struct PathLog {
     file: File,
-    /// The one that is about to take its place: what is noted goes into both.
+    /// The next log, which is about to replace this one. Records go into both.
     next: Option<File>,
     pending: Vec<u8>,
     records: usize,
     len_bytes: u64,
 }
 
-impl Whose {
+impl LogIdentity {
     fn header(&self) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -79,7 +79,7 @@ impl Whose {
 
     /// Tells `apply` what was noted, in that order. A log that is not there, or is of another
     /// file system or version, says nothing. Errors: those of reading.
-    pub(crate) fn read(&self, mut apply: impl FnMut(Event, Place)) -> io::Result<()> {
+    pub(crate) fn read(&self, mut apply: impl FnMut(NameEvent, PathEntryAt)) -> io::Result<()> {
         let file = match File::open(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             file => file?,
@@ -120,12 +120,12 @@ impl Whose {
         self.path.with_file_name(name)
     }
 
-    /// Begins a log to take the place of this one. It is the server's alone: whoever calls this must
-    /// be the server itself, not one of its callers.
+    /// Begins a log that will replace this one. The file is the server's own, so the calling thread
+    /// must have the identity of the server, not of a caller.
     pub(crate) fn begin_next(&self) -> io::Result<NextLog> {
         let path = self.next_path();
         match fs::remove_file(&path) {
-            // What an earlier process left may be somebody else's.
+            // A file that an earlier process left may belong to another user.
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
@@ -140,7 +140,7 @@ impl Whose {
     /// meanwhile leaves the old one.
     pub(crate) fn begin<'a>(
         &self,
-        known: impl Iterator<Item = (Event, &'a Place)>,
+        known: impl Iterator<Item = (NameEvent, &'a PathEntryAt)>,
     ) -> io::Result<PathLog> {
         let mut next = self.begin_next()?;
         for (event, place) in known {
@@ -162,7 +162,7 @@ pub(crate) struct NextLog {
 }
 
 impl NextLog {
-    pub(crate) fn note(&mut self, event: Event, place: &Place) -> io::Result<()> {
+    pub(crate) fn note(&mut self, event: NameEvent, place: &PathEntryAt) -> io::Result<()> {
         self.record.clear();
         encode(event, place, &mut self.record);
         self.records += 1;
@@ -185,7 +185,7 @@ impl NextLog {
 
 impl PathLog {
     /// Notes it with the next [`PathLog::commit`].
-    pub(crate) fn note(&mut self, event: Event, place: &Place) {
+    pub(crate) fn note(&mut self, event: NameEvent, place: &PathEntryAt) {
         encode(event, place, &mut self.pending);
         self.records += 1;
     }
@@ -256,10 +256,10 @@ fn put_id(id: FileId, into: &mut Vec<u8>) {
     into.extend_from_slice(&id.generation.to_le_bytes());
 }
 
-fn encode(event: Event, (dir, name): &Place, into: &mut Vec<u8>) {
+fn encode(event: NameEvent, (dir, name): &PathEntryAt, into: &mut Vec<u8>) {
     let (word, id, ino, kind, btime) = match event {
-        Event::Entered { id, ino, kind, btime } => (1, id, ino, kind.mode_bits(), btime),
-        Event::Left => (2, FileId { ino: 0, generation: 0 }, 0, 0, Timestamp::default()),
+        NameEvent::Entered { id, ino, kind, btime } => (1, id, ino, kind.mode_bits(), btime),
+        NameEvent::Left => (2, FileId { ino: 0, generation: 0 }, 0, 0, Timestamp::default()),
     };
     let name = name.as_bytes();
     let begin = into.len();
@@ -277,7 +277,7 @@ fn encode(event: Event, (dir, name): &Place, into: &mut Vec<u8>) {
     into[begin..begin + 8].copy_from_slice(&sum.to_le_bytes());
 }
 
-fn decode(record: &[u8]) -> Option<(Event, Place)> {
+fn decode(record: &[u8]) -> Option<(NameEvent, PathEntryAt)> {
     let word = |at: usize| Some(u64::from_le_bytes(record.get(at..at + 8)?.try_into().ok()?));
     let half = |at: usize| Some(u32::from_le_bytes(record.get(at..at + 4)?.try_into().ok()?));
     let id = |at: usize| Some(FileId { ino: word(at)?, generation: word(at + 8)? });
@@ -285,20 +285,20 @@ fn decode(record: &[u8]) -> Option<(Event, Place)> {
         return None;
     }
     let event = match record.get(8)? {
-        1 => Event::Entered {
+        1 => NameEvent::Entered {
             id: id(16)?,
             ino: word(64)?,
             kind: FileType::from_mode(half(12)?)?,
             btime: Timestamp { sec: word(32)? as i64, nsec: half(40)? },
         },
-        2 => Event::Left,
+        2 => NameEvent::Left,
         _ => return None,
     };
     let name = Name::new(record.get(HEAD_BYTES..)?).ok()?;
     Some((event, (id(48)?, name.to_owned())))
 }
 
-/// Against what is half written, not against somebody who means harm: the file is the server's.
+/// Detects half-written records, not attacks: the file is the server's own.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(bytes.len() as u64, |sum, chunk| {
         let mut word = [0; 8];
@@ -311,52 +311,57 @@ fn checksum(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    fn place(name: &str) -> Place {
+    fn place(name: &str) -> PathEntryAt {
         (FileId { ino: 1, generation: 1 }, Name::new(name.as_bytes()).unwrap().to_owned())
     }
 
-    fn entered(ino: u64) -> Event {
+    fn entered(ino: u64) -> NameEvent {
         let btime = Timestamp { sec: -5, nsec: 7 };
-        Event::Entered { id: FileId { ino, generation: 9 }, ino, kind: FileType::Fifo, btime }
+        NameEvent::Entered { id: FileId { ino, generation: 9 }, ino, kind: FileType::Fifo, btime }
     }
 
-    fn whose(label: &str) -> Whose {
+    fn identity(label: &str) -> LogIdentity {
         let name = format!("dray-path-log-{label}-{:x}", dray_rt::random_u64());
-        Whose { path: std::env::temp_dir().join(name), uuid: FsUuid(3), root_ino: 1, magic: 2 }
+        LogIdentity {
+            path: std::env::temp_dir().join(name),
+            uuid: FsUuid(3),
+            root_ino: 1,
+            magic: 2,
+        }
     }
 
-    fn read(whose: &Whose) -> Vec<(Event, Place)> {
+    fn read(identity: &LogIdentity) -> Vec<(NameEvent, PathEntryAt)> {
         let mut read = Vec::new();
-        whose.read(|event, place| read.push((event, place))).unwrap();
+        identity.read(|event, place| read.push((event, place))).unwrap();
         read
     }
 
     #[test]
     fn what_was_noted_is_read_up_to_what_is_not_whole() {
-        let whose = whose("whole");
+        let identity = identity("whole");
         let long = "n".repeat(255);
         let events = [
             (entered(5), place("a")),
-            (Event::Left, place("a")),
+            (NameEvent::Left, place("a")),
             (entered(6), place(&long)),
             (entered(7), place("b")),
         ];
-        let mut log = whose.begin(events[..1].iter().map(|(event, at)| (*event, at))).unwrap();
+        let mut log = identity.begin(events[..1].iter().map(|(event, at)| (*event, at))).unwrap();
         for (event, place) in &events[1..] {
             log.note(*event, place);
             log.commit().unwrap();
         }
-        assert_eq!(read(&whose), events);
-        let whole = fs::read(&whose.path).unwrap();
+        assert_eq!(read(&identity), events);
+        let whole = fs::read(&identity.path).unwrap();
         let mut broken = whole.clone();
         broken.truncate(whole.len() - 1);
-        fs::write(&whose.path, &broken).unwrap();
-        assert_eq!(read(&whose), events[..3]);
+        fs::write(&identity.path, &broken).unwrap();
+        assert_eq!(read(&identity), events[..3]);
         broken[HEADER_BYTES + HEAD_BYTES + 1 + 30] ^= 1; // in the second record
-        fs::write(&whose.path, &broken).unwrap();
-        assert_eq!(read(&whose), events[..1]);
-        fs::remove_file(&whose.path).unwrap();
-        assert_eq!(read(&whose), []);
+        fs::write(&identity.path, &broken).unwrap();
+        assert_eq!(read(&identity), events[..1]);
+        fs::remove_file(&identity.path).unwrap();
+        assert_eq!(read(&identity), []);
     }
 
     /// What one version noted, the next one reads.
@@ -370,24 +375,24 @@ mod tests {
         const LEFT: &str = "e36d58abaffc0521020100000000000000000000000000000000000000000000\
             0000000000000000000000000000000001000000000000000100000000000000\
             000000000000000061";
-        let whose = whose("format");
-        let mut log = whose.begin([(entered(5), &place("a"))].into_iter()).unwrap();
-        log.note(Event::Left, &place("a"));
+        let identity = identity("format");
+        let mut log = identity.begin([(entered(5), &place("a"))].into_iter()).unwrap();
+        log.note(NameEvent::Left, &place("a"));
         log.commit().unwrap();
-        let bytes = fs::read(&whose.path).unwrap();
+        let bytes = fs::read(&identity.path).unwrap();
         let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        fs::remove_file(&whose.path).unwrap();
+        fs::remove_file(&identity.path).unwrap();
         assert_eq!(digits, [HEADER, ENTERED, LEFT].concat());
     }
 
     #[test]
     fn the_log_of_another_file_system_or_version_says_nothing() {
-        let one = whose("other");
+        let one = identity("other");
         one.begin([(entered(5), &place("a"))].into_iter()).unwrap();
         assert_eq!(read(&one).len(), 1);
-        assert_eq!(read(&Whose { uuid: FsUuid(4), ..one.clone() }), []);
-        assert_eq!(read(&Whose { root_ino: 2, ..one.clone() }), []);
-        assert_eq!(read(&Whose { magic: 3, ..one.clone() }), []);
+        assert_eq!(read(&LogIdentity { uuid: FsUuid(4), ..one.clone() }), []);
+        assert_eq!(read(&LogIdentity { root_ino: 2, ..one.clone() }), []);
+        assert_eq!(read(&LogIdentity { magic: 3, ..one.clone() }), []);
         let header = |version| {
             let mut header = one.header();
             header[VERSION_AT] = version;

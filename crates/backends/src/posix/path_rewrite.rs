@@ -1,11 +1,11 @@
-//! Writes the log of the path table anew when it has become long, while the table is in use.
+//! Rewrites the log of the path table when it has become long, while the table is in use.
 //!
-//! A thread of its own takes what is known, a few entries at a time, and writes it to a file beside
-//! the log. What changes meanwhile is in the log, as ever: from where that ended at the beginning it
-//! is copied behind. Then changes go into both files, and the new one is put in the place of the log.
-//! Whenever the process dies, what has the log's name is whole.
+//! A thread of its own takes the entries, a few at a time, and writes them to a file beside the log.
+//! Changes still go to the log meanwhile. The thread copies these changes from the log to the end of
+//! the new file. Then changes go into both files, and the new file replaces the log. Whenever the
+//! process dies, the file with the log's name is complete.
 //!
-//! An entry that is taken after it has changed is told of twice: what is noted of a name last counts.
+//! An entry that is taken after a change is written twice. The last record of a name counts.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,8 +13,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use super::cred;
-use super::path_log::{NextLog, Whose};
-use super::paths::{STALE_LATER, Shared};
+use super::path_log::{LogIdentity, NextLog};
+use super::paths::{STALE_LATER, SharedPathTable};
 
 /// Entries that are handled under the table's lock at once.
 pub(super) const ENTRIES_AT_ONCE: usize = 256;
@@ -22,14 +22,14 @@ pub(super) const ENTRIES_AT_ONCE: usize = 256;
 /// Bytes of the log that are copied under the table's lock at the end.
 const LAST_BYTES_MAX: u64 = 64 << 10;
 
-/// Bytes that are copied at once while nobody waits.
+/// Bytes that are copied at once while no call waits.
 const COPY_BYTES: usize = 1 << 20;
 
 /// Times that the rest of the log is copied before it is given up: it grows faster.
 const COPIES_MAX: usize = 1000;
 
 /// Begins to write the log of this table anew, which has been marked as being written.
-pub(super) fn start(shared: &Arc<Shared>) {
+pub(super) fn start(shared: &Arc<SharedPathTable>) {
     let theirs = shared.clone();
     let work = move || {
         if let Some(cpus) = &theirs.cpus {
@@ -44,7 +44,7 @@ pub(super) fn start(shared: &Arc<Shared>) {
     }
 }
 
-fn rewrite(shared: &Shared) -> io::Result<()> {
+fn rewrite(shared: &SharedPathTable) -> io::Result<()> {
     let mut rewrite = Rewrite::begin(shared)?;
     while rewrite.take_some(shared)? {}
     rewrite.catch_up(shared)?;
@@ -52,19 +52,19 @@ fn rewrite(shared: &Shared) -> io::Result<()> {
     rewrite.switch(shared)
 }
 
-fn ended(shared: &Shared, done: io::Result<()>) {
+fn ended(shared: &SharedPathTable, done: io::Result<()>) {
     let mut state = shared.lock();
     state.rewriting = false;
     let Err(error) = done else { return };
-    if let Some((whose, log)) = &mut state.log {
+    if let Some((identity, log)) = &mut state.log {
         log.go_on();
-        log::warn!("{}: cannot be written anew: {error}", whose.path.display());
+        log::warn!("{}: cannot be written anew: {error}", identity.path.display());
     }
 }
 
 /// One in the making.
 struct Rewrite {
-    whose: Whose,
+    identity: LogIdentity,
     next: NextLog,
     /// Entry that is taken next.
     at: usize,
@@ -79,19 +79,19 @@ fn no_log() -> io::Error {
 }
 
 impl Rewrite {
-    fn begin(shared: &Shared) -> io::Result<Rewrite> {
-        let (whose, (copied_bytes, records_before)) = {
+    fn begin(shared: &SharedPathTable) -> io::Result<Rewrite> {
+        let (identity, (copied_bytes, records_before)) = {
             let state = shared.lock();
-            let (whose, log) = state.log.as_ref().ok_or_else(no_log)?;
-            (whose.clone(), log.size())
+            let (identity, log) = state.log.as_ref().ok_or_else(no_log)?;
+            (identity.clone(), log.size())
         };
-        let log = File::open(&whose.path)?;
-        let next = whose.begin_next()?;
-        Ok(Rewrite { whose, next, at: 0, log, copied_bytes, records_before })
+        let log = File::open(&identity.path)?;
+        let next = identity.begin_next()?;
+        Ok(Rewrite { identity, next, at: 0, log, copied_bytes, records_before })
     }
 
     /// Takes some entries; false when there are no more.
-    fn take_some(&mut self, shared: &Shared) -> io::Result<bool> {
+    fn take_some(&mut self, shared: &SharedPathTable) -> io::Result<bool> {
         let some = shared.lock().noted_from(self.at, ENTRIES_AT_ONCE);
         let Some((noted, to)) = some else { return Ok(false) };
         self.at = to;
@@ -102,7 +102,7 @@ impl Rewrite {
     }
 
     /// Copies what was noted since the beginning, until changes go into both.
-    fn catch_up(&mut self, shared: &Shared) -> io::Result<()> {
+    fn catch_up(&mut self, shared: &SharedPathTable) -> io::Result<()> {
         for _ in 0..COPIES_MAX {
             let len_bytes = shared.lock().log.as_ref().ok_or_else(no_log)?.1.size().0;
             self.copy_to(len_bytes)?;
@@ -134,11 +134,11 @@ impl Rewrite {
     /// Both files say the same from now on: it does not matter which one is found.
     fn put_in_place(&mut self) -> io::Result<()> {
         self.next.flushed()?.sync_data()?;
-        fs::rename(self.whose.next_path(), &self.whose.path)
+        fs::rename(self.identity.next_path(), &self.identity.path)
     }
 
     /// The former file goes, by its last close.
-    fn switch(&mut self, shared: &Shared) -> io::Result<()> {
+    fn switch(&mut self, shared: &SharedPathTable) -> io::Result<()> {
         let mut state = shared.lock();
         let switched = state.log.as_mut().and_then(|(_, log)| {
             let since = log.size().1.saturating_sub(self.records_before);
@@ -146,12 +146,12 @@ impl Rewrite {
         });
         if switched.is_none() {
             state.log = None;
-            log::error!("{}: cannot be written; {STALE_LATER}", self.whose.path.display());
+            log::error!("{}: cannot be written; {STALE_LATER}", self.identity.path.display());
         }
         drop(state); // before the file is closed, which may take a while
         match switched {
             Some(_former) => Ok(()),
-            None => fs::remove_file(&self.whose.path),
+            None => fs::remove_file(&self.identity.path),
         }
     }
 }

@@ -1,12 +1,13 @@
-//! Identities on file systems without handles that last (FUSE, plain overlay, NFS and what
-//! is not known): a table of where each inode was last seen.
+//! The path table: file ids on file systems without lasting handles (FUSE, plain overlay, NFS and
+//! unknown ones). The table records where each inode was last seen.
 //!
-//! An id is an inode number and a number of our own, made when the inode is first seen. It
-//! is resolved by walking to its place, and what is found there must have the same inode
-//! number, type and time of birth. Renames made through the server move the entry. A log of the
-//! table outlives the server's process, and so do the ids. One that was moved behind the server's
-//! back, or that the bounded table has dropped, answers `ESTALE`; the client looks the name up
-//! again.
+//! An id is an inode number and a number of our own, made when the inode is first seen. The id is
+//! resolved by a walk to the recorded place. The inode there must have the same number, type and time
+//! of birth. Renames through the server move the entry.
+//!
+//! A log of the table outlives the server's process, and so do the ids. An id answers `ESTALE` when
+//! its file was moved without the server, or when the bounded table has dropped it. The client then
+//! looks the name up again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,53 +16,54 @@ use dray_core::{Attr, FileId, FileType, IdMap, Name, NameBuf, Timestamp};
 use dray_rt::CpuSet;
 
 use super::cred;
-use super::path_log::{Event, PathLog, Whose};
+use super::path_log::{LogIdentity, NameEvent, PathLog};
 use super::path_rewrite;
 
-/// Names of one inode that are remembered; more hard links are served, each found by the
-/// ones remembered.
+/// Names of one inode that are remembered. An inode may have more hard links. Each of them is
+/// resolved by the remembered ones.
 const PLACES_MAX: usize = 8;
 
 /// A name in a directory.
-pub(crate) type Place = (FileId, NameBuf);
+pub(crate) type PathEntryAt = (FileId, NameBuf);
 
-/// Entries that one is looked for among that was not used: with room for none and all of them used,
-/// the last of these goes.
+/// Entries that are examined at most for one that was not used. If all of them were used, the last
+/// of them is dropped.
 const LOOKS_MAX: usize = 64;
 
 /// The table.
 pub(crate) struct PathTable {
-    shared: Arc<Shared>,
+    shared: Arc<SharedPathTable>,
     entries_max: usize,
 }
 
 /// What a rewrite of the log shares with the table.
-pub(super) struct Shared {
-    state: Mutex<State>,
-    /// Of the thread that opened the export: one that serves may be kept on one of them.
+pub(super) struct SharedPathTable {
+    state: Mutex<PathTableState>,
+    /// The CPUs of the thread that opened the export. A serving thread may be pinned to one of
+    /// them.
     pub(super) cpus: Option<CpuSet>,
 }
 
-impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedPathTable {
+    pub(super) fn lock(&self) -> MutexGuard<'_, PathTableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[derive(Default)]
-pub(super) struct State {
-    by_id: IdMap<FileId, Known>,
-    by_place: IdMap<Place, FileId>,
+pub(super) struct PathTableState {
+    by_id: IdMap<FileId, PathEntry>,
+    by_place: IdMap<PathEntryAt, FileId>,
     by_ino: IdMap<u64, FileId>,
-    /// All ids, each at a place that it keeps, and the places that are free.
+    /// All ids, each at its own index, and the free indices.
     slots: Vec<Option<FileId>>,
     free: Vec<usize>,
-    /// Which one is looked at next when room is needed.
+    /// The index that is examined next when room is needed.
     hand: usize,
     next_generation: u64,
-    /// Where it is noted; none where it is not, or no longer.
-    pub(super) log: Option<(Whose, PathLog)>,
-    /// The log is being written anew.
+    /// The log of the table; none where there is none, or no longer.
+    pub(super) log: Option<(LogIdentity, PathLog)>,
+    /// The log is being rewritten.
     pub(super) rewriting: bool,
     /// Most entries that a rewrite has handled at once.
     #[cfg(test)]
@@ -70,9 +72,9 @@ pub(super) struct State {
 
 /// An inode as it was last seen.
 #[derive(Clone)]
-pub(crate) struct Known {
-    pub(crate) places: Vec<Place>,
-    /// Its number, which can become another than that in its id.
+pub(crate) struct PathEntry {
+    pub(crate) places: Vec<PathEntryAt>,
+    /// The inode number, which can become another than that in the id.
     ino: u64,
     kind: FileType,
     btime: Timestamp,
@@ -80,14 +82,14 @@ pub(crate) struct Known {
     slot: usize,
 }
 
-impl Known {
-    /// One without a place, not used as long as it was only seen once.
-    fn new(ino: u64, kind: FileType, btime: Timestamp) -> Known {
-        Known { places: Vec::with_capacity(1), ino, kind, btime, used: false, slot: 0 }
+impl PathEntry {
+    /// An entry without a place. It counts as not used until it is seen again.
+    fn new(ino: u64, kind: FileType, btime: Timestamp) -> PathEntry {
+        PathEntry { places: Vec::with_capacity(1), ino, kind, btime, used: false, slot: 0 }
     }
 
-    fn entered(&self, id: FileId) -> Event {
-        Event::Entered { id, ino: self.ino, kind: self.kind, btime: self.btime }
+    fn entered(&self, id: FileId) -> NameEvent {
+        NameEvent::Entered { id, ino: self.ino, kind: self.kind, btime: self.btime }
     }
 
     /// Whether `attr` can be of this inode.
@@ -102,36 +104,39 @@ impl Known {
 impl PathTable {
     /// An empty table. `boot` makes its ids differ from those of an earlier one.
     pub(crate) fn new(entries_max: usize, boot: u32) -> PathTable {
-        let shared = Shared { state: Mutex::default(), cpus: CpuSet::allowed().ok() };
+        let shared = SharedPathTable { state: Mutex::default(), cpus: CpuSet::allowed().ok() };
         let shared = Arc::new(shared);
         shared.lock().next_generation = u64::from(boot.max(1)) << 32;
         PathTable { shared, entries_max }
     }
 
-    /// As it was when an earlier process noted it last, and noted from now on. Where that cannot be
-    /// read or written it begins anew, or ends with this process, and says so.
-    pub(crate) fn noted(entries_max: usize, boot: u32, whose: Whose) -> PathTable {
+    /// The table as an earlier process recorded it; from now on changes are recorded. If the log
+    /// cannot be read, the table begins anew. If it cannot be written, the table ends with this
+    /// process. Both are logged.
+    pub(crate) fn noted(entries_max: usize, boot: u32, identity: LogIdentity) -> PathTable {
         let table = PathTable::new(entries_max, boot);
         let mut state = table.lock();
-        let shown = whose.path.display();
-        let read = whose.read(|event, place| state.replay(event, place, entries_max));
+        let shown = identity.path.display();
+        let read = identity.read(|event, place| state.replay(event, place, entries_max));
         if let Err(error) = read {
-            log::error!("{shown}: {error}; files that are open are stale");
+            log::error!(
+                "{shown}: cannot be read: {error}; files that are open at clients are stale"
+            );
         }
-        match state.begin(&whose) {
-            Ok(log) => state.log = Some((whose, log)),
-            Err(error) => log::error!("{shown}: {error}; {STALE_LATER}"),
+        match state.begin(&identity) {
+            Ok(log) => state.log = Some((identity, log)),
+            Err(error) => log::error!("{shown}: cannot be written: {error}; {STALE_LATER}"),
         }
         drop(state);
         table
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PathTableState> {
         self.shared.lock()
     }
 
     /// To be called once a change is complete.
-    fn commit(&self, mut state: MutexGuard<'_, State>) {
+    fn commit(&self, mut state: MutexGuard<'_, PathTableState>) {
         let is_long = state.commit();
         drop(state);
         if is_long {
@@ -139,8 +144,8 @@ impl PathTable {
         }
     }
 
-    /// The id of an inode known by other names, if what was found at a place not known yet can be
-    /// that one. Whether it is, takes a look at both.
+    /// The id of an inode that is known by other names, if the file at an unknown place can be the
+    /// same. The caller has to compare both to be sure.
     pub(crate) fn other_link(&self, (dir, name): (FileId, &Name), attr: &Attr) -> Option<FileId> {
         if attr.nlink < 2 || attr.file_type() == FileType::Directory {
             return None;
@@ -151,8 +156,7 @@ impl PathTable {
         (there != Some(&id) && state.by_id.get(&id)?.is(attr)).then_some(id)
     }
 
-    /// The id of what was found at `name` in `dir`; `other_link` is the id by which it is known
-    /// for sure.
+    /// The id of the file at `name` in `dir`. `other_link` is the id that the caller has verified.
     pub(crate) fn seen(
         &self,
         dir: FileId,
@@ -186,7 +190,7 @@ impl PathTable {
         id
     }
 
-    /// What is known to be at a place: its id, and whether it looks like this.
+    /// The id that is known at a place, and whether `attr` can be of that inode.
     pub(crate) fn known_there(
         &self,
         dir: FileId,
@@ -214,7 +218,7 @@ impl PathTable {
         self.lock().by_place.get(&(dir, name.to_owned())).copied()
     }
 
-    /// A change has just been made to the inode with this id, after which it looks like this.
+    /// The inode with this id has just been changed, and has the attributes `attr` now.
     pub(crate) fn changed(&self, id: FileId, attr: &Attr) {
         let mut state = self.lock();
         let Some(known) = state.by_id.get_mut(&id) else { return };
@@ -235,7 +239,7 @@ impl PathTable {
     }
 
     /// Where an id was last seen.
-    pub(crate) fn find(&self, id: FileId) -> Option<Known> {
+    pub(crate) fn find(&self, id: FileId) -> Option<PathEntry> {
         let mut state = self.lock();
         let known = state.by_id.get_mut(&id)?;
         known.used = true;
@@ -258,7 +262,8 @@ impl PathTable {
         self.commit(state);
     }
 
-    /// A name moved; what had the new one is gone, or has the old one if they `exchange`d.
+    /// A name was moved. The file that had the new name is gone, or has the old name if the two
+    /// were exchanged.
     pub(crate) fn renamed(&self, from: (FileId, &Name), to: (FileId, &Name), exchange: bool) {
         let (from, to) = ((from.0, from.1.to_owned()), (to.0, to.1.to_owned()));
         let mut state = self.lock();
@@ -290,7 +295,7 @@ impl PathTable {
         }
         for (_, old, _) in &moves {
             if !state.by_place.contains_key(old) {
-                state.note(Event::Left, old);
+                state.note(NameEvent::Left, old);
             }
         }
         self.commit(state);
@@ -303,15 +308,15 @@ impl PathTable {
     }
 
     #[cfg(test)]
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<SharedPathTable> {
         &self.shared
     }
 
-    /// What is known, in an order of its own.
+    /// The entries, in an order that is always the same.
     #[cfg(test)]
-    pub(super) fn content(&self) -> Vec<(Place, FileId, u64, Timestamp)> {
+    pub(super) fn content(&self) -> Vec<(PathEntryAt, FileId, u64, Timestamp)> {
         let state = self.lock();
-        let about = |(place, id): (&Place, &FileId)| {
+        let about = |(place, id): (&PathEntryAt, &FileId)| {
             let known = &state.by_id[id];
             assert!(known.places.contains(place) && state.slots[known.slot] == Some(*id));
             (place.clone(), *id, known.ino, known.btime)
@@ -322,14 +327,14 @@ impl PathTable {
     }
 }
 
-/// What it means that the log cannot be written.
+/// The consequence of a log that cannot be written.
 pub(super) const STALE_LATER: &str =
     "files that are open will be stale after a restart of the server";
 
-impl State {
-    /// Does once more what was noted. Whatever had the name has it no more.
-    fn replay(&mut self, event: Event, place: Place, entries_max: usize) {
-        let Event::Entered { id, ino, kind, btime } = event else { return self.leave(&place) };
+impl PathTableState {
+    /// Repeats a recorded change. A file that had the name before loses it.
+    fn replay(&mut self, event: NameEvent, place: PathEntryAt, entries_max: usize) {
+        let NameEvent::Entered { id, ino, kind, btime } = event else { return self.leave(&place) };
         if self.by_place.get(&place) != Some(&id) {
             self.leave(&place);
         }
@@ -337,29 +342,29 @@ impl State {
             Some(known) => (known.ino, known.btime) = (ino, btime),
             None => {
                 self.make_room(entries_max);
-                self.insert(id, Known::new(ino, kind, btime));
+                self.insert(id, PathEntry::new(ino, kind, btime));
             }
         }
         self.by_ino.insert(ino, id);
         self.enter(id, place);
     }
 
-    /// Begins the log with what is known. Nobody waits for it yet.
-    fn begin(&self, whose: &Whose) -> dray_core::Result<PathLog> {
+    /// Begins the log with the known entries. No call waits for it yet.
+    fn begin(&self, identity: &LogIdentity) -> dray_core::Result<PathLog> {
         let places = self.by_place.iter().filter_map(|(place, id)| {
             let known = self.by_id.get(id)?;
             Some((known.entered(*id), place))
         });
-        Ok(cred::as_server(|| whose.begin(places))??)
+        Ok(cred::as_server(|| identity.begin(places))??)
     }
 
-    /// What is known of the next `max` entries from `from` on, and where they end; none at the end
-    /// of all. What comes to an entry that was passed is noted, as every change is.
+    /// The records of the next `max` entries from `from` on, and where these end; none at the end
+    /// of the table. Later changes of passed entries are recorded as usual.
     pub(super) fn noted_from(
         &mut self,
         from: usize,
         max: usize,
-    ) -> Option<(Vec<(Event, Place)>, usize)> {
+    ) -> Option<(Vec<(NameEvent, PathEntryAt)>, usize)> {
         let to = self.slots.len().min(from + max);
         let ids = self.slots.get(from..to).filter(|ids| !ids.is_empty())?;
         #[cfg(test)]
@@ -373,25 +378,25 @@ impl State {
         Some((noted.collect(), to))
     }
 
-    fn note(&mut self, event: Event, place: &Place) {
+    fn note(&mut self, event: NameEvent, place: &PathEntryAt) {
         if let Some((_, log)) = &mut self.log {
             log.note(event, place);
         }
     }
 
-    fn note_entered(&mut self, id: FileId, place: &Place) {
+    fn note_entered(&mut self, id: FileId, place: &PathEntryAt) {
         if let Some(event) = self.by_id.get(&id).map(|known| known.entered(id)) {
             self.note(event, place);
         }
     }
 
-    /// Writes what was noted; whether the log has become long.
+    /// Writes the pending records. Answers whether the log has become long.
     fn commit(&mut self) -> bool {
-        let Some((whose, log)) = &mut self.log else { return false };
+        let Some((identity, log)) = &mut self.log else { return false };
         if let Err(error) = log.commit() {
-            log::error!("{}: {error}; {STALE_LATER}", whose.path.display());
-            // One that is behind would say of names what is long over.
-            let _ = cred::as_root(|| std::fs::remove_file(&whose.path));
+            log::error!("{}: {error}; {STALE_LATER}", identity.path.display());
+            // An outdated log would be wrong about names.
+            let _ = cred::as_root(|| std::fs::remove_file(&identity.path));
             self.log = None;
             return false;
         }
@@ -400,17 +405,17 @@ impl State {
         begins
     }
 
-    fn add(&mut self, attr: &Attr, place: Option<Place>) -> FileId {
+    fn add(&mut self, attr: &Attr, place: Option<PathEntryAt>) -> FileId {
         self.next_generation += 1;
         let id = FileId { ino: attr.ino, generation: self.next_generation };
-        self.insert(id, Known::new(attr.ino, attr.file_type(), attr.btime));
+        self.insert(id, PathEntry::new(attr.ino, attr.file_type(), attr.btime));
         if let Some(place) = place {
             self.enter(id, place);
         }
         id
     }
 
-    fn insert(&mut self, id: FileId, mut known: Known) {
+    fn insert(&mut self, id: FileId, mut known: PathEntry) {
         known.slot = match self.free.pop() {
             Some(slot) => {
                 self.slots[slot] = Some(id);
@@ -425,7 +430,7 @@ impl State {
         self.by_id.insert(id, known);
     }
 
-    fn enter(&mut self, id: FileId, place: Place) {
+    fn enter(&mut self, id: FileId, place: PathEntryAt) {
         let Some(known) = self.by_id.get_mut(&id) else { return };
         if known.places.len() < PLACES_MAX && !known.places.contains(&place) {
             known.places.push(place.clone());
@@ -434,10 +439,10 @@ impl State {
         }
     }
 
-    /// Forgets a place, and the inode with its last one.
-    fn leave(&mut self, place: &Place) {
+    /// Forgets a place, and the inode if that was its last place.
+    fn leave(&mut self, place: &PathEntryAt) {
         let Some(id) = self.by_place.remove(place) else { return };
-        self.note(Event::Left, place);
+        self.note(NameEvent::Left, place);
         let Some(known) = self.by_id.get_mut(&id) else { return };
         known.places.retain(|other| other != place);
         if known.places.is_empty() {
@@ -451,7 +456,7 @@ impl State {
         self.free.push(known.slot);
         for place in known.places {
             self.by_place.remove(&place);
-            self.note(Event::Left, &place);
+            self.note(NameEvent::Left, &place);
         }
         if self.by_ino.get(&known.ino) == Some(&id) {
             self.by_ino.remove(&known.ino);
@@ -528,16 +533,16 @@ mod tests {
         assert!(table.find(id).is_none());
     }
 
-    fn whose() -> Whose {
+    fn identity() -> LogIdentity {
         let name = format!("dray-paths-{:x}", dray_rt::random_u64());
         let path = std::env::temp_dir().join(name);
-        Whose { path, uuid: dray_core::FsUuid(1), root_ino: 1, magic: 2 }
+        LogIdentity { path, uuid: dray_core::FsUuid(1), root_ino: 1, magic: 2 }
     }
 
     #[test]
     fn a_noted_table_is_there_in_the_next_life() {
-        let whose = whose();
-        let table = PathTable::noted(100, 7, whose.clone());
+        let identity = identity();
+        let table = PathTable::noted(100, 7, identity.clone());
         for number in 0..40 {
             seen(&table, &format!("f{number}"), &file(100 + number, 1));
         }
@@ -555,10 +560,10 @@ mod tests {
         table.changed(copied, &Attr { btime, ..file(600, 1) });
         assert!(seen(&table, "f9", &Attr { btime, ..file(600, 1) }) == copied);
         let before = table.content();
-        let next = PathTable::noted(100, 8, whose.clone());
+        let next = PathTable::noted(100, 8, identity.clone());
         assert_eq!(next.content(), before);
         assert_eq!(seen(&next, "copied", &Attr { btime, ..file(600, 2) }), copied);
-        std::fs::remove_file(&whose.path).unwrap();
+        std::fs::remove_file(&identity.path).unwrap();
     }
 
     #[test]

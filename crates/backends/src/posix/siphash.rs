@@ -1,5 +1,5 @@
-//! SipHash-2-4 of two words, after the paper of Aumasson and Bernstein: a keyed hash that
-//! cannot be forged without the key, in some twenty nanoseconds.
+//! SipHash-2-4 of two words (Aumasson and Bernstein, 2012). Without the key this hash cannot be forged.
+//! It takes some twenty nanoseconds.
 
 /// Hashes two 64-bit words, taken as 16 bytes in little-endian order.
 pub(crate) fn siphash(key: u128, words: [u64; 2]) -> u64 {

@@ -1,5 +1,5 @@
-//! The directory of an export by its path: whether it is there, and what it has to be on. What is in the
-//! way is told in words, with what is waited for, what is there, and what to do.
+//! The directory of an export by its path: whether it is there, and on which file system it has to be.
+//! A directory that cannot be served is reported in words: what is expected, what was found, what to do.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,8 @@ impl BackendSource for DirectorySource {
 }
 
 impl DirectorySource {
-    /// There is no such directory: `why`. One whose file system is not mounted is waited for.
+    /// There is no such directory, for the reason `why`. If its file system is not mounted, the
+    /// mount is awaited.
     fn missing(&self, noted: Option<NotedIdentity<'_>>, why: &str) -> Unavailable {
         let unmounted = |place: &PathBuf| is_mounted(place) == Some(false);
         if let Some(place) = self.mountpoint.as_ref().filter(|place| unmounted(place)) {
@@ -85,7 +86,7 @@ impl DirectorySource {
     }
 }
 
-/// The program of the file system below has gone.
+/// The program of the file system below has ended.
 fn dead(dir: &Path, noted: Option<NotedIdentity<'_>>) -> Unavailable {
     let expected =
         noted.map_or_else(|| "its file system".to_owned(), |noted| noted.identity.to_string());

@@ -1,8 +1,8 @@
-//! Who is in the file system below, and since when: how one that hangs is noticed.
+//! Watches the calls to the file systems below, to notice one that hangs.
 //!
-//! A thread leaves a mark when it begins a call for an export and when the call ends: two
-//! stores to memory of its own, and no look at a clock. Whoever looks at the marks reads
-//! the clock: a call that stood there at an earlier look has lasted at least since then.
+//! A thread changes a mark of its own when it begins a call for an export, and again when the call ends.
+//! That costs two stores to memory of the thread, and no look at a clock. The check of the marks reads
+//! the clock. A call that an earlier check saw has lasted at least since that check.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,11 +12,11 @@ use dray_rt::Instant;
 
 /// Names an export among all of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Watched(u64);
+pub(crate) struct ExportWatch(u64);
 
 /// What lasts, of one export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lasting {
+pub(crate) struct LastingCalls {
     pub(crate) calls: usize,
     /// How long the longest of them has lasted at least.
     pub(crate) longest: Duration,
@@ -25,49 +25,49 @@ pub(crate) struct Lasting {
 /// One thread's mark, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Mark {
+struct ThreadMark {
     /// Counts beginnings and ends of calls: odd inside of one.
     count: AtomicU64,
     export: AtomicU64,
-    seen: Mutex<Option<Seen>>,
+    seen: Mutex<Option<SeenCall>>,
 }
 
 /// What the last look saw.
 #[derive(Clone, Copy)]
-struct Seen {
+struct SeenCall {
     count: u64,
     since: Instant,
 }
 
-static MARKS: Mutex<Vec<Weak<Mark>>> = Mutex::new(Vec::new());
+static MARKS: Mutex<Vec<Weak<ThreadMark>>> = Mutex::new(Vec::new());
 
 thread_local! {
-    static MARK: Arc<Mark> = new_mark();
+    static MARK: Arc<ThreadMark> = new_mark();
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn new_mark() -> Arc<Mark> {
-    let mark = Arc::new(Mark::default());
+fn new_mark() -> Arc<ThreadMark> {
+    let mark = Arc::new(ThreadMark::default());
     let mut marks = lock(&MARKS);
     marks.retain(|mark| mark.strong_count() > 0); // threads end
     marks.push(Arc::downgrade(&mark));
     mark
 }
 
-impl Watched {
-    /// A name that nobody else has.
-    pub(crate) fn new() -> Watched {
+impl ExportWatch {
+    /// A number that no other export of the process has.
+    pub(crate) fn new() -> ExportWatch {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Watched(NEXT.fetch_add(1, Ordering::Relaxed))
+        ExportWatch(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Does `work`, a call to the file system below, under this thread's mark.
     pub(crate) fn mark<T>(self, work: impl FnOnce() -> T) -> T {
-        struct Inside<'a>(&'a Mark);
-        impl Drop for Inside<'_> {
+        struct SeenInside<'a>(&'a ThreadMark);
+        impl Drop for SeenInside<'_> {
             fn drop(&mut self) {
                 let count = self.0.count.load(Ordering::Relaxed);
                 self.0.count.store(count + 1, Ordering::Relaxed);
@@ -77,24 +77,24 @@ impl Watched {
             mark.export.store(self.0, Ordering::Relaxed);
             let count = mark.count.load(Ordering::Relaxed);
             mark.count.store(count | 1, Ordering::Relaxed);
-            let _inside = Inside(mark);
+            let _inside = SeenInside(mark);
             work()
         })
     }
 
     /// Calls that have lasted for `least` or longer, as far as earlier looks can tell.
-    pub(crate) fn lasting(self, least: Duration) -> Option<Lasting> {
+    pub(crate) fn lasting(self, least: Duration) -> Option<LastingCalls> {
         let marks: Vec<_> = lock(&MARKS).iter().filter_map(Weak::upgrade).collect();
         let mine = marks.iter().filter(|mark| mark.export.load(Ordering::Relaxed) == self.0);
         let ages = mine.filter_map(|mark| mark.look()).filter(|age| *age >= least);
-        ages.fold(None, |sum: Option<Lasting>, age| {
+        ages.fold(None, |sum: Option<LastingCalls>, age| {
             let (calls, longest) = sum.map_or((0, age), |sum| (sum.calls, sum.longest.max(age)));
-            Some(Lasting { calls: calls + 1, longest })
+            Some(LastingCalls { calls: calls + 1, longest })
         })
     }
 }
 
-impl Mark {
+impl ThreadMark {
     /// How long the call that the thread is in has been seen to last; none outside of one.
     fn look(&self) -> Option<Duration> {
         let count = self.count.load(Ordering::Relaxed);
@@ -104,7 +104,8 @@ impl Mark {
             return None;
         }
         let now = dray_rt::now();
-        let last = seen.filter(|seen| seen.count == count).unwrap_or(Seen { count, since: now });
+        let last =
+            seen.filter(|seen| seen.count == count).unwrap_or(SeenCall { count, since: now });
         *seen = Some(last);
         Some(now - last.since)
     }
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn only_a_call_that_lasts_is_seen_and_only_of_its_export() {
-        let (mine, other) = (Watched::new(), Watched::new());
+        let (mine, other) = (ExportWatch::new(), ExportWatch::new());
         let (inside, is_inside) = mpsc::channel();
         let (thaw, frozen) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn calls_one_after_the_other_do_not_last() {
-        let mine = Watched::new();
+        let mine = ExportWatch::new();
         let (inside, is_inside) = mpsc::channel();
         let (thaw, frozen) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -161,7 +162,7 @@ mod tests {
             is_inside.recv().unwrap();
             // It was not there at the look before.
             let first = mine.lasting(Duration::ZERO).unwrap();
-            assert_eq!(first, Lasting { calls: 1, longest: Duration::ZERO });
+            assert_eq!(first, LastingCalls { calls: 1, longest: Duration::ZERO });
             std::thread::sleep(Duration::from_millis(10));
             assert!(mine.lasting(Duration::ZERO).unwrap().longest >= Duration::from_millis(10));
             thaw.send(()).unwrap();

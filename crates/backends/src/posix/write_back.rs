@@ -1,10 +1,12 @@
-//! Errors of writing back to the disk, which the kernel tells each open descriptor once
-//! (`errseq_t`, lib/errseq.c): they must not get lost where the descriptor of a file that is open
-//! at a client is closed, and opened again, for want of others.
+//! Errors of write-back to the disk, kept over the close of a descriptor.
 //!
-//! What was written through a descriptor is brought to the disk before it is closed: without one
-//! the kernel may drop the inode, and the error with it. And one that somebody else has been told
-//! meanwhile is none any more to a descriptor that is opened later.
+//! The kernel reports such an error once to each open descriptor (`errseq_t`, lib/errseq.c). The
+//! server may close the descriptor of a file that is open at a client, and open it again later. The
+//! error must not be lost between the two.
+//!
+//! So data are synced before the descriptor that wrote them is closed. The kernel may drop an inode
+//! without descriptors, and its error with it. An error that another descriptor has already reported
+//! is not reported to a descriptor that is opened later.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,15 +15,16 @@ use dray_core::Errno;
 
 use super::sys::Sys;
 
-/// Of one inode: what descriptors of it were told.
+/// The write-back errors of one inode that were reported to its descriptors.
 #[derive(Default)]
-pub(crate) struct Failures {
+pub(crate) struct WriteBackErrors {
     count: AtomicU64,
     last: AtomicI32,
 }
 
-impl Failures {
-    /// A descriptor was told this. That it cannot be synced at all says nothing of the disk.
+impl WriteBackErrors {
+    /// Records an error that was reported to a descriptor. An error that says that a file cannot be
+    /// synced at all says nothing of the disk, and is left out.
     pub(crate) fn add(&self, errno: Errno) {
         if matches!(errno, Errno::EINVAL | Errno::EINTR) {
             return;
@@ -39,19 +42,19 @@ impl Failures {
     }
 }
 
-/// Of one open file.
+/// The write-back state of one open file.
 #[derive(Default)]
 pub(crate) struct WriteBack {
-    /// Something was written through it since it was last brought to the disk.
+    /// Data were written through it since its last sync.
     written: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Failures of the inode when the descriptor was closed.
+    /// The count of errors of the inode when the descriptor was closed.
     parked_at: u64,
-    /// An error that its client has not been told.
+    /// An error that was not reported to the client yet.
     owed: Option<Errno>,
 }
 
@@ -67,39 +70,47 @@ impl WriteBack {
         }
     }
 
-    /// Whether something is to be brought to the disk before the descriptor is closed.
+    /// Whether data have to be synced before the descriptor is closed.
     pub(crate) fn is_due(&self) -> bool {
         self.written.load(Ordering::SeqCst)
     }
 
-    /// Brings it there by `write`.
-    pub(crate) fn write_back(&self, failures: &Failures, write: impl FnOnce() -> Sys<()>) {
+    /// Syncs them by `write`.
+    pub(crate) fn write_back(
+        &self,
+        write_back_errors: &WriteBackErrors,
+        write: impl FnOnce() -> Sys<()>,
+    ) {
         self.written.store(false, Ordering::SeqCst); // before: what is written meanwhile counts
         if let Err(errno) = write() {
-            failures.add(errno);
+            write_back_errors.add(errno);
             self.state().owed = Some(errno);
         }
     }
 
-    /// Its descriptor is closed.
-    pub(crate) fn parked(&self, failures: &Failures) {
-        self.state().parked_at = failures.count();
+    /// The descriptor has been closed.
+    pub(crate) fn parked(&self, write_back_errors: &WriteBackErrors) {
+        self.state().parked_at = write_back_errors.count();
     }
 
-    /// It has one again.
-    pub(crate) fn reopened(&self, failures: &Failures) {
+    /// The file has a descriptor again.
+    pub(crate) fn reopened(&self, write_back_errors: &WriteBackErrors) {
         let mut state = self.state();
-        if failures.count() != state.parked_at {
-            state.owed = Some(failures.last());
+        if write_back_errors.count() != state.parked_at {
+            state.owed = Some(write_back_errors.last());
         }
     }
 
-    /// Syncs it by `sync`. Errors: the kernel's, or one that its client has not been told.
-    pub(crate) fn sync(&self, failures: &Failures, sync: impl FnOnce() -> Sys<()>) -> Sys<()> {
+    /// Syncs it by `sync`. Errors: the kernel's, or one that was not reported to the client yet.
+    pub(crate) fn sync(
+        &self,
+        write_back_errors: &WriteBackErrors,
+        sync: impl FnOnce() -> Sys<()>,
+    ) -> Sys<()> {
         let was_written = self.written.swap(false, Ordering::SeqCst);
         let synced = sync();
         if let Err(errno) = synced {
-            failures.add(errno);
+            write_back_errors.add(errno);
             self.written.fetch_or(was_written, Ordering::SeqCst);
         }
         let owed = self.state().owed.take();
@@ -113,38 +124,38 @@ mod tests {
 
     const FAILED: Sys<()> = Err(Errno::EIO);
 
-    fn sync(file: &WriteBack, failures: &Failures, result: Sys<()>) -> Sys<()> {
-        file.sync(failures, || result)
+    fn sync(file: &WriteBack, write_back_errors: &WriteBackErrors, result: Sys<()>) -> Sys<()> {
+        file.sync(write_back_errors, || result)
     }
 
     #[test]
     fn what_was_told_to_others_while_it_had_no_descriptor_is_told_once() {
-        let (failures, file, other) =
-            (Failures::default(), WriteBack::default(), WriteBack::default());
-        file.parked(&failures);
-        assert_eq!(sync(&other, &failures, FAILED), FAILED);
-        file.reopened(&failures);
-        assert_eq!(sync(&file, &failures, Ok(())), FAILED);
-        assert_eq!(sync(&file, &failures, Ok(())), Ok(()));
-        // What it was told itself is told no more.
-        assert_eq!(sync(&file, &failures, FAILED), FAILED);
-        file.parked(&failures);
-        file.reopened(&failures);
-        assert_eq!(sync(&file, &failures, Ok(())), Ok(()));
+        let (write_back_errors, file, other) =
+            (WriteBackErrors::default(), WriteBack::default(), WriteBack::default());
+        file.parked(&write_back_errors);
+        assert_eq!(sync(&other, &write_back_errors, FAILED), FAILED);
+        file.reopened(&write_back_errors);
+        assert_eq!(sync(&file, &write_back_errors, Ok(())), FAILED);
+        assert_eq!(sync(&file, &write_back_errors, Ok(())), Ok(()));
+        // An error that this descriptor reported is not reported again.
+        assert_eq!(sync(&file, &write_back_errors, FAILED), FAILED);
+        file.parked(&write_back_errors);
+        file.reopened(&write_back_errors);
+        assert_eq!(sync(&file, &write_back_errors, Ok(())), Ok(()));
     }
 
     #[test]
     fn what_fails_before_the_descriptor_is_closed_is_told_once() {
-        let (failures, file) = (Failures::default(), WriteBack::default());
+        let (write_back_errors, file) = (WriteBackErrors::default(), WriteBack::default());
         assert!(!file.is_due());
         file.written();
         assert!(file.is_due());
-        file.write_back(&failures, || FAILED);
+        file.write_back(&write_back_errors, || FAILED);
         assert!(!file.is_due());
-        file.parked(&failures);
-        file.reopened(&failures);
-        // Of the kernel's and of what is owed one is told.
-        assert_eq!(sync(&file, &failures, FAILED), FAILED);
-        assert_eq!(sync(&file, &failures, Ok(())), Ok(()));
+        file.parked(&write_back_errors);
+        file.reopened(&write_back_errors);
+        // Of the kernel's error and the unreported one, one is reported.
+        assert_eq!(sync(&file, &write_back_errors, FAILED), FAILED);
+        assert_eq!(sync(&file, &write_back_errors, Ok(())), Ok(()));
     }
 }

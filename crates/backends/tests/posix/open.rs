@@ -5,14 +5,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use crate::rig::*;
-use dray_backends::posix::{Keeper, PosixOptions};
+use dray_backends::posix::{DescriptorStore, PosixOptions};
 use dray_core::*;
 
 /// Keeps files for a server that is killed: that gives nothing back.
 #[derive(Debug, Default)]
 struct Holding(Mutex<HashMap<FileId, OwnedFd>>);
 
-impl Keeper for Holding {
+impl DescriptorStore for Holding {
     fn hold(&self, _: FsUuid, id: FileId, fd: BorrowedFd<'_>) {
         self.0.lock().unwrap().insert(id, fd.try_clone_to_owned().unwrap());
     }
@@ -32,8 +32,9 @@ impl Keeper for Holding {
 fn what_was_deleted_and_is_kept_has_attributes_before_it_is_opened_again() {
     for kind in [Kind::Tmpfs, Kind::Ext4] {
         let Some(disk) = Disk::new(kind, 64) else { continue };
-        let keeper = Arc::new(Holding::default());
-        let options = || PosixOptions { keeper: Some(keeper.clone()), ..plain() };
+        let descriptor_store = Arc::new(Holding::default());
+        let options =
+            || PosixOptions { descriptor_store: Some(descriptor_store.clone()), ..plain() };
         let deleted = Mutex::new(Vec::new());
         on(&disk, options(), async |kit| {
             let cx = &kit.root_user;
@@ -54,7 +55,7 @@ fn what_was_deleted_and_is_kept_has_attributes_before_it_is_opened_again() {
             let file = kit.fs.open(cx, id, OpenHow::READ_WRITE).await.unwrap();
             put(cx, &*file, 0, b"still").await.unwrap();
         });
-        keeper.0.lock().unwrap().clear();
+        descriptor_store.0.lock().unwrap().clear();
         on(&disk, options(), async |kit| {
             let id = deleted.lock().unwrap()[0];
             assert_eq!(errno(kit.fs.getattr(&kit.root_user, id).await), Errno::ESTALE);
@@ -66,8 +67,8 @@ fn what_was_deleted_and_is_kept_has_attributes_before_it_is_opened_again() {
 #[test]
 fn what_is_opened_after_its_removal_is_kept_over_the_server_s_death() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };
-    let keeper = Arc::new(Holding::default());
-    let options = PosixOptions { keeper: Some(keeper.clone()), ..plain() };
+    let descriptor_store = Arc::new(Holding::default());
+    let options = PosixOptions { descriptor_store: Some(descriptor_store.clone()), ..plain() };
     on(&disk, options, async |kit| {
         let (cx, reader) = (&kit.root_user, user(1000, 1000, &[]));
         let reader = Context { pid: Pid(2), ..reader };
@@ -77,11 +78,11 @@ fn what_is_opened_after_its_removal_is_kept_over_the_server_s_death() {
             let id = kit.file(cx, kit.root, "f", 0o644, b"data").await;
             kit.lookup(&reader, kit.root, "f").await.unwrap();
             kit.unlink(cx, kit.root, "f").await.unwrap();
-            assert!(!keeper.holds(UUID, id));
+            assert!(!descriptor_store.holds(UUID, id));
             let Ok(file) = kit.fs.open(&reader, id, OpenHow::new(libc::O_RDONLY)).await else {
                 continue;
             };
-            assert!(keeper.holds(UUID, id));
+            assert!(descriptor_store.holds(UUID, id));
             assert_eq!(get(&reader, &*file, 0, 10).await.unwrap(), b"data");
             break;
         }

@@ -361,7 +361,7 @@ fn what_somebody_removes_beside_a_server_at_rest_is_let_go() {
         let free = async {
             while kit.fs.statfs(cx).await.unwrap().blocks_free == full {
                 dray_rt::sleep(std::time::Duration::from_millis(100)).await;
-                kit.fs.tidy().await;
+                kit.fs.close_idle_inodes().await;
             }
         };
         dray_rt::timeout(std::time::Duration::from_secs(60), free).await.expect("it is kept");

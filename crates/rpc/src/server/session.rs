@@ -12,7 +12,7 @@ use std::task::Waker;
 
 use dray_core::{
     Cancel, ClientAddress, Context, Error, FileId, HolderId, IdMap, NodeId, OpenFile, Origin,
-    Place, Taker,
+    Reservation, Taker,
 };
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{ExecutorHandle, Instant};
@@ -48,7 +48,7 @@ struct Opened {
     /// What it was opened for, bits of [`Ticket::READ`] and [`Ticket::WRITE`].
     access: u8,
     /// That it is counted among the export's.
-    _place: Place,
+    _place: Reservation,
     /// Before or after others of the export: see [`Mappings`](super::mappings::Mappings).
     turn: u64,
 }
@@ -238,7 +238,7 @@ impl Session {
 
     /// A place for one more open file, to be had before it is opened: that can change it, or make
     /// it. Errors: `ENFILE`.
-    pub(crate) fn place_for_file(&self, claims: bool) -> dray_core::Result<Place> {
+    pub(crate) fn place_for_file(&self, claims: bool) -> dray_core::Result<Reservation> {
         self.export.files.take(self.taker(claims)).map_err(no_room_for_a_file)
     }
 
@@ -293,7 +293,7 @@ impl Session {
         &self,
         handle: u64,
         file: Arc<dyn OpenFile>,
-        (access, place): (u8, Place),
+        (access, place): (u8, Reservation),
     ) -> Result<(), Arc<dyn OpenFile>> {
         let mut files = self.files();
         if self.ended.load(Ordering::SeqCst) {

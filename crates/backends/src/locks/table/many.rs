@@ -1,4 +1,4 @@
-//! What thousands that wait for locks cost each other: in looks at locks held and waited for.
+//! The cost of thousands of waiting requests, counted in looks at locks and requests.
 
 use super::*;
 use dray_core::{LockKind, LockOwner, LockRange, Pid};
@@ -142,7 +142,7 @@ fn whoever_gives_back_makes_few_look_again() {
         unlock(MANY);
         for number in numbers {
             let granted = table.poll_ended(FILE, number, Waker::noop());
-            assert_eq!(granted, Some(Ended::Granted), "{what}");
+            assert_eq!(granted, Some(WaitOutcome::Granted), "{what}");
             unlock(number);
         }
         let looks = looks(&table) - before;
@@ -187,7 +187,7 @@ fn whoever_works_on_the_locks_of_a_file_is_in_the_way_of_no_other_file() {
             let wanted = lock(LockKind::Exclusive, (0, 9));
             let number = table.ask(other, owner(2), wanted, true).unwrap().unwrap();
             table.release(other, LockFamily::Posix, owner(1));
-            assert_eq!(table.poll_ended(other, number, Waker::noop()), Some(Ended::Granted));
+            assert_eq!(table.poll_ended(other, number, Waker::noop()), Some(WaitOutcome::Granted));
             table.release(other, LockFamily::Posix, owner(2));
         }
     });

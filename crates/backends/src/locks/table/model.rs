@@ -1,5 +1,5 @@
-//! The table beside the plainest model of it: what each byte is locked with, and a list of those who
-//! wait, all of whom are looked at after each change.
+//! Compares the table with the simplest model of it: the lock of each byte, and a list of waiting
+//! requests, all of which are examined after each change.
 
 use super::*;
 use dray_core::{LockKind, LockOwner, LockRange, Pid};
@@ -228,7 +228,7 @@ impl Beside {
             model.settle(at);
             for (number, _) in dropped {
                 let ended = self.table.poll_ended(file(at), number, Waker::noop());
-                assert_eq!(ended, Some(Ended::Dropped));
+                assert_eq!(ended, Some(WaitOutcome::Dropped));
             }
         }
     }
@@ -236,7 +236,7 @@ impl Beside {
     fn check(&mut self) {
         for (number, ask) in std::mem::take(&mut self.model.granted) {
             let ended = self.table.poll_ended(file(ask.file), number, Waker::noop());
-            assert_eq!(ended, Some(Ended::Granted), "{ask:?}");
+            assert_eq!(ended, Some(WaitOutcome::Granted), "{ask:?}");
         }
         let mut held = [[[[None; BYTES]; OWNERS]; 2]; FILES];
         let mut waits = Vec::new();
@@ -296,5 +296,5 @@ fn who_gets_a_lock_on_another_file_passes_those_it_stood_behind() {
     let third = ask(0, 2, (5, 5)).expect("it stands behind the second one");
     assert_eq!(table.poll_ended(file(0), third, Waker::noop()), None);
     assert_eq!(ask(1, 2, (0, 0)), None);
-    assert_eq!(table.poll_ended(file(0), third, Waker::noop()), Some(Ended::Granted));
+    assert_eq!(table.poll_ended(file(0), third, Waker::noop()), Some(WaitOutcome::Granted));
 }

@@ -250,7 +250,7 @@ fn a_node_that_takes_all_it_can_leaves_locks_to_others() {
             }
         };
         let (first, why) = every_other(1, 1).await;
-        assert!(first == 50 && why.contains("this client has its share"), "{first}: {why}");
+        assert!(first == 50 && why.contains("this client has reached its share"), "{first}: {why}");
         assert_eq!(every_other(2, 2).await.0, 25, "half of what is left");
         let (sibling, why) = every_other(3, 1).await;
         assert!((5..15).contains(&sibling) && why.contains("of this address"), "{sibling}: {why}");

@@ -17,13 +17,13 @@ fn file(ino: u64) -> Attr {
 }
 
 /// A log in a directory of its own, which goes with it.
-struct Site(Whose);
+struct Site(LogIdentity);
 
 impl Site {
     fn new() -> Site {
         let dir = std::env::temp_dir().join(format!("dray-rewrite-{:x}", dray_rt::random_u64()));
         fs::create_dir(&dir).unwrap();
-        Site(Whose { path: dir.join("log"), uuid: FsUuid(1), root_ino: 1, magic: 2 })
+        Site(LogIdentity { path: dir.join("log"), uuid: FsUuid(1), root_ino: 1, magic: 2 })
     }
 
     fn table(&self) -> PathTable {
@@ -38,7 +38,7 @@ impl Site {
     fn after_death(&self) -> PathTable {
         let path = self.0.path.with_file_name("copy");
         fs::copy(&self.0.path, &path).unwrap();
-        PathTable::noted(1 << 20, 8, Whose { path, ..self.0.clone() })
+        PathTable::noted(1 << 20, 8, LogIdentity { path, ..self.0.clone() })
     }
 }
 

@@ -9,28 +9,28 @@ use super::{CName, EMPTY, Sys, call};
 
 /// What statx(2) tells: attributes, and where the file is.
 #[derive(Clone, Copy)]
-pub(crate) struct Stat {
+pub(crate) struct InodeStat {
     pub(crate) attr: Attr,
     pub(crate) dev: u64,
 }
 
 /// Attributes of what `fd` refers to, with any kind of descriptor.
-pub(crate) fn stat(fd: BorrowedFd<'_>) -> Sys<Stat> {
+pub(crate) fn stat(fd: BorrowedFd<'_>) -> Sys<InodeStat> {
     statx(fd, EMPTY.as_ptr(), libc::AT_EMPTY_PATH)
 }
 
 /// Attributes of `name` in `dir`, without following a link.
-pub(crate) fn stat_at(dir: BorrowedFd<'_>, name: &Name) -> Sys<Stat> {
+pub(crate) fn stat_at(dir: BorrowedFd<'_>, name: &Name) -> Sys<InodeStat> {
     statx(dir, CName::new(name).as_ptr(), libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT)
 }
 
-fn statx(dir: BorrowedFd<'_>, path: *const libc::c_char, flags: i32) -> Sys<Stat> {
+fn statx(dir: BorrowedFd<'_>, path: *const libc::c_char, flags: i32) -> Sys<InodeStat> {
     // SAFETY: statx is plain numbers, for which zero is a valid value.
     let mut raw: libc::statx = unsafe { std::mem::zeroed() };
     let mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
     // SAFETY: the path is NUL-terminated and raw is as large as the kernel expects.
     call(|| unsafe { libc::statx(dir.as_raw_fd(), path, flags, mask, &mut raw) })?;
-    Ok(Stat { attr: attr_of(&raw), dev: libc::makedev(raw.stx_dev_major, raw.stx_dev_minor) })
+    Ok(InodeStat { attr: attr_of(&raw), dev: libc::makedev(raw.stx_dev_major, raw.stx_dev_minor) })
 }
 
 fn attr_of(raw: &libc::statx) -> Attr {

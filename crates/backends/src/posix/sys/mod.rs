@@ -1,5 +1,5 @@
-//! System calls, each wrapped once: safe to call, errors as [`Errno`], `EINTR` tried again.
-//! Nothing here knows about exports, identities or caches.
+//! System calls, each wrapped once. They are safe to call, give errors as [`Errno`], and repeat a call
+//! that ended with `EINTR`. Nothing here knows exports, identities or caches.
 
 mod data;
 mod meta;

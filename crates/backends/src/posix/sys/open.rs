@@ -104,16 +104,16 @@ pub(crate) const HANDLE_MAX_BYTES: usize = 128;
 /// A kernel file handle, laid out as the kernel's `struct file_handle`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Handle {
+pub(crate) struct KernelHandle {
     len_bytes: u32,
     kind: i32,
     bytes: [u8; HANDLE_MAX_BYTES],
 }
 
-impl Handle {
+impl KernelHandle {
     /// Puts a handle together. None if it is longer than any known one.
-    pub(crate) fn new(kind: i32, parts: &[&[u8]]) -> Option<Handle> {
-        let mut handle = Handle { len_bytes: 0, kind, bytes: [0; HANDLE_MAX_BYTES] };
+    pub(crate) fn new(kind: i32, parts: &[&[u8]]) -> Option<KernelHandle> {
+        let mut handle = KernelHandle { len_bytes: 0, kind, bytes: [0; HANDLE_MAX_BYTES] };
         for part in parts {
             let at = handle.len_bytes as usize;
             handle.bytes.get_mut(at..at + part.len())?.copy_from_slice(part);
@@ -133,12 +133,12 @@ impl Handle {
 }
 
 /// The handle of what `fd` refers to, and the id of its mount.
-pub(crate) fn handle_of(fd: BorrowedFd<'_>) -> Sys<(Handle, i32)> {
+pub(crate) fn handle_of(fd: BorrowedFd<'_>) -> Sys<(KernelHandle, i32)> {
     name_to_handle(fd, EMPTY.as_ptr(), libc::AT_EMPTY_PATH)
 }
 
 /// The handle of `name` in `dir`, without following a link, and the id of its mount.
-pub(crate) fn handle_at(dir: BorrowedFd<'_>, name: &Name) -> Sys<(Handle, i32)> {
+pub(crate) fn handle_at(dir: BorrowedFd<'_>, name: &Name) -> Sys<(KernelHandle, i32)> {
     name_to_handle(dir, CName::new(name).as_ptr(), 0)
 }
 
@@ -156,9 +156,9 @@ fn name_to_handle(
     dir: BorrowedFd<'_>,
     path: *const libc::c_char,
     flags: i32,
-) -> Sys<(Handle, i32)> {
+) -> Sys<(KernelHandle, i32)> {
     let mut handle =
-        Handle { len_bytes: HANDLE_MAX_BYTES as u32, kind: 0, bytes: [0; HANDLE_MAX_BYTES] };
+        KernelHandle { len_bytes: HANDLE_MAX_BYTES as u32, kind: 0, bytes: [0; HANDLE_MAX_BYTES] };
     let mut mount = 0;
     // SAFETY: the path is NUL-terminated; handle has the layout of struct file_handle and
     // says how much room it has.
@@ -170,7 +170,7 @@ fn name_to_handle(
 
 /// Opens by handle on the mount of `mount`, which must be a real descriptor. Needs
 /// `CAP_DAC_READ_SEARCH`.
-pub(crate) fn open_by_handle(mount: BorrowedFd<'_>, handle: &Handle) -> Sys<OwnedFd> {
+pub(crate) fn open_by_handle(mount: BorrowedFd<'_>, handle: &KernelHandle) -> Sys<OwnedFd> {
     let mut handle = *handle;
     let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: handle has the layout of struct file_handle and outlives the call.

@@ -1,8 +1,8 @@
-//! By which uuid a file system is known.
+//! The uuid of a file system.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::super::below::{BTRFS, EXT, XFS};
+use super::super::lower_fs::{BTRFS, EXT, XFS};
 
 /// `FS_IOC_GETFSUUID` of linux/fs.h, `_IOR(0x15, 0, struct fsuuid2)`: Linux 6.9, any file system that
 /// has a uuid. The kernel answers it by itself, and asks no file system.

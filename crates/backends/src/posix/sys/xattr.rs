@@ -1,5 +1,5 @@
-//! Extended attributes of what any descriptor refers to, through its link in
-//! /proc/self/fd: the calls that take a descriptor refuse one opened with `O_PATH`.
+//! Extended attributes of any descriptor's file, through its link in /proc/self/fd. The calls that take
+//! a descriptor refuse one that was opened with `O_PATH`.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd};

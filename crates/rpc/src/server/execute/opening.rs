@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use dray_core::{
     AtOpen, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, LockOwner, Name,
-    OpenFile, OpenHow, Place as FilePlace, Result, SetAttr, Write, must_be_named,
+    OpenFile, OpenHow, Reservation, Result, SetAttr, Write, must_be_named,
 };
 
 use crate::server::as_server;
@@ -76,7 +76,7 @@ pub(in crate::server) async fn check_name(
 }
 
 /// A place for an open file. Who is refused one is told of, since others would have none.
-fn place_for(session: &Session, claims: bool) -> Result<FilePlace> {
+fn place_for(session: &Session, claims: bool) -> Result<Reservation> {
     let place = session.place_for_file(claims);
     place.inspect_err(|error| session.export.refused_files.of(session, error))
 }
@@ -159,7 +159,7 @@ async fn keep_new(
     session: &Session,
     cx: &Context,
     (entry, file): (Entry, Arc<dyn OpenFile>),
-    (how, handle, place): (OpenHow, u64, FilePlace),
+    (how, handle, place): (OpenHow, u64, Reservation),
 ) -> Result<Reply> {
     keep(session, cx, handle, (file, how, place)).await?;
     let no_capability = no_capability(&*session.export.fs, cx, entry.id, how).await;
@@ -170,7 +170,7 @@ pub(super) async fn keep(
     session: &Session,
     cx: &Context,
     handle: u64,
-    (file, how, place): (Arc<dyn OpenFile>, OpenHow, FilePlace),
+    (file, how, place): (Arc<dyn OpenFile>, OpenHow, Reservation),
 ) -> Result<()> {
     match session.keep_file(handle, file, (tickets::access_of(how), place)) {
         Ok(()) => Ok(()),

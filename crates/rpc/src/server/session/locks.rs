@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dray_core::{Context, FileId, Lock, LockFamily, LockOwner, OpenFile, Place};
+use dray_core::{Context, FileId, Lock, LockFamily, LockOwner, OpenFile, Reservation};
 
 use super::{Session, State};
 use crate::server::refusals::no_room_for_an_owner;
@@ -12,12 +12,12 @@ use crate::server::refusals::no_room_for_an_owner;
 #[derive(Default)]
 pub(super) struct Owners {
     /// Each with its place among those of the export.
-    by_handle: BTreeMap<(u64, LockOwner), (FileId, Place)>,
+    by_handle: BTreeMap<(u64, LockOwner), (FileId, Reservation)>,
     by_owner: BTreeSet<(LockOwner, FileId, u64)>,
 }
 
 impl Owners {
-    fn insert(&mut self, (handle, file): (u64, FileId), owner: LockOwner, place: Place) {
+    fn insert(&mut self, (handle, file): (u64, FileId), owner: LockOwner, place: Reservation) {
         self.by_handle.insert((handle, owner), (file, place));
         self.by_owner.insert((owner, file, handle));
     }

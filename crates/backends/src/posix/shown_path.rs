@@ -1,5 +1,5 @@
-//! Paths of files, for people: as the kernel shows the descriptor of one, from the export's
-//! root on.
+//! Paths of files, to be shown to people: what the kernel says of a descriptor, from the export's root
+//! on.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;

@@ -1,10 +1,10 @@
 //! Whether anything is mounted below an export.
 //!
-//! name_to_handle_at(2) and statx(2) of a name step onto what is mounted there, and some file
-//! systems are then asked for it over the network (`d_weak_revalidate` in fs/namei.c, which NFS
-//! has): one whose server is gone would keep our thread. Only openat2(2) can be told to stay off
-//! mounts, and takes two system calls more. So names are looked at the short way where nothing is
-//! mounted below, which is nearly everywhere.
+//! name_to_handle_at(2) and statx(2) of a name step onto the file system that is mounted there. Some
+//! file systems then ask a server over the network (`d_weak_revalidate` in fs/namei.c, as NFS has it).
+//! If that server is gone, the call blocks our thread. Only openat2(2) can be told to stay off mounts,
+//! and takes two more system calls. So the short way is used where nothing is mounted below, which is
+//! nearly everywhere.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::whereabouts::link_of;
+use super::shown_path::link_of;
 
 /// How long something may be mounted before it is noticed. It answered when it was mounted.
 const LOOK_EVERY_MS: u64 = 100;
@@ -42,13 +42,13 @@ impl MountsBelow {
 
     /// Whether there are any, or it is not known.
     pub(crate) fn any(&self, root: BorrowedFd<'_>) -> bool {
-        if self.takes_its_turn() {
+        if self.claims_check() {
             self.look(root, false);
         }
         self.any.load(Ordering::Relaxed)
     }
 
-    fn takes_its_turn(&self) -> bool {
+    fn claims_check(&self) -> bool {
         let (now, due) = (now_ms(), self.next_look_ms.load(Ordering::Relaxed));
         let (relaxed, next) = (Ordering::Relaxed, now + LOOK_EVERY_MS);
         now >= due && self.next_look_ms.compare_exchange(due, next, relaxed, relaxed).is_ok()
@@ -83,8 +83,8 @@ fn read(table: &mut File) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The path of a directory, with those bytes escaped that the table escapes. None for one that
-/// has no path any more.
+/// The path of a directory, escaped as in the table. None for a directory that has no path any
+/// more.
 fn path_of(root: BorrowedFd<'_>) -> Option<Vec<u8>> {
     let path = link_of(root)?;
     let escape = |byte: &u8| match byte {

@@ -1,4 +1,4 @@
-//! Circles of those who wait for each other, over all files of an export.
+//! Deadlock detection: cycles of owners that wait for each other, over all files of an export.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -6,40 +6,41 @@ use std::sync::{Mutex, PoisonError};
 use dray_core::{FileId, LockFamily};
 
 use super::Owner;
-use super::files::Files;
-use super::owners::{Owners, Wait};
+use super::files::LockedFiles;
+use super::owners::{OwnerIndex, WaitId};
 
-/// Locks in somebody's way that one search looks at before it gives up and lets the caller wait.
+/// Holders that one search examines at most. Then it gives up, and the caller waits.
 const SEARCH_STEPS_MAX: usize = 4096;
 
-/// Files with locks of somebody that are looked at before a search: with nobody waiting there it is
-/// over. Who has more is searched for.
+/// Files of an owner that are examined before a search. If no request waits at any of them, no
+/// search is needed. An owner with more files is always searched for.
 const FILES_MAX: usize = 16;
 
-/// Searches for circles, one at a time: of those that close a circle at the same time one sees all
-/// of it, and is gone from it before the next one looks.
+/// Searches for cycles, one search at a time. Of requests that close a cycle at the same time, one
+/// search sees the whole cycle. Its request is withdrawn before the next search begins.
 ///
-/// A search follows waits, which are noted before, and takes the mutex of one file at a time.
+/// A search follows waits, which are recorded before it begins. It takes the mutex of one file at a
+/// time.
 #[derive(Default)]
-pub(super) struct Circles {
+pub(super) struct DeadlockGraph {
     search: Mutex<()>,
 }
 
 /// One search.
 struct Search<'a> {
-    files: &'a Files,
-    owners: &'a Owners,
+    files: &'a LockedFiles,
+    owners: &'a OwnerIndex,
     steps_left: usize,
 }
 
-impl Circles {
-    /// Ends the wait of `owner` by `withdraw` if somebody in its way waits, over any number of
-    /// others, for `owner`.
+impl DeadlockGraph {
+    /// Ends the wait of `owner` by `withdraw` if the wait closes a cycle: a holder in its way
+    /// waits, over any number of other owners, for `owner`.
     pub(super) fn break_at<R>(
         &self,
-        (files, owners): (&Files, &Owners),
+        (files, owners): (&LockedFiles, &OwnerIndex),
         owner: Owner,
-        wait: Wait,
+        wait: WaitId,
         withdraw: impl FnOnce() -> R,
     ) -> Option<R> {
         let _one_at_a_time = self.search.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,27 +48,27 @@ impl Circles {
         if !search.somebody_may_wait_for(owner, wait) {
             return None;
         }
-        let circle = search.circle(owner, wait)?;
+        let cycle = search.cycle(owner, wait)?;
         // The parts were seen one after the other: only what is still there closes a circle.
-        circle.iter().all(|link| search.is_there(link)).then(withdraw)
+        cycle.iter().all(|link| search.is_there(link)).then(withdraw)
     }
 }
 
-/// A wait, and one who has a lock in its way.
-type Link = (Wait, Owner);
+/// A wait, and an owner with a lock in its way.
+type Link = (WaitId, Owner);
 
 impl Search<'_> {
     /// Whether anybody waits at a file on which `owner` has locks, apart from this wait of its own.
-    fn somebody_may_wait_for(&self, owner: Owner, (file, _): Wait) -> bool {
+    fn somebody_may_wait_for(&self, owner: Owner, (file, _): WaitId) -> bool {
         let held = self.owners.held_by(owner, FILES_MAX);
         let waiting = |at: &FileId| self.files.look(*at, |locks| locks.queue.len()).unwrap_or(0);
         held.len() == FILES_MAX || held.iter().any(|at| waiting(at) > usize::from(*at == file))
     }
 
     /// Waits each for the next one's owner, the last one for `owner`.
-    fn circle(&mut self, owner: Owner, wait: Wait) -> Option<Vec<Link>> {
+    fn cycle(&mut self, owner: Owner, wait: WaitId) -> Option<Vec<Link>> {
         let mut seen = HashSet::new();
-        let mut found_by: HashMap<Wait, Link> = HashMap::new();
+        let mut found_by: HashMap<WaitId, Link> = HashMap::new();
         let mut next = vec![wait];
         while let Some(wait) = next.pop() {
             for holder in self.holders_against(wait) {
@@ -89,7 +90,7 @@ impl Search<'_> {
         None
     }
 
-    fn holders_against(&self, (file, number): Wait) -> Vec<Owner> {
+    fn holders_against(&self, (file, number): WaitId) -> Vec<Owner> {
         let max = self.steps_left + 1;
         let fcntl = |waiter: &super::queue::Waiter| waiter.lock.family == LockFamily::Posix;
         let holders = self.files.look(file, |locks| {

@@ -1,4 +1,4 @@
-//! The directory above one, if that is in the export.
+//! The parent of a directory, if the parent is in the export.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,21 +17,21 @@ const STEPS_MAX: usize = 16_384;
 /// Directories that are remembered to have been in the export, in each of two halves.
 const INSIDE_MAX: usize = 16_384;
 
-/// Directories that were in the export when the directory above one was looked for.
+/// Directories that were in the export when their parent was looked for.
 ///
-/// An id that was given out is good for ever, wherever its directory is moved. To give out one of
-/// those that were in the export once tells nobody more than whoever asked at that time.
+/// An id that was given out stays valid, wherever its directory is moved. So the id of a directory
+/// that was once in the export reveals nothing more than the earlier answer did.
 #[derive(Default)]
-pub(crate) struct Inside(Mutex<Halves>);
+pub(crate) struct SeenInside(Mutex<Generations>);
 
 /// What was found last, and what was found before that.
 #[derive(Default)]
-struct Halves {
+struct Generations {
     new: HashSet<FileId, IdHash>,
     old: HashSet<FileId, IdHash>,
 }
 
-impl Inside {
+impl SeenInside {
     fn has(&self, dir: FileId) -> bool {
         let halves = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         halves.new.contains(&dir) || halves.old.contains(&dir)
@@ -69,8 +69,9 @@ impl Core {
         }
     }
 
-    /// Goes up until it meets the export's root, or what clients know already. Without the latter
-    /// whoever went through a deep tree paid for its depth in each directory. Errors: `ESTALE`.
+    /// Goes up until it meets the export's root, or a directory that clients know already. Without
+    /// the latter a walk through a deep tree would cost its depth in each directory. Errors:
+    /// `ESTALE`.
     fn must_be_inside(&self, id: FileId, dir: &OwnedFd) -> Result<()> {
         let (mut seen, mut here, mut fd) = (Vec::new(), id, None);
         while here != self.root.id && !self.is_known(here) {
@@ -96,10 +97,15 @@ impl Core {
     }
 
     /// What the path table says is above `dir`, if that looks as what is there.
-    fn parent_by_place(&self, table: &PathTable, dir: FileId, there: sys::Stat) -> Result<Entry> {
+    fn parent_by_place(
+        &self,
+        table: &PathTable,
+        dir: FileId,
+        there: sys::InodeStat,
+    ) -> Result<Entry> {
         let known = table.find(dir).ok_or_else(stale)?;
         let id = known.places.first().ok_or_else(stale)?.0;
-        let place = |stat: &sys::Stat| (stat.dev, stat.attr.ino);
+        let place = |stat: &sys::InodeStat| (stat.dev, stat.attr.ino);
         // Found by its names, from the root down.
         let attr = match self.stat(self.directory(id)?.fd())? {
             known if place(&known) == place(&there) => known.attr,
@@ -110,14 +116,14 @@ impl Core {
 }
 
 fn left() -> Error {
-    stale().because("the directory has left the export")
+    stale().because("the directory was moved out of the export")
 }
 
 /// A directory within an export has its parent on the same mount, unless it has been moved away
 /// or something was mounted over its parent.
 fn parent_error(errno: Errno) -> Error {
     match errno {
-        Errno::EXDEV => stale().because("the directory above is on another mount"),
+        Errno::EXDEV => stale().because("the parent directory is on another mount"),
         errno => errno.into(),
     }
 }
@@ -128,7 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let inside = Inside::default();
+        let inside = SeenInside::default();
         let dir = |ino: usize| FileId { ino: ino as u64, generation: 1 };
         for ino in 0..3 * INSIDE_MAX {
             inside.add(vec![dir(ino)]);

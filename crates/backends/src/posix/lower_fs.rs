@@ -1,4 +1,4 @@
-//! What the file system below an export is, and what does not hold on it.
+//! The file system below an export: its kind, its mount, and the guarantees that it does not give.
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -13,8 +13,8 @@ const OVERLAY: i64 = 0x794c_7630;
 const FUSE: i64 = 0x6573_5546;
 const ZFS: i64 = 0x2FC1_2FC1;
 
-/// A file system, as it is mounted.
-pub(crate) struct Below {
+/// A mounted file system below an export.
+pub(crate) struct LowerFs {
     /// Of `statfs`.
     pub(crate) magic: i64,
     /// Its type for people, such as `ext4` or `fuse.sshfs`.
@@ -23,16 +23,16 @@ pub(crate) struct Below {
     options: String,
 }
 
-impl Below {
+impl LowerFs {
     /// That of an open directory, which is mounted so.
-    pub(crate) fn of(mounted: Option<&Mounted>, magic: i64) -> Below {
-        let known = |mounted: &Mounted| (mounted.kind.clone(), mounted.options.clone());
+    pub(crate) fn of(mounted: Option<&MountLine>, magic: i64) -> LowerFs {
+        let known = |mounted: &MountLine| (mounted.kind.clone(), mounted.options.clone());
         let (kind, options) = mounted.map_or_else(|| (kind_of(magic).into(), "".into()), known);
-        Below { magic, kind, options }
+        LowerFs { magic, kind, options }
     }
 
-    /// Whether calls can be trusted to come back soon: the file system is on this machine's
-    /// disks or in its memory. What is not known is not trusted.
+    /// Whether calls are expected to return soon, because the file system is on this machine's
+    /// disks or in its memory. Unknown file systems are not expected to.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self.magic, EXT | XFS | BTRFS | TMPFS | OVERLAY | ZFS)
     }
@@ -47,12 +47,12 @@ impl Below {
         self.magic == FUSE
     }
 
-    /// Whether what is changed is copied first.
+    /// Whether it copies a file before the first change.
     pub(crate) fn is_overlay(&self) -> bool {
         self.magic == OVERLAY
     }
 
-    /// What whoever runs a server has to know of it, each a sentence without its end.
+    /// What the administrator has to know of it, each a sentence without its end.
     pub(crate) fn caveats(&self, lasting_handles: bool) -> Vec<String> {
         let kind = &self.kind;
         let mut caveats = Vec::new();
@@ -74,22 +74,22 @@ impl Below {
     }
 }
 
-/// A line of the table of mounts (proc_pid_mountinfo(5)), as it is written there.
+/// A line of the kernel's table of mounts (proc_pid_mountinfo(5)), as it is written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mounted {
-    /// Where it is; bytes that would break the line are escaped.
+pub(crate) struct MountLine {
+    /// Where it is mounted; bytes that would break the line are escaped.
     pub(crate) at: String,
     /// Such as `ext4` or `fuse.sshfs`.
     pub(crate) kind: String,
-    /// What is mounted: a device, `host:/dir`, or a word.
+    /// The mounted source: a device, `host:/dir`, or a word.
     pub(crate) source: String,
     /// Those of the file system, such as `rw,user_id=0`.
     pub(crate) options: String,
 }
 
-impl Mounted {
+impl MountLine {
     /// The mount with this number; none if it is not in this process's tree, or /proc does not say.
-    pub(crate) fn find(mount: u64) -> Option<Mounted> {
+    pub(crate) fn find(mount: u64) -> Option<MountLine> {
         let table = std::fs::read("/proc/thread-self/mountinfo").ok()?;
         find(&String::from_utf8_lossy(&table), mount)
     }
@@ -131,14 +131,14 @@ pub(crate) fn mount_of(fd: BorrowedFd<'_>) -> Option<u64> {
     about.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
 }
 
-fn find(table: &str, mount: u64) -> Option<Mounted> {
+fn find(table: &str, mount: u64) -> Option<MountLine> {
     let number = mount.to_string();
     let line = table.lines().find(|line| line.split(' ').next() == Some(&*number))?;
     let (front, behind) = line.split_once(" - ")?;
     let mut words = behind.split(' ').map(str::to_owned);
     let at = front.split(' ').nth(4)?.to_owned();
     let (kind, source) = (words.next()?, words.next().unwrap_or_default());
-    Some(Mounted { at, kind, source, options: words.next().unwrap_or_default() })
+    Some(MountLine { at, kind, source, options: words.next().unwrap_or_default() })
 }
 
 /// The name of a file system by its `statfs` number.
@@ -182,8 +182,8 @@ mod tests {
     #[test]
     fn what_does_not_hold_is_told() {
         let below = |magic, id| {
-            let Mounted { kind, options, .. } = find(TABLE, id).unwrap();
-            Below { magic, kind, options }
+            let MountLine { kind, options, .. } = find(TABLE, id).unwrap();
+            LowerFs { magic, kind, options }
         };
         assert!(below(EXT, 21).caveats(true).is_empty());
         let said = below(FUSE, 36).caveats(false);
@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn the_file_system_of_a_directory_is_known() {
         let dir = std::fs::File::open("/proc").unwrap();
-        let mounted = mount_of(std::os::fd::AsFd::as_fd(&dir)).and_then(Mounted::find);
-        let below = Below::of(mounted.as_ref(), 0x9fa0);
+        let mounted = mount_of(std::os::fd::AsFd::as_fd(&dir)).and_then(MountLine::find);
+        let below = LowerFs::of(mounted.as_ref(), 0x9fa0);
         assert_eq!(below.kind, "proc");
         assert!(!below.is_local());
     }

@@ -1,4 +1,4 @@
-//! Cached `O_PATH` descriptors of inodes used lately.
+//! A cache of `O_PATH` descriptors of recently used inodes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{FileId, FileType, IdMap};
 
-use super::departed::{Asker, Lookers};
-use super::lanes::Kept;
+use super::lanes::DeferredClose;
+use super::recently_unlinked::{ClientThread, LookupHolders};
 
 /// An inode and a descriptor by which it can be named, but not read or written.
-pub(crate) struct Node {
+pub(crate) struct CachedInode {
     pub(crate) id: FileId,
     pub(crate) kind: FileType,
-    fd: Kept,
-    /// Lookups in this directory that are expected to be followed by the removal of what they
-    /// find: a program is removing one file after the other. How many, in the lowest bits, and
-    /// whose.
+    fd: DeferredClose,
+    /// Lookups in this directory that are probably followed by the removal of the file: a program
+    /// is removing one file after the other. The lowest bits have their count, the others the
+    /// client thread.
     passing: AtomicU64,
     /// The file that was last looked up here to be removed, if it was small: a mix of its id.
     small: AtomicU64,
-    /// Who has just looked it up by a name.
-    lookers: Mutex<Lookers>,
+    /// The client threads that have just looked it up by a name.
+    lookup_holders: Mutex<LookupHolders>,
 }
 
 /// Lookups that a removal makes expect another: that of the client's kernel, and the server's
@@ -31,29 +31,29 @@ const LOOKS_BEFORE_REMOVAL: u64 = 2;
 /// The bits that count them.
 const LOOKS_MASK: u64 = 3;
 
-impl Node {
-    pub(crate) fn new(id: FileId, kind: FileType, fd: Kept) -> Node {
-        Node {
+impl CachedInode {
+    pub(crate) fn new(id: FileId, kind: FileType, fd: DeferredClose) -> CachedInode {
+        CachedInode {
             id,
             kind,
             fd,
             passing: AtomicU64::new(0),
             small: AtomicU64::new(0),
-            lookers: Mutex::default(),
+            lookup_holders: Mutex::default(),
         }
     }
 
-    /// Something in this directory has been removed by `asker`.
-    pub(crate) fn removed_from(&self, asker: Asker) {
-        let whose = asker.mixed() & !LOOKS_MASK;
-        self.passing.store(whose | LOOKS_BEFORE_REMOVAL, Ordering::Relaxed);
+    /// Something in this directory has been removed by `thread`.
+    pub(crate) fn removed_from(&self, thread: ClientThread) {
+        let thread_bits = thread.mixed() & !LOOKS_MASK;
+        self.passing.store(thread_bits | LOOKS_BEFORE_REMOVAL, Ordering::Relaxed);
     }
 
-    /// Whether what `asker` looks up now is probably about to be removed by it.
-    pub(crate) fn expects_removal(&self, asker: Asker) -> bool {
-        let whose = asker.mixed() & !LOOKS_MASK;
+    /// Whether what `thread` looks up now is probably about to be removed by it.
+    pub(crate) fn expects_removal(&self, thread: ClientThread) -> bool {
+        let thread_bits = thread.mixed() & !LOOKS_MASK;
         let next = |passing: u64| {
-            let expected = passing & LOOKS_MASK != 0 && passing & !LOOKS_MASK == whose;
+            let expected = passing & LOOKS_MASK != 0 && passing & !LOOKS_MASK == thread_bits;
             expected.then(|| passing - 1)
         };
         self.passing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
@@ -70,8 +70,8 @@ impl Node {
         self.small.load(Ordering::Relaxed) == mixed(id)
     }
 
-    pub(crate) fn lookers(&self) -> MutexGuard<'_, Lookers> {
-        self.lookers.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lookup_holders(&self) -> MutexGuard<'_, LookupHolders> {
+        self.lookup_holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -87,7 +87,7 @@ fn mixed(id: FileId) -> u64 {
 const SHARDS: usize = 8;
 
 /// A bounded cache: when it is full, an entry not used since the hand last passed it goes.
-pub(crate) struct NodeCache {
+pub(crate) struct InodeCache {
     shards: [Mutex<Shard>; SHARDS],
     shard_max: usize,
     idle_secs: u64,
@@ -103,7 +103,7 @@ struct Shard {
 }
 
 struct Slot {
-    node: Arc<Node>,
+    node: Arc<CachedInode>,
     used_secs: u64,
     used_since_hand: bool,
 }
@@ -112,9 +112,9 @@ fn now_secs() -> u64 {
     dray_rt::now().as_nanos() / 1_000_000_000
 }
 
-impl NodeCache {
-    pub(crate) fn new(nodes_max: usize, idle_secs: u64) -> NodeCache {
-        NodeCache {
+impl InodeCache {
+    pub(crate) fn new(nodes_max: usize, idle_secs: u64) -> InodeCache {
+        InodeCache {
             shards: Default::default(),
             shard_max: (nodes_max / SHARDS).max(1),
             idle_secs,
@@ -127,7 +127,7 @@ impl NodeCache {
         self.shards[mixed as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn get(&self, id: FileId) -> Option<Arc<Node>> {
+    pub(crate) fn get(&self, id: FileId) -> Option<Arc<CachedInode>> {
         let mut shard = self.shard(id);
         let index = *shard.index.get(&id)?;
         let slot = shard.slots.get_mut(index)?;
@@ -136,19 +136,24 @@ impl NodeCache {
         Some(slot.node.clone())
     }
 
-    /// Keeps `node`, in place of one that was there: it has been found by its name just now, and
-    /// that one may be of an inode that a network file system no longer answers for.
-    pub(crate) fn replace(&self, node: Node) -> Arc<Node> {
+    /// Keeps `node` in place of the cached one. `node` was found by its name just now. The other
+    /// one may be of an inode that a network file system no longer serves.
+    pub(crate) fn replace(&self, node: CachedInode) -> Arc<CachedInode> {
         self.keep(node, |_| true)
     }
 
-    /// Keeps `node`; answers the one that was there already, so that there is one only. One that
-    /// has lost a name is about to go: who looks this one up is not to be forgotten with it.
-    pub(crate) fn insert(&self, node: Node) -> Arc<Node> {
-        self.keep(node, |old| old.lookers().is_gone())
+    /// Keeps `node`, unless one is there already; answers the cached one. A cached one that has
+    /// lost a name is about to be forgotten, so it is replaced: this lookup must not be forgotten
+    /// with it.
+    pub(crate) fn insert(&self, node: CachedInode) -> Arc<CachedInode> {
+        self.keep(node, |old| old.lookup_holders().is_gone())
     }
 
-    fn keep(&self, node: Node, replaces: impl FnOnce(&Node) -> bool) -> Arc<Node> {
+    fn keep(
+        &self,
+        node: CachedInode,
+        replaces: impl FnOnce(&CachedInode) -> bool,
+    ) -> Arc<CachedInode> {
         self.trim_when_due();
         let id = node.id;
         let mut shard = self.shard(id);
@@ -162,7 +167,7 @@ impl NodeCache {
         let slot = Slot { node: node.clone(), used_secs: now_secs(), used_since_hand: false };
         let _closed_after_the_lock = match old {
             Some(at) => shard.slots.get_mut(at).map(|old| {
-                slot.node.lookers().take_over(&old.node.lookers());
+                slot.node.lookup_holders().take_over(&old.node.lookup_holders());
                 std::mem::replace(old, slot)
             }),
             None => shard.put(id, slot, self.shard_max),
@@ -173,7 +178,7 @@ impl NodeCache {
 
     /// Closes this descriptor of an inode that has lost a name, unless another one has taken its
     /// place.
-    pub(crate) fn forget_this(&self, node: &Arc<Node>) {
+    pub(crate) fn forget_this(&self, node: &Arc<CachedInode>) {
         let mut shard = self.shard(node.id);
         let kept = shard.index.get(&node.id).and_then(|at| shard.slots.get(*at));
         let is_this = kept.is_some_and(|slot| Arc::ptr_eq(&slot.node, node));
@@ -186,7 +191,7 @@ impl NodeCache {
         let _closed_after_the_lock = self.shard(id).remove(id);
     }
 
-    /// Closes what has been idle, so that the space of a file that somebody beside us removed
+    /// Closes idle descriptors. The space of a file that was removed without the server then
     /// becomes free.
     pub(crate) fn trim(&self) {
         let before = now_secs().saturating_sub(self.idle_secs);
@@ -205,13 +210,13 @@ impl NodeCache {
     }
 
     fn trim_when_due(&self) {
-        if self.takes_its_turn() {
+        if self.claims_check() {
             self.trim();
         }
     }
 
-    /// Whether it is time to look for what has been idle, and nobody else does.
-    fn takes_its_turn(&self) -> bool {
+    /// Whether it is time to look for idle descriptors, and no other thread does.
+    fn claims_check(&self) -> bool {
         let now = now_secs();
         let due = self.next_trim_secs.load(Ordering::Relaxed);
         let next = now + self.idle_secs.max(1);
@@ -221,7 +226,7 @@ impl NodeCache {
 
     /// Whether there is something that may have been idle for long.
     pub(crate) fn is_to_be_trimmed(&self) -> bool {
-        self.len() > 0 && self.takes_its_turn()
+        self.len() > 0 && self.claims_check()
     }
 
     /// Descriptors held now.
@@ -264,17 +269,17 @@ impl Shard {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::departed::Departed;
+    use super::super::recently_unlinked::RecentlyUnlinked;
     use super::*;
 
-    pub(crate) fn node(ino: u64) -> Node {
-        let fd = Kept::of_no_export(std::fs::File::open("/dev/null").unwrap().into());
-        Node::new(FileId { ino, generation: 1 }, FileType::Regular, fd)
+    pub(crate) fn node(ino: u64) -> CachedInode {
+        let fd = DeferredClose::without_lanes(std::fs::File::open("/dev/null").unwrap().into());
+        CachedInode::new(FileId { ino, generation: 1 }, FileType::Regular, fd)
     }
 
     #[test]
     fn it_stays_within_its_bound_and_finds_what_it_has() {
-        let cache = NodeCache::new(64, 1000);
+        let cache = InodeCache::new(64, 1000);
         for ino in 0..1000 {
             cache.insert(node(ino));
         }
@@ -290,7 +295,7 @@ pub(super) mod tests {
     /// its file, though each lookup had found the new one.
     #[test]
     fn what_was_found_just_now_takes_the_place_of_what_was_there() {
-        let cache = NodeCache::new(64, 1000);
+        let cache = InodeCache::new(64, 1000);
         let old = cache.insert(node(1));
         assert!(Arc::ptr_eq(&cache.insert(node(1)), &old));
         let new = cache.replace(node(1));
@@ -304,12 +309,12 @@ pub(super) mod tests {
     /// another one, and nobody knew of that a moment later.
     #[test]
     fn what_lost_a_name_gives_way_to_what_is_found_by_another() {
-        let (cache, now) = (NodeCache::new(64, 1000), dray_rt::now());
-        let asker = Asker::of(&dray_core::Context::system());
+        let (cache, now) = (InodeCache::new(64, 1000), dray_rt::now());
+        let thread = ClientThread::of(&dray_core::Context::system());
         let old = cache.insert(node(1));
-        Departed::default().add(&old, asker);
+        RecentlyUnlinked::default().add(&old, thread);
         let new = cache.insert(node(1));
-        assert!(!Arc::ptr_eq(&old, &new) && new.lookers().add(asker, now));
+        assert!(!Arc::ptr_eq(&old, &new) && new.lookup_holders().add(thread, now));
         cache.forget_this(&old);
         assert!(Arc::ptr_eq(&cache.get(new.id).unwrap(), &new));
         cache.forget_this(&new);
@@ -318,7 +323,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_forgotten_or_idle_is_closed() {
-        let cache = NodeCache::new(64, 0);
+        let cache = InodeCache::new(64, 0);
         let held = cache.insert(node(1));
         cache.insert(node(2));
         cache.forget(held.id);
