@@ -1,4 +1,4 @@
-//! An allocator that counts, by the part that a thread plays.
+//! An allocator that counts, by the role of a thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Parts that a thread can play.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ThreadRole {
     /// Nothing that is counted.
     Other,
     /// The client end.
@@ -23,18 +23,18 @@ thread_local! {
 }
 
 /// Says which part the calling thread plays from now on.
-pub fn play(part: Part) {
+pub fn play(part: ThreadRole) {
     PART.set(part as usize);
 }
 
 /// Allocations and reallocations so far by threads playing `part`, and their bytes.
-pub fn counted(part: Part) -> (u64, u64) {
+pub fn counted(part: ThreadRole) -> (u64, u64) {
     let index = part as usize;
     (COUNTS[index].load(Ordering::Relaxed), BYTES[index].load(Ordering::Relaxed))
 }
 
 /// The system's allocator, counted. To be the `#[global_allocator]` of a program.
-pub struct Counting;
+pub struct CountingAllocator;
 
 fn count(bytes: usize) {
     // A thread that is ending has no part any more.
@@ -44,7 +44,7 @@ fn count(bytes: usize) {
 }
 
 // SAFETY: everything is handed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
         // SAFETY: the caller's promises are the same.

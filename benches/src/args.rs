@@ -1,16 +1,16 @@
 //! Arguments of the form `--name value`, and the rest.
 
-use crate::Outcome;
+use crate::CommandResult;
 
 /// The arguments of one command.
-pub struct Args {
+pub struct BenchArgs {
     named: Vec<(String, String)>,
     plain: Vec<String>,
 }
 
-impl Args {
+impl BenchArgs {
     /// Sorts arguments into named ones and the rest. Every `--name` takes a value.
-    pub fn new(mut args: impl Iterator<Item = String>) -> Outcome<Args> {
+    pub fn new(mut args: impl Iterator<Item = String>) -> CommandResult<BenchArgs> {
         let (mut named, mut plain) = (Vec::new(), Vec::new());
         while let Some(arg) = args.next() {
             match arg.strip_prefix("--") {
@@ -22,7 +22,7 @@ impl Args {
                 None => plain.push(arg),
             }
         }
-        Ok(Args { named, plain })
+        Ok(BenchArgs { named, plain })
     }
 
     /// The value of `--name`, if given.
@@ -31,12 +31,12 @@ impl Args {
     }
 
     /// The value of `--name`.
-    pub fn need(&self, name: &str) -> Outcome<&str> {
+    pub fn need(&self, name: &str) -> CommandResult<&str> {
         self.get(name).ok_or_else(|| format!("--{name} is missing"))
     }
 
     /// The value of `--name` as a number, or the default.
-    pub fn number<T: std::str::FromStr>(&self, name: &str, default: T) -> Outcome<T> {
+    pub fn number<T: std::str::FromStr>(&self, name: &str, default: T) -> CommandResult<T> {
         match self.get(name) {
             None => Ok(default),
             Some(text) => text.parse().map_err(|_| format!("--{name} {text}: no number")),
@@ -44,7 +44,7 @@ impl Args {
     }
 
     /// The value of `--name` as process ids, separated by commas or spaces; none: empty.
-    pub fn pids(&self, name: &str) -> Outcome<Vec<i32>> {
+    pub fn pids(&self, name: &str) -> CommandResult<Vec<i32>> {
         let parts = self.get(name).unwrap_or("").split([',', ' ']).filter(|part| !part.is_empty());
         parts.map(|part| part.parse().map_err(|_| format!("--{name}: {part}: no pid"))).collect()
     }

@@ -3,21 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dray_bench::args::Args;
-use dray_bench::field::Fields;
+use dray_bench::args::BenchArgs;
+use dray_bench::field::StatusFields;
 use dray_bench::load::{Daemons, Sample, Until};
 use dray_bench::measure::Printer;
-use dray_bench::syscalls::Counter;
-use dray_bench::target::Place;
+use dray_bench::syscalls::SyscallCounter;
+use dray_bench::target::FileLocation;
 use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
 use dray_bench::{
-    Outcome, counters, hoard, idle, inetd, layers, lock_waiters, many, null_mount, plot, report,
-    sessions, tcp, told,
+    CommandResult, context, counters, hoard, idle, inetd, layers, lock_waiters, many, null_mount,
+    plot, report, sessions, tcp,
 };
 
 /// Runs one command. An empty error asks for the usage.
-pub fn run(command: &str, args: &Args) -> Outcome {
+pub fn run(command: &str, args: &BenchArgs) -> CommandResult {
     match command {
         "load" => load(args),
         "fill" => fill(args),
@@ -59,15 +59,15 @@ fn put_sample(printer: &Printer, name: &str, sample: &Sample) {
     }
 }
 
-fn place(args: &Args) -> Outcome<Place> {
+fn place(args: &BenchArgs) -> CommandResult<FileLocation> {
     match (args.get("dir"), args.get("nfs")) {
-        (Some(dir), None) => Ok(Place::Directory(PathBuf::from(dir))),
-        (None, Some(url)) => Ok(Place::Nfs(url.to_owned())),
+        (Some(dir), None) => Ok(FileLocation::Directory(PathBuf::from(dir))),
+        (None, Some(url)) => Ok(FileLocation::Nfs(url.to_owned())),
         _ => Err("one of --dir and --nfs is needed".to_owned()),
     }
 }
 
-fn file_bytes(args: &Args) -> Outcome<u64> {
+fn file_bytes(args: &BenchArgs) -> CommandResult<u64> {
     Ok(args.number::<u64>("file-mib", 256)?.saturating_mul(1 << 20))
 }
 
@@ -76,7 +76,7 @@ fn file_bytes(args: &Args) -> Outcome<u64> {
 ///
 /// With `--count` the counters are read and not the clocks: round trips and whatever else
 /// `--status` tells, and system calls of the daemons.
-fn load(args: &Args) -> Outcome {
+fn load(args: &BenchArgs) -> CommandResult {
     let (printer, place, file_bytes) = (Printer::new(args)?, place(args)?, file_bytes(args)?);
     let daemons = Daemons { client: args.pids("client")?, server: args.pids("server")? };
     let until = Until::Time(Duration::from_secs_f64(args.number("secs", 2.0)?));
@@ -87,8 +87,8 @@ fn load(args: &Args) -> Outcome {
         let run = Run { place: &place, jobs, until, file_bytes, names, daemons: &daemons };
         let label = if jobs == 1 { name.to_owned() } else { format!("{name}_j{jobs}") };
         match args.get("count") {
-            Some(_) => count_load(args, &printer, run, name).map_err(told(&label))?,
-            None => put_sample(&printer, &label, &run.workload(name).map_err(told(&label))?),
+            Some(_) => count_load(args, &printer, run, name).map_err(context(&label))?,
+            None => put_sample(&printer, &label, &run.workload(name).map_err(context(&label))?),
         }
     }
     Ok(())
@@ -103,11 +103,12 @@ struct Counts {
 
 /// Runs the workload with n and with 2n operations; what the second cost more is the cost
 /// of n operations, without preparation or idle noise that both have.
-fn count_load(args: &Args, printer: &Printer, run: Run, name: &str) -> Outcome {
+fn count_load(args: &BenchArgs, printer: &Printer, run: Run, name: &str) -> CommandResult {
     let count: u64 = args.number("count", 200)?;
-    let fields = Fields::new(args.get("status").unwrap_or(""), args.get("fields").unwrap_or(""));
+    let fields =
+        StatusFields::new(args.get("status").unwrap_or(""), args.get("fields").unwrap_or(""));
     let listing = name.starts_with("readdir");
-    let once = |count: u64| -> Outcome<Counts> {
+    let once = |count: u64| -> CommandResult<Counts> {
         workload::prepare_names(run.place, name, count)?;
         count_once(&Run { until: Until::Count(count), names: count, ..run }, name, &fields)
     };
@@ -137,7 +138,7 @@ fn count_load(args: &Args, printer: &Printer, run: Run, name: &str) -> Outcome {
 /// Time for releases and other late calls to arrive.
 const SETTLE_TIME: Duration = Duration::from_millis(200);
 
-fn count_once(run: &Run, name: &str, fields: &Fields) -> Outcome<Counts> {
+fn count_once(run: &Run, name: &str, fields: &StatusFields) -> CommandResult<Counts> {
     let read = || {
         // A mount that does not say how it is leaves gaps in the table, and no more.
         fields.read().unwrap_or_else(|error| {
@@ -147,31 +148,31 @@ fn count_once(run: &Run, name: &str, fields: &Fields) -> Outcome<Counts> {
     };
     std::thread::sleep(SETTLE_TIME);
     let before = read();
-    let client = Counter::start(&run.daemons.client);
-    let server = Counter::start(&run.daemons.server);
+    let client = SyscallCounter::start(&run.daemons.client);
+    let server = SyscallCounter::start(&run.daemons.server);
     if run.names > 0 {
         run.workload(name)?;
     }
     std::thread::sleep(SETTLE_TIME);
     let (client_calls, server_calls) =
-        (client.and_then(Counter::stop), server.and_then(Counter::stop));
+        (client.and_then(SyscallCounter::stop), server.and_then(SyscallCounter::stop));
     let after = read();
     let fields = before.iter().zip(&after).map(|(before, after)| Some((*after)? - (*before)?));
     Ok(Counts { fields: fields.collect(), client_calls, server_calls })
 }
 
 /// `fill --dir DIR|--nfs URL [--jobs N] [--file-mib M] [--with-names yes]`
-fn fill(args: &Args) -> Outcome {
+fn fill(args: &BenchArgs) -> CommandResult {
     let place = place(args)?;
     workload::fill(&place, args.number("jobs", 4)?, file_bytes(args)?)?;
     match (&place, args.get("with-names")) {
-        (Place::Directory(dir), Some(_)) => workload::fill_names(dir),
+        (FileLocation::Directory(dir), Some(_)) => workload::fill_names(dir),
         _ => Ok(()),
     }
 }
 
 /// `tcp [--secs S] [--congestion NAME]`: streams both ways, and ping-pong with and without a CPU shared.
-fn raw_tcp(args: &Args) -> Outcome {
+fn raw_tcp(args: &BenchArgs) -> CommandResult {
     let printer = Printer::new(args)?;
     let time = Duration::from_secs_f64(args.number("secs", 2.0)?);
     let runs = [
@@ -189,7 +190,7 @@ fn raw_tcp(args: &Args) -> Outcome {
 }
 
 /// `idle [--secs S] [--client PIDS] [--server PIDS]`; of 0 s, memory alone.
-fn idle_cost(args: &Args) -> Outcome {
+fn idle_cost(args: &BenchArgs) -> CommandResult {
     let printer = Printer::new(args)?;
     let time = Duration::from_secs_f64(args.number("secs", 10.0)?);
     let client = args.pids("client")?;
@@ -206,9 +207,9 @@ fn idle_cost(args: &Args) -> Outcome {
 }
 
 /// `sessions --address tcp://HOST:PORT --export NAME --server PIDS [--count N]`
-fn idle_sessions(args: &Args) -> Outcome {
+fn idle_sessions(args: &BenchArgs) -> CommandResult {
     let printer = Printer::new(args)?;
-    let address = args.need("address")?.parse().map_err(told("--address"))?;
+    let address = args.need("address")?.parse().map_err(context("--address"))?;
     let (count, server) = (args.number("count", 200)?, args.pids("server")?);
     let kib = sessions::kib_per_session(&address, args.need("export")?, count, &server)?;
     printer.put("server_kib_per_idle_conn", kib, "KiB");
@@ -217,18 +218,18 @@ fn idle_sessions(args: &Args) -> Outcome {
 
 /// `lock-waiters --address tcp://HOST:PORT --export NAME --file NAME [--count N] [--rounds N]`: the
 /// time in which the last of N waiting requests was told that it was given up, of the slowest round.
-fn lock_waiters(args: &Args) -> Outcome {
-    let address = args.need("address")?.parse().map_err(told("--address"))?;
+fn lock_waiters(args: &BenchArgs) -> CommandResult {
+    let address = args.need("address")?.parse().map_err(context("--address"))?;
     let how_many = (args.number("count", 5000)?, args.number("rounds", 1)?);
     let (export, file) = (args.need("export")?, args.need("file")?);
     let slowest = lock_waiters::give_up(&address, export, file, how_many)?;
-    println!("{} waiters were told within {:.3} s", how_many.0, slowest.as_secs_f64());
+    println!("{} waiters were answered within {:.3} s", how_many.0, slowest.as_secs_f64());
     Ok(())
 }
 
 /// `hoard --socket PATH --export NAME --server PIDS [--count N]`: resident memory of the server before
 /// and with N connections that name as many callers as they can.
-fn hoard(args: &Args) -> Outcome {
+fn hoard(args: &BenchArgs) -> CommandResult {
     let (socket, export) = (args.need("socket")?, args.need("export")?);
     let (count, server) = (args.number("count", 1000)?, args.pids("server")?);
     let hoard = hoard::hoard(std::path::Path::new(socket), export, count, &server)?;
@@ -238,7 +239,7 @@ fn hoard(args: &Args) -> Outcome {
 }
 
 /// `counters [--dir DIR]`: single calls over a Unix socket, and five boxed layers.
-fn count(args: &Args) -> Outcome {
+fn count(args: &BenchArgs) -> CommandResult {
     let printer = Printer { bench: "counters".into(), arm: "socket".into(), round: 0 };
     let five = layers::five(1_000_000);
     printer.put("five_layers.time_ns", five.time.as_nanos() as f64, "ns");

@@ -16,9 +16,9 @@ use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{Export, FileJournal, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor};
 
-use crate::alloc::{Part, counted, play};
+use crate::alloc::{ThreadRole, counted, play};
 use crate::syscalls_here::{ThreadCounter, thread_id};
-use crate::{Outcome, sessions, told};
+use crate::{CommandResult, context, sessions};
 
 /// Repetitions before counting: pools, tables and vectors have grown then.
 const WARM: u64 = 200;
@@ -47,35 +47,39 @@ pub struct Cost {
 }
 
 /// Counts them all. `dir` is where the socket goes.
-pub fn all(dir: &Path) -> Outcome<Vec<Cost>> {
+pub fn all(dir: &Path) -> CommandResult<Vec<Cost>> {
     let address = Address::Unix(dir.join("counters.socket"));
     let (ready, started) = mpsc::channel();
     let (listen, sessions) = (address.clone(), dir.join("sessions"));
     // The server's thread ends with the process: an executor has no other end.
     std::thread::spawn(move || {
-        play(Part::Server);
+        play(ThreadRole::Server);
         let outcome = serve(listen, sessions, &ready);
         drop(ready.send(outcome)); // only after a failure; nobody may listen any more
     });
-    let server_tid = started.recv().map_err(told("server"))??;
+    let server_tid = started.recv().map_err(context("server"))??;
     let client = std::thread::spawn(move || {
-        play(Part::Client);
-        let mut executor = Executor::new(DriverKind::Epoll).map_err(told("executor"))?;
+        play(ThreadRole::Client);
+        let mut executor = Executor::new(DriverKind::Epoll).map_err(context("executor"))?;
         executor.block_on(count_all(address, server_tid))
     });
     client.join().map_err(|_| "the client thread failed".to_owned())?
 }
 
-fn serve(address: Address, sessions: PathBuf, ready: &mpsc::Sender<Outcome<i32>>) -> Outcome<i32> {
-    let mut executor = Executor::new(DriverKind::Epoll).map_err(told("executor"))?;
+fn serve(
+    address: Address,
+    sessions: PathBuf,
+    ready: &mpsc::Sender<CommandResult<i32>>,
+) -> CommandResult<i32> {
+    let mut executor = Executor::new(DriverKind::Epoll).map_err(context("executor"))?;
     executor.block_on(async {
         let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
         let export = Export::new("data", fs, Vec::new());
-        let journal = FileJournal::open(&sessions).map_err(told("journal"))?;
+        let journal = FileJournal::open(&sessions).map_err(context("journal"))?;
         let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal));
-        let listener = listen_first(&address).await.map_err(told("bind"))?.listener;
+        let listener = listen_first(&address).await.map_err(context("bind"))?.listener;
         drop(ready.send(Ok(thread_id()))); // whoever started us waits
-        Err(server.serve_all(listener).await).map_err(told("accept"))
+        Err(server.serve_all(listener).await).map_err(context("accept"))
     })
 }
 
@@ -100,8 +104,8 @@ impl Counters {
             calls,
             system_calls: system_calls.map(|(client, server)| (client.count(), server.count())),
             copied: dray_core::copied_bytes(),
-            client: counted(Part::Client),
-            server: counted(Part::Server),
+            client: counted(ThreadRole::Client),
+            server: counted(ThreadRole::Server),
         }
     }
 
@@ -149,16 +153,17 @@ struct Scene {
     into: [Option<BufMut>; 2],
 }
 
-async fn count_all(address: Address, server_tid: i32) -> Outcome<Vec<Cost>> {
+async fn count_all(address: Address, server_tid: i32) -> CommandResult<Vec<Cost>> {
     let fs = sessions::client(&address, "data").await?;
     let system_calls = ThreadCounter::new(thread_id()).zip(ThreadCounter::new(server_tid));
     let mut counters = Counters { fs, system_calls };
     let cx = Context::system();
     let root = counters.fs.info().root;
-    let name = Name::new(b"file").map_err(told("name"))?;
-    let (entry, file) = counters.fs.create(&cx, root, name, NEW).await.map_err(told("create"))?;
+    let name = Name::new(b"file").map_err(context("name"))?;
+    let (entry, file) =
+        counters.fs.create(&cx, root, name, NEW).await.map_err(context("create"))?;
     let data = Buf::from(vec![1; 1 << 20]);
-    file.write(&cx, Write::at(0), data.clone()).await.map_err(told("write"))?;
+    file.write(&cx, Write::at(0), data.clone()).await.map_err(context("write"))?;
     let into = [Some(BufMut::heap(4096)), Some(BufMut::heap(1 << 20))];
     let mut scene = Scene { cx, root, id: entry.id, file, data, into };
     let mut costs = Vec::new();
@@ -179,40 +184,40 @@ async fn count_all(address: Address, server_tid: i32) -> Outcome<Vec<Cost>> {
 impl Scene {
     /// Does `op` once. What the counting itself allocates (a name for `create_close` and
     /// `remove`) is on the stack.
-    async fn once(&mut self, fs: &RemoteFs, op: &str, index: u64) -> Outcome {
+    async fn once(&mut self, fs: &RemoteFs, op: &str, index: u64) -> CommandResult {
         let numbered = *b"f0000000";
         let numbered = numbered_name(numbered, index);
-        let new_name = Name::new(&numbered).map_err(told("name"))?;
+        let new_name = Name::new(&numbered).map_err(context("name"))?;
         let (cx, root) = (&self.cx, self.root);
         match op {
             "lookup" => {
-                let name = Name::new(b"file").map_err(told("name"))?;
-                fs.lookup(cx, root, name).await.map(drop).map_err(told(op))
+                let name = Name::new(b"file").map_err(context("name"))?;
+                fs.lookup(cx, root, name).await.map(drop).map_err(context(op))
             }
-            "getattr" => fs.getattr(cx, self.id).await.map(drop).map_err(told(op)),
+            "getattr" => fs.getattr(cx, self.id).await.map(drop).map_err(context(op)),
             "read_4k" => self.read(4096).await,
             "read_1m" => self.read(1 << 20).await,
             "write_4k" => self.write(4096).await,
             "write_1m" => self.write(1 << 20).await,
             "open_close" => {
-                let file = fs.open(cx, self.id, OpenHow::READ).await.map_err(told(op))?;
-                file.close(cx).await.map_err(told(op))
+                let file = fs.open(cx, self.id, OpenHow::READ).await.map_err(context(op))?;
+                file.close(cx).await.map_err(context(op))
             }
             "create_close" => {
-                let (_, file) = fs.create(cx, root, new_name, NEW).await.map_err(told(op))?;
-                file.close(cx).await.map_err(told(op))
+                let (_, file) = fs.create(cx, root, new_name, NEW).await.map_err(context(op))?;
+                file.close(cx).await.map_err(context(op))
             }
             "put_4k" => {
-                let (name, data) = (Name::new(b"put").map_err(told("name"))?, &self.data);
-                fs.put(cx, root, name, 0o644, data.slice(0..4096)).await.map_err(told(op))
+                let (name, data) = (Name::new(b"put").map_err(context("name"))?, &self.data);
+                fs.put(cx, root, name, 0o644, data.slice(0..4096)).await.map_err(context(op))
             }
-            "remove" => fs.remove(cx, root, new_name, RemoveKind::File).await.map_err(told(op)),
+            "remove" => fs.remove(cx, root, new_name, RemoveKind::File).await.map_err(context(op)),
             _ => Err(format!("no operation is called {op}")),
         }
     }
 
     /// Reads into the same buffer every time, as a FUSE payload is used again.
-    async fn read(&mut self, bytes: usize) -> Outcome {
+    async fn read(&mut self, bytes: usize) -> CommandResult {
         let place = usize::from(bytes > 4096);
         let mut into = self.into[place].take().ok_or("the buffer is lost")?;
         into.clear();
@@ -225,9 +230,9 @@ impl Scene {
         Ok(())
     }
 
-    async fn write(&mut self, bytes: usize) -> Outcome {
+    async fn write(&mut self, bytes: usize) -> CommandResult {
         let data = self.data.slice(0..bytes);
-        self.file.write(&self.cx, Write::at(0), data).await.map(drop).map_err(told("write"))
+        self.file.write(&self.cx, Write::at(0), data).await.map(drop).map_err(context("write"))
     }
 }
 

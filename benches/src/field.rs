@@ -1,36 +1,36 @@
-//! Counters that a mount tells about itself: numbers in `dray status TARGET --json`.
+//! Counters of a mount: numbers in `dray status TARGET --json`.
 
 use std::process::Command;
 
 use crate::json::Value;
-use crate::{Outcome, told};
+use crate::{CommandResult, context};
 
 /// Which fields are read, and by which command.
 #[derive(Clone, Debug)]
-pub struct Fields {
+pub struct StatusFields {
     /// A shell command that prints one JSON value.
     pub command: String,
     /// What we call each, and its path in the value: `round_trips=rpc.calls`.
     pub paths: Vec<(String, String)>,
 }
 
-impl Fields {
+impl StatusFields {
     /// From `name=path,name=path`.
-    pub fn new(command: &str, paths: &str) -> Fields {
+    pub fn new(command: &str, paths: &str) -> StatusFields {
         let pairs = paths.split(',').filter_map(|pair| pair.split_once('='));
-        Fields {
+        StatusFields {
             command: command.to_owned(),
             paths: pairs.map(|(name, path)| (name.to_owned(), path.to_owned())).collect(),
         }
     }
 
     /// Reads them all now; a field that is not there is none.
-    pub fn read(&self) -> Outcome<Vec<Option<f64>>> {
+    pub fn read(&self) -> CommandResult<Vec<Option<f64>>> {
         if self.paths.is_empty() {
             return Ok(Vec::new());
         }
         let output = Command::new("sh").args(["-c", &self.command]).output();
-        let output = output.map_err(told(&self.command))?;
+        let output = output.map_err(context(&self.command))?;
         let text = String::from_utf8_lossy(&output.stdout);
         let value = Value::parse(&text).ok_or_else(|| format!("{}: no JSON", self.command))?;
         Ok(self.paths.iter().map(|(_, path)| sum_at(&value, path)).collect())

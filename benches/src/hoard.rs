@@ -1,5 +1,5 @@
-//! Connections that have the server remember as much as it lets them: callers in as many groups as
-//! there may be, and as many of these as there may be.
+//! Connections that make the server remember as much as it allows: callers with as many groups as possible,
+//! and as many such callers as possible.
 
 use std::io::{Error, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use dray_rpc::wire::{
     Auth, Challenge, Hello, Kind, Proof, VERSION_MAX, VERSION_MIN, Welcome, Wire,
 };
 
-use crate::{Outcome, idle, told};
+use crate::{CommandResult, context, idle};
 
 /// Callers of one connection: as many as it can number.
 const CALLERS: u32 = 256;
@@ -86,7 +86,7 @@ fn name_callers(stream: &mut UnixStream) {
 }
 
 /// `count` connections to the server at `socket`, whose processes are `server`. Errors: it lets none in.
-pub fn hoard(socket: &Path, export: &str, count: u64, server: &[i32]) -> Outcome<Hoard> {
+pub fn hoard(socket: &Path, export: &str, count: u64, server: &[i32]) -> CommandResult<Hoard> {
     let before = idle::resident_kib(server);
     let mut streams = Vec::new();
     for number in 1..=count {
@@ -95,7 +95,7 @@ pub fn hoard(socket: &Path, export: &str, count: u64, server: &[i32]) -> Outcome
                 name_callers(&mut stream);
                 streams.push(stream);
             }
-            Err(error) if streams.is_empty() => return Err(told("connect")(error)),
+            Err(error) if streams.is_empty() => return Err(context("connect")(error)),
             Err(_) => break, // this machine has its share
         }
     }

@@ -1,4 +1,4 @@
-//! What daemons cost while nothing is asked of them.
+//! The cost of daemons that have nothing to do.
 
 use std::fs;
 use std::time::Duration;

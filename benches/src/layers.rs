@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dray_core::{Context, Fut};
 
-use crate::alloc::{Part, counted};
+use crate::alloc::{ThreadRole, counted};
 
 /// As `FileSystem` and `OpenFile` are shaped: a reference, a context, a boxed future.
 trait Layer: Send + Sync {
@@ -47,7 +47,7 @@ pub fn five(calls: u32) -> LayerCost {
     }
     let cx = Context::system();
     let mut task = TaskContext::from_waker(Waker::noop());
-    let (allocations, begin) = (counted(Part::Other).0, Instant::now());
+    let (allocations, begin) = (counted(ThreadRole::Other).0, Instant::now());
     for at in 0..calls {
         let mut future = pin!(black_box(&stack).read(&cx, u64::from(at)));
         if let Poll::Ready(value) = future.as_mut().poll(&mut task) {
@@ -57,6 +57,6 @@ pub fn five(calls: u32) -> LayerCost {
     let calls = calls.max(1);
     LayerCost {
         time: begin.elapsed() / calls,
-        allocations: (counted(Part::Other).0 - allocations) as f64 / f64::from(calls),
+        allocations: (counted(ThreadRole::Other).0 - allocations) as f64 / f64::from(calls),
     }
 }

@@ -33,9 +33,9 @@ pub mod tcp;
 pub mod workload;
 
 /// What any command of this crate answers: an error is text for people.
-pub type Outcome<T = ()> = Result<T, String>;
+pub type CommandResult<T = ()> = Result<T, String>;
 
 /// Turns any error into text that says what was being done.
-pub fn told<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> String + '_ {
+pub fn context<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> String + '_ {
     move |error| format!("{what}: {error}")
 }

@@ -4,8 +4,8 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use crate::target::{Place, Target};
-use crate::{Outcome, cpu};
+use crate::target::{FileCalls, FileLocation};
+use crate::{CommandResult, cpu};
 
 /// What was done in one run, and what it cost.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,10 +54,11 @@ pub struct Daemons {
 }
 
 /// One operation of a job: gets its number, answers the bytes that it moved.
-pub type Operation<'a> = Box<dyn FnMut(u64) -> std::io::Result<usize> + 'a>;
+pub type JobOperation<'a> = Box<dyn FnMut(u64) -> std::io::Result<usize> + 'a>;
 
 /// Makes the operation of a job (by its number) on its own target.
-pub type Prepare<'p, 'e> = &'p (dyn Fn(Box<dyn Target>, usize) -> Outcome<Operation<'e>> + Sync);
+pub type Prepare<'p, 'e> =
+    &'p (dyn Fn(Box<dyn FileCalls>, usize) -> CommandResult<JobOperation<'e>> + Sync);
 
 struct Clocks {
     at: Instant,
@@ -98,12 +99,12 @@ impl Clocks {
 /// Runs `jobs` threads. Each connects, prepares an operation by `prepare(target, job)`,
 /// waits for the others, and then repeats it. Preparation is in no figure.
 pub fn run<'e>(
-    place: &Place,
+    place: &FileLocation,
     jobs: usize,
     until: Until,
     daemons: &Daemons,
     prepare: Prepare<'_, 'e>,
-) -> Outcome<Sample> {
+) -> CommandResult<Sample> {
     let barrier = Barrier::new(jobs + 1);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..jobs)
@@ -130,12 +131,12 @@ pub fn run<'e>(
 }
 
 fn one_job<'e>(
-    place: &Place,
+    place: &FileLocation,
     job: usize,
     until: Until,
     barrier: &Barrier,
     prepare: Prepare<'_, 'e>,
-) -> Outcome<(u64, u64)> {
+) -> CommandResult<(u64, u64)> {
     let prepared = place.target().and_then(|target| prepare(target, job));
     // Both barriers are passed whatever happened, or the others would wait for ever.
     barrier.wait();

@@ -1,5 +1,5 @@
-//! Thousands who wait for locks of one file and then give up, as the processes of a job do that is
-//! killed: what that costs whoever else the server serves.
+//! Thousands of processes wait for locks of one file and then give up, as those of a killed job do. The cost
+//! for other clients of the server is measured.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use dray_rpc::client::RemoteFs;
 use dray_rt::{DriverKind, Executor, sleep, spawn_join};
 
 use crate::sessions::client;
-use crate::{Outcome, told};
+use crate::{CommandResult, context};
 
 /// Calls of one session that wait: fewer than a server allows at once, so that giving up gets through.
 const WAITERS_EACH: usize = 100;
@@ -33,12 +33,12 @@ async fn opened(
     address: &Address,
     export: &str,
     name: &str,
-) -> Outcome<(RemoteFs, Arc<dyn OpenFile>)> {
+) -> CommandResult<(RemoteFs, Arc<dyn OpenFile>)> {
     let fs = client(address, export).await?;
     let cx = Context::system();
-    let name_of = Name::new(name.as_bytes()).map_err(told(name))?;
-    let entry = fs.lookup(&cx, fs.info().root, name_of).await.map_err(told(name))?;
-    let file = fs.open(&cx, entry.id, OpenHow::READ_WRITE).await.map_err(told(name))?;
+    let name_of = Name::new(name.as_bytes()).map_err(context(name))?;
+    let entry = fs.lookup(&cx, fs.info().root, name_of).await.map_err(context(name))?;
+    let file = fs.open(&cx, entry.id, OpenHow::READ_WRITE).await.map_err(context(name))?;
     Ok((fs, file))
 }
 
@@ -50,13 +50,13 @@ pub fn give_up(
     export: &str,
     name: &str,
     (count, rounds): (usize, usize),
-) -> Outcome<Duration> {
-    let mut executor = Executor::new(DriverKind::Epoll).map_err(told("executor"))?;
+) -> CommandResult<Duration> {
+    let mut executor = Executor::new(DriverKind::Epoll).map_err(context("executor"))?;
     executor.block_on(async {
         let (holder, held) = opened(address, export, name).await?;
         let all = LockRange { start: 0, end: u64::MAX };
         let take = lock(0, LockKind::Exclusive, all);
-        held.lock(&Context::system(), take, false).await.map_err(told("lock"))?;
+        held.lock(&Context::system(), take, false).await.map_err(context("lock"))?;
         let mut clients = Vec::new();
         for _ in 0..count.div_ceil(WAITERS_EACH) {
             clients.push(opened(address, export, name).await?);

@@ -2,11 +2,11 @@
 
 mod commands;
 
-use dray_bench::alloc::Counting;
-use dray_bench::args::Args;
+use dray_bench::alloc::CountingAllocator;
+use dray_bench::args::BenchArgs;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const USAGE: &str = "usage: dray-bench COMMAND ...
   load      one or more workloads on a directory or an NFS export
@@ -40,7 +40,7 @@ fn main() {
     allow_many_files();
     let mut args = std::env::args().skip(1);
     let command = args.next().unwrap_or_default();
-    let outcome = Args::new(args).and_then(|args| commands::run(&command, &args));
+    let outcome = BenchArgs::new(args).and_then(|args| commands::run(&command, &args));
     match outcome {
         Ok(()) => {}
         Err(error) if error.is_empty() => {

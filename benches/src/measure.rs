@@ -1,7 +1,7 @@
 //! One measured figure, and the lines that figures are kept in.
 
-use crate::Outcome;
-use crate::args::Args;
+use crate::CommandResult;
+use crate::args::BenchArgs;
 use crate::json::{Value, quoted};
 
 /// One figure of one arm in one round.
@@ -62,7 +62,7 @@ pub struct Printer {
 
 impl Printer {
     /// As `--bench`, `--arm` and `--round` say. Errors: a round that is no number.
-    pub fn new(args: &Args) -> Outcome<Printer> {
+    pub fn new(args: &BenchArgs) -> CommandResult<Printer> {
         let text = |name, default: &str| args.get(name).unwrap_or(default).to_owned();
         let round = args.number("round", 0)?;
         Ok(Printer { bench: text("bench", "serial"), arm: text("arm", "native"), round })
@@ -83,8 +83,8 @@ impl Printer {
 }
 
 /// All measures in a file of such lines; a line that is none is an error.
-pub fn read_all(path: &str) -> Outcome<Vec<Measure>> {
-    let text = std::fs::read_to_string(path).map_err(crate::told(path))?;
+pub fn read_all(path: &str) -> CommandResult<Vec<Measure>> {
+    let text = std::fs::read_to_string(path).map_err(crate::context(path))?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
         .map(|(index, line)| {

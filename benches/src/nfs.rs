@@ -8,7 +8,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::OnceLock;
 
-use crate::target::{File, How, Target};
+use crate::target::{FileCalls, LoadedFile, OpenKind};
 
 /// Libraries looked for, and whether the buffer comes before the length.
 const LIBRARIES: [(&CStr, bool); 5] = [
@@ -102,7 +102,7 @@ fn load((soname, buffer_first): (&CStr, bool)) -> Option<Library> {
 }
 
 /// One mounted export, for one thread: a connection of its own.
-pub struct Mount(Rc<Context>);
+pub struct NfsMount(Rc<Context>);
 
 /// Kept by the mount and by every file on it.
 struct Context {
@@ -110,9 +110,9 @@ struct Context {
     nfs: Nfs,
 }
 
-impl Mount {
+impl NfsMount {
     /// Mounts `nfs://SERVER/PATH?options`; libnfs(3) documents the options.
-    pub fn new(url: &str) -> io::Result<Mount> {
+    pub fn new(url: &str) -> io::Result<NfsMount> {
         let libnfs = libnfs()?;
         let text = CString::new(url)?;
         // SAFETY: the context is new and used by this thread alone; what parse_url_dir
@@ -124,7 +124,7 @@ impl Mount {
                 return Err(mount.error(-libc::EINVAL));
             }
             match (libnfs.mount)(mount.nfs, (*url).server, (*url).path) {
-                0 => Ok(Mount(Rc::new(mount))),
+                0 => Ok(NfsMount(Rc::new(mount))),
                 code => Err(mount.error(code)),
             }
         }
@@ -158,31 +158,31 @@ struct NfsFile {
     handle: Handle,
 }
 
-impl Target for Mount {
+impl FileCalls for NfsMount {
     fn path(&self, name: &str) -> CString {
         CString::new(format!("/{name}")).unwrap_or_default() // names are ours: no NUL
     }
 
-    fn open(&self, path: &CStr, how: How) -> io::Result<Box<dyn File>> {
+    fn open(&self, path: &CStr, how: OpenKind) -> io::Result<Box<dyn LoadedFile>> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: `path` ends with NUL, `handle` is ours to be written.
         let code = unsafe {
             let exclusive = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
             match how {
-                How::Read | How::ReadDirect => {
+                OpenKind::Read | OpenKind::ReadDirect => {
                     (self.0.libnfs.open)(self.0.nfs, path.as_ptr(), libc::O_RDONLY, &mut handle)
                 }
-                How::WriteDirect => {
+                OpenKind::WriteDirect => {
                     (self.0.libnfs.open)(self.0.nfs, path.as_ptr(), libc::O_RDWR, &mut handle)
                 }
-                How::WriteSync => {
+                OpenKind::WriteSync => {
                     let flags = libc::O_RDWR | libc::O_SYNC;
                     (self.0.libnfs.open)(self.0.nfs, path.as_ptr(), flags, &mut handle)
                 }
-                How::Create => {
+                OpenKind::Create => {
                     (self.0.libnfs.create)(self.0.nfs, path.as_ptr(), exclusive, 0o644, &mut handle)
                 }
-                How::Fill => {
+                OpenKind::Fill => {
                     let flags = libc::O_WRONLY | libc::O_CREAT;
                     (self.0.libnfs.create)(self.0.nfs, path.as_ptr(), flags, 0o644, &mut handle)
                 }
@@ -232,7 +232,7 @@ impl NfsFile {
     }
 }
 
-impl File for NfsFile {
+impl LoadedFile for NfsFile {
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
         // SAFETY: `into` is ours to be written.
         unsafe {

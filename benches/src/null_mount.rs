@@ -7,14 +7,14 @@ use dray_backends::null::NullFs;
 use dray_core::FsUuid;
 use dray_fuse::{Device, MountOptions, Mounted, Options, Transport, TransportWish, mount};
 
-use crate::{Outcome, told};
+use crate::{CommandResult, context};
 
 /// Size of its one file, bytes: more than any load reads.
 const FILE_BYTES: u64 = 1 << 40;
 
 /// Mounts at `at` and serves until the mount ends. Errors: those of mounting, and a `transport` that is
 /// unknown or that this kernel does not offer.
-pub fn serve(at: &Path, transport: &str) -> Outcome {
+pub fn serve(at: &Path, transport: &str) -> CommandResult {
     let (wish, wanted) = match transport {
         "classic" => (TransportWish::Classic, Transport::Classic),
         "uring" => (TransportWish::Uring, Transport::Uring),
@@ -27,12 +27,12 @@ pub fn serve(at: &Path, transport: &str) -> Outcome {
         ..MountOptions::default()
     };
     let place = at.display().to_string();
-    let descriptor = mount(at, &mount_options).map_err(told(&place))?;
-    let device = Device::new(descriptor).map_err(told(&place))?;
+    let descriptor = mount(at, &mount_options).map_err(context(&place))?;
+    let device = Device::new(descriptor).map_err(context(&place))?;
     let fs = NullFs::new(FsUuid(1), FILE_BYTES);
-    let mounted = Mounted::start_with(fs, device, options).map_err(told(&place))?;
+    let mounted = Mounted::start_with(fs, device, options).map_err(context(&place))?;
     if mounted.stats().transport != wanted {
         return Err(format!("{place}: the kernel does not offer the transport {transport}"));
     }
-    mounted.wait().map_err(told(&place))
+    mounted.wait().map_err(context(&place))
 }

@@ -5,11 +5,11 @@ mod bars;
 use std::fs;
 use std::path::Path;
 
-use crate::args::Args;
+use crate::args::BenchArgs;
 use crate::measure::read_all;
-use crate::plot::bars::{Bar, Group, chart};
-use crate::report::{Measures, PEER_ROWS, TARGETS, Target, Verdict, parts_table, table, value};
-use crate::{Outcome, told};
+use crate::plot::bars::{ChartBar, Group, chart};
+use crate::report::{GOALS, Goal, GoalVerdict, Measures, PEER_ROWS, parts_table, table, value};
+use crate::{CommandResult, context};
 
 /// Between these lines of the README its summary and its table are written.
 const README: (&str, &str) = ("<!-- bench: begin -->", "<!-- bench: end -->");
@@ -18,9 +18,9 @@ const TARGETS_PAGE: (&str, &str) = ("<!-- performance: begin -->", "<!-- perform
 
 /// `plot --serial FILE --peers FILE --figures DIR --readme FILE --performance FILE`. A file
 /// of a benchmark that never ran is left out.
-pub fn run(args: &Args) -> Outcome {
+pub fn run(args: &BenchArgs) -> CommandResult {
     let figures = Path::new(args.need("figures")?);
-    fs::create_dir_all(figures).map_err(told("figures"))?;
+    fs::create_dir_all(figures).map_err(context("figures"))?;
     let mut block = String::new();
     if let Some(measures) = measures(args.need("serial")?)? {
         save(&figures.join("serial.svg"), &serial_chart(&measures))?;
@@ -40,22 +40,22 @@ pub fn run(args: &Args) -> Outcome {
     write_block(Path::new(args.need("readme")?), README, &block)
 }
 
-fn measures(path: &str) -> Outcome<Option<Measures>> {
+fn measures(path: &str) -> CommandResult<Option<Measures>> {
     match Path::new(path).exists() {
         true => read_all(path).map(|all| Some(Measures::new(all))),
         false => Ok(None),
     }
 }
 
-fn save(path: &Path, text: &str) -> Outcome {
-    fs::write(path, text).map_err(told(&path.display().to_string()))
+fn save(path: &Path, text: &str) -> CommandResult {
+    fs::write(path, text).map_err(context(&path.display().to_string()))
 }
 
 /// Replaces what is between the markers. Errors: the page cannot be read or written, or has
 /// no such markers.
-fn write_block(page: &Path, markers: (&str, &str), block: &str) -> Outcome {
+fn write_block(page: &Path, markers: (&str, &str), block: &str) -> CommandResult {
     let name = page.display().to_string();
-    let text = fs::read_to_string(page).map_err(told(&name))?;
+    let text = fs::read_to_string(page).map_err(context(&name))?;
     let text = with_block(&text, markers, block);
     save(page, &text.ok_or(format!("{name} has no `{}` to write behind", markers.0))?)
 }
@@ -82,7 +82,7 @@ fn serial_chart(measures: &Measures) -> String {
             bars: ["native", "tcp", "uring", "classic"]
                 .iter()
                 .filter_map(|arm| {
-                    Some(Bar { arm: (*arm).to_owned(), value: measures.median(arm, metric)? })
+                    Some(ChartBar { arm: (*arm).to_owned(), value: measures.median(arm, metric)? })
                 })
                 .collect(),
         })
@@ -100,7 +100,7 @@ fn peers_chart(measures: &Measures) -> String {
             let mounted = arms.iter().filter(|arm| **arm != "native");
             let bars = mounted.filter_map(|arm| {
                 let value = measures.median(arm, row.raw)? / native;
-                Some(Bar { arm: (*arm).to_owned(), value: value * 100.0 })
+                Some(ChartBar { arm: (*arm).to_owned(), value: value * 100.0 })
             });
             let title = row.title.split(',').next().unwrap_or(row.title);
             Group { title: row_title(title, row.name), bars: bars.collect() }
@@ -118,14 +118,14 @@ fn row_title(title: &str, name: &str) -> String {
 
 /// How many of the targets were reached, in a sentence.
 fn summary(measures: &Measures) -> String {
-    let verdicts = |arm: &str| -> Vec<Verdict> {
-        let of = |(metric, _, target): &(&str, &str, Target)| {
+    let verdicts = |arm: &str| -> Vec<GoalVerdict> {
+        let of = |(metric, _, target): &(&str, &str, Goal)| {
             Some(target.judge(of_transport(measures, arm, metric)?))
         };
-        TARGETS.iter().filter_map(of).collect()
+        GOALS.iter().filter_map(of).collect()
     };
     let [classic, uring] = TRANSPORTS.map(verdicts);
-    let met = |all: &[Verdict]| all.iter().filter(|one| **one == Verdict::Pass).count();
+    let met = |all: &[GoalVerdict]| all.iter().filter(|one| **one == GoalVerdict::Pass).count();
     format!(
         "Of {} targets this run met {} on the classic transport and {} over a ring (io_uring).\n",
         classic.len().max(uring.len()),
@@ -145,10 +145,10 @@ fn of_transport(measures: &Measures, arm: &str, metric: &str) -> Option<f64> {
 fn targets_table(measures: &Measures) -> String {
     let mut rows = vec![vec!["metric".to_owned(), "unit".to_owned(), "target".to_owned()]];
     rows[0].extend(TRANSPORTS.iter().map(|arm| (*arm).to_owned()));
-    for (metric, unit, target) in TARGETS {
+    for (metric, unit, target) in GOALS {
         let mut row = vec![metric.to_owned(), unit.to_owned(), target.text()];
         row.extend(TRANSPORTS.iter().map(|arm| match of_transport(measures, arm, metric) {
-            Some(value) if target.judge(value) == Verdict::Miss => {
+            Some(value) if target.judge(value) == GoalVerdict::Miss => {
                 format!("{} (missed)", table::figure(value))
             }
             value => table::figure_or_dash(value),

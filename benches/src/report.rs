@@ -10,12 +10,12 @@ pub(crate) mod table;
 use std::fs::File;
 use std::io::Write;
 
-use crate::args::Args;
+use crate::args::BenchArgs;
 use crate::measure::{Measure, median, read_all};
-use crate::{Outcome, told};
+use crate::{CommandResult, context};
 
 pub use peers::{ROWS as PEER_ROWS, ratio_metric};
-pub use serial::{TARGETS, Target, Verdict, value};
+pub use serial::{GOALS, Goal, GoalVerdict, value};
 pub use sums::table as parts_table;
 
 /// The measures of a run, to be asked for.
@@ -91,7 +91,7 @@ const DETAILS: [&str; 5] = [
 
 /// `report --bench serial|against|peers|many --raw FILE --out FILE`: the lines go to standard output
 /// and into the file, the table to standard output behind them.
-pub fn run(args: &Args) -> Outcome {
+pub fn run(args: &BenchArgs) -> CommandResult {
     let measures = Measures::new(read_all(args.need("raw")?)?);
     let (mut lines, table) = match args.need("bench")? {
         "serial" => serial::report(&measures),
@@ -102,12 +102,12 @@ pub fn run(args: &Args) -> Outcome {
     };
     lines.extend(measures.medians());
     let path = args.need("out")?;
-    let mut file = File::create(path).map_err(told(path))?;
+    let mut file = File::create(path).map_err(context(path))?;
     for measure in &lines {
         if !DETAILS.iter().any(|detail| measure.metric.ends_with(detail)) {
             println!("{}", measure.line());
         }
-        writeln!(file, "{}", measure.line()).map_err(told(path))?;
+        writeln!(file, "{}", measure.line()).map_err(context(path))?;
     }
     println!("\n{table}");
     Ok(())

@@ -8,10 +8,10 @@ use dray_fabric::{Address, ReservedPort};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rt::{DriverKind, Executor};
 
-use crate::{Outcome, idle, told};
+use crate::{CommandResult, context, idle};
 
 /// A session of its own on `address`.
-pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {
+pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> {
     let options = ClientOptions {
         export: export.to_owned(),
         key: None,
@@ -25,7 +25,7 @@ pub async fn client(address: &Address, export: &str) -> Outcome<RemoteFs> {
     let session =
         Session::connect(Arc::new(ReservedPort(address.clone())), options, SessionMemory::heap())
             .await;
-    session.map(RemoteFs::new).map_err(told("connect"))
+    session.map(RemoteFs::new).map_err(context("connect"))
 }
 
 /// Sessions opened first, so that what the server allocates once is in no figure.
@@ -40,8 +40,8 @@ pub fn kib_per_session(
     export: &str,
     count: usize,
     server: &[i32],
-) -> Outcome<f64> {
-    let mut executor = Executor::new(DriverKind::Epoll).map_err(told("executor"))?;
+) -> CommandResult<f64> {
+    let mut executor = Executor::new(DriverKind::Epoll).map_err(context("executor"))?;
     executor.block_on(async {
         let mut sessions = Vec::new();
         for _ in 0..FIRST {

@@ -10,7 +10,7 @@ use std::time::Duration;
 const ATTACH_TIME: Duration = Duration::from_millis(400);
 
 /// A count under way.
-pub struct Counter {
+pub struct SyscallCounter {
     child: Child,
     output: PathBuf,
     tool: Tool,
@@ -22,16 +22,16 @@ enum Tool {
     Strace,
 }
 
-impl Counter {
+impl SyscallCounter {
     /// Begins to count the system calls of all threads of `pids`. None if neither tool works.
-    pub fn start(pids: &[i32]) -> Option<Counter> {
+    pub fn start(pids: &[i32]) -> Option<SyscallCounter> {
         if pids.is_empty() {
             return None;
         }
-        [Tool::Perf, Tool::Strace].into_iter().find_map(|tool| Counter::with(tool, pids))
+        [Tool::Perf, Tool::Strace].into_iter().find_map(|tool| SyscallCounter::with(tool, pids))
     }
 
-    fn with(tool: Tool, pids: &[i32]) -> Option<Counter> {
+    fn with(tool: Tool, pids: &[i32]) -> Option<SyscallCounter> {
         let output = std::env::temp_dir().join(format!(
             "dray-bench-syscalls-{}-{}",
             std::process::id(),
@@ -58,7 +58,7 @@ impl Counter {
         let mut child = command.spawn().ok()?;
         std::thread::sleep(ATTACH_TIME);
         match child.try_wait() {
-            Ok(None) => Some(Counter { child, output, tool }),
+            Ok(None) => Some(SyscallCounter { child, output, tool }),
             _ => None, // it gave up by itself
         }
     }

@@ -1,15 +1,15 @@
-//! What is loaded: a directory, or an NFS export without a kernel client between.
+//! The files that a workload loads: a directory, or an NFS export without a kernel client between.
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 
-use crate::{Outcome, nfs, told};
+use crate::{CommandResult, context, nfs};
 
 /// Where a workload finds its files.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum FileLocation {
     /// A directory of this machine, through the kernel.
     Directory(PathBuf),
     /// `nfs://HOST/PATH?...`, through libnfs.
@@ -18,7 +18,7 @@ pub enum Place {
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum OpenKind {
     /// To read, through the page cache.
     Read,
     /// To read, with `O_DIRECT`.
@@ -34,11 +34,11 @@ pub enum How {
 }
 
 /// File operations as an application makes them. One thread uses one of these.
-pub trait Target {
+pub trait FileCalls {
     /// Path of `name` at the place.
     fn path(&self, name: &str) -> CString;
     /// open(2).
-    fn open(&self, path: &CStr, how: How) -> io::Result<Box<dyn File>>;
+    fn open(&self, path: &CStr, how: OpenKind) -> io::Result<Box<dyn LoadedFile>>;
     /// stat(2); answers the size, bytes.
     fn stat(&self, path: &CStr) -> io::Result<u64>;
     /// unlink(2).
@@ -46,19 +46,19 @@ pub trait Target {
 }
 
 /// An open file; dropping closes it.
-pub trait File {
+pub trait LoadedFile {
     /// pread(2).
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<usize>;
     /// pwrite(2).
     fn write_at(&self, from: &[u8], at: u64) -> io::Result<usize>;
 }
 
-impl Place {
+impl FileLocation {
     /// Connects, for one thread.
-    pub fn target(&self) -> Outcome<Box<dyn Target>> {
+    pub fn target(&self) -> CommandResult<Box<dyn FileCalls>> {
         match self {
-            Place::Directory(dir) => Ok(Box::new(Directory(dir.clone()))),
-            Place::Nfs(url) => Ok(Box::new(nfs::Mount::new(url).map_err(told(url))?)),
+            FileLocation::Directory(dir) => Ok(Box::new(Directory(dir.clone()))),
+            FileLocation::Nfs(url) => Ok(Box::new(nfs::NfsMount::new(url).map_err(context(url))?)),
         }
     }
 }
@@ -70,20 +70,20 @@ fn checked(result: i64) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-impl Target for Directory {
+impl FileCalls for Directory {
     fn path(&self, name: &str) -> CString {
         let path = self.0.join(name).into_os_string().into_encoded_bytes();
         CString::new(path).unwrap_or_default() // names are ours: no NUL
     }
 
-    fn open(&self, path: &CStr, how: How) -> io::Result<Box<dyn File>> {
+    fn open(&self, path: &CStr, how: OpenKind) -> io::Result<Box<dyn LoadedFile>> {
         let flags = match how {
-            How::Read => libc::O_RDONLY,
-            How::ReadDirect => libc::O_RDONLY | libc::O_DIRECT,
-            How::WriteDirect => libc::O_RDWR | libc::O_DIRECT,
-            How::WriteSync => libc::O_RDWR | libc::O_DIRECT | libc::O_SYNC,
-            How::Fill => libc::O_WRONLY | libc::O_CREAT,
-            How::Create => libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL,
+            OpenKind::Read => libc::O_RDONLY,
+            OpenKind::ReadDirect => libc::O_RDONLY | libc::O_DIRECT,
+            OpenKind::WriteDirect => libc::O_RDWR | libc::O_DIRECT,
+            OpenKind::WriteSync => libc::O_RDWR | libc::O_DIRECT | libc::O_SYNC,
+            OpenKind::Fill => libc::O_WRONLY | libc::O_CREAT,
+            OpenKind::Create => libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL,
         };
         let open = |flags| {
             // SAFETY: `path` ends with NUL.
@@ -114,7 +114,7 @@ impl Target for Directory {
     }
 }
 
-impl File for Descriptor {
+impl LoadedFile for Descriptor {
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
         // SAFETY: `into` is ours to be written.
         checked(unsafe {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::load::Sample;
-use crate::{Outcome, cpu, told};
+use crate::{CommandResult, context, cpu};
 
 /// One message of a stream.
 const MESSAGE_BYTES: usize = 1 << 20;
@@ -58,32 +58,32 @@ pub struct Setup<'a> {
 
 impl Setup<'_> {
     /// Before a connection begins: what the first one has set up may stay.
-    fn prepare(&self, socket: &impl AsFd) -> Outcome {
+    fn prepare(&self, socket: &impl AsFd) -> CommandResult {
         let Some(name) = self.congestion else { return Ok(()) };
-        SockRef::from(socket).set_tcp_congestion(name.as_bytes()).map_err(told(name))
+        SockRef::from(socket).set_tcp_congestion(name.as_bytes()).map_err(context(name))
     }
 
-    fn connect(&self, port: &str) -> Outcome<TcpStream> {
-        let address: SocketAddr = format!("127.0.0.1:{port}").parse().map_err(told(port))?;
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(told("socket"))?;
+    fn connect(&self, port: &str) -> CommandResult<TcpStream> {
+        let address: SocketAddr = format!("127.0.0.1:{port}").parse().map_err(context(port))?;
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(context("socket"))?;
         self.prepare(&socket)?;
-        socket.connect(&address.into()).map_err(told(port))?;
+        socket.connect(&address.into()).map_err(context(port))?;
         Ok(socket.into())
     }
 }
 
 /// The server's side: prints its port, serves one connection, ends.
-pub fn serve(setup: Setup<'_>) -> Outcome {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(told("bind"))?;
+pub fn serve(setup: Setup<'_>) -> CommandResult {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(context("bind"))?;
     setup.prepare(&listener)?;
-    println!("{}", listener.local_addr().map_err(told("address"))?.port());
+    println!("{}", listener.local_addr().map_err(context("address"))?.port());
     if let Some(cpu) = setup.pin_cpu {
         cpu::pin(cpu);
     }
-    let (mut socket, _) = listener.accept().map_err(told("accept"))?;
-    socket.set_nodelay(true).map_err(told("nodelay"))?;
+    let (mut socket, _) = listener.accept().map_err(context("accept"))?;
+    socket.set_nodelay(true).map_err(context("nodelay"))?;
     let mut mode = [0];
-    socket.read_exact(&mut mode).map_err(told("read"))?;
+    socket.read_exact(&mut mode).map_err(context("read"))?;
     let mut buffer = vec![1; MESSAGE_BYTES];
     // The client ends each mode by closing its side, which shows as an error here.
     match mode[0] {
@@ -99,12 +99,12 @@ pub fn serve(setup: Setup<'_>) -> Outcome {
         }
     }
     // Stay until the client has read this process's clock.
-    std::io::stdin().read_to_end(&mut Vec::new()).map(drop).map_err(told("stdin"))
+    std::io::stdin().read_to_end(&mut Vec::new()).map(drop).map_err(context("stdin"))
 }
 
 /// Starts a server and loads it for `time`.
-pub fn run(mode: Mode, time: Duration, setup: Setup<'_>) -> Outcome<Sample> {
-    let this = std::env::current_exe().map_err(told("own path"))?;
+pub fn run(mode: Mode, time: Duration, setup: Setup<'_>) -> CommandResult<Sample> {
+    let this = std::env::current_exe().map_err(context("own path"))?;
     let mut command = Command::new(this);
     command.arg("tcp-serve").stdin(Stdio::piped()).stdout(Stdio::piped());
     if let Some(cpu) = setup.pin_cpu {
@@ -113,7 +113,7 @@ pub fn run(mode: Mode, time: Duration, setup: Setup<'_>) -> Outcome<Sample> {
     if let Some(name) = setup.congestion {
         command.args(["--congestion", name]);
     }
-    let mut child = command.spawn().map_err(told("tcp-serve"))?;
+    let mut child = command.spawn().map_err(context("tcp-serve"))?;
     // The client runs on a thread of its own: its binding to a CPU ends with it.
     let client = std::thread::scope(|scope| {
         let client = scope.spawn(|| {
@@ -127,31 +127,31 @@ pub fn run(mode: Mode, time: Duration, setup: Setup<'_>) -> Outcome<Sample> {
     if client.is_err() {
         let _ = child.kill(); // it may have ended by itself
     }
-    child.wait().map_err(told("tcp-serve"))?;
+    child.wait().map_err(context("tcp-serve"))?;
     client
 }
 
-fn drive(child: &mut Child, mode: Mode, time: Duration, setup: Setup<'_>) -> Outcome<Sample> {
+fn drive(child: &mut Child, mode: Mode, time: Duration, setup: Setup<'_>) -> CommandResult<Sample> {
     let pid = child.id() as i32;
     let out = child.stdout.take().ok_or("tcp-serve has no output")?;
     let mut port = String::new();
-    BufReader::new(out).read_line(&mut port).map_err(told("tcp-serve"))?;
+    BufReader::new(out).read_line(&mut port).map_err(context("tcp-serve"))?;
     let mut socket = setup.connect(port.trim())?;
-    socket.set_nodelay(true).map_err(told("nodelay"))?;
-    socket.write_all(&[mode.byte()]).map_err(told("write"))?;
+    socket.set_nodelay(true).map_err(context("nodelay"))?;
+    socket.write_all(&[mode.byte()]).map_err(context("write"))?;
     let mut buffer = vec![1; MESSAGE_BYTES];
     for _ in 0..8 {
-        step(&mut socket, &mut buffer, mode).map_err(told("raw TCP"))?; // windows have opened
+        step(&mut socket, &mut buffer, mode).map_err(context("raw TCP"))?; // windows have opened
     }
     let clocks = (Instant::now(), cpu::of_this_process(), cpu::of_process(pid));
     let mut ops = 0u64;
     while clocks.0.elapsed() < time {
-        step(&mut socket, &mut buffer, mode).map_err(told("raw TCP"))?;
+        step(&mut socket, &mut buffer, mode).map_err(context("raw TCP"))?;
         ops += 1;
     }
     if mode == Mode::StreamWrite {
-        socket.shutdown(std::net::Shutdown::Write).map_err(told("shutdown"))?;
-        socket.read_exact(&mut [0]).map_err(told("raw TCP"))?;
+        socket.shutdown(std::net::Shutdown::Write).map_err(context("shutdown"))?;
+        socket.read_exact(&mut [0]).map_err(context("raw TCP"))?;
     }
     let wall = clocks.0.elapsed();
     let served = cpu::of_process(pid).zip(clocks.2).map(|(after, before)| after - before);

@@ -26,8 +26,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::load::{Daemons, Prepare, Sample, Until, run};
-use crate::target::{How, Place, Target};
-use crate::{Outcome, told};
+use crate::target::{FileCalls, FileLocation, OpenKind};
+use crate::{CommandResult, context};
 
 /// One request of a stream.
 pub const BLOCK_BYTES: usize = 1 << 20;
@@ -41,7 +41,7 @@ const NAME_PREFIX: &str = "bench-name";
 /// What a run needs to know.
 pub struct Run<'a> {
     /// Where.
-    pub place: &'a Place,
+    pub place: &'a FileLocation,
     /// Threads.
     pub jobs: usize,
     /// How long.
@@ -84,12 +84,12 @@ fn file_name(job: usize) -> String {
     format!("bench-data-{job}")
 }
 
-fn names(target: &dyn Target, prefix: &str, count: u64) -> Vec<CString> {
+fn names(target: &dyn FileCalls, prefix: &str, count: u64) -> Vec<CString> {
     (0..count).map(|index| target.path(&format!("{prefix}-{index:06}"))).collect()
 }
 
 /// Makes the jobs' files, where they are not there in this size, and the small ones.
-pub fn fill(place: &Place, jobs: usize, file_bytes: u64) -> Outcome {
+pub fn fill(place: &FileLocation, jobs: usize, file_bytes: u64) -> CommandResult {
     let target = place.target()?;
     let mut block = Aligned::new(BLOCK_BYTES);
     for job in 0..jobs {
@@ -97,17 +97,17 @@ pub fn fill(place: &Place, jobs: usize, file_bytes: u64) -> Outcome {
         if target.stat(&path).ok() == Some(file_bytes) {
             continue;
         }
-        let file = target.open(&path, How::Fill).map_err(told("fill"))?;
+        let file = target.open(&path, OpenKind::Fill).map_err(context("fill"))?;
         for at in (0..file_bytes).step_by(BLOCK_BYTES) {
-            let moved = file.write_at(block.bytes(BLOCK_BYTES), at).map_err(told("fill"))?;
-            whole(moved, BLOCK_BYTES).map_err(told("fill"))?;
+            let moved = file.write_at(block.bytes(BLOCK_BYTES), at).map_err(context("fill"))?;
+            whole(moved, BLOCK_BYTES).map_err(context("fill"))?;
         }
     }
     Ok(())
 }
 
 /// Makes sure that the names that `workload` works on are there, or are not.
-pub fn prepare_names(place: &Place, workload: &str, count: u64) -> Outcome {
+pub fn prepare_names(place: &FileLocation, workload: &str, count: u64) -> CommandResult {
     let target = place.target()?;
     for path in names(&*target, NAME_PREFIX, count) {
         match workload {
@@ -115,7 +115,7 @@ pub fn prepare_names(place: &Place, workload: &str, count: u64) -> Outcome {
                 let _ = target.unlink(&path); // most are not there
             }
             "stat_cold" | "open_close" | "unlink" => {
-                target.open(&path, How::Fill).map(drop).map_err(told("prepare"))?;
+                target.open(&path, OpenKind::Fill).map(drop).map_err(context("prepare"))?;
             }
             _ => return Ok(()),
         }
@@ -124,13 +124,13 @@ pub fn prepare_names(place: &Place, workload: &str, count: u64) -> Outcome {
 }
 
 /// Makes the directories that `readdir` and `open_deep` use.
-pub fn fill_names(dir: &Path) -> Outcome {
-    fs::create_dir_all(dir.join("many")).map_err(told("many"))?;
-    fs::create_dir_all(dir.join("a/b/c")).map_err(told("a/b/c"))?;
-    fs::write(dir.join("a/b/c/file"), b"deep").map_err(told("a/b/c/file"))?;
-    fs::write(dir.join("known"), b"known").map_err(told("known"))?;
+pub fn fill_names(dir: &Path) -> CommandResult {
+    fs::create_dir_all(dir.join("many")).map_err(context("many"))?;
+    fs::create_dir_all(dir.join("a/b/c")).map_err(context("a/b/c"))?;
+    fs::write(dir.join("a/b/c/file"), b"deep").map_err(context("a/b/c/file"))?;
+    fs::write(dir.join("known"), b"known").map_err(context("known"))?;
     for index in 0..MANY_NAMES {
-        fs::write(dir.join(many_name(index)), b"").map_err(told("many"))?;
+        fs::write(dir.join(many_name(index)), b"").map_err(context("many"))?;
     }
     Ok(())
 }
@@ -146,19 +146,21 @@ pub fn drop_names() -> bool {
 
 impl Run<'_> {
     /// Runs one workload by name.
-    pub fn workload(&self, name: &str) -> Outcome<Sample> {
+    pub fn workload(&self, name: &str) -> CommandResult<Sample> {
         match name {
-            "stream_write" => self.stream(How::WriteDirect),
-            "stream_read" => self.stream(How::ReadDirect),
-            "warm_read" => self.warm().and_then(|()| self.stream(How::Read)),
-            "stream_sync" => self.stream(How::WriteSync),
-            "rand4k" => self.random_pages(How::ReadDirect),
-            "sync4k" => self.random_pages(How::WriteSync),
+            "stream_write" => self.stream(OpenKind::WriteDirect),
+            "stream_read" => self.stream(OpenKind::ReadDirect),
+            "warm_read" => self.warm().and_then(|()| self.stream(OpenKind::Read)),
+            "stream_sync" => self.stream(OpenKind::WriteSync),
+            "rand4k" => self.random_pages(OpenKind::ReadDirect),
+            "sync4k" => self.random_pages(OpenKind::WriteSync),
             "zeros" => self.zeros(),
             "create" => self.create(0),
             "create_write_close" => self.create(PAGE_BYTES),
             "stat_cold" => self.each_name(&|target, path| target.stat(path).map(drop)),
-            "open_close" => self.each_name(&|target, path| target.open(path, How::Read).map(drop)),
+            "open_close" => {
+                self.each_name(&|target, path| target.open(path, OpenKind::Read).map(drop))
+            }
             "unlink" => self.each_name(&|target, path| target.unlink(path)),
             "stat" => self.again("known", false),
             "open" => self.again("known", true),
@@ -169,16 +171,16 @@ impl Run<'_> {
         }
     }
 
-    fn stream(&self, how: How) -> Outcome<Sample> {
+    fn stream(&self, how: OpenKind) -> CommandResult<Sample> {
         let blocks = (self.file_bytes / BLOCK_BYTES as u64).max(1);
         run(self.place, self.jobs, self.until, self.daemons, &|target, job| {
             let path = target.path(&file_name(job));
-            let file = target.open(&path, how).map_err(told("open"))?;
+            let file = target.open(&path, how).map_err(context("open"))?;
             let mut block = Aligned::new(BLOCK_BYTES);
             Ok(Box::new(move |op| {
                 let (block, at) = (block.bytes(BLOCK_BYTES), op % blocks * BLOCK_BYTES as u64);
                 let moved = match how {
-                    How::WriteDirect | How::WriteSync => file.write_at(block, at)?,
+                    OpenKind::WriteDirect | OpenKind::WriteSync => file.write_at(block, at)?,
                     _ => file.read_at(block, at)?,
                 };
                 whole(moved, BLOCK_BYTES)
@@ -186,24 +188,25 @@ impl Run<'_> {
         })
     }
 
-    fn warm(&self) -> Outcome {
+    fn warm(&self) -> CommandResult {
         let target = self.place.target()?;
         let mut block = Aligned::new(BLOCK_BYTES);
         for job in 0..self.jobs {
-            let file =
-                target.open(&target.path(&file_name(job)), How::Read).map_err(told("warm"))?;
+            let file = target
+                .open(&target.path(&file_name(job)), OpenKind::Read)
+                .map_err(context("warm"))?;
             for at in (0..self.file_bytes).step_by(BLOCK_BYTES) {
-                file.read_at(block.bytes(BLOCK_BYTES), at).map_err(told("warm"))?;
+                file.read_at(block.bytes(BLOCK_BYTES), at).map_err(context("warm"))?;
             }
         }
         Ok(())
     }
 
-    fn random_pages(&self, how: How) -> Outcome<Sample> {
+    fn random_pages(&self, how: OpenKind) -> CommandResult<Sample> {
         let pages = (self.file_bytes / PAGE_BYTES as u64).max(1);
         run(self.place, self.jobs, self.until, self.daemons, &|target, job| {
             let path = target.path(&file_name(job));
-            let file = target.open(&path, how).map_err(told("open"))?;
+            let file = target.open(&path, how).map_err(context("open"))?;
             let mut page = Aligned::new(PAGE_BYTES);
             let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(job as u64 + 1);
             Ok(Box::new(move |_| {
@@ -213,7 +216,7 @@ impl Run<'_> {
                 state ^= state << 17;
                 let (page, at) = (page.bytes(PAGE_BYTES), state % pages * PAGE_BYTES as u64);
                 let moved = match how {
-                    How::WriteSync => file.write_at(page, at)?,
+                    OpenKind::WriteSync => file.write_at(page, at)?,
                     _ => file.read_at(page, at)?,
                 };
                 whole(moved, PAGE_BYTES)
@@ -221,7 +224,7 @@ impl Run<'_> {
         })
     }
 
-    fn zeros(&self) -> Outcome<Sample> {
+    fn zeros(&self) -> CommandResult<Sample> {
         run(self.place, self.jobs, self.until, self.daemons, &|_, _| {
             let mut block = Aligned::new(BLOCK_BYTES);
             Ok(Box::new(move |_| {
@@ -231,13 +234,13 @@ impl Run<'_> {
         })
     }
 
-    fn create(&self, write_bytes: usize) -> Outcome<Sample> {
+    fn create(&self, write_bytes: usize) -> CommandResult<Sample> {
         self.counted(&|target, _| {
             let paths = names(&*target, NAME_PREFIX, self.names);
             let mut page = Aligned::new(PAGE_BYTES);
-            target.stat(&target.path("")).map_err(told("root"))?;
+            target.stat(&target.path("")).map_err(context("root"))?;
             Ok(Box::new(move |op| {
-                let file = target.open(&paths[op as usize], How::Create)?;
+                let file = target.open(&paths[op as usize], OpenKind::Create)?;
                 match write_bytes {
                     0 => Ok(0),
                     bytes => whole(file.write_at(page.bytes(bytes), 0)?, bytes),
@@ -250,9 +253,9 @@ impl Run<'_> {
     /// it keeps for a second after the preparation would make some arms look like no network.
     fn each_name(
         &self,
-        act: &(dyn Fn(&dyn Target, &std::ffi::CStr) -> std::io::Result<()> + Sync),
-    ) -> Outcome<Sample> {
-        if matches!(self.place, Place::Directory(_)) && !drop_names() {
+        act: &(dyn Fn(&dyn FileCalls, &std::ffi::CStr) -> std::io::Result<()> + Sync),
+    ) -> CommandResult<Sample> {
+        if matches!(self.place, FileLocation::Directory(_)) && !drop_names() {
             eprintln!("dray-bench: may not drop caches: names may be known");
         }
         self.counted(&|target, _| {
@@ -262,25 +265,25 @@ impl Run<'_> {
     }
 
     /// Stats or opens the same name again and again.
-    fn again(&self, name: &str, open: bool) -> Outcome<Sample> {
+    fn again(&self, name: &str, open: bool) -> CommandResult<Sample> {
         self.counted(&|target, _| {
             let path = target.path(name);
-            drop(target.open(&path, How::Read).map_err(told(name))?);
-            target.stat(&path).map_err(told(name))?;
+            drop(target.open(&path, OpenKind::Read).map_err(context(name))?);
+            target.stat(&path).map_err(context(name))?;
             Ok(Box::new(move |_| match open {
                 // Left open, so that no close falls into what is counted.
-                true => target.open(&path, How::Read).map(std::mem::forget).map(|()| 0),
+                true => target.open(&path, OpenKind::Read).map(std::mem::forget).map(|()| 0),
                 false => target.stat(&path).map(|_| 0),
             }))
         })
     }
 
-    fn readdir(&self, stat: bool) -> Outcome<Sample> {
-        let Place::Directory(dir) = self.place else {
+    fn readdir(&self, stat: bool) -> CommandResult<Sample> {
+        let FileLocation::Directory(dir) = self.place else {
             return Err("readdir is for directories".into());
         };
         let many = dir.join("many");
-        let list = |target: &dyn Target| {
+        let list = |target: &dyn FileCalls| {
             let mut names = 0;
             for entry in fs::read_dir(&many)? {
                 let name = entry?.file_name();
@@ -298,7 +301,7 @@ impl Run<'_> {
     }
 
     /// One thread, `names` operations.
-    fn counted<'e>(&self, prepare: Prepare<'_, 'e>) -> Outcome<Sample> {
+    fn counted<'e>(&self, prepare: Prepare<'_, 'e>) -> CommandResult<Sample> {
         run(self.place, 1, Until::Count(self.names), self.daemons, prepare)
     }
 }

@@ -2,12 +2,12 @@
 //! there so that a change that makes every call dearer is noticed by whoever makes it: a
 //! bound is raised only together with a word on why.
 
-use dray_bench::alloc::Counting;
+use dray_bench::alloc::CountingAllocator;
 use dray_bench::counters::{self, Cost};
 use dray_bench::layers;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Operation, then most allocations at the client, at the server (with the file system in
 /// memory), bytes copied beside the backend's own, round trips, system calls of each end.

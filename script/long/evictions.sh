@@ -1,5 +1,5 @@
 #!/bin/bash
-# Large files that are removed, and a stranger who makes directories: evictions.sh [classic|uring]
+# Large files that are removed, and another client that makes directories: evictions.sh [classic|uring]
 # takes: 2 min
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
@@ -12,7 +12,7 @@ mount_at aggressor
 mount_at stranger
 mkdir "$scratch/store/export/quiet" "$scratch/store/export/large"
 # A hundred directories: each of the 64 parts into which a server could cut them has one, and the
-# stranger's has, too.
+# other client's has, too.
 mkdir "$scratch"/store/export/large/{1..100}
 
 # fragmented FILE MIB: a file of as many MiB whose every second page is there, which takes the

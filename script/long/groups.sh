@@ -1,5 +1,5 @@
 #!/bin/bash
-# Two users in many groups who take turns, and a stranger who only looks: groups.sh [classic|uring]
+# Two users in many groups who take turns, and another client that only looks: groups.sh [classic|uring]
 # takes: 1 min
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"

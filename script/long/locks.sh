@@ -1,5 +1,5 @@
 #!/bin/bash
-# Thousands of requests for locks that wait and give up, and a stranger: locks.sh [classic|uring]
+# Thousands of requests for locks that wait and give up, and another client: locks.sh [classic|uring]
 # takes: 2 min
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"

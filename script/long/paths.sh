@@ -1,5 +1,5 @@
 #!/bin/bash
-# An export without stable handles whose table of paths is written anew, and a stranger who looks:
+# An export without stable handles whose table of paths is written anew, and another client that looks:
 # paths.sh [classic|uring]
 # takes: 4 min
 . "$(dirname "$0")/../lib/common.sh"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A client that takes all locks or open files that it can, and a stranger who wants one: shares.sh [classic|uring]
+# A client that takes all locks or open files that it can, and another client that wants one: shares.sh [classic|uring]
 # takes: 5 min
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Writers that the disk cannot follow, and a stranger who only looks: streams.sh [classic|uring]
+# Writers that the disk cannot follow, and another client that only looks: streams.sh [classic|uring]
 # takes: 2 min
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
@@ -23,7 +23,7 @@ streams() {
     wait
 }
 
-# What the machine itself makes a stranger wait: the same streams without dray. No goal of dray's, but
+# What the machine itself makes another client wait: the same streams without dray. No goal of dray's, but
 # where processors are few, more than that cannot be asked of it on a quiet disk.
 beside stat-24-streams-of-others 100000 stat "$scratch/stranger/quiet" streams 24 "$scratch/store/bare"
 quiet_goal=$(awk -v ratio="${ratio:-0}" 'BEGIN { print (ratio > 3 ? ratio : 3) }')

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Servers that die, go away and run full, and strangers that send garbage: what applications
+# Servers that die, go away and run full, and unauthenticated peers that send garbage: what applications
 # see of it. failure.sh [classic|uring]
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
@@ -184,7 +184,7 @@ waits_are_killable() {
 }
 
 # Garbage, lengths beyond everything, and connections that say nothing disturb nobody.
-strangers_are_refused() {
+unauthenticated_peers_are_refused() {
     local number held=()
     for number in $(seq 20); do
         (head -c 3000 /dev/urandom >"/dev/tcp/127.0.0.1/$port") 2>/dev/null || true
@@ -220,6 +220,6 @@ checked open-files-live open_files_live
 checked deleted-files-live deleted_files_live
 checked limits-hold limits_hold
 checked waits-are-killable waits_are_killable
-checked strangers-are-refused strangers_are_refused
+checked unauthenticated-peers-are-refused unauthenticated_peers_are_refused
 checked full-is-said full_is_said
 finish

@@ -1,5 +1,5 @@
-//! Many clients that want the same thing: what one operation costs the server should not depend on
-//! how many others wait for theirs.
+//! Many clients contend for one thing. The cost of one operation at the server should not depend on how many
+//! others wait.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use dray_core::{
 };
 
 use super::Many;
-use super::crowd::{Member, Report};
+use super::crowd::{GroupMember, MemberReport};
 use super::life::{lock, make};
-use crate::{Outcome, told};
+use crate::{CommandResult, context};
 
 /// Operations of all clients together.
 const OPERATIONS: usize = 4000;
@@ -41,7 +41,7 @@ const WISHES: [(&str, Wish); 6] = [
 
 impl Many {
     /// Each wish, by few and by many.
-    pub(super) fn contention(&mut self) -> Outcome {
+    pub(super) fn contention(&mut self) -> CommandResult {
         let shared = self.shared_file()?;
         for crowd in CROWDS.into_iter().filter(|crowd| *crowd <= self.crowd.count) {
             for (name, wish) in WISHES {
@@ -52,7 +52,7 @@ impl Many {
     }
 
     /// The file that all use.
-    fn shared_file(&self) -> Outcome<FileId> {
+    fn shared_file(&self) -> CommandResult<FileId> {
         let (tell, told_id) = std::sync::mpsc::channel();
         self.crowd.begin(0..1, move |member, mut report| {
             let tell = tell.clone();
@@ -66,7 +66,7 @@ impl Many {
                 report
             }
         });
-        told_id.recv().map_err(told("the shared file"))
+        told_id.recv().map_err(context("the shared file"))
     }
 
     fn contend(&self, (name, wish): (&str, Wish), crowd: usize, shared: FileId) {
@@ -93,7 +93,12 @@ impl Many {
 }
 
 /// Opens or makes what it works on, which comes first among its files.
-async fn prepare(member: Arc<Member>, mut report: Report, wish: Wish, shared: FileId) -> Report {
+async fn prepare(
+    member: Arc<GroupMember>,
+    mut report: MemberReport,
+    wish: Wish,
+    shared: FileId,
+) -> MemberReport {
     let cx = Context::system();
     let file = match wish {
         Wish::Create => return report,
@@ -110,11 +115,16 @@ async fn prepare(member: Arc<Member>, mut report: Report, wish: Wish, shared: Fi
     report
 }
 
-fn own_name(member: &Member, round: usize) -> String {
+fn own_name(member: &GroupMember, round: usize) -> String {
     format!("c{}.{round}", member.number)
 }
 
-async fn contend(member: Arc<Member>, mut report: Report, wish: Wish, rounds: usize) -> Report {
+async fn contend(
+    member: Arc<GroupMember>,
+    mut report: MemberReport,
+    wish: Wish,
+    rounds: usize,
+) -> MemberReport {
     let (cx, root) = (Context::system(), member.fs.info().root);
     let file = member.files().first().cloned();
     for round in 0..rounds {
@@ -159,7 +169,7 @@ async fn contend(member: Arc<Member>, mut report: Report, wish: Wish, rounds: us
 
 static LARGE_DATA: [u8; LARGE_BYTES] = [7; LARGE_BYTES];
 
-async fn tidy(member: Arc<Member>, mut report: Report) -> Report {
+async fn tidy(member: Arc<GroupMember>, mut report: MemberReport) -> MemberReport {
     for file in member.give_up_files() {
         report.step(file.close(&Context::system())).await;
     }

@@ -1,4 +1,4 @@
-//! Many clients in one process: sessions on a few threads, which all do the same when told.
+//! Many clients in one process: sessions on a few threads, which all do the same work at the same time.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +11,10 @@ use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rt::sync::mpsc;
 use dray_rt::{DriverKind, Executor, Join, random_u64, sleep, spawn, spawn_join};
 
-use crate::many::link::Link;
+use crate::many::link::LoopbackLink;
 use crate::many::server::EXPORT;
-use crate::many::{Plan, spread::Spread};
-use crate::{Outcome, told};
+use crate::many::{ManyClientsPlan, spread::Spread};
+use crate::{CommandResult, context};
 
 /// Clients that share an address: fewer than a server takes from one.
 const CLIENTS_EACH: usize = 50;
@@ -24,16 +24,16 @@ const AGAIN: Duration = Duration::from_millis(300);
 const CONNECT_MAX: Duration = Duration::from_secs(120);
 
 /// One client.
-pub struct Member {
+pub struct GroupMember {
     /// Its number.
     pub number: usize,
     /// Its session.
     pub fs: RemoteFs,
-    link: Arc<Link>,
+    link: Arc<LoopbackLink>,
     files: Mutex<Vec<Arc<dyn OpenFile>>>,
 }
 
-impl Member {
+impl GroupMember {
     /// Files that it has open; its own comes first.
     pub fn files(&self) -> Vec<Arc<dyn OpenFile>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -57,7 +57,7 @@ impl Member {
 
 /// What became of one member's part.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct MemberReport {
     /// How long each step took, seconds.
     pub steps: Vec<f64>,
     /// How long all of it took, seconds.
@@ -66,7 +66,7 @@ pub struct Report {
     pub failures: Vec<String>,
 }
 
-impl Report {
+impl MemberReport {
     /// Times a step of it.
     pub async fn step<T>(&mut self, what: impl Future<Output = dray_core::Result<T>>) -> Option<T> {
         let begin = Instant::now();
@@ -78,9 +78,9 @@ impl Report {
 
 /// What all members did.
 #[derive(Clone, Debug, Default)]
-pub struct Reports(pub Vec<Report>);
+pub struct GroupReport(pub Vec<MemberReport>);
 
-impl Reports {
+impl GroupReport {
     /// Times of all steps of all members, seconds.
     pub fn steps(&self) -> Spread {
         Spread::new(self.0.iter().flat_map(|report| report.steps.iter().copied()).collect())
@@ -109,35 +109,35 @@ impl Reports {
     }
 }
 
-type Work = Arc<dyn Fn(Arc<Member>, Report) -> Fut<'static, Report> + Send + Sync>;
+type Work = Arc<dyn Fn(Arc<GroupMember>, MemberReport) -> Fut<'static, MemberReport> + Send + Sync>;
 
 enum Order {
-    Connect(Range<usize>, Sender<Report>),
-    Run(Range<usize>, Work, Sender<Report>),
+    Connect(Range<usize>, Sender<MemberReport>),
+    Run(Range<usize>, Work, Sender<MemberReport>),
 }
 
 /// A number of clients.
-pub struct Crowd {
+pub struct ClientGroup {
     stations: Vec<mpsc::UnboundedSender<Order>>,
     /// How many there are.
     pub count: usize,
 }
 
 /// Work that is under way.
-pub struct Running {
-    reports: std::sync::mpsc::Receiver<Report>,
+pub struct GroupWork {
+    reports: std::sync::mpsc::Receiver<MemberReport>,
 }
 
-impl Running {
+impl GroupWork {
     /// Waits for its end.
-    pub fn wait(self) -> Reports {
-        Reports(self.reports.iter().collect())
+    pub fn wait(self) -> GroupReport {
+        GroupReport(self.reports.iter().collect())
     }
 }
 
-impl Crowd {
+impl ClientGroup {
     /// Nobody yet; `first` is the number of the first client, so that crowds differ.
-    pub fn new(plan: &Plan, threads: usize, first: usize) -> Outcome<Crowd> {
+    pub fn new(plan: &ManyClientsPlan, threads: usize, first: usize) -> CommandResult<ClientGroup> {
         let mut stations = Vec::new();
         for index in 0..threads {
             let (tell, mut told_to) = mpsc::unbounded_channel();
@@ -159,14 +159,14 @@ impl Crowd {
             std::thread::Builder::new()
                 .name(format!("crowd-{index}"))
                 .spawn(station)
-                .map_err(told("a thread of the crowd"))?;
+                .map_err(context("a thread of the crowd"))?;
             stations.push(tell);
         }
-        Ok(Crowd { stations, count: 0 })
+        Ok(ClientGroup { stations, count: 0 })
     }
 
     /// `count` more clients connect, all at once; whoever is refused tries again.
-    pub fn connect(&mut self, count: usize) -> Reports {
+    pub fn connect(&mut self, count: usize) -> GroupReport {
         let range = self.count..self.count + count;
         self.count += count;
         let (tell, reports) = channel();
@@ -174,30 +174,33 @@ impl Crowd {
             let _ = station.send(Order::Connect(range.clone(), tell.clone())); // it shows as missing
         }
         drop(tell);
-        Running { reports }.wait()
+        GroupWork { reports }.wait()
     }
 
     /// Members `which` begin to do `work`, all at once.
     pub fn begin<F>(
         &self,
         which: Range<usize>,
-        work: impl Fn(Arc<Member>, Report) -> F + Send + Sync + 'static,
-    ) -> Running
+        work: impl Fn(Arc<GroupMember>, MemberReport) -> F + Send + Sync + 'static,
+    ) -> GroupWork
     where
-        F: Future<Output = Report> + Send + 'static,
+        F: Future<Output = MemberReport> + Send + 'static,
     {
         let work: Work = Arc::new(move |member, report| Box::pin(work(member, report)));
         let (tell, reports) = channel();
         for station in &self.stations {
             let _ = station.send(Order::Run(which.clone(), work.clone(), tell.clone())); // as above
         }
-        Running { reports }
+        GroupWork { reports }
     }
 
     /// All do `work`.
-    pub fn all<F>(&self, work: impl Fn(Arc<Member>, Report) -> F + Send + Sync + 'static) -> Reports
+    pub fn all<F>(
+        &self,
+        work: impl Fn(Arc<GroupMember>, MemberReport) -> F + Send + Sync + 'static,
+    ) -> GroupReport
     where
-        F: Future<Output = Report> + Send + 'static,
+        F: Future<Output = MemberReport> + Send + 'static,
     {
         self.begin(0..self.count, work).wait()
     }
@@ -205,9 +208,9 @@ impl Crowd {
 
 async fn carry_out(
     order: Order,
-    plan: Plan,
+    plan: ManyClientsPlan,
     (index, threads, first): (usize, usize, usize),
-    members: Arc<Mutex<Vec<Arc<Member>>>>,
+    members: Arc<Mutex<Vec<Arc<GroupMember>>>>,
 ) {
     let lock = || members.lock().unwrap_or_else(PoisonError::into_inner);
     match order {
@@ -225,7 +228,7 @@ async fn carry_out(
             let ours: Vec<_> =
                 lock().iter().filter(|member| range.contains(&member.number)).cloned().collect();
             let begin = Instant::now();
-            let run = |member| spawn_join(work(member, Report::default()));
+            let run = |member| spawn_join(work(member, MemberReport::default()));
             let running: Vec<Join<_>> = ours
                 .into_iter()
                 .map(run)
@@ -245,9 +248,13 @@ async fn carry_out(
     }
 }
 
-async fn connect_one(plan: Plan, number: usize, first: usize) -> (Option<Arc<Member>>, Report) {
-    let link = Arc::new(Link::new(plan.address, first + number, CLIENTS_EACH));
-    let (begin, mut report) = (Instant::now(), Report::default());
+async fn connect_one(
+    plan: ManyClientsPlan,
+    number: usize,
+    first: usize,
+) -> (Option<Arc<GroupMember>>, MemberReport) {
+    let link = Arc::new(LoopbackLink::new(plan.address, first + number, CLIENTS_EACH));
+    let (begin, mut report) = (Instant::now(), MemberReport::default());
     while begin.elapsed() < CONNECT_MAX {
         let options = ClientOptions {
             export: EXPORT.to_owned(),
@@ -263,7 +270,7 @@ async fn connect_one(plan: Plan, number: usize, first: usize) -> (Option<Arc<Mem
             Ok(session) => {
                 report.whole = begin.elapsed().as_secs_f64();
                 let (fs, files) = (RemoteFs::new(session), Mutex::default());
-                return (Some(Arc::new(Member { number, fs, link, files })), report);
+                return (Some(Arc::new(GroupMember { number, fs, link, files })), report);
             }
             Err(error) => report.failures.push(error.to_string()),
         }
@@ -275,9 +282,9 @@ async fn connect_one(plan: Plan, number: usize, first: usize) -> (Option<Arc<Mem
 
 /// A few clients that do a little all the time, to see what others do to them.
 pub struct Bystanders {
-    crowd: Crowd,
+    crowd: ClientGroup,
     on: Arc<AtomicBool>,
-    running: Option<Running>,
+    running: Option<GroupWork>,
 }
 
 /// How often each of them asks.
@@ -285,8 +292,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 impl Bystanders {
     /// `count` clients.
-    pub fn new(plan: &Plan, count: usize) -> Outcome<Bystanders> {
-        let mut crowd = Crowd::new(plan, 1, 60_000)?;
+    pub fn new(plan: &ManyClientsPlan, count: usize) -> CommandResult<Bystanders> {
+        let mut crowd = ClientGroup::new(plan, 1, 60_000)?;
         crowd.connect(count);
         Ok(Bystanders { crowd, on: Arc::default(), running: None })
     }
@@ -310,9 +317,9 @@ impl Bystanders {
     }
 
     /// They end; what each of their calls took.
-    pub fn end(&mut self) -> Reports {
+    pub fn end(&mut self) -> GroupReport {
         self.on.store(false, Ordering::SeqCst);
-        self.running.take().map(Running::wait).unwrap_or_default()
+        self.running.take().map(GroupWork::wait).unwrap_or_default()
     }
 }
 

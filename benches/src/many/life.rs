@@ -1,4 +1,4 @@
-//! What clients take while they rest, and what happens when their server dies, or they do.
+//! The cost of clients at rest, and the effects of the death of their server and of their own.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use dray_core::{
 use dray_rt::random_u64;
 
 use super::Many;
-use super::crowd::{Bystanders, Member, Report, Reports};
-use crate::{Outcome, idle};
+use super::crowd::{Bystanders, GroupMember, GroupReport, MemberReport};
+use crate::{CommandResult, idle};
 
 /// Files that each client has open, its own among them.
 const FILES: usize = 10;
@@ -38,7 +38,7 @@ pub(super) fn lock(kind: LockKind, at: u64) -> Lock {
 
 /// A new file in the export's root, open.
 pub(super) async fn make(
-    member: &Member,
+    member: &GroupMember,
     name: &str,
 ) -> dray_core::Result<std::sync::Arc<dyn OpenFile>> {
     let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: false };
@@ -48,7 +48,7 @@ pub(super) async fn make(
 }
 
 /// Opens files, takes locks, and writes what is not synced.
-async fn take_hold(member: &Member) -> dray_core::Result<()> {
+async fn take_hold(member: &GroupMember) -> dray_core::Result<()> {
     let cx = Context::system();
     for file in member.give_up_files() {
         file.close(&cx).await?;
@@ -69,7 +69,10 @@ async fn write(file: &dyn OpenFile, at: u64) -> dray_core::Result<()> {
 }
 
 /// Writes to its own file, and locks another byte of it.
-async fn write_and_lock(member: std::sync::Arc<Member>, mut report: Report) -> Report {
+async fn write_and_lock(
+    member: std::sync::Arc<GroupMember>,
+    mut report: MemberReport,
+) -> MemberReport {
     let Some(own) = member.files().first().cloned() else { return report };
     report.step(write(&*own, 4096)).await;
     report.step(own.lock(&Context::system(), lock(LockKind::Exclusive, LOCKS), false)).await;
@@ -78,7 +81,7 @@ async fn write_and_lock(member: std::sync::Arc<Member>, mut report: Report) -> R
 
 impl Many {
     /// Nobody wants anything.
-    pub(super) fn idle(&mut self) -> Outcome {
+    pub(super) fn idle(&mut self) -> CommandResult {
         self.rest("idle");
         Ok(())
     }
@@ -104,7 +107,7 @@ impl Many {
     }
 
     /// Everybody has files open and locks, and has written something.
-    pub(super) fn hold(&mut self) -> Outcome {
+    pub(super) fn hold(&mut self) -> CommandResult {
         self.take_hold("hold");
         self.rest("hold");
         Ok(())
@@ -121,19 +124,19 @@ impl Many {
     }
 
     /// The server is killed, and another one takes its place.
-    pub(super) fn restart(&mut self) -> Outcome {
+    pub(super) fn restart(&mut self) -> CommandResult {
         self.start_anew("restart", None)?;
         self.rest("restarted");
         Ok(())
     }
 
     /// The same, as after a loss of the machine's power: clients send again what was not synced.
-    pub(super) fn power(&mut self) -> Outcome {
+    pub(super) fn power(&mut self) -> CommandResult {
         self.take_hold("power_hold");
         self.start_anew("power", Some(random_u64().into()))
     }
 
-    fn start_anew(&mut self, metric: &str, boot: Option<u128>) -> Outcome {
+    fn start_anew(&mut self, metric: &str, boot: Option<u128>) -> CommandResult {
         let lines = self.server.log_lines();
         self.server.kill()?;
         let begin = Instant::now();
@@ -146,7 +149,7 @@ impl Many {
         Ok(())
     }
 
-    fn told_of_restart(&self, metric: &str, answered: &Reports, lines_before: usize) {
+    fn told_of_restart(&self, metric: &str, answered: &GroupReport, lines_before: usize) {
         self.says.spread_ms(metric, &answered.whole());
         self.says.failures(metric, answered);
         let cpu = self.server.look().cpu.as_secs_f64() * 1e3;
@@ -156,7 +159,7 @@ impl Many {
     }
 
     /// The same, and half of the clients have gone for ever.
-    pub(super) fn restart_without_half(&mut self) -> Outcome {
+    pub(super) fn restart_without_half(&mut self) -> CommandResult {
         let (all, half) = (self.crowd.count, self.crowd.count / 2);
         let lines = self.server.log_lines();
         self.server.kill()?;
@@ -172,7 +175,7 @@ impl Many {
     }
 
     /// Waits until there are so many clients at the server.
-    fn wait_for_clients(&self, count: usize) -> Outcome {
+    fn wait_for_clients(&self, count: usize) -> CommandResult {
         let begin = Instant::now();
         while self.clients()? > count {
             if begin.elapsed() > WAIT_MAX {
@@ -184,18 +187,18 @@ impl Many {
     }
 
     /// All say goodbye at once.
-    pub(super) fn leave(&mut self) -> Outcome {
+    pub(super) fn leave(&mut self) -> CommandResult {
         self.go("leave", |member, report| async move {
             member.fs.session().goodbye();
             report
         })?;
         let count = self.crowd.count;
-        self.crowd = super::crowd::Crowd::new(&self.plan, super::THREADS, 0)?;
+        self.crowd = super::crowd::ClientGroup::new(&self.plan, super::THREADS, 0)?;
         self.connect(count)
     }
 
     /// All die at once.
-    pub(super) fn vanish(&mut self) -> Outcome {
+    pub(super) fn vanish(&mut self) -> CommandResult {
         self.take_hold("vanish_hold");
         self.go("vanish", die)
     }
@@ -203,10 +206,10 @@ impl Many {
     fn go<F>(
         &mut self,
         metric: &str,
-        how: impl Fn(std::sync::Arc<Member>, Report) -> F + Send + Sync + 'static,
-    ) -> Outcome
+        how: impl Fn(std::sync::Arc<GroupMember>, MemberReport) -> F + Send + Sync + 'static,
+    ) -> CommandResult
     where
-        F: Future<Output = Report> + Send + 'static,
+        F: Future<Output = MemberReport> + Send + 'static,
     {
         let mut bystanders = Bystanders::new(&self.plan, BYSTANDERS)?;
         let before = self.server.look();
@@ -231,7 +234,7 @@ impl Many {
     }
 }
 
-async fn die(member: std::sync::Arc<Member>, report: Report) -> Report {
+async fn die(member: std::sync::Arc<GroupMember>, report: MemberReport) -> MemberReport {
     member.die();
     report
 }

@@ -1,5 +1,5 @@
-//! The way of one client to the server: from an address of its own, as if it were a machine of
-//! its own, and gone from one moment to the next, as a machine that has died.
+//! The connection of one client to the server. It comes from an address of its own, as from a separate
+//! machine. It can vanish at once, as a machine that has died.
 
 use std::future::pending;
 use std::io;
@@ -11,19 +11,19 @@ use dray_core::Fut;
 use dray_fabric::{Address, Connect, ConnectFrom, Connection};
 
 /// Connects to one address from one address.
-pub struct Link {
+pub struct LoopbackLink {
     to: SocketAddr,
     from: Ipv4Addr,
     gone: AtomicBool,
     last: Mutex<Option<Weak<dyn Connection>>>,
 }
 
-impl Link {
+impl LoopbackLink {
     /// From an address of loopback that `clients_each` share, by the client's number.
-    pub fn new(to: SocketAddr, number: usize, clients_each: usize) -> Link {
+    pub fn new(to: SocketAddr, number: usize, clients_each: usize) -> LoopbackLink {
         let machine = (number / clients_each.max(1)) as u32 + 2;
         let from = Ipv4Addr::from(u32::from(Ipv4Addr::LOCALHOST) - 1 + machine);
-        Link { to, from, gone: AtomicBool::new(false), last: Mutex::default() }
+        LoopbackLink { to, from, gone: AtomicBool::new(false), last: Mutex::default() }
     }
 
     /// Nothing is said to the server from now on, not even that it is so.
@@ -34,7 +34,7 @@ impl Link {
     }
 }
 
-impl Connect for Link {
+impl Connect for LoopbackLink {
     fn connect(&self) -> Fut<'_, io::Result<Arc<dyn Connection>>> {
         Box::pin(async {
             if self.gone.load(Ordering::SeqCst) {

@@ -21,11 +21,11 @@ use std::time::Duration;
 
 use dray_rpc::auth::Key;
 
-use crate::args::Args;
+use crate::args::BenchArgs;
 use crate::measure::Printer;
-use crate::{Outcome, told};
-use crowd::{Crowd, Reports};
-use server::{Look, Server};
+use crate::{CommandResult, context};
+use crowd::{ClientGroup, GroupReport};
+use server::{ResourceUsage, ServerProcess};
 use spread::Spread;
 
 /// Threads that the clients share.
@@ -33,7 +33,7 @@ const THREADS: usize = 2;
 
 /// What is to be run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ManyClientsPlan {
     /// The binary.
     pub dray: String,
     /// Directory that is exported.
@@ -50,7 +50,7 @@ pub struct Plan {
     pub key: Option<String>,
 }
 
-impl Plan {
+impl ManyClientsPlan {
     /// `dray`, out of sight of other servers of this machine.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.dray);
@@ -65,8 +65,8 @@ impl Plan {
 
 /// `many --dray FILE --store DIR --work DIR [--port P] [--count N] [--lease S] [--idle S]
 /// [--key FILE] [PHASE]...`: the phases, all by default, with N clients.
-pub fn run(args: &Args) -> Outcome {
-    let plan = Plan {
+pub fn run(args: &BenchArgs) -> CommandResult {
+    let plan = ManyClientsPlan {
         dray: args.need("dray")?.to_owned(),
         store: args.need("store")?.into(),
         work: args.need("work")?.into(),
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Outcome {
         key: args.get("key").map(str::to_owned),
     };
     let count: usize = args.number("count", 500)?;
-    let server = Server::start(&plan)?;
+    let server = ServerProcess::start(&plan)?;
     let mut bench = Many {
         says: Printer {
             bench: "many".into(),
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Outcome {
         },
         fresh: server.look(),
         server,
-        crowd: Crowd::new(&plan, THREADS, 0)?,
+        crowd: ClientGroup::new(&plan, THREADS, 0)?,
         plan,
     };
     let wanted =
@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Outcome {
     Ok(())
 }
 
-type Phase = fn(&mut Many) -> Outcome;
+type Phase = fn(&mut Many) -> CommandResult;
 
 const PHASES: [(&str, Phase); 10] = [
     ("idle", Many::idle),
@@ -123,7 +123,7 @@ impl Printer {
     }
 
     /// What went wrong, which is a figure, too.
-    fn failures(&self, metric: &str, reports: &Reports) {
+    fn failures(&self, metric: &str, reports: &GroupReport) {
         self.put(&format!("{metric}_failures"), reports.failed() as f64, "1");
         for (what, count) in reports.failures().into_iter().take(5) {
             eprintln!("   {metric}: {count} times: {what}");
@@ -131,7 +131,7 @@ impl Printer {
     }
 
     /// What the server took for it.
-    fn server(&self, metric: &str, (before, after): (Look, Look), ops: usize) {
+    fn server(&self, metric: &str, (before, after): (ResourceUsage, ResourceUsage), ops: usize) {
         let each = |value: f64| value / ops.max(1) as f64;
         let cpu = after.cpu.saturating_sub(before.cpu).as_secs_f64();
         let switches = after.switches.saturating_sub(before.switches) as f64;
@@ -142,17 +142,17 @@ impl Printer {
 
 /// A server and its many clients.
 struct Many {
-    plan: Plan,
+    plan: ManyClientsPlan,
     says: Printer,
-    server: Server,
+    server: ServerProcess,
     /// Of the server before there was anybody.
-    fresh: Look,
-    crowd: Crowd,
+    fresh: ResourceUsage,
+    crowd: ClientGroup,
 }
 
 impl Many {
     /// They come, all at once.
-    fn connect(&mut self, count: usize) -> Outcome {
+    fn connect(&mut self, count: usize) -> CommandResult {
         let before = self.server.look();
         let connected = self.crowd.connect(count);
         let after = self.server.look();
@@ -168,18 +168,18 @@ impl Many {
     }
 
     /// Sessions at the server, by its status.
-    fn clients(&self) -> Outcome<usize> {
+    fn clients(&self) -> CommandResult<usize> {
         let (text, _) = self.ask_status(&["--json", "--interval", "0"])?;
         Ok(text.matches("\"open_files\":").count())
     }
 
     /// What the server says of itself, and how long that took, seconds.
-    fn ask_status(&self, options: &[&str]) -> Outcome<(String, f64)> {
+    fn ask_status(&self, options: &[&str]) -> CommandResult<(String, f64)> {
         let begin = std::time::Instant::now();
         let target = format!("tcp://{}", self.plan.address);
         let mut ask = self.plan.command();
         ask.args(["status", &target]).args(options);
-        let output = ask.output().map_err(told("dray status"))?;
+        let output = ask.output().map_err(context("dray status"))?;
         if !output.status.success() {
             return Err(format!("dray status: {}", String::from_utf8_lossy(&output.stderr)));
         }

@@ -1,4 +1,4 @@
-//! What somebody who watches, and somebody who wants too much, do to the others.
+//! The effect of an observer, and of a greedy client, on the other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,9 +8,9 @@ use dray_core::{BufMut, Context, FileSystem, OpenHow, Write};
 use dray_rt::spawn_join;
 
 use super::Many;
-use super::crowd::{Bystanders, Crowd, Member, Report};
+use super::crowd::{Bystanders, ClientGroup, GroupMember, MemberReport};
 use super::life::make;
-use crate::Outcome;
+use crate::CommandResult;
 
 /// Clients whose calls are timed.
 const BYSTANDERS: usize = 32;
@@ -24,7 +24,7 @@ const NAMES: usize = 20_000;
 
 impl Many {
     /// How long the status takes, how long it is, and what it does to others.
-    pub(super) fn status(&mut self) -> Outcome {
+    pub(super) fn status(&mut self) -> CommandResult {
         let mut bystanders = Bystanders::new(&self.plan, BYSTANDERS)?;
         bystanders.begin();
         std::thread::sleep(TIME / 2);
@@ -46,9 +46,9 @@ impl Many {
     }
 
     /// One of many wants as much as it can get.
-    pub(super) fn rogues(&mut self) -> Outcome {
+    pub(super) fn rogues(&mut self) -> CommandResult {
         let mut bystanders = Bystanders::new(&self.plan, BYSTANDERS)?;
-        let mut greedy = Crowd::new(&self.plan, 1, 70_000)?;
+        let mut greedy = ClientGroup::new(&self.plan, 1, 70_000)?;
         greedy.connect(GREEDY);
         for (name, how) in [("large", Greed::Large), ("listing", Greed::Listing)] {
             greedy.begin(0..GREEDY, move |member, report| prepare(member, report, how)).wait();
@@ -76,7 +76,7 @@ enum Greed {
     Listing,
 }
 
-async fn prepare(member: Arc<Member>, mut report: Report, how: Greed) -> Report {
+async fn prepare(member: Arc<GroupMember>, mut report: MemberReport, how: Greed) -> MemberReport {
     for file in member.give_up_files() {
         report.step(file.close(&Context::system())).await;
     }
@@ -106,17 +106,17 @@ async fn prepare(member: Arc<Member>, mut report: Report, how: Greed) -> Report 
 
 /// So many calls at once, again and again.
 async fn insist(
-    member: Arc<Member>,
-    mut report: Report,
+    member: Arc<GroupMember>,
+    mut report: MemberReport,
     how: Greed,
     on: Arc<AtomicBool>,
-) -> Report {
+) -> MemberReport {
     let Some(file) = member.files().first().cloned() else { return report };
     let calls: Vec<_> = (0..CALLS)
         .map(|_| {
             let (file, on) = (file.clone(), on.clone());
             spawn_join(async move {
-                let (cx, mut calls) = (Context::system(), Report::default());
+                let (cx, mut calls) = (Context::system(), MemberReport::default());
                 while on.load(Ordering::SeqCst) {
                     match how {
                         Greed::Large => {

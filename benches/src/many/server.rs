@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::many::Plan;
-use crate::{Outcome, cpu, idle, told};
+use crate::many::ManyClientsPlan;
+use crate::{CommandResult, context, cpu, idle};
 
 /// The export's name.
 pub const EXPORT: &str = "data";
@@ -15,14 +15,14 @@ pub const EXPORT: &str = "data";
 const START_MAX: Duration = Duration::from_secs(60);
 
 /// A running server.
-pub struct Server {
+pub struct ServerProcess {
     child: Child,
-    plan: Plan,
+    plan: ManyClientsPlan,
 }
 
 /// What it takes at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct ResourceUsage {
     /// Resident, KiB.
     pub resident_kib: u64,
     /// Open descriptors.
@@ -33,9 +33,9 @@ pub struct Look {
     pub switches: u64,
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts it over `plan.store`.
-    pub fn start(plan: &Plan) -> Outcome<Server> {
+    pub fn start(plan: &ManyClientsPlan) -> CommandResult<ServerProcess> {
         let text = format!(
             "listen = [\"tcp://{}\"]\nstate = \"{}\"\nlease_s = {}\nclients_max = 20000\n\
              [[export]]\nname = \"{EXPORT}\"\ndir = \"{}\"\nsquash = \"none\"\n\
@@ -45,13 +45,13 @@ impl Server {
             plan.lease.as_secs(),
             plan.store.display(),
         );
-        fs::write(config(plan), text).map_err(told("the server's configuration"))?;
-        let server = Server { child: spawn(plan, None)?, plan: plan.clone() };
+        fs::write(config(plan), text).map_err(context("the server's configuration"))?;
+        let server = ServerProcess { child: spawn(plan, None)?, plan: plan.clone() };
         server.wait_until_it_listens()?;
         Ok(server)
     }
 
-    fn wait_until_it_listens(&self) -> Outcome {
+    fn wait_until_it_listens(&self) -> CommandResult {
         let begin = Instant::now();
         while TcpStream::connect(self.plan.address).is_err() {
             if begin.elapsed() > START_MAX {
@@ -71,22 +71,22 @@ impl Server {
     }
 
     /// Its process dies at once.
-    pub fn kill(&mut self) -> Outcome {
-        self.child.kill().map_err(told("killing the server"))?;
-        self.child.wait().map(drop).map_err(told("waiting for the server's end"))
+    pub fn kill(&mut self) -> CommandResult {
+        self.child.kill().map_err(context("killing the server"))?;
+        self.child.wait().map(drop).map_err(context("waiting for the server's end"))
     }
 
     /// Another one takes its place; one that is told another `boot` takes its machine for one that
     /// has lost what was not on media.
-    pub fn start_again(&mut self, boot: Option<u128>) -> Outcome {
+    pub fn start_again(&mut self, boot: Option<u128>) -> CommandResult {
         self.child = spawn(&self.plan, boot)?;
         self.wait_until_it_listens()
     }
 
     /// What it takes now.
-    pub fn look(&self) -> Look {
+    pub fn look(&self) -> ResourceUsage {
         let pid = self.pid();
-        Look {
+        ResourceUsage {
             resident_kib: idle::resident_kib(&[pid]),
             descriptors: fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count),
             cpu: cpu::of_process(pid).unwrap_or_default(),
@@ -100,23 +100,23 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.kill(); // or it has ended by itself
     }
 }
 
-fn config(plan: &Plan) -> PathBuf {
+fn config(plan: &ManyClientsPlan) -> PathBuf {
     plan.work.join("dray.toml")
 }
 
-fn log(plan: &Plan) -> PathBuf {
+fn log(plan: &ManyClientsPlan) -> PathBuf {
     plan.work.join("server.log")
 }
 
-fn spawn(plan: &Plan, boot: Option<u128>) -> Outcome<Child> {
+fn spawn(plan: &ManyClientsPlan, boot: Option<u128>) -> CommandResult<Child> {
     let open = || OpenOptions::new().create(true).append(true).open(log(plan));
-    let (out, err) = (open().map_err(told("log"))?, open().map_err(told("log"))?);
+    let (out, err) = (open().map_err(context("log"))?, open().map_err(context("log"))?);
     let mut serve = plan.command();
     serve.args(["serve", "--config"]).arg(config(plan));
     if let Some(key) = &plan.key {
@@ -126,5 +126,5 @@ fn spawn(plan: &Plan, boot: Option<u128>) -> Outcome<Child> {
         serve.args(["--boot-id", &format!("{boot:032x}")]);
     }
     serve.stdin(Stdio::null()).stdout(out).stderr(err);
-    serve.spawn().map_err(told("dray serve"))
+    serve.spawn().map_err(context("dray serve"))
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::report::table::figure;
 
 /// One bar.
-pub struct Bar {
+pub struct ChartBar {
     /// Whose it is; decides the colour.
     pub arm: String,
     /// How long, in the chart's unit.
@@ -17,7 +17,7 @@ pub struct Group {
     /// What is compared.
     pub title: String,
     /// In the order drawn.
-    pub bars: Vec<Bar>,
+    pub bars: Vec<ChartBar>,
 }
 
 const WIDTH: usize = 760;
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn the_longest_bar_fills_the_width_and_text_is_escaped() {
-        let bar = |arm: &str, value| Bar { arm: arm.into(), value };
+        let bar = |arm: &str, value| ChartBar { arm: arm.into(), value };
         let bars = vec![bar("native", 200.0), bar("uring", 100.0)];
         let svg = chart("a < b", "MiB/s", &[Group { title: "read & write".into(), bars }]);
         assert!(svg.contains("a &lt; b") && svg.contains("read &amp; write"), "{svg}");

@@ -7,7 +7,7 @@ use crate::report::table::{figure, figure_or_dash, markdown};
 
 /// What a metric has to reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Target {
+pub enum Goal {
     /// At least this much.
     AtLeast(f64),
     /// At most this much.
@@ -16,57 +16,57 @@ pub enum Target {
 
 /// How a figure stands to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum GoalVerdict {
     /// Reached.
     Pass,
     /// Not reached.
     Miss,
 }
 
-impl Target {
+impl Goal {
     /// Whether `value` reaches it. Counts per operation carry a little noise of theirs
     /// (a late release): a hundredth above is still the count.
-    pub fn judge(self, value: f64) -> Verdict {
+    pub fn judge(self, value: f64) -> GoalVerdict {
         let reached = match self {
-            Target::AtLeast(least) => value >= least,
-            Target::AtMost(most) => value <= most + 0.01,
+            Goal::AtLeast(least) => value >= least,
+            Goal::AtMost(most) => value <= most + 0.01,
         };
-        if reached { Verdict::Pass } else { Verdict::Miss }
+        if reached { GoalVerdict::Pass } else { GoalVerdict::Miss }
     }
 
     /// For people: `>= 0.50`.
     pub fn text(self) -> String {
         match self {
-            Target::AtLeast(least) => format!(">= {}", figure(least)),
-            Target::AtMost(most) => format!("<= {}", figure(most)),
+            Goal::AtLeast(least) => format!(">= {}", figure(least)),
+            Goal::AtMost(most) => format!("<= {}", figure(most)),
         }
     }
 }
 
 /// Metrics, their units, and their targets. None names the pace of a machine: what depends on that is a
 /// ratio to what was measured in the same run.
-pub const TARGETS: [(&str, &str, Target); 21] = [
-    ("stream_read_vs_tcp", "ratio", Target::AtLeast(0.5)),
-    ("stream_write_vs_tcp", "ratio", Target::AtLeast(0.5)),
-    ("stream_cpu_vs_sum", "ratio", Target::AtMost(1.35)),
-    ("stream4_read_vs_tmpfs", "ratio", Target::AtLeast(0.27)),
-    ("stream4_write_vs_tmpfs", "ratio", Target::AtLeast(0.5)),
-    ("rand4k_cpu_vs_sum", "ratio", Target::AtMost(1.3)),
-    ("rand4k_vs_pingpong", "ratio", Target::AtLeast(0.4)),
-    ("rand4k_t4_vs_one", "ratio", Target::AtLeast(2.2)),
-    ("create_write_close_round_trips", "1/op", Target::AtMost(3.0)),
-    ("stat_cached_round_trips", "1/op", Target::AtMost(0.0)),
-    ("open_cached_round_trips", "1/op", Target::AtMost(1.0)),
-    ("open_strict_round_trips", "1/op", Target::AtMost(2.0)),
-    ("open_strict_4_components_round_trips", "1/op", Target::AtMost(5.0)),
-    ("readdir_round_trips_per_64_kib", "ratio", Target::AtMost(1.0)),
-    ("warm_read_vs_native", "ratio", Target::AtLeast(0.9)),
-    ("idle_wakeups_10s", "1/10s", Target::AtMost(0.0)),
-    ("idle_rss_mib", "MiB", Target::AtMost(24.0)),
-    ("server_kib_per_idle_conn", "KiB", Target::AtMost(32.0)),
-    ("create_cpu_vs_sum", "ratio", Target::AtMost(1.4)),
-    ("open_close_cpu_vs_sum", "ratio", Target::AtMost(1.5)),
-    ("unlink_cpu_vs_sum", "ratio", Target::AtMost(1.4)),
+pub const GOALS: [(&str, &str, Goal); 21] = [
+    ("stream_read_vs_tcp", "ratio", Goal::AtLeast(0.5)),
+    ("stream_write_vs_tcp", "ratio", Goal::AtLeast(0.5)),
+    ("stream_cpu_vs_sum", "ratio", Goal::AtMost(1.35)),
+    ("stream4_read_vs_tmpfs", "ratio", Goal::AtLeast(0.27)),
+    ("stream4_write_vs_tmpfs", "ratio", Goal::AtLeast(0.5)),
+    ("rand4k_cpu_vs_sum", "ratio", Goal::AtMost(1.3)),
+    ("rand4k_vs_pingpong", "ratio", Goal::AtLeast(0.4)),
+    ("rand4k_t4_vs_one", "ratio", Goal::AtLeast(2.2)),
+    ("create_write_close_round_trips", "1/op", Goal::AtMost(3.0)),
+    ("stat_cached_round_trips", "1/op", Goal::AtMost(0.0)),
+    ("open_cached_round_trips", "1/op", Goal::AtMost(1.0)),
+    ("open_strict_round_trips", "1/op", Goal::AtMost(2.0)),
+    ("open_strict_4_components_round_trips", "1/op", Goal::AtMost(5.0)),
+    ("readdir_round_trips_per_64_kib", "ratio", Goal::AtMost(1.0)),
+    ("warm_read_vs_native", "ratio", Goal::AtLeast(0.9)),
+    ("idle_wakeups_10s", "1/10s", Goal::AtMost(0.0)),
+    ("idle_rss_mib", "MiB", Goal::AtMost(24.0)),
+    ("server_kib_per_idle_conn", "KiB", Goal::AtMost(32.0)),
+    ("create_cpu_vs_sum", "ratio", Goal::AtMost(1.4)),
+    ("open_close_cpu_vs_sum", "ratio", Goal::AtMost(1.5)),
+    ("unlink_cpu_vs_sum", "ratio", Goal::AtMost(1.4)),
 ];
 
 /// What the kernel is given for a listing of `many`: 10,000 records of
@@ -124,7 +124,7 @@ pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
     head.extend(arms.iter().flat_map(|arm| [(*arm).to_owned(), String::new()]));
     head.extend(["target".to_owned(), "unit".to_owned()]);
     let mut rows = vec![head];
-    for (metric, unit, target) in TARGETS {
+    for (metric, unit, target) in GOALS {
         let mut row = vec![metric.to_owned()];
         for arm in &arms {
             let value = value(measures, arm, metric);
@@ -144,10 +144,10 @@ pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
     (lines, text)
 }
 
-fn verdict(target: Target, value: f64) -> &'static str {
+fn verdict(target: Goal, value: f64) -> &'static str {
     match target.judge(value) {
-        Verdict::Pass => "pass",
-        Verdict::Miss => "MISS",
+        GoalVerdict::Pass => "pass",
+        GoalVerdict::Miss => "MISS",
     }
 }
 
@@ -272,10 +272,10 @@ mod tests {
 
     #[test]
     fn targets_are_judged_from_the_right_side() {
-        assert_eq!(Target::AtLeast(0.5).judge(0.5), Verdict::Pass);
-        assert_eq!(Target::AtLeast(0.5).judge(0.49), Verdict::Miss);
-        assert_eq!(Target::AtMost(0.0).judge(0.0), Verdict::Pass);
-        assert_eq!(Target::AtMost(0.0).judge(1.0), Verdict::Miss);
+        assert_eq!(Goal::AtLeast(0.5).judge(0.5), GoalVerdict::Pass);
+        assert_eq!(Goal::AtLeast(0.5).judge(0.49), GoalVerdict::Miss);
+        assert_eq!(Goal::AtMost(0.0).judge(0.0), GoalVerdict::Pass);
+        assert_eq!(Goal::AtMost(0.0).judge(1.0), GoalVerdict::Miss);
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! What an operation costs at least: the sum of the parts that dray stands on, each measured alone in the
-//! same run. Targets are ratios to that sum, so that they hold on any machine.
+//! The least cost of an operation: the sum of the parts that dray stands on, each measured alone in the
+//! same run. Goals are ratios to that sum, so that they hold on any machine.
 
 use crate::measure::median;
 use crate::report::Measures;
 use crate::report::table::{figure_or_dash, markdown};
 
 /// The parts of one load.
-pub struct Load {
+pub struct LoadParts {
     /// For people.
     title: &'static str,
     /// The load, on a mount and on the bare tmpfs.
@@ -24,23 +24,23 @@ pub struct Load {
 const PING_PONG: &str = "pingpong_same_cpu";
 
 /// A read of 1 MiB.
-pub const READ: Load = stream("read 1 MiB", "stream_read", true);
+pub const READ: LoadParts = stream("read 1 MiB", "stream_read", true);
 /// A write of 1 MiB.
-pub const WRITE: Load = stream("write 1 MiB", "stream_write", false);
+pub const WRITE: LoadParts = stream("write 1 MiB", "stream_write", false);
 /// A read of 4 KiB, one at a time.
-pub const SMALL_READ: Load = small("read 4 KiB", "rand4k", 1.0, "rand4k");
+pub const SMALL_READ: LoadParts = small("read 4 KiB", "rand4k", 1.0, "rand4k");
 /// LOOKUP, CREATE, FLUSH, RELEASE; the last two without a round trip. The null file system has every name,
 /// so that an open stands for the create.
-pub const CREATE: Load = small("create, close", "create", 2.0, "open_close");
+pub const CREATE: LoadParts = small("create, close", "create", 2.0, "open_close");
 /// LOOKUP, OPEN, FLUSH, RELEASE; the lookup opens.
-pub const OPEN_CLOSE: Load = small("open, close", "open_close", 1.0, "open_close");
+pub const OPEN_CLOSE: LoadParts = small("open, close", "open_close", 1.0, "open_close");
 /// LOOKUP and UNLINK; of the null file system a stat, which is two requests, too.
-pub const UNLINK: Load = small("unlink", "unlink", 2.0, "stat_cold");
+pub const UNLINK: LoadParts = small("unlink", "unlink", 2.0, "stat_cold");
 
-const LOADS: [&Load; 6] = [&READ, &WRITE, &SMALL_READ, &CREATE, &OPEN_CLOSE, &UNLINK];
+const LOADS: [&LoadParts; 6] = [&READ, &WRITE, &SMALL_READ, &CREATE, &OPEN_CLOSE, &UNLINK];
 
-const fn stream(title: &'static str, name: &'static str, makes_zeros: bool) -> Load {
-    Load { title, name, tcp: name, round_trips: 1.0, fuse: name, makes_zeros }
+const fn stream(title: &'static str, name: &'static str, makes_zeros: bool) -> LoadParts {
+    LoadParts { title, name, tcp: name, round_trips: 1.0, fuse: name, makes_zeros }
 }
 
 const fn small(
@@ -48,8 +48,8 @@ const fn small(
     name: &'static str,
     round_trips: f64,
     fuse: &'static str,
-) -> Load {
-    Load { title, name, tcp: PING_PONG, round_trips, fuse, makes_zeros: false }
+) -> LoadParts {
+    LoadParts { title, name, tcp: PING_PONG, round_trips, fuse, makes_zeros: false }
 }
 
 /// CPU time of one operation, us.
@@ -57,7 +57,7 @@ fn cost(load: &str) -> String {
     format!("{load}.cpu_us")
 }
 
-impl Load {
+impl LoadParts {
     fn tcp(&self, cpu: &dyn Fn(&str, &str) -> Option<f64>) -> Option<f64> {
         Some(self.round_trips * cpu("tcp", self.tcp)?)
     }
@@ -75,7 +75,7 @@ impl Load {
 
 /// CPU of `load` on the mount `arm` as a ratio to the sum of its parts: the median over rounds of the ratio
 /// within a round.
-pub fn over_sum(measures: &Measures, arm: &str, load: &Load) -> Option<f64> {
+pub fn over_sum(measures: &Measures, arm: &str, load: &LoadParts) -> Option<f64> {
     let ratios = measures.rounds(arm, &cost(load.name)).into_iter().filter_map(|(round, cpu)| {
         let sum = load.sum(arm, &|arm, name| measures.in_round(arm, &cost(name), round))?;
         (sum > 0.0).then(|| cpu / sum)

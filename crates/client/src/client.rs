@@ -10,7 +10,7 @@ use dray_core::{
 };
 use dray_rpc::client::{ConnectError, RemoteFs, Session, SessionMemory};
 
-use crate::connector::{Options, connect_session};
+use crate::connector::{ConnectOptions, connect_session};
 use crate::identity::own_identity;
 use crate::target::Target;
 
@@ -21,7 +21,10 @@ const PAGE_BYTES: usize = 128 << 10;
 
 /// Connects to the export that `target` names, such as `dray://node1/home`. Errors: the
 /// target is malformed (`Protocol`), nobody answers, or the server refuses.
-pub async fn connect(target: &str, options: &Options) -> std::result::Result<Client, ConnectError> {
+pub async fn connect(
+    target: &str,
+    options: &ConnectOptions,
+) -> std::result::Result<Client, ConnectError> {
     let target: Target = target.parse().map_err(ConnectError::Protocol)?;
     Client::connect(&target, options).await
 }
@@ -31,7 +34,7 @@ pub async fn connect(target: &str, options: &Options) -> std::result::Result<Cli
 /// To be used by tasks of the executor on which it was connected. Errors of its calls by path: those
 /// of path_resolution(7), `ENAMETOOLONG` for a name of more than 255 bytes, and what the file system
 /// at the server says of the call itself; `EHOSTDOWN` when the server has been away for longer than
-/// [`Options::timeout`].
+/// [`ConnectOptions::timeout`].
 #[derive(Clone)]
 pub struct Client {
     fs: RemoteFs,
@@ -43,7 +46,7 @@ impl Client {
     /// Connects to `target`, once. Errors: nobody answers, or the server refuses.
     pub async fn connect(
         target: &Target,
-        options: &Options,
+        options: &ConnectOptions,
     ) -> std::result::Result<Client, ConnectError> {
         let session = connect_session(target, options, SessionMemory::heap()).await?;
         Ok(Client::over(session))

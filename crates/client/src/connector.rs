@@ -1,4 +1,4 @@
-//! From a target to a session.
+//! Makes a session from a target.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::target::Target;
 
 /// How a client behaves.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ConnectOptions {
     /// The key, if the server wants one.
     pub key: Option<Key>,
     /// How long a call waits for a server that is away before it fails with `EHOSTDOWN`;
@@ -33,7 +33,7 @@ pub struct Options {
 /// If `memory` is that of a process that died, its session goes on.
 pub async fn connect_session(
     target: &Target,
-    options: &Options,
+    options: &ConnectOptions,
     memory: SessionMemory,
 ) -> Result<Arc<Session>, ConnectError> {
     session_over(connector(target, options), &target.export, options, memory).await
@@ -44,7 +44,7 @@ pub async fn connect_session(
 pub async fn session_over(
     connector: Arc<dyn Connect>,
     export: &str,
-    options: &Options,
+    options: &ConnectOptions,
     memory: SessionMemory,
 ) -> Result<Arc<Session>, ConnectError> {
     Session::connect(connector, session_options(export, options), memory).await
@@ -54,7 +54,7 @@ pub async fn session_over(
 /// see [`Session::take_over`].
 pub async fn take_over_session(
     target: &Target,
-    options: &Options,
+    options: &ConnectOptions,
     memory: SessionMemory,
     patience: Duration,
     replaceable: bool,
@@ -65,7 +65,7 @@ pub async fn take_over_session(
 }
 
 /// Whoever has no key shows that its machine vouches for it, as far as it may.
-fn connector(target: &Target, options: &Options) -> Arc<dyn Connect> {
+fn connector(target: &Target, options: &ConnectOptions) -> Arc<dyn Connect> {
     let from = match options.key {
         Some(_) => ConnectFrom::Any,
         None => ConnectFrom::ReservedPort,
@@ -73,7 +73,7 @@ fn connector(target: &Target, options: &Options) -> Arc<dyn Connect> {
     dray_fabric::connector(&target.address, from)
 }
 
-fn session_options(export: &str, options: &Options) -> ClientOptions {
+fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
     ClientOptions {
         export: export.to_owned(),
         key: options.key.clone(),
@@ -89,7 +89,7 @@ fn session_options(export: &str, options: &Options) -> ClientOptions {
 /// As [`connect_session`], but gives up after `wait`.
 pub async fn connect_timeout(
     target: &Target,
-    options: &Options,
+    options: &ConnectOptions,
     wait: Duration,
     memory: SessionMemory,
 ) -> Result<Arc<Session>, ConnectError> {

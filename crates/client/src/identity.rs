@@ -1,4 +1,4 @@
-//! Who this process is.
+//! The identity of this process.
 
 use std::sync::Arc;
 

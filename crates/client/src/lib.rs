@@ -2,7 +2,7 @@
 //! files of a server without mounting it.
 //!
 //! This crate must not know about FUSE, nor read configuration files: it is given a
-//! [`Target`] and [`Options`].
+//! [`Target`] and [`ConnectOptions`].
 
 mod client;
 mod connector;
@@ -10,7 +10,9 @@ mod identity;
 mod target;
 
 pub use client::{Client, Dir, File, connect};
-pub use connector::{Options, connect_session, connect_timeout, session_over, take_over_session};
+pub use connector::{
+    ConnectOptions, connect_session, connect_timeout, session_over, take_over_session,
+};
 pub use identity::own_identity;
 pub use target::Target;
 

@@ -1,4 +1,4 @@
-//! Where files are: a server, and the name of an export there.
+//! A target: a server, and the name of an export there.
 
 use std::fmt;
 use std::path::PathBuf;

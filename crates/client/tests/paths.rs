@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_client::{Client, ConnectError, Options, SessionMemory, Target, connect, session_over};
+use dray_client::{
+    Client, ConnectError, ConnectOptions, SessionMemory, Target, connect, session_over,
+};
 use dray_core::{Context, Errno, FileSystem, Make, Name};
 use dray_fabric::{Address, listen_first, local};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -37,7 +39,7 @@ async fn client_within(fs: Arc<dyn FileSystem>) -> Client {
     let server = server_of(fs);
     let (listener, connector) = local::listen();
     dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
-    let (options, memory) = (Options::default(), SessionMemory::heap());
+    let (options, memory) = (ConnectOptions::default(), SessionMemory::heap());
     let session = session_over(Arc::new(connector), "data", &options, memory).await;
     Client::over(session.unwrap())
 }
@@ -58,7 +60,7 @@ fn files_by_path_over_a_socket() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
         let target = serve(dir.path(), file_system().await).await;
-        use_paths(connect(&target.to_string(), &Options::default()).await.unwrap()).await;
+        use_paths(connect(&target.to_string(), &ConnectOptions::default()).await.unwrap()).await;
     });
 }
 
@@ -99,10 +101,10 @@ fn nobody_there_is_an_error_that_says_where() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target { address: Address::Unix(dir.path().join("none")), export: "x".into() };
     run(async {
-        let error = Client::connect(&target, &Options::default()).await.err().unwrap();
+        let error = Client::connect(&target, &ConnectOptions::default()).await.err().unwrap();
         assert!(matches!(error, ConnectError::Unreachable { .. }));
         assert!(error.to_string().contains("none"), "{error}");
-        let error = connect("node1/home", &Options::default()).await.err().unwrap();
+        let error = connect("node1/home", &ConnectOptions::default()).await.err().unwrap();
         assert!(error.to_string().contains("dray://"), "{error}");
     });
 }

@@ -1,9 +1,9 @@
 //! `dray accept`.
 
 use crate::args::AcceptArgs;
-use crate::control::{self, Kind};
+use crate::control::{self, ProcessKind};
 use crate::error::Failure;
-use crate::{evict, output, silence};
+use crate::{evict, output, unresponsive};
 
 /// Has the server serve an export from what is at its place.
 pub fn run(args: &AcceptArgs) -> Result<(), Failure> {
@@ -20,8 +20,8 @@ pub fn run(args: &AcceptArgs) -> Result<(), Failure> {
                     answers.push(reply);
                 }
             }
-            Err(error) if silence::is_dead(&error) => {}
-            Err(error) => silent.push(silence::sentence(&socket, &error)),
+            Err(error) if unresponsive::is_dead(&error) => {}
+            Err(error) => silent.push(unresponsive::sentence(&socket, &error)),
         }
     }
     if let Some(answer) = answers.iter().find(|answer| answer["accepted"].is_string()) {
@@ -47,6 +47,6 @@ pub fn run(args: &AcceptArgs) -> Result<(), Failure> {
 fn servers(args: &AcceptArgs) -> Result<Vec<std::path::PathBuf>, Failure> {
     match &args.state {
         Some(state) => evict::server_of(state).map(|socket| vec![socket]),
-        None => Ok(Kind::Server.all()),
+        None => Ok(ProcessKind::Server.all()),
     }
 }

@@ -14,9 +14,9 @@ use dray_fabric::Address;
 use crate::error::EXIT_USAGE;
 use crate::serve::export::ExportPlan;
 
-mod complaint;
 mod examples;
 mod helper;
+mod usage_error;
 
 pub use helper::helper_args;
 
@@ -100,7 +100,7 @@ pub enum Command {
     },
     /// Has the kernel drop what other clients have changed; started by a mount's daemon.
     #[command(hide = true)]
-    DropOutdated,
+    Invalidate,
 }
 
 /// Serve directories to clients.
@@ -180,8 +180,8 @@ fn export_parser() -> impl TypedValueParser<Value = ExportPlan> {
 #[command(after_help = examples::MOUNT)]
 pub struct MountArgs {
     /// dray://HOST[:PORT]/NAME or dray+unix:///PATH?export=NAME
-    #[arg(value_name = "TARGET", value_parser = Source::parse)]
-    pub target: Source,
+    #[arg(value_name = "TARGET", value_parser = TargetArgument::parse)]
+    pub target: TargetArgument,
     /// An existing directory
     #[arg(value_name = "MOUNTPOINT")]
     pub mountpoint: PathBuf,
@@ -254,16 +254,16 @@ pub struct KeyArgs {
 /// A target as it was written, which is what /proc/mounts shows: mount(8) knows a line of fstab
 /// again by it.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct TargetArgument {
     /// As written.
     pub text: String,
     /// What it means.
     pub target: Target,
 }
 
-impl Source {
-    fn parse(text: &str) -> Result<Source, String> {
-        Ok(Source { text: text.to_owned(), target: text.parse()? })
+impl TargetArgument {
+    fn parse(text: &str) -> Result<TargetArgument, String> {
+        Ok(TargetArgument { text: text.to_owned(), target: text.parse()? })
     }
 }
 
@@ -471,7 +471,7 @@ pub fn own_args() -> Args {
 
 fn parse(words: Vec<OsString>, code_if_wrong: i32) -> Args {
     Args::try_parse_from(&words).unwrap_or_else(|error| {
-        let error = complaint::told(error, &words);
+        let error = usage_error::told(error, &words);
         let _ = error.print(); // to a closed stderr there is nothing to say
         std::process::exit(if error.use_stderr() { code_if_wrong } else { 0 })
     })

@@ -1,5 +1,5 @@
-//! Work that may never end, because it looks into file systems of others: done for many at the
-//! same time, and given up where nothing of it ends any more.
+//! Runs work for many file systems at the same time, since a file system may hang. The work is given up
+//! once no more of it ends in time.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What shells offer behind `mount -o`, which clap knows as one word that may be anything: a list of
-//! options, separated by commas.
+//! Completions of shells behind `mount -o`. clap knows the value as one word; it is a list of options,
+//! separated by commas.
 
 use clap_complete::Shell;
 

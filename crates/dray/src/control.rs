@@ -13,15 +13,15 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::at_once;
 use crate::endpoint;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::mount::mount_table::MountEntry;
 use crate::mount::supervisor::Supervisors;
-use crate::named::{self, Named};
 use crate::paths;
+use crate::run_file::{self, RunFile};
 
 /// Which kind of process listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ProcessKind {
     /// `dray serve`; called by the short name of its state directory.
     Server,
     /// `dray mount`; called as [`paths::mount_name`] says.
@@ -32,11 +32,11 @@ const MOUNTS: &str = "mounts";
 /// Of the files of control sockets.
 pub const EXTENSION: &str = "sock";
 
-impl Kind {
+impl ProcessKind {
     fn dir(self) -> PathBuf {
         paths::run_dir().join(match self {
-            Kind::Server => "servers",
-            Kind::Mount => MOUNTS,
+            ProcessKind::Server => "servers",
+            ProcessKind::Mount => MOUNTS,
         })
     }
 
@@ -56,14 +56,14 @@ impl Kind {
 
     /// Listens as the process that is called so. One that still listens there is about to
     /// end, or its mount is no longer in the tree.
-    pub fn listen(self, name: &str) -> Result<(OwnedFd, Named), Failure> {
+    pub fn listen(self, name: &str) -> Result<(OwnedFd, RunFile), Failure> {
         paths::make_run_dir()?;
         paths::make_private(&self.dir())?;
         let socket = self.socket(name);
-        let aside = named::aside(&socket);
+        let aside = run_file::aside(&socket);
         let doing = || format!("cannot listen on the control socket {}", socket.display());
         let listener = endpoint::listen_unix(&aside).doing(doing)?;
-        let named = Named::take(&aside, socket.clone()).doing(doing)?;
+        let named = RunFile::take(&aside, socket.clone()).doing(doing)?;
         Ok((listener, named))
     }
 
@@ -84,7 +84,7 @@ fn file_name(name: &str) -> String {
 
 /// Removes a socket at which nobody listens. One that cannot be tried stays.
 pub fn remove_dead(socket: &Path) {
-    named::remove_if(socket, |_| matches!(dray_fabric::somebody_listens(socket), Ok(false)));
+    run_file::remove_if(socket, |_| matches!(dray_fabric::somebody_listens(socket), Ok(false)));
 }
 
 /// Where the process listens that serves each of these mounts; none if it cannot be found.
@@ -101,7 +101,7 @@ pub fn socket_of(mount: &MountEntry, supervisors: &Supervisors) -> Option<PathBu
     sockets.find(|socket| belongs_to(socket, mount.user))
 }
 
-/// Whether it is a socket of this user, and not what somebody else has put there.
+/// Whether it is a socket of this user, and no file of another user.
 fn belongs_to(socket: &Path, user: u32) -> bool {
     let meta = std::fs::symlink_metadata(socket);
     meta.is_ok_and(|meta| meta.file_type().is_socket() && meta.uid() == user)
@@ -177,7 +177,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::time::Instant;
 
-    /// Each of them took the patience of whoever asked for another one.
+    /// Each of them made a caller that asked for another socket wait its full time.
     #[test]
     fn those_that_are_stuck_are_waited_for_at_the_same_time() {
         let dir = tempfile::tempdir().unwrap();

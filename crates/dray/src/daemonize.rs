@@ -1,11 +1,12 @@
-//! Leaving the terminal, once it is known that all is well; and somebody who is there until then, to
-//! take away what is left behind if the one that mounts is killed.
+//! Leaves the terminal once the process in the background is ready.
+//!
+//! Until then a watching process waits. It cleans up if the process that mounts is killed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::{logger, output};
 
 /// Words of the one that mounts: all is well; it is about to mount; it has mounted, and the kernel's
@@ -16,15 +17,15 @@ const MOUNTED: u8 = b'm';
 
 /// How the one that mounts tells the one that waits how it goes: one in the foreground, or one that only
 /// watches.
-pub struct Waiting {
+pub struct ReadinessPipe {
     pipe: Option<File>,
     /// The terminal is to be left when all is well.
     leaves: bool,
 }
 
-/// How far somebody came who ended before all was well.
+/// How far a mounting process came that ended before the mount was ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reached {
+pub enum StartProgress {
     /// Nothing is mounted.
     Nothing,
     /// It may have mounted.
@@ -33,10 +34,10 @@ pub enum Reached {
     Mounted(u32),
 }
 
-/// Goes on in a child process; the parent waits until [`Waiting::ready`], or until the
+/// Goes on in a child process; the parent waits until [`ReadinessPipe::ready`], or until the
 /// child has said what is wrong and ended, has `clean_up` take away what is left, and passes the exit code
 /// on. To be called before any thread is started.
-pub fn fork(clean_up: impl FnOnce(Reached)) -> Result<Waiting, Failure> {
+pub fn fork(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failure> {
     let what = || "cannot go into the background".to_owned();
     let (mut read, write) = pipe().doing(what)?;
     // SAFETY: there is no other thread yet, so the child has everything that it needs.
@@ -46,7 +47,7 @@ pub fn fork(clean_up: impl FnOnce(Reached)) -> Result<Waiting, Failure> {
             drop(read);
             // SAFETY: takes no memory. Whoever ends the parent means the child, too.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
-            Ok(Waiting { pipe: Some(write), leaves: true })
+            Ok(ReadinessPipe { pipe: Some(write), leaves: true })
         }
         child => {
             drop(write);
@@ -56,8 +57,8 @@ pub fn fork(clean_up: impl FnOnce(Reached)) -> Result<Waiting, Failure> {
 }
 
 /// Goes on in this process; another one, which nobody has to wait for, has `clean_up` take away what is
-/// left if this one ends before [`Waiting::ready`]. To be called before any thread is started.
-pub fn watch(clean_up: impl FnOnce(Reached)) -> Result<Waiting, Failure> {
+/// left if this one ends before [`ReadinessPipe::ready`]. To be called before any thread is started.
+pub fn watch(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failure> {
     let what = || "cannot watch over the mount".to_owned();
     let (mut read, write) = pipe().doing(what)?;
     // SAFETY: there is no other thread yet, so the children have everything that they need.
@@ -79,21 +80,21 @@ pub fn watch(clean_up: impl FnOnce(Reached)) -> Result<Waiting, Failure> {
             let mut status = 0;
             // SAFETY: the kernel writes to `status`, which outlives the call.
             unsafe { libc::waitpid(child, &mut status, 0) };
-            Ok(Waiting { pipe: Some(write), leaves: false })
+            Ok(ReadinessPipe { pipe: Some(write), leaves: false })
         }
     }
 }
 
 /// Hears the one that mounts until all is well, or it has ended: then how far it came.
-fn listen(read: &mut File) -> Result<(), Reached> {
+fn listen(read: &mut File) -> Result<(), StartProgress> {
     let (mut word, mut number) = ([0; 1], [0; 4]);
-    let mut reached = Reached::Nothing;
+    let mut reached = StartProgress::Nothing;
     while read.read_exact(&mut word).is_ok() {
         match word[0] {
             READY => return Ok(()),
-            MOUNTING => reached = Reached::Mounting,
+            MOUNTING => reached = StartProgress::Mounting,
             MOUNTED if read.read_exact(&mut number).is_ok() => {
-                reached = Reached::Mounted(u32::from_ne_bytes(number));
+                reached = StartProgress::Mounted(u32::from_ne_bytes(number));
             }
             _ => {}
         }
@@ -116,7 +117,7 @@ pub fn leave_session() {
 }
 
 /// 0 once the child is ready, else the exit code that it ended with.
-fn wait_for(read: &mut File, child: libc::pid_t, clean_up: impl FnOnce(Reached)) -> u8 {
+fn wait_for(read: &mut File, child: libc::pid_t, clean_up: impl FnOnce(StartProgress)) -> u8 {
     let Err(reached) = listen(read) else { return 0 };
     let mut status = 0;
     // SAFETY: the kernel writes to `status`, which outlives the call.
@@ -149,10 +150,10 @@ pub fn leave_terminal() -> Result<(), Failure> {
     Ok(())
 }
 
-impl Waiting {
+impl ReadinessPipe {
     /// The other end of the descriptor waits: in the `foreground` somebody who only watches. None: nobody.
-    pub fn over(other: Option<OwnedFd>, foreground: bool) -> Waiting {
-        Waiting { pipe: other.map(File::from), leaves: !foreground }
+    pub fn over(other: Option<OwnedFd>, foreground: bool) -> ReadinessPipe {
+        ReadinessPipe { pipe: other.map(File::from), leaves: !foreground }
     }
 
     /// For a program that this process is about to turn into, and that will tell.
@@ -204,26 +205,26 @@ mod tests {
 
     #[test]
     fn whoever_waits_knows_how_far_it_came() {
-        let said = |say: &dyn Fn(&Waiting)| {
+        let said = |say: &dyn Fn(&ReadinessPipe)| {
             let (mut read, write) = pipe().unwrap();
-            let waiting = Waiting { pipe: Some(write), leaves: false };
+            let waiting = ReadinessPipe { pipe: Some(write), leaves: false };
             say(&waiting);
             drop(waiting);
             listen(&mut read)
         };
-        assert_eq!(said(&|_| {}), Err(Reached::Nothing));
-        assert_eq!(said(&Waiting::mounting), Err(Reached::Mounting));
-        let mounted = |waiting: &Waiting| {
+        assert_eq!(said(&|_| {}), Err(StartProgress::Nothing));
+        assert_eq!(said(&ReadinessPipe::mounting), Err(StartProgress::Mounting));
+        let mounted = |waiting: &ReadinessPipe| {
             waiting.mounting();
             waiting.mounted(0x0102_0304);
         };
-        assert_eq!(said(&mounted), Err(Reached::Mounted(0x0102_0304)));
-        let cut = |waiting: &Waiting| {
+        assert_eq!(said(&mounted), Err(StartProgress::Mounted(0x0102_0304)));
+        let cut = |waiting: &ReadinessPipe| {
             waiting.mounting();
             waiting.tell(&[MOUNTED, 1, 2]);
         };
-        assert_eq!(said(&cut), Err(Reached::Mounting), "killed in the middle of a word");
-        let ready = |waiting: &Waiting| {
+        assert_eq!(said(&cut), Err(StartProgress::Mounting), "killed in the middle of a word");
+        let ready = |waiting: &ReadinessPipe| {
             mounted(waiting);
             waiting.tell(&[READY]);
         };

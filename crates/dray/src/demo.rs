@@ -1,4 +1,4 @@
-//! `dray demo`: everything once, in a temporary directory.
+//! `dray demo`: a server, two mounts and a comparison of files, in a temporary directory.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::args::DemoArgs;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::sandbox::Sandbox;
 use crate::{interrupt, output};
 

@@ -1,5 +1,5 @@
-//! Answers one request a connection on a listening socket: the control socket's and the
-//! metrics endpoint's common part.
+//! Answers one request for each connection on a listening socket. The control socket and the metrics
+//! endpoint share it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,16 +18,16 @@ use dray_rt::{Interest, Source};
 
 /// Longest request, bytes.
 const REQUEST_MAX_BYTES: usize = 4096;
-/// Requests answered at a time. For one more somebody makes way who has asked for nothing so far,
-/// else who does not read the answer.
+/// Requests answered at a time. One more closes a connection that has sent no request so far,
+/// else one that does not read its answer.
 const CONNECTIONS_MAX: usize = 16;
-/// Who takes longer to ask or to listen is cut off.
+/// A connection that takes longer to send its request or to read its answer is closed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Makes the answer to a request.
-pub type Answer = Arc<dyn Fn(String) -> Fut<'static, Vec<u8>> + Send + Sync>;
+pub type Responder = Arc<dyn Fn(String) -> Fut<'static, Vec<u8>> + Send + Sync>;
 
-/// How far somebody has come.
+/// The progress of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Asking,
@@ -39,7 +39,7 @@ enum Stage {
 /// Somebody who asks.
 struct Guest {
     stage: Mutex<Stage>,
-    /// Set: somebody else wants the place.
+    /// Set: another connection needs the place.
     leaves: Cancel,
 }
 
@@ -65,7 +65,7 @@ impl Guests {
         guest
     }
 
-    /// Has somebody leave, if there is anybody who may be asked to.
+    /// Closes one connection, if there is one that may be closed.
     fn make_way(&mut self) {
         let leaves = |stage: Stage| {
             let mut here = self.0.iter().filter_map(Weak::upgrade);
@@ -79,7 +79,7 @@ impl Guests {
 
 /// Answers what arrives on `listener`; a request ends with `end`. Runs until the listener
 /// breaks.
-pub async fn serve(listener: OwnedFd, end: &'static str, answer: Answer) -> io::Result<()> {
+pub async fn serve(listener: OwnedFd, end: &'static str, answer: Responder) -> io::Result<()> {
     let source = Source::new(listener)?;
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut guests = Guests::default();
@@ -104,8 +104,8 @@ pub async fn serve(listener: OwnedFd, end: &'static str, answer: Answer) -> io::
     }
 }
 
-/// Until the guest has an answer, takes too long, or leaves for somebody else.
-async fn attend(guest: &Guest, socket: OwnedFd, end: &str, answer: Answer) {
+/// Until the connection has its answer, takes too long, or gives its place to another one.
+async fn attend(guest: &Guest, socket: OwnedFd, end: &str, answer: Responder) {
     let exchange = dray_rt::timeout(PATIENCE, exchange(guest, socket, end, answer));
     let mut exchange = std::pin::pin!(exchange);
     let ended = std::future::poll_fn(|task| {
@@ -115,11 +115,11 @@ async fn attend(guest: &Guest, socket: OwnedFd, end: &str, answer: Answer) {
         exchange.as_mut().poll(task).map(Some)
     });
     if let Some(Ok(Err(error))) = ended.await {
-        log::debug!("a request for status came to nothing: {error}");
+        log::debug!("a request for status failed: {error}");
     }
 }
 
-async fn exchange(guest: &Guest, socket: OwnedFd, end: &str, answer: Answer) -> io::Result<()> {
+async fn exchange(guest: &Guest, socket: OwnedFd, end: &str, answer: Responder) -> io::Result<()> {
     let source = Source::new(socket)?;
     let mut request = Vec::new();
     while !contains(&request, end.as_bytes()) {
@@ -175,7 +175,7 @@ fn send(fd: i32, bytes: &[u8]) -> io::Result<usize> {
 }
 
 /// Listens on a Unix socket that only its owner may use. One left over by a process that
-/// died is replaced. Errors: `EADDRINUSE` if somebody listens there.
+/// died is replaced. Errors: `EADDRINUSE` if another process listens there.
 pub fn listen_unix(path: &Path) -> io::Result<OwnedFd> {
     if dray_fabric::somebody_listens(path)? {
         return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
@@ -248,7 +248,7 @@ mod tests {
         });
         let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
         let replies = executor.block_on(async {
-            let answer: Answer = Arc::new(|request| {
+            let answer: Responder = Arc::new(|request| {
                 Box::pin(async move { format!("<{}>", request.lines().next().unwrap()).into() })
             });
             dray_rt::spawn(async move { serve(listener, "\n", answer).await.unwrap() });
@@ -289,7 +289,7 @@ mod tests {
         });
         let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
         let (reply, took) = executor.block_on(async {
-            let answer: Answer = Arc::new(|request| {
+            let answer: Responder = Arc::new(|request| {
                 Box::pin(async move {
                     match request.as_str() {
                         "long\n" => vec![b'x'; LONG_BYTES],

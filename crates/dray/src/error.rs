@@ -1,5 +1,5 @@
-//! What goes wrong, as the user sees it: a sentence that says what happened, to what, and
-//! what to do next; and an exit code.
+//! Errors as a user sees them: a sentence that says what happened, to what, and what to do next; and an
+//! exit code.
 
 use std::fmt::Display;
 use std::io;
@@ -82,13 +82,13 @@ pub fn is_shortage(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|raw| passing.contains(&raw))
 }
 
-/// The same as [`Doing`] for what a daemon begins with: a shortage has an exit code of its own.
-pub trait Beginning<T> {
+/// The same as [`ErrorContext`] for what a daemon begins with: a shortage has an exit code of its own.
+pub trait StartErrorContext<T> {
     /// With the sentence `what`, to which the system's own words are added.
     fn beginning(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
 }
 
-impl<T> Beginning<T> for io::Result<T> {
+impl<T> StartErrorContext<T> for io::Result<T> {
     fn beginning(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
         self.map_err(|error| {
             let code = if is_shortage(&error) { EXIT_SHORT } else { EXIT_FAILED };
@@ -98,12 +98,12 @@ impl<T> Beginning<T> for io::Result<T> {
 }
 
 /// Says what was being done when a system call failed.
-pub trait Doing<T> {
+pub trait ErrorContext<T> {
     /// With the sentence `what`, to which the system's own words are added.
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
 }
 
-impl<T, E: Display> Doing<T> for Result<T, E> {
+impl<T, E: Display> ErrorContext<T> for Result<T, E> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
         self.map_err(|error| Failure::new(format!("{}: {error}", what())))
     }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::args::EvictArgs;
-use crate::control::{self, Kind};
-use crate::error::{Doing, Failure};
-use crate::{output, paths, silence};
+use crate::control::{self, ProcessKind};
+use crate::error::{ErrorContext, Failure};
+use crate::{output, paths, unresponsive};
 
 /// Asks the server to end the client's sessions.
 pub fn run(args: &EvictArgs) -> Result<(), Failure> {
@@ -21,8 +21,8 @@ pub fn run(args: &EvictArgs) -> Result<(), Failure> {
                 asked += 1;
                 evicted += reply["evicted"].as_u64().unwrap_or(0);
             }
-            Err(error) if silence::is_dead(&error) => {}
-            Err(error) => silent.push(silence::sentence(&socket, &error)),
+            Err(error) if unresponsive::is_dead(&error) => {}
+            Err(error) => silent.push(unresponsive::sentence(&socket, &error)),
         }
     }
     if evicted > 0 {
@@ -50,7 +50,7 @@ pub fn run(args: &EvictArgs) -> Result<(), Failure> {
 fn sockets(args: &EvictArgs) -> Result<Vec<PathBuf>, Failure> {
     match &args.state {
         Some(state) => server_of(state).map(|socket| vec![socket]),
-        None => Ok(Kind::Server.all()),
+        None => Ok(ProcessKind::Server.all()),
     }
 }
 
@@ -60,5 +60,5 @@ pub fn server_of(state: &Path) -> Result<PathBuf, Failure> {
         let shown = state.display();
         format!("cannot find the state directory {shown} (`dray status` shows that of each server)")
     })?;
-    Ok(Kind::Server.socket(&paths::short_name(&state)))
+    Ok(ProcessKind::Server.socket(&paths::short_name(&state)))
 }

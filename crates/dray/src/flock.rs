@@ -1,4 +1,4 @@
-//! Locks of flock(2) that are waited for, but not for ever.
+//! Locks of flock(2) that are waited for, with a time limit.
 
 use std::fs::File;
 use std::io;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Locks `file` for whoever holds it open here. False if somebody else did not give it up within
+/// Locks `file` for its open file description. False if another process did not give it up within
 /// `patience`. Errors: the others of flock(2).
 pub fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
     let begin = Instant::now();

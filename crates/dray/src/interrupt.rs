@@ -1,10 +1,10 @@
-//! Signals that ask for an end, for commands that clean up behind themselves: they look from
-//! time to time whether one came, and end in good order.
+//! Signals that ask for an end, for commands that clean up. Such a command checks from time to time
+//! whether a signal came.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::{output, signals};
 
 /// The first signal that came; 0: none.

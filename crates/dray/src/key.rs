@@ -1,4 +1,4 @@
-//! `dray key`, and where a key is looked for.
+//! `dray key`, and the places where both ends look for a key.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};

@@ -76,7 +76,7 @@ pub fn start(verbose: u8, quiet: bool) {
         log::set_max_level(named.unwrap_or(chosen));
     }
     if let (Some(wish), None) = (wish, named) {
-        log::warn!("DRAY_LOG=`{wish}` is none of error, warn, info, debug, trace: not heeded");
+        log::warn!("DRAY_LOG=`{wish}` is none of error, warn, info, debug, trace: ignored");
     }
 }
 

@@ -21,17 +21,17 @@ mod logger;
 mod manual;
 mod metrics_http;
 mod mount;
-mod named;
-mod nearest;
 mod notify_systemd;
 mod output;
 mod paths;
+mod run_file;
 mod sandbox;
 mod serve;
 mod signals;
-mod silence;
 mod status;
+mod suggestions;
 mod survey;
+mod unresponsive;
 
 use std::process::ExitCode;
 
@@ -75,6 +75,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::MountDaemon(args) => mount::daemon::run(args),
         Command::WakeMount { mountpoint } => mount::daemon::wake(&mountpoint),
         Command::GatherEntries { mountpoint } => mount::daemon::gather(&mountpoint),
-        Command::DropOutdated => mount::daemon::drop_outdated(),
+        Command::Invalidate => mount::daemon::invalidate(),
     }
 }

@@ -8,7 +8,7 @@ use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 
 use crate::args::Args;
 use crate::completions;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::output;
 
 /// Prints the completions for a shell.

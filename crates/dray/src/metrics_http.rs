@@ -1,15 +1,15 @@
-//! Metrics for whoever watches over a server or a mount, by HTTP/1.0: `/metrics` in the text
-//! format of Prometheus (version 0.0.4), and `/healthz`.
+//! Metrics of a server or a mount, by HTTP/1.0: `/metrics` in the text format of Prometheus
+//! (version 0.0.4), and `/healthz`.
 
 use std::fmt::{Display, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::endpoint::{self, Answer};
+use crate::endpoint::{self, Responder};
 use crate::error::Failure;
 
 /// Makes the text of the metrics.
-pub type Text = Arc<dyn Fn() -> String + Send + Sync>;
+pub type MetricsSource = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Whether `address` has the form `ADDR:PORT`. Errors: for people.
 pub fn check_address(address: &str) -> Result<(), String> {
@@ -40,9 +40,9 @@ pub fn listen(address: &str) -> Result<(OwnedFd, String), Failure> {
     })
 }
 
-/// Answers whoever asks at `socket`, as a task of this thread's executor that never ends.
-pub async fn serve(socket: OwnedFd, text: Text) {
-    let answer: Answer = Arc::new(move |request| {
+/// Answers requests at `socket`, as a task of this thread's executor that never ends.
+pub async fn serve(socket: OwnedFd, text: MetricsSource) {
+    let answer: Responder = Arc::new(move |request| {
         let reply = answer(&request, &*text);
         Box::pin(async move { reply })
     });
@@ -73,7 +73,7 @@ fn answer(request: &str, text: &dyn Fn() -> String) -> Vec<u8> {
 
 /// What a metric counts.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub enum MetricKind {
     /// It goes up and down.
     Gauge,
     /// It goes up only.
@@ -81,10 +81,10 @@ pub enum Kind {
 }
 
 /// Adds the head of a metric.
-pub fn head(text: &mut String, name: &str, kind: Kind, help: &str) {
+pub fn head(text: &mut String, name: &str, kind: MetricKind, help: &str) {
     let kind = match kind {
-        Kind::Gauge => "gauge",
-        Kind::Counter => "counter",
+        MetricKind::Gauge => "gauge",
+        MetricKind::Counter => "counter",
     };
     // Writing to a string cannot fail.
     let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");

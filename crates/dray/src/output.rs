@@ -1,9 +1,9 @@
-//! Printing: whoever reads may have gone, which is no reason to panic.
+//! Printing. A reader that has closed its end of the pipe is no reason to panic.
 
 use std::fmt::Display;
 use std::io::Write;
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 
 /// Prints to stdout. Errors: the disk is full, or nobody reads any more, which ends the
 /// command without a word: a reader such as head(1) has what it wanted.

@@ -1,4 +1,4 @@
-//! Where things that belong to a running dray are kept.
+//! Paths of the files and sockets of a running dray.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use dray_core::fnv1a;
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 
 const RUN_DIR: &str = "DRAY_RUN_DIR";
 const STATE_DIR: &str = "DRAY_STATE_DIR";
@@ -48,7 +48,7 @@ fn absolute(dir: OsString) -> PathBuf {
     std::path::absolute(&dir).unwrap_or_else(|_| dir.into())
 }
 
-/// Makes it, where it is not there. Errors say which directory it is that somebody has to mend.
+/// Makes it, where it is not there. Errors say which directory the user has to correct.
 pub fn make_run_dir() -> Result<(), Failure> {
     make_private(&run_dir()).map_err(|failure| {
         let said = if is_run_dir_given() || is_root() { "" } else { ", else $XDG_RUNTIME_DIR" };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::{interrupt, key, mount::mount_table, paths};
 
 /// What is started should be ready within this time.

@@ -1,5 +1,4 @@
-//! Signals: those that ask for an end, as something that a task can wait for, and those that must not
-//! end anything.
+//! Signals. A task can wait for those that ask for an end. Others are blocked, so that they end nothing.
 
 use std::ffi::CStr;
 use std::io;
@@ -13,7 +12,7 @@ const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 /// we do in its name, and that ends or stops a process by default (signal(7)). The system call says it
 /// too, as an error:
 ///
-/// - SIGPIPE: whoever reads has gone;
+/// - SIGPIPE: the reader has closed its end;
 /// - SIGXFSZ: a write, a truncation or an allocation reaches beyond `RLIMIT_FSIZE`;
 /// - SIGXCPU: more time was used than the soft limit `RLIMIT_CPU` has, or `RLIMIT_RTTIME`;
 /// - SIGTTOU: something is logged to a terminal that others have in the foreground (`stty tostop`).

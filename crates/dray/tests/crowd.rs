@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::daemons::wait_for_connections;
 use common::{Rig, wait_for};
-use dray_client::{ConnectError, Options, SessionMemory, connect_session};
+use dray_client::{ConnectError, ConnectOptions, SessionMemory, connect_session};
 use dray_core::Errno;
 use dray_rt::{DriverKind, Executor};
 
@@ -42,7 +42,7 @@ fn clients_beyond_the_descriptors_are_told_so_and_others_go_on() {
     let target = rig.target().parse().unwrap();
     let mut executor = Executor::new(DriverKind::Epoll).unwrap();
     executor.block_on(async {
-        let options = Options::default();
+        let options = ConnectOptions::default();
         let mut crowd = Vec::new();
         let refused = loop {
             assert!(crowd.len() <= CONNECTIONS, "nobody is refused");

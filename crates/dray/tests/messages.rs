@@ -95,8 +95,8 @@ fn every_address_of_both_kinds_can_be_listened_at_in_any_order() {
     }
 }
 
-/// Something that listens, and is no dray server: it says this to whoever comes.
-fn stranger(greeting: &'static [u8]) -> u16 {
+/// Something that listens, and is no dray server: it sends this greeting to each connection.
+fn foreign_server(greeting: &'static [u8]) -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -116,9 +116,9 @@ fn targets_that_are_no_dray_servers() {
     for (greeting, words) in [
         (&b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n"[..], "what answers there is no dray server"),
         (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "is no dray server"),
-        (b"", "is that a dray server, and has it room"),
+        (b"", "is it a dray server, and has it room"),
     ] {
-        let target = format!("dray://127.0.0.1:{}/data", stranger(greeting));
+        let target = format!("dray://127.0.0.1:{}/data", foreign_server(greeting));
         for args in [&["mount", &target, at.to_str().unwrap()][..], &["survey", &target]] {
             let output = rig.run(args);
             let said = said(&output);
@@ -191,7 +191,7 @@ fn configurations_that_make_no_sense_are_named_with_their_file() {
         ("threads = 1\n", "has no [[export]]"),
         ("auth='pks:/key'\n[[export]]\nname='a'\ndir='/tmp'\n", "auth is none or psk:FILE"),
         ("listen = ['tpc://0.0.0.0']\n", "listen: `tpc://0.0.0.0`"),
-        ("clients_max = 0\n", "would let nobody in"),
+        ("clients_max = 0\n", "would admit no client"),
         ("metrics = '9100'\n", "is not ADDR:PORT"),
         ("a = [\n", "unclosed array"),
     ] {
@@ -338,7 +338,7 @@ fn mount_points_that_cannot_be() {
         ("file", "is not a directory"),
         ("mo unt/", "has a dray mount already"),
         ("link", "has a dray mount already"),
-        ("/", "nobody would see"),
+        ("/", "would not be visible"),
     ] {
         let output = rig.run(&["mount", &rig.target(), rig.path(name).to_str().unwrap()]);
         let said = said(&output);

@@ -22,10 +22,10 @@ use dray_fabric::sim::Network;
 use dray_rpc::server::ServerOptions;
 use dray_rpc::wire::NotifyHead;
 use dray_rt::Scope;
-use dray_testkit::heap::{Counting, live_bytes};
+use dray_testkit::heap::{LiveBytesAllocator, live_bytes};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: LiveBytesAllocator = LiveBytesAllocator;
 
 /// Longer than any lease, and than a connection may take for its handshake.
 const LONG: Duration = Duration::from_secs(600);

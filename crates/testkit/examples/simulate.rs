@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use dray_core::Op;
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{self, Failure, Faults, PowerKind, WorkKind};
+use dray_testkit::simulator::{self, FaultCounts, PowerKind, RunFailure, WorkloadKind};
 
 /// Lists are of what there is: one that was kept by hand had left a kind out.
 fn usage() -> String {
     let list = |names: Vec<String>| wrapped(&names.join(", "));
-    let names = |kinds: &[WorkKind]| kinds.iter().map(name).collect::<Vec<_>>();
-    let kinds = [names(&WorkKind::ALL), names(&[WorkKind::Interleaved]), vec![LEAVING.into()]];
+    let names = |kinds: &[WorkloadKind]| kinds.iter().map(name).collect::<Vec<_>>();
+    let kinds =
+        [names(&WorkloadKind::ALL), names(&[WorkloadKind::Interleaved]), vec![LEAVING.into()]];
     let with_power = PowerKind::ALL.iter().map(name).collect();
     let of_operations = ["reply-cache[/OP]", "intents[/OP]", "forgotten/OP"];
     let sabotages = of_operations.into_iter().chain(SABOTAGES.iter().map(|(name, _)| *name));
@@ -152,15 +153,15 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
     (known && (!wanted.cut || !wanted.power && wanted.work.is_some())).then_some(wanted)
 }
 
-fn work_kind(name: &str) -> Option<WorkKind> {
-    kind(&WorkKind::ALL, name).or_else(|| kind(&[WorkKind::Interleaved], name))
+fn work_kind(name: &str) -> Option<WorkloadKind> {
+    kind(&WorkloadKind::ALL, name).or_else(|| kind(&[WorkloadKind::Interleaved], name))
 }
 
 /// What went wrong in the run, if it bore that.
-fn run(wanted: &Wanted, seed: u64) -> Result<Faults, Failure> {
+fn run(wanted: &Wanted, seed: u64) -> Result<FaultCounts, RunFailure> {
     let (work, sabotage) = (wanted.work.as_deref(), wanted.sabotage);
     if work == Some(LEAVING) {
-        return simulator::run_leaving(seed, sabotage).map(|()| Faults::default());
+        return simulator::run_leaving(seed, sabotage).map(|()| FaultCounts::default());
     }
     let ran = if wanted.power {
         match work.and_then(|work| kind(&PowerKind::ALL, work)) {
@@ -181,7 +182,7 @@ fn run(wanted: &Wanted, seed: u64) -> Result<Faults, Failure> {
 const ENOUGH_RUNS: u64 = 500;
 
 /// Faults that never were, and should have been: what they would have shown has not been tried.
-fn never(wanted: &Wanted, runs: u64, faults: &Faults) -> Vec<&'static str> {
+fn never(wanted: &Wanted, runs: u64, faults: &FaultCounts) -> Vec<&'static str> {
     if runs < ENOUGH_RUNS || wanted.work.is_some() || wanted.sabotage.is_some() {
         return Vec::new();
     }
@@ -237,7 +238,7 @@ fn main() -> ExitCode {
         log::set_max_level(log::LevelFilter::Info);
     }
     let begin = Instant::now();
-    let (mut runs, mut faults, mut failures) = (0u64, Faults::default(), 0u64);
+    let (mut runs, mut faults, mut failures) = (0u64, FaultCounts::default(), 0u64);
     let mut undecided = 0u64;
     for seed in wanted.seeds.clone() {
         if wanted.time.is_some_and(|time| begin.elapsed() >= time) {

@@ -8,21 +8,21 @@ thread_local! {
 }
 
 /// Bytes that this thread has allocated and not freed, where the program's global allocator is
-/// [`Counting`]. A simulation is one thread, so that this is exact whatever the test's own threads
+/// [`LiveBytesAllocator`]. A simulation is one thread, so that this is exact whatever the test's own threads
 /// do meanwhile.
 pub fn live_bytes() -> isize {
     LIVE_BYTES.get()
 }
 
 /// The system's allocator, which counts for [`live_bytes`].
-pub struct Counting;
+pub struct LiveBytesAllocator;
 
 fn count(bytes: isize) {
     let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + bytes)); // a thread's end is nobody's
 }
 
 // SAFETY: everything is handed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for LiveBytesAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         // SAFETY: the caller's promises are the same.

@@ -12,9 +12,9 @@ use std::io;
 use std::path::Path;
 
 use dray_core::RenameHow;
-use dray_testkit::conformance::{Offers, PathTarget, run, suite};
+use dray_testkit::conformance::{OptionalFeatures, PathTarget, run, suite};
 use dray_testkit::fixture::{Image, Overlay, block_on, skipped_without_root};
-use dray_testkit::model::Habits;
+use dray_testkit::model::Quirks;
 use dray_testkit::step::{Action, Step};
 
 use site::{agree, generated, on_posix, posix};
@@ -34,7 +34,7 @@ fn had<T>(name: &str, made: impl FnOnce() -> io::Result<T>) -> Option<T> {
     }
 }
 
-fn keeps_its_promises(root: &Path, offers: Offers) {
+fn keeps_its_promises(root: &Path, offers: OptionalFeatures) {
     let fs = posix(root);
     block_on(suite(&[fs.clone(), fs], offers));
     dray_backends::posix::release().unwrap();
@@ -42,8 +42,8 @@ fn keeps_its_promises(root: &Path, offers: Offers) {
 
 /// The bare file system, which tells whether the model is right, and the backend over it.
 /// `own` adds the habits of this file system.
-fn agrees(root: &Path, own: impl Fn(Habits) -> Habits) {
-    let (bare, served) = (own(Habits::kernel()), own(Habits::served()));
+fn agrees(root: &Path, own: impl Fn(Quirks) -> Quirks) {
+    let (bare, served) = (own(Quirks::kernel()), own(Quirks::served()));
     generated(60, |steps| {
         let words = |error: io::Error| error.to_string();
         let dir = root.join("case");
@@ -60,14 +60,14 @@ fn agrees(root: &Path, own: impl Fn(Habits) -> Habits) {
 #[test]
 fn xfs_keeps_the_promises() {
     if let Some(xfs) = had("xfs", Image::xfs) {
-        keeps_its_promises(xfs.path(), Offers::ALL);
+        keeps_its_promises(xfs.path(), OptionalFeatures::ALL);
     }
 }
 
 #[test]
 fn xfs_agrees_with_the_model() {
     if let Some(xfs) = had("xfs", Image::xfs) {
-        agrees(xfs.path(), Habits::on_xfs);
+        agrees(xfs.path(), Quirks::on_xfs);
     }
 }
 
@@ -89,14 +89,14 @@ fn a_directory_exchanged_on_xfs_has_a_new_time() {
         lstat(inner),
         lstat(outer),
     ];
-    let mut bare = PathTarget::new(&[xfs.path()], Habits::kernel().on_xfs()).unwrap();
+    let mut bare = PathTarget::new(&[xfs.path()], Quirks::kernel().on_xfs()).unwrap();
     block_on(run(&mut bare, &steps)).unwrap();
 }
 
 #[test]
 fn btrfs_keeps_the_promises() {
     if let Some(btrfs) = had("btrfs", Image::btrfs) {
-        let offers = Offers { shift_range: false, ..Offers::ALL };
+        let offers = OptionalFeatures { shift_range: false, ..OptionalFeatures::ALL };
         keeps_its_promises(btrfs.path(), offers);
     }
 }
@@ -104,7 +104,7 @@ fn btrfs_keeps_the_promises() {
 #[test]
 fn btrfs_agrees_with_the_model() {
     if let Some(btrfs) = had("btrfs", Image::btrfs) {
-        agrees(btrfs.path(), Habits::on_btrfs);
+        agrees(btrfs.path(), Quirks::on_btrfs);
     }
 }
 
@@ -115,7 +115,8 @@ fn overlay() -> io::Result<Overlay> {
 #[test]
 fn an_overlay_keeps_the_promises() {
     if let Some(overlay) = had("overlay", overlay) {
-        let offers = Offers { zero_range: false, shift_range: false, ..Offers::ALL };
+        let offers =
+            OptionalFeatures { zero_range: false, shift_range: false, ..OptionalFeatures::ALL };
         keeps_its_promises(overlay.path(), offers);
     }
 }

@@ -2,13 +2,13 @@
 //! network and the simulation itself are counted, over runs in which connections break and
 //! processes die at any step.
 
-use dray_testkit::heap::{Counting, live_bytes};
+use dray_testkit::heap::{LiveBytesAllocator, live_bytes};
 use dray_testkit::simulator::{
-    WorkKind, run, run_cut_short, run_interleaved, run_leaving, run_of, run_power_losses,
+    WorkloadKind, run, run_cut_short, run_interleaved, run_leaving, run_of, run_power_losses,
 };
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: LiveBytesAllocator = LiveBytesAllocator;
 
 /// Runs of each kind.
 const SEEDS: u64 = 8;
@@ -20,8 +20,8 @@ const GROWN_MAX_BYTES: isize = 640;
 fn run_all(seed: u64) {
     let must = |failure| panic!("{failure}");
     run(seed, None).map(drop).unwrap_or_else(must);
-    run_of(WorkKind::Counter, seed, None).map(drop).unwrap_or_else(must);
-    run_cut_short(WorkKind::Words, seed, None).map(drop).unwrap_or_else(must);
+    run_of(WorkloadKind::Counter, seed, None).map(drop).unwrap_or_else(must);
+    run_cut_short(WorkloadKind::Words, seed, None).map(drop).unwrap_or_else(must);
     run_interleaved(seed).map(drop).unwrap_or_else(must);
     run_power_losses(seed, None).map(drop).unwrap_or_else(must);
     run_leaving(seed, None).unwrap_or_else(must);

@@ -7,7 +7,7 @@ use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{FileSystem, FsUuid};
 use dray_testkit::conformance::{FsTarget, PathTarget, run};
 use dray_testkit::fixture::{self, Ext4, TempDir, Tmpfs, block_on, skipped_without_root};
-use dray_testkit::model::Habits;
+use dray_testkit::model::Quirks;
 use dray_testkit::step::{Step, sequences};
 
 /// Steps of one sequence.
@@ -18,7 +18,7 @@ fn generated(default_cases: u32, case: impl Fn(&[Step]) -> Result<(), String>) {
 }
 
 fn hold_against_model(clients: Vec<Arc<dyn FileSystem>>, steps: &[Step]) -> Result<(), String> {
-    let mut target = FsTarget::new(clients, Habits::NONE);
+    let mut target = FsTarget::new(clients, Quirks::NONE);
     block_on(run(&mut target, steps)).map_err(|divergence| format!("{divergence:?}"))
 }
 
@@ -48,11 +48,11 @@ fn a_simulated_disk_agrees_with_the_model() {
     });
 }
 
-fn on_directories(root: &std::path::Path, habits: Habits, default_cases: u32) {
+fn on_directories(root: &std::path::Path, quirks: Quirks, default_cases: u32) {
     generated(default_cases, |steps| {
         let dir = root.join("case");
         std::fs::create_dir(&dir).map_err(|error| error.to_string())?;
-        let mut target = PathTarget::new(&[&dir], habits).map_err(|error| error.to_string())?;
+        let mut target = PathTarget::new(&[&dir], quirks).map_err(|error| error.to_string())?;
         let result = block_on(run(&mut target, steps));
         drop(target);
         std::fs::remove_dir_all(&dir).map_err(|error| error.to_string())?;
@@ -67,7 +67,7 @@ fn a_bare_tmpfs_agrees_with_the_model() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
-    on_directories(tmpfs.path(), Habits::kernel(), 400);
+    on_directories(tmpfs.path(), Quirks::kernel(), 400);
 }
 
 /// The same on the usual file system of a server.
@@ -77,7 +77,7 @@ fn a_bare_ext4_agrees_with_the_model() {
         return;
     }
     let ext4 = Ext4::new(64 << 20, "").unwrap();
-    on_directories(ext4.path(), Habits::kernel(), 200);
+    on_directories(ext4.path(), Quirks::kernel(), 200);
 }
 
 /// Two ways to one store, as two mounts are.
@@ -89,7 +89,7 @@ fn two_paths_to_one_directory_agree_with_the_model() {
     generated(60, |steps| {
         let dir = TempDir::new("two").map_err(|error| error.to_string())?;
         let roots = [dir.path(), dir.path()];
-        let mut target = PathTarget::new(&roots, Habits::kernel()).map_err(|e| e.to_string())?;
+        let mut target = PathTarget::new(&roots, Quirks::kernel()).map_err(|e| e.to_string())?;
         block_on(run(&mut target, steps)).map_err(|divergence| format!("{divergence:?}"))
     });
 }
@@ -100,7 +100,7 @@ fn posix_agrees(root: &std::path::Path, default_cases: u32) {
         std::fs::create_dir(&dir).map_err(|error| error.to_string())?;
         let options = PosixOptions { squash: Squash::None, ..PosixOptions::default() };
         let fs = PosixFs::open(&dir, FsUuid(7), options).map_err(|error| error.to_string())?;
-        let mut target = FsTarget::new(vec![fs.clone(), fs], Habits::served());
+        let mut target = FsTarget::new(vec![fs.clone(), fs], Quirks::served());
         let result = block_on(run(&mut target, steps));
         drop(target);
         dray_backends::posix::release().map_err(|error| error.to_string())?;

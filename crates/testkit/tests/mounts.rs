@@ -19,11 +19,11 @@ use dray_fabric::{Address, Connect, listen_first, local};
 use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::sync::oneshot;
-use dray_testkit::conformance::{FrontEnds, FsTarget, PathTarget, Target, run};
+use dray_testkit::conformance::{FrontEnds, FsTarget, PathTarget, StepTarget, run};
 use dray_testkit::fixture::{
     self, Ext4, Image, Killer, MountGuard, TempDir, Tmpfs, block_on, skipped_without_root, wait_for,
 };
-use dray_testkit::model::Habits;
+use dray_testkit::model::Quirks;
 use dray_testkit::step::{Step, sequences};
 
 /// Steps of one sequence.
@@ -116,21 +116,21 @@ fn is_mounted(at: &Path) -> bool {
 
 /// Runs generated sequences, each in a directory of its own.
 fn agree(served: &Path, options: &str, mounts: usize, default_cases: u32) {
-    agree_as(Habits::mounted(), served, options, mounts, default_cases);
+    agree_as(Quirks::mounted(), served, options, mounts, default_cases);
 }
 
-fn agree_as(habits: Habits, served: &Path, options: &str, mounts: usize, default_cases: u32) {
+fn agree_as(quirks: Quirks, served: &Path, options: &str, mounts: usize, default_cases: u32) {
     let Some(binary) = binary() else { return };
     let rig = Rig::new(&binary, served, options, mounts);
-    fixture::generated(&sequences(STEPS), default_cases, 2_000, |steps| case(&rig, habits, &steps));
+    fixture::generated(&sequences(STEPS), default_cases, 2_000, |steps| case(&rig, quirks, &steps));
 }
 
-fn case(rig: &Rig, habits: Habits, steps: &[Step]) -> Result<(), String> {
+fn case(rig: &Rig, quirks: Quirks, steps: &[Step]) -> Result<(), String> {
     let words = |error: std::io::Error| error.to_string();
     let dirs: Vec<PathBuf> = rig.roots.iter().map(|root| root.join("case")).collect();
     std::fs::create_dir(&dirs[0]).map_err(words)?;
     let roots: Vec<&Path> = dirs.iter().map(PathBuf::as_path).collect();
-    let mut target = PathTarget::new(&roots, habits).map_err(words)?;
+    let mut target = PathTarget::new(&roots, quirks).map_err(words)?;
     let result = block_on(run(&mut target, steps));
     drop(target);
     std::fs::remove_dir_all(&dirs[0]).map_err(words)?;
@@ -254,11 +254,11 @@ async fn through_both(
     let name = Name::new(b"case").expect("it is a name");
     let case = fs.lookup(&Context::system(), fs.info().root, name).await;
     let case = case.map_err(|error| words(&error))?.id;
-    let habits = Habits::mounted();
-    let mount = PathTarget::new(&[mounted], habits).map_err(|error| words(&error))?;
-    let targets: Vec<Box<dyn Target>> =
-        vec![Box::new(mount), Box::new(FsTarget::at(case, vec![fs], habits))];
-    let result = run(&mut FrontEnds::new(targets, habits), steps).await;
+    let quirks = Quirks::mounted();
+    let mount = PathTarget::new(&[mounted], quirks).map_err(|error| words(&error))?;
+    let targets: Vec<Box<dyn StepTarget>> =
+        vec![Box::new(mount), Box::new(FsTarget::at(case, vec![fs], quirks))];
+    let result = run(&mut FrontEnds::new(targets, quirks), steps).await;
     session.goodbye(); // what is open there is closed
     result.map_err(|divergence| format!("{divergence:?}"))
 }
@@ -304,14 +304,14 @@ fn a_close_to_open_mount_alone_agrees_with_the_model() {
         return;
     }
     let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
-    agree_as(Habits::kernel(), ext4.path(), "consistency=close-to-open", 1, 100);
+    agree_as(Quirks::kernel(), ext4.path(), "consistency=close-to-open", 1, 100);
 }
 
 /// Two mounts of an image of another kind; left out, with the reason said, where this machine
 /// has none.
-fn on_image(image: std::io::Result<Image>, habits: Habits) {
+fn on_image(image: std::io::Result<Image>, quirks: Quirks) {
     match image {
-        Ok(image) => agree_as(habits, image.path(), "transport=classic", 2, 50),
+        Ok(image) => agree_as(quirks, image.path(), "transport=classic", 2, 50),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             eprintln!("skipped: {error}");
         }
@@ -322,13 +322,13 @@ fn on_image(image: std::io::Result<Image>, habits: Habits) {
 #[test]
 fn two_mounts_of_an_xfs_agree_with_the_model() {
     if binary().is_some() {
-        on_image(Image::xfs(), Habits::mounted().on_xfs());
+        on_image(Image::xfs(), Quirks::mounted().on_xfs());
     }
 }
 
 #[test]
 fn two_mounts_of_a_btrfs_agree_with_the_model() {
     if binary().is_some() {
-        on_image(Image::btrfs(), Habits::mounted().on_btrfs());
+        on_image(Image::btrfs(), Quirks::mounted().on_btrfs());
     }
 }

@@ -7,7 +7,7 @@ use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{FsUuid, RenameHow};
 use dray_testkit::conformance::{FsTarget, PathTarget, run};
 use dray_testkit::fixture::{TempDir, block_on, is_root};
-use dray_testkit::model::Habits;
+use dray_testkit::model::Quirks;
 use dray_testkit::step::{Action, Step};
 
 fn step(who: u8, action: Action) -> Step {
@@ -18,17 +18,17 @@ fn step(who: u8, action: Action) -> Step {
 /// backend over it.
 fn hold(steps: &[Step]) {
     let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
-    block_on(run(&mut FsTarget::new(vec![fs], Habits::NONE), steps)).unwrap();
+    block_on(run(&mut FsTarget::new(vec![fs], Quirks::NONE), steps)).unwrap();
     if !is_root() {
         return eprintln!("left out: file systems, as not root");
     }
     let dir = TempDir::new("regression").unwrap();
-    let mut target = PathTarget::new(&[dir.path()], Habits::kernel()).unwrap();
+    let mut target = PathTarget::new(&[dir.path()], Quirks::kernel()).unwrap();
     block_on(run(&mut target, steps)).unwrap();
     let dir = TempDir::new("regression").unwrap();
     let options = PosixOptions { squash: Squash::None, ..PosixOptions::default() };
     let fs = PosixFs::open(dir.path(), FsUuid(7), options).unwrap();
-    block_on(run(&mut FsTarget::new(vec![fs], Habits::served()), steps)).unwrap();
+    block_on(run(&mut FsTarget::new(vec![fs], Quirks::served()), steps)).unwrap();
     dray_backends::posix::release().unwrap();
 }
 

@@ -3,7 +3,8 @@
 use dray_core::Op;
 use dray_rpc::server::Sabotage;
 use dray_testkit::simulator::{
-    Failure, PowerKind, WorkKind, run, run_cut_short, run_leaving, run_of, run_power_losses_of,
+    PowerKind, RunFailure, WorkloadKind, run, run_cut_short, run_leaving, run_of,
+    run_power_losses_of,
 };
 
 /// Some of so many seeds must show it.
@@ -12,15 +13,15 @@ const SEEDS: u64 = 4000;
 /// What a run is like.
 #[derive(Clone, Copy, Debug)]
 enum Run {
-    Of(WorkKind),
+    Of(WorkloadKind),
     /// With a server that dies all the time.
-    CutShort(WorkKind),
+    CutShort(WorkloadKind),
     Power(PowerKind),
     Leaving,
 }
 
 impl Run {
-    fn fails(self, seed: u64, sabotage: Sabotage) -> Option<Failure> {
+    fn fails(self, seed: u64, sabotage: Sabotage) -> Option<RunFailure> {
         let broken = Some(sabotage);
         match self {
             Run::Of(kind) => run_of(kind, seed, broken).err(),
@@ -41,11 +42,11 @@ fn found_out(sabotage: Sabotage, runs: &[Run], says: &str) {
     }
 }
 
-const NAMES: Run = Run::Of(WorkKind::Names);
-const APPEND: Run = Run::Of(WorkKind::Append);
-const COUNTER: Run = Run::Of(WorkKind::Counter);
-const REGISTER: Run = Run::Of(WorkKind::Register);
-const WORDS: Run = Run::Of(WorkKind::Words);
+const NAMES: Run = Run::Of(WorkloadKind::Names);
+const APPEND: Run = Run::Of(WorkloadKind::Append);
+const COUNTER: Run = Run::Of(WorkloadKind::Counter);
+const REGISTER: Run = Run::Of(WorkloadKind::Register);
+const WORDS: Run = Run::Of(WorkloadKind::Words);
 
 const POWER: [Run; 4] = [
     Run::Power(PowerKind::Own),
@@ -68,7 +69,7 @@ fn changes_of_names_that_are_made_twice_over_lost_replies() {
 #[test]
 fn changes_of_names_that_are_made_twice_over_a_death() {
     for op in OF_NAMES {
-        let kind = WorkKind::Names;
+        let kind = WorkloadKind::Names;
         // Whichever shows it after fewer seeds.
         let run = match op {
             Op::Setxattr | Op::Removexattr => Run::Of(kind),
@@ -82,20 +83,20 @@ fn changes_of_names_that_are_made_twice_over_a_death() {
 fn appends_that_are_made_twice() {
     for broken in [Sabotage::ReplyCache, Sabotage::Intents] {
         found_out(broken(Some(Op::Write)), &[APPEND], "times");
-        found_out(broken(Some(Op::Write)), &[Run::CutShort(WorkKind::Words)], "no order");
+        found_out(broken(Some(Op::Write)), &[Run::CutShort(WorkloadKind::Words)], "no order");
     }
 }
 
 #[test]
 fn cuts_copies_and_puts_that_are_made_twice() {
-    let words = Run::CutShort(WorkKind::Words);
-    let copies = Run::Of(WorkKind::Copies);
+    let words = Run::CutShort(WorkloadKind::Words);
+    let copies = Run::Of(WorkloadKind::Copies);
     // Cuts without intents are left to `script/simulate --work words --break intents/setattr`:
     // one seed in some thousands shows them.
     found_out(Sabotage::ReplyCache(Some(Op::Setattr)), &[words], "no order");
     for broken in [Sabotage::ReplyCache, Sabotage::Intents] {
         found_out(broken(Some(Op::CopyRange)), &[copies], "no order");
-        found_out(broken(Some(Op::Put)), &[Run::Of(WorkKind::Puts)], "");
+        found_out(broken(Some(Op::Put)), &[Run::Of(WorkloadKind::Puts)], "");
     }
 }
 
@@ -113,7 +114,7 @@ fn writes_that_are_answered_and_not_made() {
 fn renames_and_removals_that_are_answered_and_not_made() {
     found_out(Sabotage::Forgotten(Op::Rename), &[NAMES], "");
     found_out(Sabotage::Forgotten(Op::Remove), &[NAMES], "");
-    found_out(Sabotage::Forgotten(Op::Remove), &[Run::Of(WorkKind::Deleted)], "is found");
+    found_out(Sabotage::Forgotten(Op::Remove), &[Run::Of(WorkloadKind::Deleted)], "is found");
 }
 
 #[test]
@@ -139,7 +140,7 @@ fn connections_that_are_read_when_their_client_has_left_them() {
 
 #[test]
 fn rights_that_are_taken_before_what_was_opened_ahead_is_closed() {
-    found_out(Sabotage::Ahead, &[Run::Of(WorkKind::Rights)], "");
+    found_out(Sabotage::Ahead, &[Run::Of(WorkloadKind::Rights)], "");
 }
 
 #[test]
@@ -154,13 +155,13 @@ fn reads_that_see_half_of_a_write() {
 
 #[test]
 fn what_was_cut_short_and_is_open_to_others() {
-    let kinds = [WorkKind::Words, WorkKind::Copies, WorkKind::Puts];
+    let kinds = [WorkloadKind::Words, WorkloadKind::Copies, WorkloadKind::Puts];
     found_out(Sabotage::Turns, &kinds.map(Run::CutShort), "");
 }
 
 #[test]
 fn removed_files_that_are_not_kept_for_who_returns() {
-    found_out(Sabotage::Custody, &[Run::Of(WorkKind::Deleted)], "while it is open");
+    found_out(Sabotage::Custody, &[Run::Of(WorkloadKind::Deleted)], "while it is open");
 }
 
 #[test]
@@ -185,7 +186,7 @@ fn what_is_sent_again_and_dropped_or_made_in_the_wrong_order() {
 
 #[test]
 fn what_is_opened_by_a_name_that_another_file_has() {
-    found_out(Sabotage::Named, &[Run::Of(WorkKind::Believed)], "had lost the name");
+    found_out(Sabotage::Named, &[Run::Of(WorkloadKind::Believed)], "had lost the name");
 }
 
 #[test]
@@ -195,15 +196,16 @@ fn what_was_written_last_and_is_not_synced_for_who_leaves() {
 
 #[test]
 fn who_was_evicted_and_is_let_in_again() {
-    found_out(Sabotage::Evictions, &[Run::Of(WorkKind::Told)], "was evicted");
+    found_out(Sabotage::Evictions, &[Run::Of(WorkloadKind::Told)], "was evicted");
 }
 
 #[test]
 fn changes_that_those_who_cache_are_not_told_of() {
-    found_out(Sabotage::Untold, &[Run::Of(WorkKind::Told)], "was not told");
+    found_out(Sabotage::Untold, &[Run::Of(WorkloadKind::Told)], "was not told");
     // Also by the seeds of the ordinary test.
-    let kinds = WorkKind::ALL.len() as u64;
-    let told = WorkKind::ALL.iter().position(|kind| *kind == WorkKind::Told).unwrap() as u64;
+    let kinds = WorkloadKind::ALL.len() as u64;
+    let told =
+        WorkloadKind::ALL.iter().position(|kind| *kind == WorkloadKind::Told).unwrap() as u64;
     let found =
         (told..300).step_by(kinds as usize).any(|seed| run(seed, Some(Sabotage::Untold)).is_err());
     assert!(found, "no seed of the smoke fails");

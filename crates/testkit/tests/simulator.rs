@@ -1,8 +1,8 @@
 //! Clients and a server, with everything going wrong.
 
 use dray_testkit::simulator::{
-    Faults, WorkKind, run, run_cut_short, run_interleaved, run_leaving, run_of, run_power_loss,
-    run_power_losses,
+    FaultCounts, WorkloadKind, run, run_cut_short, run_interleaved, run_leaving, run_of,
+    run_power_loss, run_power_losses,
 };
 
 /// Seeds of the ordinary test; `script/simulate` runs more.
@@ -10,7 +10,7 @@ const SEEDS: u64 = 300;
 
 #[test]
 fn nothing_is_lost_or_done_twice_and_everything_is_given_back() {
-    let mut faults = Faults::default();
+    let mut faults = FaultCounts::default();
     for seed in 0..SEEDS {
         faults += run(seed, None).unwrap_or_else(|failure| panic!("{failure}")).faults;
     }
@@ -38,7 +38,7 @@ fn a_seed_is_one_run() {
 #[test]
 fn what_was_given_back_is_not_claimed_again() {
     for seed in [729, 10_697, 17_655] {
-        run_of(WorkKind::Counter, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        run_of(WorkloadKind::Counter, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
@@ -47,7 +47,7 @@ fn what_was_given_back_is_not_claimed_again() {
 #[test]
 fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
     for seed in [111_752, 118_577] {
-        run_of(WorkKind::Model, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        run_of(WorkloadKind::Model, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
@@ -56,10 +56,10 @@ fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
 #[test]
 fn closes_do_not_keep_everything_else_from_being_answered() {
     for seed in [15_146, 128_294] {
-        run_of(WorkKind::Limited, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        run_of(WorkloadKind::Limited, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
     for seed in [20_027, 20_859, 20_863] {
-        let ran = run_cut_short(WorkKind::Limited, seed, None);
+        let ran = run_cut_short(WorkloadKind::Limited, seed, None);
         ran.unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
@@ -68,7 +68,7 @@ fn closes_do_not_keep_everything_else_from_being_answered() {
 /// after somebody had seen the first.
 #[test]
 fn a_copy_is_made_again_from_what_was_there() {
-    let ran = run_cut_short(WorkKind::Copies, 4391, None);
+    let ran = run_cut_short(WorkloadKind::Copies, 4391, None);
     ran.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
@@ -88,7 +88,9 @@ fn what_was_synced_survives_a_loss_of_power() {
 
 #[test]
 fn what_a_death_cuts_short_happens_once_and_before_all_others() {
-    for (kind, seeds) in [(WorkKind::Words, 200), (WorkKind::Copies, 100), (WorkKind::Puts, 100)] {
+    for (kind, seeds) in
+        [(WorkloadKind::Words, 200), (WorkloadKind::Copies, 100), (WorkloadKind::Puts, 100)]
+    {
         for seed in 0..seeds {
             let ran = run_cut_short(kind, seed, None);
             ran.unwrap_or_else(|failure| panic!("{failure}"));
@@ -99,17 +101,18 @@ fn what_a_death_cuts_short_happens_once_and_before_all_others() {
 #[test]
 fn rights_that_are_taken_are_gone_whatever_goes_wrong() {
     for seed in 0..100 {
-        run_of(WorkKind::Rights, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        run_of(WorkloadKind::Rights, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
 #[test]
 fn what_is_opened_by_a_name_has_it_and_nothing_else_is_cut() {
     for seed in 0..100 {
-        run_of(WorkKind::Believed, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        run_of(WorkloadKind::Believed, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
     for seed in 0..50 {
-        run_cut_short(WorkKind::Believed, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        run_cut_short(WorkloadKind::Believed, seed, None)
+            .unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
@@ -118,7 +121,7 @@ const POWER_SEEDS: u64 = 300;
 
 #[test]
 fn what_was_kept_outlives_a_loss_of_power_and_what_was_not_is_told() {
-    let mut faults = Faults::default();
+    let mut faults = FaultCounts::default();
     for seed in 0..POWER_SEEDS {
         faults += run_power_losses(seed, None).unwrap_or_else(|failure| panic!("{failure}")).faults;
     }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::FileSystem;
 use dray_fabric::sim::Network;
-use dray_testkit::conformance::{Offers, suite};
+use dray_testkit::conformance::{OptionalFeatures, suite};
 use dray_testkit::fixture::{Ext4, TempDir, Tmpfs, block_on, simulate, skipped_without_root};
-use dray_testkit::model::Habits;
+use dray_testkit::model::Quirks;
 
 use site::{
     FOUL, Idle, agree, generated, generated_with_seeds, layered, on_a_socket, on_posix, posix,
@@ -21,7 +21,8 @@ use site::{
 /// Seeds of the suite in foul weather.
 const SEEDS: u64 = 25;
 
-const ON_TMPFS: Offers = Offers { zero_range: false, shift_range: false, ..Offers::ALL };
+const ON_TMPFS: OptionalFeatures =
+    OptionalFeatures { zero_range: false, shift_range: false, ..OptionalFeatures::ALL };
 
 fn memory() -> Arc<dyn FileSystem> {
     Arc::new(MemoryFs::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() }))
@@ -31,7 +32,7 @@ fn memory() -> Arc<dyn FileSystem> {
 fn layers_over_memory_keep_its_promises() {
     let idle = Arc::new(Idle::default());
     let fs = layered(memory(), &idle);
-    block_on(suite(&[fs.clone(), fs], Offers::ALL));
+    block_on(suite(&[fs.clone(), fs], OptionalFeatures::ALL));
     assert!(idle.calls() > 500, "{} calls", idle.calls());
 }
 
@@ -39,7 +40,7 @@ fn layers_over_memory_keep_its_promises() {
 fn layers_over_memory_agree_with_the_model() {
     generated(200, |steps| {
         let fs = layered(memory(), &Arc::default());
-        block_on(agree(vec![fs.clone(), fs], Habits::NONE, steps))
+        block_on(agree(vec![fs.clone(), fs], Quirks::NONE, steps))
     });
 }
 
@@ -51,7 +52,7 @@ fn layers_over_posix_agree_with_the_model() {
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
     on_posix(tmpfs.path(), 80, |fs, _, steps| {
         let fs = layered(fs, &Arc::default());
-        block_on(agree(vec![fs.clone(), fs], Habits::served(), steps))
+        block_on(agree(vec![fs.clone(), fs], Quirks::served(), steps))
     });
 }
 
@@ -70,7 +71,7 @@ fn the_whole_stack_over_memory_keeps_its_promises() {
     for clients in [1, 2] {
         simulate(1, async {
             let (_network, clients, idle) = over_memory(clients, false).await;
-            suite(&clients, Offers::ALL).await;
+            suite(&clients, OptionalFeatures::ALL).await;
             // Each call is seen by three layers at the client, and by three at the server.
             assert!(idle.calls() > 1000, "{} calls", idle.calls());
         });
@@ -83,7 +84,7 @@ fn the_whole_stack_keeps_its_promises_in_foul_weather() {
     for seed in 0..SEEDS {
         simulate(seed, async {
             let (network, clients, _) = over_memory(2, true).await;
-            suite(&clients, Offers::ALL).await;
+            suite(&clients, OptionalFeatures::ALL).await;
             breaks += network.breaks();
         });
     }
@@ -94,7 +95,7 @@ fn the_whole_stack_agrees(clients: usize, foul: bool, default_cases: u32) {
     generated_with_seeds(default_cases, |seed, steps| {
         simulate(seed, async {
             let (_network, clients, _) = over_memory(clients, foul).await;
-            agree(clients, Habits::NONE, steps).await
+            agree(clients, Quirks::NONE, steps).await
         })
     });
 }
@@ -123,7 +124,9 @@ fn three_clients_in_foul_weather_agree_with_the_model() {
 fn the_whole_stack_within_a_process_keeps_its_promises() {
     for clients in [1, 2] {
         let idle = Arc::default();
-        block_on(async { suite(&within(memory(), clients, &idle).await, Offers::ALL).await });
+        block_on(async {
+            suite(&within(memory(), clients, &idle).await, OptionalFeatures::ALL).await
+        });
         assert!(idle.calls() > 1000, "{} calls", idle.calls());
     }
 }
@@ -132,12 +135,12 @@ fn the_whole_stack_within_a_process_keeps_its_promises() {
 fn three_clients_within_a_process_agree_with_the_model() {
     generated(100, |steps| {
         block_on(async {
-            agree(within(memory(), 3, &Arc::default()).await, Habits::NONE, steps).await
+            agree(within(memory(), 3, &Arc::default()).await, Quirks::NONE, steps).await
         })
     });
 }
 
-fn over_posix_keeps_its_promises(root: &Path, offers: Offers) {
+fn over_posix_keeps_its_promises(root: &Path, offers: OptionalFeatures) {
     let dir = TempDir::new("stacks").unwrap();
     block_on(async {
         let clients = on_a_socket(dir.path(), posix(root), 2, &Arc::default()).await;
@@ -161,7 +164,7 @@ fn the_whole_stack_over_ext4_keeps_its_promises() {
         return;
     }
     let ext4 = Ext4::new(64 << 20, "").unwrap();
-    over_posix_keeps_its_promises(ext4.path(), Offers::ALL);
+    over_posix_keeps_its_promises(ext4.path(), OptionalFeatures::ALL);
 }
 
 fn over_posix_agrees(clients: usize) {
@@ -172,7 +175,7 @@ fn over_posix_agrees(clients: usize) {
     on_posix(tmpfs.path(), 60, |fs, socket, steps| {
         block_on(async {
             let clients = on_a_socket(socket, fs, clients, &Arc::default()).await;
-            agree(clients, Habits::served(), steps).await
+            agree(clients, Quirks::served(), steps).await
         })
     });
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use dray_backends::memory::{MemoryDisk, MemoryFs, MemoryOptions};
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{FileSystem, FsUuid};
-use dray_testkit::conformance::{Offers, suite};
+use dray_testkit::conformance::{OptionalFeatures, suite};
 use dray_testkit::fixture::{Ext4, Tmpfs, block_on, simulate, skipped_without_root};
 
 #[test]
 fn memory_keeps_its_promises() {
     let fs = MemoryFs::new(MemoryOptions::default());
-    block_on(suite(&[Arc::new(fs.clone()), Arc::new(fs)], Offers::ALL));
+    block_on(suite(&[Arc::new(fs.clone()), Arc::new(fs)], OptionalFeatures::ALL));
 }
 
 #[test]
@@ -19,12 +19,12 @@ fn a_simulated_disk_keeps_them_in_the_simulator() {
     simulate(1, async {
         let disk = MemoryDisk::new(MemoryOptions::default());
         let client = || Arc::new(disk.mount()) as Arc<dyn FileSystem>;
-        suite(&[client(), client()], Offers::ALL).await;
+        suite(&[client(), client()], OptionalFeatures::ALL).await;
     });
 }
 
 /// Two servers' processes are not meant: both clients are the same export.
-fn posix_keeps_its_promises(root: &std::path::Path, offers: Offers) {
+fn posix_keeps_its_promises(root: &std::path::Path, offers: OptionalFeatures) {
     let options = PosixOptions { squash: Squash::None, ..PosixOptions::default() };
     let fs = PosixFs::open(root, FsUuid(7), options).unwrap();
     block_on(suite(&[fs.clone(), fs], offers));
@@ -37,7 +37,8 @@ fn posix_on_tmpfs_keeps_its_promises() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
-    let offers = Offers { zero_range: false, shift_range: false, ..Offers::ALL };
+    let offers =
+        OptionalFeatures { zero_range: false, shift_range: false, ..OptionalFeatures::ALL };
     posix_keeps_its_promises(tmpfs.path(), offers);
 }
 
@@ -47,5 +48,5 @@ fn posix_on_ext4_keeps_its_promises() {
         return;
     }
     let ext4 = Ext4::new(64 << 20, "").unwrap();
-    posix_keeps_its_promises(ext4.path(), Offers::ALL);
+    posix_keeps_its_promises(ext4.path(), OptionalFeatures::ALL);
 }

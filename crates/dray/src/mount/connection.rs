@@ -7,9 +7,7 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_client::{
-    ConnectError, Options as ClientOptions, RemoteFs, Session, SessionMemory, Target,
-};
+use dray_client::{ConnectError, ConnectOptions, RemoteFs, Session, SessionMemory, Target};
 use dray_core::{Errno, Error, Stack};
 use dray_fuse::{Dropper, Host};
 use dray_layers::metrics::Metrics;
@@ -29,15 +27,15 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(300);
 pub type NewMemory = Box<dyn Fn() -> io::Result<SessionMemory> + Send + Sync>;
 
 /// The session, once it is there; none in it if it could not be had.
-pub(super) type ToldSession = watch::Receiver<Option<Option<Arc<Session>>>>;
+pub(super) type SharedSession = watch::Receiver<Option<Option<Arc<Session>>>>;
 
 /// Makes the session on the first worker's thread; the others join it.
-pub(super) struct Connection {
+pub(super) struct ServerConnection {
     pub(super) target: Target,
-    pub(super) options: ClientOptions,
+    pub(super) options: ConnectOptions,
     pub(super) memory: NewMemory,
     /// Called before each further attempt to connect; none: there is one attempt.
-    pub(super) wait: Option<Notice>,
+    pub(super) wait: Option<NotifyFn>,
     /// Another program goes on with the mount if this one and the server do not understand each
     /// other.
     pub(super) replaceable: bool,
@@ -45,36 +43,36 @@ pub(super) struct Connection {
     pub(super) calls: Option<Arc<Metrics>>,
     /// None until it has been tried.
     pub(super) tell: watch::Sender<Option<Option<Arc<Session>>>>,
-    pub(super) told: ToldSession,
+    pub(super) told: SharedSession,
     /// Why there is none.
     pub(super) failed: Mutex<Option<ConnectError>>,
 }
 
-/// Says something to somebody else.
-pub type Notice = Box<dyn Fn() + Send + Sync>;
+/// Notifies another process or thread.
+pub type NotifyFn = Box<dyn Fn() + Send + Sync>;
 
 /// What a daemon asks its supervisor for.
-pub struct Wishes {
+pub struct SupervisorRequests {
     /// To have the queues of a ring pushed.
-    pub push: Notice,
+    pub push: NotifyFn,
     /// To have the entries of a ring come together.
-    pub gather: Notice,
+    pub gather: NotifyFn,
 }
 
 /// The processes around a daemon: its supervisor, and one that has the kernel drop pages.
-pub(super) struct Surroundings {
-    wishes: Wishes,
+pub(super) struct DaemonHost {
+    wishes: SupervisorRequests,
     /// The process that has the kernel drop what others have changed, once there was one.
     dropping: Mutex<Option<Child>>,
 }
 
-impl Surroundings {
-    pub(super) fn new(wishes: Wishes) -> Surroundings {
-        Surroundings { wishes, dropping: Mutex::default() }
+impl DaemonHost {
+    pub(super) fn new(wishes: SupervisorRequests) -> DaemonHost {
+        DaemonHost { wishes, dropping: Mutex::default() }
     }
 }
 
-impl Host for Surroundings {
+impl Host for DaemonHost {
     fn wake_queues(&self) {
         (self.wishes.push)();
     }
@@ -90,16 +88,16 @@ impl Host for Surroundings {
         }
         let ((reader, nodes), (dropped, tells)) = (io::pipe()?, io::pipe()?);
         let mut command = Command::new(OWN_PROGRAM);
-        command.arg0("dray").arg("drop-outdated").current_dir("/");
+        command.arg0("dray").arg("invalidate").current_dir("/");
         command.stdin(reader).stdout(device.try_clone_to_owned()?).stderr(tells);
         *dropping = Some(command.spawn().inspect_err(|error| {
-            log::warn!("what others change is seen at the next open: {error}");
+            log::warn!("changes by other clients show at the next open: {error}");
         })?);
         Ok(Dropper { nodes, dropped })
     }
 }
 
-impl Connection {
+impl ServerConnection {
     pub(super) async fn for_worker(&self, index: usize) -> dray_core::Result<Stack> {
         if index == 0 {
             let session = self.connect().await;

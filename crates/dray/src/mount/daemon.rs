@@ -1,7 +1,7 @@
-//! A daemon of `dray mount`: serves a mount that its supervisor holds.
+//! A daemon of `dray mount` serves a mount that its supervisor holds.
 //!
-//! Whatever it knows that must outlive it lies in the memory that the supervisor handed to
-//! it, so that being killed and being told to stop come to the same.
+//! All that must outlive the daemon lies in memory that the supervisor handed to it. So being killed and
+//! being stopped have the same effect.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,16 +17,16 @@ use dray_rt::{Interest, Source};
 
 use crate::args::MountDaemonArgs;
 use crate::daemonize;
-use crate::error::{Beginning, Doing, Failure};
-use crate::mount::connection::{NewMemory, Notice, Wishes};
+use crate::error::{ErrorContext, Failure, StartErrorContext};
+use crate::mount::connection::{NewMemory, NotifyFn, SupervisorRequests};
 use crate::mount::flusher;
-use crate::mount::mount_table::Known;
+use crate::mount::mount_table::MountInfo;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{
-    CONNECTION, GATHER, HANDED_OVER, Held, KeptKey, PARENT, STOP, TRIED, WAITING, WAKE, key_of,
-    ready_word, take,
+    CONNECTION, GATHER, HANDED_OVER, KeptKey, MountDescriptors, PARENT, STOP, TRIED, WAITING, WAKE,
+    key_of, ready_word, take,
 };
-use crate::mount::{Mount, Running};
+use crate::mount::{Mount, RunningMount};
 use crate::paths;
 use crate::signals::{self, Ending};
 
@@ -49,13 +49,13 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     paths::raise_file_limit();
     paths::lift_size_limit();
     let what = || "cannot serve a mount".to_owned();
-    let held = Held::take(args.mount.clones).doing(what)?;
+    let held = MountDescriptors::take(args.mount.clones).doing(what)?;
     let control = UnixStream::from(take(PARENT).doing(what)?);
     if args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }
     let at = args.mount.mountpoint;
-    let known = Known { at: at.clone(), connection: told_connection() };
+    let known = MountInfo { at: at.clone(), connection: told_connection() };
     let kept = held.key.map(KeptKey::over);
     let mut key = |auth: &str| key_of(auth, kept.as_ref(), &known);
     let plan = MountPlan::parse_with(&args.mount.options, &mut key)?;
@@ -70,7 +70,7 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     }
     // While the server is away the supervisor is to know that nothing is stuck here.
     let wait = adopted.then(|| saying(&control, WAITING)).transpose().beginning(what)?;
-    let wishes = Wishes {
+    let wishes = SupervisorRequests {
         push: saying(&control, WAKE).beginning(what)?,
         gather: saying(&control, GATHER).beginning(what)?,
     };
@@ -98,7 +98,7 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
         if let Err(error) = heed_supervisor(control).await {
             heard.store(false, Ordering::Relaxed);
             log::warn!(
-                "the supervisor of {} is gone ({error}): the mount goes on, and ends with this \
+                "the supervisor of {} has ended ({error}): the mount goes on, and ends with this \
                  process",
                 at.display()
             );
@@ -129,13 +129,13 @@ pub fn gather(at: &Path) -> Result<(), Failure> {
 
 /// Has the kernel drop what others have changed, for a daemon that must not wait for that: it writes
 /// to our standard input and reads from our standard error, and the device is our standard output.
-pub fn drop_outdated() -> Result<(), Failure> {
+pub fn invalidate() -> Result<(), Failure> {
     signals::name_process(c"dray-invalidate");
     dray_fuse::drop_outdated(io::stdout().as_fd(), io::stdin(), io::stderr())
-        .doing(|| "cannot hear what is to be dropped".to_owned())
+        .doing(|| "cannot receive invalidations".to_owned())
 }
 
-fn can_resend(running: &Running) -> bool {
+fn can_resend(running: &RunningMount) -> bool {
     running.reporter().stats().session.has(abi::init::HAS_RESEND)
 }
 
@@ -145,7 +145,7 @@ fn memory_in(session: OwnedFd) -> NewMemory {
 }
 
 /// Says a word to the supervisor each time that it is called.
-fn saying(control: &UnixStream, word: u8) -> io::Result<Notice> {
+fn saying(control: &UnixStream, word: u8) -> io::Result<NotifyFn> {
     let control = control.try_clone()?;
     Ok(Box::new(move || tell(&control, word)))
 }
@@ -176,7 +176,7 @@ async fn heed_supervisor(control: UnixStream) -> io::Result<()> {
 
 /// Signals are for the supervisor, which gets them, too, where they are sent to a group of
 /// processes. Without it one that asks for an end unmounts.
-async fn heed_signals(known: Known, supervised: Arc<AtomicBool>) {
+async fn heed_signals(known: MountInfo, supervised: Arc<AtomicBool>) {
     let ending = match Ending::new() {
         Ok(ending) => ending,
         Err(error) => return log::error!("cannot wait for signals: {error}"),
@@ -188,7 +188,7 @@ async fn heed_signals(known: Known, supervised: Arc<AtomicBool>) {
     }
 }
 
-fn unmount(known: &Known) {
+fn unmount(known: &MountInfo) {
     let Some(place) = known.place() else { return };
     let at = place.at.display();
     log::info!("unmounting {at}");

@@ -1,9 +1,9 @@
-//! Memory that is short: a mount's processes say to the kernel that others' memory is freed by them.
+//! Marks a mount's processes as flushers, which matters when memory is short.
 //!
-//! A program that stores into a mapping dirties pages, and whoever needs memory waits for these to be
-//! written. Where that is the daemon, which would write them, both wait for ever. The kernel knows of
-//! that: a flusher (prctl(2), `PR_SET_IO_FLUSHER`) does not wait for files when it needs memory. Between
-//! groups this is no matter: the limit of a memory control group has only its own processes wait.
+//! A program that stores into a mapping dirties pages. A process that needs memory waits until these are written.
+//! If that process is the daemon that would write them, both wait for ever. A flusher (prctl(2),
+//! `PR_SET_IO_FLUSHER`) does not wait for files when it needs memory. The limit of a memory control group
+//! stops only processes of that group, so processes of different groups do not wait for each other.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

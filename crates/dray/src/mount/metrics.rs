@@ -7,7 +7,7 @@ use dray_client::UnsyncedStatus;
 use dray_fuse::Stats;
 use dray_layers::metrics::{Metrics, PrometheusText};
 
-use crate::metrics_http::Kind::{Counter, Gauge};
+use crate::metrics_http::MetricKind::{Counter, Gauge};
 use crate::metrics_http::{head, label_value, sample};
 use crate::status::report::MountReport;
 

@@ -2,12 +2,12 @@
 
 mod connection;
 pub(crate) mod daemon;
-pub(crate) mod elsewhere;
 pub(crate) mod flusher;
+pub(crate) mod foreign_options;
 pub(crate) mod metrics;
+mod mount_point;
 pub(crate) mod mount_table;
 pub(crate) mod options;
-mod place;
 mod remount;
 pub(crate) mod supervisor;
 pub(crate) mod umount;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dray_client::{Client, ConnectError, Options as ClientOptions, Session, SessionMemory, Target};
+use dray_client::{Client, ConnectError, ConnectOptions, Session, SessionMemory, Target};
 use dray_core::{Errno, FileSystem, FileType};
 use dray_fuse::{
     Consistency, Device, MountFlags, MountOptions, Mounted, Options as FuseOptions, PerThread,
@@ -30,15 +30,17 @@ use dray_rt::sync::{oneshot, watch};
 use dray_rt::{DriverKind, Executor};
 
 use crate::args::MountArgs;
-use crate::control::{self, Kind};
-use crate::daemonize::{self, Waiting};
-use crate::endpoint::{self, Answer};
-use crate::error::{Beginning, Doing, Failure};
-use crate::mount::connection::{Connection, NewMemory, Notice, Surroundings, Wishes};
-use crate::mount::mount_table::Known;
+use crate::control::{self, ProcessKind};
+use crate::daemonize::{self, ReadinessPipe};
+use crate::endpoint::{self, Responder};
+use crate::error::{ErrorContext, Failure, StartErrorContext};
+use crate::mount::connection::{
+    DaemonHost, NewMemory, NotifyFn, ServerConnection, SupervisorRequests,
+};
+use crate::mount::mount_table::MountInfo;
 use crate::mount::options::MountPlan;
-use crate::mount::supervisor::{Launch, Memory, MountWords};
-use crate::named::Named;
+use crate::mount::supervisor::{Launch, MountMemory, MountSettings};
+use crate::run_file::RunFile;
 use crate::status::report::MountReport;
 use crate::{key, metrics_http, paths, signals};
 
@@ -46,7 +48,7 @@ use crate::{key, metrics_http, paths, signals};
 const CONNECT_MAX: Duration = Duration::from_secs(15);
 /// Between two attempts to reach a server that is not there yet (`retry=`).
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// Between two attempts to serve metrics where somebody else listens.
+/// Between two attempts to serve metrics where another process listens.
 const METRICS_PAUSE: Duration = Duration::from_secs(5);
 
 /// Mounts, and has the mount served until it ends.
@@ -66,7 +68,7 @@ fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
         args.options.push(format!("auth={}", key::default_auth()));
         plan = MountPlan::parse(&args.options)?;
     }
-    let at = place::check(&args.mountpoint)?;
+    let at = mount_point::check(&args.mountpoint)?;
     if args.fake {
         return Ok(());
     }
@@ -74,7 +76,7 @@ fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
         drop(metrics_http::listen(address)?); // what is wrong is said before anything is mounted
     }
     let (place, source) = (at.clone(), args.target.text.clone());
-    let clean_up = move |reached| place::take_away(&place, &source, reached);
+    let clean_up = move |reached| mount_point::take_away(&place, &source, reached);
     // From here on we may be the child, whose exit code the parent passes on.
     let waiting = match args.foreground {
         true => daemonize::watch(clean_up)?,
@@ -96,7 +98,7 @@ fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
             limit.as_secs()
         );
     }
-    let known = Known { at, connection: None };
+    let known = MountInfo { at, connection: None };
     let mount = Mount { target: args.target.target, known, plan };
     mount.start(&args.target.text, args.options, args.foreground, waiting)
 }
@@ -104,7 +106,7 @@ fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
 /// What is to be mounted where, and how.
 pub struct Mount {
     pub target: Target,
-    pub known: Known,
+    pub known: MountInfo,
     pub plan: MountPlan,
 }
 
@@ -118,7 +120,7 @@ struct Offered {
 }
 
 /// A mount that is being served.
-pub struct Running {
+pub struct RunningMount {
     mount: Mount,
     mounted: Mounted,
     session: Arc<Session>,
@@ -133,11 +135,11 @@ impl Mount {
         source: &str,
         options: Vec<String>,
         foreground: bool,
-        waiting: Waiting,
+        waiting: ReadinessPipe,
     ) -> Result<(), Failure> {
         let offered = self.try_server()?;
         // Before anything is mounted: what there is no room for leaves nothing behind.
-        let memory = Memory::create(self.plan.key.as_ref())?;
+        let memory = MountMemory::create(self.plan.key.as_ref())?;
         // What is mounted is not left without its daemon: from here on signals are the supervisor's.
         signals::hold();
         if !foreground {
@@ -155,20 +157,20 @@ impl Mount {
 
     fn supervise(
         self,
-        (device, memory): (OwnedFd, Memory),
+        (device, memory): (OwnedFd, MountMemory),
         options: Vec<String>,
         foreground: bool,
-        waiting: Waiting,
+        waiting: ReadinessPipe,
     ) -> Result<(), Failure> {
         let entry = mount_table::find(&self.known.at);
-        let entry = entry.ok_or_else(|| Failure::new("the mount is gone already"))?;
+        let entry = entry.ok_or_else(|| Failure::new("the mount has been unmounted already"))?;
         waiting.mounted(entry.connection);
         let workers = match self.plan.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
             workers => workers,
         };
         let (target, at) = (self.target, self.known.at);
-        let words = MountWords { target, at, options, workers, foreground };
+        let words = MountSettings { target, at, options, workers, foreground };
         let launch = Launch { device, connection: entry.connection, memory, words };
         launch.exec(waiting).map(drop)
     }
@@ -184,8 +186,8 @@ impl Mount {
         self.known.connection.is_none() || self.known.place().is_none_or(|place| place.checks)
     }
 
-    fn client_options(&self) -> ClientOptions {
-        ClientOptions {
+    fn client_options(&self) -> ConnectOptions {
+        ConnectOptions {
             key: self.plan.key.clone(),
             timeout: self.plan.timeout,
             replay_bytes: self.plan.replay_bytes,
@@ -268,7 +270,7 @@ impl Mount {
         &self,
         source: &str,
         offered: Offered,
-        waiting: &Waiting,
+        waiting: &ReadinessPipe,
     ) -> Result<OwnedFd, Failure> {
         let flags = self.plan.flags();
         let options = MountOptions {
@@ -280,7 +282,7 @@ impl Mount {
         };
         let at = &self.known.at;
         let what = || format!("cannot mount on {}", at.display());
-        let _turn = place::turn(at)?;
+        let _turn = mount_point::turn(at)?;
         waiting.mounting();
         dray_fuse::mount(at, &options).doing(what)
     }
@@ -293,16 +295,16 @@ impl Mount {
         self,
         device: Device,
         memory: NewMemory,
-        wait: Option<Notice>,
+        wait: Option<NotifyFn>,
         replaceable: bool,
-        wishes: Wishes,
-    ) -> Result<Running, Failure> {
+        wishes: SupervisorRequests,
+    ) -> Result<RunningMount, Failure> {
         let (tell, told) = watch::channel(None);
         // Whoever wants no metrics does not pay for them.
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
-        let host = Arc::new(Surroundings::new(wishes));
+        let host = Arc::new(DaemonHost::new(wishes));
         let options = FuseOptions { workers: device.clones.len(), host, ..self.fuse_options() };
-        let connection = Arc::new(Connection {
+        let connection = Arc::new(ServerConnection {
             target: self.target.clone(),
             options: self.client_options(),
             memory,
@@ -325,7 +327,7 @@ impl Mount {
         let session = told.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
-        Ok(Running { mount: self, mounted, session, calls, reporter })
+        Ok(RunningMount { mount: self, mounted, session, calls, reporter })
     }
 
     fn fuse_options(&self) -> FuseOptions {
@@ -344,9 +346,9 @@ impl Mount {
 }
 
 /// Answers `dray status` until the answer is dropped.
-fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<Named, Failure> {
-    let (socket, file) = Kind::Mount.listen(&mount.known.name())?;
-    let answer: Answer = Arc::new(move |question| {
+fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<RunFile, Failure> {
+    let (socket, file) = ProcessKind::Mount.listen(&mount.known.name())?;
+    let answer: Responder = Arc::new(move |question| {
         let report = report.clone();
         Box::pin(async move {
             let reply = match control::parse(&question) {
@@ -364,10 +366,10 @@ fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<Named, 
     Ok(file)
 }
 
-/// Serves metrics at `address`. Where somebody else listens it is tried again: a mount goes on
+/// Serves metrics at `address`. Where another process listens it is tried again: a mount goes on
 /// without, and a daemon before this one may not have ended.
 async fn serve_metrics(address: String, report: Arc<MountReport>, calls: Arc<Metrics>) {
-    let text: metrics_http::Text = Arc::new(move || metrics::text(&report, &calls));
+    let text: metrics_http::MetricsSource = Arc::new(move || metrics::text(&report, &calls));
     let mut told = false;
     loop {
         match metrics_http::listen(&address) {
@@ -384,7 +386,7 @@ async fn serve_metrics(address: String, report: Arc<MountReport>, calls: Arc<Met
     }
 }
 
-impl Running {
+impl RunningMount {
     fn report(&self) -> Arc<MountReport> {
         Arc::new(MountReport {
             known: self.mount.known.clone(),
@@ -410,7 +412,7 @@ impl Running {
         beside: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), Failure> {
         let report = self.report();
-        let Running { mount, mounted, session, calls, reporter: _reporter } = self;
+        let RunningMount { mount, mounted, session, calls, reporter: _reporter } = self;
         let (end, ended) = oneshot::channel();
         let waiter = std::thread::Builder::new().name("dray-wait".into()).spawn(move || {
             let _ = end.send(mounted.wait()); // we wait for it until the end

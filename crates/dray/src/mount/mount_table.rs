@@ -1,5 +1,4 @@
-//! Which mounts of ours there are, as the kernel lists them: asking the mounts themselves
-//! could hang.
+//! The mounts of dray, as the kernel lists them. Asking the mounts themselves could hang.
 
 use std::ffi::OsString;
 use std::io;
@@ -61,14 +60,14 @@ pub fn places_of(connection: u32) -> Vec<MountEntry> {
 
 /// A mount, wherever it is by now: it, or a directory above it, may have been moved.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct MountInfo {
     /// Where it was made.
     pub at: PathBuf,
     /// The kernel's number of the connection; none: we were not told.
     pub connection: Option<u32>,
 }
 
-impl Known {
+impl MountInfo {
     /// Where it is. To be asked of a mount that lives: the kernel gives the number of a connection
     /// that has ended to the next one.
     pub fn place(&self) -> Option<MountEntry> {
@@ -96,14 +95,14 @@ pub fn is_on_top(mount: &MountEntry) -> bool {
 /// A path with its links followed as far as to a mount of dray, of which nothing is looked at: its
 /// server may not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Followed {
+pub struct ResolvedPath {
     /// Absolute. Within a mount of dray as it was given.
     pub path: PathBuf,
     /// The mount of dray that it is in.
     pub mount: Option<MountEntry>,
 }
 
-impl Followed {
+impl ResolvedPath {
     /// The mount of dray at the very path.
     pub fn mounted_there(self) -> Option<MountEntry> {
         self.mount.filter(|entry| entry.at == self.path)
@@ -114,7 +113,7 @@ impl Followed {
 const LINKS_MAX: usize = 40;
 
 /// Follows the links of `path`. Errors: no working directory.
-pub fn follow(path: &Path) -> io::Result<Followed> {
+pub fn follow(path: &Path) -> io::Result<ResolvedPath> {
     let path = std::path::absolute(path)?;
     let parts = |path: &Path| -> Vec<OsString> {
         path.components().rev().map(|part| part.as_os_str().to_owned()).collect()
@@ -128,7 +127,7 @@ pub fn follow(path: &Path) -> io::Result<Followed> {
         }
         if find_around(&at).is_some() {
             at.extend(left.iter().rev());
-            return Ok(Followed { mount: find_around(&at), path: at }); // one within it, perhaps
+            return Ok(ResolvedPath { mount: find_around(&at), path: at }); // one within it, perhaps
         }
         // What is no link, or cannot be looked at, stands for itself.
         if links < LINKS_MAX
@@ -139,7 +138,7 @@ pub fn follow(path: &Path) -> io::Result<Followed> {
             left.extend(parts(&target));
         }
     }
-    Ok(Followed { path: at, mount: None })
+    Ok(ResolvedPath { path: at, mount: None })
 }
 
 /// The topmost mount of dray at `path`, absolute, or at what it is in, going by names alone.
@@ -151,16 +150,16 @@ fn find_around(path: &Path) -> Option<MountEntry> {
 
 /// A directory as its file system knows it, wherever that is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Below {
+pub struct UnderlyingDirectory {
     /// `MAJOR:MINOR` of its device.
     device: Vec<u8>,
     /// From the root of that file system on.
     path: PathBuf,
 }
 
-impl Below {
+impl UnderlyingDirectory {
     /// Whether one of both is in the other, or they are the same.
-    pub fn meets(&self, other: &Below) -> bool {
+    pub fn meets(&self, other: &UnderlyingDirectory) -> bool {
         let within = self.path.starts_with(&other.path) || other.path.starts_with(&self.path);
         self.device == other.device && within
     }
@@ -168,20 +167,20 @@ impl Below {
 
 /// What `paths`, absolute and without links, are below, going by names alone; none of what is
 /// mounted nowhere.
-pub fn below(paths: &[&Path]) -> Vec<Option<Below>> {
+pub fn below(paths: &[&Path]) -> Vec<Option<UnderlyingDirectory>> {
     let table = std::fs::read(TABLE).unwrap_or_default();
     paths.iter().map(|path| below_by(&table, path)).collect()
 }
 
-fn below_by(table: &[u8], path: &Path) -> Option<Below> {
+fn below_by(table: &[u8], path: &Path) -> Option<UnderlyingDirectory> {
     let line = line_around(table, path)?;
     let field = |number| line.split(|&byte| byte == b' ').nth(number);
     let root = PathBuf::from(OsString::from_vec(unescape(field(3)?)));
     let rest = path.strip_prefix(mount_point(line)?).ok()?;
-    Some(Below { device: field(2)?.to_vec(), path: root.join(rest) })
+    Some(UnderlyingDirectory { device: field(2)?.to_vec(), path: root.join(rest) })
 }
 
-/// Whether something is mounted at `path` as soon as somebody looks at it (autofs).
+/// Whether something is mounted at `path` at the first access (autofs).
 pub fn is_automount(path: &Path) -> bool {
     let table = std::fs::read(TABLE).unwrap_or_default();
     line_around(&table, path).and_then(kind) == Some(&b"autofs"[..])

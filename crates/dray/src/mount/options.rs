@@ -7,12 +7,12 @@ use dray_fuse::{Consistency, MountFlags, TransportWish};
 
 use crate::error::Failure;
 use crate::metrics_http::check_address;
-use crate::mount::elsewhere;
-use crate::nearest::{hint, meant};
+use crate::mount::foreign_options;
 use crate::paths;
 use crate::serve::export::split_commas;
 use crate::serve::parse_auth;
 use crate::status::report::consistency_name;
+use crate::suggestions::{hint, meant};
 
 /// What `-o` says.
 #[derive(Clone, Debug)]
@@ -304,7 +304,7 @@ impl MountPlan {
 }
 
 fn unknown(option: &str, key: &str) -> Failure {
-    let hint = match elsewhere::of_a_mount(key) {
+    let hint = match foreign_options::of_a_mount(key) {
         Some(instead) => format!(": {instead}"),
         None => hint(key, KNOWN),
     };

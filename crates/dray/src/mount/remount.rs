@@ -1,4 +1,4 @@
-//! `-o remount`: changes the flags of a mount that is there, and says so where more is asked for.
+//! `-o remount` changes the flags of an existing mount, and reports options that need another mount.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use dray_client::Target;
 
 use crate::args::MountArgs;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::mount::mount_table::{self, MountEntry};
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::Supervisors;
@@ -53,8 +53,8 @@ pub fn remount(args: &MountArgs, mut plan: MountPlan) -> Result<(), Failure> {
 fn check_rest(path: &Path, entry: &MountEntry, wanted: &[String]) -> Result<(), Failure> {
     let Some(mounted) = Supervisors::look().options_of(entry) else {
         log::warn!(
-            "{}: the process that knows how it was mounted is gone, or in another container: \
-             nothing but ro, rw, suid, dev and exec is looked at",
+            "{}: its supervisor has ended, or is in another container: only ro, rw, suid, dev \
+             and exec are compared",
             path.display()
         );
         return Ok(());

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::args::UmountArgs;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::mount::mount_table;
 use crate::mount::supervisor;
 use crate::{output, paths};
@@ -28,7 +28,7 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     let entry = entry.ok_or_else(|| not_mounted(&args.mountpoint))?;
     if !paths::is_root() && entry.user != paths::effective_uid() {
         return Err(Failure::new(format!(
-            "cannot unmount {shown}: user {} mounted it, who can unmount it, and root",
+            "cannot unmount {shown}: only root and user {}, who mounted it, can unmount it",
             entry.user
         )));
     }

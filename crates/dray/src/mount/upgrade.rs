@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::args::UpgradeArgs;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::mount::mount_table::{self, MountEntry};
-use crate::mount::supervisor::{Supervisors, Told, find_note};
+use crate::mount::supervisor::{SupervisorReport, Supervisors, find_note};
 use crate::{output, paths};
 
 /// A new daemon that does not serve within this time is no longer waited for.
@@ -24,7 +24,7 @@ pub fn run(args: &UpgradeArgs) -> Result<(), Failure> {
         .ok_or_else(|| Failure::new(format!("{} is not a mount of dray", mountpoint.display())))?;
     if mount.user != paths::effective_uid() && !paths::is_root() {
         return Err(Failure::new(format!(
-            "{}: user {} mounted it, who can upgrade it, and root",
+            "{}: only root and user {}, who mounted it, can upgrade it",
             what(),
             mount.user
         )));
@@ -107,7 +107,7 @@ fn is_waking(supervisor: u32) -> bool {
     children.split_ascii_whitespace().any(wakes)
 }
 
-fn outcome(told: &Told) -> Result<(), Failure> {
+fn outcome(told: &SupervisorReport) -> Result<(), Failure> {
     match told.former_program {
         false => Ok(()),
         true => Err(Failure::new(

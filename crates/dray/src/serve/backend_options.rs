@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dray_backends::KINDS;
 use dray_backends::backend::BackendKind;
 
-use crate::nearest::hint;
+use crate::suggestions::hint;
 
 /// Options of a backend's own, as the administrator wrote them.
 pub type BackendOptions = BTreeMap<String, String>;

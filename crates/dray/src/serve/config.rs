@@ -13,12 +13,12 @@ use serde::Deserialize;
 
 use crate::error::Failure;
 use crate::metrics_http::check_address;
-use crate::nearest::{hint, meant};
 use crate::serve::backend_options::{
     BackendOptions, backend_in, backend_of, default_backend, is_of_a_backend, own_options,
 };
 use crate::serve::export::{ExportPlan, check_id, check_threads, squash_of};
 use crate::serve::plan::key_file;
+use crate::suggestions::{hint, meant};
 
 /// The file, as written.
 #[derive(Debug, Default, Deserialize)]
@@ -139,7 +139,7 @@ impl Config {
             ("clients_of_one_address_max", self.clients_of_one_address_max),
         ] {
             if value == Some(0) {
-                return Err(format!("{key} = 0 would let nobody in: a number from 1 on"));
+                return Err(format!("{key} = 0 would admit no client: use a number from 1 on"));
             }
         }
         let exports = self.exports()?;
@@ -465,8 +465,8 @@ mod tests {
             ("state = ''\n", "state is empty"),
             ("buffers_mib = 1\n", "8 to 1048576"),
             ("threads = 999999\n", "threads is a number up to 1024"),
-            ("clients_max = 0\n", "nobody"),
-            ("clients_of_one_address_max = 0\n", "nobody"),
+            ("clients_max = 0\n", "would admit no client"),
+            ("clients_of_one_address_max = 0\n", "would admit no client"),
             ("metrics = '9100'\n", "127.0.0.1:9100"),
             ("listen = ['tpc://x']\n", "listen: `tpc://x`"),
             (

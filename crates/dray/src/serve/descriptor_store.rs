@@ -1,8 +1,8 @@
-//! Keeps files that were deleted while they are open, over the death of the server.
+//! The descriptor store keeps files that were deleted while open, over the death of the server.
 //!
-//! A second small process holds a descriptor of each; as long as somebody does, the file
-//! system below keeps the file, and the next server finds it by its id. The two
-//! talk over a socket in the state directory: messages of one operation and one key.
+//! A second small process holds a descriptor of each such file. The file system below keeps a file while a
+//! descriptor of it is open. The next server finds the file by its id. Server and store talk over a
+//! socket in the state directory. A message is one operation and one key.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,7 +18,7 @@ use dray_backends::backend::DescriptorStore;
 use dray_core::{FileId, FsUuid};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::paths;
 
 /// Descriptors that the store process holds at most; of files beyond them the server says that
@@ -105,7 +105,8 @@ impl std::fmt::Debug for DescriptorStoreClient {
 impl DescriptorStoreClient {
     /// Connects to the store process of the last server, or starts one.
     pub fn start(state: &Path) -> Result<DescriptorStoreClient, Failure> {
-        let doing = || format!("cannot start the keeper of deleted files in {}", state.display());
+        let doing =
+            || format!("cannot start the descriptor store of deleted files in {}", state.display());
         if let Ok(client) = DescriptorStoreClient::connect(state) {
             return Ok(client);
         }
@@ -201,8 +202,8 @@ impl DescriptorStore for DescriptorStoreClient {
             Ok(()) => *state.held.entry(key).or_default() += 1,
             Err(error) if !std::mem::replace(&mut state.complained, true) => {
                 log::error!(
-                    "deleted files that are open can no longer be kept over a death of the server \
-                     ({error}); they are lost with it"
+                    "a deleted file that is open is lost if the server dies: its descriptor cannot be \
+                     stored ({error})"
                 );
             }
             Err(_) => {}

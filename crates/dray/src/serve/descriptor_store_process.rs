@@ -1,5 +1,4 @@
-//! The process that holds descriptors of deleted files: `dray keep-files STATE`, started
-//! by `dray serve` and never by people.
+//! The process of the descriptor store: `dray keep-files STATE`. `dray serve` starts it, users never do.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::flock::lock_within;
 use crate::serve::descriptor_store::{
     OP_END, OP_HELD, OP_HOLD, OP_RELEASE, StoreKey, held_max, message, message_key, receive, send,

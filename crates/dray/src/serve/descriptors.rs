@@ -1,6 +1,7 @@
-//! How a server divides its descriptors. Nobody is refused for want of one that somebody else
-//! keeps for speed: connections take most, files that are open at clients and inodes used
-//! lately get by with fewer than there are.
+//! Divides the server's descriptors.
+//!
+//! Connections take most of them. Open files of clients and inodes used lately get by with fewer than
+//! there are. So no client is refused for want of a descriptor that only makes another one faster.
 
 /// For neither: the server's own, and those that a call needs for a moment.
 const SPARE: usize = 64;
@@ -33,8 +34,8 @@ pub struct Descriptors {
 pub fn warn_of_few(limit: usize) {
     if limit < ENOUGH {
         log::warn!(
-            "{limit} descriptors are few: clients will be turned away, and removals of open files \
-             refused; let the server have {ENOUGH} or more (LimitNOFILE, ulimit -n)"
+            "{limit} descriptors are few: the server will refuse clients, and removals of open \
+             files; let the server have {ENOUGH} or more (LimitNOFILE, ulimit -n)"
         );
     }
 }

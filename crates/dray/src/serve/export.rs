@@ -1,4 +1,4 @@
-//! What an export is to be like, from `--export NAME=DIR[,OPTION...]` or the configuration.
+//! The plan of an export, from `--export NAME=DIR[,OPTION...]` or from the configuration.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -10,9 +10,9 @@ use dray_client::Target;
 use dray_core::{Gid, Uid};
 use dray_rpc::server::Allow;
 
-use crate::mount::elsewhere;
-use crate::nearest::{hint, meant};
+use crate::mount::foreign_options;
 use crate::serve::backend_options::{BackendOptions, backend_of, default_backend};
+use crate::suggestions::{hint, meant};
 
 /// An export to be served.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct ExportPlan {
     pub read_only: bool,
     /// Whose identity is replaced.
     pub squash: Squash,
-    /// Who may use it; empty: everybody.
+    /// The clients that may use it; empty: all.
     pub allow: Vec<Allow>,
     /// Without a key, too, any user of a client may be anybody.
     pub insecure: bool,
@@ -167,7 +167,7 @@ impl Unconfigured {
     }
 
     fn unknown_option(&self, key: &str, wrong: &dyn Fn(&str) -> String) -> String {
-        if let Some(instead) = elsewhere::of_an_export(key) {
+        if let Some(instead) = foreign_options::of_an_export(key) {
             return format!("unknown option `{key}`: {instead}");
         }
         let known = OPTIONS.iter().chain(self.backend.options()).copied();

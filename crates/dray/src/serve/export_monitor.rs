@@ -1,7 +1,9 @@
-//! Monitors the exports while they are open. Descriptors of inodes used lately are closed, so that the
-//! space of files that somebody removes beside the server becomes free. An export whose directory has
-//! been removed or replaced is reported. One whose file system was unmounted, covered or has died is
-//! taken away from its clients until the file system is there again.
+//! Monitors the exports while they are open.
+//!
+//! The monitor closes descriptors of inodes that were used lately. So the space of files that are removed
+//! beside the server becomes free. It reports an export whose directory has been removed or replaced.
+//! An export whose file system was unmounted, covered or has died is taken away from its clients, until the file
+//! system is there again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -96,7 +98,7 @@ fn report(export: &ExportState, state: DirectoryState) {
         DirectoryState::There => log::warn!("export `{name}`: its directory {dir} is there again"),
         DirectoryState::Gone => log::error!(
             "export `{name}`: its directory {dir} is gone: it was removed, or another one is in its \
-             place; whatever clients ask for fails with ESTALE; have the right one there, and \
+             place; every call of a client fails with ESTALE; have the right one there, and \
              restart this server"
         ),
         DirectoryState::Elsewhere => log::error!(

@@ -1,4 +1,4 @@
-//! An export as it stands: being opened, held back, or open.
+//! The state of an export: being opened, held back, or open.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::serve::export::ExportPlan;
 /// A file system that has not answered a call for this long is said to hang.
 const HANG_AFTER: Duration = Duration::from_secs(5);
 
-/// An export, for the status and for whoever opens it.
+/// An export, for the status and for the thread that opens it.
 pub struct ExportState {
     pub name: String,
     pub read_only: bool,
@@ -245,7 +245,7 @@ impl ExportState {
         self.state().directory
     }
 
-    /// Has whoever waits look at its place.
+    /// Wakes the waiting thread, which checks the place of the export.
     pub fn stir(&self) {
         let waiting = {
             let mut state = self.state();

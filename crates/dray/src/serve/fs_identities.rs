@@ -1,8 +1,10 @@
-//! What file system each export was made on, kept beside who the exports are. File handles of one file
-//! system are valid on another of the same type, so an export is not served from whatever is at its path.
+//! The identity of the file system that each export was made on, in a file beside the exports' identities.
 //!
-//! It is a file of its own, since earlier versions write `exports.toml` anew without what they do not
-//! know. Without a note what is there is taken to be right.
+//! File handles of one file system are valid on another one of the same type. So an export is not served
+//! from whatever file system is at its path.
+//!
+//! The notes have a file of their own. Earlier versions write `exports.toml` anew without fields that
+//! they do not know. Where there is no note, the file system that is there is accepted.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -13,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use dray_backends::backend::FsIdentity;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::serve::state::{cannot_write, escaped};
 
 const VERSION: u32 = 1;

@@ -1,4 +1,4 @@
-//! Looks whether the file systems below answer, and says so when one does not.
+//! Checks whether the file systems below answer, and logs it when one does not.
 
 use std::time::Duration;
 

@@ -1,35 +1,35 @@
-//! Whether an export may be served from what is there. What keeps it from that is told in words, with
-//! what is waited for, what is there, and what to do.
+//! Decides whether an export may be served from the file system at its path. The reason against it says what
+//! the export waits for, what is there, and what to do.
 
 use dray_backends::backend::{Difference, FoundBackend, NotedIdentity, Unavailable};
 
 use crate::error::Failure;
 use crate::serve::export_state::HoldReason;
 use crate::serve::fs_identities::{ExportDirectory, FsIdentities, IdentityNote};
-use crate::serve::opening::{ExportOpener, Hindrance};
-use crate::serve::state::Exports;
+use crate::serve::opening::{ExportOpener, OpenFailure};
+use crate::serve::state::ExportRegistry;
 
 impl ExportOpener {
     /// What is to be served. Errors: it is not there, or not what it has to be.
-    pub(super) fn find(&self) -> Result<Box<dyn FoundBackend>, Hindrance> {
+    pub(super) fn find(&self) -> Result<Box<dyn FoundBackend>, OpenFailure> {
         let noted = self.noted();
         let found = self.plan.source.find(noted.as_ref().map(|noted| self.compared(noted)));
         found.map_err(|unavailable| self.hindrance(unavailable))
     }
 
     /// Its file system has died while it was opened.
-    pub(super) fn died(&self) -> Hindrance {
+    pub(super) fn died(&self) -> OpenFailure {
         let noted = self.noted();
         let noted = noted.as_ref().map(|noted| self.compared(noted));
         self.hindrance(self.plan.source.died(noted))
     }
 
-    fn hindrance(&self, unavailable: Unavailable) -> Hindrance {
+    fn hindrance(&self, unavailable: Unavailable) -> OpenFailure {
         match unavailable {
             Unavailable::Wrong(why) => Failure::new(format!("{}: {why}", self.cannot())).into(),
             Unavailable::Awaited { why, expected, found } => {
                 let held = HoldReason { expected, found, acceptable: None };
-                Hindrance::hold(self.waits(&why), held)
+                OpenFailure::hold(self.waits(&why), held)
             }
         }
     }
@@ -58,8 +58,8 @@ impl ExportOpener {
     pub(super) fn check_identity(
         &self,
         there: &dyn FoundBackend,
-        (exports, fs_identities): (&Exports, &FsIdentities),
-    ) -> Result<(), Hindrance> {
+        (exports, fs_identities): (&ExportRegistry, &FsIdentities),
+    ) -> Result<(), OpenFailure> {
         let dir = there.dir();
         let (Some(noted), Some(identity)) =
             (fs_identities.of(ExportDirectory::Dir(dir)), there.identity())
@@ -91,6 +91,6 @@ impl ExportOpener {
              `dray accept {name}`; clients wait"
         );
         let acceptable = Some(identity.clone());
-        Err(Hindrance::hold(words, HoldReason { expected, found, acceptable }))
+        Err(OpenFailure::hold(words, HoldReason { expected, found, acceptable }))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dray_backends::posix;
 use dray_rpc::server::{FileJournal, Journal, Keepsake, SessionRecord, SlotLog};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::serve::state::cannot_write;
 
 /// Holds the boot id of the machine under the last server.
@@ -16,7 +16,7 @@ const BOOT: &str = "boot";
 /// Holds a file for each session.
 const SESSIONS: &str = "sessions";
 
-/// A journal whose files belong to the server, whoever its threads work for just then.
+/// A journal whose files belong to the server, whichever caller its threads act for at the moment.
 pub struct ServerJournal(FileJournal);
 
 impl ServerJournal {

@@ -1,6 +1,7 @@
-//! Former servers that ended while a file system did not let go of a thread of theirs. What such a
-//! thread was about to change is changed when the file system goes on, so the export's changes
-//! that were cut short can be settled only behind that.
+//! Former servers of which a thread still hangs in a file system.
+//!
+//! Such a thread makes its change when the file system goes on. The export's interrupted changes can be
+//! settled only after that.
 //!
 //! A file in the state directory has a line for each export of each such process: the machine's
 //! boot id, process, time of its start, export.

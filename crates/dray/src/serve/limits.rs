@@ -1,4 +1,4 @@
-//! Limits on what a server may use (setrlimit(2)) that its clients would use up.
+//! Resource limits of the server process (setrlimit(2)) that its clients would use up.
 
 /// Lifts those whose end is the server's: clients decide how much time it takes, and the kernel kills
 /// whoever has used up the hard limit. Says which of them, or a limit on what it writes, is there to stay.

@@ -3,7 +3,7 @@
 use dray_layers::metrics::PrometheusText;
 use dray_rpc::server::{RecoveryStatus, RefusedStatus};
 
-use crate::metrics_http::Kind::{Counter, Gauge};
+use crate::metrics_http::MetricKind::{Counter, Gauge};
 use crate::metrics_http::{head, sample};
 use crate::status::report::ServerReport;
 
@@ -101,7 +101,7 @@ fn recovery(status: &RecoveryStatus, text: &mut String) {
         ("running", "1 while new work waits for what clients send again.", Gauge, running),
         ("redone_changes_total", "Changes made again.", Counter, status.redone_changes),
         ("redone_bytes_total", "Data written again.", Counter, status.redone_bytes),
-        ("losses_total", "Losses that clients told their users of.", Counter, status.losses),
+        ("losses_total", "Losses that clients reported to applications.", Counter, status.losses),
         ("lost_bytes_total", "Data lost, as far as counted.", Counter, status.lost_bytes),
         (
             "clients_missing_total",

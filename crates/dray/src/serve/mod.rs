@@ -32,11 +32,11 @@ use dray_rpc::server::{Loss, Server};
 use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope, timeout};
 
 use crate::args::ServeArgs;
-use crate::control::{self, Kind};
-use crate::endpoint::{self, Answer};
-use crate::error::{Doing, Failure};
-use crate::named::Named;
+use crate::control::{self, ProcessKind};
+use crate::endpoint::{self, Responder};
+use crate::error::{ErrorContext, Failure};
 use crate::notify_systemd::notify;
+use crate::run_file::RunFile;
 use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
@@ -44,7 +44,7 @@ use crate::serve::export_state::ExportState;
 use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
-use crate::serve::workers::{Stuck, Workers};
+use crate::serve::workers::{StuckThreads, Workers};
 use crate::signals::{self, Ending};
 use crate::status::report::ServerReport;
 use crate::{metrics_http, paths};
@@ -225,7 +225,7 @@ fn former_server(state: &Path, boot: u128) -> Result<(ServerJournal, Boot, Loss)
 }
 
 /// Tells the next server for which exports it has to wait until we are gone.
-fn leave_behind(state: &Path, exports: &[Arc<ExportState>], stuck: &Stuck) {
+fn leave_behind(state: &Path, exports: &[Arc<ExportState>], stuck: &StuckThreads) {
     let is_held =
         |export: &&Arc<ExportState>| stuck.contains_key(&export.name) || export.has_calls();
     for export in exports.iter().filter(is_held) {
@@ -300,7 +300,7 @@ async fn serve(
         let bound = listen(address).await;
         let bound = bound.map_err(|error| listen_problem(address, ours, &error))?;
         for (one, error) in bound.left_out {
-            log::warn!("{address} is {one}, too, which is not listened at: {error}");
+            log::warn!("{address} is {one}, too, but the server cannot listen there: {error}");
         }
         listening.extend(bound.listening);
     }
@@ -323,8 +323,7 @@ async fn serve(
     log::info!("signal {signal}: ending; clients wait for the next server");
     if timeout(PARTED_MAX, server.parted()).await.is_err() {
         log::warn!(
-            "clients that are gone are waited for by the next server: what they wrote last \
-                    is not on media yet"
+            "the next server waits for clients that have left: their last writes are not on media yet"
         );
     }
     drop(control);
@@ -387,13 +386,13 @@ async fn accept(listening: Listening, server: Server, workers: Arc<Workers>) {
     }
 }
 
-fn listen_for_control(report: &Arc<ServerReport>, scope: &Scope) -> Result<Named, Failure> {
+fn listen_for_control(report: &Arc<ServerReport>, scope: &Scope) -> Result<RunFile, Failure> {
     let shown = report.state.display();
     let state = std::fs::canonicalize(&report.state).doing(|| format!("cannot look at {shown}"))?;
-    Kind::Server.remove_all_dead();
-    let (socket, file) = Kind::Server.listen(&paths::short_name(&state))?;
+    ProcessKind::Server.remove_all_dead();
+    let (socket, file) = ProcessKind::Server.listen(&paths::short_name(&state))?;
     let report = report.clone();
-    let answer: Answer = Arc::new(move |question| {
+    let answer: Responder = Arc::new(move |question| {
         let report = report.clone();
         Box::pin(async move { answer_control(&question, &report).await.to_string().into_bytes() })
     });
@@ -440,7 +439,7 @@ fn listen_for_metrics(
     let Some(address) = &plan.metrics else { return Ok(()) };
     let (socket, address) = metrics_http::listen(address)?;
     let report = report.clone();
-    let text: metrics_http::Text = Arc::new(move || metrics::text(&report));
+    let text: metrics_http::MetricsSource = Arc::new(move || metrics::text(&report));
     scope.spawn_on(&ExecutorHandle::current(), metrics_http::serve(socket, text));
     log::info!("metrics at http://{address}/metrics");
     Ok(())

@@ -1,5 +1,5 @@
-//! Hears of mounts and unmounts (proc_pid_mountinfo(5), poll(2)), and has those exports looked at that
-//! they may concern.
+//! Watches mounts and unmounts (proc_pid_mountinfo(5), poll(2)). Each change has the exports checked that
+//! it may concern.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};

@@ -1,5 +1,5 @@
-//! Opens the exports, each on a thread of its own: a file system that hangs when the server
-//! starts keeps its own export waiting, and nobody else.
+//! Opens the exports, each on a thread of its own. A file system that hangs when the server starts
+//! delays its own export and no other.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -13,7 +13,7 @@ use dray_layers::{ObservedExport, Observer, observe_export};
 use dray_rpc::server::{Export, Loss, Lost, Server};
 use dray_rt::{DriverKind, Executor};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
@@ -93,21 +93,21 @@ fn wait_for_all(outcomes: &Receiver<Result<(), Failure>>) -> Result<(), Failure>
 }
 
 /// Why an export is not opened now.
-pub(super) struct Hindrance {
+pub(super) struct OpenFailure {
     failure: Failure,
     /// Something else has to be at its place first.
     held: Option<Box<HoldReason>>,
 }
 
-impl From<Failure> for Hindrance {
-    fn from(failure: Failure) -> Hindrance {
-        Hindrance { failure, held: None }
+impl From<Failure> for OpenFailure {
+    fn from(failure: Failure) -> OpenFailure {
+        OpenFailure { failure, held: None }
     }
 }
 
-impl Hindrance {
-    pub(super) fn hold(message: String, held: HoldReason) -> Hindrance {
-        Hindrance { failure: Failure::new(message), held: Some(Box::new(held)) }
+impl OpenFailure {
+    pub(super) fn hold(message: String, held: HoldReason) -> OpenFailure {
+        OpenFailure { failure: Failure::new(message), held: Some(Box::new(held)) }
     }
 }
 
@@ -125,7 +125,7 @@ impl ExportOpener {
         // The start may have gone on without this outcome.
         let say = |outcome| report.map(|report| report.send(outcome));
         loop {
-            let Hindrance { failure, held } = match self.open(loss) {
+            let OpenFailure { failure, held } = match self.open(loss) {
                 Ok(()) => {
                     let lasted = self.exported.opened();
                     let _ = say(Ok(()));
@@ -150,7 +150,7 @@ impl ExportOpener {
         }
     }
 
-    fn open(&self, loss: Loss) -> Result<(), Hindrance> {
+    fn open(&self, loss: Loss) -> Result<(), OpenFailure> {
         let mut executor =
             Executor::new(DriverKind::Epoll).doing(|| "cannot start an executor".into())?;
         let export = self.below()?;
@@ -213,7 +213,7 @@ impl ExportOpener {
     }
 
     /// Puts the export's stack together: observers over what serves it.
-    fn below(&self) -> Result<Export, Hindrance> {
+    fn below(&self) -> Result<Export, OpenFailure> {
         let plan = &self.plan;
         let found = self.find()?;
         let dir = found.dir().to_owned();
@@ -275,7 +275,7 @@ impl ExportOpener {
     }
 
     /// Who the export of what was found is, which is the same as long as it is on what it was made on.
-    fn identity(&self, found: &dyn FoundBackend) -> Result<ExportIdentity, Hindrance> {
+    fn identity(&self, found: &dyn FoundBackend) -> Result<ExportIdentity, OpenFailure> {
         let Some(found_on) = found.identity() else { return Ok(ExportIdentity::random()) };
         let dir = found.dir();
         let (exports, fs_identities) = self.with_state(|state| {
@@ -292,8 +292,8 @@ impl ExportOpener {
     fn warn_of_state_within(&self, state: &StateDir, dir: &Path) {
         if state.lies_in(dir) {
             log::warn!(
-                "export `{}` holds this server's state directory: whoever is root at a client and \
-                 not squashed can read its secrets there; keep it elsewhere with --state",
+                "export `{}` holds this server's state directory: root at a client that is not \
+                 squashed can read its secrets there; keep it elsewhere with --state",
                 self.plan.name
             );
         }

@@ -1,4 +1,4 @@
-//! What a server is told, by the command line and by its configuration.
+//! The plan of a server, from the command line and its configuration.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use dray_rpc::server::ServerOptions;
 use crate::args::ServeArgs;
 use crate::error::Failure;
 use crate::key;
-use crate::mount::mount_table::{self, Below};
+use crate::mount::mount_table::{self, UnderlyingDirectory};
 use crate::serve::config::Config;
 use crate::serve::export::{ExportPlan, check_threads};
 use crate::serve::export_state::ExportState;
@@ -148,7 +148,8 @@ pub fn warn_of_sharing(exports: &[Arc<ExportState>]) {
     for (index, one) in exports.iter().enumerate() {
         let shares = |other: usize| {
             let within = |one: usize, other: usize| paths[one].starts_with(paths[other]);
-            let meet = |(one, other): (&Below, &Below)| one.meets(other);
+            let meet =
+                |(one, other): (&UnderlyingDirectory, &UnderlyingDirectory)| one.meets(other);
             within(index, other)
                 || within(other, index)
                 || below[index].as_ref().zip(below[other].as_ref()).is_some_and(meet)

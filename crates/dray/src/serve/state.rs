@@ -1,4 +1,4 @@
-//! What a server keeps for its next start: who its exports are.
+//! The state directory of a server: the identities of its exports, for the next start.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dray_core::FsUuid;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::paths::make_private;
 use crate::serve::fs_identities::FsIdentities;
 use crate::serve::left_behind;
@@ -22,16 +22,16 @@ const FILE_NAME: &str = "exports.toml";
 /// A server's state directory, held against a second server.
 pub struct StateDir {
     dir: PathBuf,
-    exports: Arc<Exports>,
+    exports: Arc<ExportRegistry>,
     fs_identities: Arc<FsIdentities>,
 }
 
-/// Who the exports are, kept in a file.
-pub struct Exports {
+/// The identities of the exports, kept in a file.
+pub struct ExportRegistry {
     dir: PathBuf,
     /// As long as anybody may write to the file.
     _lock: File,
-    known: Mutex<Vec<Known>>,
+    known: Mutex<Vec<KnownExport>>,
     /// How many of them are in the file.
     written: Mutex<usize>,
 }
@@ -40,11 +40,11 @@ pub struct Exports {
 struct Content {
     version: u32,
     #[serde(default)]
-    export: Vec<Known>,
+    export: Vec<KnownExport>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Known {
+struct KnownExport {
     /// The directory; bytes that are not printable are escaped.
     dir: String,
     uuid: String,
@@ -109,7 +109,7 @@ impl StateDir {
         }
         let content = read(&dir.join(FILE_NAME))?;
         left_behind::forget_ended(dir);
-        let exports = Exports {
+        let exports = ExportRegistry {
             dir: dir.to_owned(),
             _lock: lock,
             written: Mutex::new(content.export.len()),
@@ -130,7 +130,7 @@ impl StateDir {
     }
 
     /// Who its exports are.
-    pub fn exports(&self) -> Arc<Exports> {
+    pub fn exports(&self) -> Arc<ExportRegistry> {
         self.exports.clone()
     }
 
@@ -152,7 +152,7 @@ pub fn known_dirs(state: &Path) -> Vec<String> {
     content.export.into_iter().map(|known| known.dir).collect()
 }
 
-impl Exports {
+impl ExportRegistry {
     /// Takes over who the exports of these directories are from another state directory, which its
     /// server goes on to use: for those that are not known here. Errors: it cannot be written.
     pub fn take_over(&self, other: &Path, dirs: &[String]) -> Result<(), Failure> {
@@ -178,7 +178,7 @@ impl Exports {
         let (known, count) = {
             let mut all = lock(&self.known);
             let index = all.iter().position(|known| known.dir == dir).unwrap_or_else(|| {
-                all.push(Known::new(dir));
+                all.push(KnownExport::new(dir));
                 all.len() - 1
             });
             (all[index].clone(), index + 1)
@@ -202,13 +202,13 @@ impl Exports {
     }
 
     /// Gives the export of `dir` another identity: what clients know of it means nothing any more.
-    /// Errors: as [`Exports::identity`]; then it has the former one.
+    /// Errors: as [`ExportRegistry::identity`]; then it has the former one.
     pub fn renew(&self, dir: &Path) -> Result<(), Failure> {
         let dir = escaped(dir);
         let mut written = lock(&self.written);
         let mut all = lock(&self.known).clone();
         let Some(index) = all.iter().position(|known| known.dir == dir) else { return Ok(()) };
-        let renewed = Known::new(dir);
+        let renewed = KnownExport::new(dir);
         all[index] = renewed.clone();
         let count = all.len();
         self.write(all)?;
@@ -218,7 +218,7 @@ impl Exports {
     }
 
     /// Replaces the file in one step, so that a crash leaves the old or the new one.
-    fn write(&self, export: Vec<Known>) -> Result<(), Failure> {
+    fn write(&self, export: Vec<KnownExport>) -> Result<(), Failure> {
         let (path, new) = (self.dir.join(FILE_NAME), self.dir.join("exports.toml.new"));
         let broken = |error: io::Error| cannot_write(&path, &error);
         let text = toml::to_string(&Content { version: VERSION, export })
@@ -243,10 +243,10 @@ pub fn cannot_write(path: &Path, error: &io::Error) -> Failure {
     Failure::new(format!("cannot write {}: {error}{advice}", path.display()))
 }
 
-impl Known {
-    fn new(dir: String) -> Known {
+impl KnownExport {
+    fn new(dir: String) -> KnownExport {
         let ExportIdentity { uuid, key } = ExportIdentity::random();
-        Known { dir, uuid: uuid.to_string(), key: format!("{key:032x}") }
+        KnownExport { dir, uuid: uuid.to_string(), key: format!("{key:032x}") }
     }
 
     fn identity(&self) -> Option<ExportIdentity> {
@@ -384,8 +384,11 @@ mod tests {
         let uuid = FsUuid(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
         let identity = exports.identity(Path::new("/srv/a")).unwrap();
         assert_eq!(identity, ExportIdentity { uuid, key: 7 });
-        let known =
-            Known { dir: "/srv/a".into(), uuid: uuid.to_string(), key: format!("{:032x}", 7) };
+        let known = KnownExport {
+            dir: "/srv/a".into(),
+            uuid: uuid.to_string(),
+            key: format!("{:032x}", 7),
+        };
         exports.write(vec![known]).unwrap();
         assert_eq!(fs::read_to_string(parent.path().join(FILE_NAME)).unwrap(), THEN);
     }

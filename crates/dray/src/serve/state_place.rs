@@ -1,14 +1,14 @@
-//! Which state directory a server has that was not told one.
+//! Chooses the state directory of a server that was started without `--state`.
 //!
-//! Where it listens says nothing: it may listen elsewhere after its next start, and its clients must find
-//! what was theirs. The directory that knows its exports is the one; a server whose exports nobody
-//! knows has the first that nobody needs. Servers of one machine find their own by that.
+//! The listening address decides nothing: it may differ at the next start, and clients must find their
+//! sessions. A server takes the directory that knows its exports. A server whose exports are in no directory
+//! takes the first free one. So several servers of one machine find their own directories.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::at_once;
-use crate::control::{self, Kind};
+use crate::control::{self, ProcessKind};
 use crate::error::Failure;
 use crate::paths;
 use crate::serve::export::ExportPlan;
@@ -133,7 +133,7 @@ fn warn_of_others(state: &StateDir, candidates: &[Candidate], wanted: &[Wanted])
 /// Whether the server that has this state directory says that it serves none of these exports.
 fn serves_others_only(state: &Path, wanted: &[Wanted]) -> bool {
     let Ok(state) = std::fs::canonicalize(state) else { return false };
-    let socket = Kind::Server.socket(&paths::short_name(&state));
+    let socket = ProcessKind::Server.socket(&paths::short_name(&state));
     let Ok(report) = control::ask(&socket, "status") else { return false };
     let Some(exports) = report["exports"].as_array() else { return false };
     let dirs = exports.iter().filter_map(|export| export["dir"].as_str());

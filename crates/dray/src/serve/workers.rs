@@ -61,7 +61,7 @@ struct Worker {
 }
 
 /// Threads that did not end in time, by export.
-pub type Stuck = BTreeMap<String, usize>;
+pub type StuckThreads = BTreeMap<String, usize>;
 
 impl Workers {
     /// Prepares `count` threads for each of `exports`; 0: one for each CPU. As many as CPUs
@@ -84,17 +84,17 @@ impl Workers {
     }
 
     /// Serves a connection that was let in, on a thread of the export that its client greets
-    /// with; whoever wants none of ours is refused here. A task of the calling executor.
+    /// with; a client that names no export of this server is refused here. A task of the calling executor.
     pub async fn serve(&self, server: &Server, incoming: Box<dyn Incoming>, admission: Admission) {
         let peer = incoming.peer();
         let greeting = dray_rt::timeout(GREETING_MAX, incoming.first_head()).await;
         let what = match greeting {
             Ok(Ok(head)) => return self.serve_greeted(server, incoming, admission, &head).await,
-            // A look whether somebody is there, as monitoring makes it.
+            // A probe of the port, as monitoring makes it.
             Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                return log::debug!("{peer} has connected and gone");
+                return log::debug!("{peer} connected and closed the connection");
             }
-            Ok(Err(error)) => format!("{peer} does not greet as a client does: {error}"),
+            Ok(Err(error)) => format!("{peer} does not send the greeting of a client: {error}"),
             Err(_) => format!("{peer} has connected and said nothing"),
         };
         match server.complains(peer) {
@@ -151,7 +151,7 @@ impl Workers {
 
     /// Ends all threads. One that a file system does not let go has `patience`, and is
     /// then left behind.
-    pub fn end(&self, patience: Duration) -> Stuck {
+    pub fn end(&self, patience: Duration) -> StuckThreads {
         let ending: Vec<_> = self
             .exports
             .iter()
@@ -163,7 +163,7 @@ impl Workers {
             })
             .collect();
         let deadline = dray_rt::now() + patience;
-        let mut stuck = Stuck::new();
+        let mut stuck = StuckThreads::new();
         for (name, ended) in ending {
             let left = deadline - dray_rt::now();
             if ended.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
@@ -247,7 +247,7 @@ mod tests {
         // The one that hangs is waited for first, and takes all the patience there is. The other
         // has that time to end, and a busy machine may need it.
         let stuck = workers.end(Duration::from_secs(3));
-        assert_eq!(stuck, Stuck::from([("hung".to_owned(), 1)]));
+        assert_eq!(stuck, StuckThreads::from([("hung".to_owned(), 1)]));
         drop(thaw);
     }
 

@@ -14,7 +14,7 @@ const GAP: &str = "  ";
 
 /// A column of which something may be left out, by its head.
 #[derive(Clone, Copy, Debug)]
-pub enum Cut<'a> {
+pub enum ShortenedColumn<'a> {
     /// The beginnings of its fields, as of paths.
     Beginning(&'a str),
     /// The ends, as of names of hosts.
@@ -23,11 +23,11 @@ pub enum Cut<'a> {
 
 /// What may be done to a table that is wider than the terminal.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Give<'a> {
+pub struct ColumnLimits<'a> {
     /// Columns that are left out, in this order, as far as it takes.
     pub spare: &'a [&'a str],
     /// What is cut if that is not enough.
-    pub cut: Option<Cut<'a>>,
+    pub cut: Option<ShortenedColumn<'a>>,
 }
 
 /// Letters in a line of the terminal that stdout is; none if it is none.
@@ -47,7 +47,7 @@ pub fn table(
     room: Option<usize>,
     heads: &[&str],
     rows: impl Iterator<Item = Vec<String>>,
-    give: Give<'_>,
+    give: ColumnLimits<'_>,
 ) {
     let mut lines = vec![heads.iter().map(|head| (*head).to_owned()).collect::<Vec<String>>()];
     lines.extend(rows.map(|row| row.iter().map(|field| printable(field)).collect()));
@@ -82,10 +82,10 @@ pub fn table(
     }
 }
 
-impl Cut<'_> {
+impl ShortenedColumn<'_> {
     /// Takes `over` letters away, as far as there is something to be taken.
     fn make(self, lines: &mut [Vec<String>], over: usize) {
-        let (Cut::Beginning(wanted) | Cut::End(wanted)) = self;
+        let (ShortenedColumn::Beginning(wanted) | ShortenedColumn::End(wanted)) = self;
         let Some(index) = lines[0].iter().position(|head| head == wanted) else { return };
         let most = width(lines, index).saturating_sub(over).max(CUT_MIN);
         for row in lines {
@@ -93,13 +93,13 @@ impl Cut<'_> {
             let letters = field.chars().count();
             if letters > most {
                 *field = match self {
-                    Cut::Beginning(_) => {
+                    ShortenedColumn::Beginning(_) => {
                         format!(
                             "{MARK}{}",
                             field.chars().skip(letters + 1 - most).collect::<String>()
                         )
                     }
-                    Cut::End(_) => {
+                    ShortenedColumn::End(_) => {
                         format!("{}{MARK}", field.chars().take(most - 1).collect::<String>())
                     }
                 };
@@ -133,7 +133,7 @@ mod tests {
         let row = ["node1", "127.0.0.1:40000", "/a/very/long/path/to/some/file"];
         let mut out = String::new();
         let rows = [row.map(str::to_owned).to_vec()].into_iter();
-        let give = Give { spare: &["FROM"], cut: Some(Cut::Beginning("PATH")) };
+        let give = ColumnLimits { spare: &["FROM"], cut: Some(ShortenedColumn::Beginning("PATH")) };
         table(&mut out, room, &["HOST", "FROM", "PATH"], rows, give);
         out
     }
@@ -162,14 +162,14 @@ mod tests {
         assert!(text.lines().take(2).all(|line| line.chars().count() <= 30), "{text}");
         assert!(drawn(Some(1)).contains("  node1  \u{2026}o/some/file\n"));
         let mut lines = [vec!["H".to_owned()], vec!["node1.cluster.example".to_owned()]];
-        Cut::End("H").make(&mut lines, 5);
+        ShortenedColumn::End("H").make(&mut lines, 5);
         assert_eq!(lines[1], ["node1.cluster.e\u{2026}"]);
     }
 
     #[test]
     fn no_rows_are_no_table() {
         let mut out = String::new();
-        table(&mut out, Some(1), &["A"], std::iter::empty(), Give::default());
+        table(&mut out, Some(1), &["A"], std::iter::empty(), ColumnLimits::default());
         assert_eq!(out, "");
     }
 }

@@ -15,11 +15,11 @@ use dray_fabric::Address;
 use serde_json::{Value, json};
 
 use crate::args::StatusArgs;
-use crate::control::{self, Kind};
+use crate::control::{self, ProcessKind};
 use crate::error::Failure;
 use crate::mount::mount_table::{self, MountEntry};
 use crate::mount::supervisor::Supervisors;
-use crate::{output, paths, silence};
+use crate::{output, paths, unresponsive};
 
 /// Longest time over which rates are taken, seconds.
 const INTERVAL_MAX: f64 = 3600.0;
@@ -82,7 +82,7 @@ fn collect(target: Option<&Path>) -> Result<Reports, Failure> {
 fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
     if mount.user != paths::effective_uid() && !paths::is_root() {
         return Err(Failure::new(format!(
-            "{} was mounted by user {}, whom and root alone it answers",
+            "{} answers only root and user {}, who mounted it",
             mount.at.display(),
             mount.user
         )));
@@ -91,7 +91,7 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
     if let Some(socket) = control::socket_of(mount, &supervisors) {
         match control::ask(&socket, "status") {
             Ok(report) => return Ok(vec![(socket, report)]),
-            Err(error) if silence::is_dead(&error) => {}
+            Err(error) if unresponsive::is_dead(&error) => {}
             Err(error) => return Err(no_answer(&socket, &error)),
         }
     }
@@ -109,7 +109,7 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
     }
 }
 
-/// Why nobody answers for a mount that there is.
+/// Why no process answers for an existing mount.
 fn unserved(mount: &MountEntry, supervisors: &Supervisors) -> String {
     match supervisors.process_of(mount) {
         Some(pid) => format!(
@@ -117,7 +117,7 @@ fn unserved(mount: &MountEntry, supervisors: &Supervisors) -> String {
              cannot be asked, since it could not write to its run directory; the log says why"
         ),
         None => format!(
-            "what served it has died, or is in another container; `dray umount --lazy {}` takes it \
+            "its daemon and supervisor have died, or are in another container; `dray umount --lazy {}` takes it \
              out of the tree",
             mount.at.display()
         ),
@@ -161,7 +161,7 @@ fn wanted(
 fn unless_silent(reports: &Reports) -> String {
     let silent: Vec<_> = reports.iter().filter(|(_, report)| report["kind"] == "stuck").collect();
     let [(_, first), others @ ..] = &silent[..] else { return String::new() };
-    let whose = silence::whose(first);
+    let whose = unresponsive::whose(first);
     match others {
         [] => {
             let why = first["error"].as_str().unwrap_or_default();
@@ -230,7 +230,7 @@ fn reaches(listen: &str, address: &Address) -> bool {
     port == wanted && (host == other || everywhere() || same())
 }
 
-/// The server that clients reach by this socket, or whoever it controls.
+/// The server that clients reach by this socket, or the process that it controls.
 fn of_socket(socket: &Path) -> Result<Reports, Failure> {
     let address = std::fs::canonicalize(socket).unwrap_or(socket.to_owned());
     let address = format!("unix://{}", address.display());
@@ -295,10 +295,10 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
 }
 
 fn everything() -> Reports {
-    let mut sockets: Vec<PathBuf> = Kind::Server.all();
+    let mut sockets: Vec<PathBuf> = ProcessKind::Server.all();
     let mounts = mounts_elsewhere();
     let found = mounts.iter().filter_map(|(_, socket)| socket.clone());
-    for socket in Kind::Mount.all().into_iter().chain(found) {
+    for socket in ProcessKind::Mount.all().into_iter().chain(found) {
         if !sockets.contains(&socket) {
             sockets.push(socket);
         }
@@ -350,8 +350,8 @@ fn mounts_elsewhere() -> Vec<(MountEntry, Option<PathBuf>)> {
 fn report_of((socket, answer): (PathBuf, std::io::Result<Value>)) -> Option<(PathBuf, Value)> {
     let report = match answer {
         Ok(report) => report,
-        Err(error) if silence::is_dead(&error) => return None,
-        Err(error) => silence::report(&socket, &error),
+        Err(error) if unresponsive::is_dead(&error) => return None,
+        Err(error) => unresponsive::report(&socket, &error),
     };
     Some((socket, report))
 }
@@ -361,7 +361,7 @@ fn ask_one(socket: &Path) -> Result<Value, Failure> {
 }
 
 fn no_answer(socket: &Path, error: &std::io::Error) -> Failure {
-    let said = silence::sentence(socket, error);
+    let said = unresponsive::sentence(socket, error);
     let why = "the process behind it may be dead, stuck, or another user's";
     Failure::new(format!("{said}; {why}")).nobody_answered()
 }

@@ -1,4 +1,4 @@
-//! What a server and a mount say of themselves, in JSON.
+//! The reports of a server and of a mount, in JSON.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use dray_rt::Instant;
 use serde_json::{Value, json};
 
 use crate::mount::flusher;
-use crate::mount::mount_table::Known;
+use crate::mount::mount_table::MountInfo;
 use crate::serve::export_state::{DirectoryState, ExportState};
 
 /// What is said of a server beside what it says itself.
@@ -157,7 +157,7 @@ fn clients(status: &ServerStatus) -> Vec<Value> {
 
 /// What is said of a mount.
 pub struct MountReport {
-    pub known: Known,
+    pub known: MountInfo,
     pub target: String,
     pub consistency: Consistency,
     pub timeout: Option<Duration>,

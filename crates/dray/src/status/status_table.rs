@@ -1,12 +1,12 @@
-//! The status for people.
+//! The status as a table.
 
 use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::columns::{Cut, Give, table};
+use super::columns::{ColumnLimits, ShortenedColumn, table};
 use crate::output::plain;
-use crate::silence;
+use crate::unresponsive;
 
 /// Operations shown of each process; the rest is counted.
 const OPERATIONS_SHOWN: usize = 20;
@@ -27,7 +27,7 @@ pub fn render(reports: &[(PathBuf, Value)], room: Option<usize>) -> String {
             Some("server") => server(report, room, &mut out),
             Some("mount") => mount(report, room, &mut out),
             _ => {
-                let (whose, why) = (silence::whose(report), text(&report["error"]));
+                let (whose, why) = (unresponsive::whose(report), text(&report["error"]));
                 line(&mut out, &format!("NO ANSWER from {whose}: {why}"));
             }
         }
@@ -65,7 +65,10 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
         let (name, below, dir) = (&export["name"], &export["below"], &export["dir"]);
         vec![text(name), text(below), mode.to_owned(), state, text(dir)]
     });
-    let give = Give { cut: Some(Cut::Beginning("DIRECTORY")), ..Give::default() };
+    let give = ColumnLimits {
+        cut: Some(ShortenedColumn::Beginning("DIRECTORY")),
+        ..ColumnLimits::default()
+    };
     table(out, room, &["EXPORT", "BELOW", "MODE", "STATE", "DIRECTORY"], rows, give);
     for export in list(&report["exports"]) {
         let starting = &export["starting"];
@@ -103,7 +106,10 @@ fn clients(report: &Value, room: Option<usize>, out: &mut String) {
         "WRITTEN",
     ];
     // A client is evicted by its host or its session.
-    let give = Give { spare: &["FROM", "FILES", "CALLS", "EXPORT"], cut: Some(Cut::End("CLIENT")) };
+    let give = ColumnLimits {
+        spare: &["FROM", "FILES", "CALLS", "EXPORT"],
+        cut: Some(ShortenedColumn::End("CLIENT")),
+    };
     table(out, room, &heads, rows, give);
     if all.len() > CLIENTS_SHOWN {
         line(out, &format!("  and {} more clients (--json shows all)", all.len() - CLIENTS_SHOWN));
@@ -213,7 +219,8 @@ fn operations(report: &Value, who: &str, room: Option<usize>, out: &mut String) 
         row.push(age(&operation["age_s"]));
         row
     });
-    let give = Give { cut: Some(Cut::Beginning("PATH")), ..Give::default() };
+    let give =
+        ColumnLimits { cut: Some(ShortenedColumn::Beginning("PATH")), ..ColumnLimits::default() };
     table(out, room, &["OPERATION", "PATH", "UID", &who.to_uppercase(), "JOB", "AGE"], rows, give);
     let left_out = report["operations_left_out"].as_u64().unwrap_or(0) as usize;
     let more = all.len().saturating_sub(OPERATIONS_SHOWN) + left_out;

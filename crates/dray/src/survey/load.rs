@@ -1,5 +1,4 @@
-//! Loads: threads that do the same thing over and over for a while, each waiting for the
-//! answer before the next.
+//! Loads of a survey. Each thread repeats one call for a while, and waits for each answer before the next call.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -8,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use dray_client::{Client, Options, Target};
+use dray_client::{Client, ConnectOptions, Target};
 use dray_core::{
     Buf, BufMut, Context, CreateHow, FileSystem, NodeId, OpenFile, OpenHow, Pid, RemoveKind,
     RequestId, Write,
 };
 use dray_rt::{DriverKind, Executor};
 
-use super::{Work, cpu};
+use super::{LoadKind, cpu};
 
 /// Size of the files worked on: larger than most caches of processors, small enough for
 /// every disk.
@@ -27,34 +26,34 @@ const ALIGN_BYTES: usize = 4096;
 
 /// Where the load goes.
 #[derive(Clone)]
-pub enum Place {
+pub enum LoadTarget {
     /// A file system in this process.
     Local(Arc<dyn FileSystem>),
     /// An export, through the library; and the processes of this machine that work for it.
-    Remote(Target, Options, Vec<u32>),
+    Remote(Target, ConnectOptions, Vec<u32>),
     /// A directory, by system calls; and the processes that work for it.
     Path(PathBuf, Vec<u32>),
 }
 
 /// One measurement.
-pub struct Load {
-    pub work: Work,
+pub struct SurveyLoad {
+    pub work: LoadKind,
     pub threads: usize,
     pub block_bytes: usize,
     pub duration: Duration,
 }
 
 /// What came of it.
-pub struct Outcome {
+pub struct LoadResult {
     pub count: u64,
     pub elapsed: Duration,
     pub cpu: Duration,
     samples_ns: Vec<u32>,
 }
 
-pub type Error = Box<dyn std::error::Error + Send + Sync>;
+pub type LoadError = Box<dyn std::error::Error + Send + Sync>;
 
-impl Outcome {
+impl LoadResult {
     /// The latency that a share of the calls did not exceed, microseconds.
     pub fn quantile_us(&self, share: f64) -> f64 {
         let last = self.samples_ns.len().saturating_sub(1);
@@ -63,12 +62,12 @@ impl Outcome {
     }
 }
 
-impl Load {
+impl SurveyLoad {
     /// Runs it. Errors: one of a thread.
-    pub fn run(&self, place: &Place) -> Result<Outcome, Error> {
+    pub fn run(&self, place: &LoadTarget) -> Result<LoadResult, LoadError> {
         let others: &[u32] = match place {
-            Place::Path(_, others) | Place::Remote(_, _, others) => others,
-            Place::Local(_) => &[],
+            LoadTarget::Path(_, others) | LoadTarget::Remote(_, _, others) => others,
+            LoadTarget::Local(_) => &[],
         };
         // Everybody prepares, then all begin at once, and we note the time; when all have ended we
         // note it again. Only then is cleaned up, which is not part of it.
@@ -85,7 +84,7 @@ impl Load {
             gates.pass(END);
             let (elapsed, cpu_after) = (begin.elapsed(), cpu::used(others));
             let cpu = cpu_after.saturating_sub(cpu_before);
-            let mut outcome = Outcome { count: 0, elapsed, cpu, samples_ns: Vec::new() };
+            let mut outcome = LoadResult { count: 0, elapsed, cpu, samples_ns: Vec::new() };
             let mut failed = Vec::new();
             for thread in threads {
                 match thread.join().map_err(|_| "a thread of the load died")? {
@@ -104,18 +103,23 @@ impl Load {
         })
     }
 
-    fn run_thread(&self, place: &Place, index: usize, mut gates: Gates) -> Result<Tally, Error> {
+    fn run_thread(
+        &self,
+        place: &LoadTarget,
+        index: usize,
+        mut gates: Gates,
+    ) -> Result<Tally, LoadError> {
         match place {
-            Place::Path(dir, _) => self.run_path(dir, index, &mut gates),
-            Place::Local(fs) => {
+            LoadTarget::Path(dir, _) => self.run_path(dir, index, &mut gates),
+            LoadTarget::Local(fs) => {
                 let result = block_on(self.run_on(&**fs, &own_context(), index, &mut gates));
                 // Who made the directory removes it with what is in it.
-                result.map_err(|error| match error.downcast::<LeftBehind>() {
+                result.map_err(|error| match error.downcast::<CleanupError>() {
                     Ok(left) => left.why,
                     Err(error) => error,
                 })
             }
-            Place::Remote(target, options, _) => block_on(async {
+            LoadTarget::Remote(target, options, _) => block_on(async {
                 let client = Client::connect(target, options).await?;
                 let cx = client.context();
                 let result = self.run_on(client.fs(), &cx, index, &mut gates).await;
@@ -131,8 +135,8 @@ impl Load {
         cx: &Context,
         index: usize,
         gates: &mut Gates,
-    ) -> Result<Tally, Error> {
-        if self.work == Work::Ping {
+    ) -> Result<Tally, LoadError> {
+        if self.work == LoadKind::Ping {
             let mut tally = Tally::begin(gates, self.duration);
             while tally.goes_on() {
                 fs.statfs(cx).await?;
@@ -156,7 +160,7 @@ impl Load {
             removed?;
             Ok(tally)
         });
-        done.map_err(|why| if is_left { LeftBehind { why }.into() } else { why })
+        done.map_err(|why| if is_left { CleanupError { why }.into() } else { why })
     }
 
     async fn run_file(
@@ -164,7 +168,7 @@ impl Load {
         file: &dyn OpenFile,
         cx: &Context,
         gates: &mut Gates,
-    ) -> Result<Tally, Error> {
+    ) -> Result<Tally, LoadError> {
         let filling = Buf::from(vec![0xa5; dray_core::IO_MAX_BYTES]);
         let mut at = 0;
         while at < FILE_BYTES {
@@ -176,7 +180,7 @@ impl Load {
         let mut tally = Tally::begin(gates, self.duration);
         while tally.goes_on() {
             let at = offsets.next();
-            if self.work == Work::Read {
+            if self.work == LoadKind::Read {
                 into.clear();
                 into = file.read(cx, at, into).await.map_err(|(error, _)| error)?;
                 if into.capacity() < self.block_bytes || into.is_empty() {
@@ -190,7 +194,7 @@ impl Load {
         Ok(tally)
     }
 
-    fn run_path(&self, dir: &Path, index: usize, gates: &mut Gates) -> Result<Tally, Error> {
+    fn run_path(&self, dir: &Path, index: usize, gates: &mut Gates) -> Result<Tally, LoadError> {
         let path = dir.join(file_name(index));
         let result = self.run_system_calls(&path, gates);
         gates.pass(END);
@@ -200,7 +204,7 @@ impl Load {
         Ok(tally)
     }
 
-    fn run_system_calls(&self, path: &Path, gates: &mut Gates) -> Result<Tally, Error> {
+    fn run_system_calls(&self, path: &Path, gates: &mut Gates) -> Result<Tally, LoadError> {
         // O_DIRECT: what the kernel has cached is not what is to be measured.
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true).mode(0o600);
@@ -220,7 +224,7 @@ impl Load {
         let mut tally = Tally::begin(gates, self.duration);
         while tally.goes_on() {
             match self.work {
-                Work::Read => file.read_exact_at(block, offsets.next())?,
+                LoadKind::Read => file.read_exact_at(block, offsets.next())?,
                 _ => file.write_all_at(block, offsets.next())?,
             }
             tally.did_one();
@@ -234,7 +238,7 @@ fn own_context() -> Context {
     Context::new(NodeId(0), RequestId(1), dray_client::own_identity(), Pid(std::process::id()))
 }
 
-fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+fn block_on<T>(work: impl Future<Output = Result<T, LoadError>>) -> Result<T, LoadError> {
     Executor::new(DriverKind::Epoll)?.block_on(work)
 }
 
@@ -249,22 +253,22 @@ fn file_names() -> String {
 
 /// A load failed, and what it wrote could not be removed, either.
 #[derive(Debug)]
-pub struct LeftBehind {
-    pub why: Error,
+pub struct CleanupError {
+    pub why: LoadError,
 }
 
-impl fmt::Display for LeftBehind {
+impl fmt::Display for CleanupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (why, names) = (&self.why, file_names());
         write!(f, "{why}; {names}* are left behind at the top of the export: remove them there")
     }
 }
 
-impl std::error::Error for LeftBehind {}
+impl std::error::Error for CleanupError {}
 
-/// Of what went wrong in the threads: what somebody has to do something about, else the first.
-fn to_be_told(mut failed: Vec<Error>) -> Option<Error> {
-    let left = failed.iter().position(|error| error.is::<LeftBehind>()).unwrap_or(0);
+/// Of the errors of the threads: one that the user has to act on, else the first.
+fn to_be_told(mut failed: Vec<LoadError>) -> Option<LoadError> {
+    let left = failed.iter().position(|error| error.is::<CleanupError>()).unwrap_or(0);
     (!failed.is_empty()).then(|| failed.swap_remove(left))
 }
 
@@ -367,10 +371,10 @@ mod tests {
 
     #[test]
     fn loads_count_what_they_do() {
-        let place = Place::Local(NullFs::new(FsUuid(1), 1 << 40));
-        for work in [Work::Ping, Work::Read, Work::Write] {
+        let place = LoadTarget::Local(NullFs::new(FsUuid(1), 1 << 40));
+        for work in [LoadKind::Ping, LoadKind::Read, LoadKind::Write] {
             let duration = Duration::from_millis(20);
-            let load = Load { work, threads: 2, block_bytes: 4096, duration };
+            let load = SurveyLoad { work, threads: 2, block_bytes: 4096, duration };
             // Both threads may be held up for all of that time where others use the CPUs: then again.
             let counts = (0..100).any(|_| {
                 let outcome = load.run(&place).unwrap();
@@ -383,9 +387,9 @@ mod tests {
 
     #[test]
     fn a_load_that_cannot_begin_fails_and_does_not_hang() {
-        let place = Place::Path("/nowhere/at/all".into(), Vec::new());
+        let place = LoadTarget::Path("/nowhere/at/all".into(), Vec::new());
         let duration = Duration::from_millis(5);
-        let load = Load { work: Work::Read, threads: 3, block_bytes: 4096, duration };
+        let load = SurveyLoad { work: LoadKind::Read, threads: 3, block_bytes: 4096, duration };
         assert!(load.run(&place).is_err());
     }
 
@@ -396,11 +400,11 @@ mod tests {
         let held_up = |op: Op, delay: Duration| {
             let faults = vec![Fault { op: Some(op), when: When::Always, delay, error: None }];
             let fs = NullFs::new(FsUuid(1), 1 << 40);
-            Place::Local(Arc::new(Observed::new(fs, Arc::new(Faults::new(faults)))))
+            LoadTarget::Local(Arc::new(Observed::new(fs, Arc::new(Faults::new(faults)))))
         };
         let delay = Duration::from_millis(500);
         let duration = Duration::from_millis(10);
-        let load = Load { work: Work::Read, threads: 2, block_bytes: 4096, duration };
+        let load = SurveyLoad { work: LoadKind::Read, threads: 2, block_bytes: 4096, duration };
         let begin = Instant::now();
         let outcome = load.run(&held_up(Op::Remove, delay)).unwrap();
         assert!(begin.elapsed() >= outcome.elapsed + delay, "{:?}", outcome.elapsed);
@@ -421,18 +425,18 @@ mod tests {
         let fs = NullFs::new(FsUuid(1), 1 << 40);
         let fs: Arc<dyn FileSystem> = Arc::new(Observed::new(fs, Arc::new(Faults::new(plan))));
         let duration = Duration::from_millis(1);
-        let load = Load { work: Work::Read, threads: 1, block_bytes: 4096, duration };
+        let load = SurveyLoad { work: LoadKind::Read, threads: 1, block_bytes: 4096, duration };
         let mut gates = Gates::new(1);
         let told = block_on(load.run_on(&*fs, &own_context(), 0, &mut gates));
         let told = told.err().unwrap().to_string();
         assert!(told.contains("EIO") && told.contains(&file_names()), "{told}");
         assert!(told.contains("left behind"), "{told}");
-        let told = load.run(&Place::Local(fs)).err().unwrap().to_string();
+        let told = load.run(&LoadTarget::Local(fs)).err().unwrap().to_string();
         assert!(told.contains("EIO") && !told.contains("left behind"), "{told}");
         // One thread could not come back, and another one had written: only the former was told.
-        let left = || LeftBehind { why: "gone".into() }.into();
+        let left = || CleanupError { why: "gone".into() }.into();
         let told = to_be_told(vec!["cannot connect".into(), left()]).unwrap();
-        assert!(told.is::<LeftBehind>());
+        assert!(told.is::<CleanupError>());
         assert_eq!(to_be_told(vec!["a".into(), "b".into()]).unwrap().to_string(), "a");
         assert!(to_be_told(Vec::new()).is_none());
     }

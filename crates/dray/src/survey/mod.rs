@@ -17,10 +17,10 @@ use dray_core::{FileSystem, FsUuid};
 use dray_rt::{DriverKind, Executor};
 use serde_json::{Value, json};
 
-use self::load::{LeftBehind, Load, Outcome, Place};
+use self::load::{CleanupError, LoadResult, LoadTarget, SurveyLoad};
 use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::sandbox::Sandbox;
 use crate::{interrupt, key, mount::mount_table, output, paths, status};
 
@@ -39,7 +39,7 @@ const NEEDS_ROOT: &str = "a server and a mount of its own take root: survey it a
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum LoadKind {
     /// The smallest call there is.
     Ping,
     /// Reads of a block.
@@ -48,12 +48,12 @@ pub enum Work {
     Write,
 }
 
-impl Work {
+impl LoadKind {
     fn name(self) -> &'static str {
         match self {
-            Work::Ping => "ping",
-            Work::Read => "read",
-            Work::Write => "write",
+            LoadKind::Ping => "ping",
+            LoadKind::Read => "read",
+            LoadKind::Write => "write",
         }
     }
 }
@@ -78,7 +78,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let timeout = Some(Duration::from_secs(30));
     let (caches, counts_on_one_user) = (false, false);
     let options =
-        dray_client::Options { key, timeout, replay_bytes: 0, caches, counts_on_one_user };
+        dray_client::ConnectOptions { key, timeout, replay_bytes: 0, caches, counts_on_one_user };
     let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;
     let loopback = nothing.place();
@@ -125,7 +125,7 @@ fn subject(target: &Path) -> Result<Subject, Failure> {
 }
 
 /// That there is a server, and lets us in: what is wrong shows in the exit code.
-fn reach(target: &Target, options: &dray_client::Options) -> Result<(), Failure> {
+fn reach(target: &Target, options: &dray_client::ConnectOptions) -> Result<(), Failure> {
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let client = executor.block_on(Client::connect(target, options))?;
@@ -161,13 +161,13 @@ impl<'a> Survey<'a> {
     fn target(
         &mut self,
         target: &Target,
-        options: dray_client::Options,
-        loopback: &Place,
+        options: dray_client::ConnectOptions,
+        loopback: &LoadTarget,
     ) -> Result<(), Failure> {
         reach(target, &options)?;
         let server = status::served_here(target);
         let processes = server.iter().map(|(pid, _)| *pid).collect();
-        let full = Place::Remote(target.clone(), options, processes);
+        let full = LoadTarget::Remote(target.clone(), options, processes);
         self.pings("transport", &full)?;
         self.blocks("null", loopback)?;
         self.backend(server.as_ref().map(|(_, dir)| &**dir))?;
@@ -178,7 +178,7 @@ impl<'a> Survey<'a> {
         self.blocks("full", &full)
     }
 
-    fn dir(&mut self, dir: &Path, loopback: &Place) -> Result<(), Failure> {
+    fn dir(&mut self, dir: &Path, loopback: &LoadTarget) -> Result<(), Failure> {
         self.pings("transport", loopback)?;
         self.blocks("null", loopback)?;
         self.backend(Some(dir))?;
@@ -192,11 +192,11 @@ impl<'a> Survey<'a> {
         let Some(mut sandbox) = self.able("full", sandbox)? else { return Ok(()) };
         let mounted = sandbox.mount("mount", "");
         let Some(at) = self.able("full", mounted)? else { return Ok(()) };
-        let place = Place::Path(at, sandbox.processes());
+        let place = LoadTarget::Path(at, sandbox.processes());
         self.blocks("full", &place)
     }
 
-    fn mount(&mut self, at: &Path, dir: &Path, loopback: &Place) -> Result<(), Failure> {
+    fn mount(&mut self, at: &Path, dir: &Path, loopback: &LoadTarget) -> Result<(), Failure> {
         let mount = rig::mount_process(at);
         let server = mount.as_ref().and_then(|(_, target)| status::served_here(target));
         let pids = [mount.map(|(pid, _)| pid), server.as_ref().map(|(pid, _)| *pid)];
@@ -208,7 +208,8 @@ impl<'a> Survey<'a> {
         }
         let scratch = Scratch::new(dir);
         let Some(scratch) = self.able("full", scratch)? else { return Ok(()) };
-        let place = Place::Path(scratch.path().to_owned(), pids.into_iter().flatten().collect());
+        let place =
+            LoadTarget::Path(scratch.path().to_owned(), pids.into_iter().flatten().collect());
         self.blocks("full", &place)
     }
 
@@ -222,7 +223,7 @@ impl<'a> Survey<'a> {
         let Some(scratch) = self.able("backend", scratch)? else { return Ok(()) };
         let opened = open_backend(scratch.path());
         let Some(fs) = self.able("backend", opened)? else { return Ok(()) };
-        self.blocks("backend", &Place::Local(fs))
+        self.blocks("backend", &LoadTarget::Local(fs))
     }
 
     /// What a cut needs. None: it cannot be had, which is noted, and the other cuts are made all the
@@ -251,17 +252,17 @@ impl<'a> Survey<'a> {
         self.notes.push(text);
     }
 
-    fn pings(&mut self, cut: &str, place: &Place) -> Result<(), Failure> {
+    fn pings(&mut self, cut: &str, place: &LoadTarget) -> Result<(), Failure> {
         for &threads in &self.args.threads {
-            if !self.measure(cut, place, Work::Ping, threads, 0)? {
+            if !self.measure(cut, place, LoadKind::Ping, threads, 0)? {
                 break;
             }
         }
         Ok(())
     }
 
-    fn blocks(&mut self, cut: &str, place: &Place) -> Result<(), Failure> {
-        for work in [Work::Read, Work::Write] {
+    fn blocks(&mut self, cut: &str, place: &LoadTarget) -> Result<(), Failure> {
+        for work in [LoadKind::Read, LoadKind::Write] {
             for block in &self.args.block {
                 for &threads in &self.args.threads {
                     if !self.measure(cut, place, work, threads, block.0)? {
@@ -277,8 +278,8 @@ impl<'a> Survey<'a> {
     fn measure(
         &mut self,
         cut: &str,
-        place: &Place,
-        work: Work,
+        place: &LoadTarget,
+        work: LoadKind,
         threads: usize,
         block_bytes: usize,
     ) -> Result<bool, Failure> {
@@ -287,7 +288,7 @@ impl<'a> Survey<'a> {
         let name = work.name();
         progress(&format!("{:3}  {cut}: {name} {block_bytes} bytes, {threads} threads", self.done));
         let duration = Duration::from_secs_f64(self.args.seconds);
-        let load = Load { work, threads, block_bytes, duration };
+        let load = SurveyLoad { work, threads, block_bytes, duration };
         let outcome = load.run(place).map_err(|error| {
             let advice = advice(errno_of(&error));
             Failure::new(format!("{name}: {error}{advice}"))
@@ -319,8 +320,8 @@ impl<'a> Survey<'a> {
     }
 }
 
-fn errno_of(error: &load::Error) -> Option<i32> {
-    let error = error.downcast_ref::<LeftBehind>().map_or(error, |left| &left.why);
+fn errno_of(error: &load::LoadError) -> Option<i32> {
+    let error = error.downcast_ref::<CleanupError>().map_or(error, |left| &left.why);
     let ours = error.downcast_ref::<dray_core::Error>().map(|error| error.errno().raw());
     ours.or_else(|| error.downcast_ref::<std::io::Error>()?.raw_os_error())
 }
@@ -344,7 +345,7 @@ fn advice(errno: Option<i32>) -> &'static str {
     }
 }
 
-fn row(cut: &str, load: &Load, outcome: &Outcome) -> Value {
+fn row(cut: &str, load: &SurveyLoad, outcome: &LoadResult) -> Value {
     let round = |number: f64| (number * 100.0).round() / 100.0;
     let per_s = outcome.count as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
     let cpu_us = outcome.cpu.as_secs_f64() * 1e6 / outcome.count.max(1) as f64;
@@ -361,7 +362,7 @@ fn row(cut: &str, load: &Load, outcome: &Outcome) -> Value {
     })
 }
 
-/// One line on stderr that is overwritten by the next, if somebody watches.
+/// One line on stderr that is overwritten by the next, on a terminal.
 fn progress(text: &str) {
     use std::io::{IsTerminal, Write};
     let mut stderr = std::io::stderr();

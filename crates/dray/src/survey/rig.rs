@@ -1,20 +1,20 @@
-//! What a survey puts up for itself, and takes down again.
+//! Servers, mounts and files that a survey makes for itself and removes again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use dray_backends::null::NullFs;
-use dray_client::{Options, Target};
+use dray_client::{ConnectOptions, Target};
 use dray_core::FsUuid;
 use dray_fabric::{Address, Listening, listen_first};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::sync::oneshot;
 use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope};
 
-use super::load::Place;
+use super::load::LoadTarget;
 use crate::control;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::mount::mount_table;
 use crate::mount::supervisor::Supervisors;
 use crate::serve::workers::Workers;
@@ -56,8 +56,8 @@ impl Loopback {
         Ok(Loopback { target, stop: Some(stop), thread: Some(thread) })
     }
 
-    pub fn place(&self) -> Place {
-        Place::Remote(self.target.clone(), Options::default(), Vec::new())
+    pub fn place(&self) -> LoadTarget {
+        LoadTarget::Remote(self.target.clone(), ConnectOptions::default(), Vec::new())
     }
 }
 

@@ -1,4 +1,4 @@
-//! A survey for people.
+//! The table that a survey prints.
 
 use std::fmt::Write;
 

@@ -2,15 +2,15 @@
 
 use dray_core::Fut;
 
-use super::Target;
-use crate::model::{Habits, Outcome};
+use super::StepTarget;
+use crate::model::{Quirks, StepOutcome};
 use crate::step::{Action, SLOTS, Step};
 
 /// Several targets, each a client of the same store: steps go to them in turn, and those on an open
 /// file to the one that opened it.
 pub struct FrontEnds {
-    targets: Vec<Box<dyn Target>>,
-    habits: Habits,
+    targets: Vec<Box<dyn StepTarget>>,
+    quirks: Quirks,
     /// Who has the file open that is in a slot.
     holders: [Option<usize>; SLOTS],
 }
@@ -25,10 +25,10 @@ enum Slots {
 }
 
 impl FrontEnds {
-    /// Of at least one target. `habits`: those of all of them.
-    pub fn new(targets: Vec<Box<dyn Target>>, habits: Habits) -> FrontEnds {
+    /// Of at least one target. `quirks`: those of all of them.
+    pub fn new(targets: Vec<Box<dyn StepTarget>>, quirks: Quirks) -> FrontEnds {
         assert!(!targets.is_empty(), "a store needs a front end");
-        FrontEnds { targets, habits, holders: [None; SLOTS] }
+        FrontEnds { targets, quirks, holders: [None; SLOTS] }
     }
 
     fn holder(&self, slot: u8) -> Option<usize> {
@@ -57,11 +57,11 @@ impl FrontEnds {
         }
     }
 
-    async fn carry_out(&mut self, step: &Step) -> Outcome {
+    async fn carry_out(&mut self, step: &Step) -> StepOutcome {
         let target = self.target_of(step).expect("what takes two is left out");
         let outcome = self.targets[target].apply(step).await;
         match slots(&step.action) {
-            Slots::Opens(slot) if outcome == Outcome::Done => {
+            Slots::Opens(slot) if outcome == StepOutcome::Done => {
                 self.opened(target, slot, step).await;
             }
             Slots::One(slot) if matches!(step.action, Action::Close { .. }) => {
@@ -73,9 +73,9 @@ impl FrontEnds {
     }
 }
 
-impl Target for FrontEnds {
-    fn habits(&self) -> Habits {
-        self.habits
+impl StepTarget for FrontEnds {
+    fn quirks(&self) -> Quirks {
+        self.quirks
     }
 
     fn skips(&self, step: &Step) -> bool {
@@ -86,7 +86,7 @@ impl Target for FrontEnds {
         self.targets[0].prepare()
     }
 
-    fn apply<'a>(&'a mut self, step: &'a Step) -> Fut<'a, Outcome> {
+    fn apply<'a>(&'a mut self, step: &'a Step) -> Fut<'a, StepOutcome> {
         Box::pin(self.carry_out(step))
     }
 }

@@ -9,15 +9,15 @@ use dray_core::{
     RemoveKind, RequestId, Result, Seek, SetAttr, TimeSet, Timestamp, Uid, Write,
 };
 
-use super::Target;
-use crate::model::{Habits, Outcome, Stat};
+use super::StepTarget;
+use crate::model::{ModelStat, Quirks, StepOutcome};
 use crate::step::{self, Action, Path, SLOTS, Step, xattr_name};
 
 /// One or more clients' views of one store.
 pub struct FsTarget {
     root: FileId,
     clients: Vec<Arc<dyn FileSystem>>,
-    habits: Habits,
+    quirks: Quirks,
     slots: [Option<Slot>; SLOTS],
     requests: u64,
 }
@@ -38,16 +38,16 @@ struct Caller {
 
 impl FsTarget {
     /// A target of these clients, which all see the same store. At least one.
-    pub fn new(clients: Vec<Arc<dyn FileSystem>>, habits: Habits) -> FsTarget {
+    pub fn new(clients: Vec<Arc<dyn FileSystem>>, quirks: Quirks) -> FsTarget {
         assert!(!clients.is_empty(), "a target needs a client");
         let root = clients[0].info().root;
-        FsTarget::at(root, clients, habits)
+        FsTarget::at(root, clients, quirks)
     }
 
     /// As [`FsTarget::new`], in the empty directory `root` instead of the whole store.
-    pub fn at(root: FileId, clients: Vec<Arc<dyn FileSystem>>, habits: Habits) -> FsTarget {
+    pub fn at(root: FileId, clients: Vec<Arc<dyn FileSystem>>, quirks: Quirks) -> FsTarget {
         assert!(!clients.is_empty(), "a target needs a client");
-        FsTarget { root, clients, habits, slots: [const { None }; SLOTS], requests: 0 }
+        FsTarget { root, clients, quirks, slots: [const { None }; SLOTS], requests: 0 }
     }
 
     /// Closes whatever a sequence left open; nobody is told of errors.
@@ -78,7 +78,7 @@ impl FsTarget {
         }
     }
 
-    async fn run(&mut self, step: &Step) -> Result<Outcome> {
+    async fn run(&mut self, step: &Step) -> Result<StepOutcome> {
         let caller = self.caller(usize::from(step.client), step.who);
         match &step.action {
             Action::Open { path, flags, slot } => {
@@ -98,20 +98,20 @@ impl FsTarget {
             }
             Action::Close { slot } => {
                 if self.slot(*slot).is_none() {
-                    return Ok(Outcome::NoSlot);
+                    return Ok(StepOutcome::NoSlot);
                 }
                 self.put(&caller.cx, *slot, None).await?;
-                Ok(Outcome::Done)
+                Ok(StepOutcome::Done)
             }
             Action::LinkSlot { slot, to } => {
                 let Some((client, id)) = self.slot(*slot).map(|slot| (slot.client, slot.file.id()))
                 else {
-                    return Ok(Outcome::NoSlot);
+                    return Ok(StepOutcome::NoSlot);
                 };
                 let caller = self.caller(client, step.who);
                 let (dir, name) = caller.parent(to).await?;
                 caller.fs.link(&caller.cx, id, dir, &name).await?;
-                Ok(Outcome::Done)
+                Ok(StepOutcome::Done)
             }
             action => match self.run_on_slot(step, action).await {
                 Some(result) => result,
@@ -126,14 +126,14 @@ impl FsTarget {
         slot: u8,
         flags: i32,
         file: Arc<dyn OpenFile>,
-    ) -> Result<Outcome> {
+    ) -> Result<StepOutcome> {
         let appends = flags & libc::O_APPEND != 0;
         self.put(&caller.cx, slot, Some(Slot { client: caller.client, file, appends })).await?;
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     /// None for an action that is not on an open file.
-    async fn run_on_slot(&mut self, step: &Step, action: &Action) -> Option<Result<Outcome>> {
+    async fn run_on_slot(&mut self, step: &Step, action: &Action) -> Option<Result<StepOutcome>> {
         let (Action::Read { slot, .. }
         | Action::Write { slot, .. }
         | Action::Fsync { slot }
@@ -146,13 +146,13 @@ impl FsTarget {
             return None;
         };
         let Some(client) = self.slot(*slot).map(|slot| slot.client) else {
-            return Some(Ok(Outcome::NoSlot));
+            return Some(Ok(StepOutcome::NoSlot));
         };
         let cx = self.caller(client, step.who).cx;
         let to = match action {
             Action::CopyRange { to, .. } => match self.slot(*to) {
                 Some(to) => Some(&*to.file),
-                None => return Some(Ok(Outcome::NoSlot)),
+                None => return Some(Ok(StepOutcome::NoSlot)),
             },
             _ => None,
         };
@@ -166,36 +166,36 @@ async fn on_file(
     slot: &Slot,
     to: Option<&dyn OpenFile>,
     action: &Action,
-) -> Result<Outcome> {
+) -> Result<StepOutcome> {
     let file = &slot.file;
     match *action {
         Action::Read { at, len, .. } => {
             let read = file.read(cx, at, BufMut::heap(len as usize)).await;
             let buf = read.map_err(|(error, _)| error)?;
-            Ok(Outcome::Bytes(buf.filled().to_vec()))
+            Ok(StepOutcome::Bytes(buf.filled().to_vec()))
         }
         Action::Write { at, len, fill, .. } => {
             let how = Write { append: slot.appends, ..Write::at(at) };
             let bytes = Buf::from(step::pattern(fill, len));
-            Ok(Outcome::Count(file.write(cx, how, bytes).await? as u64))
+            Ok(StepOutcome::Count(file.write(cx, how, bytes).await? as u64))
         }
-        Action::Fsync { .. } => file.sync(cx, false).await.map(|()| Outcome::Done),
+        Action::Fsync { .. } => file.sync(cx, false).await.map(|()| StepOutcome::Done),
         Action::Fstat { .. } => file.getattr(cx).await.map(|attr| stat(&attr)),
         Action::Ftruncate { size, .. } => {
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            file.setattr(cx, set).await.map(|_| Outcome::Done)
+            file.setattr(cx, set).await.map(|_| StepOutcome::Done)
         }
         Action::Fallocate { flags, at, len, .. } => {
             let what = Allocate { flags, at, len_bytes: len };
-            file.allocate(cx, what).await.map(|()| Outcome::Done)
+            file.allocate(cx, what).await.map(|()| StepOutcome::Done)
         }
         Action::Seek { at, hole, .. } => {
             let what = if hole { Seek::Hole } else { Seek::Data };
-            file.seek(cx, at, what).await.map(Outcome::Count)
+            file.seek(cx, at, what).await.map(StepOutcome::Count)
         }
         Action::CopyRange { at, to_at, len, .. } => match to {
-            Some(to) => copy_whole(cx, (file, at), (to, to_at), len).await.map(Outcome::Count),
-            None => Ok(Outcome::NoSlot),
+            Some(to) => copy_whole(cx, (file, at), (to, to_at), len).await.map(StepOutcome::Count),
+            None => Ok(StepOutcome::NoSlot),
         },
         _ => Err(Errno::ENOSYS.into()),
     }
@@ -283,22 +283,22 @@ impl Caller {
         Ok(self.fs.create(&self.cx, dir, &name, how).await?.1)
     }
 
-    async fn make(&self, path: &Path, what: Make<'_>) -> Result<Outcome> {
+    async fn make(&self, path: &Path, what: Make<'_>) -> Result<StepOutcome> {
         let (dir, name) = self.parent(path).await?;
-        self.fs.make(&self.cx, dir, &name, what).await.map(|_| Outcome::Done)
+        self.fs.make(&self.cx, dir, &name, what).await.map(|_| StepOutcome::Done)
     }
 
-    async fn remove(&self, path: &Path, kind: RemoveKind) -> Result<Outcome> {
+    async fn remove(&self, path: &Path, kind: RemoveKind) -> Result<StepOutcome> {
         let (dir, name) = self.parent(path).await?;
-        self.fs.remove(&self.cx, dir, &name, kind).await.map(|()| Outcome::Done)
+        self.fs.remove(&self.cx, dir, &name, kind).await.map(|()| StepOutcome::Done)
     }
 
-    async fn setattr(&self, path: &Path, follow: bool, set: SetAttr) -> Result<Outcome> {
+    async fn setattr(&self, path: &Path, follow: bool, set: SetAttr) -> Result<StepOutcome> {
         let id = self.walk(path, follow).await?.id;
-        self.fs.setattr(&self.cx, id, set).await.map(|_| Outcome::Done)
+        self.fs.setattr(&self.cx, id, set).await.map(|_| StepOutcome::Done)
     }
 
-    async fn run_on_path(&self, action: &Action) -> Result<Outcome> {
+    async fn run_on_path(&self, action: &Action) -> Result<StepOutcome> {
         let (fs, cx) = (&self.fs, &self.cx);
         match action {
             Action::Mkdir { path, mode } => self.make(path, Make::Directory { mode: *mode }).await,
@@ -312,25 +312,25 @@ impl Caller {
             Action::Link { from, to } => {
                 let id = self.walk(from, false).await?.id;
                 let (dir, name) = self.parent(to).await?;
-                fs.link(cx, id, dir, &name).await.map(|_| Outcome::Done)
+                fs.link(cx, id, dir, &name).await.map(|_| StepOutcome::Done)
             }
             Action::Unlink { path } => self.remove(path, RemoveKind::File).await,
             Action::Rmdir { path } => self.remove(path, RemoveKind::Directory).await,
             Action::Rename { from, to, how } => {
                 let (from, to) = (self.parent(from).await?, self.parent(to).await?);
                 fs.rename(cx, (from.0, &from.1), (to.0, &to.1), *how).await?;
-                Ok(Outcome::Done)
+                Ok(StepOutcome::Done)
             }
             Action::Readlink { path } => {
                 let id = self.walk(path, false).await?.id;
-                fs.readlink(cx, id).await.map(Outcome::Bytes)
+                fs.readlink(cx, id).await.map(StepOutcome::Bytes)
             }
             Action::List { path } => self.list(path).await,
             _ => self.run_on_attributes(action).await,
         }
     }
 
-    async fn list(&self, path: &Path) -> Result<Outcome> {
+    async fn list(&self, path: &Path) -> Result<StepOutcome> {
         let dir = self.open(path, libc::O_RDONLY | libc::O_DIRECTORY).await?;
         let id = dir.id();
         let mut names = BTreeMap::new();
@@ -353,10 +353,10 @@ impl Caller {
             }
         }
         dir.close(&self.cx).await?;
-        Ok(Outcome::Names(names))
+        Ok(StepOutcome::Names(names))
     }
 
-    async fn run_on_attributes(&self, action: &Action) -> Result<Outcome> {
+    async fn run_on_attributes(&self, action: &Action) -> Result<StepOutcome> {
         let (fs, cx) = (&self.fs, &self.cx);
         match action {
             Action::Lstat { path } => Ok(stat(&self.walk(path, false).await?.attr)),
@@ -384,15 +384,17 @@ impl Caller {
             }
             Action::Access { path, want } => {
                 let id = self.walk(path, true).await?.id;
-                fs.access(cx, id, Access(*want)).await.map(|()| Outcome::Done)
+                fs.access(cx, id, Access(*want)).await.map(|()| StepOutcome::Done)
             }
             Action::Setxattr { path, name, value, how } => {
                 let id = self.walk(path, false).await?.id;
-                fs.setxattr(cx, id, xattr_name(*name), value, *how).await.map(|()| Outcome::Done)
+                fs.setxattr(cx, id, xattr_name(*name), value, *how)
+                    .await
+                    .map(|()| StepOutcome::Done)
             }
             Action::Getxattr { path, name } => {
                 let id = self.walk(path, false).await?.id;
-                fs.getxattr(cx, id, xattr_name(*name)).await.map(Outcome::Bytes)
+                fs.getxattr(cx, id, xattr_name(*name)).await.map(StepOutcome::Bytes)
             }
             Action::Listxattr { path } => {
                 let id = self.walk(path, false).await?.id;
@@ -400,7 +402,7 @@ impl Caller {
             }
             Action::Removexattr { path, name } => {
                 let id = self.walk(path, false).await?.id;
-                fs.removexattr(cx, id, xattr_name(*name)).await.map(|()| Outcome::Done)
+                fs.removexattr(cx, id, xattr_name(*name)).await.map(|()| StepOutcome::Done)
             }
             _ => Err(Errno::ENOSYS.into()),
         }
@@ -412,14 +414,14 @@ fn is_special(attr: &Attr) -> bool {
 }
 
 /// The names of a listxattr(2) answer that are the user's.
-pub(super) fn user_names(list: &[u8]) -> Outcome {
+pub(super) fn user_names(list: &[u8]) -> StepOutcome {
     let names = list.split(|&byte| byte == 0).filter(|name| name.starts_with(b"user."));
-    Outcome::XattrNames(names.map(<[u8]>::to_vec).collect::<BTreeSet<_>>())
+    StepOutcome::XattrNames(names.map(<[u8]>::to_vec).collect::<BTreeSet<_>>())
 }
 
-fn stat(attr: &Attr) -> Outcome {
+fn stat(attr: &Attr) -> StepOutcome {
     let is_dir = attr.file_type() == FileType::Directory;
-    Outcome::Stat(Stat {
+    StepOutcome::Stat(ModelStat {
         mode: attr.mode,
         nlink: attr.nlink,
         uid: attr.uid.0,
@@ -429,9 +431,9 @@ fn stat(attr: &Attr) -> Outcome {
     })
 }
 
-impl Target for FsTarget {
-    fn habits(&self) -> Habits {
-        self.habits
+impl StepTarget for FsTarget {
+    fn quirks(&self) -> Quirks {
+        self.quirks
     }
 
     /// What no kernel above would ask for: copies between the open files of two clients, or
@@ -458,9 +460,9 @@ impl Target for FsTarget {
         })
     }
 
-    fn apply<'a>(&'a mut self, step: &'a Step) -> Fut<'a, Outcome> {
+    fn apply<'a>(&'a mut self, step: &'a Step) -> Fut<'a, StepOutcome> {
         Box::pin(async {
-            self.run(step).await.unwrap_or_else(|error| Outcome::Failed(error.errno()))
+            self.run(step).await.unwrap_or_else(|error| StepOutcome::Failed(error.errno()))
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Anything that serves files, held against the model and against its own promises.
 //!
-//! - [`run`] carries out a sequence of [`Step`]s on a [`Target`] and on the model side by
+//! - [`run`] carries out a sequence of [`Step`]s on a [`StepTarget`] and on the model side by
 //!   side, compares every answer, and compares the whole trees at the end.
 //! - [`FsTarget`] is one or more `FileSystem` objects over one store: one or several
 //!   clients whose steps come interleaved.
@@ -11,9 +11,9 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # use dray_testkit::{conformance::{FsTarget, run}, model::Habits, step::Step};
+//! # use dray_testkit::{conformance::{FsTarget, run}, model::Quirks, step::Step};
 //! # async fn example(fs: Arc<dyn dray_core::FileSystem>, steps: Vec<Step>) {
-//! let mut target = FsTarget::new(vec![fs], Habits::NONE);
+//! let mut target = FsTarget::new(vec![fs], Quirks::NONE);
 //! run(&mut target, &steps).await.unwrap();
 //! # }
 //! ```
@@ -27,21 +27,21 @@ use std::fmt;
 
 use dray_core::{FileType, Fut};
 
-use crate::model::{Habits, Model, Outcome};
+use crate::model::{Model, Quirks, StepOutcome};
 use crate::step::{Action, Step};
 
 pub use front_ends::FrontEnds;
 pub use fs_target::FsTarget;
 pub use path_target::PathTarget;
-pub use suite::{Offers, suite};
+pub use suite::{OptionalFeatures, suite};
 
 /// Bytes read of a file when trees are compared: more than any sequence writes.
 const WHOLE_FILE_BYTES: u32 = 1 << 17;
 
 /// Something that steps can be carried out on.
-pub trait Target: Send {
+pub trait StepTarget: Send {
     /// What the model has to know about it.
-    fn habits(&self) -> Habits;
+    fn quirks(&self) -> Quirks;
 
     /// Whether the step makes no sense here; it is then left out on both sides.
     fn skips(&self, step: &Step) -> bool;
@@ -51,7 +51,7 @@ pub trait Target: Send {
     fn prepare(&mut self) -> Fut<'_, Result<(), String>>;
 
     /// Carries out one step.
-    fn apply<'a>(&'a mut self, step: &'a Step) -> Fut<'a, Outcome>;
+    fn apply<'a>(&'a mut self, step: &'a Step) -> Fut<'a, StepOutcome>;
 }
 
 /// Target and model disagree.
@@ -61,9 +61,9 @@ pub struct Divergence {
     /// The step.
     pub step: Step,
     /// What the model answers.
-    pub expected: Outcome,
+    pub expected: StepOutcome,
     /// What the target answered.
-    pub actual: Outcome,
+    pub actual: StepOutcome,
     /// Every step up to this one, to be pasted into a test.
     pub steps: Vec<Step>,
 }
@@ -83,11 +83,11 @@ impl fmt::Debug for Divergence {
 ///
 /// # Panics
 /// If the target cannot be prepared.
-pub async fn run(target: &mut dyn Target, steps: &[Step]) -> Result<(), Box<Divergence>> {
+pub async fn run(target: &mut dyn StepTarget, steps: &[Step]) -> Result<(), Box<Divergence>> {
     if let Err(why) = target.prepare().await {
         panic!("the target is not fit for use: {why}");
     }
-    let mut model = Model::new(target.habits());
+    let mut model = Model::new(target.quirks());
     for (at, step) in steps.iter().enumerate() {
         check(target, &mut model, step, at, steps).await?;
     }
@@ -115,7 +115,7 @@ pub async fn run(target: &mut dyn Target, steps: &[Step]) -> Result<(), Box<Dive
 }
 
 async fn check(
-    target: &mut dyn Target,
+    target: &mut dyn StepTarget,
     model: &mut Model,
     step: &Step,
     at: usize,
@@ -133,15 +133,15 @@ async fn check(
     Err(Box::new(Divergence { at, step: step.clone(), expected, actual, steps }))
 }
 
-fn agree(model: &Model, step: &Step, expected: &Outcome, actual: &Outcome) -> bool {
+fn agree(model: &Model, step: &Step, expected: &StepOutcome, actual: &StepOutcome) -> bool {
     match (&step.action, expected, actual) {
-        (&Action::Seek { slot, at, hole }, Outcome::Done, _) => {
+        (&Action::Seek { slot, at, hole }, StepOutcome::Done, _) => {
             model.seek_allowed(slot, at, hole, actual)
         }
-        (_, Outcome::Failed(expected), Outcome::Failed(actual)) => {
+        (_, StepOutcome::Failed(expected), StepOutcome::Failed(actual)) => {
             model.failure_allowed(&step.action, *expected, *actual)
         }
-        (_, Outcome::Stat(expected), Outcome::Stat(actual)) => {
+        (_, StepOutcome::Stat(expected), StepOutcome::Stat(actual)) => {
             let mut expected = *expected;
             if expected.mtime_sec.is_none() {
                 expected.mtime_sec = actual.mtime_sec;

@@ -12,11 +12,11 @@ use std::path::Path as FsPath;
 
 use dray_core::{Errno, FileType, Fut, Identity, RenameHow};
 
-use super::Target;
-use crate::model::{Habits, Outcome, Stat};
+use super::StepTarget;
+use crate::model::{ModelStat, Quirks, StepOutcome};
 use crate::step::{self, Action, Path, SLOTS, Step};
 
-type Answer = Result<Outcome, Errno>;
+type Answer = Result<StepOutcome, Errno>;
 
 /// One or more directories over one store: a bare file system, or mounts. Needs root, to
 /// act as other users; acts on the calling thread, whose credentials it changes for the
@@ -25,7 +25,7 @@ type Answer = Result<Outcome, Errno>;
 /// A step waits for the kernel: whoever serves a mount must run on other threads.
 pub struct PathTarget {
     roots: Vec<OwnedFd>,
-    habits: Habits,
+    quirks: Quirks,
     slots: [Option<Slot>; SLOTS],
 }
 
@@ -71,12 +71,12 @@ fn check<T: Into<i64>>(value: T) -> Result<i64, Errno> {
 }
 
 fn done<T: Into<i64>>(value: T) -> Answer {
-    check(value).map(|_| Outcome::Done)
+    check(value).map(|_| StepOutcome::Done)
 }
 
 impl PathTarget {
     /// A target of these directories. Errors: those of opening them; `EPERM` without root.
-    pub fn new(roots: &[&FsPath], habits: Habits) -> io::Result<PathTarget> {
+    pub fn new(roots: &[&FsPath], quirks: Quirks) -> io::Result<PathTarget> {
         // SAFETY: no arguments but a number.
         unsafe { libc::umask(0) };
         // SAFETY: no arguments.
@@ -86,7 +86,7 @@ impl PathTarget {
         let open = |root: &&FsPath| Ok(OwnedFd::from(std::fs::File::open(root)?));
         let roots = roots.iter().map(open).collect::<io::Result<Vec<_>>>()?;
         assert!(!roots.is_empty(), "a target needs a directory");
-        Ok(PathTarget { roots, habits, slots: [const { None }; SLOTS] })
+        Ok(PathTarget { roots, quirks, slots: [const { None }; SLOTS] })
     }
 
     fn text(&self, client: usize, path: &Path) -> Vec<u8> {
@@ -125,7 +125,7 @@ impl PathTarget {
             }
             Action::Close { slot } => {
                 let old = self.slots[usize::from(*slot) % SLOTS].take();
-                Ok(if old.is_some() { Outcome::Done } else { Outcome::NoSlot })
+                Ok(if old.is_some() { StepOutcome::Done } else { StepOutcome::NoSlot })
             }
             Action::LinkSlot { slot, to } => self.link_slot(*slot, to),
             action => match self.run_on_slot(action) {
@@ -148,7 +148,7 @@ impl PathTarget {
         // SAFETY: a new descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
         self.slots[number] = Some(Slot { client, fd });
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     /// Whether opening would mean a FIFO or a socket.
@@ -160,7 +160,7 @@ impl PathTarget {
 
     fn link_slot(&self, slot: u8, to: &Path) -> Answer {
         let Some(slot) = &self.slots[usize::from(slot) % SLOTS] else {
-            return Ok(Outcome::NoSlot);
+            return Ok(StepOutcome::NoSlot);
         };
         // The kernel judges the link by the mode that it saw last (`may_linkat` in fs/namei.c). Of
         // set-id bits that a write through a mount has taken it hears at the next look.
@@ -187,12 +187,12 @@ impl PathTarget {
             return None;
         };
         let Some(fd) = self.fd(*slot) else {
-            return Some(Ok(Outcome::NoSlot));
+            return Some(Ok(StepOutcome::NoSlot));
         };
         let to = match action {
             Action::CopyRange { to, .. } => match self.fd(*to) {
                 Some(to) => to,
-                None => return Some(Ok(Outcome::NoSlot)),
+                None => return Some(Ok(StepOutcome::NoSlot)),
             },
             _ => fd,
         };
@@ -249,7 +249,7 @@ impl PathTarget {
             Action::Readlink { path } => {
                 let path = std::ffi::OsString::from_vec(self.text(client, path));
                 let target = std::fs::read_link(path)?;
-                Ok(Outcome::Bytes(target.into_os_string().into_vec()))
+                Ok(StepOutcome::Bytes(target.into_os_string().into_vec()))
             }
             Action::Lstat { path } => {
                 let text = std::ffi::OsString::from_vec(self.text(client, path));
@@ -279,7 +279,7 @@ impl PathTarget {
                 return Err(Errno::EUCLEAN); // listed twice
             }
         }
-        Ok(Outcome::Names(names))
+        Ok(StepOutcome::Names(names))
     }
 }
 
@@ -293,7 +293,7 @@ fn on_file(fd: RawFd, to: RawFd, action: &Action) -> Answer {
                 libc::pread(fd, bytes.as_mut_ptr().cast(), bytes.len(), offset(at)?) as i64
             })?;
             bytes.truncate(count as usize);
-            Ok(Outcome::Bytes(bytes))
+            Ok(StepOutcome::Bytes(bytes))
         }
         Action::Write { at, len, fill, .. } => {
             let bytes = step::pattern(fill, len);
@@ -301,7 +301,7 @@ fn on_file(fd: RawFd, to: RawFd, action: &Action) -> Answer {
             let count = check(unsafe {
                 libc::pwrite(fd, bytes.as_ptr().cast(), bytes.len(), offset(at)?) as i64
             })?;
-            Ok(Outcome::Count(count as u64))
+            Ok(StepOutcome::Count(count as u64))
         }
         Action::Fsync { .. } => {
             // SAFETY: a number.
@@ -323,11 +323,11 @@ fn on_file(fd: RawFd, to: RawFd, action: &Action) -> Answer {
             let whence = if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA };
             // SAFETY: numbers.
             let found = check(unsafe { libc::lseek(fd, offset(at)?, whence) })?;
-            Ok(Outcome::Count(found as u64))
+            Ok(StepOutcome::Count(found as u64))
         }
         Action::CopyRange { at, to_at, len, .. } => {
             let copied = copy_whole((fd, offset(at)?), (to, offset(to_at)?), len)?;
-            Ok(Outcome::Count(copied))
+            Ok(StepOutcome::Count(copied))
         }
         _ => Err(Errno::ENOSYS),
     }
@@ -385,8 +385,8 @@ fn file_type(kind: std::fs::FileType) -> FileType {
     }
 }
 
-fn stat(found: &std::fs::Metadata) -> Outcome {
-    Outcome::Stat(Stat {
+fn stat(found: &std::fs::Metadata) -> StepOutcome {
+    StepOutcome::Stat(ModelStat {
         mode: found.mode(),
         nlink: found.nlink() as u32,
         uid: found.uid(),
@@ -396,9 +396,9 @@ fn stat(found: &std::fs::Metadata) -> Outcome {
     })
 }
 
-impl Target for PathTarget {
-    fn habits(&self) -> Habits {
-        self.habits
+impl StepTarget for PathTarget {
+    fn quirks(&self) -> Quirks {
+        self.quirks
     }
 
     /// Copies between two mounts, which the kernel refuses with `EXDEV`.
@@ -416,7 +416,7 @@ impl Target for PathTarget {
         Box::pin(std::future::ready(result.map(|_| ()).map_err(|errno| errno.to_string())))
     }
 
-    fn apply<'a>(&'a mut self, step: &'a Step) -> Fut<'a, Outcome> {
-        Box::pin(std::future::ready(self.run(step).unwrap_or_else(Outcome::Failed)))
+    fn apply<'a>(&'a mut self, step: &'a Step) -> Fut<'a, StepOutcome> {
+        Box::pin(std::future::ready(self.run(step).unwrap_or_else(StepOutcome::Failed)))
     }
 }

@@ -2,19 +2,19 @@
 
 use dray_core::{Errno, FileType, Identity, XattrSet};
 
-use super::node::{Kind, member};
-use super::{Answer, Model, Outcome, READ, Stat, WRITE};
+use super::node::{ModelContent, member};
+use super::{Answer, Model, ModelStat, READ, StepOutcome, WRITE};
 use crate::step::{Action, Path, xattr_name};
 
 impl Model {
-    pub(super) fn stat(&self, ino: u64) -> Outcome {
+    pub(super) fn stat(&self, ino: u64) -> StepOutcome {
         let node = &self.nodes[&ino];
         let size = match &node.kind {
-            Kind::File(content) => content.len(),
-            Kind::Symlink(target) => target.len(),
+            ModelContent::File(content) => content.len(),
+            ModelContent::Symlink(target) => target.len(),
             _ => 0,
         };
-        Outcome::Stat(Stat {
+        StepOutcome::Stat(ModelStat {
             mode: node.mode,
             nlink: self.nlink(ino),
             uid: node.uid,
@@ -32,8 +32,8 @@ impl Model {
             Action::Truncate { path, size } => {
                 let ino = self.walk(who, path, true)?;
                 match &self.nodes[&ino].kind {
-                    Kind::File(_) => self.nodes[&ino].may(who, WRITE)?,
-                    Kind::Directory(_) => return Err(Errno::EISDIR),
+                    ModelContent::File(_) => self.nodes[&ino].may(who, WRITE)?,
+                    ModelContent::Directory(_) => return Err(Errno::EISDIR),
                     _ => return Err(Errno::EINVAL),
                 }
                 self.set_size(who, ino, *size)
@@ -41,7 +41,7 @@ impl Model {
             Action::Utimens { path, mtime_sec } => self.utimens(who, path, *mtime_sec),
             Action::Access { path, want } => {
                 self.nodes[&self.walk(who, path, true)?].may(who, *want)?;
-                Ok(Outcome::Done)
+                Ok(StepOutcome::Done)
             }
             Action::Setxattr { path, name, value, how } => {
                 self.setxattr(who, path, xattr_name(*name), value, *how)
@@ -49,13 +49,13 @@ impl Model {
             Action::Getxattr { path, name } => self.getxattr(who, path, xattr_name(*name)),
             Action::Listxattr { path } => {
                 let ino = self.walk(who, path, false)?;
-                Ok(Outcome::XattrNames(self.nodes[&ino].xattrs.keys().cloned().collect()))
+                Ok(StepOutcome::XattrNames(self.nodes[&ino].xattrs.keys().cloned().collect()))
             }
             Action::Removexattr { path, name } => {
                 let ino = self.walk(who, path, false)?;
                 self.may_change_xattrs(who, ino)?;
                 let removed = self.node(ino).xattrs.remove(xattr_name(*name));
-                removed.map(|_| Outcome::Done).ok_or(Errno::ENODATA)
+                removed.map(|_| StepOutcome::Done).ok_or(Errno::ENODATA)
             }
             _ => Err(Errno::ENOSYS),
         }
@@ -71,7 +71,7 @@ impl Model {
         if who.uid.0 != 0 && !member(who, node.gid) {
             node.mode &= !libc::S_ISGID;
         }
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     fn chown(&mut self, who: &Identity, path: &Path, uid: Option<u32>, gid: Option<u32>) -> Answer {
@@ -89,7 +89,7 @@ impl Model {
         }
         node.uid = uid.unwrap_or(node.uid);
         node.gid = gid.unwrap_or(node.gid);
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     fn utimens(&mut self, who: &Identity, path: &Path, mtime_sec: Option<u32>) -> Answer {
@@ -102,7 +102,7 @@ impl Model {
             }
         }
         node.mtime_sec = mtime_sec.map(i64::from);
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     fn takes_xattrs(&self, ino: u64) -> bool {
@@ -135,7 +135,7 @@ impl Model {
             _ => {}
         }
         xattrs.insert(name.to_vec(), value.to_vec());
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     fn getxattr(&self, who: &Identity, path: &Path, name: &[u8]) -> Answer {
@@ -145,6 +145,6 @@ impl Model {
         }
         self.nodes[&ino].may(who, READ)?;
         let value = self.nodes[&ino].xattrs.get(name);
-        value.map(|value| Outcome::Bytes(value.clone())).ok_or(Errno::ENODATA)
+        value.map(|value| StepOutcome::Bytes(value.clone())).ok_or(Errno::ENODATA)
     }
 }

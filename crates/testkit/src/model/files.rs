@@ -2,12 +2,12 @@
 
 use dray_core::{Errno, Identity};
 
-use super::node::{Kind, Opened};
-use super::{Answer, EXECUTE, Model, Outcome, READ, WRITE};
+use super::node::{ModelContent, ModelHandle};
+use super::{Answer, EXECUTE, Model, READ, StepOutcome, WRITE};
 use crate::step::{self, Action, Path};
 
 impl Model {
-    fn put(&mut self, slot: u8, opened: Option<Opened>) {
+    fn put(&mut self, slot: u8, opened: Option<ModelHandle>) {
         let count = self.slots.len();
         self.slots[usize::from(slot) % count] = opened;
     }
@@ -19,7 +19,7 @@ impl Model {
     }
 
     fn open_node(&mut self, who: &Identity, ino: u64, flags: i32, slot: u8) -> Answer {
-        let opened = Opened { ino, flags };
+        let opened = ModelHandle { ino, flags };
         let node = self.node(ino);
         if flags & libc::O_DIRECTORY != 0 && !node.is_dir() {
             return Err(Errno::ENOTDIR);
@@ -37,11 +37,11 @@ impl Model {
         }
         node.may(who, if opened.reads() { READ } else { 0 } | if changes { WRITE } else { 0 })?;
         if truncates {
-            node.kind = Kind::File(vec![]);
+            node.kind = ModelContent::File(vec![]);
             node.content_changed(who);
         }
         self.put(slot, Some(opened));
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     pub(super) fn create(
@@ -65,19 +65,19 @@ impl Model {
             }
             let dir = &self.nodes[&dir];
             let strangers = node.uid != dir.uid && node.uid != who.uid.0;
-            let level = self.habits.protected_regular;
+            let level = self.quirks.protected_regular;
             let exposed = level > 0 && dir.mode & 0o002 != 0 || level > 1 && dir.mode & 0o020 != 0;
-            let regular = matches!(node.kind, Kind::File(_));
+            let regular = matches!(node.kind, ModelContent::File(_));
             if regular && dir.mode & libc::S_ISVTX != 0 && strangers && exposed {
                 return Err(Errno::EACCES);
             }
             return self.open_node(who, ino, flags, slot);
         }
         self.nodes[&dir].may(who, WRITE | EXECUTE)?;
-        let ino = self.add(who, dir, libc::S_IFREG | mode, Kind::File(vec![]));
+        let ino = self.add(who, dir, libc::S_IFREG | mode, ModelContent::File(vec![]));
         self.set_name(dir, &name, Some(ino));
-        self.put(slot, Some(Opened { ino, flags }));
-        Ok(Outcome::Done)
+        self.put(slot, Some(ModelHandle { ino, flags }));
+        Ok(StepOutcome::Done)
     }
 
     pub(super) fn tmpfile(&mut self, who: &Identity, dir: &Path, mode: u32, slot: u8) -> Answer {
@@ -86,10 +86,10 @@ impl Model {
             return Err(Errno::ENOTDIR);
         }
         self.nodes[&dir].may(who, WRITE | EXECUTE)?;
-        let ino = self.add(who, dir, libc::S_IFREG | mode, Kind::File(vec![]));
+        let ino = self.add(who, dir, libc::S_IFREG | mode, ModelContent::File(vec![]));
         self.node(ino).linkable = true;
-        self.put(slot, Some(Opened { ino, flags: libc::O_RDWR }));
-        Ok(Outcome::Done)
+        self.put(slot, Some(ModelHandle { ino, flags: libc::O_RDWR }));
+        Ok(StepOutcome::Done)
     }
 
     pub(super) fn run_on_slot(&mut self, who: &Identity, action: &Action) -> Answer {
@@ -106,12 +106,12 @@ impl Model {
             return Err(Errno::ENOSYS);
         };
         let Some(open) = self.slot(*slot) else {
-            return Ok(Outcome::NoSlot);
+            return Ok(StepOutcome::NoSlot);
         };
         match *action {
             Action::Close { slot } => {
                 self.put(slot, None);
-                Ok(Outcome::Done)
+                Ok(StepOutcome::Done)
             }
             Action::Read { at, len, .. } => self.read(open, at, len),
             Action::Write { at, len, fill, .. } => {
@@ -127,47 +127,47 @@ impl Model {
             Action::Fallocate { flags, at, len, .. } => self.fallocate(who, open, flags, at, len),
             Action::CopyRange { at, to, to_at, len, .. } => match self.slot(to) {
                 Some(to) => self.copy_range(who, (open, at), (to, to_at), len),
-                None => Ok(Outcome::NoSlot),
+                None => Ok(StepOutcome::NoSlot),
             },
             // Where it leads is judged by `seek_allowed`, since file systems differ.
-            Action::Seek { .. } | Action::Fsync { .. } => Ok(Outcome::Done),
+            Action::Seek { .. } | Action::Fsync { .. } => Ok(StepOutcome::Done),
             _ => Err(Errno::ENOSYS),
         }
     }
 
     fn content(&self, ino: u64) -> Result<&Vec<u8>, Errno> {
         match &self.nodes[&ino].kind {
-            Kind::File(content) => Ok(content),
-            Kind::Directory(_) => Err(Errno::EISDIR),
+            ModelContent::File(content) => Ok(content),
+            ModelContent::Directory(_) => Err(Errno::EISDIR),
             _ => Err(Errno::EINVAL),
         }
     }
 
     fn content_mut(&mut self, ino: u64) -> Result<&mut Vec<u8>, Errno> {
         match &mut self.node(ino).kind {
-            Kind::File(content) => Ok(content),
-            Kind::Directory(_) => Err(Errno::EISDIR),
+            ModelContent::File(content) => Ok(content),
+            ModelContent::Directory(_) => Err(Errno::EISDIR),
             _ => Err(Errno::EINVAL),
         }
     }
 
-    fn read(&self, open: Opened, at: u64, len: u32) -> Answer {
+    fn read(&self, open: ModelHandle, at: u64, len: u32) -> Answer {
         if !open.reads() {
             return Err(Errno::EBADF);
         }
         let content = self.content(open.ino)?;
         let behind = content.iter().skip(at as usize).take(len as usize);
-        Ok(Outcome::Bytes(behind.copied().collect()))
+        Ok(StepOutcome::Bytes(behind.copied().collect()))
     }
 
-    fn write(&mut self, who: &Identity, open: Opened, at: u64, bytes: &[u8]) -> Answer {
+    fn write(&mut self, who: &Identity, open: ModelHandle, at: u64, bytes: &[u8]) -> Answer {
         if !open.writes() {
             return Err(Errno::EBADF);
         }
         let appends = open.flags & libc::O_APPEND != 0;
         let content = self.content_mut(open.ino)?;
         if bytes.is_empty() {
-            return Ok(Outcome::Count(0));
+            return Ok(StepOutcome::Count(0));
         }
         let at = if appends { content.len() } else { at as usize };
         let end = at + bytes.len();
@@ -176,16 +176,23 @@ impl Model {
         }
         content[at..end].copy_from_slice(bytes);
         self.node(open.ino).content_changed(who);
-        Ok(Outcome::Count(bytes.len() as u64))
+        Ok(StepOutcome::Count(bytes.len() as u64))
     }
 
     pub(super) fn set_size(&mut self, who: &Identity, ino: u64, size: u64) -> Answer {
         self.content_mut(ino)?.resize(size as usize, 0);
         self.node(ino).content_changed(who);
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
-    fn fallocate(&mut self, who: &Identity, open: Opened, flags: i32, at: u64, len: u64) -> Answer {
+    fn fallocate(
+        &mut self,
+        who: &Identity,
+        open: ModelHandle,
+        flags: i32,
+        at: u64,
+        len: u64,
+    ) -> Answer {
         if !open.writes() {
             return Err(Errno::EBADF);
         }
@@ -198,14 +205,14 @@ impl Model {
             content.resize(end, 0);
         }
         self.node(open.ino).content_changed(who);
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     fn copy_range(
         &mut self,
         who: &Identity,
-        (from, at): (Opened, u64),
-        (to, to_at): (Opened, u64),
+        (from, at): (ModelHandle, u64),
+        (to, to_at): (ModelHandle, u64),
         len: u64,
     ) -> Answer {
         self.content(to.ino)?;

@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use dray_core::{Errno, FileType, Identity};
 
 use crate::step::{self, Action, Path, SLOTS, Step};
-use node::{Kind, Node, Opened};
+use node::{ModelContent, ModelHandle, ModelNode};
 
 /// What a step came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// Success with nothing to tell.
     Done,
     /// This error.
@@ -27,7 +27,7 @@ pub enum Outcome {
     /// The slot is empty: there was nothing to do.
     NoSlot,
     /// Attributes.
-    Stat(Stat),
+    Stat(ModelStat),
     /// Data, a link's text, an attribute's value.
     Bytes(Vec<u8>),
     /// Bytes written or copied, or an offset.
@@ -40,7 +40,7 @@ pub enum Outcome {
 
 /// The attributes that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat {
+pub struct ModelStat {
     /// Type and permissions.
     pub mode: u32,
     /// Number of names.
@@ -58,7 +58,7 @@ pub struct Stat {
 
 /// Where file systems, or the kernel above them, differ without being wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Habits {
+pub struct Quirks {
     /// `fs.protected_hardlinks`: only the owner, or who may read and write a file, may
     /// link it.
     pub protected_hardlinks: bool,
@@ -82,9 +82,9 @@ pub struct Habits {
     pub exchanged_directories_are_modified: bool,
 }
 
-impl Habits {
+impl Quirks {
     /// Of a file system called directly, with no kernel above.
-    pub const NONE: Habits = Habits {
+    pub const NONE: Quirks = Quirks {
         protected_hardlinks: false,
         protected_regular: 0,
         rights_come_last: false,
@@ -96,32 +96,32 @@ impl Habits {
 
     /// Of a directory of a bare file system under this machine's kernel, from
     /// `/proc/sys/fs`.
-    pub fn kernel() -> Habits {
+    pub fn kernel() -> Quirks {
         let level = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/{name}"));
             text.ok().and_then(|text| text.trim().parse::<u8>().ok()).unwrap_or(0)
         };
-        Habits {
+        Quirks {
             protected_hardlinks: level("protected_hardlinks") > 0,
             protected_regular: level("protected_regular"),
-            ..Habits::NONE
+            ..Quirks::NONE
         }
     }
 
     /// Of a directory served by this machine but called without a kernel above: a server
     /// links under its kernel's eyes, and opens what exists without `O_CREAT`.
-    pub fn served() -> Habits {
-        Habits { protected_regular: 0, ..Habits::kernel() }
+    pub fn served() -> Quirks {
+        Quirks { protected_regular: 0, ..Quirks::kernel() }
     }
 
     /// These and those of btrfs.
-    pub fn on_btrfs(self) -> Habits {
-        Habits { directories_have_one_link: true, punching_may_change_nothing: true, ..self }
+    pub fn on_btrfs(self) -> Quirks {
+        Quirks { directories_have_one_link: true, punching_may_change_nothing: true, ..self }
     }
 
     /// These and those of xfs.
-    pub fn on_xfs(self) -> Habits {
-        Habits {
+    pub fn on_xfs(self) -> Quirks {
+        Quirks {
             full_directories_are_eexist: true,
             exchanged_directories_are_modified: true,
             ..self
@@ -129,12 +129,12 @@ impl Habits {
     }
 
     /// Of a mount, under `strict`, of a directory served by this machine.
-    pub fn mounted() -> Habits {
-        Habits { rights_come_last: true, ..Habits::served() }
+    pub fn mounted() -> Quirks {
+        Quirks { rights_come_last: true, ..Quirks::served() }
     }
 }
 
-type Answer = Result<Outcome, Errno>;
+type Answer = Result<StepOutcome, Errno>;
 
 const ROOT: u64 = 1;
 const READ: u32 = 4;
@@ -143,22 +143,23 @@ const EXECUTE: u32 = 1;
 
 /// The model file system. Its root directory is open to all (mode 0777).
 pub struct Model {
-    nodes: BTreeMap<u64, Node>,
-    slots: [Option<Opened>; SLOTS],
-    habits: Habits,
+    nodes: BTreeMap<u64, ModelNode>,
+    slots: [Option<ModelHandle>; SLOTS],
+    quirks: Quirks,
 }
 
 impl Model {
     /// An empty one.
-    pub fn new(habits: Habits) -> Model {
-        let root = Node::new(libc::S_IFDIR | 0o777, 0, 0, Kind::Directory(BTreeMap::new()));
-        Model { nodes: BTreeMap::from([(ROOT, root)]), slots: [None; SLOTS], habits }
+    pub fn new(quirks: Quirks) -> Model {
+        let root =
+            ModelNode::new(libc::S_IFDIR | 0o777, 0, 0, ModelContent::Directory(BTreeMap::new()));
+        Model { nodes: BTreeMap::from([(ROOT, root)]), slots: [None; SLOTS], quirks }
     }
 
     /// Carries out a step.
-    pub fn apply(&mut self, step: &Step) -> Outcome {
+    pub fn apply(&mut self, step: &Step) -> StepOutcome {
         let who = step::identity(step.who);
-        self.run(&who, &step.action).unwrap_or_else(Outcome::Failed)
+        self.run(&who, &step.action).unwrap_or_else(StepOutcome::Failed)
     }
 
     fn run(&mut self, who: &Identity, action: &Action) -> Answer {
@@ -172,7 +173,7 @@ impl Model {
             }
             Action::LinkSlot { slot, to } => match self.slot(*slot) {
                 Some(opened) => self.link(who, opened.ino, to),
-                None => Ok(Outcome::NoSlot),
+                None => Ok(StepOutcome::NoSlot),
             },
             Action::Unlink { path } => self.remove(who, path, false),
             Action::Rmdir { path } => self.remove(who, path, true),
@@ -201,7 +202,7 @@ impl Model {
     pub fn leaves_out(&self, action: &Action) -> bool {
         let punches = matches!(action, Action::Fallocate { flags, .. }
             if flags & libc::FALLOC_FL_PUNCH_HOLE != 0);
-        punches && self.habits.punching_may_change_nothing
+        punches && self.quirks.punching_may_change_nothing
     }
 
     /// Whether the target may fail `action` with `actual` where the model fails it with
@@ -210,14 +211,14 @@ impl Model {
         if expected == actual {
             return true;
         }
-        if self.habits.full_directories_are_eexist
+        if self.quirks.full_directories_are_eexist
             && matches!(action, Action::Rename { .. })
             && (expected, actual) == (Errno::ENOTEMPTY, Errno::EEXIST)
         {
             return true;
         }
         let of_rights = expected == Errno::EACCES || expected == Errno::EPERM;
-        if !of_rights || !self.habits.rights_come_last {
+        if !of_rights || !self.quirks.rights_come_last {
             return false;
         }
         // What Linux looks at in the meantime (fs/namei.c).
@@ -245,7 +246,7 @@ impl Model {
         while let Some((path, _)) = found.get(next).cloned() {
             next += 1;
             let ino = path.iter().try_fold(ROOT, |at, &part| self.child(at, &step::name(part)));
-            let Some(Kind::Directory(names)) = ino.map(|ino| &self.nodes[&ino].kind) else {
+            let Some(ModelContent::Directory(names)) = ino.map(|ino| &self.nodes[&ino].kind) else {
                 continue;
             };
             for (name, ino) in names {
@@ -260,8 +261,9 @@ impl Model {
 
     /// Whether `answer` is one that lseek(2) may give: file systems are free to call
     /// zeros a hole or data.
-    pub fn seek_allowed(&self, slot: u8, at: u64, hole: bool, answer: &Outcome) -> bool {
-        let Some(Kind::File(content)) = self.slot(slot).map(|open| &self.nodes[&open.ino].kind)
+    pub fn seek_allowed(&self, slot: u8, at: u64, hole: bool, answer: &StepOutcome) -> bool {
+        let Some(ModelContent::File(content)) =
+            self.slot(slot).map(|open| &self.nodes[&open.ino].kind)
         else {
             return true; // a directory: every file system has its own answer
         };
@@ -269,12 +271,12 @@ impl Model {
         let zeros =
             |from: u64, to: u64| content[from as usize..to as usize].iter().all(|&b| b == 0);
         match answer {
-            Outcome::Failed(errno) if *errno == Errno::ENXIO => {
+            StepOutcome::Failed(errno) if *errno == Errno::ENXIO => {
                 at >= size || !hole && zeros(at, size)
             }
-            Outcome::Count(found) if *found < at || *found > size || at >= size => false,
-            Outcome::Count(found) if hole => *found == size || zeros(*found, *found + 1),
-            Outcome::Count(found) => *found < size && zeros(at, *found),
+            StepOutcome::Count(found) if *found < at || *found > size || at >= size => false,
+            StepOutcome::Count(found) if hole => *found == size || zeros(*found, *found + 1),
+            StepOutcome::Count(found) => *found < size && zeros(at, *found),
             _ => false,
         }
     }

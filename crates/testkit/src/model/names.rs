@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use dray_core::{Errno, Identity, RenameHow};
 
-use super::node::{Kind, Node, member};
-use super::{Answer, EXECUTE, Model, Outcome, READ, WRITE};
+use super::node::{ModelContent, ModelNode, member};
+use super::{Answer, EXECUTE, Model, READ, StepOutcome, WRITE};
 use crate::step::{self, Path};
 
 impl Model {
     /// Adds a file called `name` to `dir`, as `who` makes it.
-    pub(super) fn add(&mut self, who: &Identity, dir: u64, mode: u32, kind: Kind) -> u64 {
+    pub(super) fn add(&mut self, who: &Identity, dir: u64, mode: u32, kind: ModelContent) -> u64 {
         let parent = &self.nodes[&dir];
         let inherits = parent.mode & libc::S_ISGID != 0;
         let gid = if inherits { parent.gid } else { who.gid.0 };
         let mut mode = mode;
-        if matches!(kind, Kind::Directory(_)) {
+        if matches!(kind, ModelContent::Directory(_)) {
             if inherits {
                 mode |= libc::S_ISGID;
             }
@@ -28,14 +28,14 @@ impl Model {
             mode &= !libc::S_ISGID;
         }
         let ino = self.nodes.len() as u64 + 1;
-        self.nodes.insert(ino, Node::new(mode, who.uid.0, gid, kind));
+        self.nodes.insert(ino, ModelNode::new(mode, who.uid.0, gid, kind));
         ino
     }
 
     pub(super) fn set_name(&mut self, dir: u64, name: &[u8], ino: Option<u64>) {
         let node = self.node(dir);
         node.mtime_sec = None;
-        if let Kind::Directory(names) = &mut node.kind {
+        if let ModelContent::Directory(names) = &mut node.kind {
             match ino {
                 Some(ino) => names.insert(name.to_vec(), ino),
                 None => names.remove(name),
@@ -43,7 +43,7 @@ impl Model {
         }
     }
 
-    fn make(&mut self, who: &Identity, path: &Path, mode: u32, kind: Kind) -> Answer {
+    fn make(&mut self, who: &Identity, path: &Path, mode: u32, kind: ModelContent) -> Answer {
         let (dir, name) = self.parent(who, path)?;
         if self.lookup(who, dir, &name)?.is_some() {
             return Err(Errno::EEXIST);
@@ -51,21 +51,31 @@ impl Model {
         self.nodes[&dir].may(who, WRITE | EXECUTE)?;
         let ino = self.add(who, dir, mode, kind);
         self.set_name(dir, &name, Some(ino));
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     pub(super) fn mkdir(&mut self, who: &Identity, path: &Path, mode: u32) -> Answer {
-        self.make(who, path, libc::S_IFDIR | mode & 0o1777, Kind::Directory(BTreeMap::new()))
+        self.make(
+            who,
+            path,
+            libc::S_IFDIR | mode & 0o1777,
+            ModelContent::Directory(BTreeMap::new()),
+        )
     }
 
     pub(super) fn mknod(&mut self, who: &Identity, path: &Path, mode: u32) -> Answer {
         let regular = mode & libc::S_IFMT == libc::S_IFREG;
-        self.make(who, path, mode, if regular { Kind::File(vec![]) } else { Kind::Special })
+        self.make(
+            who,
+            path,
+            mode,
+            if regular { ModelContent::File(vec![]) } else { ModelContent::Special },
+        )
     }
 
     pub(super) fn symlink(&mut self, who: &Identity, path: &Path, target: u8) -> Answer {
         let target = step::NOWHERE[usize::from(target) % step::NOWHERE.len()];
-        self.make(who, path, libc::S_IFLNK | 0o777, Kind::Symlink(target.to_vec()))
+        self.make(who, path, libc::S_IFLNK | 0o777, ModelContent::Symlink(target.to_vec()))
     }
 
     pub(super) fn link(&mut self, who: &Identity, ino: u64, to: &Path) -> Answer {
@@ -74,10 +84,10 @@ impl Model {
             return Err(Errno::EEXIST);
         }
         let node = &self.nodes[&ino];
-        if self.habits.protected_hardlinks && !node.owned_by(who) {
+        if self.quirks.protected_hardlinks && !node.owned_by(who) {
             let set_gid = node.mode & libc::S_ISGID != 0 && node.mode & libc::S_IXGRP != 0;
             let dangerous = node.mode & libc::S_ISUID != 0 || set_gid;
-            let regular = matches!(node.kind, Kind::File(_));
+            let regular = matches!(node.kind, ModelContent::File(_));
             if !regular || dangerous || node.may(who, READ | WRITE).is_err() {
                 return Err(Errno::EPERM);
             }
@@ -91,7 +101,7 @@ impl Model {
         }
         self.node(ino).linkable = false;
         self.set_name(dir, &name, Some(ino));
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     /// Whether `who` may take `victim` out of `dir`; `dir_wanted`: as a directory.
@@ -115,7 +125,7 @@ impl Model {
     }
 
     fn is_empty(&self, dir: u64) -> bool {
-        matches!(&self.nodes[&dir].kind, Kind::Directory(names) if names.is_empty())
+        matches!(&self.nodes[&dir].kind, ModelContent::Directory(names) if names.is_empty())
     }
 
     pub(super) fn remove(&mut self, who: &Identity, path: &Path, as_dir: bool) -> Answer {
@@ -126,7 +136,7 @@ impl Model {
             return Err(Errno::ENOTEMPTY);
         }
         self.set_name(dir, &name, None);
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     pub(super) fn rename(
@@ -154,7 +164,7 @@ impl Model {
             return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
         }
         if target == Some(source) {
-            return Ok(Outcome::Done);
+            return Ok(StepOutcome::Done);
         }
         let is_dir = |ino: u64| self.nodes[&ino].is_dir();
         self.may_remove(who, from_dir, source, is_dir(source))?;
@@ -175,29 +185,29 @@ impl Model {
         }
         self.set_name(from_dir, &from_name, target.filter(|_| exchange));
         self.set_name(to_dir, &to_name, Some(source));
-        if exchange && from_dir != to_dir && self.habits.exchanged_directories_are_modified {
+        if exchange && from_dir != to_dir && self.quirks.exchanged_directories_are_modified {
             for moved in [Some(source), target].into_iter().flatten() {
                 let node = self.node(moved);
                 node.mtime_sec = node.mtime_sec.filter(|_| !node.is_dir());
             }
         }
-        Ok(Outcome::Done)
+        Ok(StepOutcome::Done)
     }
 
     pub(super) fn list(&self, who: &Identity, path: &Path) -> Answer {
         let ino = self.walk(who, path, true)?;
         let node = &self.nodes[&ino];
-        let Kind::Directory(names) = &node.kind else {
+        let ModelContent::Directory(names) = &node.kind else {
             return Err(Errno::ENOTDIR);
         };
         node.may(who, READ)?;
         let with_type = |(name, ino): (&Vec<u8>, &u64)| (name.clone(), self.nodes[ino].file_type());
-        Ok(Outcome::Names(names.iter().map(with_type).collect()))
+        Ok(StepOutcome::Names(names.iter().map(with_type).collect()))
     }
 
     pub(super) fn readlink(&self, who: &Identity, path: &Path) -> Answer {
         match &self.nodes[&self.walk(who, path, false)?].kind {
-            Kind::Symlink(target) => Ok(Outcome::Bytes(target.clone())),
+            ModelContent::Symlink(target) => Ok(StepOutcome::Bytes(target.clone())),
             _ => Err(Errno::EINVAL),
         }
     }

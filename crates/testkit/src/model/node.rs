@@ -9,7 +9,7 @@ use crate::step::{self, Path};
 
 /// What is in a file.
 #[derive(Clone, Debug)]
-pub(super) enum Kind {
+pub(super) enum ModelContent {
     Directory(BTreeMap<Vec<u8>, u64>),
     File(Vec<u8>),
     Symlink(Vec<u8>),
@@ -18,12 +18,12 @@ pub(super) enum Kind {
 
 /// A file.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
+pub(super) struct ModelNode {
     /// Type and permissions.
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: ModelContent,
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) mtime_sec: Option<i64>,
     /// Made by `O_TMPFILE`: may get a first name.
@@ -32,12 +32,12 @@ pub(super) struct Node {
 
 /// An open file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Opened {
+pub(super) struct ModelHandle {
     pub(super) ino: u64,
     pub(super) flags: i32,
 }
 
-impl Opened {
+impl ModelHandle {
     pub(super) fn reads(self) -> bool {
         self.flags & libc::O_ACCMODE != libc::O_WRONLY
     }
@@ -47,10 +47,10 @@ impl Opened {
     }
 }
 
-impl Node {
-    pub(super) fn new(mode: u32, uid: u32, gid: u32, kind: Kind) -> Node {
+impl ModelNode {
+    pub(super) fn new(mode: u32, uid: u32, gid: u32, kind: ModelContent) -> ModelNode {
         let xattrs = BTreeMap::new();
-        Node { mode, uid, gid, kind, xattrs, mtime_sec: None, linkable: false }
+        ModelNode { mode, uid, gid, kind, xattrs, mtime_sec: None, linkable: false }
     }
 
     pub(super) fn file_type(&self) -> FileType {
@@ -58,15 +58,15 @@ impl Node {
     }
 
     pub(super) fn is_dir(&self) -> bool {
-        matches!(self.kind, Kind::Directory(_))
+        matches!(self.kind, ModelContent::Directory(_))
     }
 
     pub(super) fn is_special(&self) -> bool {
-        matches!(self.kind, Kind::Special)
+        matches!(self.kind, ModelContent::Special)
     }
 
     pub(super) fn is_symlink(&self) -> bool {
-        matches!(self.kind, Kind::Symlink(_))
+        matches!(self.kind, ModelContent::Symlink(_))
     }
 
     pub(super) fn owned_by(&self, who: &Identity) -> bool {
@@ -112,17 +112,17 @@ pub(super) fn member(who: &Identity, gid: u32) -> bool {
 }
 
 impl Model {
-    pub(super) fn node(&mut self, ino: u64) -> &mut Node {
+    pub(super) fn node(&mut self, ino: u64) -> &mut ModelNode {
         self.nodes.get_mut(&ino).expect("the model never forgets a file")
     }
 
-    pub(super) fn slot(&self, slot: u8) -> Option<Opened> {
+    pub(super) fn slot(&self, slot: u8) -> Option<ModelHandle> {
         self.slots[usize::from(slot) % self.slots.len()]
     }
 
     pub(super) fn child(&self, dir: u64, name: &[u8]) -> Option<u64> {
         match &self.nodes[&dir].kind {
-            Kind::Directory(names) => names.get(name).copied(),
+            ModelContent::Directory(names) => names.get(name).copied(),
             _ => None,
         }
     }
@@ -174,15 +174,17 @@ impl Model {
 
     /// Number of names, as stat(2) tells it.
     pub(super) fn nlink(&self, ino: u64) -> u32 {
-        let named = |directory: &Node| match &directory.kind {
-            Kind::Directory(names) => names.values().filter(|&&child| child == ino).count() as u32,
+        let named = |directory: &ModelNode| match &directory.kind {
+            ModelContent::Directory(names) => {
+                names.values().filter(|&&child| child == ino).count() as u32
+            }
             _ => 0,
         };
         let names: u32 = self.nodes.values().map(named).sum();
         match &self.nodes[&ino].kind {
-            Kind::Directory(_) if names == 0 && ino != ROOT => 0,
-            Kind::Directory(_) if self.habits.directories_have_one_link => 1,
-            Kind::Directory(children) => {
+            ModelContent::Directory(_) if names == 0 && ino != ROOT => 0,
+            ModelContent::Directory(_) if self.quirks.directories_have_one_link => 1,
+            ModelContent::Directory(children) => {
                 2 + children.values().filter(|child| self.nodes[child].is_dir()).count() as u32
             }
             _ => names,
@@ -191,7 +193,7 @@ impl Model {
 
     /// Whether `dir` is `top` or somewhere below it.
     pub(super) fn is_below(&self, dir: u64, top: u64) -> bool {
-        let Kind::Directory(children) = &self.nodes[&top].kind else {
+        let ModelContent::Directory(children) = &self.nodes[&top].kind else {
             return false;
         };
         dir == top || children.values().any(|&child| self.is_below(dir, child))

@@ -1,4 +1,4 @@
-//! After the last fault: everything converges, and everything is given back.
+//! Checks after the last fault: every client converges, and every resource is given back.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use dray_core::{Errno, Error, FileId, FileSystem, FileType, NameBuf, OpenHow};
 use dray_rt::{sleep, timeout};
 
-use super::client::Client;
+use super::client::SimClient;
 use super::machine::LEASE;
 use super::{Outcome, World};
 
@@ -39,7 +39,7 @@ pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<
 }
 
 /// The client has its server again; one that does not wait for it asks more than once.
-async fn works(client: &Client) -> Result<(), Error> {
+async fn works(client: &SimClient) -> Result<(), Error> {
     loop {
         match client.fs.statfs(&client.cx()).await {
             Err(error) if error.errno() == Errno::EHOSTDOWN => {
@@ -53,7 +53,7 @@ async fn works(client: &Client) -> Result<(), Error> {
 /// Names and what lies under them, as one client sees it.
 type Tree = BTreeMap<Vec<u8>, (FileId, u64, u32)>;
 
-async fn same_trees(clients: &[Client]) -> Outcome<()> {
+async fn same_trees(clients: &[SimClient]) -> Outcome<()> {
     let first = tree(&clients[0]).await?;
     for client in &clients[1..] {
         if tree(client).await? != first {
@@ -63,7 +63,7 @@ async fn same_trees(clients: &[Client]) -> Outcome<()> {
     Ok(())
 }
 
-async fn tree(client: &Client) -> Outcome<Tree> {
+async fn tree(client: &SimClient) -> Outcome<Tree> {
     let mut found = Tree::new();
     let mut next = vec![(Vec::new(), client.root())];
     while let Some((path, dir)) = next.pop() {
@@ -92,7 +92,7 @@ async fn at_rest(world: &World) -> Outcome<()> {
     let mut under_way = String::new();
     for _ in 0..10 {
         let operations = world.machine.status().operations;
-        let calls = |client: &Client| -> u64 {
+        let calls = |client: &SimClient| -> u64 {
             client.fs.session().status().channels.iter().map(|channel| channel.in_flight).sum()
         };
         let busy = world.clients.iter().find(|client| calls(client) > 0);
@@ -128,7 +128,7 @@ async fn given_back(world: &mut World) -> Outcome<()> {
     }
     sleep(Duration::from_millis(1)).await; // a goodbye gets there before the node goes
     world.clients.clear();
-    world.nodes.iter().for_each(super::client::Node::crash);
+    world.nodes.iter().for_each(super::client::ClientNode::crash);
     sleep(SETTLED).await;
     let status = world.machine.status();
     if !status.clients.is_empty() || world.machine.sessions_noted() > 0 {

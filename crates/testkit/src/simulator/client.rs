@@ -18,15 +18,15 @@ use super::machine::{EXPORT, SERVER};
 use crate::step::identity;
 
 /// Where a client's process runs.
-pub(super) struct Node {
+pub(super) struct ClientNode {
     name: String,
     network: Network,
     scope: Scope,
 }
 
-impl Node {
-    pub(super) fn new(network: &Network, name: String) -> Node {
-        Node { name, network: network.clone(), scope: Scope::new() }
+impl ClientNode {
+    pub(super) fn new(network: &Network, name: String) -> ClientNode {
+        ClientNode { name, network: network.clone(), scope: Scope::new() }
     }
 
     /// Runs something on the node; nothing comes of it if the node crashes.
@@ -50,21 +50,21 @@ impl Node {
 
 /// A mounted client.
 #[derive(Clone)]
-pub(super) struct Client {
+pub(super) struct SimClient {
     pub(super) number: usize,
     pub(super) fs: RemoteFs,
     requests: Arc<AtomicU64>,
 }
 
-impl Client {
+impl SimClient {
     /// Mounts, keeping so many bytes, and waiting for the server for so long if not for ever. To be
-    /// run on a [`Node`] of this name.
+    /// run on a [`ClientNode`] of this name.
     pub(super) async fn mount(
         network: &Network,
         name: &str,
         number: usize,
         (replay_bytes, timeout): (u64, Option<Duration>),
-    ) -> Client {
+    ) -> SimClient {
         let (export, host) = (EXPORT.into(), name.into());
         let options = ClientOptions {
             export,
@@ -82,7 +82,7 @@ impl Client {
             if let Ok(session) = session {
                 session.attach_another();
                 let fs = RemoteFs::new(session);
-                return Client { number, fs, requests: Arc::new(AtomicU64::new(1)) };
+                return SimClient { number, fs, requests: Arc::new(AtomicU64::new(1)) };
             }
             dray_rt::sleep(Duration::from_millis(20)).await;
         }
@@ -103,7 +103,7 @@ impl Client {
     }
 
     /// Opens a file, which is made if need be.
-    pub(super) async fn open(&self, dir: FileId, text: &str, flags: i32) -> Outcome<File> {
+    pub(super) async fn open(&self, dir: FileId, text: &str, flags: i32) -> Outcome<SimFile> {
         let how = CreateHow { open: OpenHow::new(flags), mode: 0o666, exclusive: false };
         let opened = self.fs.create(&self.cx(), dir, &name(text), how).await;
         Ok(opened.map_err(self.failed(&format!("open {text}")))?.1)
@@ -121,7 +121,7 @@ impl Client {
     }
 }
 
-pub(super) type File = Arc<dyn OpenFile>;
+pub(super) type SimFile = Arc<dyn OpenFile>;
 
 pub(super) fn name(text: &str) -> NameBuf {
     NameBuf::new(text.as_bytes()).expect("names of workloads are names")

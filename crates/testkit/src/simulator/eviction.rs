@@ -9,8 +9,8 @@ use dray_fabric::sim::Weather;
 use dray_rt::sync::oneshot;
 use dray_rt::{random_u64, sleep, timeout};
 
-use super::client::Client;
-use super::torment::Plan;
+use super::client::SimClient;
+use super::torment::RunPlan;
 use super::{Outcome, TIME_MAX, World};
 
 /// Longest that a client needs to hear of it, over whatever goes wrong.
@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Evicts client `whom`, which is cut off meanwhile, and waits for the end of its `work`.
 pub(super) async fn of(
     world: &World,
-    plan: &Plan,
+    plan: &RunPlan,
     whom: usize,
     work: oneshot::Receiver<Outcome<()>>,
 ) -> Outcome<()> {
@@ -49,7 +49,7 @@ pub(super) async fn of(
     Ok(())
 }
 
-pub(super) fn host_of(client: &Client) -> String {
+pub(super) fn host_of(client: &SimClient) -> String {
     format!("client{}", client.number)
 }
 
@@ -59,7 +59,7 @@ pub(super) fn as_on_tcp(weather: Weather) -> Weather {
 }
 
 /// Ends its session, as `dray evict` does.
-pub(super) async fn evict(world: &World, client: &Client) -> Outcome<()> {
+pub(super) async fn evict(world: &World, client: &SimClient) -> Outcome<()> {
     let host = host_of(client);
     let clients = world.machine.status().clients;
     let session = clients.iter().find(|one| one.host == host).map(|one| one.session);
@@ -74,7 +74,7 @@ pub(super) async fn evict(world: &World, client: &Client) -> Outcome<()> {
 }
 
 /// Waits until it knows: nothing that it asks for is done any more.
-pub(super) async fn hears(client: &Client) -> Outcome<()> {
+pub(super) async fn hears(client: &SimClient) -> Outcome<()> {
     let begin = dray_rt::now();
     loop {
         let asked = timeout(HEARS_WITHIN, client.fs.statfs(&client.cx())).await;

@@ -1,14 +1,14 @@
-//! What went wrong in a run, counted: a run in which nothing did proves nothing.
+//! Counts the faults of a run. A run without faults proves nothing.
 
 use std::ops::AddAssign;
 
 use dray_fabric::sim::Counts;
 
-use super::machine::Machine;
+use super::machine::ServerMachine;
 
 /// Counts of faults, of one run or of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
+pub struct FaultCounts {
     /// Times that the server process died, by a loss of power or without.
     pub deaths: u64,
     /// Times that the server's machine lost power.
@@ -23,14 +23,14 @@ pub struct Faults {
     pub network: Counts,
 }
 
-impl Faults {
+impl FaultCounts {
     /// Those of a site so far, of whose clients so many crashed, and so many were evicted.
     pub(super) fn of(
-        machine: &Machine,
+        machine: &ServerMachine,
         network: Counts,
         (client_crashes, evictions): (u64, u64),
-    ) -> Faults {
-        Faults {
+    ) -> FaultCounts {
+        FaultCounts {
             deaths: machine.deaths(),
             power_losses: machine.power_losses(),
             client_crashes,
@@ -58,8 +58,8 @@ impl Faults {
     }
 }
 
-impl AddAssign for Faults {
-    fn add_assign(&mut self, more: Faults) {
+impl AddAssign for FaultCounts {
+    fn add_assign(&mut self, more: FaultCounts) {
         self.deaths += more.deaths;
         self.power_losses += more.power_losses;
         self.client_crashes += more.client_crashes;

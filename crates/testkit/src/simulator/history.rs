@@ -7,7 +7,7 @@ use std::hash::Hash;
 
 /// What was done to the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RegisterOp {
     /// It was found to be this.
     Read(u64),
     /// It was set to this.
@@ -16,7 +16,7 @@ pub enum Kind {
 
 /// One operation, between two ticks of a clock that never shows the same twice.
 #[derive(Clone, Copy, Debug)]
-pub struct Event<K = Kind> {
+pub struct HistoryEvent<K = RegisterOp> {
     /// When it was asked for.
     pub from: u64,
     /// When it was answered; `u64::MAX` if it never was.
@@ -49,10 +49,10 @@ pub(super) fn judge(explained: Option<bool>, events: &impl Debug) -> Result<(), 
 /// Whether there is an order of the events, each at one moment between its two ticks, in
 /// which every read finds what was written last. The value is 0 at first. None: as with
 /// [`linearizable_from`].
-pub fn linearizable(events: &[Event]) -> Option<bool> {
+pub fn linearizable(events: &[HistoryEvent]) -> Option<bool> {
     linearizable_from(0, events, |value, kind| match kind {
-        Kind::Read(found) => (found == value).then_some(*value),
-        Kind::Write(new) => Some(*new),
+        RegisterOp::Read(found) => (found == value).then_some(*value),
+        RegisterOp::Write(new) => Some(*new),
     })
 }
 
@@ -61,7 +61,7 @@ pub fn linearizable(events: &[Event]) -> Option<bool> {
 /// states seen before remembered as by Lowe 2017). None if there are too many orders to find out.
 pub fn linearizable_from<S: Clone + Eq + Hash, K>(
     first: S,
-    events: &[Event<K>],
+    events: &[HistoryEvent<K>],
     apply: impl Fn(&S, &K) -> Option<S>,
 ) -> Option<bool> {
     search(first, events, apply, WAYS_MAX)
@@ -70,7 +70,7 @@ pub fn linearizable_from<S: Clone + Eq + Hash, K>(
 /// None after so many ways.
 fn search<S: Clone + Eq + Hash, K>(
     first: S,
-    events: &[Event<K>],
+    events: &[HistoryEvent<K>],
     apply: impl Fn(&S, &K) -> Option<S>,
     ways_max: usize,
 ) -> Option<bool> {
@@ -114,17 +114,17 @@ fn search<S: Clone + Eq + Hash, K>(
 /// the write of what is found, and answered before the read; or that another read had found
 /// replaced. Weaker than [`linearizable`]: a write that was not answered may be seen, be
 /// undone, and be made again.
-pub fn nothing_replaced_is_found(events: &[Event]) -> bool {
+pub fn nothing_replaced_is_found(events: &[HistoryEvent]) -> bool {
     let writes = || {
         events.iter().filter_map(|event| match event.kind {
-            Kind::Write(value) => Some((value, event)),
-            Kind::Read(_) => None,
+            RegisterOp::Write(value) => Some((value, event)),
+            RegisterOp::Read(_) => None,
         })
     };
     let reads = || {
         events.iter().filter_map(|event| match event.kind {
-            Kind::Read(found) => Some((found, event)),
-            Kind::Write(_) => None,
+            RegisterOp::Read(found) => Some((found, event)),
+            RegisterOp::Write(_) => None,
         })
     };
     // When the write of a value was answered for good.
@@ -145,37 +145,49 @@ pub fn nothing_replaced_is_found(events: &[Event]) -> bool {
 mod tests {
     use super::*;
 
-    fn event(from: u64, to: u64, kind: Kind) -> Event {
-        Event { from, to, kind, optional: false }
+    fn event(from: u64, to: u64, kind: RegisterOp) -> HistoryEvent {
+        HistoryEvent { from, to, kind, optional: false }
     }
 
     #[test]
     fn overlapping_events_may_happen_in_either_order_others_not() {
-        let write = event(1, 6, Kind::Write(7));
+        let write = event(1, 6, RegisterOp::Write(7));
         assert_eq!(
-            linearizable(&[write, event(2, 3, Kind::Read(0)), event(4, 5, Kind::Read(7))]),
+            linearizable(&[
+                write,
+                event(2, 3, RegisterOp::Read(0)),
+                event(4, 5, RegisterOp::Read(7))
+            ]),
             Some(true)
         );
         assert_eq!(
-            linearizable(&[write, event(2, 3, Kind::Read(7)), event(4, 5, Kind::Read(0))]),
+            linearizable(&[
+                write,
+                event(2, 3, RegisterOp::Read(7)),
+                event(4, 5, RegisterOp::Read(0))
+            ]),
             Some(false)
         );
-        assert_eq!(linearizable(&[write, event(7, 8, Kind::Read(0))]), Some(false));
+        assert_eq!(linearizable(&[write, event(7, 8, RegisterOp::Read(0))]), Some(false));
     }
 
     #[test]
     fn what_was_never_answered_may_have_happened_or_not() {
-        let lost = Event { optional: true, ..event(1, u64::MAX, Kind::Write(7)) };
-        assert_eq!(linearizable(&[lost, event(7, 8, Kind::Read(0))]), Some(true));
-        assert_eq!(linearizable(&[lost, event(7, 8, Kind::Read(7))]), Some(true));
+        let lost = HistoryEvent { optional: true, ..event(1, u64::MAX, RegisterOp::Write(7)) };
+        assert_eq!(linearizable(&[lost, event(7, 8, RegisterOp::Read(0))]), Some(true));
+        assert_eq!(linearizable(&[lost, event(7, 8, RegisterOp::Read(7))]), Some(true));
         assert_eq!(
-            linearizable(&[lost, event(7, 8, Kind::Read(7)), event(9, 10, Kind::Read(0))]),
+            linearizable(&[
+                lost,
+                event(7, 8, RegisterOp::Read(7)),
+                event(9, 10, RegisterOp::Read(0))
+            ]),
             Some(false)
         );
     }
 
     /// Each order is tried, and nothing is remembered.
-    fn explained(done: u8, words: &[u64], events: &[Event<Word>]) -> bool {
+    fn explained(done: u8, words: &[u64], events: &[HistoryEvent<Word>]) -> bool {
         let left = || (0..events.len()).filter(|at| done & 1 << at == 0);
         let deadline = left().filter(|at| !events[*at].optional).map(|at| events[at].to).min();
         let Some(deadline) = deadline else { return true };
@@ -219,7 +231,7 @@ mod tests {
                     let optional = !matches!(kind, Word::Read(_)) && below(2) == 0;
                     let from = below(12);
                     let to = if optional { u64::MAX } else { from + below(8) };
-                    Event { from, to, kind, optional }
+                    HistoryEvent { from, to, kind, optional }
                 })
                 .collect();
             let expected = explained(0, &[], &events);
@@ -232,19 +244,20 @@ mod tests {
 
     #[test]
     fn what_takes_too_long_is_left_undecided() {
-        let lost = |word| Event { from: 1, to: u64::MAX, kind: Word::Append(word), optional: true };
+        let lost =
+            |word| HistoryEvent { from: 1, to: u64::MAX, kind: Word::Append(word), optional: true };
         let mut events: Vec<_> = (0..20).map(lost).collect();
-        events.push(Event { from: 2, to: 3, kind: Word::Read(vec![99]), optional: false });
+        events.push(HistoryEvent { from: 2, to: 3, kind: Word::Read(vec![99]), optional: false });
         assert_eq!(search(vec![], &events, |words, word| happen(words, word), 1000), None);
     }
 
     #[test]
     fn what_was_replaced_is_not_found_again() {
-        let write = |from, value| event(from, from + 1, Kind::Write(value));
-        let read = |from, value| event(from, from + 1, Kind::Read(value));
+        let write = |from, value| event(from, from + 1, RegisterOp::Write(value));
+        let read = |from, value| event(from, from + 1, RegisterOp::Read(value));
         assert!(nothing_replaced_is_found(&[write(1, 7), read(3, 7), write(5, 8), read(7, 8)]));
         assert!(!nothing_replaced_is_found(&[write(1, 7), write(3, 8), read(5, 7)]));
-        let (one, other) = (event(1, 4, Kind::Write(7)), event(2, 3, Kind::Write(8)));
+        let (one, other) = (event(1, 4, RegisterOp::Write(7)), event(2, 3, RegisterOp::Write(8)));
         assert!(nothing_replaced_is_found(&[one, other, read(5, 7), read(7, 7)]));
         assert!(!nothing_replaced_is_found(&[one, other, read(5, 7), read(7, 8)]));
     }

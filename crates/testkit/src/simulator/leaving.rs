@@ -8,26 +8,26 @@ use dray_fabric::sim::Network;
 use dray_rpc::server::Sabotage;
 use dray_rt::{random_u64, sleep};
 
-use super::client::{Client, Node};
-use super::machine::Machine;
-use super::{Failure, Outcome};
+use super::client::{ClientNode, SimClient};
+use super::machine::ServerMachine;
+use super::{Outcome, RunFailure};
 
 /// One run. Half of the clients are let go a while before the loss, the others at once.
-pub fn run_leaving(seed: u64, sabotage: Option<Sabotage>) -> Result<(), Failure> {
+pub fn run_leaving(seed: u64, sabotage: Option<Sabotage>) -> Result<(), RunFailure> {
     let ran = super::in_simulation(seed, simulate(sabotage));
-    ran.map_err(|what| Failure { seed, plan: "leaving before a loss of power".into(), what })
+    ran.map_err(|what| RunFailure { seed, plan: "leaving before a loss of power".into(), what })
 }
 
-async fn mount(network: &Network, name: &'static str) -> Outcome<Client> {
-    let (node, net) = (Node::new(network, name.into()), network.clone());
+async fn mount(network: &Network, name: &'static str) -> Outcome<SimClient> {
+    let (node, net) = (ClientNode::new(network, name.into()), network.clone());
     let mounted =
-        node.run(async move { Client::mount(&net, name, 0, (1 << 20, None)).await }).await;
+        node.run(async move { SimClient::mount(&net, name, 0, (1 << 20, None)).await }).await;
     mounted.map_err(|_| "the client died".to_owned())
 }
 
 async fn simulate(sabotage: Option<Sabotage>) -> Outcome<()> {
     let network = Network::new();
-    let machine = Machine::new(&network, sabotage, None);
+    let machine = ServerMachine::new(&network, sabotage, None);
     machine.start().await;
     let client = mount(&network, "client0").await?;
     let file = client.open(client.root(), "last", libc::O_RDWR).await?;
@@ -50,7 +50,7 @@ async fn simulate(sabotage: Option<Sabotage>) -> Outcome<()> {
     }
 }
 
-async fn is_there(client: &Client, text: &str) -> Outcome<bool> {
+async fn is_there(client: &SimClient, text: &str) -> Outcome<bool> {
     let Ok(found) = client.lookup(client.root(), "last").await else { return Ok(false) };
     let file = client.fs.open(&client.cx(), found.id, OpenHow::READ).await;
     let file = file.map_err(client.failed("open"))?;

@@ -26,7 +26,7 @@ const POOL_BYTES: usize = 64 << 20;
 
 /// The machine that the server runs on.
 #[derive(Clone)]
-pub(super) struct Machine(Arc<Inner>);
+pub(super) struct ServerMachine(Arc<Inner>);
 
 struct Inner {
     network: Network,
@@ -51,14 +51,14 @@ struct Life {
     repeated: u64,
 }
 
-impl Machine {
+impl ServerMachine {
     /// One that does not run yet. `slow`: one operation in so many takes so long.
     pub(super) fn new(
         network: &Network,
         sabotage: Option<Sabotage>,
         slow: Option<(u64, Duration)>,
-    ) -> Machine {
-        Machine(Arc::new(Inner {
+    ) -> ServerMachine {
+        ServerMachine(Arc::new(Inner {
             network: network.clone(),
             disk: MemoryDisk::new(MemoryOptions {
                 root_mode: 0o777,

@@ -25,16 +25,16 @@ use dray_fabric::sim::Network;
 use dray_rpc::server::Sabotage;
 use dray_rt::{DriverKind, Executor, random_u64, timeout};
 
-use client::{Client, Node};
-use machine::Machine;
-use torment::Plan;
-use work::Work;
+use client::{ClientNode, SimClient};
+use machine::ServerMachine;
+use torment::RunPlan;
+use work::Workload;
 
-pub use faults::Faults;
-pub use history::{Event, Kind, linearizable, linearizable_from};
+pub use faults::FaultCounts;
+pub use history::{HistoryEvent, RegisterOp, linearizable, linearizable_from};
 pub use leaving::run_leaving;
 pub use power::{run_power_loss, run_power_losses, run_power_losses_of};
-pub use work::{Kind as WorkKind, PowerKind};
+pub use work::{PowerKind, WorkloadKind};
 
 /// Success, or what is wrong.
 type Outcome<T> = Result<T, String>;
@@ -47,13 +47,13 @@ const REPLAY_BYTES: u64 = 1 << 20;
 
 /// What a run was like.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct RunReport {
     /// The work done.
     pub work: &'static str,
     /// Clients.
     pub clients: usize,
     /// What went wrong until it was healed.
-    pub faults: Faults,
+    pub faults: FaultCounts,
     /// Simulated time that it took.
     pub took: Duration,
     /// Differs, as good as always, between runs that differ anywhere.
@@ -62,7 +62,7 @@ pub struct Report {
 
 /// A run that shows a fault.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct RunFailure {
     /// Repeats it.
     pub seed: u64,
     /// What was going on.
@@ -71,7 +71,7 @@ pub struct Failure {
     pub what: String,
 }
 
-impl Failure {
+impl RunFailure {
     /// It shows no fault, and does not prove that there is none: too many calls may have been carried
     /// out or not.
     pub fn is_undecided(&self) -> bool {
@@ -79,7 +79,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for RunFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {}: {}\n  with {}", self.seed, self.what, self.plan)
     }
@@ -87,43 +87,47 @@ impl fmt::Display for Failure {
 
 /// Carries out the run that `seed` stands for, with a protection of the server left out if
 /// so wanted.
-pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
-    run_planned(seed, sabotage, Plan::draw)
+pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<RunReport, RunFailure> {
+    run_planned(seed, sabotage, RunPlan::draw)
 }
 
 /// As [`run`], with another kind of work: one generated sequence through several clients in
 /// turn, whose results must be the model's whatever goes wrong.
-pub fn run_interleaved(seed: u64) -> Result<Report, Failure> {
-    run_of(WorkKind::Interleaved, seed, None)
+pub fn run_interleaved(seed: u64) -> Result<RunReport, RunFailure> {
+    run_of(WorkloadKind::Interleaved, seed, None)
 }
 
 /// As [`run`], with this kind of work.
-pub fn run_of(kind: WorkKind, seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
-    run_planned(seed, sabotage, |seed| Plan { kind, ..Plan::draw(seed) })
+pub fn run_of(
+    kind: WorkloadKind,
+    seed: u64,
+    sabotage: Option<Sabotage>,
+) -> Result<RunReport, RunFailure> {
+    run_planned(seed, sabotage, |seed| RunPlan { kind, ..RunPlan::draw(seed) })
 }
 
 /// As [`run_of`], with a server that dies all the time: for changes of files by several
 /// clients.
 pub fn run_cut_short(
-    kind: WorkKind,
+    kind: WorkloadKind,
     seed: u64,
     sabotage: Option<Sabotage>,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, RunFailure> {
     let kill_every = Some(Duration::from_millis(3));
-    run_planned(seed, sabotage, |seed| Plan { kind, kill_every, ..Plan::draw(seed) })
+    run_planned(seed, sabotage, |seed| RunPlan { kind, kill_every, ..RunPlan::draw(seed) })
 }
 
 fn run_planned(
     seed: u64,
     sabotage: Option<Sabotage>,
-    draw: impl FnOnce(u64) -> Plan,
-) -> Result<Report, Failure> {
+    draw: impl FnOnce(u64) -> RunPlan,
+) -> Result<RunReport, RunFailure> {
     let mut plan = None;
     let ran = in_simulation(seed, async {
         let drawn = plan.insert(draw(seed));
         simulate(drawn, sabotage).await
     });
-    ran.map_err(|what| Failure { seed, plan: format!("{plan:?}"), what })
+    ran.map_err(|what| RunFailure { seed, plan: format!("{plan:?}"), what })
 }
 
 /// Runs it in a simulation, but not for ever.
@@ -141,15 +145,15 @@ fn in_simulation<T>(seed: u64, work: impl Future<Output = Outcome<T>>) -> Outcom
 /// A simulated site.
 struct World {
     network: Network,
-    machine: Machine,
-    nodes: Vec<Node>,
-    clients: Vec<Client>,
-    work: Arc<dyn Work>,
+    machine: ServerMachine,
+    nodes: Vec<ClientNode>,
+    clients: Vec<SimClient>,
+    work: Arc<dyn Workload>,
 }
 
-async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
+async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
     let network = Network::new();
-    let machine = Machine::new(&network, sabotage, plan.slow);
+    let machine = ServerMachine::new(&network, sabotage, plan.slow);
     machine.start().await;
     let work = plan.kind.work(plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
@@ -160,9 +164,9 @@ async fn simulate(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
     let crashed = torment::during(&world, plan).await?;
     let gone = u64::from(crashed.is_some());
     let (evictions, crashes) = if plan.evicts() { (gone, 0) } else { (0, gone) };
-    let faults = Faults::of(&world.machine, world.network.counts(), (crashes, evictions));
+    let faults = FaultCounts::of(&world.machine, world.network.counts(), (crashes, evictions));
     check::after(&mut world, crashed).await?;
-    Ok(Report {
+    Ok(RunReport {
         work: world.work.name(),
         clients: plan.clients,
         faults,
@@ -180,13 +184,13 @@ impl World {
         format!("no progress in an hour: {status:?} {locks} locks {clients:?}")
     }
 
-    async fn add_client(&mut self, number: usize, plan: &Plan) -> Outcome<()> {
+    async fn add_client(&mut self, number: usize, plan: &RunPlan) -> Outcome<()> {
         let how = (REPLAY_BYTES, plan.kind.limit());
         let name = format!("client{number}");
-        let node = Node::new(&self.network, name.clone());
+        let node = ClientNode::new(&self.network, name.clone());
         let network = self.network.clone();
         let mounted =
-            node.run(async move { Client::mount(&network, &name, number, how).await }).await;
+            node.run(async move { SimClient::mount(&network, &name, number, how).await }).await;
         self.nodes.push(node);
         self.clients.push(mounted.map_err(|_| "a client died while it mounted")?);
         Ok(())

@@ -8,10 +8,10 @@ use dray_fabric::sim::{Network, Weather};
 use dray_rpc::server::Sabotage;
 use dray_rt::{random_u64, sleep, timeout};
 
-use super::client::{Client, Node};
-use super::machine::Machine;
-use super::work::{PowerKind, Work};
-use super::{Failure, Faults, Outcome, Report, TIME_MAX};
+use super::client::{ClientNode, SimClient};
+use super::machine::ServerMachine;
+use super::work::{PowerKind, Workload};
+use super::{FaultCounts, Outcome, RunFailure, RunReport, TIME_MAX};
 
 /// Losses of power in one run.
 const LOSSES: u64 = 5;
@@ -20,18 +20,19 @@ const RECOVERED_MAX: Duration = Duration::from_secs(60);
 
 /// One client writes and syncs while the server's machine loses power again and again.
 /// Looks for what was synced only: what was not is the client's to send again.
-pub fn run_power_loss(seed: u64) -> Result<(), Failure> {
+pub fn run_power_loss(seed: u64) -> Result<(), RunFailure> {
     let ran = super::in_simulation(seed, simulate());
-    ran.map_err(|what| Failure { seed, plan: "losses of power".into(), what })
+    ran.map_err(|what| RunFailure { seed, plan: "losses of power".into(), what })
 }
 
 async fn simulate() -> Outcome<()> {
     let network = Network::new();
-    let machine = Machine::new(&network, None, None);
+    let machine = ServerMachine::new(&network, None, None);
     machine.start().await;
-    let node = Node::new(&network, "client0".into());
+    let node = ClientNode::new(&network, "client0".into());
     let net = network.clone();
-    let client = node.run(async move { Client::mount(&net, "client0", 0, (0, None)).await }).await;
+    let client =
+        node.run(async move { SimClient::mount(&net, "client0", 0, (0, None)).await }).await;
     let client = client.map_err(|_| "the client died")?;
     let mut synced = Vec::new();
     for loss in 0..LOSSES {
@@ -57,7 +58,7 @@ async fn simulate() -> Outcome<()> {
     Ok(())
 }
 
-async fn look(client: &Client, text: &str) -> Outcome<()> {
+async fn look(client: &SimClient, text: &str) -> Outcome<()> {
     let failed = client.failed(&format!("{text} was synced"));
     let found = client.lookup(client.root(), text).await.map_err(&failed)?;
     let file = client.fs.open(&client.cx(), found.id, OpenHow::READ).await.map_err(&failed)?;
@@ -72,7 +73,7 @@ async fn look(client: &Client, text: &str) -> Outcome<()> {
 
 /// What a seed stands for.
 #[derive(Debug)]
-struct Plan {
+struct RunPlan {
     kind: PowerKind,
     clients: usize,
     /// What clients keep, bytes.
@@ -91,8 +92,8 @@ fn below(bound: u64) -> u64 {
     random_u64() % bound
 }
 
-impl Plan {
-    fn draw(kind: PowerKind) -> Plan {
+impl RunPlan {
+    fn draw(kind: PowerKind) -> RunPlan {
         let own = kind == PowerKind::Own;
         // Only a client's own file can be compared where something may be lost, and a
         // server that has forgotten its clients cannot know an append that comes again.
@@ -101,7 +102,7 @@ impl Plan {
             1 if own => 20_000,
             _ => 1 << 20,
         };
-        Plan {
+        RunPlan {
             kind,
             clients: 1 + below(3) as usize,
             replay_bytes,
@@ -117,7 +118,7 @@ impl Plan {
 /// Clients work while the server's machine loses power again and again. What they keep must
 /// be there afterwards as if nothing had happened; of what they do not keep they must be told.
 /// The kind of work goes round with the seed.
-pub fn run_power_losses(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, Failure> {
+pub fn run_power_losses(seed: u64, sabotage: Option<Sabotage>) -> Result<RunReport, RunFailure> {
     let kind = PowerKind::ALL[(seed % PowerKind::ALL.len() as u64) as usize];
     run_power_losses_of(kind, seed, sabotage)
 }
@@ -127,18 +128,18 @@ pub fn run_power_losses_of(
     kind: PowerKind,
     seed: u64,
     sabotage: Option<Sabotage>,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, RunFailure> {
     let mut plan = None;
     let ran = super::in_simulation(seed, async {
-        let drawn = plan.insert(Plan::draw(kind));
+        let drawn = plan.insert(RunPlan::draw(kind));
         simulate_kept(drawn, sabotage).await
     });
-    ran.map_err(|what| Failure { seed, plan: format!("{plan:?}"), what })
+    ran.map_err(|what| RunFailure { seed, plan: format!("{plan:?}"), what })
 }
 
-async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Report> {
+async fn simulate_kept(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
     let network = Network::new();
-    let machine = Machine::new(&network, sabotage, None);
+    let machine = ServerMachine::new(&network, sabotage, None);
     machine.start().await;
     let (nodes, clients) = mount_all(plan, &network).await?;
     let work = plan.kind.work(&machine, plan.replay_bytes >= 1 << 20);
@@ -179,11 +180,11 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
         done.map_err(|_| "a client's task died")??;
     }
     network.set_weather(Weather::default());
-    let faults = Faults::of(&machine, network.counts(), (crashed as u64, 0));
+    let faults = FaultCounts::of(&machine, network.counts(), (crashed as u64, 0));
     for client in clients.iter().skip(crashed) {
         verify(&*work, client).await?;
     }
-    Ok(Report {
+    Ok(RunReport {
         work: work.name(),
         clients: plan.clients,
         faults,
@@ -192,13 +193,16 @@ async fn simulate_kept(plan: &Plan, sabotage: Option<Sabotage>) -> Outcome<Repor
     })
 }
 
-async fn mount_all(plan: &Plan, network: &Network) -> Outcome<(Vec<Node>, Vec<Client>)> {
+async fn mount_all(
+    plan: &RunPlan,
+    network: &Network,
+) -> Outcome<(Vec<ClientNode>, Vec<SimClient>)> {
     let (mut nodes, mut clients) = (Vec::new(), Vec::new());
     for number in 0..plan.clients {
         let name = format!("client{number}");
-        let (node, net) = (Node::new(network, name.clone()), network.clone());
+        let (node, net) = (ClientNode::new(network, name.clone()), network.clone());
         let how = (plan.replay_bytes, None);
-        let mount = async move { Client::mount(&net, &name, number, how).await };
+        let mount = async move { SimClient::mount(&net, &name, number, how).await };
         clients.push(node.run(mount).await.map_err(|_| "a client died")?);
         nodes.push(node);
     }
@@ -206,7 +210,7 @@ async fn mount_all(plan: &Plan, network: &Network) -> Outcome<(Vec<Node>, Vec<Cl
 }
 
 /// The power fails and comes back, and the next server may die once more.
-async fn lose_power(plan: &Plan, machine: &Machine) {
+async fn lose_power(plan: &RunPlan, machine: &ServerMachine) {
     machine.lose_power(random_u64(), plan.forget);
     sleep(Duration::from_millis(below(300))).await;
     machine.start().await;
@@ -217,7 +221,7 @@ async fn lose_power(plan: &Plan, machine: &Machine) {
     }
 }
 
-async fn verify(work: &dyn Work, client: &Client) -> Outcome<()> {
+async fn verify(work: &dyn Workload, client: &SimClient) -> Outcome<()> {
     work.verify(client).await?;
     let begin = dray_rt::now();
     while client.fs.session().status().unsynced.recovering {

@@ -1,4 +1,4 @@
-//! What goes wrong while clients work.
+//! Faults that the simulator makes while clients work.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use dray_rt::sync::watch;
 use dray_rt::{random_u64, sleep, timeout};
 
 use super::machine::SERVER;
-use super::work::{Kind, told};
+use super::work::{WorkloadKind, notifications};
 use super::{Outcome, TIME_MAX, World, eviction};
 
 /// Deaths of the server in one run: where locks are claimed again after each, a server
@@ -21,8 +21,8 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// What a seed stands for.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
-    pub(super) kind: Kind,
+pub(super) struct RunPlan {
+    pub(super) kind: WorkloadKind,
     pub(super) clients: usize,
     /// One operation in so many takes so long at the server.
     pub(super) slow: Option<(u64, Duration)>,
@@ -33,7 +33,7 @@ pub(super) struct Plan {
     pub(super) cut_every: Option<Duration>,
     /// When a client crashes.
     pub(super) crash_after: Option<Duration>,
-    /// It does not crash then: the administrator has it go. See [`Plan::evicts`].
+    /// It does not crash then: the administrator has it go. See [`RunPlan::evicts`].
     pub(super) evict: bool,
 }
 
@@ -45,9 +45,9 @@ fn millis(least: u64, most: u64) -> Duration {
     Duration::from_micros(1000 * least + below(1000 * (most - least) + 1))
 }
 
-impl Plan {
+impl RunPlan {
     /// The kind of work goes round with the seed; the rest is drawn.
-    pub(super) fn draw(seed: u64) -> Plan {
+    pub(super) fn draw(seed: u64) -> RunPlan {
         let breaks = below(4) > 0;
         let weather = Weather {
             break_one_in: breaks.then(|| 8 + below(60)),
@@ -57,8 +57,8 @@ impl Plan {
             delay_max: Duration::from_micros(20 + below(1000)),
             ..Weather::default()
         };
-        let mut plan = Plan {
-            kind: Kind::ALL[(seed % Kind::ALL.len() as u64) as usize],
+        let mut plan = RunPlan {
+            kind: WorkloadKind::ALL[(seed % WorkloadKind::ALL.len() as u64) as usize],
             clients: 2 + below(3) as usize,
             slow: (below(3) == 0).then(|| (1 + below(10), millis(1, 30))),
             weather,
@@ -83,7 +83,7 @@ impl Plan {
 
 /// Lets the clients work while everything goes wrong, then heals. Answers who crashed, or was
 /// evicted.
-pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>> {
+pub(super) async fn during(world: &World, plan: &RunPlan) -> Outcome<Option<usize>> {
     world.network.set_weather(plan.weather);
     let works = world.nodes.iter().zip(&world.clients).map(|(node, client)| {
         let (work, client) = (world.work.clone(), client.clone());
@@ -99,7 +99,7 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
         torments.push(dray_rt::spawn_join(cut_networks(world, plan, every, stopped.clone())));
     }
     let looks = match plan.kind {
-        Kind::Told => Some(dray_rt::spawn_join(look(world, stopped))),
+        WorkloadKind::Told => Some(dray_rt::spawn_join(look(world, stopped))),
         _ => None,
     };
     let (mut crashed, mut outcome) = (None, Ok(()));
@@ -134,7 +134,7 @@ pub(super) async fn during(world: &World, plan: &Plan) -> Outcome<Option<usize>>
 /// Kills the server again and again; often somebody comes back much later than the others.
 fn kill_servers(
     world: &World,
-    plan: &Plan,
+    plan: &RunPlan,
     every: Duration,
     stopped: watch::Receiver<bool>,
 ) -> impl Future<Output = ()> + use<> {
@@ -158,7 +158,7 @@ fn kill_servers(
 /// Cuts off one client, or the server, again and again.
 fn cut_networks(
     world: &World,
-    plan: &Plan,
+    plan: &RunPlan,
     every: Duration,
     stopped: watch::Receiver<bool>,
 ) -> impl Future<Output = ()> + use<> {
@@ -189,7 +189,7 @@ fn look(
             for operation in status.operations {
                 let client = status.clients.iter().find(|one| one.session == operation.session);
                 let (Some(client), Some(job)) = (client, operation.job) else { continue };
-                if job != told::job_on(&client.host) {
+                if job != notifications::job_on(&client.host) {
                     return Err(format!("a call of {} belongs to {job}", client.host));
                 }
             }

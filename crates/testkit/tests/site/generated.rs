@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dray_core::FileSystem;
 use dray_testkit::conformance::{FsTarget, run};
 use dray_testkit::fixture::{self, TempDir};
-use dray_testkit::model::Habits;
+use dray_testkit::model::Quirks;
 use dray_testkit::step::{Step, sequences};
 use proptest::prelude::any;
 
@@ -31,10 +31,10 @@ pub fn generated_with_seeds(default_cases: u32, case: impl Fn(u64, &[Step]) -> R
 /// Carries the steps out through these clients, and on the model.
 pub async fn agree(
     clients: Vec<Arc<dyn FileSystem>>,
-    habits: Habits,
+    quirks: Quirks,
     steps: &[Step],
 ) -> Result<(), String> {
-    let mut target = FsTarget::new(clients, habits);
+    let mut target = FsTarget::new(clients, quirks);
     let result = run(&mut target, steps).await.map_err(|divergence| format!("{divergence:?}"));
     target.close_all().await;
     result

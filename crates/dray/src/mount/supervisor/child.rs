@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::held::{Held, PARENT, pass_on, place_at};
 use super::launch::OWN_PROGRAM;
+use super::mount_descriptors::{MountDescriptors, PARENT, pass_on, place_at};
 
 /// Exit code of a daemon that has stopped for its successor.
 pub const HANDED_OVER: i32 = 75;
@@ -82,7 +82,7 @@ impl Daemon {
         words: &[OsString],
         connection: u32,
         tried: bool,
-        held: &Held,
+        held: &MountDescriptors,
     ) -> io::Result<Daemon> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
@@ -169,14 +169,14 @@ impl Daemon {
 }
 
 /// `dray umount`, in a process of its own: it may have to wait for the daemon.
-pub struct Unmounting(Child);
+pub struct UnmountCommand(Child);
 
-impl Unmounting {
+impl UnmountCommand {
     /// Starts it. Errors: those of fork(2) and exec(2).
-    pub fn start(at: &Path) -> io::Result<Unmounting> {
+    pub fn start(at: &Path) -> io::Result<UnmountCommand> {
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("dray").arg("umount").arg(at).stdin(Stdio::null()).stderr(Stdio::piped());
-        command.spawn().map(Unmounting)
+        command.spawn().map(UnmountCommand)
     }
 
     /// Whether it has ended; logs what it complained about.
@@ -196,7 +196,7 @@ impl Unmounting {
 /// A command that asks the mount, `dray wake-mount` or `dray gather-entries`, in processes of their
 /// own: each waits for answers of the mount, and does not get them if its daemon dies, until another
 /// one has been woken.
-pub struct Asking {
+pub struct HelperCommand {
     command: &'static str,
     children: Vec<Child>,
     /// When to try again what could not be done.
@@ -209,10 +209,10 @@ pub struct Asking {
 const WAKE_TRIES_MAX: u32 = 30;
 const WAKE_PAUSE: Duration = Duration::from_secs(1);
 
-impl Asking {
+impl HelperCommand {
     /// By this command, which takes the place of the mount.
-    pub fn by(command: &'static str) -> Asking {
-        Asking { command, children: Vec::new(), again_at: None, failed: 0 }
+    pub fn by(command: &'static str) -> HelperCommand {
+        HelperCommand { command, children: Vec::new(), again_at: None, failed: 0 }
     }
 
     /// Starts another one; those before it are ended as far as they can be. Errors: those of

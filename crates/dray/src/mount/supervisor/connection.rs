@@ -1,4 +1,4 @@
-//! Ending a connection to the kernel that nobody serves any more, from outside.
+//! Ends a connection to the kernel from outside, once no daemon serves it.
 
 use std::ffi::CStr;
 use std::io;

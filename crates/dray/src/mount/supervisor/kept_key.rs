@@ -21,7 +21,7 @@ use dray_client::Key;
 
 use crate::at_once;
 use crate::error::Failure;
-use crate::mount::mount_table::{self, Known, MountEntry};
+use crate::mount::mount_table::{self, MountEntry, MountInfo};
 use crate::serve::parse_auth;
 
 /// Places for a key. The one that is not in use is written to, so that a kill leaves a whole one.
@@ -82,7 +82,11 @@ impl KeptKey {
 
 /// The key that the value of `auth=` stands for: that in the file now, else that which was read
 /// last. `mount`: our own. Errors: there is neither.
-pub fn key_of(auth: &str, kept: Option<&KeptKey>, mount: &Known) -> Result<Option<Key>, Failure> {
+pub fn key_of(
+    auth: &str,
+    kept: Option<&KeptKey>,
+    mount: &MountInfo,
+) -> Result<Option<Key>, Failure> {
     let at = mount.at.display();
     let failure = match (read_in_time(auth, mount.connection), kept) {
         (Ok(Some(key)), Some(kept)) => {
@@ -134,7 +138,7 @@ mod tests {
         let auth = format!("psk:{}", path.display());
         let longest = vec![7; 4096]; // of a key file
         let kept = KeptKey::over(KeptKey::create(&Key::new(&longest).unwrap()).unwrap());
-        let mount = Known { at: dir.path().to_owned(), connection: None };
+        let mount = MountInfo { at: dir.path().to_owned(), connection: None };
         let read = || key_of(&auth, Some(&kept), &mount);
         assert_eq!(read().unwrap().unwrap().bytes(), longest, "there is no file");
         for content in ["0123456789abcdef", "another, and longer one"] {

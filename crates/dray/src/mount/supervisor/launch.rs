@@ -1,4 +1,4 @@
-//! From a fresh mount to its supervisor: this process turns into it.
+//! Starts the supervisor of a fresh mount: the mounting process turns into it.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -11,11 +11,11 @@ use std::process::Command;
 use dray_client::{Key, SessionMemory, Target};
 use dray_fuse::State;
 
-use super::held::Held;
 use super::kept_key::KeptKey;
+use super::mount_descriptors::MountDescriptors;
 use crate::args::ServedArgs;
-use crate::daemonize::Waiting;
-use crate::error::{Doing, Failure};
+use crate::daemonize::ReadinessPipe;
+use crate::error::{ErrorContext, Failure};
 use crate::paths;
 use crate::serve::export::split_commas;
 
@@ -29,13 +29,13 @@ pub struct Launch {
     /// The kernel's number of the connection.
     pub connection: u32,
     /// What outlives the daemons.
-    pub memory: Memory,
+    pub memory: MountMemory,
     /// What the daemons are told.
-    pub words: MountWords,
+    pub words: MountSettings,
 }
 
 /// Memory that a supervisor holds for its daemons.
-pub struct Memory {
+pub struct MountMemory {
     /// Of `dray_fuse::State`.
     state: OwnedFd,
     /// Of the client's session.
@@ -44,11 +44,11 @@ pub struct Memory {
     key: Option<OwnedFd>,
 }
 
-impl Memory {
+impl MountMemory {
     /// For a new mount. Errors: there is no room for it. It counts as files do: a limit on the size of
     /// files is one on it, too (memfd_create(2)).
-    pub fn create(key: Option<&Key>) -> Result<Memory, Failure> {
-        Memory::make(key).map_err(|error| {
+    pub fn create(key: Option<&Key>) -> Result<MountMemory, Failure> {
+        MountMemory::make(key).map_err(|error| {
             let advice = match error.raw_os_error() {
                 Some(libc::EFBIG) => {
                     "; the memory of a mount counts as a file of 2.1 GiB: raise the limit on the size \
@@ -64,17 +64,17 @@ impl Memory {
         })
     }
 
-    fn make(key: Option<&Key>) -> io::Result<Memory> {
+    fn make(key: Option<&Key>) -> io::Result<MountMemory> {
         let state = State::create()?.fd().try_clone_to_owned()?;
         let session = SessionMemory::create_memfd()?;
         let session = session.fd().map(|fd| fd.try_clone_to_owned());
         let session = session.unwrap_or_else(|| Err(io::ErrorKind::Other.into()))?;
-        Ok(Memory { state, session, key: key.map(KeptKey::create).transpose()? })
+        Ok(MountMemory { state, session, key: key.map(KeptKey::create).transpose()? })
     }
 }
 
 /// What a mount's processes are told about it.
-pub struct MountWords {
+pub struct MountSettings {
     /// What is mounted.
     pub target: Target,
     /// Where.
@@ -89,9 +89,9 @@ pub struct MountWords {
 
 impl Launch {
     /// Turns this process into the supervisor. Returns only if that cannot be.
-    pub fn exec(self, waiting: Waiting) -> Result<Infallible, Failure> {
+    pub fn exec(self, waiting: ReadinessPipe) -> Result<Infallible, Failure> {
         let what = || "cannot start the supervisor".to_owned();
-        let Memory { state, session, key } = self.memory;
+        let MountMemory { state, session, key } = self.memory;
         let clone = |_| dray_fuse::clone_device(self.device.as_fd());
         let clones = (0..self.words.workers).map(clone).collect::<io::Result<_>>().doing(what)?;
         let served = ServedArgs {
@@ -101,7 +101,7 @@ impl Launch {
             clones: self.words.workers,
             foreground: self.words.foreground,
         };
-        let held = Held { device: self.device, state, session, clones, key };
+        let held = MountDescriptors { device: self.device, state, session, clones, key };
         held.place(waiting.into_fd()).doing(what)?;
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("dray").arg("mount-supervisor").args(served.words());

@@ -6,14 +6,14 @@
 
 mod child;
 mod connection;
-mod held;
+mod control_location;
 mod kept_key;
 mod launch;
+mod mount_descriptors;
 mod note;
 mod program;
 mod restarts;
 mod signals;
-mod whereabouts;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,24 +22,24 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use crate::args::MountSupervisorArgs;
-use crate::control::Kind;
-use crate::daemonize::Waiting;
-use crate::error::{Doing, EXIT_FAILED, Failure};
+use crate::control::ProcessKind;
+use crate::daemonize::ReadinessPipe;
+use crate::error::{EXIT_FAILED, ErrorContext, Failure};
 use crate::mount::flusher;
-use crate::mount::mount_table::{self, Known, MountEntry};
+use crate::mount::mount_table::{self, MountEntry, MountInfo};
 
-use child::{Asking, Daemon, Stage, Unmounting};
-use note::Note;
+use child::{Daemon, HelperCommand, Stage, UnmountCommand};
+use note::NoteFile;
 use program::Programs;
-use restarts::{Death, Next, Restarts};
+use restarts::{Death, RestartDecision, Restarts};
 use signals::Signals;
 
 pub use child::{CONNECTION, GATHER, HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
-pub use held::{DESCRIPTORS_MIN, Held, PARENT, take};
+pub use control_location::Supervisors;
 pub use kept_key::{KeptKey, key_of};
-pub use launch::{Launch, Memory, MountWords, OWN_PROGRAM};
-pub use note::{Told, find_note};
-pub use whereabouts::Supervisors;
+pub use launch::{Launch, MountMemory, MountSettings, OWN_PROGRAM};
+pub use mount_descriptors::{DESCRIPTORS_MIN, MountDescriptors, PARENT, take};
+pub use note::{SupervisorReport, find_note};
 
 /// A daemon that is not ready and says nothing for this long is stuck, and is killed.
 const SILENT_MAX: Duration = Duration::from_secs(30);
@@ -64,12 +64,12 @@ enum End {
 struct Supervisor {
     args: MountSupervisorArgs,
     /// The mount, wherever it is.
-    known: Known,
+    known: MountInfo,
     /// As the kernel lists it; none if it was gone at once.
     listed: Option<MountEntry>,
-    held: Held,
+    held: MountDescriptors,
     /// The command in the foreground, or who watches over that, until the first daemon is ready.
-    waiting: Option<Waiting>,
+    waiting: Option<ReadinessPipe>,
     signals: Signals,
     daemon: Option<Daemon>,
     /// When to start the next one.
@@ -78,10 +78,10 @@ struct Supervisor {
     programs: Programs,
     /// What is known since a daemon was ready for the first time.
     served: Option<Stage>,
-    unmounting: Option<Unmounting>,
-    waking: Asking,
-    gathering: Asking,
-    note: Option<Note>,
+    unmounting: Option<UnmountCommand>,
+    waking: HelperCommand,
+    gathering: HelperCommand,
+    note: Option<NoteFile>,
 }
 
 /// Supervises a mount until it ends.
@@ -89,21 +89,21 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
     crate::signals::name_process(c"dray-supervisor");
     flusher::declare();
     let what = || "cannot supervise a mount".to_owned();
-    let held = Held::take(args.mount.clones).doing(what)?;
+    let held = MountDescriptors::take(args.mount.clones).doing(what)?;
     let foreground = args.mount.foreground;
     let other = match take(PARENT) {
         Err(_) if foreground => None,
         taken => Some(taken.doing(what)?),
     };
-    let known = Known { at: args.mount.mountpoint.clone(), connection: Some(args.connection) };
-    let note = Note::open(&known.name()).inspect_err(|error| {
+    let known = MountInfo { at: args.mount.mountpoint.clone(), connection: Some(args.connection) };
+    let note = NoteFile::open(&known.name()).inspect_err(|error| {
         log::warn!("`dray upgrade` will not find this mount: {}", error.message)
     });
     let mut supervisor = Supervisor {
         listed: known.place(),
         known,
         held,
-        waiting: Some(Waiting::over(other, foreground)),
+        waiting: Some(ReadinessPipe::over(other, foreground)),
         signals: Signals::new().doing(what)?,
         daemon: None,
         start_at: Instant::now(),
@@ -111,8 +111,8 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         programs: Programs::new(args.program.clone()),
         served: None,
         unmounting: None,
-        waking: Asking::by("wake-mount"),
-        gathering: Asking::by("gather-entries"),
+        waking: HelperCommand::by("wake-mount"),
+        gathering: HelperCommand::by("gather-entries"),
         note: note.ok(),
         args,
     };
@@ -284,7 +284,7 @@ impl Supervisor {
         self.programs.serves(pid);
         if self.note.as_ref().is_none_or(|note| !note.is_there()) {
             self.note = None;
-            self.note = Note::open(&self.known.name()).ok(); // why not was said at first
+            self.note = NoteFile::open(&self.known.name()).ok(); // why not was said at first
         }
         if let Some(note) = &mut self.note {
             note.tell(pid, self.programs.is_former(), self.programs.heeded());
@@ -305,7 +305,7 @@ impl Supervisor {
     /// Has the entries of a ring come together. A daemon that this did not help asks again.
     fn gather(&mut self) {
         if let Err(error) = self.gathering.start(&self.known.now_at()) {
-            log::debug!("cannot gather the entries of {}: {error}", self.at().display());
+            log::debug!("cannot have the payloads of {} reclaimed: {error}", self.at().display());
         }
     }
 
@@ -334,11 +334,13 @@ impl Supervisor {
         let Some(place) = self.place() else {
             // Taken out of the tree while it was in use, or there in another namespace only: no
             // unmounting reaches it.
-            log::warn!("the mount on {at} is gone, and still in use: that is ended");
+            log::warn!(
+                "the mount on {at} is unmounted but still in use: dray aborts its connection"
+            );
             return self.abort();
         };
         log::info!("unmounting {}", place.at.display());
-        self.unmounting = Unmounting::start(&place.at)
+        self.unmounting = UnmountCommand::start(&place.at)
             .inspect_err(|error| log::error!("cannot unmount {at}: {error}"))
             .ok();
     }
@@ -383,8 +385,8 @@ impl Supervisor {
             return None;
         }
         match self.restarts.died(Instant::now(), death) {
-            Next::GiveUp(why) => Some(End::GaveUp(why)),
-            Next::Restart(wait) => {
+            RestartDecision::GiveUp(why) => Some(End::GaveUp(why)),
+            RestartDecision::Restart(wait) => {
                 self.start_at = Instant::now() + wait;
                 None
             }
@@ -419,14 +421,14 @@ impl Supervisor {
     /// Whatever was to be found by other commands.
     fn remove_files(&mut self) {
         self.note = None;
-        Kind::Mount.remove_dead(&self.known.name()); // a daemon that was killed has left its own
+        ProcessKind::Mount.remove_dead(&self.known.name()); // a daemon that was killed has left its own
     }
 
     /// Every request fails, so that nobody waits for a daemon that will never be. Where the
     /// kernel's way is barred, the end of this process closes the last descriptors, which
     /// comes to the same.
     fn abort(&self) {
-        // A connection that has ended may have left its number to somebody else's mount.
+        // A connection that has ended may have left its number to another user's mount.
         if self.connection_ended() {
             return;
         }

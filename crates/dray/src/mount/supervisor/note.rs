@@ -1,5 +1,5 @@
-//! What a supervisor leaves for `dray upgrade` to find: a file named after the mount point,
-//! locked as long as the supervisor lives, with what serves at the moment.
+//! The note by which `dray upgrade` finds a supervisor. It is a file named after the mount point. The
+//! supervisor locks it while it lives, and writes into it which daemon serves.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -9,28 +9,28 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::whereabouts::Supervisors;
+use super::control_location::Supervisors;
 use crate::control;
-use crate::error::{Doing, Failure};
+use crate::error::{ErrorContext, Failure};
 use crate::mount::mount_table::MountEntry;
-use crate::named::{self, Named};
 use crate::paths;
+use crate::run_file::{self, RunFile};
 
 /// How often one looks whether a supervisor has ended.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The file of a live supervisor.
-pub struct Note {
+pub struct NoteFile {
     file: File,
     /// The name goes with the supervisor.
-    name: Named,
+    name: RunFile,
     /// Daemons that have served.
     daemons: u64,
 }
 
 /// What the file says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct SupervisorReport {
     /// Process of the supervisor.
     pub supervisor: u32,
     /// Daemons that have served, this one included.
@@ -44,10 +44,10 @@ pub struct Told {
     pub heeded: Option<u64>,
 }
 
-impl Told {
+impl SupervisorReport {
     /// Whether it says what has become of an upgrade that was asked for when the note said `before`.
     /// A daemon that was started earlier may become ready behind that.
-    pub fn answers_since(&self, before: &Told) -> bool {
+    pub fn answers_since(&self, before: &SupervisorReport) -> bool {
         match (self.heeded, before.heeded) {
             (Some(now), Some(then)) => now > then,
             _ => self.daemons > before.daemons,
@@ -61,26 +61,26 @@ fn path_for(dir: &Path, name: &str) -> PathBuf {
     dir.join("mounts").join(format!("{name}.{EXTENSION}"))
 }
 
-impl Note {
+impl NoteFile {
     /// For the mount that is called so. A supervisor that still has one there is about to end, or
     /// its mount is no longer in the tree. Errors: those of open(2), mkdir(2) and rename(2).
-    pub fn open(name: &str) -> Result<Note, Failure> {
+    pub fn open(name: &str) -> Result<NoteFile, Failure> {
         let dir = paths::run_dir();
         let path = path_for(&dir, name);
         paths::make_run_dir()?;
         paths::make_private(&dir.join("mounts"))?;
         remove_left_behind(&dir.join("mounts")); // before there is a lock of ours: see there
-        let aside = named::aside(&path);
+        let aside = run_file::aside(&path);
         let what = || format!("cannot use {}", path.display());
         let mut options = OpenOptions::new();
         options.create(true).truncate(true).read(true).write(true).mode(0o600);
         let file = options.open(&aside).doing(what)?;
         lock(&file, libc::F_SETLK).doing(what)?;
-        let name = Named::take(&aside, path.clone()).doing(what)?;
-        Ok(Note { file, name, daemons: 0 })
+        let name = RunFile::take(&aside, path.clone()).doing(what)?;
+        Ok(NoteFile { file, name, daemons: 0 })
     }
 
-    /// Whether it is to be found: somebody may have removed it.
+    /// Whether the file is still there: another process may have removed it.
     pub fn is_there(&self) -> bool {
         self.name.is_there()
     }
@@ -106,7 +106,7 @@ fn remove_left_behind(dir: &Path) {
         let path = entry.path();
         let is_left = || open(&path, paths::effective_uid()).is_some_and(|note| !is_held(&note));
         match path.extension().and_then(OsStr::to_str) {
-            Some(EXTENSION) if is_left() => named::remove_if(&path, |_| is_left()),
+            Some(EXTENSION) if is_left() => run_file::remove_if(&path, |_| is_left()),
             Some(control::EXTENSION) => control::remove_dead(&path),
             _ => {}
         }
@@ -114,28 +114,28 @@ fn remove_left_behind(dir: &Path) {
 }
 
 /// The note of a live supervisor.
-pub struct Found {
+pub struct SupervisorNote {
     path: PathBuf,
     user: u32,
 }
 
 /// The note of the supervisor of this mount; none if there is no such supervisor.
-pub fn find_note(mount: &MountEntry) -> Option<Found> {
+pub fn find_note(mount: &MountEntry) -> Option<SupervisorNote> {
     let user = mount.user;
     let places = Supervisors::look().whereabouts_of(mount).into_iter();
     let mut paths = places.map(|place| path_for(&place.dir, &place.name));
     let path = paths.find(|path| open(path, user).is_some_and(|note| is_held(&note)))?;
-    Some(Found { path, user })
+    Some(SupervisorNote { path, user })
 }
 
-impl Found {
+impl SupervisorNote {
     /// What it says; none if the supervisor has ended, or no daemon has served so far.
-    pub fn read(&self) -> Option<Told> {
+    pub fn read(&self) -> Option<SupervisorReport> {
         let file = open(&self.path, self.user)?;
         let supervisor = holder(&lock(&file, libc::F_GETLK).ok()?)?;
         let text = io::read_to_string(&file).ok()?;
         let mut words = text.split_ascii_whitespace();
-        Some(Told {
+        Some(SupervisorReport {
             supervisor,
             daemons: words.next()?.parse().ok()?,
             daemon: words.next()?.parse().ok()?,
@@ -145,12 +145,12 @@ impl Found {
     }
 
     /// To wait for its supervisor's end, whatever mount is there later; none if it has ended.
-    pub fn watch(&self) -> Option<Watched> {
-        open(&self.path, self.user).map(Watched)
+    pub fn watch(&self) -> Option<SupervisorWatch> {
+        open(&self.path, self.user).map(SupervisorWatch)
     }
 }
 
-/// A note of this user's, and nothing else that somebody may have put there.
+/// A note of this user. Other files at that path are refused.
 fn open(path: &Path, user: u32) -> Option<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -159,10 +159,10 @@ fn open(path: &Path, user: u32) -> Option<File> {
     (meta.is_file() && meta.uid() == user).then_some(file)
 }
 
-/// A supervisor whose end somebody waits for.
-pub struct Watched(File);
+/// A supervisor whose end a command waits for.
+pub struct SupervisorWatch(File);
 
-impl Watched {
+impl SupervisorWatch {
     /// Waits until it has ended, up to `patience`. Whether it has.
     pub fn ends_within(&self, patience: Duration) -> bool {
         let end = Instant::now() + patience;

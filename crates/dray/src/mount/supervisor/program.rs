@@ -1,5 +1,5 @@
-//! Which program is executed as daemon: the one that the mount began with, the one that is
-//! installed now, or the one that came up at the last upgrade.
+//! Chooses the program of the next daemon: the one that the mount began with, the one that is
+//! installed now, or the one that served after the last upgrade.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;

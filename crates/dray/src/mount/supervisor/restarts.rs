@@ -1,4 +1,4 @@
-//! When a daemon that died is started again, and when that is given up.
+//! Decides when a daemon that died is started again, and when the supervisor gives up.
 
 use std::collections::VecDeque;
 use std::io;
@@ -54,7 +54,7 @@ impl Death {
 
 /// What follows a death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum RestartDecision {
     /// A new daemon, after this time.
     Restart(Duration),
     /// The mount is ended, for this reason.
@@ -76,7 +76,7 @@ impl Restarts {
     }
 
     /// A daemon died; [`Restarts::ready`] has been called for it if it ever served.
-    pub fn died(&mut self, now: Instant, death: Death) -> Next {
+    pub fn died(&mut self, now: Instant, death: Death) -> RestartDecision {
         let counted = match death {
             Death::Failed => Some((&mut self.failures, FAILURES_MAX, "it failed too often")),
             Death::Killed => Some((&mut self.kills, KILLS_MAX, "it was killed too often")),
@@ -88,16 +88,16 @@ impl Restarts {
                 deaths.pop_front();
             }
             if deaths.len() >= max {
-                return Next::GiveUp(why);
+                return RestartDecision::GiveUp(why);
             }
         }
         self.unready += 1; // none has been ready since: that sets it to zero
         if self.unready > UNREADY_MAX {
-            return Next::GiveUp("no daemon came to serve, again and again");
+            return RestartDecision::GiveUp("no daemon came to serve, again and again");
         }
         let doublings = self.unready.checked_sub(2);
         let wait = doublings.map_or(Duration::ZERO, |n| BACKOFF_FIRST * 2u32.pow(n.min(10)));
-        Next::Restart(wait.min(BACKOFF_LAST))
+        RestartDecision::Restart(wait.min(BACKOFF_LAST))
     }
 }
 
@@ -112,9 +112,9 @@ mod tests {
         for death in 1..KILLS_MAX {
             restarts.ready();
             let next = restarts.died(now, Death::Killed);
-            assert_eq!(next, Next::Restart(Duration::ZERO), "{death}");
+            assert_eq!(next, RestartDecision::Restart(Duration::ZERO), "{death}");
         }
-        assert!(matches!(restarts.died(now, Death::Killed), Next::GiveUp(_)));
+        assert!(matches!(restarts.died(now, Death::Killed), RestartDecision::GiveUp(_)));
     }
 
     #[test]
@@ -122,13 +122,13 @@ mod tests {
         let mut restarts = Restarts::default();
         let mut now = Instant::now();
         for _ in 1..FAILURES_MAX {
-            assert!(matches!(restarts.died(now, Death::Failed), Next::Restart(_)));
+            assert!(matches!(restarts.died(now, Death::Failed), RestartDecision::Restart(_)));
         }
-        assert!(matches!(restarts.died(now, Death::Failed), Next::GiveUp(_)));
+        assert!(matches!(restarts.died(now, Death::Failed), RestartDecision::GiveUp(_)));
         let mut restarts = Restarts::default();
         for _ in 0..10 * FAILURES_MAX {
             restarts.ready();
-            assert_eq!(restarts.died(now, Death::Failed), Next::Restart(Duration::ZERO));
+            assert_eq!(restarts.died(now, Death::Failed), RestartDecision::Restart(Duration::ZERO));
             now += PERIOD / 3;
         }
     }
@@ -138,7 +138,7 @@ mod tests {
         let mut restarts = Restarts::default();
         let now = Instant::now();
         let mut waits = Vec::new();
-        while let Next::Restart(wait) = restarts.died(now, Death::Killed) {
+        while let RestartDecision::Restart(wait) = restarts.died(now, Death::Killed) {
             waits.push(wait);
         }
         assert_eq!(waits.len(), UNREADY_MAX as usize);
@@ -163,7 +163,7 @@ mod tests {
     fn what_the_machine_is_short_of_may_come_back() {
         let mut restarts = Restarts::default();
         let (now, mut waited) = (Instant::now(), Duration::ZERO);
-        while let Next::Restart(wait) = restarts.died(now + waited, Death::Unborn) {
+        while let RestartDecision::Restart(wait) = restarts.died(now + waited, Death::Unborn) {
             waited += wait;
         }
         assert!(waited > PERIOD / 2 && waited < PERIOD, "{waited:?}");

@@ -1,4 +1,4 @@
-//! Signals as something to be polled, for a process without an executor.
+//! Signals as a descriptor for poll(2), for a process without an executor.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

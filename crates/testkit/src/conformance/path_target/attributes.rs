@@ -6,7 +6,7 @@ use dray_core::{Errno, XattrSet};
 
 use super::{Answer, PathTarget, check, done};
 use crate::conformance::fs_target::user_names;
-use crate::model::Outcome;
+use crate::model::StepOutcome;
 use crate::step::{Action, Path, xattr_name};
 
 impl PathTarget {
@@ -72,7 +72,7 @@ impl PathTarget {
                     libc::lgetxattr(file.as_ptr(), name.as_ptr(), start, len) as i64
                 })?;
                 value.truncate(len as usize);
-                Ok(Outcome::Bytes(value))
+                Ok(StepOutcome::Bytes(value))
             }
             Action::Listxattr { path: file } => {
                 let mut list = vec![0u8; dray_core::XATTR_MAX_BYTES];

@@ -5,9 +5,9 @@ use dray_core::{
     Timestamp, Uid, Write, XATTR_MAX_BYTES, XattrSet,
 };
 
-use super::place::{Place, close, errno, name, user, write};
+use super::place::{TestDirectory, close, errno, name, user, write};
 
-pub(super) async fn attributes_change_alone(place: &Place) {
+pub(super) async fn attributes_change_alone(place: &TestDirectory) {
     let (fs, cx) = (place.client(1), user(0));
     let (entry, file) = place.file("file").await;
     write(&file, 0, &[1; 5000]).await;
@@ -30,7 +30,7 @@ pub(super) async fn attributes_change_alone(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn a_write_clears_set_id_bits(place: &Place) {
+pub(super) async fn a_write_clears_set_id_bits(place: &TestDirectory) {
     let (entry, file) = place.file("tool").await;
     let set = SetAttr { mode: Some(0o6777), ..SetAttr::default() };
     let mode = || async { place.fs().getattr(&user(0), entry.id).await.unwrap().mode & 0o7777 };
@@ -41,7 +41,7 @@ pub(super) async fn a_write_clears_set_id_bits(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn permissions_are_checked(place: &Place) {
+pub(super) async fn permissions_are_checked(place: &TestDirectory) {
     let fs = place.fs();
     let what = Make::Directory { mode: 0o750 };
     let private = fs.make(&user(1), place.dir, &name("private"), what).await.unwrap().id;
@@ -64,7 +64,7 @@ pub(super) async fn permissions_are_checked(place: &Place) {
     sticky_directories_keep_the_others_files(place).await;
 }
 
-async fn sticky_directories_keep_the_others_files(place: &Place) {
+async fn sticky_directories_keep_the_others_files(place: &TestDirectory) {
     let (fs, cx) = (place.fs(), user(0));
     let shared = place.mkdir("shared").await;
     let set = SetAttr { mode: Some(0o1777), ..SetAttr::default() };
@@ -80,7 +80,7 @@ async fn sticky_directories_keep_the_others_files(place: &Place) {
     fs.remove(&user(1), shared, &mine, RemoveKind::File).await.unwrap();
 }
 
-pub(super) async fn access_answers_for_the_caller(place: &Place) {
+pub(super) async fn access_answers_for_the_caller(place: &TestDirectory) {
     let (fs, cx) = (place.fs(), user(0));
     let (entry, file) = place.file("file").await;
     close(file).await;
@@ -95,14 +95,14 @@ pub(super) async fn access_answers_for_the_caller(place: &Place) {
     assert!(may(0, r | w).await && !may(0, x).await, "nobody may execute it, not even root");
 }
 
-pub(super) async fn statfs_makes_sense(place: &Place) {
+pub(super) async fn statfs_makes_sense(place: &TestDirectory) {
     let found = place.fs().statfs(&user(0)).await.unwrap();
     assert!(found.block_bytes > 0 && found.blocks > 0);
     assert!(found.blocks_free <= found.blocks && found.blocks_available <= found.blocks_free);
     assert_eq!(found.name_max_bytes, 255);
 }
 
-pub(super) async fn xattrs_are_kept(place: &Place) {
+pub(super) async fn xattrs_are_kept(place: &TestDirectory) {
     let (fs, cx) = (place.fs(), user(0));
     let (entry, file) = place.file("file").await;
     close(file).await;

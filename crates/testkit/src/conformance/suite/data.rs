@@ -6,13 +6,13 @@ use dray_core::{
     Allocate, Buf, BufMut, Errno, LockOwner, OpenHow, RemoveKind, Seek, SetAttr, Write,
 };
 
-use super::place::{Place, close, errno, read, user, write};
+use super::place::{TestDirectory, close, errno, read, user, write};
 
 fn range(flags: i32, at: u64, len_bytes: u64) -> Allocate {
     Allocate { flags, at, len_bytes }
 }
 
-pub(super) async fn reads_are_short_only_at_the_end(place: &Place) {
+pub(super) async fn reads_are_short_only_at_the_end(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     let bytes: Vec<u8> = (0..200_000u32).map(|at| (at % 253) as u8).collect();
     write(&file, 0, &bytes).await;
@@ -29,7 +29,7 @@ pub(super) async fn reads_are_short_only_at_the_end(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn appends_of_two_open_files_do_not_mix(place: &Place) {
+pub(super) async fn appends_of_two_open_files_do_not_mix(place: &TestDirectory) {
     let (entry, first) = place.file("log").await;
     let how = OpenHow::new(libc::O_WRONLY | libc::O_APPEND);
     let one = place.client(0).open(&user(0), entry.id, how).await.unwrap();
@@ -50,7 +50,7 @@ pub(super) async fn appends_of_two_open_files_do_not_mix(place: &Place) {
     }
 }
 
-pub(super) async fn a_deleted_file_lives_while_it_is_open(place: &Place) {
+pub(super) async fn a_deleted_file_lives_while_it_is_open(place: &TestDirectory) {
     let (entry, file) = place.file("doomed").await;
     write(&file, 0, b"before").await;
     let other = place.client(1).open(&user(0), entry.id, OpenHow::READ).await.unwrap();
@@ -72,7 +72,7 @@ pub(super) async fn a_deleted_file_lives_while_it_is_open(place: &Place) {
     }
 }
 
-pub(super) async fn rights_are_those_of_the_open(place: &Place) {
+pub(super) async fn rights_are_those_of_the_open(place: &TestDirectory) {
     let (entry, file) = place.file("file").await;
     close(file).await;
     let fs = place.fs();
@@ -96,7 +96,7 @@ pub(super) async fn rights_are_those_of_the_open(place: &Place) {
     close(writer).await;
 }
 
-pub(super) async fn holes_and_data_are_told_apart(place: &Place) {
+pub(super) async fn holes_and_data_are_told_apart(place: &TestDirectory) {
     let (_, file) = place.file("sparse").await;
     write(&file, 1 << 20, &[1; 65_536]).await;
     let cx = user(0);
@@ -110,7 +110,7 @@ pub(super) async fn holes_and_data_are_told_apart(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn space_is_given_and_punched(place: &Place) {
+pub(super) async fn space_is_given_and_punched(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     let (cx, keep) = (user(0), libc::FALLOC_FL_KEEP_SIZE);
     let size = || async { file.getattr(&user(0)).await.unwrap().size };
@@ -127,7 +127,7 @@ pub(super) async fn space_is_given_and_punched(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn zeroed_ranges_read_as_zeros(place: &Place) {
+pub(super) async fn zeroed_ranges_read_as_zeros(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     write(&file, 0, &[9; 20_000]).await;
     let flags = libc::FALLOC_FL_ZERO_RANGE;
@@ -142,7 +142,7 @@ pub(super) async fn zeroed_ranges_read_as_zeros(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn ranges_are_cut_out_and_put_in(place: &Place) {
+pub(super) async fn ranges_are_cut_out_and_put_in(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     let block = u64::from(file.getattr(&user(0)).await.unwrap().block_bytes).max(4096);
     let part = |fill: u8| vec![fill; block as usize];
@@ -159,7 +159,7 @@ pub(super) async fn ranges_are_cut_out_and_put_in(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn ranges_are_copied(place: &Place) {
+pub(super) async fn ranges_are_copied(place: &TestDirectory) {
     let (_, from) = place.file("from").await;
     let (_, to) = place.file("to").await;
     let cx = user(0);
@@ -182,7 +182,7 @@ pub(super) async fn ranges_are_copied(place: &Place) {
     close(to).await;
 }
 
-pub(super) async fn sync_and_flush_succeed(place: &Place) {
+pub(super) async fn sync_and_flush_succeed(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     write(&file, 0, b"data").await;
     file.sync(&user(0), true).await.unwrap();

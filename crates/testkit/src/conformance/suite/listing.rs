@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use dray_core::{OpenFile, OpenHow, RemoveKind};
 
-use super::place::{Place, close, name, user};
+use super::place::{TestDirectory, close, name, user};
 
 /// Entries of the test's directory.
 const ENTRIES: usize = 300;
 /// Pages that a listing of them may have.
 const PAGES_MAX: usize = 1000;
 
-async fn fill(place: &Place) -> BTreeSet<Vec<u8>> {
+async fn fill(place: &TestDirectory) -> BTreeSet<Vec<u8>> {
     let mut names = BTreeSet::new();
     for number in 0..ENTRIES {
         let text = format!("entry-{number}");
@@ -41,7 +41,7 @@ async fn list(dir: &Arc<dyn OpenFile>, mut cookie: u64, plus: bool) -> Vec<(Vec<
     panic!("the listing does not come to an end");
 }
 
-pub(super) async fn a_listing_is_whole_and_goes_on_from_any_cookie(place: &Place) {
+pub(super) async fn a_listing_is_whole_and_goes_on_from_any_cookie(place: &TestDirectory) {
     let want = fill(place).await;
     let dir = place.client(1).open(&user(0), place.dir, OpenHow::DIRECTORY).await.unwrap();
     for plus in [false, true] {
@@ -57,7 +57,7 @@ pub(super) async fn a_listing_is_whole_and_goes_on_from_any_cookie(place: &Place
     close(dir).await;
 }
 
-pub(super) async fn a_listing_survives_changes(place: &Place) {
+pub(super) async fn a_listing_survives_changes(place: &TestDirectory) {
     let want = fill(place).await;
     let dir = place.fs().open(&user(0), place.dir, OpenHow::DIRECTORY).await.unwrap();
     let mut seen = BTreeMap::new();

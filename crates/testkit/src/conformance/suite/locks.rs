@@ -9,7 +9,7 @@ use dray_core::{
 };
 use dray_rt::{sleep, spawn_join};
 
-use super::place::{Place, close, errno, user};
+use super::place::{TestDirectory, close, errno, user};
 
 /// Time after which a waiter surely waits.
 const SETTLED: Duration = Duration::from_millis(20);
@@ -33,13 +33,13 @@ fn on(node: u64) -> Context {
 }
 
 /// The same file opened through two clients.
-async fn opened_twice(place: &Place) -> [Arc<dyn OpenFile>; 2] {
+async fn opened_twice(place: &TestDirectory) -> [Arc<dyn OpenFile>; 2] {
     let (entry, first) = place.file("file").await;
     let second = place.client(1).open(&user(0), entry.id, OpenHow::READ_WRITE).await.unwrap();
     [first, second]
 }
 
-pub(super) async fn exclusive_locks_exclude(place: &Place) {
+pub(super) async fn exclusive_locks_exclude(place: &TestDirectory) {
     let [one, other] = opened_twice(place).await;
     for (mine, yours) in [
         (posix(LockKind::Exclusive, (0, 9), 1), posix(LockKind::Shared, (9, 20), 2)),
@@ -61,7 +61,7 @@ pub(super) async fn exclusive_locks_exclude(place: &Place) {
     close(other).await;
 }
 
-pub(super) async fn ranges_are_locked_apart(place: &Place) {
+pub(super) async fn ranges_are_locked_apart(place: &TestDirectory) {
     let [one, other] = opened_twice(place).await;
     one.lock(&on(1), posix(LockKind::Exclusive, (0, 99), 1), false).await.unwrap();
     other.lock(&on(2), posix(LockKind::Exclusive, (100, 199), 2), false).await.unwrap();
@@ -78,7 +78,7 @@ pub(super) async fn ranges_are_locked_apart(place: &Place) {
     close(other).await;
 }
 
-pub(super) async fn a_waiting_lock_is_granted_and_can_be_interrupted(place: &Place) {
+pub(super) async fn a_waiting_lock_is_granted_and_can_be_interrupted(place: &TestDirectory) {
     let [one, other] = opened_twice(place).await;
     let (mine, yours) = (flock(LockKind::Exclusive, 1), flock(LockKind::Exclusive, 2));
     one.lock(&on(1), mine, false).await.unwrap();
@@ -102,7 +102,7 @@ pub(super) async fn a_waiting_lock_is_granted_and_can_be_interrupted(place: &Pla
     close(other).await;
 }
 
-pub(super) async fn locks_end_with_flush_and_close(place: &Place) {
+pub(super) async fn locks_end_with_flush_and_close(place: &TestDirectory) {
     let [one, other] = opened_twice(place).await;
     one.lock(&on(1), posix(LockKind::Exclusive, (0, 9), 1), false).await.unwrap();
     let wanted = posix(LockKind::Exclusive, (0, 9), 2);

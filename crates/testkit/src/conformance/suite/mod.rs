@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use dray_core::FileSystem;
 
-use place::Place;
+use place::TestDirectory;
 
 /// What a file system has beyond what every one must have.
 #[derive(Clone, Copy, Debug)]
-pub struct Offers {
+pub struct OptionalFeatures {
     /// flock and fcntl locks.
     pub locks: bool,
     /// `user.` attributes.
@@ -26,10 +26,10 @@ pub struct Offers {
     pub shift_range: bool,
 }
 
-impl Offers {
+impl OptionalFeatures {
     /// Everything.
-    pub const ALL: Offers =
-        Offers { locks: true, xattrs: true, zero_range: true, shift_range: true };
+    pub const ALL: OptionalFeatures =
+        OptionalFeatures { locks: true, xattrs: true, zero_range: true, shift_range: true };
 }
 
 /// Runs every directed test on one store, seen through one or more `clients`: where there
@@ -40,12 +40,12 @@ impl Offers {
 ///
 /// # Panics
 /// At the first promise that is not kept, naming it.
-pub async fn suite(clients: &[Arc<dyn FileSystem>], offers: Offers) {
+pub async fn suite(clients: &[Arc<dyn FileSystem>], offers: OptionalFeatures) {
     assert!(!clients.is_empty(), "a suite needs a client");
     macro_rules! tests {
         ($($test:path),* $(,)?) => {
             $({
-                let place = Place::new(clients, stringify!($test)).await;
+                let place = TestDirectory::new(clients, stringify!($test)).await;
                 $test(&place).await;
             })*
         };

@@ -2,11 +2,11 @@
 
 use dray_core::{CreateHow, Errno, FileType, Make, OpenHow, RemoveKind, RenameHow};
 
-use super::place::{Place, close, errno, name, read, user, write};
+use super::place::{TestDirectory, close, errno, name, read, user, write};
 
 const EXCLUSIVE: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
-pub(super) async fn exclusive_create_has_one_winner(place: &Place) {
+pub(super) async fn exclusive_create_has_one_winner(place: &TestDirectory) {
     let (entry, file) =
         place.client(0).create(&user(0), place.dir, &name("one"), EXCLUSIVE).await.unwrap();
     let again = place.client(1).create(&user(0), place.dir, &name("one"), EXCLUSIVE).await;
@@ -16,7 +16,7 @@ pub(super) async fn exclusive_create_has_one_winner(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn create_opens_what_is_there_unless_exclusive(place: &Place) {
+pub(super) async fn create_opens_what_is_there_unless_exclusive(place: &TestDirectory) {
     let (entry, file) = place.file("there").await;
     write(&file, 0, b"content").await;
     let how = CreateHow { exclusive: false, ..EXCLUSIVE };
@@ -35,7 +35,7 @@ pub(super) async fn create_opens_what_is_there_unless_exclusive(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn the_mode_does_not_limit_the_first_open(place: &Place) {
+pub(super) async fn the_mode_does_not_limit_the_first_open(place: &TestDirectory) {
     let how = CreateHow { mode: 0o444, ..EXCLUSIVE };
     let (entry, file) =
         place.fs().create(&user(1), place.dir, &name("readonly"), how).await.unwrap();
@@ -46,7 +46,7 @@ pub(super) async fn the_mode_does_not_limit_the_first_open(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn names_that_end_badly_answer_as_linux_does(place: &Place) {
+pub(super) async fn names_that_end_badly_answer_as_linux_does(place: &TestDirectory) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let (file, opened) = place.file("file").await;
     close(opened).await;
@@ -74,7 +74,7 @@ pub(super) async fn names_that_end_badly_answer_as_linux_does(place: &Place) {
     assert_eq!(errno(fs.open(&cx, file.id, OpenHow::DIRECTORY).await), Some(Errno::ENOTDIR));
 }
 
-pub(super) async fn a_parent_is_found_and_the_root_is_its_own(place: &Place) {
+pub(super) async fn a_parent_is_found_and_the_root_is_its_own(place: &TestDirectory) {
     let (fs, cx) = (place.fs(), user(0));
     let one = place.mkdir("one").await;
     let two = place.mkdir_in(one, "two").await;
@@ -84,7 +84,7 @@ pub(super) async fn a_parent_is_found_and_the_root_is_its_own(place: &Place) {
     assert_eq!(fs.parent(&cx, root).await.unwrap().id, root);
 }
 
-pub(super) async fn rename_replaces_keeps_back_and_exchanges(place: &Place) {
+pub(super) async fn rename_replaces_keeps_back_and_exchanges(place: &TestDirectory) {
     let (fs, cx, dir) = (place.client(1), user(0), place.dir);
     let (a, b) = (name("a"), name("b"));
     let (id_a, file_a) = place.file("a").await;
@@ -105,7 +105,7 @@ pub(super) async fn rename_replaces_keeps_back_and_exchanges(place: &Place) {
     close(file_b).await;
 }
 
-pub(super) async fn a_directory_does_not_go_into_itself(place: &Place) {
+pub(super) async fn a_directory_does_not_go_into_itself(place: &TestDirectory) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let outer = place.mkdir("outer").await;
     let inner = place.mkdir_in(outer, "inner").await;
@@ -116,7 +116,7 @@ pub(super) async fn a_directory_does_not_go_into_itself(place: &Place) {
     assert_eq!(errno(result), Some(Errno::ENOTEMPTY));
 }
 
-pub(super) async fn links_count_and_outlive_each_other(place: &Place) {
+pub(super) async fn links_count_and_outlive_each_other(place: &TestDirectory) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let (entry, file) = place.file("first").await;
     write(&file, 0, b"shared").await;
@@ -133,7 +133,7 @@ pub(super) async fn links_count_and_outlive_each_other(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn an_unnamed_file_gets_its_first_name(place: &Place) {
+pub(super) async fn an_unnamed_file_gets_its_first_name(place: &TestDirectory) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let how = CreateHow { exclusive: false, ..EXCLUSIVE };
     let (entry, file) = match fs.tmpfile(&cx, dir, how).await {
@@ -151,7 +151,7 @@ pub(super) async fn an_unnamed_file_gets_its_first_name(place: &Place) {
     close(file).await;
 }
 
-pub(super) async fn ids_survive_rename_and_die_with_the_file(place: &Place) {
+pub(super) async fn ids_survive_rename_and_die_with_the_file(place: &TestDirectory) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let (entry, file) = place.file("before").await;
     close(file).await;

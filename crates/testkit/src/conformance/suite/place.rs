@@ -13,7 +13,7 @@ use crate::step::identity;
 static REQUESTS: AtomicU64 = AtomicU64::new(1);
 
 /// A directory of the test's own, open to all.
-pub(super) struct Place {
+pub(super) struct TestDirectory {
     clients: Vec<Arc<dyn FileSystem>>,
     /// The directory.
     pub(super) dir: FileId,
@@ -34,15 +34,15 @@ pub(super) fn errno<T>(result: Result<T>) -> Option<Errno> {
     result.err().map(|error| error.errno())
 }
 
-impl Place {
-    pub(super) async fn new(clients: &[Arc<dyn FileSystem>], test: &str) -> Place {
+impl TestDirectory {
+    pub(super) async fn new(clients: &[Arc<dyn FileSystem>], test: &str) -> TestDirectory {
         let fs = &clients[0];
         let cx = user(0);
         let what = Make::Directory { mode: 0o777 };
         let name = name(&test.replace("::", "-"));
         let made = fs.make(&cx, fs.info().root, &name, what).await;
         let dir = made.unwrap_or_else(|error| panic!("no place for {test}: {error:?}")).id;
-        Place { clients: clients.to_vec(), dir }
+        TestDirectory { clients: clients.to_vec(), dir }
     }
 
     /// The `number`th client; they are gone through in turn.

@@ -6,9 +6,9 @@ use std::sync::Mutex;
 
 use dray_core::{Buf, BufMut, Fut, Write};
 
-use super::{Work, lock, pick, think};
+use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::Client;
+use crate::simulator::client::SimClient;
 
 /// Records of each client.
 const RECORDS: u64 = 25;
@@ -20,7 +20,7 @@ pub(super) struct Append {
     acknowledged: Mutex<BTreeSet<String>>,
 }
 
-impl Work for Append {
+impl Workload for Append {
     fn name(&self) -> &'static str {
         "append"
     }
@@ -29,7 +29,7 @@ impl Work for Append {
         true
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let flags = libc::O_RDWR | libc::O_APPEND;
             let mut file = client.open(client.root(), "log", flags).await?;
@@ -56,7 +56,7 @@ impl Work for Append {
 
     fn crashed(&self, _: usize) {}
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let text = whole_file(client, "log").await?;
             let mut found = BTreeMap::<&str, usize>::new();
@@ -90,7 +90,7 @@ fn parse(text: &str) -> Option<(&str, &str)> {
     body.bytes().all(|byte| byte == b'x').then_some((id, rest))
 }
 
-async fn whole_file(client: &Client, name: &str) -> Outcome<String> {
+async fn whole_file(client: &SimClient, name: &str) -> Outcome<String> {
     let file = client.open(client.root(), name, libc::O_RDONLY).await?;
     let mut text = Vec::new();
     loop {

@@ -1,12 +1,12 @@
-//! Several clients copy words within and between two files, and set and read them: some
-//! order of what they did explains everything that they saw.
+//! Several clients copy words within and between two files, and set and read them. Some order of their
+//! operations must explain all they saw.
 
 use dray_core::{Buf, BufMut, Fut, Write};
 
-use super::noted::Noted;
-use super::{Work, pick, think};
+use super::operation_log::OperationLog;
+use super::{Workload, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, File};
+use crate::simulator::client::{SimClient, SimFile};
 
 /// Operations of each client.
 const OPERATIONS: u64 = 24;
@@ -58,12 +58,12 @@ fn apply(files: &Files, deed: &Deed) -> Option<Files> {
 }
 
 #[derive(Default)]
-pub(super) struct Copies {
-    noted: Noted<Deed>,
+pub(super) struct CopyWorkload {
+    operation_log: OperationLog<Deed>,
 }
 
-impl Copies {
-    async fn step(&self, client: &Client, files: &[File; 2], number: u64) -> Outcome<()> {
+impl CopyWorkload {
+    async fn step(&self, client: &SimClient, files: &[SimFile; 2], number: u64) -> Outcome<()> {
         let cx = client.cx();
         let (from, to) = (drawn(), drawn());
         let done = match pick(4) {
@@ -71,7 +71,7 @@ impl Copies {
                 let word = (client.number as u64 + 1) << 32 | number;
                 let bytes = Buf::from(&word.to_le_bytes()[..]);
                 let written = files[to.file].write(&cx, Write::at(to.word * WORD), bytes);
-                self.noted.note([Deed::Set(to, word)], written, |_, _| {}).await.map(drop)
+                self.operation_log.note([Deed::Set(to, word)], written, |_, _| {}).await.map(drop)
             }
             1 | 2 if from.file != to.file || from.word != to.word => {
                 let (source, target) = (&files[from.file], &*files[to.file]);
@@ -79,15 +79,15 @@ impl Copies {
                 let learn = |deed: &mut Deed, bytes: &u64| {
                     *deed = Deed::Copy(from, to, Some(*bytes));
                 };
-                self.noted.note([Deed::Copy(from, to, None)], copied, learn).await.map(drop)
+                self.operation_log.note([Deed::Copy(from, to, None)], copied, learn).await.map(drop)
             }
             _ => return self.read(client, files, to.file).await,
         };
         done.map_err(client.failed("set or copy a word"))
     }
 
-    async fn read(&self, client: &Client, files: &[File; 2], file: usize) -> Outcome<()> {
-        let from = self.noted.tick();
+    async fn read(&self, client: &SimClient, files: &[SimFile; 2], file: usize) -> Outcome<()> {
+        let from = self.operation_log.tick();
         let read = files[file].read(&client.cx(), 0, BufMut::heap(4096)).await;
         let read = read.map_err(|(error, _)| client.failed("read")(error))?;
         let (words, rest) = read.filled().as_chunks::<8>();
@@ -95,25 +95,25 @@ impl Copies {
             return Err(format!("half a word: the file has {} bytes", read.len()));
         }
         let words = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        self.noted.found(from, Deed::Read(file, words));
+        self.operation_log.found(from, Deed::Read(file, words));
         Ok(())
     }
 }
 
-async fn open(client: &Client) -> Outcome<[File; 2]> {
+async fn open(client: &SimClient) -> Outcome<[SimFile; 2]> {
     let [left, right] =
         ["left", "right"].map(|text| client.open(client.root(), text, libc::O_RDWR));
     Ok([left.await?, right.await?])
 }
 
-async fn close(client: &Client, files: [File; 2]) -> Outcome<()> {
+async fn close(client: &SimClient, files: [SimFile; 2]) -> Outcome<()> {
     for file in files {
         file.close(&client.cx()).await.map_err(client.failed("close"))?;
     }
     Ok(())
 }
 
-impl Work for Copies {
+impl Workload for CopyWorkload {
     fn name(&self) -> &'static str {
         "copies"
     }
@@ -122,11 +122,11 @@ impl Work for Copies {
         true
     }
 
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move { close(client, open(client).await?).await })
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let files = open(client).await?;
             for number in 0..OPERATIONS {
@@ -139,13 +139,13 @@ impl Work for Copies {
 
     fn crashed(&self, _: usize) {}
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let files = open(client).await?;
             self.read(client, &files, 0).await?;
             self.read(client, &files, 1).await?;
             close(client, files).await?;
-            self.noted.is_explained(Files::default(), apply)
+            self.operation_log.is_explained(Files::default(), apply)
         })
     }
 }

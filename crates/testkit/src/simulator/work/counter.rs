@@ -1,6 +1,6 @@
-//! Several clients count in one file, under a lock: no two have the lock at once, and no
-//! count is lost. With flocks some only look, under a shared one, and some give theirs back by
-//! closing the file.
+//! Several clients count in one file, under a lock. No two clients hold the lock at once, and no count
+//! is lost. With flocks some clients only read, under a shared lock, and some release theirs by closing the
+//! file.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -12,9 +12,9 @@ use dray_core::{
 };
 use dray_rt::sleep;
 
-use super::{Work, lock, pick, think};
+use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, File};
+use crate::simulator::client::{SimClient, SimFile};
 
 /// Counts of each client.
 const COUNTS: u64 = 12;
@@ -37,7 +37,7 @@ struct State {
     writing: Vec<usize>,
 }
 
-fn locking(family: LockFamily, kind: LockKind, client: &Client) -> Lock {
+fn locking(family: LockFamily, kind: LockKind, client: &SimClient) -> Lock {
     let range = match family {
         LockFamily::Flock => LockRange::ALL,
         LockFamily::Posix => LockRange { start: 0, end: 7 },
@@ -53,7 +53,7 @@ impl Counter {
     }
 
     /// Looks at the file under a shared lock.
-    async fn look(&self, client: &Client, file: &File) -> Outcome<()> {
+    async fn look(&self, client: &SimClient, file: &SimFile) -> Outcome<()> {
         {
             let mut state = lock(&self.state);
             if let Some(other) = state.holder {
@@ -71,7 +71,7 @@ impl Counter {
         }
     }
 
-    async fn count(&self, client: &Client, file: &File) -> Outcome<()> {
+    async fn count(&self, client: &SimClient, file: &SimFile) -> Outcome<()> {
         {
             let mut state = lock(&self.state);
             let reader = state.readers.first().copied();
@@ -93,7 +93,7 @@ impl Counter {
     }
 
     /// Takes the lock; false if the wait was given up.
-    async fn take(&self, client: &Client, file: &File, lock: Lock) -> Outcome<bool> {
+    async fn take(&self, client: &SimClient, file: &SimFile, lock: Lock) -> Outcome<bool> {
         let cancel = Arc::new(Cancel::default());
         let cx = Context { cancel: Some(cancel.clone()), ..client.cx() };
         if pick(4) == 0 {
@@ -111,7 +111,7 @@ impl Counter {
     }
 }
 
-async fn read(client: &Client, file: &File) -> Outcome<u64> {
+async fn read(client: &SimClient, file: &SimFile) -> Outcome<u64> {
     let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
     let read = read.map_err(|(error, _)| client.failed("read")(error))?;
     let mut bytes = [0; 8];
@@ -119,7 +119,7 @@ async fn read(client: &Client, file: &File) -> Outcome<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-impl Work for Counter {
+impl Workload for Counter {
     fn name(&self) -> &'static str {
         match self.family {
             LockFamily::Posix => "counter",
@@ -131,7 +131,7 @@ impl Work for Counter {
         true
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let mut file = client.open(client.root(), "counter", libc::O_RDWR).await?;
             let (mut counted, flocks) = (0, self.family == LockFamily::Flock);
@@ -171,7 +171,7 @@ impl Work for Counter {
         state.uncertain += state.writing.iter().filter(|other| **other == number).count() as u64;
     }
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), "counter", libc::O_RDONLY).await?;
             let found = read(client, &file).await?;

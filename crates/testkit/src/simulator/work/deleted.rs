@@ -4,9 +4,9 @@ use std::sync::Mutex;
 
 use dray_core::{Buf, BufMut, Errno, FileSystem, Fut, RemoveKind, RenameHow, Write};
 
-use super::{Work, lock, pick, think};
+use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, name};
+use crate::simulator::client::{SimClient, name};
 
 /// Files that each client opens one after the other.
 const FILES: u64 = 8;
@@ -21,7 +21,7 @@ pub(super) struct Deleted {
 
 impl Deleted {
     /// Removes somebody's file, or puts another in its place and removes that.
-    async fn remove_one(&self, client: &Client) -> Outcome<()> {
+    async fn remove_one(&self, client: &SimClient) -> Outcome<()> {
         let victim = lock(&self.victims).pop();
         let Some(victim) = victim else { return Ok(()) };
         let (cx, root, victim) = (client.cx(), client.root(), name(&victim));
@@ -41,7 +41,7 @@ impl Deleted {
     }
 }
 
-impl Work for Deleted {
+impl Workload for Deleted {
     fn name(&self) -> &'static str {
         "deleted"
     }
@@ -50,7 +50,7 @@ impl Work for Deleted {
         false
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             for number in 0..FILES {
                 let text = format!("open-{}-{number}", client.number);
@@ -80,7 +80,7 @@ impl Work for Deleted {
 
     fn crashed(&self, _: usize) {}
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             while !lock(&self.victims).is_empty() {
                 self.remove_one(client).await?;

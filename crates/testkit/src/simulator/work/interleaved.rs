@@ -1,4 +1,4 @@
-//! One sequence of steps through all clients in turn: everybody sees what the model has.
+//! One sequence of steps through all clients in turn. Every client sees what the model has.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use dray_core::{FileSystem, Fut, Make};
 use dray_rt::sleep;
 
-use super::{Work, lock, model};
+use super::{Workload, lock, model};
 use crate::conformance::{FsTarget, run};
-use crate::model::Habits;
+use crate::model::Quirks;
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, name};
+use crate::simulator::client::{SimClient, name};
 
 /// Steps of the sequence.
 const STEPS: std::ops::Range<usize> = 30..90;
@@ -26,7 +26,7 @@ impl Interleaved {
     }
 }
 
-impl Work for Interleaved {
+impl Workload for Interleaved {
     fn name(&self) -> &'static str {
         "interleaved"
     }
@@ -35,7 +35,7 @@ impl Work for Interleaved {
         false
     }
 
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let (what, of) = (Make::Directory { mode: 0o777 }, name("shared"));
             let made = client.fs.make(&client.cx(), client.root(), &of, what).await;
@@ -43,7 +43,7 @@ impl Work for Interleaved {
         })
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             lock(&self.ready).push(Arc::new(client.fs.clone()));
             if client.number > 0 {
@@ -55,7 +55,7 @@ impl Work for Interleaved {
             let root = client.lookup(client.root(), "shared").await;
             let root = root.map_err(client.failed("find a directory"))?.id;
             let clients = std::mem::take(&mut *lock(&self.ready));
-            let mut target = FsTarget::at(root, clients, Habits::NONE);
+            let mut target = FsTarget::at(root, clients, Quirks::NONE);
             let result = run(&mut target, &model::draw(STEPS)).await;
             target.close_all().await;
             result.map_err(|divergence| format!("{divergence:?}"))
@@ -64,7 +64,7 @@ impl Work for Interleaved {
 
     fn crashed(&self, _: usize) {}
 
-    fn verify<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, _: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async { Ok(()) })
     }
 }

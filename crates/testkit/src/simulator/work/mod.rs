@@ -1,19 +1,19 @@
-//! What clients do, and how it shows afterwards that every change happened once.
+//! Workloads, and the check of each that every change happened once.
 
 mod append;
-mod believed;
+mod cached_names;
 mod copies;
 mod counter;
 mod deleted;
 pub(super) mod interleaved;
 mod model;
 mod names;
-mod noted;
-mod own;
+pub(super) mod notifications;
+mod operation_log;
+mod own_files;
 mod puts;
 mod register;
 mod rights;
-pub(super) mod told;
 mod words;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,12 +22,12 @@ use std::time::Duration;
 use dray_core::{Fut, LockFamily};
 use dray_rt::{random_u64, sleep};
 
-use super::client::Client;
-use super::machine::Machine;
+use super::client::SimClient;
+use super::machine::ServerMachine;
 use super::{Outcome, World};
 
 /// Something that several clients do at once.
-pub(super) trait Work: Send + Sync + 'static {
+pub(super) trait Workload: Send + Sync + 'static {
     /// For people.
     fn name(&self) -> &'static str;
 
@@ -35,18 +35,18 @@ pub(super) trait Work: Send + Sync + 'static {
     fn bears_crashes(&self) -> bool;
 
     /// Before the first fault, by one client.
-    fn prepare<'a>(&'a self, _client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, _client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async { Ok(()) })
     }
 
     /// Of one client.
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>>;
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>>;
 
     /// The node of this client has crashed.
     fn crashed(&self, number: usize);
 
     /// After the last fault: says what is wrong.
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>>;
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>>;
 
     /// After that, with everybody: what can be seen in calm alone.
     fn settled<'a>(&'a self, _world: &'a mut World) -> Fut<'a, Outcome<()>> {
@@ -59,7 +59,7 @@ const LIMIT: Duration = Duration::from_millis(300);
 
 /// Kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum WorkloadKind {
     /// Appends to one log.
     Append,
     /// Counting under a lock.
@@ -92,48 +92,48 @@ pub enum Kind {
     Interleaved,
 }
 
-impl Kind {
+impl WorkloadKind {
     /// Those that seeds choose from.
-    pub const ALL: [Kind; 14] = [
-        Kind::Append,
-        Kind::Counter,
-        Kind::Names,
-        Kind::Register,
-        Kind::Model,
-        Kind::Words,
-        Kind::Deleted,
-        Kind::Puts,
-        Kind::Copies,
-        Kind::Rights,
-        Kind::Told,
-        Kind::Flocks,
-        Kind::Limited,
-        Kind::Believed,
+    pub const ALL: [WorkloadKind; 14] = [
+        WorkloadKind::Append,
+        WorkloadKind::Counter,
+        WorkloadKind::Names,
+        WorkloadKind::Register,
+        WorkloadKind::Model,
+        WorkloadKind::Words,
+        WorkloadKind::Deleted,
+        WorkloadKind::Puts,
+        WorkloadKind::Copies,
+        WorkloadKind::Rights,
+        WorkloadKind::Told,
+        WorkloadKind::Flocks,
+        WorkloadKind::Limited,
+        WorkloadKind::Believed,
     ];
 
     /// How long clients wait for a server that is away; none: for ever.
     pub(super) fn limit(self) -> Option<Duration> {
-        (self == Kind::Limited).then_some(LIMIT)
+        (self == WorkloadKind::Limited).then_some(LIMIT)
     }
 
     /// The work for so many clients.
-    pub(super) fn work(self, clients: usize) -> Arc<dyn Work> {
+    pub(super) fn work(self, clients: usize) -> Arc<dyn Workload> {
         match self {
-            Kind::Append => Arc::new(append::Append::default()),
-            Kind::Counter => Arc::new(counter::Counter::under(LockFamily::Posix)),
-            Kind::Flocks => Arc::new(counter::Counter::under(LockFamily::Flock)),
-            Kind::Names => Arc::new(names::Names::new(clients)),
-            Kind::Register => Arc::new(register::Register::default()),
-            Kind::Model => Arc::new(model::Disjoint::new(clients)),
-            Kind::Words => Arc::new(words::Words::default()),
-            Kind::Limited => Arc::new(words::Words::limited()),
-            Kind::Deleted => Arc::new(deleted::Deleted::default()),
-            Kind::Puts => Arc::new(puts::Puts::default()),
-            Kind::Copies => Arc::new(copies::Copies::default()),
-            Kind::Rights => Arc::new(rights::Rights::default()),
-            Kind::Believed => Arc::new(believed::Believed::default()),
-            Kind::Told => Arc::new(told::Told::default()),
-            Kind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
+            WorkloadKind::Append => Arc::new(append::Append::default()),
+            WorkloadKind::Counter => Arc::new(counter::Counter::under(LockFamily::Posix)),
+            WorkloadKind::Flocks => Arc::new(counter::Counter::under(LockFamily::Flock)),
+            WorkloadKind::Names => Arc::new(names::Names::new(clients)),
+            WorkloadKind::Register => Arc::new(register::Register::default()),
+            WorkloadKind::Model => Arc::new(model::Disjoint::new(clients)),
+            WorkloadKind::Words => Arc::new(words::Words::default()),
+            WorkloadKind::Limited => Arc::new(words::Words::limited()),
+            WorkloadKind::Deleted => Arc::new(deleted::Deleted::default()),
+            WorkloadKind::Puts => Arc::new(puts::Puts::default()),
+            WorkloadKind::Copies => Arc::new(copies::CopyWorkload::default()),
+            WorkloadKind::Rights => Arc::new(rights::Rights::default()),
+            WorkloadKind::Believed => Arc::new(cached_names::CachedNames::default()),
+            WorkloadKind::Told => Arc::new(notifications::Notifications::default()),
+            WorkloadKind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
         }
     }
 }
@@ -158,9 +158,9 @@ impl PowerKind {
 
     /// The work while `machine` loses power. `kept`: clients keep whatever can be kept, so
     /// that nothing else may be lost.
-    pub(super) fn work(self, machine: &Machine, kept: bool) -> Arc<dyn Work> {
+    pub(super) fn work(self, machine: &ServerMachine, kept: bool) -> Arc<dyn Workload> {
         match self {
-            PowerKind::Own => Arc::new(own::Own::new(kept)),
+            PowerKind::Own => Arc::new(own_files::OwnFiles::new(kept)),
             PowerKind::Register => Arc::new(register::Register::without_power(machine.clone())),
             PowerKind::Append => Arc::new(append::Append::default()),
             PowerKind::Counter => Arc::new(counter::Counter::under(LockFamily::Posix)),

@@ -7,11 +7,11 @@ use dray_rt::random_bytes;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::Work;
+use super::Workload;
 use crate::conformance::{FsTarget, run};
-use crate::model::Habits;
+use crate::model::Quirks;
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, name};
+use crate::simulator::client::{SimClient, name};
 use crate::step::{Step, sequences};
 
 /// Steps of each client.
@@ -36,7 +36,7 @@ pub(in crate::simulator) fn draw(steps: std::ops::Range<usize>) -> Vec<Step> {
     sequences(steps).new_tree(&mut runner).expect("every draw is a sequence").current()
 }
 
-impl Work for Disjoint {
+impl Workload for Disjoint {
     fn name(&self) -> &'static str {
         "model"
     }
@@ -45,7 +45,7 @@ impl Work for Disjoint {
         false
     }
 
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             for number in 0..self.clients {
                 let what = Make::Directory { mode: 0o777 };
@@ -57,11 +57,11 @@ impl Work for Disjoint {
         })
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let root = client.lookup(client.root(), &format!("of{}", client.number)).await;
             let root = root.map_err(client.failed("find a directory"))?.id;
-            let mut target = FsTarget::at(root, vec![Arc::new(client.fs.clone())], Habits::NONE);
+            let mut target = FsTarget::at(root, vec![Arc::new(client.fs.clone())], Quirks::NONE);
             let result = run(&mut target, &draw(STEPS)).await;
             target.close_all().await;
             result.map_err(|divergence| format!("client {}:\n{divergence:?}", client.number))
@@ -70,7 +70,7 @@ impl Work for Disjoint {
 
     fn crashed(&self, _: usize) {}
 
-    fn verify<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, _: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async { Ok(()) })
     }
 }

@@ -10,9 +10,9 @@ use dray_core::{
     RenameHow, Write, XattrSet,
 };
 
-use super::{Work, lock, pick, think};
+use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, name};
+use crate::simulator::client::{SimClient, name};
 
 /// Rounds of each client.
 const ROUNDS: u64 = 24;
@@ -72,7 +72,7 @@ impl Names {
     }
 
     /// Somebody was told that it is theirs.
-    fn taken(&self, what: &str, client: &Client) -> Outcome<()> {
+    fn taken(&self, what: &str, client: &SimClient) -> Outcome<()> {
         match lock(&self.state).owners.insert(what.to_owned(), client.number) {
             None => Ok(()),
             Some(other) => Err(format!("{other} and {} both have {what}", client.number)),
@@ -84,7 +84,7 @@ impl Names {
         lock(&self.state).owners.remove(what);
     }
 
-    async fn pass_token(&self, client: &Client, dirs: [FileId; 2]) -> Outcome<()> {
+    async fn pass_token(&self, client: &SimClient, dirs: [FileId; 2]) -> Outcome<()> {
         let token = format!("token{}", pick(TOKENS));
         let [pool, mine] = dirs.map(|dir| (dir, name(&token)));
         let (pool, mine) = ((pool.0, &*pool.1), (mine.0, &*mine.1));
@@ -104,7 +104,7 @@ impl Names {
     }
 
     /// A further name of a token of one's own, for a while.
-    async fn link(&self, client: &Client, mine: FileId, token: &str) -> Outcome<()> {
+    async fn link(&self, client: &SimClient, mine: FileId, token: &str) -> Outcome<()> {
         let found = client.lookup(mine, token).await.map_err(client.failed("find a token"))?;
         let further = name("further");
         let linked = client.fs.link(&client.cx(), found.id, mine, &further).await;
@@ -116,7 +116,7 @@ impl Names {
         removed.map_err(client.failed("unlink a further name"))
     }
 
-    async fn claim(&self, client: &Client) -> Outcome<()> {
+    async fn claim(&self, client: &SimClient) -> Outcome<()> {
         let what = Claim::drawn();
         let text = format!("{}{}", what.prefix(), pick(2));
         if self.owner(&text) == Some(client.number) {
@@ -132,7 +132,7 @@ impl Names {
 }
 
 /// Makes what nobody else may have made.
-async fn take(client: &Client, what: Claim, text: &str) -> Result<(), Error> {
+async fn take(client: &SimClient, what: Claim, text: &str) -> Result<(), Error> {
     let (cx, root, named) = (client.cx(), client.root(), name(text));
     let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
     match what {
@@ -160,7 +160,7 @@ async fn take(client: &Client, what: Claim, text: &str) -> Result<(), Error> {
     }
 }
 
-async fn give_back(client: &Client, what: Claim, text: &str) -> Result<(), Error> {
+async fn give_back(client: &SimClient, what: Claim, text: &str) -> Result<(), Error> {
     let (cx, root, named) = (client.cx(), client.root(), name(text));
     let kind = match what {
         Claim::File | Claim::Unnamed => RemoveKind::File,
@@ -174,7 +174,7 @@ async fn give_back(client: &Client, what: Claim, text: &str) -> Result<(), Error
 }
 
 /// Who has made what is there: none if nothing is, `Err` if that cannot be told from it.
-async fn maker(client: &Client, what: Claim, text: &str) -> Option<Result<Vec<u8>, ()>> {
+async fn maker(client: &SimClient, what: Claim, text: &str) -> Option<Result<Vec<u8>, ()>> {
     let cx = client.cx();
     if let Claim::Attribute = what {
         let id = client.lookup(client.root(), "shared").await.ok()?.id;
@@ -192,12 +192,12 @@ fn allow(error: Error, errno: Errno, failed: &impl Fn(Error) -> String) -> Outco
     if error.errno() == errno { Ok(()) } else { Err(failed(error)) }
 }
 
-async fn dir(client: &Client, text: &str) -> Outcome<FileId> {
+async fn dir(client: &SimClient, text: &str) -> Outcome<FileId> {
     let found = client.lookup(client.root(), text).await;
     Ok(found.map_err(client.failed("find a directory"))?.id)
 }
 
-impl Work for Names {
+impl Workload for Names {
     fn name(&self) -> &'static str {
         "names"
     }
@@ -206,7 +206,7 @@ impl Work for Names {
         true
     }
 
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let mut dirs = vec!["pool".to_owned()];
             dirs.extend((0..self.clients).map(|number| format!("of{number}")));
@@ -226,7 +226,7 @@ impl Work for Names {
         })
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let pool = dir(client, "pool").await?;
             let mine = dir(client, &format!("of{}", client.number)).await?;
@@ -247,7 +247,7 @@ impl Work for Names {
         state.owners.retain(|_, owner| *owner != number);
     }
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let crashed = lock(&self.state).crashed;
             for number in 0..TOKENS {

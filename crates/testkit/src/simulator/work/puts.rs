@@ -6,10 +6,10 @@
 
 use dray_core::{Buf, BufMut, Errno, Error, FileSystem, Fut, OpenHow, RemoveKind};
 
-use super::noted::Noted;
-use super::{Work, pick, think};
+use super::operation_log::OperationLog;
+use super::{Workload, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, name};
+use crate::simulator::client::{SimClient, name};
 
 /// Operations of each client.
 const OPERATIONS: u64 = 24;
@@ -52,16 +52,16 @@ fn apply((found, begun): &Kept, deed: &Deed) -> Option<Kept> {
 
 #[derive(Default)]
 pub(super) struct Puts {
-    of_names: [Noted<Deed>; NAMES],
+    of_names: [OperationLog<Deed>; NAMES],
 }
 
 /// The lower half of a content's number is its length in words.
-fn content(client: &Client, number: u64) -> u64 {
+fn content(client: &SimClient, number: u64) -> u64 {
     (client.number as u64 + 1) << 48 | number << 32 | (1 + pick(WORDS_MAX))
 }
 
 impl Puts {
-    async fn put(&self, client: &Client, of: usize, content: u64) -> Result<(), Error> {
+    async fn put(&self, client: &SimClient, of: usize, content: u64) -> Result<(), Error> {
         let words = content & u64::from(u32::MAX);
         let bytes = content.to_le_bytes().repeat(words as usize);
         let (cx, named) = (client.cx(), name(&format!("put{of}")));
@@ -70,7 +70,7 @@ impl Puts {
         self.of_names[of].note(deeds, put, |_, _| {}).await.map(drop)
     }
 
-    async fn remove(&self, client: &Client, of: usize) -> Result<(), Error> {
+    async fn remove(&self, client: &SimClient, of: usize) -> Result<(), Error> {
         let (cx, named) = (client.cx(), name(&format!("put{of}")));
         let removed = client.fs.remove(&cx, client.root(), &named, RemoveKind::File);
         let removed = async {
@@ -87,7 +87,7 @@ impl Puts {
         self.of_names[of].note([Deed::Remove], removed, learn).await.map(drop)
     }
 
-    async fn look(&self, client: &Client, of: usize) -> Outcome<()> {
+    async fn look(&self, client: &SimClient, of: usize) -> Outcome<()> {
         let from = self.of_names[of].tick();
         let found = match read(client, &format!("put{of}")).await {
             Ok(bytes) => parse(&bytes)?,
@@ -99,7 +99,7 @@ impl Puts {
     }
 }
 
-async fn read(client: &Client, text: &str) -> Result<Vec<u8>, Error> {
+async fn read(client: &SimClient, text: &str) -> Result<Vec<u8>, Error> {
     let found = client.lookup(client.root(), text).await?;
     let file = match client.fs.open(&client.cx(), found.id, OpenHow::READ).await {
         // Removed in between.
@@ -127,7 +127,7 @@ fn parse(bytes: &[u8]) -> Outcome<Found> {
     }
 }
 
-impl Work for Puts {
+impl Workload for Puts {
     fn name(&self) -> &'static str {
         "puts"
     }
@@ -136,7 +136,7 @@ impl Work for Puts {
         true
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             for number in 0..OPERATIONS {
                 let of = pick(NAMES as u64) as usize;
@@ -156,11 +156,11 @@ impl Work for Puts {
 
     fn crashed(&self, _: usize) {}
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
-            for (of, noted) in self.of_names.iter().enumerate() {
+            for (of, operation_log) in self.of_names.iter().enumerate() {
                 self.look(client, of).await?;
-                noted.is_explained((Found::Nothing, None), apply)?;
+                operation_log.is_explained((Found::Nothing, None), apply)?;
             }
             Ok(())
         })

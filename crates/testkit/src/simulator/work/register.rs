@@ -1,14 +1,16 @@
-//! Several clients read and write one value, and what they saw could have happened.
+//! Several clients read and write one value. Some order of their operations must explain all they saw.
 
 use std::sync::Mutex;
 
 use dray_core::{Buf, BufMut, Fut, Write};
 
-use super::{Work, lock, pick, think};
+use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::Client;
-use crate::simulator::history::{Event, Kind, judge, linearizable, nothing_replaced_is_found};
-use crate::simulator::machine::Machine;
+use crate::simulator::client::SimClient;
+use crate::simulator::history::{
+    HistoryEvent, RegisterOp, judge, linearizable, nothing_replaced_is_found,
+};
+use crate::simulator::machine::ServerMachine;
 
 /// Operations of each client.
 const OPERATIONS: u64 = 24;
@@ -16,19 +18,19 @@ const OPERATIONS: u64 = 24;
 #[derive(Default)]
 pub(super) struct Register {
     /// The server's machine, if it loses power; some of what is written is synced then.
-    power: Option<Machine>,
-    state: Mutex<(u64, Vec<Event>)>,
+    power: Option<ServerMachine>,
+    state: Mutex<(u64, Vec<HistoryEvent>)>,
 }
 
 impl Register {
     /// While `machine` loses power.
-    pub(super) fn without_power(machine: Machine) -> Register {
+    pub(super) fn without_power(machine: ServerMachine) -> Register {
         Register { power: Some(machine), ..Register::default() }
     }
 
     /// Times that the machine has lost power.
     fn losses(&self) -> u64 {
-        self.power.as_ref().map_or(0, Machine::deaths)
+        self.power.as_ref().map_or(0, ServerMachine::deaths)
     }
 
     fn tick(&self) -> u64 {
@@ -41,7 +43,12 @@ impl Register {
     fn begin(&self, value: u64) -> usize {
         let from = self.tick();
         let mut state = lock(&self.state);
-        state.1.push(Event { from, to: u64::MAX, kind: Kind::Write(value), optional: true });
+        state.1.push(HistoryEvent {
+            from,
+            to: u64::MAX,
+            kind: RegisterOp::Write(value),
+            optional: true,
+        });
         state.1.len() - 1
     }
 
@@ -58,7 +65,7 @@ impl Register {
     }
 }
 
-impl Work for Register {
+impl Workload for Register {
     fn name(&self) -> &'static str {
         "register"
     }
@@ -67,7 +74,7 @@ impl Work for Register {
         true
     }
 
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), "value", libc::O_RDWR).await?;
             let zero = Buf::from(&[0u8; 8][..]);
@@ -77,7 +84,7 @@ impl Work for Register {
         })
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), "value", libc::O_RDWR).await?;
             for number in 0..OPERATIONS {
@@ -97,8 +104,8 @@ impl Work for Register {
                     let read = read.map_err(|(error, _)| client.failed("read")(error))?;
                     let mut bytes = [0; 8];
                     bytes[..read.len()].copy_from_slice(read.filled());
-                    let (kind, to) = (Kind::Read(u64::from_le_bytes(bytes)), self.tick());
-                    lock(&self.state).1.push(Event { from, to, kind, optional: false });
+                    let (kind, to) = (RegisterOp::Read(u64::from_le_bytes(bytes)), self.tick());
+                    lock(&self.state).1.push(HistoryEvent { from, to, kind, optional: false });
                 }
                 think().await;
             }
@@ -108,7 +115,7 @@ impl Work for Register {
 
     fn crashed(&self, _: usize) {}
 
-    fn verify<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, _: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let events = &lock(&self.state).1;
             let right = match self.power.is_some() {

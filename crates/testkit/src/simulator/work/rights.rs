@@ -6,9 +6,9 @@ use std::sync::Mutex;
 
 use dray_core::{Context, CreateHow, Errno, FileSystem, Fut, OpenHow, SetAttr};
 
-use super::{Work, lock, pick, think};
+use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, name};
+use crate::simulator::client::{SimClient, name};
 use crate::step::identity;
 
 /// Changes of the right, and openings of each client.
@@ -35,7 +35,7 @@ impl Rights {
         *told = Told { taken, changes: told.changes + 1 };
     }
 
-    async fn change(&self, client: &Client) -> Outcome<()> {
+    async fn change(&self, client: &SimClient) -> Outcome<()> {
         let found = client.lookup(client.root(), FILE).await;
         let id = found.map_err(client.failed("look up"))?.id;
         for _ in 0..TIMES {
@@ -51,7 +51,7 @@ impl Rights {
         Ok(())
     }
 
-    async fn open(&self, client: &Client) -> Outcome<()> {
+    async fn open(&self, client: &SimClient) -> Outcome<()> {
         let user = || Context { who: identity(1), ..client.cx() };
         for _ in 0..TIMES {
             let found = client.fs.lookup(&user(), client.root(), &name(FILE)).await;
@@ -77,7 +77,7 @@ impl Rights {
     }
 }
 
-impl Work for Rights {
+impl Workload for Rights {
     fn name(&self) -> &'static str {
         "rights"
     }
@@ -86,7 +86,7 @@ impl Work for Rights {
         true
     }
 
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let how = CreateHow { open: OpenHow::READ, mode: 0o644, exclusive: true };
             let (cx, name) = (client.cx(), name(FILE));
@@ -96,7 +96,7 @@ impl Work for Rights {
         })
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             match client.number {
                 0 => self.change(client).await,
@@ -111,7 +111,7 @@ impl Work for Rights {
         }
     }
 
-    fn verify<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, _: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async { Ok(()) })
     }
 }

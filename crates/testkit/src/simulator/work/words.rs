@@ -1,13 +1,13 @@
-//! Several clients append to one file, write into it, cut it and read it: some order of
-//! what they did explains everything that they saw.
+//! Several clients append to one file, write into it, cut it and read it. Some order of their operations must
+//! explain all they saw.
 
 use std::time::Duration;
 
 use dray_core::{Buf, BufMut, CreateHow, Errno, Error, FileSystem, Fut, OpenHow, SetAttr, Write};
 
-use super::noted::Noted;
-use super::{LIMIT, Work, pick, think};
-use crate::simulator::client::{Client, File, name};
+use super::operation_log::OperationLog;
+use super::{LIMIT, Workload, pick, think};
+use crate::simulator::client::{SimClient, SimFile, name};
 use crate::simulator::{Outcome, World};
 
 /// Operations of each client.
@@ -28,7 +28,7 @@ enum Deed {
 
 #[derive(Default)]
 pub(super) struct Words {
-    noted: Noted<Deed>,
+    operation_log: OperationLog<Deed>,
     /// Clients do not wait for a server that is away: what became of their calls they do not know.
     limited: bool,
 }
@@ -62,7 +62,7 @@ impl Words {
     }
 
     /// True if it went well, and false if it came too late, where that may be.
-    fn in_time(&self, client: &Client, done: Result<(), Error>) -> Outcome<bool> {
+    fn in_time(&self, client: &SimClient, done: Result<(), Error>) -> Outcome<bool> {
         match done {
             Ok(()) => Ok(true),
             Err(error) if self.limited && error.errno() == Errno::EHOSTDOWN => Ok(false),
@@ -70,31 +70,31 @@ impl Words {
         }
     }
 
-    async fn step(&self, client: &Client, file: &File, number: u64) -> Outcome<bool> {
+    async fn step(&self, client: &SimClient, file: &SimFile, number: u64) -> Outcome<bool> {
         let (cx, word) = (client.cx(), (client.number as u64 + 1) << 32 | number);
         let bytes = Buf::from(&word.to_le_bytes()[..]);
         let done = match pick(8) {
             0..=2 => {
                 let how = Write { append: true, ..Write::default() };
                 let work = async { file.write(&cx, how, bytes).await.map(drop) };
-                self.noted.note([Deed::Append(word)], work, |_, _| {}).await
+                self.operation_log.note([Deed::Append(word)], work, |_, _| {}).await
             }
             3 | 4 => {
                 let place = pick(PLACES);
                 let work =
                     async { file.write(&cx, Write::at(place * WORD), bytes).await.map(drop) };
-                self.noted.note([Deed::Set(place, word)], work, |_, _| {}).await
+                self.operation_log.note([Deed::Set(place, word)], work, |_, _| {}).await
             }
             5 => {
                 let count = pick(PLACES);
                 let set = SetAttr { size: Some(count * WORD), ..SetAttr::default() };
                 let work = async { file.setattr(&cx, set).await.map(drop) };
-                self.noted.note([Deed::Cut(count)], work, |_, _| {}).await
+                self.operation_log.note([Deed::Cut(count)], work, |_, _| {}).await
             }
             6 => {
                 let how = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
                 let work = client.fs.open(&cx, file.id(), how);
-                match self.noted.note([Deed::Cut(0)], work, |_, _| {}).await {
+                match self.operation_log.note([Deed::Cut(0)], work, |_, _| {}).await {
                     Ok(opened) => opened.close(&client.cx()).await,
                     Err(error) => Err(error),
                 }
@@ -105,8 +105,8 @@ impl Words {
     }
 
     /// False if it came too late.
-    async fn read(&self, client: &Client, file: &File) -> Outcome<bool> {
-        let from = self.noted.tick();
+    async fn read(&self, client: &SimClient, file: &SimFile) -> Outcome<bool> {
+        let from = self.operation_log.tick();
         let read = file.read(&client.cx(), 0, BufMut::heap(4096)).await;
         let read = match read {
             Ok(read) => read,
@@ -117,12 +117,12 @@ impl Words {
             return Err(format!("half a word: the file has {} bytes", read.len()));
         }
         let words = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        self.noted.found(from, Deed::Read(words));
+        self.operation_log.found(from, Deed::Read(words));
         Ok(true)
     }
 
     /// Opens the file; whoever does not wait tries again.
-    async fn open(&self, client: &Client) -> Outcome<File> {
+    async fn open(&self, client: &SimClient) -> Outcome<SimFile> {
         let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: false };
         loop {
             match client.fs.create(&client.cx(), client.root(), &name("words"), how).await {
@@ -158,7 +158,7 @@ impl Words {
     }
 }
 
-impl Work for Words {
+impl Workload for Words {
     fn name(&self) -> &'static str {
         if self.limited { "limited" } else { "words" }
     }
@@ -167,14 +167,14 @@ impl Work for Words {
         true
     }
 
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), "words", libc::O_RDWR).await?;
             file.close(&client.cx()).await.map_err(client.failed("close"))
         })
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let (file, mut late) = (self.open(client).await?, 0);
             for number in 0..OPERATIONS {
@@ -191,12 +191,12 @@ impl Work for Words {
 
     fn crashed(&self, _: usize) {}
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), "words", libc::O_RDWR).await?;
             self.read(client, &file).await?;
             file.close(&client.cx()).await.map_err(client.failed("close"))?;
-            self.noted.is_explained(Vec::new(), |words, deed| apply(words, deed))
+            self.operation_log.is_explained(Vec::new(), |words, deed| apply(words, deed))
         })
     }
 

@@ -3,7 +3,7 @@
 //! has changed it, and nobody else is. And the server is looked at, and asks clients for the jobs
 //! of their callers: one that does not answer holds up nobody.
 
-mod upheaval;
+mod disruption;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -15,28 +15,28 @@ use dray_core::{
 };
 use dray_rt::sleep;
 
-use super::{Work, lock, pick, think};
-use crate::simulator::client::{Client, File, name};
+use super::{Workload, lock, pick, think};
+use crate::simulator::client::{SimClient, SimFile, name};
 use crate::simulator::{Outcome, World};
 
 /// Files that all use.
 const FILES: usize = 3;
 /// Steps of each client while everything goes wrong.
 const STEPS: u64 = 12;
-/// Rounds in calm, after all is healed and after each upheaval.
+/// Rounds in calm, after all is healed and after each disruption.
 const ROUNDS: u64 = 6;
 /// Longest that it takes in calm until a change is told: ten times as long as changes are
 /// gathered.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
-pub(super) struct Told(Arc<Mutex<State>>);
+pub(super) struct Notifications(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
     ids: Vec<FileId>,
     /// By client: which files it has open.
-    open: BTreeMap<usize, Vec<(usize, File)>>,
+    open: BTreeMap<usize, Vec<(usize, SimFile)>>,
     /// By client and file: how often it was told since that was last looked at.
     told: BTreeMap<(usize, FileId), u64>,
     /// By client and file: changes that were asked for since then.
@@ -48,7 +48,7 @@ struct State {
 impl State {
     /// Whom it concerns that `changer` has changed a file.
     fn watchers(&self, changer: usize, file: usize) -> Vec<(usize, FileId)> {
-        let has = |files: &[(usize, File)]| files.iter().any(|(of, _)| *of == file);
+        let has = |files: &[(usize, SimFile)]| files.iter().any(|(of, _)| *of == file);
         let others = self.open.iter().filter(|(client, files)| **client != changer && has(files));
         others.map(|(client, _)| (*client, self.ids[file])).collect()
     }
@@ -69,13 +69,13 @@ pub(in crate::simulator) fn job_on(host: &str) -> Box<str> {
     format!("job on {host}").into()
 }
 
-impl Told {
+impl Notifications {
     fn id(&self, file: usize) -> FileId {
         lock(&self.0).ids[file]
     }
 
     /// Notes what the client is told, and answers what it is asked, or not.
-    fn listen(&self, client: &Client) {
+    fn listen(&self, client: &SimClient) {
         let (state, number) = (self.0.clone(), client.number);
         let host = format!("client{number}");
         client.fs.hear_changes_by(Box::new(move |files| {
@@ -95,7 +95,7 @@ impl Told {
         }));
     }
 
-    async fn open(&self, client: &Client, file: usize) -> Outcome<()> {
+    async fn open(&self, client: &SimClient, file: usize) -> Outcome<()> {
         let id = self.id(file);
         lock(&self.0).ever.insert((client.number, id));
         let opened = client.fs.open(&client.cx(), id, OpenHow::READ_WRITE).await;
@@ -105,7 +105,7 @@ impl Told {
     }
 
     /// Closes one of the client's files, if it has any.
-    async fn close(&self, client: &Client) -> Outcome<bool> {
+    async fn close(&self, client: &SimClient) -> Outcome<bool> {
         let one = lock(&self.0).open.get_mut(&client.number).and_then(|files| {
             let at = pick(files.len().max(1) as u64) as usize;
             (at < files.len()).then(|| files.swap_remove(at))
@@ -116,7 +116,7 @@ impl Told {
     }
 
     /// Changes a file by one of all the ways there are.
-    async fn change(&self, client: &Client, file: usize) -> Outcome<()> {
+    async fn change(&self, client: &SimClient, file: usize) -> Outcome<()> {
         let id = self.id(file);
         let way = pick(WAYS);
         {
@@ -150,7 +150,7 @@ impl Told {
     }
 
     /// One to three changes; then whoever must have been told was, and nobody else.
-    async fn round(&self, clients: &[Client]) -> Outcome<()> {
+    async fn round(&self, clients: &[SimClient]) -> Outcome<()> {
         self.forget();
         let (mut wanted, mut changers) = (BTreeSet::new(), BTreeSet::new());
         for _ in 0..1 + pick(3) {
@@ -175,7 +175,7 @@ impl Told {
         self.nothing_for_nothing(0)
     }
 
-    async fn calm(&self, clients: &[Client]) -> Outcome<()> {
+    async fn calm(&self, clients: &[SimClient]) -> Outcome<()> {
         sleep(TOLD_WITHIN).await;
         for _ in 0..ROUNDS {
             let client = &clients[pick(clients.len() as u64) as usize];
@@ -196,7 +196,7 @@ const CHANGES: [u64; WAYS as usize] = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2];
 /// Ways to change a file.
 const WAYS: u64 = 11;
 
-async fn change(client: &Client, (file, id): (usize, FileId), way: u64) -> Result<(), Error> {
+async fn change(client: &SimClient, (file, id): (usize, FileId), way: u64) -> Result<(), Error> {
     let (cx, fs, root) = (client.cx(), &client.fs, client.root());
     let (named, further) = (name(&called(file)), name(&format!("of{}", client.number)));
     let bytes = || Buf::from(&[client.number as u8; 100][..]);
@@ -229,7 +229,7 @@ async fn change(client: &Client, (file, id): (usize, FileId), way: u64) -> Resul
 }
 
 async fn change_open(
-    client: &Client,
+    client: &SimClient,
     file: &dyn dray_core::OpenFile,
     way: u64,
     bytes: Buf,
@@ -254,7 +254,7 @@ async fn change_open(
     Ok(())
 }
 
-impl Work for Told {
+impl Workload for Notifications {
     fn name(&self) -> &'static str {
         "told"
     }
@@ -263,7 +263,7 @@ impl Work for Told {
         true
     }
 
-    fn prepare<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             for file in 0..FILES {
                 let opened = client.open(client.root(), &called(file), libc::O_RDWR).await?;
@@ -275,7 +275,7 @@ impl Work for Told {
         })
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             self.listen(client);
             // Whatever comes next: others change it meanwhile.
@@ -297,7 +297,7 @@ impl Work for Told {
         lock(&self.0).open.remove(&number);
     }
 
-    fn verify<'a>(&'a self, _: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, _: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async { Ok(()) })
     }
 
@@ -309,7 +309,7 @@ impl Work for Told {
             self.everybody_is_back(world).await?;
             self.calm(&world.clients).await?;
             for _ in 0..2 {
-                self.upheaval(world).await?;
+                self.disruption(world).await?;
                 self.calm(&world.clients).await?;
             }
             if world.clients.len() > 1 && pick(3) == 0 {

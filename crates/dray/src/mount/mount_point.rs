@@ -1,12 +1,12 @@
-//! The place of a mount: whether it can be one, and whose turn it is there.
+//! The mount point: checks that it can be one, and lets one mount at a time be made there.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::daemonize::Reached;
-use crate::error::{Doing, Failure};
+use crate::daemonize::StartProgress;
+use crate::error::{ErrorContext, Failure};
 use crate::flock::lock_within;
 use crate::mount::mount_table;
 use crate::output;
@@ -35,7 +35,7 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, Failure> {
         Failure::new(format!("{}: {error}{advice}", what()))
     })?;
     if at == Path::new("/") {
-        return Err(Failure::new(format!("{}: nobody would see what is mounted there", what())));
+        return Err(Failure::new(format!("{}: a mount there would not be visible", what())));
     }
     match dray_fuse::mode_at(&at).doing(what)? & libc::S_IFMT {
         libc::S_IFDIR => Ok(at),
@@ -65,16 +65,16 @@ pub(super) fn turn(at: &Path) -> Result<Option<File>, Failure> {
 
 /// Takes away a mount of `source` whose processes ended before it served, as far as they came. Whatever else
 /// is at `at` stays.
-pub(super) fn take_away(at: &Path, source: &str, reached: Reached) {
+pub(super) fn take_away(at: &Path, source: &str, reached: StartProgress) {
     let Some(entry) = mount_table::find(at).filter(|entry| entry.source == source) else { return };
     let is_ours = match reached {
-        Reached::Nothing => false,
-        Reached::Mounting => dray_fuse::is_aborted(at, DEAD_ANSWERS_MAX),
-        Reached::Mounted(connection) => connection == entry.connection,
+        StartProgress::Nothing => false,
+        StartProgress::Mounting => dray_fuse::is_aborted(at, DEAD_ANSWERS_MAX),
+        StartProgress::Mounted(connection) => connection == entry.connection,
     };
     if is_ours && let Err(error) = dray_fuse::unmount(at, true) {
         let at = at.display();
-        output::complain(format!("cannot unmount {at}, which nobody serves: {error}"));
+        output::complain(format!("cannot unmount {at}, which no daemon serves: {error}"));
     }
 }
 

@@ -1,6 +1,5 @@
-//! What ends the calm, once: a server that dies, with its machine or alone, or a client that is
-//! away for a while, or for so long that its session ends. Afterwards everybody has open again
-//! what he had.
+//! One disruption of a calm system: the server dies, with its machine or alone, or a client is away for a
+//! while, or for so long that its session ends. Afterwards every client has its files open again.
 
 use std::time::Duration;
 
@@ -8,16 +7,16 @@ use dray_core::FileSystem;
 use dray_fabric::sim::Weather;
 use dray_rt::{random_u64, sleep};
 
-use super::{TOLD_WITHIN, Told, lock, pick};
-use crate::simulator::client::Client;
+use super::{Notifications, TOLD_WITHIN, lock, pick};
+use crate::simulator::client::SimClient;
 use crate::simulator::machine::LEASE;
 use crate::simulator::{Outcome, World, eviction};
 
 /// Longest that everybody needs to have open again what he had.
 const BACK_WITHIN: Duration = Duration::from_secs(60);
 
-impl Told {
-    pub(super) async fn upheaval(&self, world: &World) -> Outcome<()> {
+impl Notifications {
+    pub(super) async fn disruption(&self, world: &World) -> Outcome<()> {
         let whom = &world.clients[pick(world.clients.len() as u64) as usize];
         let host = format!("client{}", whom.number);
         match pick(5) {
@@ -41,7 +40,7 @@ impl Told {
     }
 
     /// What is lost with the machine's power is another matter.
-    async fn sync(&self, clients: &[Client]) -> Outcome<()> {
+    async fn sync(&self, clients: &[SimClient]) -> Outcome<()> {
         for client in clients {
             client.fs.sync_all(&client.cx()).await.map_err(client.failed("sync"))?;
         }
@@ -53,7 +52,7 @@ impl Told {
         let begin = dray_rt::now();
         loop {
             let status = world.machine.status();
-            let back = |client: &Client| {
+            let back = |client: &SimClient| {
                 let host = format!("client{}", client.number);
                 let mut sessions = status.clients.iter().filter(|one| one.host == host);
                 let open = lock(&self.0).open.get(&client.number).map_or(0, Vec::len);
@@ -95,7 +94,7 @@ impl Told {
     }
 
     /// Who has nothing open is told nothing.
-    pub(super) async fn calm_without_files(&self, clients: &[Client]) -> Outcome<()> {
+    pub(super) async fn calm_without_files(&self, clients: &[SimClient]) -> Outcome<()> {
         sleep(TOLD_WITHIN).await;
         self.round(clients).await
     }

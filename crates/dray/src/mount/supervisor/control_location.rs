@@ -1,6 +1,8 @@
-//! Where the processes of a mount keep what others find them by: that depends on the environment
-//! in which it was mounted, and on where. The supervisor says both on its command line, wherever
-//! the mount has been moved since, and whoever asks.
+//! Locations of the control sockets and notes of a mount.
+//!
+//! A location depends on the mount point and on the environment of the mounting process. The supervisor has
+//! both on its command line. So other processes find it, from any environment, wherever the mount has been
+//! moved since.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +18,7 @@ use crate::paths;
 
 /// One place where the processes of a mount may be found: what they listen at and their notes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct ControlLocation {
     /// The run directory.
     pub dir: PathBuf,
     /// What they are called in it.
@@ -48,7 +50,7 @@ impl Supervisors {
     }
 
     /// Where the processes of `mount` may be found, the most likely place first.
-    pub fn whereabouts_of(&self, mount: &MountEntry) -> Vec<Whereabouts> {
+    pub fn whereabouts_of(&self, mount: &MountEntry) -> Vec<ControlLocation> {
         let mut places = vec![mount.at.clone()];
         places.extend(mount_table::places_of(mount.connection).into_iter().map(|place| place.at));
         let usual = paths::run_dirs(mount.user);
@@ -69,7 +71,7 @@ impl Supervisors {
         let called = |connection: Option<u32>| {
             let name = move |(dir, at): &(PathBuf, PathBuf)| {
                 let name = paths::mount_name(at, connection);
-                Whereabouts { dir: dir.clone(), name }
+                ControlLocation { dir: dir.clone(), name }
             };
             all.iter().map(name)
         };

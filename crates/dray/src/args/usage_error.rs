@@ -1,5 +1,5 @@
-//! What is wrong with a command line, in clap's words but for two things: it proposes subcommands
-//! that are no user's business, and does not say which argument is no text.
+//! Errors of a command line, in clap's words but for two things. clap proposes internal subcommands, and
+//! does not say which argument is not UTF-8.
 
 use std::ffi::OsString;
 

@@ -7,9 +7,9 @@ use std::sync::Mutex;
 
 use dray_core::{Buf, Errno, FileId, FileSystem, Fut, OpenHow, RenameHow, Write};
 
-use super::{Work, lock, pick, think};
+use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, name};
+use crate::simulator::client::{SimClient, name};
 
 /// Files that have the name in turn.
 const FILES: u64 = 20;
@@ -36,26 +36,26 @@ struct Cuts {
 }
 
 #[derive(Default)]
-pub(super) struct Believed {
+pub(super) struct CachedNames {
     told: Mutex<Told>,
     /// Every file that had the name.
     files: Mutex<HashMap<FileId, Cuts>>,
 }
 
-impl Believed {
+impl CachedNames {
     fn tell(&self, file: Option<FileId>) {
         let mut told = lock(&self.told);
         *told = Told { file, changes: told.changes + 1 };
     }
 
-    async fn rename(&self, client: &Client, from: &str, to: &str) -> Outcome<()> {
+    async fn rename(&self, client: &SimClient, from: &str, to: &str) -> Outcome<()> {
         let (from, to) = (name(from), name(to));
         let (from, to) = ((client.root(), &*from), (client.root(), &*to));
         let renamed = client.fs.rename(&client.cx(), from, to, RenameHow::NoReplace).await;
         renamed.map_err(client.failed("rename"))
     }
 
-    async fn make(&self, client: &Client, text: &str) -> Outcome<FileId> {
+    async fn make(&self, client: &SimClient, text: &str) -> Outcome<FileId> {
         let failed = client.failed("make");
         let file = client.open(client.root(), text, libc::O_RDWR).await?;
         file.write(&client.cx(), Write::at(0), Buf::from(CONTENT)).await.map_err(&failed)?;
@@ -63,7 +63,7 @@ impl Believed {
         Ok(file.id())
     }
 
-    async fn give(&self, client: &Client) -> Outcome<()> {
+    async fn give(&self, client: &SimClient) -> Outcome<()> {
         for number in 1..=FILES {
             let new = format!("file{number}");
             let file = self.make(client, &new).await?;
@@ -81,7 +81,7 @@ impl Believed {
     }
 
     /// Opens `file` by the name. False if the name has to be looked up again.
-    async fn open(&self, client: &Client, file: FileId) -> Outcome<bool> {
+    async fn open(&self, client: &SimClient, file: FileId) -> Outcome<bool> {
         let failed = |what| Err(format!("client {} {what}", client.number));
         let cut = pick(3) == 0;
         let flags = if cut { libc::O_RDWR | libc::O_TRUNC } else { libc::O_RDONLY };
@@ -114,7 +114,7 @@ impl Believed {
         change(lock(&self.files).entry(file).or_default());
     }
 
-    async fn go_by(&self, client: &Client) -> Outcome<()> {
+    async fn go_by(&self, client: &SimClient) -> Outcome<()> {
         let mut believed = None;
         for _ in 0..OPENINGS {
             let file = match believed {
@@ -135,7 +135,7 @@ impl Believed {
     }
 }
 
-impl Work for Believed {
+impl Workload for CachedNames {
     fn name(&self) -> &'static str {
         "believed"
     }
@@ -144,7 +144,7 @@ impl Work for Believed {
         true
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             match client.number {
                 0 => self.give(client).await,
@@ -159,7 +159,7 @@ impl Work for Believed {
         }
     }
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let files = lock(&self.files).clone();
             for (file, cuts) in files {

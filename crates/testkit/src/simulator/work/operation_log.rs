@@ -1,4 +1,4 @@
-//! What several clients did, and between which two moments each of it happened.
+//! The operations of several clients, and the two moments between which each of them happened.
 
 use std::hash::Hash;
 use std::sync::Mutex;
@@ -6,20 +6,20 @@ use std::sync::Mutex;
 use dray_core::Error;
 
 use super::lock;
-use crate::simulator::history::{Event, judge, linearizable_from};
+use crate::simulator::history::{HistoryEvent, judge, linearizable_from};
 
 /// Deeds, in the order in which they were asked for.
-pub(super) struct Noted<D> {
-    state: Mutex<(u64, Vec<Event<D>>)>,
+pub(super) struct OperationLog<D> {
+    state: Mutex<(u64, Vec<HistoryEvent<D>>)>,
 }
 
-impl<D> Default for Noted<D> {
-    fn default() -> Noted<D> {
-        Noted { state: Mutex::new((0, Vec::new())) }
+impl<D> Default for OperationLog<D> {
+    fn default() -> OperationLog<D> {
+        OperationLog { state: Mutex::new((0, Vec::new())) }
     }
 }
 
-impl<D> Noted<D> {
+impl<D> OperationLog<D> {
     /// A moment that no other is the same as.
     pub(super) fn tick(&self) -> u64 {
         let mut state = lock(&self.state);
@@ -39,7 +39,7 @@ impl<D> Noted<D> {
         let indices = {
             let events = &mut lock(&self.state).1;
             let first = events.len();
-            let event = |kind| Event { from, to: u64::MAX, kind, optional: true };
+            let event = |kind| HistoryEvent { from, to: u64::MAX, kind, optional: true };
             events.extend(deeds.into_iter().map(event));
             first..events.len()
         };
@@ -55,7 +55,7 @@ impl<D> Noted<D> {
     /// Something was found out between the moment `from` and now.
     pub(super) fn found(&self, from: u64, deed: D) {
         let to = self.tick();
-        lock(&self.state).1.push(Event { from, to, kind: deed, optional: false });
+        lock(&self.state).1.push(HistoryEvent { from, to, kind: deed, optional: false });
     }
 
     /// Whether some order explains everything, with `first` at the beginning and `apply` as

@@ -1,5 +1,7 @@
-//! Names in the run directory. Who comes last has the name: what serves a mount that has just
-//! been unmounted may still be there when the next mount at the same place begins.
+//! Files in the run directory that other processes find by name.
+//!
+//! The last process that takes a name has it. The daemon of a mount that has just been unmounted may
+//! still run when the next mount at the same place begins.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,18 +9,18 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A file that others find by its name. The name goes when this is dropped, unless somebody
+/// A file that other processes find by its name. The name goes when this is dropped, unless somebody
 /// else has it by then.
 #[derive(Debug)]
-pub struct Named {
+pub struct RunFile {
     path: PathBuf,
     inode: u64,
 }
 
-impl Named {
-    fn made(path: PathBuf) -> io::Result<Named> {
+impl RunFile {
+    fn made(path: PathBuf) -> io::Result<RunFile> {
         let inode = fs::symlink_metadata(&path)?.ino();
-        Ok(Named { path, inode })
+        Ok(RunFile { path, inode })
     }
 
     /// Where it is to be found.
@@ -33,10 +35,10 @@ impl Named {
 
     /// Gives the name `path` to what was made at `made`, whoever had it. Errors: those of
     /// rename(2) and flock(2); then nothing is left at `made`.
-    pub fn take(made: &Path, path: PathBuf) -> io::Result<Named> {
+    pub fn take(made: &Path, path: PathBuf) -> io::Result<RunFile> {
         let taken = turn(&path).and_then(|_turn| {
             fs::rename(made, &path)?;
-            Named::made(path)
+            RunFile::made(path)
         });
         taken.inspect_err(|_| {
             let _ = fs::remove_file(made); // a name that nobody looks for
@@ -44,7 +46,7 @@ impl Named {
     }
 }
 
-impl Drop for Named {
+impl Drop for RunFile {
     fn drop(&mut self) {
         remove_if(&self.path, |meta| meta.ino() == self.inode);
     }
@@ -84,9 +86,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, other) = (dir.path().join("name.sock"), dir.path().join("other"));
         fs::write(aside(&path), "first").unwrap();
-        let first = Named::take(&aside(&path), path.clone()).unwrap();
+        let first = RunFile::take(&aside(&path), path.clone()).unwrap();
         fs::write(&other, "second").unwrap();
-        let second = Named::take(&other, path.clone()).unwrap();
+        let second = RunFile::take(&other, path.clone()).unwrap();
         assert!(second.is_there() && !first.is_there());
         drop(first);
         assert_eq!(fs::read(&path).unwrap(), b"second");

@@ -1,5 +1,4 @@
-//! Options of other file systems' mounts and exports, which people bring along: what there is here
-//! in their place.
+//! Options of other file systems' mounts and exports. Each has an answer that names what dray has in its place.
 
 const ATTRIBUTES: &str = "how long names and attributes are believed is attr_timeout=SECONDS under \
                           consistency=close-to-open; without that they are asked for each time";
@@ -11,7 +10,7 @@ const PLACE: &str = "the target says where the server is: dray://HOST:PORT/NAME"
 const LOCKS: &str = "locks hold over all clients of an export, always";
 const RIGHTS: &str = "ACLs and extended attributes are those of the file system at the server";
 const IDS: &str = "numbers of users are the same at both ends; squash= of the export replaces some";
-const PROOF: &str = "a key proves who is there: auth=psk:FILE";
+const PROOF: &str = "a key authenticates both ends: auth=psk:FILE";
 const PAGES: &str = "what the kernel keeps is by consistency=strict, close-to-open or immutable";
 const TRIES: &str = "retry=SECONDS tries for a while; x-systemd.automount mounts at the first use";
 
@@ -64,7 +63,7 @@ pub fn of_an_export(key: &str) -> Option<&'static str> {
         "subtree_check" | "no_subtree_check" | "fsid" | "crossmnt" | "nohide" | "hide" => {
             "there is nothing to be set; leave it out"
         }
-        "sec" => "a key proves who is there: --auth psk:FILE, for the whole server",
+        "sec" => "a key authenticates both ends: --auth psk:FILE, for the whole server",
         _ => return None,
     })
 }

@@ -1,13 +1,13 @@
-//! Each client writes, cuts, punches and syncs a file of its own, and makes new ones. What
-//! the file holds is what the client made it, or the client is told that it is not.
+//! Each client writes, cuts, punches and syncs a file of its own, and makes new ones. A file holds what
+//! the client wrote, or the client got an error that says that it does not.
 
 use std::sync::Mutex;
 
 use dray_core::{Allocate, Buf, BufMut, Errno, Error, FileSystem, Fut, OpenHow, SetAttr, Write};
 
-use super::{Work, lock, pick, think};
+use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
-use crate::simulator::client::{Client, File};
+use crate::simulator::client::{SimClient, SimFile};
 
 /// Steps of each client.
 const STEPS: u64 = 40;
@@ -16,7 +16,7 @@ const SIZE_MAX: u64 = 40_000;
 /// Longest write, bytes.
 const WRITE_MAX: u64 = 9000;
 
-pub(super) struct Own {
+pub(super) struct OwnFiles {
     /// Nothing may be lost.
     kept: bool,
     /// Files made: by whom, and which.
@@ -25,18 +25,18 @@ pub(super) struct Own {
 
 /// A file as its client knows it.
 struct Known {
-    file: File,
+    file: SimFile,
     content: Vec<u8>,
     /// Losses of which the client had been told when it was last right.
     losses: u64,
 }
 
-impl Own {
-    pub(super) fn new(kept: bool) -> Own {
-        Own { kept, made: Mutex::default() }
+impl OwnFiles {
+    pub(super) fn new(kept: bool) -> OwnFiles {
+        OwnFiles { kept, made: Mutex::default() }
     }
 
-    async fn step(&self, client: &Client, known: &mut Known) -> Outcome<()> {
+    async fn step(&self, client: &SimClient, known: &mut Known) -> Outcome<()> {
         let cx = client.cx();
         let size = known.content.len() as u64;
         match pick(12) {
@@ -84,7 +84,7 @@ impl Own {
     }
 
     /// Cuts the file by opening it, by its name or without.
-    async fn begin_anew(&self, client: &Client, known: &mut Known) -> Outcome<()> {
+    async fn begin_anew(&self, client: &SimClient, known: &mut Known) -> Outcome<()> {
         let closed = known.file.close(&client.cx()).await;
         let flags = libc::O_RDWR | libc::O_TRUNC;
         known.file = match pick(2) {
@@ -103,7 +103,7 @@ impl Own {
     }
 
     /// A loss that must not be, or an error that is none.
-    fn allow(&self, result: Result<(), Error>, client: &Client) -> Outcome<bool> {
+    fn allow(&self, result: Result<(), Error>, client: &SimClient) -> Outcome<bool> {
         match result {
             Ok(()) => Ok(false),
             // A file that was made just before the loss of power can be gone whatever is
@@ -116,7 +116,7 @@ impl Own {
     /// After a sync or close: with an error the client knows that its file is what it is.
     async fn told(
         &self,
-        client: &Client,
+        client: &SimClient,
         known: &mut Known,
         how: Result<(), Error>,
     ) -> Outcome<()> {
@@ -133,7 +133,7 @@ impl Own {
     }
 
     /// After a loss was told: another sync tells nothing, unless more was lost than `before`.
-    async fn told_once(&self, client: &Client, known: &Known, before: u64) -> Outcome<()> {
+    async fn told_once(&self, client: &SimClient, known: &Known, before: u64) -> Outcome<()> {
         let losses = || client.fs.session().status().unsynced.losses;
         let again = known.file.sync(&client.cx(), false).await;
         match self.allow(again, client)? {
@@ -142,14 +142,14 @@ impl Own {
         }
     }
 
-    async fn learn(&self, client: &Client, known: &mut Known) -> Outcome<()> {
+    async fn learn(&self, client: &SimClient, known: &mut Known) -> Outcome<()> {
         known.content = read(client, &known.file).await?;
         known.losses = client.fs.session().status().unsynced.losses;
         Ok(())
     }
 
     /// The file is as it is known, or the client is told.
-    async fn look(&self, client: &Client, known: &mut Known) -> Outcome<()> {
+    async fn look(&self, client: &SimClient, known: &mut Known) -> Outcome<()> {
         let found = read(client, &known.file).await?;
         if found == known.content {
             return Ok(());
@@ -173,16 +173,16 @@ impl Own {
     }
 }
 
-fn own(client: &Client) -> String {
+fn own(client: &SimClient) -> String {
     format!("own{}", client.number)
 }
 
-async fn read(client: &Client, file: &File) -> Outcome<Vec<u8>> {
+async fn read(client: &SimClient, file: &SimFile) -> Outcome<Vec<u8>> {
     let read = file.read(&client.cx(), 0, BufMut::heap(2 * SIZE_MAX as usize)).await;
     Ok(read.map_err(|(error, _)| client.failed("read")(error))?.filled().to_vec())
 }
 
-impl Work for Own {
+impl Workload for OwnFiles {
     fn name(&self) -> &'static str {
         "own"
     }
@@ -191,7 +191,7 @@ impl Work for Own {
         true
     }
 
-    fn run<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let file = client.open(client.root(), &own(client), libc::O_RDWR).await?;
             let mut known = Known { file, content: Vec::new(), losses: 0 };
@@ -209,7 +209,7 @@ impl Work for Own {
         lock(&self.made).retain(|(client, _)| *client != number);
     }
 
-    fn verify<'a>(&'a self, client: &'a Client) -> Fut<'a, Outcome<()>> {
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             let status = client.fs.session().status().unsynced;
             let made = lock(&self.made).clone();

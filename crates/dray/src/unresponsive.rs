@@ -1,4 +1,4 @@
-//! Processes that do not answer at their control sockets: which they are, and why they do not.
+//! Processes that do not answer at their control sockets: which processes, and why they do not answer.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;

@@ -1,5 +1,5 @@
-//! The descriptors of a mount that outlive its daemon, at numbers that the processes of a
-//! mount agree on: whoever starts one of them places the descriptors, and it takes them.
+//! The descriptors of a mount that outlive its daemon. The processes of a mount agree on their numbers: the
+//! parent places the descriptors, and the child takes them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -26,7 +26,7 @@ const CLONES_MAX: usize = (ASIDE - CLONES) as usize;
 pub const DESCRIPTORS_MIN: usize = 320;
 
 /// What a mount needs to go on.
-pub struct Held {
+pub struct MountDescriptors {
     /// The mounted descriptor of /dev/fuse.
     pub device: OwnedFd,
     /// Memory of `dray_fuse::State`.
@@ -40,7 +40,7 @@ pub struct Held {
     pub key: Option<OwnedFd>,
 }
 
-impl Held {
+impl MountDescriptors {
     /// Puts everything where the next program expects it, to be inherited over exec(2), and
     /// nothing else but the standard streams. `parent` goes to [`PARENT`]. What is placed
     /// stays open until exec(2) or the end of the process. Errors: those of fcntl(2) and
@@ -77,16 +77,16 @@ impl Held {
 
     /// What was placed by whoever started this process; closed at the next exec(2) unless
     /// [`pass_on`] is called. To be called once. Errors: `EBADF` if it was not.
-    pub fn take(clones: usize) -> io::Result<Held> {
+    pub fn take(clones: usize) -> io::Result<MountDescriptors> {
         if clones > CLONES_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let clones = (CLONES..).take(clones).map(take).collect::<io::Result<_>>()?;
         let [device, state, session] = [take(DEVICE)?, take(STATE)?, take(SESSION)?];
-        Ok(Held { device, state, session, clones, key: take(KEY).ok() })
+        Ok(MountDescriptors { device, state, session, clones, key: take(KEY).ok() })
     }
 
-    /// Makes clones until there are `count`, each at the number where [`Held::take`] looks for
+    /// Makes clones until there are `count`, each at the number where [`MountDescriptors::take`] looks for
     /// it. Errors: those of [`dray_fuse::clone_device`] and dup3(2).
     pub fn renew_clones(&mut self, count: usize) -> io::Result<()> {
         let device = self.device.as_fd();
