@@ -131,11 +131,13 @@ fn check(below: impl FnOnce(&Path) -> Option<PathBuf>) {
 
 /// Each listing of a directory looked for the export's root above it: whoever removed a tree of 4000
 /// directories, one in the other, waited 44 s.
+// proves: P16
 #[test]
 fn a_call_in_a_deep_directory_costs_what_it_costs_in_another() {
     check(|dir| Some(dir.to_owned()));
 }
 
+// proves: P16
 #[test]
 fn nor_does_it_cost_more_where_ids_are_of_a_table() {
     check(overlay);

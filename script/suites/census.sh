@@ -2,6 +2,7 @@
 # Every operation beside every failure, over ext4 and over tmpfs: see script/lib/census/census.py.
 # $CENSUS_SECONDS: so long for each, and a table of what was tried (default: each failure once in
 # all). $CENSUS_SEED: another order. census.sh [classic|uring]
+# proves: P80
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}

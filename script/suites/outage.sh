@@ -6,6 +6,7 @@
 #
 # The guest's kernel is made once and kept in target/guests: in CI by the step `guest`, within a
 # limit; without it this suite is left out there.
+# proves: P102
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 . "$(dirname "$0")/../lib/guest.sh"

@@ -109,6 +109,7 @@ fn nobody_there_is_an_error_that_says_where() {
     });
 }
 
+// proves: P87
 #[test]
 fn small_files_are_put_in_one_round_trip() {
     run(async {

@@ -104,6 +104,7 @@ impl fmt::Display for NameBuf {
 mod tests {
     use super::*;
 
+    // proves: P36
     #[test]
     fn what_no_directory_can_hold_is_refused() {
         let errno = |bytes: &[u8]| Name::new(bytes).unwrap_err().errno();
@@ -115,6 +116,7 @@ mod tests {
         assert_eq!(errno(&[b'x'; 256]), Errno::ENAMETOOLONG);
     }
 
+    // proves: P36
     #[test]
     fn any_other_bytes_are_a_name() {
         for bytes in [&b"..."[..], b"\xff\xfe", &[b'x'; 255], b" ", b"a\nb"] {

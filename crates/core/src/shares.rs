@@ -218,6 +218,7 @@ mod tests {
     }
 
     /// One machine can be a thousand clients.
+    // proves: P127
     #[test]
     fn all_clients_of_one_origin_leave_a_quarter() {
         let shares = Arc::new(Shares::new(LIMIT));

@@ -262,6 +262,7 @@ mod tests {
 
     /// Sixteen that said nothing kept everybody else out for ten seconds, and the next sixteen for
     /// ten more.
+    // proves: P125
     #[test]
     fn who_says_nothing_and_who_does_not_read_make_way() {
         const LONG_BYTES: usize = 8 << 20;

@@ -81,6 +81,7 @@ fn turn(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
+    // proves: P78
     #[test]
     fn a_name_goes_with_its_file_and_not_with_that_of_others() {
         let dir = tempfile::tempdir().unwrap();

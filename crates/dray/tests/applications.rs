@@ -133,6 +133,7 @@ const CHANGES: [(&str, Change); 6] = [
 ];
 
 /// The client's kernel leaves it to the server, in a flag of each of these requests.
+// proves: P46
 #[test]
 fn whoever_changes_a_program_takes_its_set_id_bits() {
     in_each_mode(|_, at| {
@@ -161,6 +162,7 @@ fn whoever_changes_a_program_takes_its_set_id_bits() {
 
 /// The client's kernel removes them itself, in the name of the caller, who may not remove
 /// attributes of that kind: each of these calls failed with EPERM.
+// proves: P47
 #[test]
 fn whoever_changes_a_program_takes_its_capabilities() {
     let writable = |path: &Path| OpenOptions::new().write(true).open(path);
@@ -198,6 +200,7 @@ fn whoever_changes_a_program_takes_its_capabilities() {
 }
 
 /// The right to run a program is not the right to read it, and is no less.
+// proves: P48
 #[test]
 fn the_right_to_execute_is_asked_of_the_server() {
     in_each_mode(|rig, at| {
@@ -236,6 +239,7 @@ fn read_mapped(pid: i32, path: &Path) -> io::Result<usize> {
 }
 
 /// What was opened to be executed is opened again for those who have it, as any file is.
+// proves: P48
 #[test]
 fn a_program_that_runs_goes_on_over_a_restart_whatever_its_mode() {
     in_each_mode(|rig, at| {
@@ -257,6 +261,7 @@ fn a_program_that_runs_goes_on_over_a_restart_whatever_its_mode() {
 }
 
 /// Under `strict` the client's kernel opens these without looking at their modes.
+// proves: P49
 #[test]
 fn special_files_are_for_those_who_may_open_them() {
     in_each_mode(|_, at| {
@@ -326,6 +331,7 @@ impl Drop for AppendOnly {
 }
 
 /// chattr +a: the file below must be told that a write is an append before it is opened.
+// proves: P50
 #[test]
 fn a_file_that_takes_appends_only_takes_them() {
     in_each_mode(|rig, at| {
@@ -349,6 +355,7 @@ fn a_file_that_takes_appends_only_takes_them() {
 }
 
 /// open(2): such a descriptor takes both rights and gives neither.
+// proves: P50
 #[test]
 fn both_bits_of_the_access_mode_take_both_rights() {
     in_each_mode(|_, at| {

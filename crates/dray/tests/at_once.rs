@@ -37,6 +37,7 @@ impl Pages {
 }
 
 /// No write mixes with another, and no read sees a part of one.
+// proves: P17
 #[test]
 fn calls_of_1_mib_of_two_mounts_are_atomic() {
     const ROUNDS: u8 = 25;
@@ -117,6 +118,7 @@ fn errno<T>(result: io::Result<T>) -> Option<i32> {
     result.err()?.raw_os_error()
 }
 
+// proves: P53
 #[test]
 fn fcntl_locks_of_two_mounts_exclude_each_other_and_are_told() {
     common::on_transports(|transport| {
@@ -147,6 +149,7 @@ fn fcntl_locks_of_two_mounts_exclude_each_other_and_are_told() {
 }
 
 /// Each waits for what the other has, through a mount of its own.
+// proves: P56
 #[test]
 fn one_of_two_mounts_in_a_circle_of_fcntl_locks_is_refused() {
     common::on_transports(|transport| {
@@ -170,6 +173,7 @@ fn one_of_two_mounts_in_a_circle_of_fcntl_locks_is_refused() {
 }
 
 /// Two threads wait for each other, and a third one helps: Linux looks for no circles of such locks.
+// proves: P56
 #[test]
 fn a_circle_of_locks_of_open_files_is_waited_for() {
     common::on_transports(|transport| {
@@ -197,6 +201,7 @@ fn a_circle_of_locks_of_open_files_is_waited_for() {
 
 /// The close that was to give the lock back came before it was had. A program that has inherited the
 /// open file keeps it open.
+// proves: P59
 #[test]
 fn a_lock_that_is_had_when_its_descriptor_is_closed_already_is_given_back() {
     common::on_transports(|transport| {

@@ -52,6 +52,7 @@ fn write_while_the_server_stands_still(server: Pid, at: &Path, files: &[File]) {
     assert!(in_memory, "what stands still takes memory");
 }
 
+// proves: P133
 #[test]
 fn memory_of_large_requests_is_given_back_after_an_outage() {
     on_transports(|transport| {

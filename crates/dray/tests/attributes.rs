@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use common::two_mounts;
 
+// proves: P51
 #[test]
 fn birth_times_are_those_of_the_file_system_below() {
     if common::skipped() {
@@ -116,6 +117,7 @@ fn access_lists_are_inherited(options: &str) {
     }
 }
 
+// proves: P45
 #[test]
 fn access_lists_decide_under_strict() {
     if !common::skipped() {
@@ -124,6 +126,7 @@ fn access_lists_decide_under_strict() {
     }
 }
 
+// proves: P45
 #[test]
 fn access_lists_decide_under_close_to_open() {
     if !common::skipped() {
@@ -146,6 +149,7 @@ fn flags(file: &File, set: Option<u32>) -> std::io::Result<u32> {
 }
 
 /// The kernel asks for more than the flags before it sets them, and gave up.
+// proves: P25
 #[test]
 fn flags_of_an_inode_are_set_through_a_mount() {
     const NODUMP: u32 = 0x40;
@@ -198,6 +202,7 @@ fn xflags(file: &File, set: Option<Xflags>) -> std::io::Result<Xflags> {
 }
 
 /// Setting one failed with ENOTTY, and whatever there was looked like none.
+// proves: P25
 #[test]
 fn projects_are_set_through_a_mount() {
     if common::skipped() {

@@ -46,6 +46,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
+// proves: P6
 #[test]
 fn what_others_replaced_removed_or_moved_is_not_opened_by_its_former_name() {
     on_two_mounts(|one, other| {
@@ -71,6 +72,7 @@ fn what_others_replaced_removed_or_moved_is_not_opened_by_its_former_name() {
 }
 
 /// O_TRUNC would cut what was to be kept.
+// proves: P6
 #[test]
 fn what_others_moved_away_is_not_cut() {
     on_two_mounts(|one, other| {
@@ -86,6 +88,7 @@ fn what_others_moved_away_is_not_cut() {
     });
 }
 
+// proves: P6
 #[test]
 fn what_has_several_names_is_opened_by_those_that_it_has_now() {
     on_two_mounts(|one, other| {
@@ -125,6 +128,7 @@ fn what_is_gone_before_its_rights_are_asked_for_is_looked_up_once_more() {
     });
 }
 
+// proves: P6
 #[test]
 fn directories_are_listed_and_programs_run_by_the_names_that_they_have_now() {
     on_two_mounts(|one, other| {
@@ -149,6 +153,7 @@ fn directories_are_listed_and_programs_run_by_the_names_that_they_have_now() {
 }
 
 /// Nobody names anything then.
+// proves: P6
 #[test]
 fn what_is_open_is_opened_again_by_its_descriptor_whatever_its_name_is_now() {
     on_two_mounts(|one, other| {
@@ -229,6 +234,7 @@ fn opened_while_it_is_replaced(
     again.into_inner()
 }
 
+// proves: P6
 #[test]
 fn who_opens_what_is_being_replaced_finds_what_was_there_by_then() {
     on_two_mounts(|one, other| {
@@ -239,6 +245,7 @@ fn who_opens_what_is_being_replaced_finds_what_was_there_by_then() {
 
 /// A daemon knows no names that its predecessor told the kernel, but whom that has sent back to look
 /// them up: else most deaths would be seen by somebody.
+// proves: P6
 #[test]
 fn so_does_who_opens_it_while_the_mount_s_daemon_is_killed() {
     const KILLS: usize = 10;
@@ -280,6 +287,7 @@ fn so_does_who_opens_it_while_the_mount_s_daemon_is_killed() {
 }
 
 /// Names that the former daemon told the kernel are believed still.
+// proves: P6
 #[test]
 fn the_next_daemon_of_a_mount_opens_what_has_the_name_now() {
     on_two_mounts(|one, other| {

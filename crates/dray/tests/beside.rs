@@ -86,6 +86,7 @@ fn pread(fd: RawFd, count: usize, at: i64) -> io::Result<Vec<u8>> {
     Ok(into)
 }
 
+// proves: P3
 #[test]
 fn reads_writes_and_sizes_at_odd_places() {
     alike(|dir, told| {
@@ -129,6 +130,7 @@ fn reads_writes_and_sizes_at_odd_places() {
     });
 }
 
+// proves: P3
 #[test]
 fn space_and_copies_at_odd_places() {
     const FLAGS: [i32; 5] = [
@@ -193,6 +195,7 @@ fn copy(from: (&File, i64), to: (&File, i64), count: usize) -> io::Result<i64> {
     checked(unsafe { libc::copy_file_range(from, &mut at, to, &mut to_at, count, 0) } as i64)
 }
 
+// proves: P3
 #[test]
 fn times_of_all_ages() {
     const SECONDS: [i64; 9] =
@@ -228,6 +231,7 @@ fn rename2(from: &Path, to: &Path, flags: u32) -> io::Result<i64> {
     checked(unsafe { libc::renameat2(at, from.as_ptr(), at, to.as_ptr(), flags) })
 }
 
+// proves: P3
 #[test]
 fn names_that_do_not_fit() {
     const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
@@ -298,6 +302,7 @@ fn names_that_do_not_fit() {
     });
 }
 
+// proves: P3
 #[test]
 fn attributes_of_all_names_and_sizes() {
     alike(|dir, told| {
@@ -343,6 +348,7 @@ fn attributes_of_all_names_and_sizes() {
     });
 }
 
+// proves: P3
 #[test]
 fn locks_of_odd_ranges() {
     const ENDS: [(i64, i64); 12] = [

@@ -21,6 +21,7 @@ fn status(rig: &Rig, target: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+// proves: P5
 #[test]
 fn what_one_mount_writes_another_reads() {
     if common::skipped() {
@@ -41,6 +42,7 @@ fn what_one_mount_writes_another_reads() {
 }
 
 /// As their options say: by TCP, whose clients have addresses.
+// proves: P52, P120
 #[test]
 fn exports_are_for_whom_and_for_what_they_are_offered() {
     if common::skipped() {
@@ -159,6 +161,7 @@ fn calls_under_way_are_shown_with_path_user_and_job() {
     rig.end_of(pid);
 }
 
+// proves: P79
 #[test]
 fn a_server_that_returns_is_gone_on_with() {
     if common::skipped() {
@@ -386,6 +389,7 @@ fn two_servers_do_not_share_a_state() {
     assert!(stderr(&output).contains("another dray server"), "{}", stderr(&output));
 }
 
+// proves: P22
 #[test]
 fn keys_faults_and_metrics_by_configuration() {
     if common::skipped() {

@@ -50,6 +50,7 @@ fn kill_for_a_while(at: &Path, load: &Load) -> u64 {
     kills
 }
 
+// proves: P93
 #[test]
 fn applications_notice_no_death_of_the_daemon() {
     if common::skipped() {
@@ -79,6 +80,7 @@ fn applications_notice_no_death_of_the_daemon() {
     }
 }
 
+// proves: P93
 #[test]
 fn the_server_and_the_daemon_die_together() {
     on_transports(|options| {
@@ -109,6 +111,7 @@ fn the_server_and_the_daemon_die_together() {
 
 /// Before it drops pages the kernel waits for those that are being read. A daemon that waited with it
 /// could not be reaped when it was killed, and so had no successor that would have answered the read.
+// proves: P93
 #[test]
 fn a_daemon_dies_while_the_kernel_drops_what_others_change() {
     const PIECE_BYTES: usize = 256 << 10;
@@ -144,6 +147,7 @@ fn a_daemon_dies_while_the_kernel_drops_what_others_change() {
 }
 
 /// The next daemon has open again what the dead one had, before anybody can remove it.
+// proves: P96
 #[test]
 fn files_deleted_by_others_after_both_died_live_on() {
     on_transports(|options| {
@@ -172,6 +176,7 @@ fn files_deleted_by_others_after_both_died_live_on() {
     });
 }
 
+// proves: P96
 #[test]
 fn a_blocked_lock_survives_and_can_be_killed() {
     on_transports(blocked_lock);
@@ -229,6 +234,7 @@ fn is_asleep_in(thread: i32, number: libc::c_long) -> bool {
 
 /// A ring's entry that the kernel gave to a lock that is waited for gave nothing more to
 /// what stood behind it in the queue: the unlocking.
+// proves: P96
 #[test]
 fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
     on_transports(|options| {

@@ -67,6 +67,7 @@ fn check(at: &Path) {
 }
 
 /// `cp -a` and `tar` made both one file, with the content of the one that they came to first.
+// proves: P41
 #[test]
 fn copies_of_files_of_two_devices_have_both_contents() {
     if common::skipped() {
@@ -96,6 +97,7 @@ fn copies_of_files_of_two_devices_have_both_contents() {
 }
 
 /// What is open and what is looked up again are the files that they were, whichever the server.
+// proves: P41
 #[test]
 fn a_restart_of_the_server_mixes_no_files_of_two_devices() {
     if common::skipped() {

@@ -81,6 +81,7 @@ impl Drop for Bound {
 }
 
 /// Clients had ENOTCONN for ever, and the status said that it answers.
+// proves: P114
 #[test]
 fn clients_of_a_file_system_that_died_go_on_when_it_is_mounted_again() {
     let Some(mut bound) = Bound::new() else { return };
@@ -121,6 +122,7 @@ fn clients_of_a_file_system_that_died_go_on_when_it_is_mounted_again() {
     use_mount(&at);
 }
 
+// proves: P114
 #[test]
 fn a_death_is_noticed_at_rest_and_at_the_start_of_a_server() {
     let Some(mut bound) = Bound::new() else { return };

@@ -26,6 +26,7 @@ fn all_forgotten(rig: &Rig, at: &Path) {
     });
 }
 
+// proves: P39
 #[test]
 fn handles_outlive_daemons_and_servers_but_not_the_mount() {
     on_transports(|transport| {
@@ -66,6 +67,7 @@ fn handles_outlive_daemons_and_servers_but_not_the_mount() {
 }
 
 /// Under close-to-open a file is opened by the name that led to it, and by a handle none did.
+// proves: P39
 #[test]
 fn a_handle_leads_to_its_file_whatever_others_have_made_of_the_name() {
     on_transports(|transport| {
@@ -102,6 +104,7 @@ fn a_handle_leads_to_its_file_whatever_others_have_made_of_the_name() {
 const EVENT_BYTES: usize = 24;
 const INFO_BYTES: usize = 12;
 
+// proves: P39
 #[test]
 fn fanotify_tells_handles_that_can_be_opened() {
     on_transports(|transport| {

@@ -66,6 +66,7 @@ impl Ice {
     }
 }
 
+// proves: P109
 #[test]
 fn a_file_system_that_hangs_blocks_its_own_export_alone() {
     on_transports(hang_blocks_its_own_export_alone);
@@ -114,6 +115,7 @@ fn hang_blocks_its_own_export_alone(transport: &str) {
 }
 
 /// A write, a new directory, a file that is cut: each kept the thread that served all clients.
+// proves: P110
 #[test]
 fn who_looks_at_an_export_does_not_wait_for_its_changes() {
     on_transports(looks_while_changes_wait);
@@ -146,6 +148,7 @@ fn looks_while_changes_wait(transport: &str) {
     }
 }
 
+// proves: P111
 #[test]
 fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
     if common::skipped() {
@@ -177,6 +180,7 @@ fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
 
 /// The kernel makes it when the file system goes on, though its server has ended: only then can
 /// the next one tell whether it was made.
+// proves: P111
 #[test]
 fn a_change_that_its_server_left_behind_is_made_once() {
     if common::skipped() {
@@ -202,6 +206,7 @@ fn a_change_that_its_server_left_behind_is_made_once() {
     assert!(rig.end_of(old).success());
 }
 
+// proves: P109
 #[test]
 fn a_waiting_lock_is_given_up_while_the_server_cannot_hear_of_it() {
     on_transports(waiting_lock_is_given_up);
@@ -229,6 +234,7 @@ fn waiting_lock_is_given_up(transport: &str) {
     assert!(rig.end_of(next).success(), "nobody holds the lock");
 }
 
+// proves: P109
 #[test]
 fn calls_have_their_limit_and_clients_can_be_evicted_while_a_file_system_hangs() {
     on_transports(limits_hold_and_clients_are_evicted);

@@ -83,6 +83,7 @@ fn on_each(test: impl Fn(Stand)) {
 }
 
 /// An existing mount showed the server's own tree, and wrote into it.
+// proves: P113
 #[test]
 fn a_mount_shows_nothing_of_what_is_there_instead_after_a_restart() {
     on_each(|mut stand| {
@@ -124,6 +125,7 @@ fn a_mount_shows_nothing_of_what_is_there_instead_after_a_restart() {
 }
 
 /// A new mount wrote into the empty mount point, and after the next start its files were gone.
+// proves: P113
 #[test]
 fn nothing_is_written_into_an_empty_mount_point() {
     on_each(|mut stand| {
@@ -147,6 +149,7 @@ fn nothing_is_written_into_an_empty_mount_point() {
 
 /// Clients went on in what nobody else saw any more, and saw what had been mounted over it after the
 /// next start of the server.
+// proves: P114
 #[test]
 fn an_export_that_loses_its_file_system_waits_for_it() {
     on_each(|mut stand| {
@@ -203,6 +206,7 @@ fn cover(place: &Path) {
 }
 
 /// What is told, and what an administrator can do who has replaced a disk for good.
+// proves: P116
 #[test]
 fn another_file_system_is_served_once_somebody_has_said_so() {
     if common::skipped() {
@@ -251,6 +255,7 @@ fn another_file_system_is_served_once_somebody_has_said_so() {
     stand.wait_until_held_back();
 }
 
+// proves: P113
 #[test]
 fn an_export_that_must_be_a_mount_point_waits_for_one_at_its_first_start() {
     if common::skipped() {
@@ -322,6 +327,7 @@ fn a_directory_of_a_file_system_that_is_not_mounted_is_waited_for() {
 }
 
 /// As where a directory is bound to the place of the export, and once is not.
+// proves: P113
 #[test]
 fn another_directory_of_the_same_file_system_is_not_taken_for_the_former_one() {
     if common::skipped() {
@@ -351,6 +357,7 @@ fn another_directory_of_the_same_file_system_is_not_taken_for_the_former_one() {
 }
 
 /// Nobody has to say anything after what changes no file.
+// proves: P115
 #[test]
 fn a_file_system_is_known_again_however_it_is_mounted() {
     on_each(|mut stand| {

@@ -13,6 +13,7 @@ use common::{Rig, wait_for};
 
 /// The server asked what is mounted there what it is like: its own client, who waited for it. The
 /// export stood still until that mount was aborted.
+// proves: P42
 #[test]
 fn a_mount_in_its_own_export_is_listed_around() {
     if common::skipped() {
@@ -62,6 +63,7 @@ impl Stacked {
 
 /// The flag of each call does not reach a file system in user space: what the server above appended
 /// went where its kernel last heard the file to end, over what others had appended meanwhile.
+// proves: P19
 #[test]
 fn appends_through_an_exported_mount_do_not_mix_with_those_beside_it() {
     if common::skipped() {
@@ -85,6 +87,7 @@ fn appends_through_an_exported_mount_do_not_mix_with_those_beside_it() {
 }
 
 /// The table of paths ended with the server, and what was open with it.
+// proves: P40
 #[test]
 fn what_is_open_through_an_exported_mount_outlives_the_server_above() {
     if common::skipped() {

@@ -34,6 +34,7 @@ fn users(rig: &Rig, name: &str) -> PathBuf {
 }
 
 /// Any user of a client was any other: he read files of mode 0600 of others.
+// proves: P118
 #[test]
 fn without_a_key_ordinary_users_do_not_speak_for_others() {
     if skipped() {
@@ -119,6 +120,7 @@ fn who_has_the_key_comes_from_any_port() {
 }
 
 /// Where the socket was opened to users each of them could be anybody.
+// proves: P118
 #[test]
 fn a_user_at_the_unix_socket_is_himself() {
     if skipped() {
@@ -150,6 +152,7 @@ fn a_user_at_the_unix_socket_is_himself() {
 }
 
 /// What the README tells people to type, word for word, in a network and a tree of its own.
+// proves: P118
 #[test]
 fn the_quick_start_lets_no_user_be_another() {
     if skipped() {

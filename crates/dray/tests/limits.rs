@@ -51,6 +51,7 @@ fn c_path(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
+// proves: P75
 #[test]
 fn an_evicted_mount_fails_its_calls_and_a_new_one_works() {
     if common::skipped() {
@@ -92,6 +93,7 @@ fn an_evicted_mount_fails_its_calls_and_a_new_one_works() {
 }
 
 /// Its successor cannot go on either, and nobody may wait for it for ever.
+// proves: P75
 #[test]
 fn an_evicted_mount_whose_daemon_dies_is_ended() {
     if common::skipped() {
@@ -110,6 +112,7 @@ fn an_evicted_mount_whose_daemon_dies_is_ended() {
     wait_for("the end of the mount", || !is_mounted(&at));
 }
 
+// proves: P36
 #[test]
 fn names_of_every_kind_and_length() {
     if common::skipped() {
@@ -168,6 +171,7 @@ fn open_dir(dir: &OwnedFd, name: &std::ffi::CStr) -> OwnedFd {
     }
 }
 
+// proves: P36
 #[test]
 fn paths_as_long_as_they_may_be_and_trees_deeper_than_that() {
     if common::skipped() {
@@ -211,6 +215,7 @@ fn paths_as_long_as_they_may_be_and_trees_deeper_than_that() {
     rig.umount(&at);
 }
 
+// proves: P134
 #[test]
 fn a_full_disk_is_an_error_of_the_write_and_of_nothing_else() {
     if common::skipped() {
@@ -235,6 +240,7 @@ fn a_full_disk_is_an_error_of_the_write_and_of_nothing_else() {
 
 /// If a write of aio(7) fails, or one past the cache, the kernel cuts the file to the size that it
 /// believes in: what another mount had written behind that was lost.
+// proves: P20
 #[test]
 fn a_write_that_fails_cuts_off_nothing_that_others_wrote() {
     const OTHERS_BYTES: usize = 1 << 20;
@@ -286,6 +292,7 @@ fn a_write_that_fails_cuts_off_nothing_that_others_wrote() {
 
 /// Once any write had failed, cutting by io_uring(7) was answered and not done: it comes from a thread that
 /// is not seen to be in ftruncate(2).
+// proves: P20
 #[test]
 fn a_file_that_io_uring_cuts_is_cut_though_writes_failed() {
     common::on_transports(|options| {
@@ -368,6 +375,7 @@ fn write_by_aio(file: &File, at: u64, data: &[u8]) -> io::Result<usize> {
 
 /// The journal of a session needs room in the state directory. Without it a client is told
 /// so; those that are there go on.
+// proves: P134
 #[test]
 fn a_full_state_directory_refuses_new_clients_and_keeps_the_old() {
     if common::skipped() {
@@ -399,6 +407,7 @@ fn a_full_state_directory_refuses_new_clients_and_keeps_the_old() {
 
 /// Files that are removed while they are open took the last one: nothing could be read or listed
 /// any more.
+// proves: P134
 #[test]
 fn a_server_of_hardly_any_descriptors_refuses_removals_and_serves_the_rest() {
     if common::skipped() {
@@ -424,6 +433,7 @@ fn a_server_of_hardly_any_descriptors_refuses_removals_and_serves_the_rest() {
     rig.umount(&at);
 }
 
+// proves: P134
 #[test]
 fn a_server_of_few_descriptors_keeps_thousands_of_files_open() {
     if common::skipped() {

@@ -30,6 +30,7 @@ fn two(options: &str) -> (Rig, std::path::PathBuf, std::path::PathBuf) {
     common::two_mounts(options)
 }
 
+// proves: D3
 #[test]
 fn a_mount_without_shared_mappings_makes_none_that_can_be_stored_into() {
     common::on_transports(|transport| {
@@ -76,6 +77,7 @@ fn store(file: &File, at: usize) {
 }
 
 /// Nobody said anything while programs of two mounts lost each other's stores.
+// proves: D3
 #[test]
 fn a_server_says_that_two_mounts_store_into_mappings_of_one_file() {
     common::on_transports(|transport| {
@@ -164,6 +166,7 @@ sys.exit(0 if count == 20 else 42)
 
 /// Commits were lost without an error, since SQLite's locks hold over both mounts and what it shares by a
 /// mapping does not.
+// proves: D3
 #[test]
 fn sqlite_with_a_write_ahead_log_over_two_mounts_is_refused_where_nothing_is_shared() {
     const LOST: i32 = 42;

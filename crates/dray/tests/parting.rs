@@ -70,6 +70,7 @@ impl Holder {
 const END_MAX: Duration = Duration::from_secs(30);
 
 /// Over both transports, with the first daemon and with one that took over.
+// proves: P68
 #[test]
 fn processes_end_while_the_server_is_away_and_leave_no_locks() {
     on_transports(|options| {
@@ -117,6 +118,7 @@ time.sleep(1000)
 /// What a process had open that was killed, or others who waited, took all entries of a ring until
 /// the server came back, and no other could end. A daemon that had not met the server had nothing
 /// closed; with a limit that stayed open as long as the mount.
+// proves: P68
 #[test]
 fn closes_hold_up_nobody_while_the_server_is_away_and_are_made_when_it_is_back() {
     on_transports(|transport| {
@@ -167,6 +169,7 @@ fn closes_hold_up_nobody_while_the_server_is_away_and_are_made_when_it_is_back()
 
 /// What they write waits for a server that does not read. Over a ring that is memory which the
 /// kernel gets back with the answer.
+// proves: P67
 #[test]
 fn writers_are_killed_while_the_server_stands_still() {
     on_transports(|options| {
@@ -231,6 +234,7 @@ os.preadv(fd, [buf], 0)
 
 /// The kernel tells of no signal to those who do not wait themselves for what they asked for: they
 /// could not be killed while the server was away (state D).
+// proves: P67
 #[test]
 fn readers_past_the_page_cache_are_killed_while_the_server_is_away() {
     if common::skipped() {
@@ -330,6 +334,7 @@ impl Stalling {
 }
 
 /// What had come of the answer lay in the payload of an entry of the ring, which waited for the rest.
+// proves: P67
 #[test]
 fn readers_are_killed_while_the_server_stands_still_in_the_middle_of_its_answer() {
     on_transports(|transport| {
@@ -359,6 +364,7 @@ fn readers_are_killed_while_the_server_stands_still_in_the_middle_of_its_answer(
 
 /// Nobody sees there whether a signal kills its receiver: some seconds after it the wait ends, and
 /// so does that of a close.
+// proves: P69
 #[test]
 fn callers_that_cannot_be_seen_are_killed_while_the_server_is_away() {
     if common::skipped() {
@@ -404,6 +410,7 @@ fn callers_that_cannot_be_seen_are_killed_while_the_server_is_away() {
 
 /// A mount that was taken away by `dray umount` is gone at the server, too, when that ends: who
 /// stops the server next has no grace period for it at the next start.
+// proves: P77
 #[test]
 fn who_has_unmounted_is_gone_at_the_server() {
     if common::skipped() {
@@ -461,6 +468,7 @@ fn the_keeper_of_deleted_files_ends_when_it_is_asked_to() {
 
 /// A server that was killed as it started left a keeper that started, too, and that one took the
 /// socket from the keeper of the next server: the one after that did not find the deleted files.
+// proves: P89
 #[test]
 fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
     let dir = tempfile::tempdir().unwrap();
@@ -486,6 +494,7 @@ fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
 
 /// Where the state directory was replaced behind a server that had ended, its keeper took the socket of
 /// the next one away: deleted files that were open then were lost with the next kill of the server.
+// proves: P89
 #[test]
 fn a_keeper_leaves_the_socket_of_the_one_in_the_place_of_its_directory() {
     let dir = tempfile::tempdir().unwrap();

@@ -11,6 +11,7 @@ use common::two_mounts;
 
 /// Within rename(2) the kernel holds the locks that it takes to give a directory another place
 /// in its tree, so that one that another mount has moved was ESTALE there.
+// proves: P32
 #[test]
 fn a_directory_that_another_mount_moved_is_renamed_and_replaced() {
     if common::skipped() {
@@ -45,6 +46,7 @@ fn a_directory_that_another_mount_moved_is_renamed_and_replaced() {
 }
 
 /// The kernel had what is in such a directory in its former place still, and could not give it another one.
+// proves: P32
 #[test]
 fn what_is_in_a_directory_that_another_mount_moved_is_renamed_and_replaced() {
     if common::skipped() {
@@ -70,6 +72,7 @@ fn what_is_in_a_directory_that_another_mount_moved_is_renamed_and_replaced() {
 
 /// What one's path has led to is there for a moment when another mount gives the name to another
 /// file: stat(2), chmod(2), truncate(2) and open(2) of it failed with ESTALE.
+// proves: P33
 #[test]
 fn what_a_path_led_to_is_used_though_another_mount_replaces_it() {
     if common::skipped() {
@@ -83,6 +86,7 @@ fn what_a_path_led_to_is_used_though_another_mount_replaces_it() {
 
 /// There, too, a program goes on with what its path has led to. What it looks up once the name has
 /// run out is the new one.
+// proves: P33
 #[test]
 fn what_a_path_led_to_under_close_to_open_is_used_though_another_mount_replaces_it() {
     if common::skipped() {
@@ -124,6 +128,7 @@ fn use_old(path: &Path, found: &File) -> std::io::Result<String> {
 }
 
 /// Who works in a directory that others move goes on in it.
+// proves: P32
 #[test]
 fn whoever_is_in_a_directory_that_is_moved_stays_in_it() {
     if common::skipped() {

@@ -117,6 +117,7 @@ fn stat(path: &Path) {
     assert_eq!(unsafe { libc::stat(path.as_ptr(), &mut stat) }, 0);
 }
 
+// proves: P11
 #[test]
 fn strict_create_write_and_close_are_three_round_trips() {
     on_each_transport("strict", |mount| {
@@ -129,6 +130,7 @@ fn strict_create_write_and_close_are_three_round_trips() {
 /// last lookup opens, too, and each time that this is used spares a round trip. What is opened
 /// and too old when the program comes to it, because the machine is busy, is opened again: so
 /// program, mount and server go before others' work, and are looked at until they were let alone.
+// proves: P11
 #[test]
 fn strict_open_is_one_lookup_a_component_and_the_first_one_an_opening() {
     go_before_others();
@@ -163,6 +165,7 @@ fn opened_at_lookup(mount: &Counted<'_>, path: &Path, lookups: u64) -> u64 {
 }
 
 /// A program that looks at names and opens nothing must not have the server open files.
+// proves: P15
 #[test]
 fn strict_looks_open_nothing() {
     on_each_transport("strict", |mount| {
@@ -183,6 +186,7 @@ fn strict_looks_open_nothing() {
 /// open on.
 const TIMES_GO_ON: Duration = Duration::from_millis(150);
 
+// proves: P12
 #[test]
 fn close_to_open_stats_cached_names_for_nothing_and_opens_them_in_one_round_trip() {
     on_each_transport("close-to-open", |mount| {
@@ -199,6 +203,7 @@ fn close_to_open_stats_cached_names_for_nothing_and_opens_them_in_one_round_trip
 }
 
 /// The server is told by which name the kernel has come to the file: this mount knows what it has renamed.
+// proves: P12
 #[test]
 fn close_to_open_opens_what_was_renamed_here_in_one_round_trip() {
     on_each_transport("close-to-open", |mount| {
@@ -227,6 +232,7 @@ fn close_to_open_create_write_and_close_are_four_round_trips() {
     });
 }
 
+// proves: P12
 #[test]
 fn close_to_open_reads_what_was_read_for_nothing() {
     on_each_transport("close-to-open", |mount| {
@@ -240,6 +246,7 @@ fn close_to_open_reads_what_was_read_for_nothing() {
 }
 
 /// For a minute after each change it was read from the server at its first two openings.
+// proves: P7
 #[test]
 fn close_to_open_reads_a_young_file_from_the_server_once() {
     const MIB: usize = 16;
@@ -259,6 +266,7 @@ fn close_to_open_reads_a_young_file_from_the_server_once() {
 }
 
 /// Whatever `attr_timeout` says: here that nothing is believed at all.
+// proves: P13
 #[test]
 fn immutable_asks_for_names_attributes_listings_and_pages_once() {
     on_transports(|transport| {
@@ -294,6 +302,7 @@ fn immutable_asks_for_names_attributes_listings_and_pages_once() {
     });
 }
 
+// proves: P12
 #[test]
 fn a_listing_is_at_most_one_round_trip_for_64_kib_and_brings_the_attributes() {
     for consistency in ["strict", "close-to-open"] {
@@ -331,6 +340,7 @@ fn a_listing_is_at_most_one_round_trip_for_64_kib_and_brings_the_attributes() {
 
 /// Where memory began in the middle of a page, and nearly all does, 1 MiB was two requests of the
 /// kernel's, between which others came: it was not atomic.
+// proves: P18
 #[test]
 fn a_call_of_1_mib_is_one_request_wherever_its_memory_begins() {
     const MIB: usize = 1 << 20;

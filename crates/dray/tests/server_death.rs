@@ -24,6 +24,7 @@ fn kill_and_serve_again(rig: &mut Rig) {
 
 /// The process that keeps deleted files for clients that come back went on for five minutes, with
 /// their space, where there was no client any more.
+// proves: P89
 #[test]
 fn what_nobody_can_come_back_for_is_not_kept() {
     if common::skipped() {
@@ -89,6 +90,7 @@ fn control_sockets_of_servers_that_were_killed_go_with_the_next_start() {
     assert_eq!(sockets(&rig), lives);
 }
 
+// proves: P89
 #[test]
 fn deleted_files_that_are_open_outlive_the_server() {
     if !common::skipped() {
@@ -139,6 +141,7 @@ fn deleted_files_outlive_the_server(transport: &str) {
 
 /// Their holder does nothing between the server's return and the removal: it has to come
 /// back by itself, or what is removed has to be kept for it.
+// proves: P89
 #[test]
 fn files_deleted_by_others_right_after_the_restart_live_on() {
     if common::skipped() {
@@ -177,6 +180,7 @@ fn files_deleted_by_others_right_after_the_restart_live_on() {
     holders.iter().for_each(|at| rig.umount(at));
 }
 
+// proves: P90
 #[test]
 fn what_was_open_for_writing_stays_so_whatever_its_mode() {
     if common::skipped() {
@@ -211,6 +215,7 @@ fn lock_range(file: &File) -> bool {
     }
 }
 
+// proves: P91
 #[test]
 fn locks_outlive_the_server_and_stay_exclusive() {
     if common::skipped() {
@@ -241,6 +246,7 @@ fn locks_outlive_the_server_and_stay_exclusive() {
 }
 
 /// As after a loss of power: another boot, and nothing is left of the journal.
+// proves: P106
 #[test]
 fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
     if common::skipped() {
@@ -276,6 +282,7 @@ fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
 }
 
 /// The processes that would have kept them die with the machine, too.
+// proves: P107
 #[test]
 fn deleted_files_are_stale_once_the_server_s_machine_was_lost() {
     if common::skipped() {
@@ -318,6 +325,7 @@ fn deleted_files_are_stale_once_the_server_s_machine_was_lost() {
 }
 
 /// Appends, directories and renames go on while the server is killed again and again.
+// proves: P80
 #[test]
 fn work_goes_on_over_deaths_and_nothing_is_applied_twice() {
     if common::skipped() {

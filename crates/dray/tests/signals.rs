@@ -43,6 +43,7 @@ fn fallocate(file: &File, at: u64, len_bytes: i64) -> io::Result<()> {
 }
 
 /// SIGXFSZ killed the server at a client's write, and each one after it at the same write, sent again.
+// proves: D5
 #[test]
 fn a_server_with_a_limit_on_the_size_of_files_refuses_and_lives() {
     common::on_transports(|transport| {

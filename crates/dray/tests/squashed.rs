@@ -46,6 +46,7 @@ fn does(rig: &Rig, user: u32, at: &Path, script: &str) -> (bool, String) {
 
 /// Under `close-to-open` and `immutable` the client's kernel went by the ids of its callers, who are all
 /// somebody else at the server.
+// proves: P52
 #[test]
 fn users_may_what_the_user_that_they_are_squashed_to_may() {
     const READS: &[&str] = &[
@@ -110,6 +111,7 @@ fn users_may_what_the_user_that_they_are_squashed_to_may() {
 
 /// A mount whose kernel leaves all to the server does not go on with one at which users differ: names
 /// that one of them has looked up would be open to all.
+// proves: P52
 #[test]
 fn a_mount_of_a_squashed_export_waits_where_it_is_squashed_no_more() {
     if common::skipped() {

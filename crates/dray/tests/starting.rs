@@ -49,6 +49,7 @@ fn serve(rig: &mut Rig, below: &Below) {
     rig.serve(&["--threads", "1", "--export", &export]);
 }
 
+// proves: P112
 #[test]
 fn a_server_that_starts_while_a_file_system_hangs_serves_its_other_exports() {
     on_transports(starts_while_one_hangs);
@@ -118,6 +119,7 @@ fn what_is_said_of_one_that_starts(rig: &Rig) {
     assert!(!refused.status.success() && said.contains("`ice` is not open yet"), "{said}");
 }
 
+// proves: P112
 #[test]
 fn what_is_wrong_with_an_export_ends_the_start() {
     let rig = Rig::new();

@@ -39,6 +39,7 @@ fn state_of(rig: &Rig) -> String {
 }
 
 /// Every mount was stale: the state directory was named after the address.
+// proves: P79
 #[test]
 fn a_mount_goes_on_when_its_server_listens_elsewhere() {
     if common::skipped() {
@@ -60,6 +61,7 @@ fn a_mount_goes_on_when_its_server_listens_elsewhere() {
 }
 
 /// As a former version named it.
+// proves: P79
 #[test]
 fn a_state_directory_that_knows_the_export_is_found() {
     if common::skipped() {

@@ -21,6 +21,7 @@ fn kill_daemon(at: &Path) {
     wait_for("the next daemon", || wait_for_daemon(at) != old);
 }
 
+// proves: P64
 #[test]
 fn the_limit_holds_when_the_daemon_dies_while_the_server_is_away() {
     on_transports(limit_holds_over_the_daemons_death);
@@ -84,6 +85,7 @@ fn limit_holds_over_the_daemons_death(transport: &str) {
 
 /// Each successor ended at once, and after some of them the mount: programs went on in the directory
 /// below.
+// proves: P99
 #[test]
 fn a_key_whose_file_is_gone_is_known_to_the_next_daemon() {
     on_transports(|transport| {
@@ -182,6 +184,7 @@ impl Locked {
     }
 }
 
+// proves: P95
 #[test]
 fn locks_outlive_server_and_daemon_together() {
     on_transports(|transport| {
@@ -225,6 +228,7 @@ impl Drop for Stopped {
 }
 
 /// The lease has ended before there was a daemon again, and somebody else had the locks since.
+// proves: P95
 #[test]
 fn who_lost_a_lock_while_server_and_daemon_were_dead_learns_it() {
     on_transports(|transport| {

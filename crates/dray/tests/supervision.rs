@@ -205,6 +205,7 @@ fn a_mount_that_a_container_has_too_goes_on_until_its_end_is_asked_for() {
     rig.end_of(container);
 }
 
+// proves: P98
 #[test]
 fn a_mount_whose_daemons_all_fail_is_ended() {
     if common::skipped() {
@@ -229,6 +230,7 @@ fn a_mount_whose_daemons_all_fail_is_ended() {
 }
 
 /// A daemon that crashes again and again is given up: applications get errors and can end.
+// proves: P98
 #[test]
 fn crashes_are_bounded() {
     on_transports(|options| {
@@ -287,6 +289,7 @@ impl Drop for Confined {
 
 /// A supervisor that could start no process for a second gave the mount up. And one that could start
 /// no thread left in the tree what it had given up.
+// proves: P98
 #[test]
 fn a_mount_outlives_a_shortage_of_processes_and_leaves_nothing_if_it_does_not() {
     if common::skipped() {
@@ -317,6 +320,7 @@ fn a_mount_outlives_a_shortage_of_processes_and_leaves_nothing_if_it_does_not() 
 
 /// One that could be started and got no thread counted as a failure: five tries within a second ended
 /// the mount.
+// proves: P98
 #[test]
 fn a_mount_outlives_a_shortage_of_threads() {
     on_transports(|options| {
@@ -370,6 +374,7 @@ fn a_daemon_without_supervisor_goes_on() {
 
 /// The kernel gives the number of a connection that has ended to the next one. A supervisor that
 /// was still about to end took that for its own mount, and unmounted it.
+// proves: P78
 #[test]
 fn what_is_mounted_anew_is_left_alone_by_what_served_there_before() {
     if common::skipped() {
@@ -405,6 +410,7 @@ fn is_there(pid: i32) -> bool {
 }
 
 /// Nobody is left to say goodbye: the lease decides.
+// proves: P73
 #[test]
 fn a_client_that_is_gone_gives_its_locks_back_after_its_lease() {
     if common::skipped() {

@@ -29,6 +29,7 @@ fn status(rig: &Rig, at: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+// proves: P100
 #[test]
 fn a_mount_chooses_its_transport_and_says_why() {
     if common::skipped() {
@@ -202,6 +203,7 @@ const WORK: &str = "set -e; cd $AT; n=0; \
 /// As many at least, however slow the machine is.
 const KILLS_MIN: u64 = 6;
 
+// proves: P93
 #[test]
 fn a_user_s_mount_survives_kills_of_its_daemon() {
     for options in ["transport=classic", "transport=uring"] {
@@ -245,6 +247,7 @@ fn a_user_s_mount_survives_kills_of_its_daemon() {
 }
 
 /// An ordinary user may lock too little memory for an io_uring.
+// proves: P100
 #[test]
 fn a_user_without_memory_for_a_ring_gets_a_classic_mount() {
     let Some(own) = Own::new(&["prlimit", "--memlock=4096:4096"], "") else { return };

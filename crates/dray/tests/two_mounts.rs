@@ -14,6 +14,7 @@ use common::{Rig, two_mounts};
 use dray_testkit::fixture::Ext4;
 
 /// Nobody has the file open here, so nobody is told of what others do to it.
+// proves: P5
 #[test]
 fn under_close_to_open_what_others_do_to_names_is_seen_when_these_run_out() {
     if common::skipped() {
@@ -44,6 +45,7 @@ fn under_close_to_open_what_others_do_to_names_is_seen_when_these_run_out() {
 }
 
 /// Through the page cache the kernel would cut appends where it takes a page to end.
+// proves: P19
 #[test]
 fn appends_of_a_mount_that_caches_do_not_mix_with_others() {
     if common::skipped() {
@@ -154,6 +156,7 @@ fn shared_mappings_meet(options: &str) {
     assert_eq!(&all[100..], b"st");
 }
 
+// proves: P10
 #[test]
 fn shared_mappings_of_two_mounts_meet_at_msync_close_and_open() {
     if !common::skipped() {
@@ -163,6 +166,7 @@ fn shared_mappings_of_two_mounts_meet_at_msync_close_and_open() {
 }
 
 /// It was seen at the next open, or when attributes ran out: for pages of a mapping never.
+// proves: P8
 #[test]
 fn what_others_change_is_soon_seen_in_files_that_are_open_and_cached() {
     if common::skipped() {
@@ -189,6 +193,7 @@ fn what_others_change_is_soon_seen_in_files_that_are_open_and_cached() {
 
 /// Pages were only dropped when the server had told of a change, up to 10 ms and more after it: of
 /// two programs that counted under a lock one overwrote the other's number.
+// proves: P55
 #[test]
 fn who_is_granted_a_lock_reads_what_was_written_under_the_one_before() {
     if common::skipped() {
@@ -229,6 +234,7 @@ fn who_is_granted_a_lock_reads_what_was_written_under_the_one_before() {
 const COUNTED_EACH: u32 = 100;
 
 /// The second change left the file with the times and the size of the first.
+// proves: P7
 #[test]
 fn what_one_mount_writes_another_reads_however_coarse_times_are() {
     if common::skipped() {
@@ -251,6 +257,7 @@ fn what_one_mount_writes_another_reads_however_coarse_times_are() {
 }
 
 /// What is read of a directory ahead of a program is told to the kernel a while later.
+// proves: P7
 #[test]
 fn a_listing_under_way_brings_back_no_former_size() {
     const NAMES: usize = 2400;
@@ -283,6 +290,7 @@ fn a_listing_under_way_brings_back_no_former_size() {
 
 /// A copy is limited by the size that the client's kernel last heard of, in the kernel's own
 /// code, before any file system is asked; asking for the size, as cp(1) does, is enough.
+// proves: P24
 #[test]
 fn a_copy_is_whole_once_the_size_was_asked_for() {
     if common::skipped() {

@@ -15,6 +15,7 @@ use common::load::{Kept, check_load, load};
 use common::{Rig, on_transports, processes, wait_for};
 use dray_rpc::wire::Refused;
 
+// proves: P97
 #[test]
 fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
     on_transports(upgrade);
@@ -22,6 +23,7 @@ fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
 
 /// Killed once, an upgraded mount was back at the program that it had begun with; so was one that
 /// was to be upgraded once more, to what does not come up. Five such tries within a minute ended it.
+// proves: P97
 #[test]
 fn what_was_upgraded_stays_so_over_a_death_and_a_broken_upgrade() {
     on_transports(|options| {
@@ -86,6 +88,7 @@ fn refuses(socket: &Path) -> UnixListener {
 }
 
 /// It was upgraded, and everybody in the mount waited for a server that would not have it.
+// proves: P97
 #[test]
 fn a_program_that_the_server_refuses_is_not_upgraded_to() {
     on_transports(|options| {
@@ -147,6 +150,7 @@ fn upgrade(options: &str) {
 
 /// What a supervisor that stands still has been sent, it reads at once when it goes on: that its
 /// daemon is ready, and that an upgrade is wanted. The first was taken for the outcome of the second.
+// proves: P97
 #[test]
 fn an_upgrade_is_not_answered_by_the_daemon_before_it() {
     on_transports(|options| {

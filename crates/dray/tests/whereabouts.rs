@@ -75,6 +75,7 @@ fn end_daemon(rig: &Rig, at: &Path, with: i32) {
 
 /// It was called by its former place, it stayed in the tree when it was ended, what was asked of it
 /// was asked of the next mount there, and the queues of its ring were not set going.
+// proves: P99
 #[test]
 fn a_mount_is_known_where_it_has_been_moved_to() {
     on_transports(|options| {

@@ -397,6 +397,7 @@ mod tests {
     use super::*;
     use std::task::Wake;
 
+    // proves: P128
     #[test]
     fn greedy_users_leave_room_for_the_next() {
         let pool = BufferPool::new(24 << 20, 0);
@@ -442,6 +443,7 @@ mod tests {
         assert_eq!(pool.stats().used_bytes, 0);
     }
 
+    // proves: P109
     #[test]
     fn one_party_cannot_starve_the_others() {
         let pool = BufferPool::new(8 << 20, 0);
@@ -467,6 +469,7 @@ mod tests {
     }
 
     /// Each buffer that came back woke everybody, each of whom looked through all that waited.
+    // proves: P129
     #[test]
     fn as_many_are_woken_as_there_is_memory_for() {
         const MIB: usize = 1 << 20;

@@ -50,6 +50,7 @@ fn until(check: impl Fn() -> bool) {
     }
 }
 
+// proves: P93
 #[test]
 fn a_successor_serves_open_files_and_what_was_under_way() {
     // SAFETY: no memory is passed.
@@ -104,6 +105,7 @@ fn a_successor_serves_open_files_and_what_was_under_way() {
 
 /// The others went on, and what the one had read was never answered: only a successor can do
 /// that, which nobody starts while somebody serves.
+// proves: P93
 #[test]
 fn a_worker_that_fails_ends_the_daemon() {
     // SAFETY: no memory is passed.

@@ -86,6 +86,7 @@ fn lengths_that_contradict_the_message_are_refused() {
     assert!(decode_classic(&message(op::BATCH_FORGET, &forget, 0)).is_err());
 }
 
+// proves: P121
 #[test]
 fn every_operation_cut_anywhere_is_an_error_or_a_request() {
     for opcode in 0..OP_COUNT as u32 + 8 {
@@ -112,6 +113,7 @@ impl Numbers {
     }
 }
 
+// proves: P121
 #[test]
 fn noise_is_no_more_than_refused() {
     let mut numbers = Numbers(0x9e37_79b9);

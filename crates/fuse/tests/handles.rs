@@ -46,6 +46,7 @@ fn errno<T>(result: io::Result<T>) -> i32 {
     result.err().and_then(|error| error.raw_os_error()).unwrap_or(0)
 }
 
+// proves: P39
 #[test]
 fn a_handle_leads_to_its_file_after_the_kernel_has_forgotten_it() {
     on_all(|mount| {
@@ -84,6 +85,7 @@ fn a_handle_leads_to_its_file_after_the_kernel_has_forgotten_it() {
     });
 }
 
+// proves: P39
 #[test]
 fn a_handle_of_what_is_gone_leads_to_nothing() {
     on_all(|mount| {
@@ -107,6 +109,7 @@ fn a_handle_of_what_is_gone_leads_to_nothing() {
 }
 
 /// Both begin to number their files alike.
+// proves: P39
 #[test]
 fn a_handle_of_another_mount_leads_to_nothing() {
     on_all(|mount| {

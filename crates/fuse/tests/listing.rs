@@ -94,6 +94,7 @@ fn make_file(path: &Path) {
     File::create(path).unwrap();
 }
 
+// proves: P9
 #[test]
 fn a_name_that_was_removed_during_a_listing_is_gone() {
     on_both(|mount| {
@@ -105,6 +106,7 @@ fn a_name_that_was_removed_during_a_listing_is_gone() {
     });
 }
 
+// proves: P9
 #[test]
 fn a_directory_that_was_renamed_during_a_listing_has_its_new_name_alone() {
     on_both(|mount| {
@@ -117,6 +119,7 @@ fn a_directory_that_was_renamed_during_a_listing_has_its_new_name_alone() {
     });
 }
 
+// proves: P9
 #[test]
 fn what_was_written_during_a_listing_is_there() {
     on_both(|mount| {
@@ -130,6 +133,7 @@ fn what_was_written_during_a_listing_is_there() {
     });
 }
 
+// proves: P37
 #[test]
 fn large_directories_are_listed_whole_and_from_anywhere() {
     on_both_under(Consistency::Strict, |mount| {
@@ -148,6 +152,7 @@ fn large_directories_are_listed_whole_and_from_anywhere() {
     });
 }
 
+// proves: P37
 #[test]
 fn who_goes_back_in_a_listing_sees_the_directory_as_it_is_now() {
     on_both_under(Consistency::Strict, |mount| {

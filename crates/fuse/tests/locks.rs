@@ -81,6 +81,7 @@ fn catch_signal() {
     }
 }
 
+// proves: P54
 #[test]
 fn a_lock_waits_for_the_one_before_it() {
     on_both(|mount| {
@@ -97,6 +98,7 @@ fn a_lock_waits_for_the_one_before_it() {
     });
 }
 
+// proves: P59
 #[test]
 fn closing_releases_a_flock() {
     on_both(|mount| {
@@ -110,6 +112,7 @@ fn closing_releases_a_flock() {
 
 /// The kernel has the same name for both, where the second is at the address of the first: the
 /// close of that, which the kernel does not wait for, took the lock of this one away.
+// proves: P59
 #[test]
 fn a_flock_belongs_to_its_open_file_and_not_to_the_next_one() {
     on_both(|mount| {
@@ -125,6 +128,7 @@ fn a_flock_belongs_to_its_open_file_and_not_to_the_next_one() {
     });
 }
 
+// proves: P54
 #[test]
 fn a_signal_ends_the_wait_for_a_lock() {
     catch_signal();
@@ -145,6 +149,7 @@ fn a_signal_ends_the_wait_for_a_lock() {
 
 /// It failed with EINTR, although flock(2) waits for nothing there, and the lock was given back
 /// later: to whoever had taken it again by then, another process could have it, too.
+// proves: P54
 #[test]
 fn a_signal_does_not_disturb_who_gives_a_lock_back() {
     catch_signal();
@@ -179,6 +184,7 @@ fn stay_on_one_cpu() {
     }
 }
 
+// proves: P58
 #[test]
 fn more_waiting_locks_than_entries_leave_room_for_the_unlock() {
     on_both(|mount| {
@@ -199,6 +205,7 @@ fn more_waiting_locks_than_entries_leave_room_for_the_unlock() {
     });
 }
 
+// proves: P58
 #[test]
 fn beyond_the_spare_entries_a_lock_is_refused() {
     let Some(mount) = mounted(Transport::Uring, Consistency::Strict) else { return };
@@ -251,6 +258,7 @@ fn fcntl_lock(fd: i32, command: i32, kind: i32) -> i32 {
     }
 }
 
+// proves: P59
 #[test]
 fn a_process_s_locks_end_with_its_first_close() {
     on_both(|mount| {
@@ -291,6 +299,7 @@ fn a_process_s_locks_end_with_its_first_close() {
 }
 
 /// It was forgotten with the answer to the close, and stayed with the file after the last one.
+// proves: P59
 #[test]
 fn a_lock_taken_while_a_close_is_answered_ends_with_the_next_close() {
     on_both(|mount| {
@@ -315,6 +324,7 @@ fn pipe() -> (File, File) {
     (File::from(std::os::fd::OwnedFd::from(write)), File::from(std::os::fd::OwnedFd::from(read)))
 }
 
+// proves: P66
 #[test]
 fn only_a_deadly_signal_ends_a_stalled_read() {
     on_both(|mount| {
@@ -355,6 +365,7 @@ fn read_beside(file: &File) -> JoinHandle<io::Result<()>> {
 }
 
 /// The kernel drops no page that is being read before it is there.
+// proves: P55
 #[test]
 fn a_lock_waits_for_pages_to_be_dropped_but_not_after_a_signal() {
     catch_signal();

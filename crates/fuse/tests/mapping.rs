@@ -93,6 +93,7 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
+// proves: P10
 #[test]
 fn shared_mappings_reach_the_file_system_at_msync_and_close() {
     on_both(|mount| {
@@ -115,6 +116,7 @@ fn shared_mappings_reach_the_file_system_at_msync_and_close() {
     });
 }
 
+// proves: P10
 #[test]
 fn stale_pages_are_dropped_at_open() {
     on_both(|mount| {

@@ -99,6 +99,7 @@ fn names_behave() {
     });
 }
 
+// proves: P51
 #[test]
 fn attributes_and_extended_attributes_behave() {
     on_both(Consistency::Strict, |mount| {
@@ -147,6 +148,7 @@ fn attributes_and_extended_attributes_behave() {
     });
 }
 
+// proves: P45
 #[test]
 fn a_new_file_has_the_mode_that_the_umask_leaves() {
     on_both(Consistency::Strict, |mount| {
@@ -161,6 +163,7 @@ fn a_new_file_has_the_mode_that_the_umask_leaves() {
     });
 }
 
+// proves: P19
 #[test]
 fn appends_are_placed_by_the_file_system() {
     on_both(Consistency::Strict, |mount| {
@@ -180,6 +183,7 @@ fn appends_are_placed_by_the_file_system() {
 }
 
 /// With or without pages in the kernel of the client.
+// proves: P101
 #[test]
 fn fsync_is_asked_of_the_file_system() {
     for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
@@ -197,6 +201,7 @@ fn fsync_is_asked_of_the_file_system() {
 }
 
 /// The flags of the open file say so, or those of the call.
+// proves: P101
 #[test]
 fn what_is_to_be_on_media_is_written_so() {
     for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
@@ -256,6 +261,7 @@ fn holes_allocation_copies_and_unnamed_files_work() {
     });
 }
 
+// proves: P1
 #[test]
 fn strict_sees_at_once_what_another_client_wrote() {
     on_both(Consistency::Strict, |mount| {
@@ -278,6 +284,7 @@ fn strict_sees_at_once_what_another_client_wrote() {
 }
 
 /// The kernel does so, once, if it is told that what was looked up has gone.
+// proves: P33
 #[test]
 fn a_file_that_is_replaced_while_it_is_being_opened_is_looked_up_again() {
     for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
@@ -298,6 +305,7 @@ fn a_file_that_is_replaced_while_it_is_being_opened_is_looked_up_again() {
 
 /// A name that others move away and give again all the time: whoever was sent back looks it up in vain,
 /// looks again, and finds it. It was sent back a second time, which no program is made for.
+// proves: P6
 #[test]
 fn who_is_sent_back_and_finds_the_name_at_the_second_look_opens_it() {
     on_both(Consistency::CloseToOpen, |mount| {
@@ -316,6 +324,7 @@ fn who_is_sent_back_and_finds_the_name_at_the_second_look_opens_it() {
 }
 
 /// What it looks up in another call may have been replaced by the time that it is opened.
+// proves: P6
 #[test]
 fn who_was_sent_back_and_found_nothing_goes_by_names_again_in_its_next_call() {
     on_both(Consistency::CloseToOpen, |mount| {
@@ -337,6 +346,7 @@ fn who_was_sent_back_and_found_nothing_goes_by_names_again_in_its_next_call() {
 }
 
 /// The kernel took the inode for bad, for as long as it knew it: the root, and with it the whole mount.
+// proves: P122
 #[test]
 fn a_directory_that_the_server_once_calls_a_file_is_one_again() {
     for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
@@ -357,6 +367,7 @@ fn a_directory_that_the_server_once_calls_a_file_is_one_again() {
 }
 
 /// ext4 keeps what it could allocate, and the kernel went on with the size that the file had had.
+// proves: P4
 #[test]
 fn what_was_allocated_in_part_is_seen() {
     for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
@@ -380,6 +391,7 @@ fn what_was_allocated_in_part_is_seen() {
 /// Within less another change may come that leaves the file with the same times.
 const TIMES_GO_ON: Duration = Duration::from_millis(150);
 
+// proves: P7
 #[test]
 fn close_to_open_keeps_pages_until_the_file_changes() {
     on_both(Consistency::CloseToOpen, |mount| {
@@ -408,6 +420,7 @@ fn close_to_open_keeps_pages_until_the_file_changes() {
     });
 }
 
+// proves: P44
 #[test]
 fn permissions_are_checked() {
     on_both(Consistency::Strict, |mount| {
@@ -437,6 +450,7 @@ fn permissions_are_checked() {
 }
 
 /// A thread that takes another identity, or other groups, is somebody else at its next call.
+// proves: P44
 #[test]
 fn who_a_thread_is_counts_at_once_and_its_groups_do() {
     const GROUP: u32 = 4321;

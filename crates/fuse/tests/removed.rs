@@ -74,6 +74,7 @@ fn names_in(dir: i32, file: &CString) -> Vec<(&'static str, i32)> {
 
 /// Whoever worked in a directory that another client had removed was told ESTALE, for which programs
 /// are not made, where Linux says ENOENT.
+// proves: P34
 #[test]
 fn in_a_directory_that_others_have_removed_there_is_nothing() {
     for consistency in [Consistency::Strict, Consistency::CloseToOpen] {
@@ -97,6 +98,7 @@ fn in_a_directory_that_others_have_removed_there_is_nothing() {
 
 /// As long as somebody has it open, what is asked of the directory itself is answered as on Linux, to
 /// whoever has it as its working directory, too.
+// proves: P34
 #[test]
 fn a_directory_that_is_open_is_there_after_its_removal() {
     on_both(Consistency::Strict, |mount| {
@@ -128,6 +130,7 @@ fn a_directory_that_is_open_is_there_after_its_removal() {
 }
 
 /// A path leads to what has its name now, and what others removed is in nobody's way.
+// proves: P34
 #[test]
 fn a_directory_that_others_removed_and_made_anew_is_found_by_its_path() {
     on_both(Consistency::CloseToOpen, |mount| {

@@ -71,6 +71,7 @@ fn stall(mount: &TestMount, cpu: usize, files: Vec<File>) -> Vec<JoinHandle<()>>
 
 /// A queue doubled its entries each time, up to all that there were; in another one those of a
 /// process that had been killed were closed in none, and it could not end.
+// proves: P68
 #[test]
 fn a_queue_that_stands_still_leaves_spare_entries_to_another() {
     let [first, second, ..] = cpus()[..] else {

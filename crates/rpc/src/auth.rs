@@ -148,6 +148,7 @@ impl Key {
 mod tests {
     use super::*;
 
+    // proves: P117
     #[test]
     fn a_proof_holds_for_its_role_words_nonces_and_key_only() {
         let key = Key::new(b"0123456789abcdef").unwrap();

@@ -109,6 +109,7 @@ fn say(stream: &mut UnixStream, head: &CallHead, call: &Call<'_>) {
 }
 
 /// Each page of a listing that was not read was a piece of the heap beside all bounds.
+// proves: P128
 #[test]
 fn pages_of_listings_count() {
     let fs = memory();
@@ -135,6 +136,7 @@ fn pages_of_listings_count() {
 }
 
 /// Nor were the values of attributes counted.
+// proves: P128
 #[test]
 fn long_answers_count() {
     let served = Served::new(Arc::new(memory()));
@@ -161,6 +163,7 @@ fn long_answers_count() {
 
 /// Long messages whose calls the file system below is slow with: further ones are not read until
 /// these are over, and each is carried out.
+// proves: P128
 #[test]
 fn bodies_of_calls_count() {
     let slow = Fault {
@@ -198,6 +201,7 @@ fn bodies_of_calls_count() {
 }
 
 /// A thousand connections with callers of a MiB each took a GiB.
+// proves: P128
 #[test]
 fn callers_count() {
     let served = Served::new(Arc::new(memory()));
@@ -211,6 +215,7 @@ fn callers_count() {
 }
 
 /// Nor what a call takes that waits: here for a lock that never comes.
+// proves: P128
 #[test]
 fn calls_that_wait_count() {
     let served = Served::new(Arc::new(memory()));

@@ -80,6 +80,7 @@ fn closes_in_a_row_are_answered_now_and_then() {
     });
 }
 
+// proves: P71
 #[test]
 fn closes_arrive_over_broken_connections() {
     for seed in 0..60 {
@@ -105,6 +106,7 @@ fn closes_arrive_over_broken_connections() {
 
 /// A client that meets a new server opens its files again by itself. A close that overtook
 /// such an opening at the server would leave the file open for ever.
+// proves: P90
 #[test]
 fn what_is_closed_while_it_is_opened_again_stays_closed() {
     simulate(3, async {
@@ -144,6 +146,7 @@ fn what_is_closed_while_it_is_opened_again_stays_closed() {
 }
 
 /// The process that closed a file is killed before it knows whether the server heard of it.
+// proves: P71
 #[test]
 fn a_successor_closes_again() {
     simulate(4, async {

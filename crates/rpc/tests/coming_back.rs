@@ -101,6 +101,7 @@ async fn write(file: &Arc<dyn OpenFile>) {
 /// Two connections that came back at once to a server that knew nothing of their session
 /// began one each. What was claimed in the first was given back a lease after its only
 /// connection had broken and come back in the second: somebody else got a held lock.
+// proves: P73
 #[test]
 fn a_mount_that_was_forgotten_begins_one_session_on_all_its_connections() {
     for seed in 0..8 {
@@ -142,6 +143,7 @@ async fn forgotten_on_two_connections() {
 }
 
 /// Whoever only looked was told that nobody had the lock, before its holder had come back for it.
+// proves: P91
 #[test]
 fn who_looks_for_a_lock_after_a_restart_is_told_of_one_that_is_yet_to_be_claimed() {
     simulate(6, async {
@@ -168,6 +170,7 @@ fn who_looks_for_a_lock_after_a_restart_is_told_of_one_that_is_yet_to_be_claimed
 }
 
 /// It waited for what was being sent again to be over, however long the server was away.
+// proves: P64
 #[test]
 fn a_close_during_recovery_has_the_mounts_limit() {
     simulate(4, async {
@@ -199,6 +202,7 @@ fn a_close_during_recovery_has_the_mounts_limit() {
 
 /// What was written with O_SYNC was on media, and not kept. What was kept, of before, was made
 /// again over it: the file was cut.
+// proves: P101
 #[test]
 fn what_was_synced_as_it_was_written_outlives_what_is_made_again() {
     simulate(5, async {
@@ -223,6 +227,7 @@ fn what_was_synced_as_it_was_written_outlives_what_is_made_again() {
 }
 
 /// What another client had kept, of before, was made again over it.
+// proves: P101
 #[test]
 fn what_was_synced_as_it_was_written_outlives_what_others_make_again() {
     for comes_back_first in ["writer", "other"] {
@@ -261,6 +266,7 @@ fn what_was_synced_as_it_was_written_outlives_what_others_make_again() {
 
 /// The close of another file cleared what the journal said of locks while they were still
 /// being claimed. The next server waited for nobody, and refused the claim.
+// proves: P91
 #[test]
 fn locks_are_noted_until_they_are_claimed_or_given_up() {
     simulate(2, async {
@@ -295,6 +301,7 @@ fn locks_are_noted_until_they_are_claimed_or_given_up() {
 
 /// Whoever waits for a lock, or removes a file, must not wait for a client that has come back and
 /// said so, whenever its connection broke meanwhile.
+// proves: P85
 #[test]
 fn who_has_come_back_holds_up_nobody_though_its_word_was_lost() {
     for step in 0..75 {
@@ -334,6 +341,7 @@ async fn come_back_and_break(after: Duration) {
 
 /// Locks of an open file description end with its last close, of which nothing but the close
 /// is told. They were claimed again from the next server, and nobody could give them back.
+// proves: P59
 #[test]
 fn locks_of_a_closed_file_are_not_claimed_again() {
     simulate(3, async {
@@ -364,6 +372,7 @@ fn locks_of_a_closed_file_are_not_claimed_again() {
 
 /// The kernel calls the owner of a lock of an open file description by an address, which the next
 /// open file may have before the close of the former one has come. That close ended the lock of both.
+// proves: P59
 #[test]
 fn a_lock_outlives_the_close_of_a_former_file_whose_owner_had_the_same_name() {
     simulate(5, async {
@@ -391,6 +400,7 @@ fn a_lock_outlives_the_close_of_a_former_file_whose_owner_had_the_same_name() {
 
 /// The mount's limit once counted for the claims, too: locks were lost that the server was about
 /// to give back. Who waits for that is told in time.
+// proves: P106
 #[test]
 fn locks_are_claimed_for_as_long_as_it_takes_and_whoever_waits_has_the_limit() {
     simulate(4, async {
@@ -418,6 +428,7 @@ fn locks_are_claimed_for_as_long_as_it_takes_and_whoever_waits_has_the_limit() {
 }
 
 /// The close came behind an opening that was tried again and again, and waited for ever.
+// proves: P64
 #[test]
 fn a_close_of_what_is_never_opened_again_has_the_mounts_limit() {
     simulate(9, async {
@@ -457,6 +468,7 @@ fn a_close_of_what_is_never_opened_again_has_the_mounts_limit() {
 
 /// Whoever is refused another kind of flock has none any more, as on Linux. The mount claimed the
 /// former one at the next server, and nobody gave it back before the file was closed.
+// proves: P59
 #[test]
 fn a_flock_that_went_with_a_refused_change_is_not_claimed_again() {
     simulate(9, async {

@@ -28,6 +28,7 @@ fn as_on_tcp() -> Weather {
     Weather { linger_one_in: Some(1), linger_max, ..Weather::default() }
 }
 
+// proves: P75
 #[test]
 fn an_evicted_client_gives_everything_back() {
     simulate(5, async {
@@ -56,6 +57,7 @@ fn an_evicted_client_gives_everything_back() {
 }
 
 /// Whether it is there when it happens or comes back later: it does not begin anew.
+// proves: P75
 #[test]
 fn an_evicted_client_stays_out_until_it_begins_anew() {
     for away in [false, true] {
@@ -89,6 +91,7 @@ fn an_evicted_client_stays_out_until_it_begins_anew() {
 
 /// A write of somebody who was evicted was made when others had the lock under which it had been
 /// asked for: whoever evicts a client that misbehaves, to let another one do its work, had both.
+// proves: P76
 #[test]
 fn nothing_of_an_evicted_client_is_done_under_the_lock_that_others_have() {
     simulate(12, async {
@@ -136,6 +139,7 @@ fn nothing_of_an_evicted_client_is_done_under_the_lock_that_others_have() {
 }
 
 /// It was let in again by the next server, as one whose lease had run out.
+// proves: P75
 #[test]
 fn an_evicted_client_stays_out_over_restarts_of_the_server() {
     simulate(9, async {

@@ -91,6 +91,7 @@ fn killed_soon() -> Context {
 }
 
 /// The file stays open: somebody else has it, too.
+// proves: P70
 #[test]
 fn locks_of_who_was_killed_at_a_close_are_given_back() {
     simulate(1, async {
@@ -105,6 +106,7 @@ fn locks_of_who_was_killed_at_a_close_are_given_back() {
 }
 
 /// Here it was the last that had the file.
+// proves: P70
 #[test]
 fn locks_of_who_was_killed_at_the_last_close_are_given_back() {
     simulate(2, async {
@@ -121,6 +123,7 @@ fn locks_of_who_was_killed_at_the_last_close_are_given_back() {
     });
 }
 
+// proves: P70
 #[test]
 fn what_fails_by_the_limit_is_given_back_all_the_same() {
     simulate(3, async {
@@ -148,6 +151,7 @@ fn what_fails_by_the_limit_is_given_back_all_the_same() {
 }
 
 /// The server granted it, and its answer was lost.
+// proves: P70
 #[test]
 fn a_try_for_a_lock_that_was_given_up_leaves_none() {
     simulate(4, async {
@@ -175,6 +179,7 @@ fn a_try_for_a_lock_that_was_given_up_leaves_none() {
 
 /// The kernel names owners by addresses, which are used again. A lock that is asked for through
 /// any open file of this mount comes after what is to be given back.
+// proves: P70
 #[test]
 fn what_is_given_back_is_not_taken_from_the_next_owner_of_that_name() {
     for seed in 10..40 {
@@ -202,6 +207,7 @@ fn slow_lock(number: u64) -> Vec<Fault> {
 }
 
 /// It was given back before the server had granted it, and then nobody gave it back.
+// proves: P61
 #[test]
 fn a_try_for_a_lock_that_the_server_comes_to_late_leaves_none() {
     for family in [LockFamily::Posix, LockFamily::Flock] {
@@ -217,6 +223,7 @@ fn a_try_for_a_lock_that_the_server_comes_to_late_leaves_none() {
 }
 
 /// An unlock that the server came to late took away what its owner had locked after it.
+// proves: P61
 #[test]
 fn what_is_locked_after_an_unlock_that_was_given_up_is_held() {
     simulate(51, async {

@@ -48,6 +48,7 @@ fn open_files(server: &Server) -> usize {
 
 /// Waiting locks once took every call that reads could be made with. Whoever held the lock
 /// could not go on, and so never gave it back.
+// proves: P58
 #[test]
 fn waiting_locks_leave_room_for_whoever_holds_the_lock() {
     simulate(1, async {
@@ -77,6 +78,7 @@ fn waiting_locks_leave_room_for_whoever_holds_the_lock() {
 }
 
 /// Calls that nobody answers keep their tags. Who waited for one did so for ever.
+// proves: P64
 #[test]
 fn the_limit_holds_while_all_calls_that_there_may_be_are_stuck() {
     simulate(2, async {
@@ -101,6 +103,7 @@ fn the_limit_holds_while_all_calls_that_there_may_be_are_stuck() {
 
 /// Changes that nobody answers keep their slots. Who waited for one had the limit to wait for as often as
 /// there were changes before it.
+// proves: P64
 #[test]
 fn the_limit_holds_while_all_changes_that_there_may_be_are_stuck() {
     simulate(7, async {
@@ -157,6 +160,7 @@ async fn give_up_opening(fs: &RemoteFs, which: usize) {
     assert_eq!(opening.await.unwrap().unwrap_err().errno(), Errno::EINTR);
 }
 
+// proves: P72
 #[test]
 fn what_was_made_for_a_caller_who_gave_up_is_closed() {
     for (which, op) in [Op::Create, Op::Tmpfile].into_iter().enumerate() {
@@ -174,6 +178,7 @@ fn what_was_made_for_a_caller_who_gave_up_is_closed() {
 
 /// Its connection broke as well, and the next one came while the server still made the file: the
 /// close that was sent on that found nothing to close.
+// proves: P72
 #[test]
 fn what_was_made_by_a_connection_that_has_gone_is_closed() {
     for (which, op) in [Op::Create, Op::Tmpfile, Op::Open].into_iter().enumerate() {
@@ -205,6 +210,7 @@ fn what_was_made_by_a_connection_that_has_gone_is_closed() {
 }
 
 /// Nobody sent the call again when the server was back, and nobody closed what it had opened.
+// proves: P72
 #[test]
 fn what_was_opened_for_a_caller_whose_time_was_up_is_closed() {
     for (which, op) in [Op::Create, Op::Tmpfile, Op::Open].into_iter().enumerate() {
@@ -241,6 +247,7 @@ fn what_was_opened_for_a_caller_whose_time_was_up_is_closed() {
 }
 
 /// The process that gave up is killed before the answer comes, which nobody waits for then.
+// proves: P72
 #[test]
 fn what_is_opened_for_a_caller_who_gave_up_is_closed_by_a_successor() {
     for (which, op) in [Op::Create, Op::Tmpfile, Op::Open].into_iter().enumerate() {
@@ -278,6 +285,7 @@ fn what_is_opened_for_a_caller_who_gave_up_is_closed_by_a_successor() {
 
 /// A wait for a lock that was given up is undone when the server is back. A close of the file
 /// waits for that, and did so whatever the mount's limit.
+// proves: P64
 #[test]
 fn the_limit_holds_for_a_close_behind_a_lock_that_is_being_undone() {
     simulate(4, async {
@@ -338,6 +346,7 @@ fn standstill() -> Weather {
 
 /// Each call waited for the limit again as long as nobody noticed that the server stood still: a path
 /// of several names, or processes that the kernel lets ask one after the other, for many times the limit.
+// proves: P65
 #[test]
 fn a_server_that_stands_still_costs_the_limit_once() {
     simulate(8, async {
@@ -362,6 +371,7 @@ fn a_server_that_stands_still_costs_the_limit_once() {
 }
 
 /// Who waited for a lock at such a server did so for ever, since locks may be waited for.
+// proves: P65
 #[test]
 fn a_lock_is_waited_for_as_long_as_the_server_answers() {
     simulate(9, async {

@@ -124,6 +124,7 @@ fn is_uniform(bytes: &[u8]) -> bool {
     bytes.len() == LEN && bytes.iter().all(|byte| *byte == bytes[0])
 }
 
+// proves: P17
 #[test]
 fn a_change_between_the_halves_has_the_whole_read_again() {
     for nth in [1, 2] {
@@ -307,6 +308,7 @@ impl Sink for BreakingSink<'_> {
 
 /// Its data had begun to come, so that the half's part of the buffer had gone with the
 /// connection. The other part found nothing to be put to, which ended the process.
+// proves: P17
 #[test]
 fn a_connection_that_breaks_in_the_data_of_a_half_is_no_harm() {
     for seed in 0..4 {

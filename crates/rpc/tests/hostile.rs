@@ -182,11 +182,13 @@ fn hostile_clients_disturb_nobody(fs: Arc<dyn FileSystem>) {
     served.end();
 }
 
+// proves: P122
 #[test]
 fn hostile_clients_disturb_nobody_on_memory() {
     hostile_clients_disturb_nobody(Arc::new(memory()));
 }
 
+// proves: P122
 #[test]
 fn hostile_clients_disturb_nobody_on_a_directory() {
     // SAFETY: no memory is passed.
@@ -201,6 +203,7 @@ fn hostile_clients_disturb_nobody_on_a_directory() {
 
 /// It sends reads of the largest size and reads no answer: what it holds is a share, and its
 /// connection is ended in time.
+// proves: P128
 #[test]
 fn a_client_that_stops_reading_holds_a_share_and_is_ended() {
     let served = Served::new(Arc::new(memory()));
@@ -250,6 +253,7 @@ fn a_client_that_stops_reading_holds_a_share_and_is_ended() {
 }
 
 /// More calls than it may have under way, in the form of answers that it does not fetch.
+// proves: P128
 #[test]
 fn unread_answers_count_as_calls_under_way() {
     let served = Served::new(Arc::new(memory()));
@@ -266,6 +270,7 @@ fn unread_answers_count_as_calls_under_way() {
     served.end();
 }
 
+// proves: P126
 #[test]
 fn strangers_are_bounded_and_those_who_know_the_way_still_get_in() {
     let served = Served::new(Arc::new(memory()));
@@ -340,6 +345,7 @@ fn be_a_hostile_server(stream: &mut UnixStream, chance: &mut Chance) -> std::io:
 }
 
 /// Every call ends, with whatever; nothing panics and nothing grows.
+// proves: P122
 #[test]
 fn hostile_servers_cost_calls_and_no_more() {
     for seed in 0..4 {

@@ -21,6 +21,7 @@ fn name(text: &str) -> &Name {
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
+// proves: P73
 #[test]
 fn a_client_that_stays_away_loses_its_session_and_opens_its_files_again() {
     simulate(4, async {
@@ -42,6 +43,7 @@ fn a_client_that_stays_away_loses_its_session_and_opens_its_files_again() {
 
 /// Its change was being made when the connection went, and the session with it: to make it
 /// again would be wrong, and so would the error of trying.
+// proves: P74
 #[test]
 fn what_a_lost_session_had_under_way_ends_with_an_error_and_happened_once() {
     // In which the call gets through and its answer does not.
@@ -78,6 +80,7 @@ fn what_a_lost_session_had_under_way_ends_with_an_error_and_happened_once() {
     });
 }
 
+// proves: P74
 #[test]
 fn a_session_begun_anew_with_fewer_slots_goes_on() {
     simulate(8, async {
@@ -108,6 +111,7 @@ fn a_session_begun_anew_with_fewer_slots_goes_on() {
 /// More of them wait for the server than it has slots in its next life: each is made, or ends
 /// with an error as one whose fate nobody knows; the server is never asked for a slot that it
 /// has not.
+// proves: P74
 #[test]
 fn what_waits_for_a_slot_that_is_gone_is_made_or_ends_with_an_error() {
     simulate(10, async {

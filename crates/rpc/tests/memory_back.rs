@@ -137,6 +137,7 @@ async fn nothing_stays(mut round: impl AsyncFnMut(u64)) {
     assert!(grown_bytes < GROWN_MAX_BYTES, "{ROUNDS} rounds left {grown_bytes} bytes behind");
 }
 
+// proves: P122
 #[test]
 fn hostile_clients_leave_nothing_behind() {
     simulate(11, async {
@@ -157,6 +158,7 @@ fn hostile_clients_leave_nothing_behind() {
 
 /// Each life of such a server had a recovery of its own, on a connection of its own, and a task
 /// that opened files again: none ended before an answer came.
+// proves: P122
 #[test]
 fn forgetful_servers_leave_nothing_behind() {
     simulate(12, async {

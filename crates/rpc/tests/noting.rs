@@ -69,6 +69,7 @@ impl Journal for Slow {
 
 /// A new mount held up all clients of its thread for the time of two syncs of the server's disk;
 /// so did an unmount and an eviction.
+// proves: P78
 #[test]
 fn who_is_being_noted_holds_up_nobody_else() {
     let dir = tempfile::tempdir().unwrap();

@@ -83,6 +83,7 @@ async fn mkdir(fs: &RemoteFs, name: &[u8]) -> Result<FileId, Errno> {
     made.map(|entry| entry.id).map_err(|error| error.errno())
 }
 
+// proves: P112
 #[test]
 fn clients_of_an_export_that_opens_late_find_what_was_theirs_and_others_do_not_wait() {
     for seed in 0..20 {
@@ -131,6 +132,7 @@ async fn opens_late() {
 }
 
 /// What the last life of the server had cut short is settled when its export opens.
+// proves: P112
 #[test]
 fn changes_of_an_export_that_opens_late_are_made_once() {
     for seed in 0..40 {

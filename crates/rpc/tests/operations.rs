@@ -25,6 +25,7 @@ fn each(mut check: impl FnMut(&Call<'_>)) {
 }
 
 /// A change in no slot would pass the order of changes by, and its intent would not be noted.
+// proves: P82
 #[test]
 fn what_changes_files_needs_a_slot() {
     each(|call| {

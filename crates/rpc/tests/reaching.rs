@@ -17,6 +17,7 @@ const CONNECTIONS: usize = 4;
 
 /// Each waits by itself, up to half a second, but one that gets through wakes the others:
 /// calls on these would fail by the mount's limit though the server is back.
+// proves: P62
 #[test]
 fn one_connection_that_is_back_wakes_the_others() {
     for seed in 0..40 {
@@ -49,6 +50,7 @@ fn one_connection_that_is_back_wakes_the_others() {
 
 /// More of one address than may be in their handshake at once: the ranks of a job. Those that found
 /// no place failed.
+// proves: P131
 #[test]
 fn a_crowd_that_comes_at_once_is_let_in() {
     const CLIENTS: usize = 300;
@@ -72,6 +74,7 @@ fn a_crowd_that_comes_at_once_is_let_in() {
 }
 
 /// Nor does whoever ends each connection keep anybody waiting for long.
+// proves: P131
 #[test]
 fn a_server_that_ends_each_connection_is_given_up() {
     simulate(1, async {

@@ -137,6 +137,7 @@ async fn work(fs: &RemoteFs, rounds: u32) {
     assert_eq!(String::from_utf8_lossy(read.filled()), expected);
 }
 
+// proves: P80
 #[test]
 fn changes_are_applied_once_over_deaths_of_the_server() {
     let mut kills = 0;
@@ -159,6 +160,7 @@ fn changes_are_applied_once_over_deaths_of_the_server() {
 
 /// One client puts a file, another removes it as soon as it is there: it must not come back,
 /// though the first may still have to ask again whether it was put.
+// proves: P87
 #[test]
 fn what_is_put_is_put_once_over_deaths_of_the_server() {
     let mut kills = 0;
@@ -196,6 +198,7 @@ fn what_is_put_is_put_once_over_deaths_of_the_server() {
 
 /// One client puts a file, another appends to it as soon as it is there: after a death it
 /// must be clear which bytes at the end are whose.
+// proves: P87
 #[test]
 fn an_append_to_what_is_being_put_comes_behind_it_after_a_death() {
     simulate(1, async {
@@ -242,6 +245,7 @@ fn an_append_to_what_is_being_put_comes_behind_it_after_a_death() {
 
 /// A look at the name that failed counted as "nothing there": after a death what had been there
 /// all along was taken for what the change had made.
+// proves: P84
 #[test]
 fn what_cannot_be_looked_at_before_a_change_is_no_proof_that_the_change_was_made() {
     simulate(1, async {
@@ -277,6 +281,7 @@ fn what_cannot_be_looked_at_before_a_change_is_no_proof_that_the_change_was_made
 
 /// Where the end of a file cannot be told nothing is appended: nobody could tell later whether it
 /// had been.
+// proves: P84
 #[test]
 fn nothing_is_appended_where_the_end_cannot_be_told() {
     simulate(1, async {

@@ -131,6 +131,7 @@ fn over_a_simulated_network() {
 }
 
 /// Connections break all the time, replies get lost: every change happens once.
+// proves: P62
 #[test]
 fn changes_are_applied_once_over_broken_connections() {
     for seed in 0..40 {
@@ -164,6 +165,7 @@ fn changes_are_applied_once_over_broken_connections() {
     }
 }
 
+// proves: P117
 #[test]
 fn a_wrong_key_is_refused_from_both_sides() {
     run(async {
@@ -221,6 +223,7 @@ fn an_unknown_export_is_named_with_those_there_are() {
     });
 }
 
+// proves: P64
 #[test]
 fn a_server_that_stays_away_fails_calls_after_the_limit_and_serves_when_it_is_back() {
     simulate(3, async {
@@ -250,6 +253,7 @@ fn a_server_that_stays_away_fails_calls_after_the_limit_and_serves_when_it_is_ba
 }
 
 /// The answer that granted it was lost, and its waiter gave up before the server was back.
+// proves: P61
 #[test]
 fn a_lock_that_nobody_knows_of_is_given_back() {
     simulate(9, async {
@@ -311,6 +315,7 @@ fn an_oversized_attribute_name_is_an_error_and_no_more() {
 
 /// Calls that a file system holds up kept the descriptors of connections that had gone, one more
 /// with each that their client made anew.
+// proves: P109
 #[test]
 fn a_connection_that_has_gone_is_not_kept_by_its_calls() {
     simulate(11, async {
@@ -362,6 +367,7 @@ fn a_socket_that_is_not_ours_is_not_taken_for_one_without_a_server() {
 
 /// Only the server has the clock that they are from, and knows of writes under way: those have given
 /// the file their time and go on changing it.
+// proves: P7
 #[test]
 fn an_opening_tells_whether_whoever_changes_the_file_next_gives_it_other_times() {
     simulate(9, async {

@@ -41,6 +41,7 @@ fn part_of(whole: &[u8], part: &[u8]) -> bool {
 
 /// It is asked for the session, so it knows its number; of the secret it sees a proof that
 /// is good for nothing else, and of the key nothing.
+// proves: P119
 #[test]
 fn a_false_server_learns_nothing_that_it_could_use() {
     let dir = tempfile::tempdir().unwrap();
@@ -158,6 +159,7 @@ async fn by_hand(client: impl FnOnce() + Send + 'static) {
     client.join().unwrap();
 }
 
+// proves: P119
 #[test]
 fn only_who_has_the_secret_goes_on_with_a_session() {
     let dir = tempfile::tempdir().unwrap();
@@ -215,6 +217,7 @@ fn the_oldest_of_more_connections_than_a_session_may_have_is_ended() {
 }
 
 /// The secret of a session of one export opens no door of another.
+// proves: P119
 #[test]
 fn a_session_of_one_export_is_none_of_another() {
     let dir = tempfile::tempdir().unwrap();
@@ -240,6 +243,7 @@ fn a_session_of_one_export_is_none_of_another() {
 type Proves<'a> = dyn Fn(Transcript<'_>, &Challenge) -> [u8; 32] + 'a;
 
 /// What no client of ours says: it would see first that the server has another key.
+// proves: P117
 #[test]
 fn without_a_proof_of_the_key_there_is_no_session() {
     let dir = tempfile::tempdir().unwrap();
@@ -284,6 +288,7 @@ fn without_a_proof_of_the_key_there_is_no_session() {
     });
 }
 
+// proves: P126
 #[test]
 fn one_address_has_so_many_sessions_and_is_told_so() {
     simulate(10, async {
@@ -307,6 +312,7 @@ fn one_address_has_so_many_sessions_and_is_told_so() {
 }
 
 /// Becoming somebody in 19,900 groups took the thread that served others 13 ms, each time.
+// proves: P44
 #[test]
 fn a_caller_in_more_groups_than_a_server_takes_is_refused_and_nobody_else() {
     simulate(9, async {
@@ -340,6 +346,7 @@ fn a_caller_in_more_groups_than_a_server_takes_is_refused_and_nobody_else() {
 }
 
 /// Such calls were sent again and again, and never answered.
+// proves: P135
 #[test]
 fn what_fits_no_message_is_an_error_of_that_call() {
     simulate(8, async {
@@ -363,6 +370,7 @@ fn what_fits_no_message_is_an_error_of_that_call() {
 }
 
 /// Else every later server would wait a lease for a client that has nothing to claim.
+// proves: P91
 #[test]
 fn the_journal_knows_when_the_last_lock_has_gone() {
     simulate(9, async {

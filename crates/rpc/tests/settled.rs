@@ -128,6 +128,7 @@ fn has_nothing_open(hand: &mut Hand) {
 
 /// The file that somebody made meanwhile was taken for what the call had made, and was open for
 /// reading and writing.
+// proves: P81
 #[test]
 fn a_create_that_was_never_made_gives_nobodys_file_away() {
     let (exists, denied) = (Errno::EEXIST.raw(), Errno::EACCES.raw());
@@ -150,6 +151,7 @@ fn a_create_that_was_never_made_gives_nobodys_file_away() {
 }
 
 /// The same of one that the file system had refused, just before the server died.
+// proves: P81
 #[test]
 fn a_create_that_was_refused_gives_nobodys_file_away() {
     for exclusive in [true, false] {
@@ -167,6 +169,7 @@ fn a_create_that_was_refused_gives_nobodys_file_away() {
 }
 
 /// What another user of the same host asks for is no answer to the first.
+// proves: P81
 #[test]
 fn what_was_made_is_for_who_made_it_and_nobody_else_of_its_host() {
     for (again, exclusive, errno) in
@@ -193,6 +196,7 @@ fn what_was_made_is_for_who_made_it_and_nobody_else_of_its_host() {
 }
 
 /// Made before the death, and what it was made for can be done, whatever its mode.
+// proves: P81
 #[test]
 fn what_was_made_before_a_death_is_its_callers() {
     for exclusive in [true, false] {
@@ -215,6 +219,7 @@ fn what_was_made_before_a_death_is_its_callers() {
 
 /// The life of the server that found the file notes which it is, for the next: that would take what has
 /// the name by then, or make another.
+// proves: P81
 #[test]
 fn what_was_found_after_one_death_is_what_is_answered_after_the_next() {
     let (fs, dir, _) = common::run(site());
@@ -246,6 +251,7 @@ fn what_was_found_after_one_death_is_what_is_answered_after_the_next() {
 }
 
 /// After a loss of power an answer is no proof: what was made may be gone, and the name somebody else's.
+// proves: P81
 #[test]
 fn what_was_answered_before_a_loss_of_power_is_found_by_what_the_answer_says() {
     for (replaced, exclusive, errno) in [
@@ -283,6 +289,7 @@ fn what_was_answered_before_a_loss_of_power_is_found_by_what_the_answer_says() {
 }
 
 /// A file of one's own is not what one has made if it was there before, under another name.
+// proves: P81
 #[test]
 fn an_older_file_of_the_callers_is_not_what_it_has_made() {
     for exclusive in [true, false] {
@@ -310,6 +317,7 @@ fn an_older_file_of_the_callers_is_not_what_it_has_made() {
 }
 
 /// Who makes a directory is told that it did, and trusts in what it has made.
+// proves: P81
 #[test]
 fn what_somebody_else_has_made_under_the_name_was_there_first() {
     for kind in 0..3 {
@@ -340,6 +348,7 @@ fn what_somebody_else_has_made_under_the_name_was_there_first() {
     }
 }
 
+// proves: P81
 #[test]
 fn a_link_is_made_if_it_is_one_of_the_file_that_was_asked_for() {
     for same in [true, false] {
@@ -371,6 +380,7 @@ fn closed_to_nobody(fs: &MemoryFs, dir: FileId) -> FileId {
 }
 
 /// It was overwritten, by whoever had asked to put a file of that name.
+// proves: P81
 #[test]
 fn what_is_put_goes_into_nobody_elses_file() {
     for (maker, mode, errno, then) in [
@@ -390,6 +400,7 @@ fn what_is_put_goes_into_nobody_elses_file() {
 }
 
 /// Who asks is who the export takes it for: root is nobody here.
+// proves: P81
 #[test]
 fn under_squash_a_file_is_its_callers_if_it_is_that_of_who_the_caller_is_taken_for() {
     const NOBODY: u32 = 65_534;

@@ -79,6 +79,7 @@ async fn open_all(fs: &RemoteFs, prefix: &str) -> (Vec<Arc<dyn OpenFile>>, (Stri
 
 /// One client had all open files of an export, also when it had been gone for a while, and all
 /// others got `ENFILE`.
+// proves: P127
 #[test]
 fn a_client_that_opens_all_it_can_leaves_files_to_others() {
     simulate(21, async {
@@ -111,6 +112,7 @@ fn byte(at: u64, owner: u64) -> Lock {
 }
 
 /// One process that locked every other byte of a file had all locks of the export.
+// proves: P127
 #[test]
 fn a_client_that_locks_all_it_can_leaves_locks_to_others() {
     simulate(22, async {
@@ -144,6 +146,7 @@ fn a_client_that_locks_all_it_can_leaves_locks_to_others() {
 }
 
 /// After a restart of the server those who had most may be last to come back.
+// proves: P127
 #[test]
 fn what_a_client_had_it_has_again_after_a_restart() {
     simulate(23, async {

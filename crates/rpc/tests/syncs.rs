@@ -54,6 +54,7 @@ async fn sync(file: &dyn OpenFile) -> Option<Errno> {
 }
 
 /// The next sync of everything succeeded, and counted for it.
+// proves: P105
 #[test]
 fn a_failed_sync_in_the_background_is_told_once_through_each_open_file() {
     simulate(1, async {
@@ -84,6 +85,7 @@ fn a_failed_sync_in_the_background_is_told_once_through_each_open_file() {
 }
 
 /// As the kernel of the server does through the open file that it has for the client's.
+// proves: P105
 #[test]
 fn what_the_server_tells_itself_is_not_told_again() {
     simulate(2, async {
@@ -98,6 +100,7 @@ fn what_the_server_tells_itself_is_not_told_again() {
 }
 
 /// The kernel of the server tells of a failed sync once: to whoever asked for it.
+// proves: P105
 #[test]
 fn a_sync_that_failed_for_another_client_is_told() {
     simulate(3, async {
@@ -119,6 +122,7 @@ fn a_sync_that_failed_for_another_client_is_told() {
 
 /// Each client had everything synced every 30 s, for all the others, too: with thousands the
 /// server's disk did nothing else.
+// proves: P130
 #[test]
 fn one_client_s_sync_is_everybody_s() {
     const CLIENTS: usize = 40;
@@ -157,6 +161,7 @@ fn one_client_s_sync_is_everybody_s() {
 
 /// Each of many whose room ran out all the time had everything synced for itself: the server's disks
 /// did nothing else.
+// proves: P130
 #[test]
 fn syncs_that_many_want_leave_the_disks_time() {
     const CLIENTS: usize = 20;

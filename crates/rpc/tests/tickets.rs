@@ -155,6 +155,7 @@ fn write_to(stream: &mut UnixStream, handle: u64) -> i32 {
     i32::from(ReplyHead::get_message(&mut Input(&reply)).unwrap().errno)
 }
 
+// proves: P123
 #[test]
 fn a_hostile_client_opens_nothing_again_that_it_had_not_open() {
     by_hand(&[Loss::Nothing], |socket, [secret, public, _], _: Option<()>| {
@@ -215,6 +216,7 @@ fn a_call_that_names_two_files_changes_neither() {
 
 /// The answer to an opening is given once more to whoever says that he did not get it, and a
 /// server that has forgotten opens the file for that. What it opens must be what was answered.
+// proves: P123
 #[test]
 fn an_answer_given_once_more_opens_what_was_answered_only() {
     let create = |dir, handle| Call::Create {
@@ -246,6 +248,7 @@ fn an_answer_given_once_more_opens_what_was_answered_only() {
 }
 
 /// Whoever could have another's changes left out could have his own prevail.
+// proves: P124
 #[test]
 fn what_is_on_media_is_believed_with_the_servers_seal_only() {
     by_hand(&[Loss::Nothing, Loss::Unsynced], |socket, [_, _, tmp], before| {
@@ -325,6 +328,7 @@ fn stamp_of(reply: &[u8]) -> u64 {
 
 /// Open with a mode that allows it no longer, by a user whom nobody takes for root: it goes
 /// on over restarts of the server, and of the client's process too.
+// proves: P123
 #[test]
 fn what_was_open_is_open_again_whatever_its_mode() {
     for successor in [false, true] {
@@ -405,6 +409,7 @@ fn resume(socket: &Path, (session, secret): (u64, [u8; 16])) -> (UnixStream, Wel
 
 /// A ticket runs out with the second key after its own. What stays open is opened again at
 /// each start, and has a ticket of the new key from there.
+// proves: P123
 #[test]
 fn what_stays_open_outlives_any_number_of_keys() {
     const DAY: Duration = Duration::from_secs(25 * 3600);

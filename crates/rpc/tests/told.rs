@@ -73,6 +73,7 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
 }
 
 /// Nobody else is woken for it.
+// proves: P8
 #[test]
 fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
     simulate(12, async {
@@ -132,6 +133,7 @@ fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
 
 /// It counted as answers that the client had not read. On a slow network whoever had about as many
 /// calls under way as it may lost its connection for that, as if it had made more.
+// proves: P8
 #[test]
 fn what_a_client_is_told_takes_no_place_of_its_calls() {
     simulate(13, async {

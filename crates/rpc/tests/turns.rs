@@ -21,6 +21,7 @@ fn name(text: &str) -> &Name {
 
 /// The name of a directory is given for a file to cut, while a file is moved between that
 /// directory and the one above: both changes are about both, in their own order.
+// proves: P86
 #[test]
 fn cutting_a_directory_does_not_wait_in_a_circle_with_a_rename() {
     simulate(1, async {

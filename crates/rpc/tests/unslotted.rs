@@ -94,6 +94,7 @@ fn open_both(hand: &mut Hand, ids: [FileId; 2]) {
     }
 }
 
+// proves: P82
 #[test]
 fn a_change_in_no_slot_is_refused_and_what_changes_nothing_is_not() {
     let (fs, ids) = common::run(files());
@@ -132,6 +133,7 @@ fn a_change_in_no_slot_is_refused_and_what_changes_nothing_is_not() {
 }
 
 /// Both halves bore the stamp of one version, and one of them was of before a write.
+// proves: P82
 #[test]
 fn a_read_in_two_halves_is_not_torn_by_a_change_that_comes_beside_the_order() {
     let (fs, ids) = common::run(files());
@@ -156,6 +158,7 @@ fn a_read_in_two_halves_is_not_torn_by_a_change_that_comes_beside_the_order() {
 }
 
 /// A change waited for its turn, and changed what its client had opened under the same number meanwhile.
+// proves: P82
 #[test]
 fn a_change_is_made_to_the_file_that_it_has_its_turn_for() {
     let (fs, ids) = common::run(files());
@@ -179,6 +182,7 @@ fn a_change_is_made_to_the_file_that_it_has_its_turn_for() {
 
 /// What was cut short had the turn of one file, and was made to another: to what its client had opened
 /// under the same number when it came again.
+// proves: P82
 #[test]
 fn a_change_that_comes_again_for_another_file_is_a_new_one() {
     let (fs, ids) = common::run(files());
@@ -212,6 +216,7 @@ fn a_change_that_comes_again_for_another_file_is_a_new_one() {
 
 /// One was told so by the server that had made the file for it, the other by the next one, which found
 /// the file under the name.
+// proves: P82
 #[test]
 fn of_two_who_create_a_file_exclusively_one_wins_over_a_death_of_the_server() {
     let fs = memory();

@@ -56,6 +56,7 @@ fn refusal(answer: &[u8]) -> Refused {
 /// The number of an operation that is not known yet.
 const LATER_OP: u8 = 200;
 
+// proves: P136
 #[test]
 fn a_client_of_the_next_version_is_served() {
     with_server(|socket| {
@@ -85,6 +86,7 @@ fn a_client_of_the_next_version_is_served() {
 }
 
 /// Of a hello that is too new only the versions may be readable.
+// proves: P136
 #[test]
 fn versions_too_far_apart_are_refused_by_name() {
     with_server(|socket| {
@@ -143,6 +145,7 @@ fn serve_by_hand(listener: &UnixListener, version: u16, statfs: &Statfs) -> (Hel
     (said, proof)
 }
 
+// proves: P136
 #[test]
 fn a_server_of_the_next_version_is_understood() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,6 +208,7 @@ fn serve_as_before(listener: &UnixListener, features: u64) -> Vec<CallHead> {
     sent
 }
 
+// proves: P136
 #[test]
 fn a_server_that_knows_no_one_way_closes_is_called() {
     let dir = tempfile::tempdir().unwrap();
@@ -255,6 +259,7 @@ fn opened_by_name(features: u64) -> Vec<Op> {
     heads.iter().map(|head| head.op).filter(|op| *op != Op::Close).collect()
 }
 
+// proves: P136
 #[test]
 fn a_server_that_opens_nothing_at_a_lookup_is_not_asked_to() {
     let features = FEATURES & !FEATURE_LOOKUP_OPEN;
@@ -286,6 +291,7 @@ fn opened_as_named(features: u64, flags: i32) -> Vec<Op> {
     heads.iter().map(|head| head.op).filter(|op| *op != Op::Close).collect()
 }
 
+// proves: P6
 #[test]
 fn a_server_that_opens_nothing_by_its_name_is_asked_for_the_name_first() {
     for flags in [libc::O_RDONLY, libc::O_RDWR | libc::O_TRUNC] {
@@ -299,6 +305,7 @@ fn a_server_that_opens_nothing_by_its_name_is_asked_for_the_name_first() {
 
 /// A client of the version before is given no tickets, and its closes are taken without
 /// having been agreed on.
+// proves: P136
 #[test]
 fn a_client_of_the_version_before_is_served() {
     with_server(|socket| {
@@ -319,6 +326,7 @@ fn a_client_of_the_version_before_is_served() {
 }
 
 /// It would skip the question, and whoever looks at the server would wait for it.
+// proves: P136
 #[test]
 fn a_client_that_knows_nothing_of_jobs_is_not_asked() {
     let dir = tempfile::tempdir().unwrap();

@@ -85,6 +85,7 @@ async fn lock(file: &Arc<dyn OpenFile>) -> Result<(), Errno> {
     file.lock(&Context::system(), lock, false).await.map_err(|error| error.errno())
 }
 
+// proves: P114
 #[test]
 fn open_files_and_locks_outlive_an_export_that_was_away() {
     for seed in 0..20 {
@@ -120,6 +121,7 @@ fn open_files_and_locks_outlive_an_export_that_was_away() {
 }
 
 /// Calls are cut short at any moment.
+// proves: P114
 #[test]
 fn changes_are_made_once_however_often_their_export_goes_away() {
     for seed in 0..40 {

@@ -312,6 +312,7 @@ mod tests {
     use crate::{DriverKind, Executor};
 
     /// More calls than the queue takes were failed, and whoever had asked saw it.
+    // proves: P26
     #[test]
     fn calls_that_find_no_place_wait_for_one() {
         let mut executor = Executor::new(DriverKind::Epoll).unwrap();

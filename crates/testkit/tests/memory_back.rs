@@ -27,6 +27,7 @@ fn run_all(seed: u64) {
     run_leaving(seed, None).unwrap_or_else(must);
 }
 
+// proves: P133
 #[test]
 fn a_simulation_leaves_nothing_behind() {
     (0..2).for_each(run_all); // what a thread keeps is there now

@@ -145,11 +145,13 @@ fn on_ext4(transport: &str, mounts: usize, default_cases: u32) {
     agree(ext4.path(), &format!("transport={transport}"), mounts, default_cases);
 }
 
+// proves: P3
 #[test]
 fn a_mount_agrees_with_the_model_classic() {
     on_ext4("classic", 1, 150);
 }
 
+// proves: P3
 #[test]
 fn a_mount_agrees_with_the_model_uring() {
     if rings_are_on() {
@@ -157,11 +159,13 @@ fn a_mount_agrees_with_the_model_uring() {
     }
 }
 
+// proves: P1
 #[test]
 fn two_mounts_interleaved_agree_with_the_model_classic() {
     on_ext4("classic", 2, 150);
 }
 
+// proves: P1
 #[test]
 fn two_mounts_interleaved_agree_with_the_model_uring() {
     if rings_are_on() {
@@ -284,11 +288,13 @@ fn three_mounts(transport: &str) {
     agree(tmpfs.path(), &format!("transport={transport}"), 3, 80);
 }
 
+// proves: P2
 #[test]
 fn three_mounts_of_a_tmpfs_agree_with_the_model_classic() {
     three_mounts("classic");
 }
 
+// proves: P2
 #[test]
 fn three_mounts_of_a_tmpfs_agree_with_the_model_uring() {
     if rings_are_on() {
@@ -298,6 +304,7 @@ fn three_mounts_of_a_tmpfs_agree_with_the_model_uring() {
 
 /// Alone on its export a mount that caches is as good as a local directory; its kernel checks
 /// rights, in the order in which it always does.
+// proves: P4
 #[test]
 fn a_close_to_open_mount_alone_agrees_with_the_model() {
     if binary().is_none() {

@@ -100,6 +100,7 @@ fn cuts_copies_and_puts_that_are_made_twice() {
     }
 }
 
+// proves: P108
 #[test]
 fn writes_that_are_answered_and_not_made() {
     let forgotten = Sabotage::Forgotten(Op::Write);
@@ -117,6 +118,7 @@ fn renames_and_removals_that_are_answered_and_not_made() {
     found_out(Sabotage::Forgotten(Op::Remove), &[Run::Of(WorkloadKind::Deleted)], "is found");
 }
 
+// proves: P108
 #[test]
 fn a_lock_that_two_have() {
     found_out(Sabotage::Locks, &[COUNTER], "have the lock at once");
@@ -124,6 +126,7 @@ fn a_lock_that_two_have() {
     found_out(Sabotage::Reclaim, &counter, "have the lock at once");
 }
 
+// proves: P108
 #[test]
 fn what_is_not_given_back() {
     for run in [APPEND, COUNTER, REGISTER, WORDS] {
@@ -143,6 +146,7 @@ fn rights_that_are_taken_before_what_was_opened_ahead_is_closed() {
     found_out(Sabotage::Ahead, &[Run::Of(WorkloadKind::Rights)], "");
 }
 
+// proves: P17
 #[test]
 fn halves_of_reads_that_are_of_two_versions() {
     found_out(Sabotage::Halves, &[REGISTER], "");
@@ -184,6 +188,7 @@ fn what_is_sent_again_and_dropped_or_made_in_the_wrong_order() {
     found_out(Sabotage::RedoFloor, &[Run::Power(PowerKind::Register)], "no order");
 }
 
+// proves: P6
 #[test]
 fn what_is_opened_by_a_name_that_another_file_has() {
     found_out(Sabotage::Named, &[Run::Of(WorkloadKind::Believed)], "had lost the name");
@@ -194,11 +199,13 @@ fn what_was_written_last_and_is_not_synced_for_who_leaves() {
     found_out(Sabotage::LastSync, &[Run::Leaving], "");
 }
 
+// proves: P75
 #[test]
 fn who_was_evicted_and_is_let_in_again() {
     found_out(Sabotage::Evictions, &[Run::Of(WorkloadKind::Told)], "was evicted");
 }
 
+// proves: P8
 #[test]
 fn changes_that_those_who_cache_are_not_told_of() {
     found_out(Sabotage::Untold, &[Run::Of(WorkloadKind::Told)], "was not told");

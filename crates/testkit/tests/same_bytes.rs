@@ -95,6 +95,7 @@ fn at_once(
     content
 }
 
+// proves: P17
 #[test]
 fn a_read_sees_all_of_a_write_or_nothing() {
     const ROUNDS: u8 = 60;
@@ -118,6 +119,7 @@ fn a_read_sees_all_of_a_write_or_nothing() {
     }
 }
 
+// proves: P19
 #[test]
 fn appends_do_not_mix() {
     const RECORD_BYTES: usize = 5000;
@@ -221,6 +223,7 @@ async fn write_and_read_beside(
 
 /// Who waited for a range that somebody was writing to kept one of the few threads, and others
 /// had none to read what nobody writes to.
+// proves: P110
 #[test]
 fn waiting_for_a_range_keeps_no_thread() {
     if skipped_without_root() {

@@ -8,6 +8,7 @@ use dray_testkit::simulator::{
 /// Seeds of the ordinary test; `script/simulate` runs more.
 const SEEDS: u64 = 300;
 
+// proves: P8, P61, P75, P80, P108
 #[test]
 fn nothing_is_lost_or_done_twice_and_everything_is_given_back() {
     let mut faults = FaultCounts::default();
@@ -53,6 +54,7 @@ fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
 
 /// Closes for which there was no place were asked for again and again beside each other, and on each
 /// new connection so many came first that it broke before anything was answered, for ever.
+// proves: P71
 #[test]
 fn closes_do_not_keep_everything_else_from_being_answered() {
     for seed in [15_146, 128_294] {
@@ -66,6 +68,7 @@ fn closes_do_not_keep_everything_else_from_being_answered() {
 
 /// A copy that a death cut short was made again from a source that had been changed since,
 /// after somebody had seen the first.
+// proves: P83
 #[test]
 fn a_copy_is_made_again_from_what_was_there() {
     let ran = run_cut_short(WorkloadKind::Copies, 4391, None);
@@ -79,6 +82,7 @@ fn clients_in_turn_agree_with_the_model_whatever_goes_wrong() {
     }
 }
 
+// proves: P101
 #[test]
 fn what_was_synced_survives_a_loss_of_power() {
     for seed in 0..100 {
@@ -86,6 +90,7 @@ fn what_was_synced_survives_a_loss_of_power() {
     }
 }
 
+// proves: P83, P87
 #[test]
 fn what_a_death_cuts_short_happens_once_and_before_all_others() {
     for (kind, seeds) in
@@ -105,6 +110,7 @@ fn rights_that_are_taken_are_gone_whatever_goes_wrong() {
     }
 }
 
+// proves: P6
 #[test]
 fn what_is_opened_by_a_name_has_it_and_nothing_else_is_cut() {
     for seed in 0..100 {
@@ -119,6 +125,7 @@ fn what_is_opened_by_a_name_has_it_and_nothing_else_is_cut() {
 /// Seeds with losses of power of the ordinary test.
 const POWER_SEEDS: u64 = 300;
 
+// proves: P102
 #[test]
 fn what_was_kept_outlives_a_loss_of_power_and_what_was_not_is_told() {
     let mut faults = FaultCounts::default();
@@ -137,6 +144,7 @@ fn what_was_kept_outlives_a_loss_of_power_and_what_was_not_is_told() {
     }
 }
 
+// proves: P104
 #[test]
 fn what_was_written_before_an_unmount_is_synced_or_its_loss_told() {
     for seed in 0..POWER_SEEDS {

@@ -110,11 +110,13 @@ fn two_clients_of_the_whole_stack_agree_with_the_model() {
     the_whole_stack_agrees(2, false, 150);
 }
 
+// proves: P2
 #[test]
 fn three_clients_of_the_whole_stack_agree_with_the_model() {
     the_whole_stack_agrees(3, false, 150);
 }
 
+// proves: P2
 #[test]
 fn three_clients_in_foul_weather_agree_with_the_model() {
     the_whole_stack_agrees(3, true, 150);

@@ -301,6 +301,7 @@ mod tests {
     }
 
     /// Each lock looked at all the others of the file.
+    // proves: P57
     #[test]
     fn many_locks_of_a_file_are_not_looked_at_for_one_more() {
         const MANY: u64 = 10_000;

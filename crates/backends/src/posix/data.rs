@@ -458,6 +458,7 @@ mod tests {
 
     /// What came before a place that a disk cannot read was answered alone, and taken for all of
     /// the file; so was what ended at a page and began within one.
+    // proves: P21
     #[test]
     fn what_is_short_is_the_end_of_the_file_and_no_error() {
         let reads = |at: u64, answers: &[sys::Sys<usize>]| {
@@ -475,6 +476,7 @@ mod tests {
     }
 
     /// What a file system in user space may answer to a write: the thread asked it for ever.
+    // proves: P22
     #[test]
     fn a_write_that_takes_nothing_ends() {
         let writes = |answers: &[sys::Sys<usize>]| {

@@ -161,6 +161,7 @@ mod tests {
         FileId { ino, generation: 1 }
     }
 
+    // proves: P110
     #[test]
     fn one_directory_has_one_lock_and_others_are_free_meanwhile() {
         let (directory_locks, mut task) =

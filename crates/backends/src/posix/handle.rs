@@ -131,6 +131,7 @@ mod tests {
     }
 
     /// Clients keep them: with another version of dray a file is to have the id that it had.
+    // proves: P137
     #[test]
     fn an_id_is_what_it_was() {
         let id = FileId { ino: 128, generation: 0x9e6a_ac86_0000_0007 };

@@ -110,6 +110,7 @@ mod tests {
 
     use super::*;
 
+    // proves: P42
     #[test]
     fn mounts_below_are_told_from_those_beside() {
         let table =

@@ -484,6 +484,7 @@ mod tests {
     use super::*;
 
     /// The kernel freed the data on the thread that served others, with the directory locked.
+    // proves: D1
     #[test]
     fn what_is_large_goes_behind_the_removal_of_its_name() {
         let name = format!("dray-names-{:x}", dray_rt::random_u64());

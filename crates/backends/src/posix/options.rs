@@ -172,6 +172,7 @@ mod tests {
         Arc::new(Identity { uid: Uid(uid), gid: Gid(gid), groups, job: "7".into() })
     }
 
+    // proves: P52
     #[test]
     fn squashing_leaves_nothing_of_root() {
         let squash = Squash::Root(Uid(99), Gid(98));

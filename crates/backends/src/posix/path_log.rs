@@ -336,6 +336,7 @@ mod tests {
         read
     }
 
+    // proves: P40
     #[test]
     fn what_was_noted_is_read_up_to_what_is_not_whole() {
         let identity = identity("whole");
@@ -365,6 +366,7 @@ mod tests {
     }
 
     /// What one version noted, the next one reads.
+    // proves: P137
     #[test]
     fn a_log_is_what_it_was() {
         const HEADER: &str = "64726179706c6301030000000000000000000000000000000100000000000000\

@@ -497,6 +497,7 @@ mod tests {
         Attr { ino, mode: libc::S_IFREG, nlink, ..Attr::default() }
     }
 
+    // proves: P40
     #[test]
     fn an_id_follows_renames() {
         let table = PathTable::new(100, 7);
@@ -539,6 +540,7 @@ mod tests {
         LogIdentity { path, uuid: dray_core::FsUuid(1), root_ino: 1, magic: 2 }
     }
 
+    // proves: P40
     #[test]
     fn a_noted_table_is_there_in_the_next_life() {
         let identity = identity();

@@ -9,6 +9,7 @@ use crate::rig::*;
 use dray_backends::posix::{self, Inline, PosixOptions};
 use dray_core::*;
 
+// proves: P21
 #[test]
 fn reads_and_writes_and_their_edges() {
     on_each(&Kind::ALL, async |kit| {
@@ -46,6 +47,7 @@ fn drop_pages(path: &std::path::Path) {
 
 /// Else a change could leave a file with the times that it had at an open, and whoever caches it with
 /// the pages of then.
+// proves: P7
 #[test]
 fn no_change_gives_a_file_times_before_what_the_clock_shows() {
     on_each(&Kind::ALL, async |kit| {
@@ -61,6 +63,7 @@ fn no_change_gives_a_file_times_before_what_the_clock_shows() {
     });
 }
 
+// proves: P23
 #[test]
 fn holes_are_made_and_found() {
     on_each(&Kind::NATIVE, async |kit| {
@@ -82,6 +85,7 @@ fn holes_are_made_and_found() {
     });
 }
 
+// proves: P24
 #[test]
 fn ranges_are_copied_at_the_server() {
     on_each(&Kind::ALL, async |kit| {
@@ -105,6 +109,7 @@ fn ranges_are_copied_at_the_server() {
     });
 }
 
+// proves: P22
 #[test]
 fn a_full_disk_says_so() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 1) else { return };
@@ -212,6 +217,7 @@ fn of_what_lies_in_pages_a_full_disk_takes_a_part() {
 }
 
 /// Quotas of a btrfs subvolume: those of users are not to be had everywhere (CONFIG_QFMT_V2).
+// proves: P22
 #[test]
 fn a_quota_that_is_used_up_says_so() {
     let Some(disk) = Disk::new(Kind::Btrfs, 256) else { return };
@@ -236,6 +242,7 @@ fn a_quota_that_is_used_up_says_so() {
     });
 }
 
+// proves: P25
 #[test]
 fn flags_of_an_inode() {
     on_each(&[Kind::Ext4, Kind::Xfs, Kind::Btrfs], async |kit| {
@@ -254,6 +261,7 @@ fn flags_of_an_inode() {
     });
 }
 
+// proves: P25
 #[test]
 fn a_file_counts_for_a_project() {
     on_each(&[Kind::Xfs], async |kit| {

@@ -66,6 +66,7 @@ async fn are_told_apart(kit: &Kit, entries: &[Entry]) {
 
 /// `cp -a` and `tar` took them for links of one file, and under close-to-open opening one of them
 /// read the other.
+// proves: P41
 #[test]
 fn files_of_two_devices_are_two_files() {
     let Some(disk) = disk() else { return };
@@ -102,6 +103,7 @@ fn files_of_two_devices_are_two_files() {
     }
 }
 
+// proves: P41
 #[test]
 fn they_have_the_same_ids_and_numbers_after_a_restart_of_the_server() {
     let Some(disk) = disk() else { return };
@@ -120,6 +122,7 @@ fn they_have_the_same_ids_and_numbers_after_a_restart_of_the_server() {
 
 /// Devices of layers have other numbers whenever an overlay is mounted, and other files may have
 /// those by then.
+// proves: D6
 #[test]
 fn after_another_mount_an_id_is_of_its_file_or_of_none() {
     let Some(mut disk) = disk() else { return };
@@ -143,6 +146,7 @@ fn after_another_mount_an_id_is_of_its_file_or_of_none() {
 }
 
 /// What an overlay copies to be changed comes to a third device.
+// proves: P41
 #[test]
 fn a_file_that_is_copied_to_another_device_is_told_apart_from_those_there() {
     let Some(disk) = disk() else { return };
@@ -175,6 +179,7 @@ fn a_file_that_is_copied_to_another_device_is_told_apart_from_those_there() {
 
 /// They are not part of the export: nothing in them has an id here, and listings show what they
 /// are mounted on.
+// proves: P41
 #[test]
 fn file_systems_mounted_below_lend_no_numbers() {
     for kind in [Kind::Tmpfs, Kind::Overlay] {
@@ -212,6 +217,7 @@ fn file_systems_mounted_below_lend_no_numbers() {
 
 /// What the kernel says of both is the same, also the times: as with bindfs over two images that were
 /// made alike.
+// proves: P41
 #[test]
 fn files_that_only_their_handles_tell_apart_are_two_files() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
@@ -233,6 +239,7 @@ fn files_that_only_their_handles_tell_apart_are_two_files() {
 }
 
 /// All subvolumes number their files from the same number on.
+// proves: P41
 #[test]
 fn a_subvolume_lends_no_numbers() {
     let Some(disk) = Disk::new(Kind::Btrfs, 128) else { return };

@@ -6,6 +6,7 @@ use dray_core::*;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+// proves: P43
 #[test]
 fn links_that_lead_out_are_not_followed() {
     on_each(&Kind::ALL, async |kit| {
@@ -31,6 +32,7 @@ fn links_that_lead_out_are_not_followed() {
     });
 }
 
+// proves: P43
 #[test]
 fn mounts_below_are_not_entered() {
     for kind in Kind::ALL {
@@ -51,6 +53,7 @@ fn mounts_below_are_not_entered() {
 
 /// With the same device as the rest, as bind mounts of the same file system have it, and files on
 /// overlays always: a listing showed what the mounted file is like.
+// proves: P43
 #[test]
 fn what_is_bound_below_shows_nothing_of_itself() {
     for kind in Kind::ALL {
@@ -78,6 +81,7 @@ fn what_is_bound_below_shows_nothing_of_itself() {
 
 /// Whoever asked for the directory above one that was known before asked the file system that had
 /// been mounted over it.
+// proves: P42
 #[test]
 fn what_hangs_below_is_not_asked() {
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -123,6 +127,7 @@ fn what_hangs_below_is_not_asked() {
     }
 }
 
+// proves: P43
 #[test]
 fn a_part_of_a_file_system_shows_nothing_of_the_rest() {
     for kind in Kind::NATIVE {
@@ -154,6 +159,7 @@ fn a_part_of_a_file_system_shows_nothing_of_the_rest() {
     }
 }
 
+// proves: P43
 #[test]
 fn made_up_ids_are_stale_everywhere() {
     on_each(&Kind::ALL, async |kit| {

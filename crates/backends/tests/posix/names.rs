@@ -3,6 +3,7 @@
 use crate::rig::*;
 use dray_core::*;
 
+// proves: P36
 #[test]
 fn names_of_any_bytes_and_the_longest() {
     on_each(&Kind::ALL, async |kit| {
@@ -88,6 +89,7 @@ fn everything_can_be_made_and_removed() {
     });
 }
 
+// proves: P31
 #[test]
 fn renames_replace_refuse_and_exchange() {
     on_each(&Kind::ALL, async |kit| {
@@ -108,6 +110,7 @@ fn renames_replace_refuse_and_exchange() {
     });
 }
 
+// proves: P35
 #[test]
 fn hard_links_are_one_file() {
     on_each(&Kind::ALL, async |kit| {
@@ -122,6 +125,7 @@ fn hard_links_are_one_file() {
     });
 }
 
+// proves: P35
 #[test]
 fn a_file_without_a_name_can_be_given_one() {
     on_each(&Kind::ALL, async |kit| {
@@ -145,6 +149,7 @@ fn a_file_without_a_name_can_be_given_one() {
     });
 }
 
+// proves: P37
 #[test]
 fn listings_survive_removals() {
     on_each(&Kind::ALL, async |kit| {
@@ -212,6 +217,7 @@ fn a_parent_is_found_and_the_root_is_its_own() {
 
 /// Beyond 2048 levels none was found, and each search went up all of them: of a tree of 4000, whose
 /// directories are listed one after the other, that was most of the work.
+// proves: P16
 #[test]
 fn the_parent_of_a_directory_is_found_at_any_depth() {
     const DEPTH: usize = 2500;
@@ -242,6 +248,7 @@ fn neighbour(cx: &Context) -> Context {
 
 /// Between a lookup and what it was for the name was given to another file, and whoever had asked
 /// for it got ESTALE: at the second time within a system call so did the program.
+// proves: P33
 #[test]
 fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
     on_each(&Kind::ALL, async |kit| {
@@ -282,6 +289,7 @@ fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
 
 /// Of one that lost its names one by one there were two descriptors, each with those who had looked it up
 /// before its name went; the newer one was asked alone.
+// proves: P33
 #[test]
 fn what_lost_several_names_is_there_for_all_who_had_looked_one_up() {
     on_each(&Kind::ALL, async |kit| {
@@ -337,6 +345,7 @@ async fn use_replaced(kit: &Kit, cx: &Context, (file, link): (FileId, FileId)) -
 }
 
 /// It is kept for a moment only, and not at all for who removed it.
+// proves: D2
 #[test]
 fn the_space_of_what_was_looked_up_and_removed_is_soon_free() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };

@@ -28,6 +28,7 @@ impl DescriptorStore for Holding {
 
 /// stat(2) of an open file asks by the file's id. Before its client had opened it again it was
 /// told that there is no such file.
+// proves: P89
 #[test]
 fn what_was_deleted_and_is_kept_has_attributes_before_it_is_opened_again() {
     for kind in [Kind::Tmpfs, Kind::Ext4] {
@@ -64,6 +65,7 @@ fn what_was_deleted_and_is_kept_has_attributes_before_it_is_opened_again() {
 }
 
 /// Between its lookup and its opening it lost its name, so that no removal will have it kept.
+// proves: P33
 #[test]
 fn what_is_opened_after_its_removal_is_kept_over_the_server_s_death() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };
@@ -89,6 +91,7 @@ fn what_is_opened_after_its_removal_is_kept_over_the_server_s_death() {
     });
 }
 
+// proves: P27
 #[test]
 fn twenty_thousand_open_files_on_a_hundred_descriptors() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 256) else { return };
@@ -122,6 +125,7 @@ fn twenty_thousand_open_files_on_a_hundred_descriptors() {
 
 /// The kernel tells each descriptor once: the error was lost to a file whose descriptor had been
 /// closed for want of others when the disk failed, or was closed then.
+// proves: P29
 #[test]
 fn an_error_of_the_disk_is_told_once_through_each_open_file_whatever_its_descriptor() {
     let Some(disk) = Disk::fragile() else { return };
@@ -155,6 +159,7 @@ fn an_error_of_the_disk_is_told_once_through_each_open_file_whatever_its_descrip
 }
 
 /// `O_SYNC` and `O_DSYNC`: what does not reach the disk is an error of the write itself.
+// proves: P101
 #[test]
 fn a_write_that_is_to_be_on_the_disk_fails_where_the_disk_does() {
     for (flag, append) in [(libc::O_SYNC, false), (libc::O_DSYNC, false), (libc::O_DSYNC, true)] {
@@ -177,6 +182,7 @@ fn a_write_that_is_to_be_on_the_disk_fails_where_the_disk_does() {
 }
 
 /// As many as descriptors can be spared for; then a removal is refused, and nothing is lost.
+// proves: P27, P127
 #[test]
 fn more_deleted_files_than_descriptors_are_refused_and_none_is_lost() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };
@@ -233,6 +239,7 @@ fn more_deleted_files_than_descriptors_are_refused_and_none_is_lost() {
     });
 }
 
+// proves: P27
 #[test]
 fn what_was_deleted_while_open_goes_on() {
     for kind in Kind::ALL {
@@ -280,6 +287,7 @@ fn what_was_deleted_while_open_goes_on() {
     }
 }
 
+// proves: P50
 #[test]
 fn an_open_file_keeps_the_rights_of_its_opening() {
     for kind in Kind::ALL {
@@ -348,6 +356,7 @@ fn open_files_are_bounded() {
     });
 }
 
+// proves: P59
 #[test]
 fn locks_end_with_flush_and_close() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
@@ -395,6 +404,7 @@ fn server() -> Context {
 }
 
 /// A client opens again after a restart what it has a ticket for, and says itself with which flags.
+// proves: P48
 #[test]
 fn the_server_itself_opens_nothing_that_cuts_a_file_or_leaves_no_trace() {
     on_each(&[Kind::Tmpfs, Kind::Ext4], async |kit| {
@@ -442,6 +452,7 @@ async fn is_read_and_not_changed(kit: &Kit, id: FileId, file: &dyn OpenFile, how
 
 /// After a restart of the server reading a file failed with EROFS, because it had been open for
 /// writing, too, and the file system below had become read-only meanwhile.
+// proves: P90
 #[test]
 fn what_was_open_for_more_is_read_where_nothing_can_be_changed_any_more() {
     for kind in [Kind::Ext4, Kind::Xfs, Kind::Tmpfs] {

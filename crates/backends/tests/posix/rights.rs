@@ -4,6 +4,7 @@ use crate::rig::*;
 use dray_backends::posix::{PosixOptions, Squash};
 use dray_core::*;
 
+// proves: P44
 #[test]
 fn users_are_who_they_are() {
     on_each(&Kind::ALL, async |kit| {
@@ -39,6 +40,7 @@ fn users_are_who_they_are() {
 
 /// The right to run a program was enough to empty it: what took only that right was opened as the
 /// server, with all the flags that came along.
+// proves: P48
 #[test]
 fn the_right_to_run_a_program_changes_nothing_of_it() {
     let run = |flags: i32| OpenHow::new(OpenHow::EXECUTE | flags);
@@ -72,6 +74,7 @@ fn the_right_to_run_a_program_changes_nothing_of_it() {
     });
 }
 
+// proves: P44
 #[test]
 fn supplementary_groups_count() {
     on_each(&Kind::ALL, async |kit| {
@@ -90,6 +93,7 @@ fn supplementary_groups_count() {
 
 /// Two users in 1,024 groups each that took turns had the thread that serves everybody sort their
 /// groups, half a millisecond for each call.
+// proves: P132
 #[test]
 fn a_serving_thread_becomes_nobody_in_many_groups() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
@@ -120,6 +124,7 @@ fn a_serving_thread_becomes_nobody_in_many_groups() {
     });
 }
 
+// proves: P45
 #[test]
 fn sticky_and_setgid_directories() {
     on_each(&Kind::ALL, async |kit| {
@@ -143,6 +148,7 @@ fn sticky_and_setgid_directories() {
     });
 }
 
+// proves: P45
 #[test]
 fn umask_or_default_acl_as_the_kernel_has_it() {
     // user::rw-, group::rw-, mask::rw-, other::r--
@@ -173,6 +179,7 @@ fn umask_or_default_acl_as_the_kernel_has_it() {
     });
 }
 
+// proves: P46
 #[test]
 fn set_id_bits_fall_with_a_write() {
     on_each(&Kind::ALL, async |kit| {
@@ -209,6 +216,7 @@ fn set_id_bits_fall_with_a_write() {
     });
 }
 
+// proves: P51
 #[test]
 fn attributes_that_give_rights_are_the_super_users() {
     // VFS_CAP_REVISION_2, effective, CAP_SETUID
@@ -245,6 +253,7 @@ fn attributes_that_give_rights_are_the_super_users() {
     });
 }
 
+// proves: P46
 #[test]
 fn a_change_of_no_owner_clears_set_id_bits() {
     on_each(&Kind::ALL, async |kit| {
@@ -260,6 +269,7 @@ fn a_change_of_no_owner_clears_set_id_bits() {
     });
 }
 
+// proves: P51
 #[test]
 fn user_attributes_come_and_go() {
     on_each(&[Kind::Ext4, Kind::Xfs, Kind::Btrfs, Kind::Overlay], async |kit| {
@@ -284,6 +294,7 @@ fn user_attributes_come_and_go() {
     });
 }
 
+// proves: P51
 #[test]
 fn times_as_utimensat_has_them() {
     on_each(&Kind::ALL, async |kit| {
@@ -302,6 +313,7 @@ fn times_as_utimensat_has_them() {
     });
 }
 
+// proves: P52
 #[test]
 fn squashed_and_read_only_exports() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };

@@ -15,6 +15,7 @@ const OLDER: Duration = Duration::from_millis(20);
 /// How long numbers are used again for a look that falls into it.
 const REUSE: Duration = Duration::from_secs(1);
 
+// proves: P38
 #[test]
 fn ids_survive_renames_and_a_restart_of_the_server() {
     for kind in Kind::NATIVE {
@@ -49,6 +50,7 @@ fn ids_survive_renames_and_a_restart_of_the_server() {
 
 /// Who opened what was replaced at that moment was told that memory is short, and programs do not try
 /// that again.
+// proves: P38
 #[test]
 fn a_file_whose_number_is_just_being_used_again_is_stale() {
     for kind in Kind::NATIVE {
@@ -78,6 +80,7 @@ fn a_file_whose_number_is_just_being_used_again_is_stale() {
     }
 }
 
+// proves: P38
 #[test]
 fn a_number_used_again_is_another_id() {
     on_each(&Kind::ALL, async |kit| {
@@ -110,6 +113,7 @@ fn what_changes_behind_the_servers_back_is_noticed() {
     });
 }
 
+// proves: P40
 #[test]
 fn the_path_table_follows_directories_that_move() {
     on_each(&[Kind::Overlay], async |kit| {
@@ -127,6 +131,7 @@ fn the_path_table_follows_directories_that_move() {
 
 /// What an overlay copies is of another birth: the file had another id from then on, and whoever
 /// opened it next did not meet the locks of those who had it open.
+// proves: P40
 #[test]
 fn a_file_that_an_overlay_copies_keeps_its_id() {
     let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
@@ -169,6 +174,7 @@ fn a_file_that_an_overlay_copies_keeps_its_id() {
 }
 
 /// While it was being copied, and that had not been noted, a lookup took the copy for another file.
+// proves: P40
 #[test]
 fn a_file_that_an_overlay_copies_keeps_its_id_for_who_looks_meanwhile() {
     const FILES: usize = 3000;
@@ -228,6 +234,7 @@ fn a_file_that_an_overlay_copies_keeps_its_id_for_who_looks_meanwhile() {
 }
 
 /// One of several names is removed, and the file is copied because it has one less.
+// proves: P40
 #[test]
 fn a_file_that_an_overlay_copies_for_want_of_a_name_keeps_its_id() {
     let Some(disk) = Disk::new(Kind::OverlayOfLinks, 16) else { return };
@@ -251,6 +258,7 @@ fn a_file_that_an_overlay_copies_for_want_of_a_name_keeps_its_id() {
 
 /// The first change of what is in a directory copies it, and all above it. Processes that worked
 /// there had ESTALE from when the server had let go of its descriptors.
+// proves: P40
 #[test]
 fn a_directory_that_an_overlay_copies_keeps_its_id() {
     let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
@@ -289,6 +297,7 @@ fn a_directory_that_an_overlay_copies_keeps_its_id() {
 }
 
 /// Whoever had a file open got ESTALE once the server had been killed.
+// proves: P40
 #[test]
 fn ids_of_the_path_table_survive_a_restart_of_the_server() {
     let Some(disk) = Disk::new(Kind::Overlay, 16) else { return };
@@ -347,6 +356,7 @@ fn the_path_table_walks_when_nothing_is_cached() {
 }
 
 /// Its space was not free before somebody used the export again.
+// proves: P28
 #[test]
 fn what_somebody_removes_beside_a_server_at_rest_is_let_go() {
     let Some(disk) = Disk::new(Kind::Tmpfs, 64) else { return };

@@ -226,6 +226,7 @@ async fn look(with: &Prepared) {
 
 /// All connections of a serving thread waited for whatever one of them wrote, made, removed, cut or
 /// closed on a disk.
+// proves: P110
 #[test]
 fn what_waits_for_a_disk_keeps_no_thread_that_serves_others() {
     for kind in [Kind::Ext4, Kind::Xfs, Kind::Btrfs] {
@@ -251,6 +252,7 @@ fn what_waits_for_a_disk_keeps_no_thread_that_serves_others() {
 }
 
 /// The kernel frees the data of a file without a name with its last descriptor.
+// proves: P110
 #[test]
 fn closing_what_has_no_name_keeps_no_thread_that_serves_others() {
     let Some(disk) = Disk::new(Kind::Ext4, 64) else { return };
@@ -267,6 +269,7 @@ fn closing_what_has_no_name_keeps_no_thread_that_serves_others() {
 }
 
 /// One client's writes kept all threads, and the next one had none.
+// proves: P110
 #[test]
 fn a_client_whose_writes_wait_leaves_threads_to_others() {
     let Some(disk) = Disk::new(Kind::Ext4, 64) else { return };
@@ -302,6 +305,7 @@ fn a_client_whose_writes_wait_leaves_threads_to_others() {
 }
 
 /// The kernel frees the data of a large file behind the answer to its removal.
+// proves: D1
 #[test]
 fn space_of_what_was_removed_is_there_for_the_next_write() {
     const MIB: usize = 1 << 20;

@@ -322,6 +322,7 @@ mod tests {
     }
 
     /// A store process lives on over upgrades of its server, and over upgrades back.
+    // proves: P137
     #[test]
     fn processes_of_two_versions_understand_each_other() {
         assert_eq!([OP_HOLD, OP_RELEASE, OP_HELD, OP_END], [1, 2, 3, 4]);

@@ -168,6 +168,7 @@ mod tests {
         (near.into(), far)
     }
 
+    // proves: P109
     #[test]
     fn a_file_that_cannot_be_let_go_holds_up_no_other_file_system() {
         let (hung, well) = ([1; 32], [2; 32]);

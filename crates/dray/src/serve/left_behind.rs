@@ -73,6 +73,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
+    // proves: P111
     #[test]
     fn who_is_left_behind_is_known_until_it_is_gone() {
         let dir = tempfile::tempdir().unwrap();

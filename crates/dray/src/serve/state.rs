@@ -373,6 +373,7 @@ mod tests {
     }
 
     /// As version 1 wrote it, and any later one reads it.
+    // proves: P137
     #[test]
     fn identities_are_what_they_were() {
         const THEN: &str = "version = 1\n\n[[export]]\ndir = \"/srv/a\"\n\
@@ -393,6 +394,7 @@ mod tests {
         assert_eq!(fs::read_to_string(parent.path().join(FILE_NAME)).unwrap(), THEN);
     }
 
+    // proves: P138
     #[test]
     fn a_newer_or_broken_state_is_refused() {
         let parent = tempfile::tempdir().unwrap();

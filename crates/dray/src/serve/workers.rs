@@ -231,6 +231,7 @@ mod tests {
         assert!(workers.end(limit).is_empty());
     }
 
+    // proves: P109
     #[test]
     fn a_thread_that_hangs_stops_its_own_export_alone_and_no_end() {
         let workers = Workers::new(&["hung", "well"], 1);

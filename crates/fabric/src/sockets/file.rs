@@ -133,6 +133,7 @@ mod tests {
 
     /// Each found that nobody listened, and removed what the one before had just made: all but the
     /// last listened where nobody came.
+    // proves: P92
     #[test]
     fn of_servers_that_start_at_once_one_has_the_socket() {
         const SERVERS: usize = 8;
@@ -163,6 +164,7 @@ mod tests {
     }
 
     /// Under a umask of 0 every user of the machine could connect, and act as any other.
+    // proves: P92
     #[test]
     fn a_socket_is_for_its_owner_alone() {
         use std::os::unix::fs::MetadataExt;
@@ -177,6 +179,7 @@ mod tests {
     }
 
     /// It took away the socket of the server that had come after it.
+    // proves: P92
     #[test]
     fn a_server_that_ends_leaves_the_socket_of_another() {
         let dir = directory();

@@ -78,6 +78,7 @@ mod tests {
         );
     }
 
+    // proves: P121
     #[test]
     fn what_is_encoded_is_decoded_and_nothing_else_is() {
         let prefix = Prefix { head_bytes: 40, data_bytes: DATA_MAX_BYTES };

@@ -117,6 +117,7 @@ mod tests {
 
     use super::*;
 
+    // proves: P20
     #[test]
     fn a_failed_write_is_undone_once_by_who_made_it_and_soon() {
         dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap().block_on(
@@ -141,6 +142,7 @@ mod tests {
         );
     }
 
+    // proves: P20
     #[test]
     fn what_a_predecessor_left_is_expected_for_a_while_once_of_each() {
         dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap().block_on(

@@ -197,6 +197,7 @@ mod tests {
     }
 
     /// With all other queues filled already, so that the kernel is half way to the ring.
+    // proves: P100
     #[test]
     fn a_queue_that_the_kernel_refuses_leaves_a_classic_mount_that_works() {
         let _alone = alone();

@@ -171,6 +171,7 @@ mod tests {
     }
 
     /// Programs of both sides of an upgrade have the same memory.
+    // proves: P137
     #[test]
     fn memory_of_a_neighbouring_version_is_taken_over_and_no_other() {
         for known in VERSION_OLDEST..=VERSION {
@@ -186,6 +187,7 @@ mod tests {
     }
 
     /// A layout that changes is another version, which knows this one, too.
+    // proves: P137
     #[test]
     fn everything_stands_where_it_stood() {
         use header::*;

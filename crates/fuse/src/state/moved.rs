@@ -98,6 +98,7 @@ mod tests {
         (dir, Name::new(name.as_bytes()).unwrap())
     }
 
+    // proves: P32
     #[test]
     fn a_directory_is_elsewhere_when_others_moved_it_only() {
         let mut all = DirectoryPlaces::default();

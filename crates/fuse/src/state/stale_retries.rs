@@ -325,6 +325,7 @@ mod tests {
     }
 
     /// It may have died before the answer or behind it.
+    // proves: P6
     #[test]
     fn a_successor_goes_on_where_its_predecessor_died() {
         simulated(async || {

@@ -329,6 +329,7 @@ mod tests {
         unsafe { std::slice::from_raw_parts(slot.payload.as_ptr(), len) }.to_vec()
     }
 
+    // proves: P94
     #[test]
     fn a_successor_finds_requests_where_they_were() {
         let state = State::create().unwrap();
@@ -423,6 +424,7 @@ mod tests {
         }
     }
 
+    // proves: P94
     #[test]
     fn what_a_half_written_answer_overwrote_comes_back() {
         let state = State::create().unwrap();

@@ -226,6 +226,7 @@ mod tests {
         );
     }
 
+    // proves: P133
     #[test]
     fn all_wait_for_the_last_and_the_first_keep_their_memory() {
         let gathering = PayloadReclaim::default();

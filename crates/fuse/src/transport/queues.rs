@@ -283,6 +283,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
+    // proves: P68
     #[test]
     fn what_a_queue_that_stands_still_gets_does_not_grow_with_what_it_has() {
         let device = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));

@@ -256,6 +256,7 @@ mod tests {
         assert_eq!(outlook(Pid(0)), (Outlook::Unseen, None));
     }
 
+    // proves: P20
     #[test]
     fn it_shows_in_which_call_one_waits() {
         // SAFETY: it only tells a number.

@@ -413,6 +413,7 @@ mod tests {
         assert_eq!(lock(&flights.early).len(), EARLY_MAX);
     }
 
+    // proves: P67
     #[test]
     fn callers_are_looked_after_unless_nobody_waits() {
         let flights = Flights::new(2);

@@ -353,6 +353,7 @@ mod tests {
         assert!(invalidator.add(nodes(1..2)), "another one is started");
     }
 
+    // proves: P55
     #[test]
     fn who_waits_is_told_when_its_node_has_been_dropped() {
         let invalidator = Arc::new(Invalidator::default());

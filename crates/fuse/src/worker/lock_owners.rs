@@ -220,6 +220,7 @@ mod tests {
         assert!(owners.lock().asking.is_empty());
     }
 
+    // proves: P68
     #[test]
     fn a_successor_knows_whose_closes_the_server_must_hear_of() {
         let nodes = Nodes::new(State::create().unwrap(), FileId { ino: 2, generation: 0 });

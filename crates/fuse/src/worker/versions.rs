@@ -182,6 +182,7 @@ mod tests {
 
     /// Two opened a file that had changed. The second was told to keep pages that the first had
     /// been told to drop, and had not dropped so far.
+    // proves: P7
     #[test]
     fn pages_are_kept_once_those_of_former_versions_have_gone() {
         let (versions, attr) = (Versions::default(), seen(Attr::default()));
@@ -206,6 +207,7 @@ mod tests {
 
     /// A file of the same size that was changed twice within a tick, or a second, kept the first
     /// change's pages for good.
+    // proves: P7
     #[test]
     fn pages_are_dropped_until_times_have_gone_on() {
         for (nsec, grain_millis) in [(1, 100), (0, 3000)] {

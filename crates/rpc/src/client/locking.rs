@@ -127,6 +127,7 @@ mod tests {
 
     /// It was undone on the connection of the thread that had made the first one. The server, where
     /// each has a thread of its own, could come to that before it came to the lock.
+    // proves: P61
     #[test]
     fn what_is_given_up_on_one_connection_is_not_undone_on_another() {
         let simulation = || Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();

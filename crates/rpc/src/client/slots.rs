@@ -330,6 +330,7 @@ mod tests {
         executor.block_on(slots.take(&Context::system(), of_own(request))).unwrap()
     }
 
+    // proves: P94
     #[test]
     fn an_answer_that_was_not_passed_on_is_found_behind_other_requests() {
         let answered: Vec<(u32, u64)> = (0..12).map(|n| (n, 100 + u64::from(n) * 2)).collect();
@@ -342,6 +343,7 @@ mod tests {
 
     /// Its thread was not running when the answer had come and the kernel did not have it.
     /// Others used the slot again and again meanwhile, and then the process died.
+    // proves: P94
     #[test]
     fn an_answer_that_is_still_being_passed_on_is_found_whatever_others_do_meanwhile() {
         let memory = SessionMemory::create_memfd().unwrap();
@@ -376,6 +378,7 @@ mod tests {
     }
 
     /// Its change may have been made or not: to make it in the next session could be twice.
+    // proves: P74
     #[test]
     fn what_was_asked_in_a_session_that_is_over_is_not_asked_in_the_next() {
         let slots = left(4, &[(0, 100), (1, 102)]);
@@ -389,6 +392,7 @@ mod tests {
 
     /// The server had forgotten the mount, and the process died before the kernel had heard of the
     /// error: the next one asked again, in the new session, and a change was made twice.
+    // proves: P74
     #[test]
     fn what_was_asked_in_a_session_that_is_over_is_known_to_a_successor() {
         let memory = SessionMemory::create_memfd().unwrap();

@@ -254,6 +254,7 @@ mod tests {
         Peer::Ip(([10, 0, 0, last], 700).into())
     }
 
+    // proves: P126
     #[test]
     fn one_address_does_not_keep_the_others_out() {
         let door = Arc::new(Door::new(100_000, 10));
@@ -270,6 +271,7 @@ mod tests {
         assert!(door.lock().guests.is_empty() && door.lock().connections == 0);
     }
 
+    // proves: P126
     #[test]
     fn one_address_has_so_many_sessions_and_no_more() {
         let door = Arc::new(Door::new(100, 100));
@@ -284,6 +286,7 @@ mod tests {
     }
 
     /// Sixteen addresses filled the server, and one host has any number of those of IPv6.
+    // proves: P127
     #[test]
     fn no_address_and_no_network_of_a_host_takes_the_last_session_or_connection() {
         let host = |network: u16, host: u16| {
@@ -309,6 +312,7 @@ mod tests {
         assert_eq!((door.refused_sessions.count(), door.refused_connections.count()), (2, 1));
     }
 
+    // proves: P126
     #[test]
     fn there_are_as_many_connections_as_there_may_be() {
         let door = Arc::new(Door::new(100, 100));
@@ -325,6 +329,7 @@ mod tests {
         assert!(door.enter(peer(1)).unwrap().0.is_some());
     }
 
+    // proves: P63
     #[test]
     fn failures_of_one_address_are_said_once_a_minute() {
         let mut executor =

@@ -135,6 +135,7 @@ mod tests {
     use crate::wire::Wire;
     use dray_fabric::BufferPool;
 
+    // proves: P118
     #[test]
     fn a_user_of_this_machine_is_nobody_else() {
         let ids = |uid, gid, groups: &[u32]| Identity {

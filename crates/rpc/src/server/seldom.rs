@@ -42,6 +42,7 @@ impl Seldom {
 mod tests {
     use super::*;
 
+    // proves: P63
     #[test]
     fn what_happens_often_is_said_once_a_minute_and_how_often() {
         let mut executor =

@@ -477,6 +477,7 @@ mod tests {
 
     /// What one thread had read of a connection that broke, and had not come to, it did when the
     /// client had gone on elsewhere: an unlock took the next lock.
+    // proves: P62
     #[test]
     fn what_came_by_a_connection_that_was_replaced_is_not_begun() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
@@ -550,6 +551,7 @@ mod tests {
 
     /// The answer was lost with its connection, and the sync asked for again: it succeeds, since the
     /// kernel tells of an error once.
+    // proves: P105
     #[test]
     fn a_sync_that_failed_is_told_until_it_is_heard() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };

@@ -286,6 +286,7 @@ mod tests {
 
     /// The first sessions that were taken over ended, before their clients could come back, while
     /// the file system answered for the last.
+    // proves: P112
     #[test]
     fn leases_begin_when_an_export_is_open() {
         let driver = DriverKind::Simulated { seed: 1 };
@@ -321,6 +322,7 @@ mod tests {
 
     /// A client that came back, and neither asked again for a change that was cut short nor said
     /// that it had given up on it, kept everybody else from that file as long as it stayed.
+    // proves: P85
     #[test]
     fn a_change_that_nobody_asks_for_again_is_waited_for_no_longer_than_a_lease() {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
@@ -364,6 +366,7 @@ mod tests {
 
     /// What was kept for a client that does not come back is closed where a file system that
     /// hangs holds up its own export alone, not by the thread that accepts for all of them.
+    // proves: P109
     #[test]
     fn a_session_that_never_came_back_ends_on_a_thread_of_its_export() {
         let export = Export::new("data", Arc::new(MemoryFs::new(MemoryOptions::default())), vec![]);
@@ -416,6 +419,7 @@ mod tests {
 
     /// The disk gives the blocks of a removed file back when nobody uses it any more, a millisecond
     /// for each: where two thousand leases ended at once, all others waited four seconds.
+    // proves: P132
     #[test]
     fn the_file_of_a_session_that_ended_is_given_back_by_a_thread_for_that() {
         let export = Export::new("data", Arc::new(MemoryFs::new(MemoryOptions::default())), vec![]);

@@ -69,6 +69,7 @@ fn stands_still(last: Option<Progress>, now: Option<Progress>) -> bool {
 mod tests {
     use super::*;
 
+    // proves: P128
     #[test]
     fn only_one_and_the_same_frame_that_hardly_moves_stands_still() {
         let at = |frame, bytes| Some(Progress { frame, bytes });

@@ -127,6 +127,7 @@ mod tests {
     }
 
     /// Another server, of another version of dray, is to believe them.
+    // proves: P137
     #[test]
     fn a_ticket_is_what_it_was() {
         let tickets = tickets(1, None, 5);
@@ -139,6 +140,7 @@ mod tests {
         assert_eq!(digits(of_all), "8038ec4647560b7b49b1f48fdfd4924f");
     }
 
+    // proves: P123
     #[test]
     fn a_ticket_is_good_over_one_change_of_the_key() {
         let ticket = tickets(1, None, 5).opened(NodeId(9), FILE, Ticket::READ);
@@ -149,6 +151,7 @@ mod tests {
         assert!(tickets(3, Some(2), 5).may_open(fresh, NodeId(9), FILE, OpenHow::READ));
     }
 
+    // proves: P123
     #[test]
     fn a_ticket_is_good_for_what_it_was_given_for_only() {
         let tickets = tickets(1, None, 5);

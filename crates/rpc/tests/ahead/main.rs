@@ -19,6 +19,7 @@ use dray_rt::{Scope, sleep};
 
 use program::{A_WHILE, FILE, Program, READ, learned, make, open_files};
 
+// proves: P11
 #[test]
 fn opening_what_was_looked_up_is_one_round_trip_once_it_was_learned() {
     simulate(1, async {
@@ -54,6 +55,7 @@ fn what_a_lookup_opened_is_read_like_any_other() {
     });
 }
 
+// proves: P15
 #[test]
 fn who_only_looks_opens_nothing() {
     simulate(3, async {
@@ -69,6 +71,7 @@ fn who_only_looks_opens_nothing() {
     });
 }
 
+// proves: P15
 #[test]
 fn what_nobody_uses_is_closed() {
     simulate(4, async {
@@ -84,6 +87,7 @@ fn what_nobody_uses_is_closed() {
 }
 
 /// Its space must be free when unlink(2) returns.
+// proves: P15
 #[test]
 fn what_is_removed_is_not_kept_open_by_its_lookup() {
     simulate(5, async {
@@ -144,6 +148,7 @@ fn over_a_slow_network_little_is_opened_in_vain() {
     });
 }
 
+// proves: P15
 #[test]
 fn nothing_stays_open_over_broken_connections_and_deaths_of_the_server() {
     for seed in 0..60 {
@@ -188,6 +193,7 @@ fn nothing_stays_open_over_broken_connections_and_deaths_of_the_server() {
 }
 
 /// The daemon dies with one file in use that a lookup opened, and one that nobody used.
+// proves: P15
 #[test]
 fn a_successor_goes_on_with_what_was_used_and_closes_the_rest() {
     simulate(16, async {

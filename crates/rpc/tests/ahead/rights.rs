@@ -64,6 +64,7 @@ async fn opened_without_right(seed: u64, sabotage: Option<Sabotage>, taking: Tak
     }
 }
 
+// proves: P14
 #[test]
 fn a_right_that_another_client_took_away_is_gone() {
     for taking in [Taking::Mode, Taking::Owner] {
@@ -106,6 +107,7 @@ async fn change(what: &str, by: &Program, id: FileId) {
     file.close(&cx).await.unwrap();
 }
 
+// proves: P14
 #[test]
 fn whatever_can_take_a_right_away_waits_and_nothing_else_does() {
     for (what, waits) in CHANGES {
@@ -124,6 +126,7 @@ fn whatever_can_take_a_right_away_waits_and_nothing_else_does() {
 }
 
 /// The server waits for what was opened ahead so long that this is over by then.
+// proves: P14
 #[test]
 fn what_was_opened_is_used_for_a_moment_only() {
     simulate(5, async {
@@ -149,6 +152,7 @@ fn what_was_opened_is_used_for_a_moment_only() {
     });
 }
 
+// proves: P14
 #[test]
 fn a_server_that_does_not_wait_for_what_is_open_is_found_out() {
     let opened =
@@ -157,6 +161,7 @@ fn a_server_that_does_not_wait_for_what_is_open_is_found_out() {
 }
 
 /// The server lets a client's own changes pass: the client knows of them.
+// proves: P14
 #[test]
 fn a_right_that_the_same_client_took_away_is_gone_at_once() {
     let mut waited = Duration::ZERO;
@@ -178,6 +183,7 @@ fn a_right_that_the_same_client_took_away_is_gone_at_once() {
 }
 
 /// What is on its way when the file is looked up counts, too.
+// proves: P14
 #[test]
 fn a_change_under_way_keeps_lookups_from_opening() {
     for seed in 0..200 {
@@ -213,6 +219,7 @@ fn a_change_under_way_keeps_lookups_from_opening() {
 }
 
 /// Whoever opens a file again and again must not hold up its change for ever.
+// proves: P14
 #[test]
 fn a_change_of_rights_waits_for_a_moment_only() {
     simulate(12, async {

@@ -200,6 +200,7 @@ fn noted(journal: &MemoryJournal) -> (SessionRecord, Vec<(u32, Op, Vec<u8>)>) {
 
 /// A server notes what it always has, and one that finds that, or what a former one has noted, finds
 /// out what came of it: no change is made twice.
+// proves: P137
 #[test]
 fn intents_are_what_they_were_and_are_settled() {
     run(async {

@@ -21,6 +21,7 @@ fn begin_of(part: &[u8]) -> &[u8] {
     &part[..used]
 }
 
+// proves: P137
 #[test]
 fn a_session_s_file_is_what_it_was() {
     let mut written = Written::in_file("session-1.txt");
@@ -59,6 +60,7 @@ fn a_session_s_file_is_what_it_was() {
     assert_eq!(log.records(), expected);
 }
 
+// proves: P137
 #[test]
 fn small_files_are_what_they_were() {
     let mut written = Written::in_file("kept-1.txt");

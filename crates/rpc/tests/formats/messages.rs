@@ -168,6 +168,7 @@ fn head(op: Op) -> CallHead {
     }
 }
 
+// proves: P137
 #[test]
 fn every_call_is_what_it_was() {
     let mut written = Written::in_file("calls-1.txt");
@@ -186,6 +187,7 @@ fn every_call_is_what_it_was() {
     written.end();
 }
 
+// proves: P137
 #[test]
 fn every_other_message_is_what_it_was() {
     let mut written = protocol();

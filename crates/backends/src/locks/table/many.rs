@@ -78,6 +78,7 @@ fn give_up(table: &LockTable, number: u64, lock: Lock) {
 
 /// Each that gave up had all the others looked at, each beside all before it: 5000 that gave up, one
 /// after the other, took 20 s, and whoever locked any file of the export waited for them.
+// proves: P57
 #[test]
 fn whoever_gives_up_makes_few_look_again() {
     for (what, ranges) in RANGES {
@@ -98,6 +99,7 @@ fn whoever_gives_up_makes_few_look_again() {
 
 /// Only the first one is barred by the lock that is held, and each other one by the one before it: each
 /// was looked at beside all before it for each that gave up, a million looks for each of a thousand.
+// proves: P57
 #[test]
 fn in_a_chain_whoever_gives_up_makes_few_look_again() {
     let wanted = |at: u64| lock(LockKind::Exclusive, (10 * at, 10 * at + 14));
@@ -125,6 +127,7 @@ fn in_a_chain_whoever_gives_up_makes_few_look_again() {
 }
 
 /// Those that are granted, each by the one before it that gives back what it has.
+// proves: P57, P129
 #[test]
 fn whoever_gives_back_makes_few_look_again() {
     for (what, ranges) in RANGES {
@@ -176,6 +179,7 @@ fn those_who_pass_all_others_look_again_seldom() {
 }
 
 /// All locks of an export had one mutex.
+// proves: P57
 #[test]
 fn whoever_works_on_the_locks_of_a_file_is_in_the_way_of_no_other_file() {
     let table = LockTable::new(usize::MAX);

@@ -265,6 +265,7 @@ impl Beside {
 
 /// Over several files, whose locks have a mutex each: the order of arrival, owners that pass it
 /// because they have locks anywhere, and circles are those of one list of all.
+// proves: P57
 #[test]
 fn any_sequence_is_answered_as_by_a_list_of_all() {
     let (mut granted, mut circles) = (0, 0);

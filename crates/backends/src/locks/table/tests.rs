@@ -59,6 +59,7 @@ async fn settle() {
     }
 }
 
+// proves: P53
 #[test]
 fn of_several_locks_in_the_way_the_first_in_the_file_is_told() {
     run(async |table: Arc<LockTable>| {
@@ -78,6 +79,7 @@ fn of_several_locks_in_the_way_the_first_in_the_file_is_told() {
     });
 }
 
+// proves: P53
 #[test]
 fn owners_exclude_each_other_by_node_and_number() {
     run(async |table: Arc<LockTable>| {
@@ -99,6 +101,7 @@ fn owners_exclude_each_other_by_node_and_number() {
     });
 }
 
+// proves: P54
 #[test]
 fn waiters_are_served_in_order_of_arrival() {
     run(async |table: Arc<LockTable>| {
@@ -116,6 +119,7 @@ fn waiters_are_served_in_order_of_arrival() {
     });
 }
 
+// proves: P56
 #[test]
 fn a_cycle_of_waits_is_refused() {
     run(async |table: Arc<LockTable>| {
@@ -165,6 +169,7 @@ fn two_that_upgrade_are_a_cycle_for_fcntl_and_none_for_flock() {
 
 /// Linux gives the old lock back and takes the new one in one step, past those that wait. Here the
 /// lock went to who waited for it, and its former owner waited behind: its unlock found nothing.
+// proves: P54
 #[test]
 fn whoever_changes_the_kind_of_a_flock_has_it_before_those_who_wait() {
     use LockKind::{Exclusive, Shared, Unlock};
@@ -235,6 +240,7 @@ fn a_node_that_goes_takes_its_locks_and_waits_along() {
 }
 
 /// A process that locked every other byte of a file of its own took all locks of the export.
+// proves: P127
 #[test]
 fn a_node_that_takes_all_it_can_leaves_locks_to_others() {
     run(async |table: Arc<LockTable>| {
@@ -297,6 +303,7 @@ fn waits_are_counted_as_locks_are() {
 }
 
 /// However many wait: each in turn, and nobody looks in vain.
+// proves: P129
 #[test]
 fn a_lock_that_is_given_back_wakes_the_next_and_no_other() {
     const WAITING: u64 = 70;
@@ -341,6 +348,7 @@ fn backwards_ranges_are_refused() {
 
 /// The one that has what the first in the queue waits for stood behind it, and both waited for
 /// ever: no lock that is held made a circle of it.
+// proves: P56
 #[test]
 fn the_queue_makes_nobody_wait_for_itself() {
     run(async |table: Arc<LockTable>| {

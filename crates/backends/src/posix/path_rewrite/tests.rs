@@ -65,6 +65,7 @@ fn change(table: &PathTable, step: u64) {
     }
 }
 
+// proves: P40
 #[test]
 fn whenever_the_server_dies_the_log_is_whole() {
     let site = Site::new();
@@ -104,6 +105,7 @@ fn whenever_the_server_dies_the_log_is_whole() {
 
 /// It was written by whoever made the change that was too much, as it was then: as its group, under
 /// its umask, and everybody else waited until all names were written.
+// proves: P40
 #[test]
 fn a_long_log_is_written_anew_by_the_server_a_few_names_at_a_time() {
     // SAFETY: geteuid cannot fail.
@@ -141,6 +143,7 @@ fn a_long_log_is_written_anew_by_the_server_a_few_names_at_a_time() {
     assert!(site.after_death().content() == table.content());
 }
 
+// proves: P40
 #[test]
 fn what_cannot_be_written_anew_goes_on_as_it_is() {
     let site = Site::new();

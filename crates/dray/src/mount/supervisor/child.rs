@@ -266,6 +266,7 @@ mod tests {
     use super::*;
 
     /// A supervisor lives on over upgrades of its daemon, and over upgrades back.
+    // proves: P137
     #[test]
     fn processes_of_two_versions_understand_each_other() {
         let ready = [(true, true), (false, true), (false, false)]

@@ -131,6 +131,7 @@ mod tests {
         kept.key().unwrap().bytes().to_vec()
     }
 
+    // proves: P99
     #[test]
     fn the_file_s_key_prevails_and_stays_when_the_file_goes() {
         let dir = tempfile::tempdir().unwrap();

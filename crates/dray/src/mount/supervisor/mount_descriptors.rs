@@ -158,6 +158,7 @@ mod tests {
     use super::*;
 
     /// A supervisor lives on over upgrades of its daemon, and over upgrades back.
+    // proves: P137
     #[test]
     fn programs_of_two_versions_find_what_is_handed_over() {
         let numbers = [DEVICE, STATE, SESSION, PARENT, KEY, CLONES, ASIDE];

@@ -159,6 +159,7 @@ mod tests {
     }
 
     /// Five tries within a second ended the mount.
+    // proves: P98
     #[test]
     fn what_the_machine_is_short_of_may_come_back() {
         let mut restarts = Restarts::default();

@@ -113,6 +113,7 @@ mod tests {
         assert_eq!(root, NodeRef { node: ROOT_NODE, generation: 0 });
     }
 
+    // proves: P39
     #[test]
     fn of_too_many_handles_the_oldest_end_and_lead_to_nothing_else() {
         let state = State::create().unwrap();

@@ -379,6 +379,7 @@ mod tests {
 
     /// A write that found its file closed after a death of the server, and the reads that the
     /// server holds until it has come: the file must be opened again before those.
+    // proves: P86
     #[test]
     fn opening_again_does_not_wait_behind_reads() {
         let (cx, id, how) = (Context::system(), FileId { ino: 1, generation: 1 }, OpenHow::READ);

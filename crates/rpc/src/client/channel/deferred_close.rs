@@ -116,6 +116,7 @@ mod tests {
 
     /// Those for which there was no place stayed open as long as the mount; then as long as nobody
     /// used it, for want of an answer to settle the closes that had all places.
+    // proves: P72
     #[test]
     fn what_was_opened_for_nobody_is_closed_however_much_it_is() {
         simulate(async {
@@ -133,6 +134,7 @@ mod tests {
 
     /// Those that failed because the server was away stayed open for as long as the mount where
     /// there was no place, or where it came back before their callers had heard of that.
+    // proves: P70
     #[test]
     fn what_failed_and_may_have_been_opened_is_closed_however_much_there_is_to_close() {
         const LIMIT: Duration = Duration::from_secs(2);

@@ -184,6 +184,7 @@ mod tests {
 
     /// What waited for the server on one connection went out while another one claimed the locks
     /// of a session that the server had forgotten: a write was made by who had lost its lock.
+    // proves: P74
     #[test]
     fn what_waited_for_one_session_is_not_sent_in_the_next() {
         Executor::new(DriverKind::Simulated { seed: 3 }).unwrap().block_on(async {

@@ -317,6 +317,7 @@ mod tests {
 
     /// A successor that had not met the server waited for it to close what its predecessor had
     /// open; with a limit it then left it open for good, with its locks.
+    // proves: P71
     #[test]
     fn a_close_before_the_first_connection_goes_out_with_it() {
         simulate(async {

@@ -376,6 +376,7 @@ mod tests {
 
     /// The session went with the power of the server's machine. A write is made again in the next
     /// one, and by a successor, too; of an append nobody knows what came of it.
+    // proves: P74
     #[test]
     fn what_is_made_again_in_the_next_session_is_of_that_session() {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {

@@ -190,6 +190,7 @@ mod tests {
 
     /// Where every connection breaks before all closes have come through, none of them was ever
     /// settled, and what was behind them was never answered.
+    // proves: P71
     #[test]
     fn each_connection_settles_some_of_the_closes_however_soon_it_breaks() {
         simulate(async {

@@ -205,6 +205,7 @@ mod tests {
     }
 
     /// Reads that the server holds until a change comes left no tag to send that change with.
+    // proves: P86
     #[test]
     fn reads_leave_tags_for_the_changes_that_they_wait_for() {
         let mut tags = granted(8, 64);
@@ -235,6 +236,7 @@ mod tests {
         }
     }
 
+    // proves: P86
     #[test]
     fn who_came_first_is_served_first() {
         let mut tags = granted(1, 0);
@@ -252,6 +254,7 @@ mod tests {
     }
 
     /// The wake-up was spent on somebody who had given up, and the next one slept on.
+    // proves: P86
     #[test]
     fn who_gives_up_passes_its_turn_on() {
         let mut tags = granted(1, 0);
@@ -267,6 +270,7 @@ mod tests {
         assert!(tags.take(TagClass::Plain, &mut of_next).is_some());
     }
 
+    // proves: P58
     #[test]
     fn waiting_locks_leave_half_of_the_plain_tags() {
         for (calls_max, slots, most) in [(1, 1, 0), (8, 64, 2), (128, 64, 32)] {

@@ -245,6 +245,7 @@ mod tests {
 
     /// The segment that was being filled and the pool held each other: each session that had kept
     /// anything left a segment behind.
+    // proves: P133
     #[test]
     fn memory_goes_with_the_last_copy() {
         let store = new_store(4 << 20);

@@ -211,6 +211,7 @@ impl SyncPacing {
 mod tests {
     use super::*;
 
+    // proves: P103
     #[test]
     fn syncs_in_vain_get_rare_and_slow_ones_leave_time_to_others() {
         let (mut pace, ms) = (SyncPacing::default(), Duration::from_millis);

@@ -36,6 +36,7 @@ fn write(log: &UnsyncedLog, ino: u64, stamp: u64, data: &[u8]) {
     log.change_answered(new, None);
 }
 
+// proves: P103
 #[test]
 fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
     let (log, data) = (log(LIMIT_BYTES), vec![1; 1 << 20]);
@@ -61,6 +62,7 @@ fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
 
 /// A replay would repeat it over a later one that was not kept, or its loss would be reported although
 /// it is on media.
+// proves: P101
 #[test]
 fn a_durable_change_is_kept_while_there_is_room_and_is_no_loss() {
     let (log, data, writer) = (log(LIMIT_BYTES), vec![1; 1 << 20], Writer::new(file(1)));
@@ -94,6 +96,7 @@ fn without_room_at_all_a_durable_change_is_not_even_noted() {
     assert!(log.is_clean());
 }
 
+// proves: P102
 #[test]
 fn each_open_file_reports_a_loss_once_at_a_sync_and_at_closes_until_then() {
     let (log, writers) = (log(0), [Writer::new(file(1)), Writer::new(file(1))]);
@@ -233,6 +236,7 @@ fn what_lies_in_two_segments_is_sent_again_whole_and_in_order() {
     }
 }
 
+// proves: P103
 #[test]
 fn when_everything_is_on_media_memory_is_given_back() {
     let (log, data) = (log(LIMIT_BYTES), vec![1; 1 << 20]);

@@ -341,6 +341,7 @@ mod tests {
         assert_eq!(elsewhere, [Lock { kind: LockKind::Unlock, ..asked }]);
     }
 
+    // proves: P61
     #[test]
     fn what_a_server_granted_that_has_gone_is_not_held() {
         let all = HeldLocks::new(Arc::new(SessionMemory::heap()));
@@ -351,6 +352,7 @@ mod tests {
         assert!(all.granted(held(1, LockKind::Exclusive, 0, 99), next));
     }
 
+    // proves: P95
     #[test]
     fn a_successor_knows_the_locks() {
         let memory = Arc::new(SessionMemory::heap());
@@ -376,6 +378,7 @@ mod tests {
         assert_eq!(HeldLocks::new(memory).lock().locks.len(), 0);
     }
 
+    // proves: P60
     #[test]
     fn a_lost_lock_is_told_until_the_file_is_closed() {
         let all = HeldLocks::new(Arc::new(SessionMemory::heap()));

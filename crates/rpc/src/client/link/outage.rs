@@ -120,6 +120,7 @@ impl Outage {
 mod tests {
     use super::*;
 
+    // proves: P63
     #[test]
     fn an_outage_is_three_lines_whatever_the_number_of_channels_and_tries() {
         let mut executor =

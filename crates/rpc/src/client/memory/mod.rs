@@ -385,6 +385,7 @@ mod tests {
 
     /// A process that died in between left the new request with the number of the last one: its
     /// successor asked for that again, and took its answer for the new one's.
+    // proves: P94
     #[test]
     fn a_request_never_has_the_number_of_the_one_before_it() {
         for stored in 0..=3 {
@@ -447,6 +448,7 @@ mod tests {
         assert!(next.locks().is_empty());
     }
 
+    // proves: P137
     #[test]
     fn memory_of_another_layout_is_refused_by_name() {
         use std::os::unix::fs::FileExt;
@@ -467,6 +469,7 @@ mod tests {
     }
 
     /// A layout that changes is another version, or is longer than it was.
+    // proves: P137
     #[test]
     fn everything_stands_where_it_stood() {
         let begins = [FIRST_SLOT, FIRST_CLOSE, FIRST_LOCK, TICKETS_END, FIRST_TICKET];

@@ -478,6 +478,7 @@ mod tests {
 
     /// Whoever changed the same in between would be taken for this change, or its work undone by
     /// it, if the server died before the answer is noted.
+    // proves: P80
     #[test]
     fn a_grant_lasts_until_the_answer_is_noted() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };

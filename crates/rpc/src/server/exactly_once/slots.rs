@@ -362,6 +362,7 @@ mod tests {
     }
 
     /// It was taken for one that had not been made, and put behind its first half.
+    // proves: P102
     #[test]
     fn an_append_keeps_its_place_over_two_losses() {
         simulated(async {
@@ -391,6 +392,7 @@ mod tests {
     }
 
     /// The answer of before the loss was given by a server that began after the recovery.
+    // proves: P102
     #[test]
     fn what_a_loss_undid_is_made_again_by_a_later_server_too() {
         simulated(async {
@@ -410,6 +412,7 @@ mod tests {
 
     /// Where ids are others after a restart, as on file systems without handles, a file that was
     /// still there was taken for removed, and one that had been moved for not.
+    // proves: P80
     #[test]
     fn what_became_of_a_name_is_told_by_the_file_whatever_its_id_is_now() {
         simulated(async {
@@ -442,6 +445,7 @@ mod tests {
 
     /// A disk that failed was taken for "it is not there": what had been made was made once more,
     /// an append put its data behind those that it had written.
+    // proves: P84
     #[test]
     fn what_the_file_system_does_not_tell_is_not_taken_for_undone() {
         simulated(async {

@@ -289,6 +289,7 @@ mod tests {
 
     /// Two processes of one mount, which is evicted: what the one gives back by that the other
     /// is given, after its file has been closed, and had for ever.
+    // proves: P75
     #[test]
     fn a_lock_that_is_given_at_the_end_of_a_session_ends_with_it() {
         simulated(async {

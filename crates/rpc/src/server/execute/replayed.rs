@@ -58,6 +58,7 @@ mod tests {
         Opening { handle: 9, file: None, how: OpenHow::new(libc::O_RDWR | libc::O_TRUNC) }
     }
 
+    // proves: P90
     #[test]
     fn a_new_file_is_found_in_an_answer_with_a_stamp_and_in_one_without() {
         let wanted = Some((ID, OpenHow::READ_WRITE));

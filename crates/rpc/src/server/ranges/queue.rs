@@ -223,6 +223,7 @@ mod tests {
         queue.enter(Arrival(arrival), want, || ())
     }
 
+    // proves: P17
     #[test]
     fn only_overlapping_writes_exclude() {
         let mut queue = RangeQueue::default();
@@ -258,6 +259,7 @@ mod tests {
 
     /// Each end woke all, each of whom looked through all: one operation of a thousand clients
     /// in one directory cost as much as a thousand.
+    // proves: P129
     #[test]
     fn an_end_wakes_whose_turn_it_is_and_nobody_else() {
         const WAITING: u64 = 200;
@@ -290,6 +292,7 @@ mod tests {
     }
 
     /// Against the plainest model: of all that wait, those that nobody before them excludes.
+    // proves: P129
     #[test]
     fn any_sequence_wakes_all_who_can_go_on_and_nobody_else() {
         let mut random = 12345u64;

@@ -87,6 +87,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
+    // proves: P123
     #[test]
     fn a_key_is_replaced_at_the_first_start_after_a_day_and_believed_until_the_next() {
         let journal = MemoryJournal::default();

@@ -147,6 +147,7 @@ mod tests {
 
     /// Each of a thousand clients of one name that were evicted had all of them written and synced
     /// once more, one after the other, and nobody could come in meanwhile.
+    // proves: P132
     #[test]
     fn evictions_of_many_are_noted_together() {
         let journal = Arc::new(WatchedJournal::<Count>::default());

@@ -304,6 +304,7 @@ mod tests {
 
     /// One that sent a change every now and then, or one after the other, and never said that it
     /// was done, kept all others from new work for ever.
+    // proves: P106
     #[test]
     fn a_client_that_never_ends_does_not_hold_up_the_others_for_ever() {
         simulated(async {
@@ -333,6 +334,7 @@ mod tests {
     }
 
     /// Each change that was made again woke everybody, and each word of each client all the others.
+    // proves: P129
     #[test]
     fn those_that_wait_are_woken_when_there_is_news_for_them() {
         const WAITING: u64 = 200;
@@ -376,6 +378,7 @@ mod tests {
     }
 
     /// What a file system holds up is not what a client does.
+    // proves: P106
     #[test]
     fn a_file_system_that_stands_still_takes_nobody_s_time() {
         simulated(async {

@@ -331,6 +331,7 @@ async fn zero(cx: &Context, file: &dyn OpenFile, parts: Vec<(u64, u64)>) -> Resu
 mod tests {
     use super::*;
 
+    // proves: P102
     #[test]
     fn the_later_change_prevails_whatever_the_order_of_arrival() {
         let mut ranges = Ranges::default();
@@ -342,6 +343,7 @@ mod tests {
         assert_eq!(ranges.claim(0, 40, 4), [(0, 10), (28, 40)]);
     }
 
+    // proves: P102
     #[test]
     fn a_cut_spares_what_was_written_after_it_and_hides_what_was_before() {
         let mut file = FileState::default();

@@ -143,6 +143,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(60);
     const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
+    // proves: P106
     #[test]
     fn so_many_are_kept_and_further_removals_wait() {
         let mut executor =
@@ -184,6 +185,7 @@ mod tests {
         });
     }
 
+    // proves: P89
     #[test]
     fn what_is_removed_is_kept_until_the_last_has_returned() {
         let mut executor =

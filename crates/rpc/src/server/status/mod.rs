@@ -270,6 +270,7 @@ mod tests {
     use crate::server::options::ServerOptions;
     use crate::server::service::Server;
 
+    // proves: P125
     #[test]
     fn the_oldest_calls_are_told_and_the_rest_is_counted() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };

@@ -120,6 +120,7 @@ mod tests {
     }
 
     /// The thread that accepts connections for all exports stood still for that time.
+    // proves: P125
     #[test]
     fn who_waits_for_paths_holds_up_nobody_else() {
         let (thaw, frozen) = std::sync::mpsc::channel::<()>();

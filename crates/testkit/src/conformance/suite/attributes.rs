@@ -30,6 +30,7 @@ pub(super) async fn attributes_change_alone(place: &TestDirectory) {
     close(file).await;
 }
 
+// proves: P46
 pub(super) async fn a_write_clears_set_id_bits(place: &TestDirectory) {
     let (entry, file) = place.file("tool").await;
     let set = SetAttr { mode: Some(0o6777), ..SetAttr::default() };

@@ -12,6 +12,7 @@ fn range(flags: i32, at: u64, len_bytes: u64) -> Allocate {
     Allocate { flags, at, len_bytes }
 }
 
+// proves: P21
 pub(super) async fn reads_are_short_only_at_the_end(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     let bytes: Vec<u8> = (0..200_000u32).map(|at| (at % 253) as u8).collect();
@@ -29,6 +30,7 @@ pub(super) async fn reads_are_short_only_at_the_end(place: &TestDirectory) {
     close(file).await;
 }
 
+// proves: P19
 pub(super) async fn appends_of_two_open_files_do_not_mix(place: &TestDirectory) {
     let (entry, first) = place.file("log").await;
     let how = OpenHow::new(libc::O_WRONLY | libc::O_APPEND);
@@ -50,6 +52,7 @@ pub(super) async fn appends_of_two_open_files_do_not_mix(place: &TestDirectory) 
     }
 }
 
+// proves: P27
 pub(super) async fn a_deleted_file_lives_while_it_is_open(place: &TestDirectory) {
     let (entry, file) = place.file("doomed").await;
     write(&file, 0, b"before").await;
@@ -72,6 +75,7 @@ pub(super) async fn a_deleted_file_lives_while_it_is_open(place: &TestDirectory)
     }
 }
 
+// proves: P50
 pub(super) async fn rights_are_those_of_the_open(place: &TestDirectory) {
     let (entry, file) = place.file("file").await;
     close(file).await;
@@ -96,6 +100,7 @@ pub(super) async fn rights_are_those_of_the_open(place: &TestDirectory) {
     close(writer).await;
 }
 
+// proves: P23
 pub(super) async fn holes_and_data_are_told_apart(place: &TestDirectory) {
     let (_, file) = place.file("sparse").await;
     write(&file, 1 << 20, &[1; 65_536]).await;
@@ -110,6 +115,7 @@ pub(super) async fn holes_and_data_are_told_apart(place: &TestDirectory) {
     close(file).await;
 }
 
+// proves: P23
 pub(super) async fn space_is_given_and_punched(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     let (cx, keep) = (user(0), libc::FALLOC_FL_KEEP_SIZE);
@@ -127,6 +133,7 @@ pub(super) async fn space_is_given_and_punched(place: &TestDirectory) {
     close(file).await;
 }
 
+// proves: P23
 pub(super) async fn zeroed_ranges_read_as_zeros(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     write(&file, 0, &[9; 20_000]).await;
@@ -142,6 +149,7 @@ pub(super) async fn zeroed_ranges_read_as_zeros(place: &TestDirectory) {
     close(file).await;
 }
 
+// proves: P23
 pub(super) async fn ranges_are_cut_out_and_put_in(place: &TestDirectory) {
     let (_, file) = place.file("file").await;
     let block = u64::from(file.getattr(&user(0)).await.unwrap().block_bytes).max(4096);
@@ -159,6 +167,7 @@ pub(super) async fn ranges_are_cut_out_and_put_in(place: &TestDirectory) {
     close(file).await;
 }
 
+// proves: P24
 pub(super) async fn ranges_are_copied(place: &TestDirectory) {
     let (_, from) = place.file("from").await;
     let (_, to) = place.file("to").await;

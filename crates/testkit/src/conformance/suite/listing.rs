@@ -41,6 +41,7 @@ async fn list(dir: &Arc<dyn OpenFile>, mut cookie: u64, plus: bool) -> Vec<(Vec<
     panic!("the listing does not come to an end");
 }
 
+// proves: P37
 pub(super) async fn a_listing_is_whole_and_goes_on_from_any_cookie(place: &TestDirectory) {
     let want = fill(place).await;
     let dir = place.client(1).open(&user(0), place.dir, OpenHow::DIRECTORY).await.unwrap();
@@ -57,6 +58,7 @@ pub(super) async fn a_listing_is_whole_and_goes_on_from_any_cookie(place: &TestD
     close(dir).await;
 }
 
+// proves: P37
 pub(super) async fn a_listing_survives_changes(place: &TestDirectory) {
     let want = fill(place).await;
     let dir = place.fs().open(&user(0), place.dir, OpenHow::DIRECTORY).await.unwrap();

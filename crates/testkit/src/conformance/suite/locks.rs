@@ -39,6 +39,7 @@ async fn opened_twice(place: &TestDirectory) -> [Arc<dyn OpenFile>; 2] {
     [first, second]
 }
 
+// proves: P53
 pub(super) async fn exclusive_locks_exclude(place: &TestDirectory) {
     let [one, other] = opened_twice(place).await;
     for (mine, yours) in [
@@ -61,6 +62,7 @@ pub(super) async fn exclusive_locks_exclude(place: &TestDirectory) {
     close(other).await;
 }
 
+// proves: P53
 pub(super) async fn ranges_are_locked_apart(place: &TestDirectory) {
     let [one, other] = opened_twice(place).await;
     one.lock(&on(1), posix(LockKind::Exclusive, (0, 99), 1), false).await.unwrap();

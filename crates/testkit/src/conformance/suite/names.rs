@@ -6,6 +6,7 @@ use super::place::{TestDirectory, close, errno, name, read, user, write};
 
 const EXCLUSIVE: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
+// proves: P30
 pub(super) async fn exclusive_create_has_one_winner(place: &TestDirectory) {
     let (entry, file) =
         place.client(0).create(&user(0), place.dir, &name("one"), EXCLUSIVE).await.unwrap();
@@ -35,6 +36,7 @@ pub(super) async fn create_opens_what_is_there_unless_exclusive(place: &TestDire
     close(file).await;
 }
 
+// proves: P30
 pub(super) async fn the_mode_does_not_limit_the_first_open(place: &TestDirectory) {
     let how = CreateHow { mode: 0o444, ..EXCLUSIVE };
     let (entry, file) =
@@ -84,6 +86,7 @@ pub(super) async fn a_parent_is_found_and_the_root_is_its_own(place: &TestDirect
     assert_eq!(fs.parent(&cx, root).await.unwrap().id, root);
 }
 
+// proves: P31
 pub(super) async fn rename_replaces_keeps_back_and_exchanges(place: &TestDirectory) {
     let (fs, cx, dir) = (place.client(1), user(0), place.dir);
     let (a, b) = (name("a"), name("b"));
@@ -116,6 +119,7 @@ pub(super) async fn a_directory_does_not_go_into_itself(place: &TestDirectory) {
     assert_eq!(errno(result), Some(Errno::ENOTEMPTY));
 }
 
+// proves: P35
 pub(super) async fn links_count_and_outlive_each_other(place: &TestDirectory) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let (entry, file) = place.file("first").await;
@@ -133,6 +137,7 @@ pub(super) async fn links_count_and_outlive_each_other(place: &TestDirectory) {
     close(file).await;
 }
 
+// proves: P35
 pub(super) async fn an_unnamed_file_gets_its_first_name(place: &TestDirectory) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let how = CreateHow { exclusive: false, ..EXCLUSIVE };
@@ -151,6 +156,7 @@ pub(super) async fn an_unnamed_file_gets_its_first_name(place: &TestDirectory) {
     close(file).await;
 }
 
+// proves: P38
 pub(super) async fn ids_survive_rename_and_die_with_the_file(place: &TestDirectory) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let (entry, file) = place.file("before").await;

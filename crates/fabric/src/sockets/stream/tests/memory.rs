@@ -22,6 +22,7 @@ fn lent(bytes: &'static mut [u8]) -> (Buf, Arc<std::sync::atomic::AtomicBool>) {
 
 /// Of a process that was killed while the other end does not read: what it wrote would
 /// keep it from ending.
+// proves: P67
 #[test]
 fn what_a_sender_needs_again_is_copied_and_arrives_whole() {
     Executor::new(DriverKind::Epoll).unwrap().block_on(async {
@@ -126,6 +127,7 @@ fn what_nobody_waits_for_any_more_goes_nowhere() {
 }
 
 /// A front end answers a write once nobody has its data any more.
+// proves: P67
 #[test]
 fn a_broken_connection_holds_nothing_that_was_sent_on_it() {
     Executor::new(DriverKind::Epoll).unwrap().block_on(async {

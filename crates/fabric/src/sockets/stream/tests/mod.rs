@@ -127,6 +127,7 @@ impl Sink for Slow {
 }
 
 /// Whatever had arrived of one connection was worked off before anybody else had a turn.
+// proves: P132
 #[test]
 fn one_connection_leaves_others_their_turn() {
     const FRAMES: usize = 20;
@@ -150,6 +151,7 @@ fn one_connection_leaves_others_their_turn() {
 }
 
 /// Who did not read what it was told had the sender keep all of it.
+// proves: P8
 #[test]
 fn notices_that_wait_are_bounded_and_do_not_count_as_queued() {
     Executor::new(DriverKind::Epoll).unwrap().block_on(async {

@@ -4,6 +4,7 @@ fn record(id: u64) -> SessionRecord {
     SessionRecord { id, secret: [7; 16], node: 3, export: "data".into(), host: "node1".into() }
 }
 
+// proves: P88
 #[test]
 fn what_was_noted_is_there_in_the_next_life() {
     let dir = tempfile::tempdir().unwrap();
@@ -63,6 +64,7 @@ fn slots_that_were_never_used_are_not_looked_at() {
     assert_eq!(next.records().len(), 4);
 }
 
+// proves: P138
 #[test]
 fn a_session_of_a_newer_version_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -77,6 +79,7 @@ fn a_session_of_a_newer_version_is_left_alone() {
 }
 
 /// Without blocks of its own the file would end the process when the disk is full.
+// proves: P134
 #[test]
 fn a_session_has_its_blocks_from_the_beginning() {
     use std::os::unix::fs::MetadataExt;
@@ -89,6 +92,7 @@ fn a_session_has_its_blocks_from_the_beginning() {
 }
 
 /// Whatever a disk has made of a file, loading it and using it is no crash.
+// proves: P138
 #[test]
 fn damaged_files_are_no_crash() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,6 +128,7 @@ fn damaged_files_are_no_crash() {
     }
 }
 
+// proves: P88
 #[test]
 fn garbage_in_the_directory_is_no_session() {
     let dir = tempfile::tempdir().unwrap();

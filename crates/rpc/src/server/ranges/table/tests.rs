@@ -149,6 +149,7 @@ fn a_change_cut_short_keeps_its_range_and_readers_out() {
 }
 
 /// Who waits takes no further number when it begins, and may be over by the second look.
+// proves: P17
 #[test]
 fn there_is_no_version_while_somebody_waits_to_change_it() {
     simulate(async {
@@ -227,6 +228,7 @@ fn a_sync_is_woken_when_what_it_waits_for_is_over() {
 }
 
 /// A sync of a file waited as long as there was always some write to it under way.
+// proves: P26
 #[test]
 fn whoever_wants_all_of_a_file_is_not_passed_by_those_that_come_later() {
     let table = Arc::new(RangeTable::default());
